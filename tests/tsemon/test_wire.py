@@ -1,0 +1,54 @@
+import base64
+import json
+import math
+import struct
+
+import pytest
+
+from tsemon.wire import Alert, Array, Frame, frames_to_body
+
+
+class TestArray:
+    def test_packs_little_endian_float32(self):
+        assert Array.of([1.0, -2.5]).data == struct.pack("<2f", 1.0, -2.5)
+
+    def test_keeps_nan_and_infinities(self):
+        kept = Array.of([math.nan, math.inf, -math.inf]).tolist()
+        assert math.isnan(kept[0])
+        assert kept[1:] == [math.inf, -math.inf]
+
+    def test_refuses_a_shape_of_another_size(self):
+        with pytest.raises(ValueError, match=r"shape \(2, 2\) holds 4 values, got 3"):
+            Array.of([1, 2, 3], (2, 2))
+
+
+class TestFrame:
+    frame = Frame(
+        seq=17,
+        step=800,
+        time=1732100000.25,
+        scalars={"loss": 2.31, "bad": math.nan, "worse": -math.inf},
+        layers={"token_similarity": Array.of([0.5, 0.75])},
+        heads={"attention_entropy": Array.of([0.1, 0.2], (1, 2))},
+    )
+
+    def test_reads_as_the_wire_format_says(self):
+        obj = json.loads(self.frame.to_json())
+        assert (obj["seq"], obj["step"], obj["time"]) == (17, 800, 1732100000.25)
+        assert obj["scalars"] == {"loss": 2.31, "bad": None, "worse": "-Infinity"}
+        assert obj["layers"]["token_similarity"]["shape"] == [2]
+        assert base64.b64decode(obj["layers"]["token_similarity"]["f32"]) == struct.pack("<2f", 0.5, 0.75)
+        assert obj["heads"]["attention_entropy"]["shape"] == [1, 2]
+
+    def test_is_strict_json_even_with_nan(self):
+        json.loads(self.frame.to_json(), parse_constant=lambda literal: pytest.fail(f"found {literal}"))
+
+    def test_goes_into_a_body_unchanged(self):
+        body = json.loads(frames_to_body('rank"0', 2, [self.frame.to_json()] * 2))
+        assert body == {"writer": 'rank"0', "attempt": 2, "frames": [json.loads(self.frame.to_json())] * 2}
+
+
+class TestAlert:
+    def test_ignores_keys_of_a_newer_service(self):
+        known = dict.fromkeys(Alert.__slots__, None)
+        assert Alert.from_json(known | {"rule": "tse", "something_new": 1}).rule == "tse"

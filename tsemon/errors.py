@@ -1,0 +1,119 @@
+"""Every error that a caller of tsemon may want to handle.
+
+The text of an error says what was expected, what came, and what to do next. `code` is the word that the service puts on
+the wire, `status` the HTTP status that goes with it.
+"""
+
+from __future__ import annotations
+
+
+class TsemonError(Exception):
+    """Root of all errors that tsemon raises on purpose."""
+
+    code = "error"
+    status = 500
+
+
+class InvalidArgument(TsemonError, ValueError):
+    """An argument is of the wrong kind or out of its range."""
+
+    code = "invalid_argument"
+    status = 422
+
+
+class ShapeError(InvalidArgument):
+    """A tensor or array has other axes than the measure, or the run, needs."""
+
+    code = "wrong_shape"
+
+
+class InvalidFrame(InvalidArgument):
+    """A frame or a body of frames that the wire format does not allow."""
+
+    code = "invalid_frame"
+
+
+class InvalidRange(InvalidArgument):
+    """A range of steps that ends before it starts."""
+
+    code = "invalid_range"
+
+
+class NoBlocksFound(InvalidArgument):
+    """The model holds nothing that looks like a stack of transformer blocks."""
+
+    code = "no_blocks_found"
+
+
+class UnknownRun(TsemonError, LookupError):
+    """No run has this id."""
+
+    code = "unknown_run"
+    status = 404
+
+
+class UnknownAttempt(TsemonError, LookupError):
+    """The run has no attempt of this number."""
+
+    code = "unknown_attempt"
+    status = 404
+
+
+class UnknownMetric(TsemonError, LookupError):
+    """Neither the catalogue nor the run knows this metric."""
+
+    code = "unknown_metric"
+    status = 404
+
+
+class UnknownLayer(TsemonError, LookupError):
+    """The metric has no such layer, or no such head."""
+
+    code = "unknown_layer"
+    status = 404
+
+
+class UnknownAlert(TsemonError, LookupError):
+    """No alert has this id."""
+
+    code = "unknown_alert"
+    status = 404
+
+
+class BodyTooLarge(TsemonError):
+    """A request's body is over the service's limit."""
+
+    code = "body_too_large"
+    status = 413
+
+
+class UnsupportedEncoding(TsemonError):
+    """A request's body is compressed in a way that the service does not read."""
+
+    code = "unsupported_encoding"
+    status = 415
+
+
+class StoreError(TsemonError):
+    """The database cannot be opened, read or written."""
+
+    code = "store_unavailable"
+    status = 503
+
+
+class SpoolError(TsemonError, OSError):
+    """The spool folder cannot be made, read or written."""
+
+    code = "spool_unavailable"
+
+
+class ServerUnreachable(TsemonError, ConnectionError):
+    """No answer from the service; what is spooled is kept and sent again."""
+
+    code = "server_unreachable"
+
+
+class ServerRefused(TsemonError):
+    """The service answered, and will not take this request however often it is sent."""
+
+    code = "server_refused"

@@ -1,0 +1,128 @@
+"""What travels between a training process and the service: a frame, its arrays, and how they read as JSON.
+
+A frame is all that was measured at one optimizer step. Arrays travel as base64 of little-endian float32, because at 48
+layers x 20 metrics that is 4 times smaller and 20 times cheaper to read than lists of decimals. `docs/wire.md` is the
+description for people who write a client in another language.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+API = "/api/v1"
+"""The prefix of every REST route of this version."""
+
+MAX_BODY_BYTES = 16 * 2**20
+"""The largest body of frames that the service reads, and so the largest that a writer sends."""
+
+RunState = Literal["running", "finished", "failed"]
+AlertState = Literal["pending", "firing", "resolved"]
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """Float32 values in row-major order. NaN and the infinities are values like any other."""
+
+    shape: tuple[int, ...]
+    data: bytes
+    """The values, four bytes each, little-endian."""
+
+    @classmethod
+    def of(cls, values: Iterable[float], shape: Sequence[int] | None = None) -> Array:
+        """Pack `values`; one axis unless `shape` says otherwise."""
+        packed = array("f", values)
+        if sys.byteorder == "big":
+            packed.byteswap()
+        shape = (len(packed),) if shape is None else tuple(shape)
+        if math.prod(shape) != len(packed):
+            raise ValueError(f"shape {shape} holds {math.prod(shape)} values, got {len(packed)}")
+        return cls(shape, packed.tobytes())
+
+    def tolist(self) -> list[float]:
+        """All values in row-major order, flat."""
+        unpacked = array("f")
+        unpacked.frombytes(self.data)
+        if sys.byteorder == "big":
+            unpacked.byteswap()
+        return unpacked.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """All that one writer measured at one optimizer step. (run, attempt, writer, seq) is its identity."""
+
+    seq: int
+    """Position in the writer's stream, from 0, without gaps unless frames were dropped."""
+    step: int
+    """Optimizer steps done before the one that was measured: the first step of a run is 0."""
+    time: float
+    """When the frame was made, in seconds since 1970, UTC, by the writer's clock."""
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    layers: Mapping[str, Array] = field(default_factory=dict)
+    """Per metric one value per block, or depth + 1 for activations (entry 0 is the first block's input)."""
+    heads: Mapping[str, Array] = field(default_factory=dict)
+    """Per metric an array of shape (blocks, heads)."""
+
+    def to_json(self) -> str:
+        """The frame as one line of strict JSON (no NaN literal: see `number_to_json`)."""
+        return json.dumps(
+            {
+                "seq": self.seq,
+                "step": self.step,
+                "time": self.time,
+                "scalars": {name: number_to_json(value) for name, value in self.scalars.items()},
+                "layers": {name: array_to_json(values) for name, values in self.layers.items()},
+                "heads": {name: array_to_json(values) for name, values in self.heads.items()},
+            },
+            separators=(",", ":"),
+            allow_nan=False,
+        )
+
+
+def number_to_json(value: float) -> float | str | None:
+    """A float as strict JSON can carry it: NaN is null, the infinities are "Infinity" and "-Infinity"."""
+    if math.isfinite(value):
+        return value
+    return None if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def array_to_json(values: Array) -> dict[str, Any]:
+    return {"shape": list(values.shape), "f32": base64.b64encode(values.data).decode("ascii")}
+
+
+def frames_to_body(writer: str, attempt: int, frames: Iterable[str]) -> bytes:
+    """The body of `POST /runs/{id}/frames` for frames that are JSON already, as the spool keeps them."""
+    head = json.dumps({"writer": writer, "attempt": attempt}, separators=(",", ":"))
+    return f'{head[:-1]},"frames":[{",".join(frames)}]}}'.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """What a rule has to say about a run, as the service sends it."""
+
+    alert_id: str
+    rule: str
+    family: str
+    severity: Literal["info", "warning", "critical"]
+    state: AlertState
+    pending_step: int
+    firing_step: int | None
+    resolved_step: int | None
+    summary: str
+    """One sentence for people."""
+    evidence: Mapping[str, Any]
+    """The layers, values, fit and window of samples that the rule saw."""
+    advice: Mapping[str, str]
+    """What to try (`text`) and where that comes from (`source`)."""
+
+    @classmethod
+    def from_json(cls, obj: Mapping[str, Any]) -> Alert:
+        """Read one alert; keys that this version does not know are left out."""
+        return cls(**{name: obj[name] for name in cls.__slots__})
