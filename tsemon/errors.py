@@ -27,6 +27,12 @@ class ShapeError(InvalidArgument):
     code = "wrong_shape"
 
 
+class MissingPackage(TsemonError, ImportError):
+    """Something that tsemon does not need by itself, and this call does, is not installed."""
+
+    code = "missing_package"
+
+
 class InvalidFrame(InvalidArgument):
     """A frame or a body of frames that the wire format does not allow."""
 

@@ -1,0 +1,1 @@
+"""Data, settings and the training loop of the demo."""
