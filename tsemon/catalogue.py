@@ -96,8 +96,8 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric(
         name="nonfinite",
         axis="activation",
-        title="share of entries that are NaN or infinite",
-        equation="mean of [x is not finite]",
+        title="share of sequences that hold a NaN or an infinity",
+        equation="mean over samples of [X is not finite]",
         source="tsemon",
         low=0.0,
         high=1.0,
@@ -220,6 +220,14 @@ CATALOGUE: tuple[Metric, ...] = (
         source="tsemon",
         low=0.0,
         high=1.0,
+    ),
+    Metric(
+        name="contained_faults",
+        axis="run",
+        title="faults inside tsemon so far",
+        equation="number of exceptions caught",
+        source="tsemon",
+        low=0.0,
     ),
 )
 
