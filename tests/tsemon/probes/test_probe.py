@@ -1,0 +1,323 @@
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests import zoo
+from tsemon.catalogue import CATALOGUE
+from tsemon.probes import Probe, find_blocks
+
+ALL = {metric.name for metric in CATALOGUE}
+
+
+def raise_fault(error):
+    raise error
+
+
+def probe_of(model, optimizer=None, measures=ALL, on_fault=raise_fault):
+    return Probe(model, optimizer, find_blocks(model), measures, on_fault)
+
+
+def num_hooks(model):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def reading_of(model, forward, optimizer=None, **kwargs):
+    probe = probe_of(model, optimizer, **kwargs)
+    probe.arm()
+    output = forward()
+    if optimizer is not None:
+        output.float().square().mean().backward()
+        optimizer.step()
+    reading = probe.collect()
+    probe.disarm()
+    return reading, probe
+
+
+def hidden_states(model, forward):
+    """Entry 0 and the output of every block, as float64 (B, T, D), by the plainest of hooks."""
+    blocks, seen = find_blocks(model), []
+    handles = [
+        blocks[0].module.register_forward_pre_hook(
+            lambda _, args, kwargs: seen.append((*args, *kwargs.values())[0]), with_kwargs=True
+        )
+    ]
+    for block in blocks:
+        if block.deescalation is None:
+            handles.append(block.module.register_forward_hook(lambda _, args, output: seen.append(output)))
+        else:
+            handles.append(block.deescalation.register_forward_pre_hook(lambda _, args: seen.append(args[0])))
+    forward()
+    for handle in handles:
+        handle.remove()
+    states = [x[0] if isinstance(x, tuple) else x for x in seen]
+    return [(x.transpose(0, 1) if blocks[0].tokens_first else x).detach().double() for x in states]
+
+
+class TestActivations:
+    def test_equal_their_definitions_written_out_in_float64(self, any_model):
+        model, forward = any_model
+        model.eval()  # no dropout, so that two passes see the same states
+        reading, _ = reading_of(model, forward)
+        for entry, x_BTD in enumerate(hidden_states(model, forward)):
+            tokens = x_BTD.shape[1]
+            projector = torch.full((tokens, tokens), 1 / tokens, dtype=torch.float64)
+            share = [(torch.linalg.norm(projector @ x) / torch.linalg.norm(x)) ** 2 for x in x_BTD]
+            centred = x_BTD - x_BTD.mean(dim=(0, 1))
+            centred_share = [(torch.linalg.norm(projector @ x) / torch.linalg.norm(x)) ** 2 for x in centred]
+            unit = F.normalize(x_BTD, dim=-1)
+            cosines = [(u @ u.T)[~torch.eye(tokens, dtype=torch.bool)].mean() for u in unit]
+            expected = {
+                "token_similarity": torch.stack(share).mean(),
+                "token_diversity": 1 - torch.stack(share).mean(),
+                "centred_token_similarity": torch.stack(centred_share).mean(),
+                "cosine_similarity": torch.stack(cosines).mean(),
+                "hidden_rms": x_BTD.square().mean().sqrt(),
+                "nonfinite": torch.tensor(0.0),
+            }
+            for name, value in expected.items():
+                got = reading.layers[name][entry].double()
+                torch.testing.assert_close(
+                    got, value.double(), rtol=1e-4, atol=1e-6, msg=f"{name}[{entry}]: {got}, {value}"
+                )
+
+    def test_keep_float32_under_autocast(self):
+        torch.manual_seed(0)
+        model, forward = zoo.bert()
+        model.eval()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            reading, _ = reading_of(model, forward)
+            x_BTD = hidden_states(model, forward)[-1]
+        unit = F.normalize(x_BTD, dim=-1)
+        cosines = torch.stack([(u @ u.T)[~torch.eye(12, dtype=torch.bool)].mean() for u in unit])
+        torch.testing.assert_close(
+            reading.layers["cosine_similarity"][-1].double(), cosines.mean(), rtol=1e-5, atol=1e-6
+        )
+
+    def test_leave_padding_out(self):
+        torch.manual_seed(0)
+        model, _ = zoo.llama()
+        ids, keep = zoo.ids(batch=2), 7
+        mask = torch.ones_like(ids)
+        mask[:, keep:] = 0
+        padded, _ = reading_of(model, lambda: model(ids, attention_mask=mask).logits)
+        short, _ = reading_of(model, lambda: model(ids[:, :keep]).logits)
+        for name in ("token_similarity", "token_diversity", "cosine_similarity", "hidden_rms"):
+            torch.testing.assert_close(padded.layers[name], short.layers[name], rtol=1e-4, atol=1e-6)
+
+    def test_see_only_the_first_of_several_micro_batches(self):
+        torch.manual_seed(0)
+        model, _ = zoo.gpt2()
+        model.eval()
+        one, _ = reading_of(model, lambda: model(zoo.ids()).logits)
+        several, _ = reading_of(model, lambda: (model(zoo.ids()), model(zoo.ids().flip(0).flip(1)))[0].logits)
+        assert several.layers["token_similarity"].tolist() == one.layers["token_similarity"].tolist()
+
+    def test_tell_how_many_sequences_are_not_finite(self):
+        model, _ = zoo.torch_encoder()
+        x_TBD = torch.randn(12, 4, 32)
+        x_TBD[3, 1, 5] = math.nan
+        reading, _ = reading_of(model, lambda: model(x_TBD))
+        assert reading.layers["nonfinite"].tolist() == [0.25] * 4
+        assert reading.layers["token_similarity"].isfinite().all(), "the three healthy sequences still have a mean"
+
+    def test_are_taken_before_and_after_deescalation(self):
+        torch.manual_seed(0)
+        from tsemon.models import VisionTransformer
+
+        model = VisionTransformer(
+            image_size=16, patch=4, channels=1, num_classes=10, depth=3, width=32, heads=4, ffn=64, tau=1.0
+        )
+        reading, _ = reading_of(model, lambda: model(torch.randn(4, 1, 16, 16)))
+        assert (reading.layers["token_similarity"][1:] > 1e-3).all()
+        assert (reading.layers["deescalated_token_similarity"] < 1e-10).all()
+
+
+class TestAttentionEntropy:
+    @pytest.mark.parametrize("make", [zoo.bert, zoo.gpt2, zoo.llama, zoo.vit], ids=lambda make: make.__name__)
+    def test_equals_that_of_the_weights_that_the_model_returns(self, make):
+        torch.manual_seed(0)
+        model, _ = make(attn_implementation="eager")
+        model.eval()
+        inputs = torch.randn(4, 3, 16, 16) if make is zoo.vit else zoo.ids()
+        weights = torch.stack(model(inputs, output_attentions=True).attentions).detach().double()
+        entropy_LBHT = torch.special.entr(weights).sum(-1)
+        visible_T = (weights[0, 0, 0] > 0).sum(-1)
+        ratio = (entropy_LBHT / visible_T.double().log())[..., visible_T > 1]
+        expected_LH = ratio.mean(dim=(1, 3))
+
+        eager, _ = reading_of(model, lambda: model(inputs))
+        model.set_attn_implementation("sdpa")
+        sdpa, _ = reading_of(model, lambda: model(inputs))
+        for reading in (eager, sdpa):
+            torch.testing.assert_close(reading.heads["attention_entropy"].double(), expected_LH, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                reading.layers["attention_entropy_min"].double(), expected_LH.amin(-1), rtol=1e-4, atol=1e-5
+            )
+
+    @pytest.mark.parametrize("need_weights", [False, True])
+    def test_is_seen_inside_multihead_attention(self, need_weights):
+        torch.manual_seed(0)
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.attn = nn.MultiheadAttention(16, 2, batch_first=True)
+
+            def forward(self, x):
+                return x + self.attn(x, x, x, need_weights=need_weights)[0]
+
+        model, x = nn.Sequential(Block(), Block()), torch.randn(3, 10, 16)
+        reading, probe = reading_of(model, lambda: model(x))
+        _, weights = model[0].attn(x, x, x, average_attn_weights=False)
+        expected = torch.special.entr(weights).sum(-1).mean(dim=(0, 2)) / math.log(10)
+        torch.testing.assert_close(reading.heads["attention_entropy"][0], expected, rtol=1e-4, atol=1e-5)
+        assert not probe.not_measured.keys() & {"attention_entropy"}
+
+    def test_leaves_pytorch_as_it_was_when_the_model_raises(self):
+        class Broken(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.attn = nn.MultiheadAttention(16, 2, batch_first=True)
+
+            def forward(self, x):
+                return self.attn(x, x, x[:, :3])[0]
+
+        original = F.scaled_dot_product_attention
+        model = nn.Sequential(Broken())
+        probe = probe_of(model)
+        probe.arm()
+        with pytest.raises((RuntimeError, AssertionError)):
+            model(torch.randn(2, 5, 16))
+        probe.disarm()
+        assert F.scaled_dot_product_attention is original
+        assert torch.overrides._get_current_function_mode_stack() == []
+
+
+class TestParameters:
+    @pytest.mark.parametrize(
+        "make_optimizer",
+        [
+            lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
+            lambda p: torch.optim.AdamW(p, lr=1e-2, amsgrad=True),
+            lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True),
+            lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
+            lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=0.1),
+            lambda p: torch.optim.SGD(p, lr=1e-1, momentum=0.9, nesterov=True, weight_decay=0.1),
+            lambda p: torch.optim.RMSprop(p, lr=1e-3),
+        ],
+        ids=["adamw", "adamw-amsgrad", "adamw-foreach", "adamw-fused", "adam", "sgd", "rmsprop"],
+    )
+    def test_updates_equal_the_difference_of_the_parameters(self, make_optimizer):
+        torch.manual_seed(0)
+        model, forward = zoo.gpt2()
+        optimizer = make_optimizer(model.parameters())
+        for _ in range(3):  # so that the moments are not those of a first step
+            forward().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        before = {name: p.detach().double().clone() for name, p in model.named_parameters()}
+        reading, _ = reading_of(model, forward, optimizer)
+        for layer, block in enumerate(find_blocks(model)):
+            names = [f"{block.name}.{name}" for name, _ in block.module.named_parameters()]
+            old = torch.cat([before[name].flatten() for name in names])
+            new = torch.cat([model.get_parameter(name).detach().double().flatten() for name in names])
+            gradient = torch.cat([model.get_parameter(name).grad.double().flatten() for name in names])
+            expected = {
+                "param_norm": new.norm(),
+                "grad_norm": gradient.norm(),
+                "update_norm": (new - old).norm(),
+                "update_ratio": (new - old).norm() / old.norm(),
+                "update_alignment": F.cosine_similarity(new - old, old, dim=0),
+            }
+            for name, value in expected.items():
+                torch.testing.assert_close(reading.layers[name][layer].double(), value, rtol=1e-3, atol=1e-5, msg=name)
+
+    def test_totals_leave_embeddings_out_and_count_tied_weights_once(self):
+        model, forward = zoo.gpt2()
+        reading, _ = reading_of(model, forward)
+        counted = [p for name, p in model.named_parameters() if "wte" not in name and "wpe" not in name]
+        expected = torch.cat([p.detach().flatten() for p in counted]).norm()
+        torch.testing.assert_close(reading.scalars["total_param_norm"], expected, rtol=1e-5, atol=0)
+
+    def test_the_learning_rate_is_the_one_that_was_used(self):
+        model, forward = zoo.torch_encoder()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        probe = probe_of(model, optimizer)
+        probe.arm()
+        forward().sum().backward()
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.1  # as a schedule does
+        assert probe.collect().scalars["learning_rate"] == 0.5
+
+    def test_gradients_are_seen_although_the_loop_clears_them(self):
+        model, forward = zoo.torch_encoder()
+        optimizer = torch.optim.AdamW(model.parameters())
+        probe = probe_of(model, optimizer)
+        probe.arm()
+        forward().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert (probe.collect().layers["grad_norm"] > 0).all()
+
+
+class TestNotMeasured:
+    def test_says_that_updates_need_an_optimizer(self):
+        _, probe = reading_of(*zoo.torch_encoder())
+        assert probe.not_measured["update_norm"] == "no optimizer was given to attach()"
+
+    def test_says_that_the_hooks_of_a_compiled_model_did_not_fire(self):
+        model, _ = zoo.torch_encoder()
+        compiled = torch.compile(model, backend="eager")
+        x_TBD = torch.randn(12, 4, 32)
+        compiled(x_TBD).sum().backward()
+        reading, probe = reading_of(model, lambda: compiled(x_TBD))
+        assert "token_similarity" not in reading.layers
+        assert "did not fire" in probe.not_measured["token_similarity"]
+
+    def test_only_what_was_asked_for_is_measured(self):
+        model, forward = zoo.torch_encoder()
+        reading, probe = reading_of(model, forward, measures={"token_similarity"})
+        assert (set(reading.layers), set(reading.heads), set(reading.scalars)) == ({"token_similarity"}, set(), set())
+        assert probe.not_measured == {}
+
+
+class TestAGuest:
+    def test_leaves_no_hook(self, any_model):
+        model, forward = any_model
+        optimizer = torch.optim.AdamW(model.parameters())
+        before = num_hooks(model)
+        reading_of(model, forward, optimizer)
+        assert num_hooks(model) == before
+        assert not optimizer._optimizer_step_pre_hooks
+        assert not optimizer._optimizer_step_post_hooks
+
+    def test_contains_a_fault_and_measures_the_rest(self, monkeypatch):
+        model, forward = zoo.torch_encoder()
+        faults = []
+        monkeypatch.setattr("tsemon.probes.attention.normalized_row_entropy", lambda *_: 1 / 0)
+        reading, _ = reading_of(model, forward, on_fault=faults.append)
+        assert {type(fault) for fault in faults} == {ZeroDivisionError}
+        assert reading.layers["token_similarity"].isfinite().all()
+
+    def test_does_not_come_along_when_the_model_is_copied_or_pickled(self):
+        model, _ = zoo.torch_encoder()
+        probe = probe_of(model)
+        probe.arm()
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            twin(torch.randn(12, 4, 32))
+        assert "token_similarity" not in probe.collect().layers
+
+    def test_reads_nothing_back_from_the_device(self):
+        """On `meta` nothing has a value, so whatever would wait for the device raises."""
+        model = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, device="meta"), 3, enable_nested_tensor=False
+        )
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        reading, _ = reading_of(model, lambda: model(torch.empty(4, 12, 32, device="meta")), optimizer)
+        assert reading.layers["token_similarity"].device.type == "meta"
+        assert {"update_norm", "attention_entropy"} <= set(reading.layers)

@@ -1,0 +1,73 @@
+"""Small models of every kind that tsemon finds its way in, with an input for each. Random weights, no downloads."""
+
+import torch
+from torch import nn
+
+SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 64}
+
+
+def ids(batch=4, tokens=12):
+    return torch.randint(3, 100, (batch, tokens), generator=torch.Generator().manual_seed(1))
+
+
+def bert(**kwargs):
+    from transformers import BertConfig, BertForMaskedLM
+
+    model = BertForMaskedLM(BertConfig(vocab_size=100, **SIZES, **kwargs))
+    return model, lambda: model(ids()).logits
+
+
+def gpt2(**kwargs):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=100, n_embd=32, n_head=4, n_layer=3, bos_token_id=0, eos_token_id=1, **kwargs)
+    model = GPT2LMHeadModel(config)
+    return model, lambda: model(ids()).logits
+
+
+def llama(**kwargs):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=100, num_key_value_heads=2, **SIZES, **kwargs))
+    return model, lambda: model(ids()).logits
+
+
+def vit(**kwargs):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    model = ViTForImageClassification(ViTConfig(image_size=16, patch_size=4, **SIZES, **kwargs))
+    pixels = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    return model, lambda: model(pixels).logits
+
+
+def torch_encoder():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64), 3, enable_nested_tensor=False)
+    x_TBD = torch.randn(12, 4, 32, generator=torch.Generator().manual_seed(1))
+    return model, lambda: model(x_TBD)
+
+
+def torch_decoder():
+    model = nn.TransformerDecoder(nn.TransformerDecoderLayer(32, 4, 64, batch_first=True), 3)
+    x_BTD = torch.randn(4, 12, 32, generator=torch.Generator().manual_seed(1))
+    mask = nn.Transformer.generate_square_subsequent_mask(12)
+    return model, lambda: model(x_BTD, x_BTD.flip(1), tgt_mask=mask, tgt_is_causal=True)
+
+
+def our_vision_transformer():
+    from tsemon.models import VisionTransformer
+
+    model = VisionTransformer(
+        image_size=16, patch=4, channels=1, num_classes=10, depth=3, width=32, heads=4, ffn=64, tau=None
+    )
+    x = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+    return model, lambda: model(x)
+
+
+def our_language_model():
+    from tsemon.models import CausalLanguageModel
+
+    model = CausalLanguageModel(vocab=100, context=16, depth=3, width=32, heads=4, ffn=64, tau=0.5)
+    return model, lambda: model(ids())
+
+
+MODELS = (bert, gpt2, llama, vit, torch_encoder, torch_decoder, our_vision_transformer, our_language_model)

@@ -1,0 +1,132 @@
+"""Find the transformer blocks of a model, and in each its self-attention, without being told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from tsemon.errors import InvalidArgument, NoBlocksFound
+
+ATTENTION_NAME = re.compile(r"attn|attention", re.IGNORECASE)
+# What is named after attention, but is not the self-attention: its norms and dropouts, and attention to an encoder.
+NOT_ATTENTION = re.compile(r"norm|ln|drop|cross|encdec|multihead_attn", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One transformer block, and the places in it where a probe can listen."""
+
+    name: str
+    module: nn.Module
+    attention: nn.Module | None
+    deescalation: nn.Module | None
+    """The step that removes the mean token at the block's end, where the block has one: its input is the state that
+    the block computed, its output is what the next block sees."""
+    tokens_first: bool
+    """Whether hidden states are (tokens, batch, width), as in `torch.nn` modules with `batch_first=False`."""
+
+
+def find_blocks(
+    model: nn.Module,
+    blocks: Sequence[nn.Module | str] | None = None,
+    attention: Sequence[nn.Module | str] | None = None,
+) -> list[Block]:
+    """The model's blocks in depth order.
+
+    A stack is a `ModuleList` or `Sequential` whose children are of one class and each hold a self-attention; several
+    stacks (an encoder and a decoder) follow each other. `blocks` and `attention` name modules instead, by dotted name or
+    as modules, for models where that does not hold. Raises NoBlocksFound, or InvalidArgument for a name that is not in
+    the model.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    if blocks is not None:
+        found = [_resolve(model, names, entry) for entry in blocks]
+    else:
+        found = [child for stack in _stacks(model) for child in stack.children()]
+    if not found:
+        raise NoBlocksFound(_describe_candidates(model))
+    if attention is None:
+        attentions = [_self_attention(block) for block in found]
+    elif len(attention) == len(found):
+        attentions = [_resolve(model, names, entry) for entry in attention]
+    else:
+        raise InvalidArgument(
+            f"attention= needs one module per block: there are {len(found)} blocks, got {len(attention)} attentions"
+        )
+    return [
+        Block(names[id(module)], module, attended, _deescalation(module), _has_tokens_first(module))
+        for module, attended in zip(found, attentions, strict=True)
+    ]
+
+
+def _stacks(module: nn.Module) -> Iterator[nn.Module]:
+    """Outermost stacks first to last in the order of registration; nothing inside a stack counts again."""
+    if _is_stack(module):
+        yield module
+    else:
+        for child in module.children():
+            yield from _stacks(child)
+
+
+def _is_stack(module: nn.Module) -> bool:
+    children = list(module.children())
+    return (
+        isinstance(module, nn.ModuleList | nn.Sequential)
+        and len({type(child) for child in children}) == 1
+        and all(_self_attention(child) is not None for child in children)
+    )
+
+
+def _self_attention(block: nn.Module) -> nn.Module | None:
+    """The shallowest submodule that is called attention, by its class or by its place."""
+    candidates = [
+        (name.count("."), module)
+        for name, module in block.named_modules()
+        if name and _is_called_attention(name.rpartition(".")[2], module)
+    ]
+    return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
+
+
+def _is_called_attention(name: str, module: nn.Module) -> bool:
+    if isinstance(module, nn.ModuleList | nn.Linear) or NOT_ATTENTION.search(name):
+        return False
+    class_name = type(module).__name__
+    return bool(ATTENTION_NAME.search(name) or ATTENTION_NAME.search(class_name)) and not NOT_ATTENTION.search(
+        class_name
+    )
+
+
+def _deescalation(block: nn.Module) -> nn.Module | None:
+    return next((module for module in block.modules() if type(module).__name__ == "DeEscalation"), None)
+
+
+def _has_tokens_first(block: nn.Module) -> bool:
+    return any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in block.modules())
+
+
+def _resolve(model: nn.Module, names: dict[int, str], entry: nn.Module | str) -> nn.Module:
+    if isinstance(entry, nn.Module):
+        if id(entry) not in names:
+            raise InvalidArgument(f"the {type(entry).__name__} given is not a part of the model")
+        return entry
+    try:
+        return model.get_submodule(entry)
+    except AttributeError as error:
+        raise InvalidArgument(f"the model has no module named {entry!r}: {error}") from error
+
+
+def _describe_candidates(model: nn.Module) -> str:
+    lists = [f"{name} ({_kinds(m)})" for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m)]
+    nearest = f"the lists of modules in it are {', '.join(lists)}" if lists else "it holds no list of modules"
+    return (
+        f"found no transformer blocks in {type(model).__name__}: expected a ModuleList or Sequential whose modules are of "
+        f"one class and each hold a self-attention; {nearest}. Name the blocks: attach(..., blocks=['layers.0', ...])"
+    )
+
+
+def _kinds(modules: Iterable[nn.Module]) -> str:
+    kinds = [type(module).__name__ for module in modules]
+    return f"{len(kinds)} x {kinds[0]}" if len(set(kinds)) == 1 else ", ".join(kinds)
