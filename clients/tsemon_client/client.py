@@ -1,0 +1,155 @@
+"""The REST API of the service as Python calls. Answers are the JSON of `docs/rest-api.md`, read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from tsemon import errors
+from tsemon.wire import API, AlertState, RunState
+
+Json = dict[str, Any]
+
+ERRORS: dict[str, type[errors.TsemonError]] = {
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.TsemonError) and kind is not errors.TsemonError
+}
+
+
+class Client:
+    """One service. Raises what the service says as the class of that error, ServerUnreachable when it says nothing."""
+
+    def __init__(self, url: str, *, timeout_s: float = 10.0) -> None:
+        try:
+            self._http = httpx.Client(base_url=url.rstrip("/") + API, timeout=timeout_s)
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise errors.InvalidArgument(
+                f"the service's address looks like http://127.0.0.1:8731, got {url!r}"
+            ) from error
+
+    def runs(
+        self,
+        *,
+        project: str | None = None,
+        run: str | None = None,
+        state: RunState | None = None,
+        order: str = "-updated",
+    ) -> Iterator[Json]:
+        """All runs that match, the latest first unless `order` ("updated", "name", with "-" for descending) says else."""
+        return self._pages("/runs", "runs", project=project, run=run, state=state, order=order)
+
+    def find_run(self, run: str, project: str = "default") -> Json:
+        """The run of this name. Raises UnknownRun."""
+        for found in self.runs(project=project, run=run):
+            return found
+        raise errors.UnknownRun(f"the service has no run {run!r} in project {project!r}")
+
+    def run(self, run_id: str) -> Json:
+        """One run with its blocks, config, attempts, recorded metrics and latest scalars. Raises UnknownRun."""
+        return self._get(f"/runs/{run_id}")
+
+    def series(
+        self,
+        run_id: str,
+        metric: str,
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        points: int = 1000,
+        attempt: int | None = None,
+    ) -> Json:
+        """One metric over steps as min, mean and max per bucket. `layer=-1` is the last layer.
+
+        Raises UnknownRun, UnknownMetric, UnknownLayer, InvalidRange.
+        """
+        if layer is not None and layer < 0:
+            length = self.run(run_id)["metrics"]["layers"].get(metric)
+            if length is None:
+                raise errors.UnknownMetric(f"the run has recorded no layered metric {metric!r}")
+            layer += length
+        return self._get(
+            f"/runs/{run_id}/series",
+            metric=metric,
+            layer=layer,
+            head=head,
+            from_step=from_step,
+            to_step=to_step,
+            points=points,
+            attempt=attempt,
+        )
+
+    def heatmap(
+        self,
+        run_id: str,
+        metric: str,
+        *,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        columns: int = 200,
+        attempt: int | None = None,
+    ) -> Json:
+        """One metric over layers and steps. Raises UnknownRun, UnknownMetric, InvalidRange."""
+        return self._get(
+            f"/runs/{run_id}/heatmap",
+            metric=metric,
+            from_step=from_step,
+            to_step=to_step,
+            columns=columns,
+            attempt=attempt,
+        )
+
+    def alerts(
+        self,
+        *,
+        run_id: str | None = None,
+        state: AlertState | None = None,
+        rule: str | None = None,
+        since: str | None = None,
+    ) -> Iterator[Json]:
+        """Alerts, the newest first. `since` is an ISO time."""
+        return self._pages("/alerts", "alerts", run=run_id, state=state, rule=rule, since=since)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _pages(self, path: str, key: str, **query: Any) -> Iterator[Json]:
+        cursor: str | None = None
+        while True:
+            page = self._get(path, **query, cursor=cursor)
+            yield from page[key]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+
+    def _get(self, path: str, **query: Any) -> Json:
+        try:
+            response = self._http.get(path, params={name: value for name, value in query.items() if value is not None})
+        except httpx.TransportError as error:
+            raise errors.ServerUnreachable(
+                f"no answer from {self._http.base_url}: {error}; is `tsemon serve` running?"
+            ) from error
+        try:
+            answer: Json = response.json()
+        except ValueError as error:
+            raise errors.ServerUnreachable(
+                f"{self._http.base_url} answered {response.status_code} with no JSON; is it a tsemon service?"
+            ) from error
+        if response.is_success:
+            return answer
+        raise ERRORS.get(answer.get("error", ""), errors.ServerRefused)(
+            answer.get("detail", f"the service answered {response.status_code}")
+        )
