@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,9 @@ API = "/api/v1"
 
 MAX_BODY_BYTES = 16 * 2**20
 """The largest body of frames that the service reads, and so the largest that a writer sends."""
+
+NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,128}")
+"""What a run, a project or a tag may be called: anything on one line."""
 
 RunState = Literal["running", "finished", "failed"]
 AlertState = Literal["pending", "firing", "resolved"]
