@@ -88,7 +88,7 @@ def asset(request: Request, name: str) -> Response:
 def _serve(request: Request, name: str) -> Response:
     found = ASSETS.get(name)
     if found is None:
-        raise HTTPException(404, "the page has no such file; it starts at /")
+        raise HTTPException(404, "the page has no such file")
     headers = SAFETY_HEADERS | {"ETag": ETAGS[name], "Cache-Control": found.cache_control}
     if ETAGS[name] in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)

@@ -4,7 +4,6 @@ import { h, keyed } from "./dom.js";
 import { count, number } from "./format.js";
 
 const ORDER = { firing: 0, pending: 1, resolved: 2 };
-const MOST_ROWS = 12;
 
 export class Alerts {
   /** `onShow(alert)` when someone asks for an alert's place in the charts. */
@@ -39,7 +38,7 @@ export class Alerts {
       h("header", {}, h("span", { class: `pill ${alert.state}` }, alert.state), h("b", {}, alert.rule), h("span", { class: "quiet" }, alert.severity)),
       h("p", { class: "summary" }, alert.summary),
       h("p", { class: "quiet" }, stepsOf(alert)),
-      evidenceOf(alert.evidence),
+      evidenceOf(alert.evidence, alert.state === "firing"),
       alert.advice?.text
         ? h("div", { class: "advice" }, h("p", {}, alert.advice.text), alert.advice.source ? h("p", { class: "quiet" }, alert.advice.source) : null)
         : null,
@@ -55,36 +54,41 @@ function stepsOf({ pending_step, firing_step, resolved_step }) {
   return steps.join(", ");
 }
 
-/** Lists that go with `layers` as a table of rows, everything else as named values. */
-function evidenceOf(evidence) {
-  const entries = Object.entries(evidence ?? {}).filter(([, value]) => value !== null);
+/** What a rule saw: lists of records, or lists as long as `layers`, as tables; everything else by name. */
+function evidenceOf(evidence, isOpen) {
+  const entries = Object.entries(evidence ?? {}).filter(([, value]) => value !== null && value?.length !== 0);
   if (entries.length === 0) return null;
-  const { layers } = evidence;
-  const isColumn = ([, value]) => Array.isArray(layers) && Array.isArray(value) && value.length === layers.length && value.every((one) => typeof one !== "object" || one === null);
-  const columns = Array.isArray(layers) && layers.length ? entries.filter(isColumn) : [];
-  const rest = entries.filter((entry) => !columns.includes(entry));
-  return h("div", { class: "evidence" }, columns.length > 1 ? tableOf(columns) : listOf(columns), listOf(rest));
+  const isList = ([, value]) => Array.isArray(value) && value.every((one) => one === null || typeof one !== "object");
+  const columns = entries.filter((entry) => isList(entry) && entry[1].length === evidence.layers?.length);
+  const parallel = columns.length > 1 ? columns : [];
+  const rest = entries.filter((entry) => !parallel.includes(entry));
+  const tables = rest.filter(([, value]) => Array.isArray(value) && value.every(isRecord));
+  return h(
+    "details",
+    { class: "evidence", open: isOpen },
+    h("summary", {}, "What the rule saw"),
+    parallel.length ? tableOf("layers", parallel.map(([name]) => name), parallel[0][1].map((_, i) => parallel.map(([, values]) => values[i]))) : null,
+    tables.map(([name, records]) => tableOf(name, Object.keys(records[0]), records.map((record) => Object.values(record)))),
+    h("dl", {}, rest.filter((entry) => !tables.includes(entry)).map(([name, value]) => [h("dt", {}, name), h("dd", {}, textOf(value))])),
+  );
 }
 
-function tableOf(columns) {
-  const length = columns[0][1].length;
-  const shown = Math.min(length, MOST_ROWS);
-  const rows = Array.from({ length: shown }, (_, i) => h("tr", {}, columns.map(([, values]) => h("td", {}, number(values[i])))));
-  return [
-    h("table", {}, h("thead", {}, h("tr", {}, columns.map(([name]) => h("th", { scope: "col" }, wordOf(name))))), h("tbody", {}, rows)),
-    length > shown ? h("p", { class: "quiet" }, `and ${length - shown} more layers`) : null,
-  ];
-}
+const isRecord = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
-const wordOf = (name) => ({ layers: "layer", values: "value" })[name] ?? name;
-
-function listOf(entries) {
-  if (entries.length === 0) return null;
-  return h("dl", {}, entries.map(([name, value]) => [h("dt", {}, name), h("dd", {}, textOf(value))]));
+function tableOf(caption, names, rows) {
+  const cells = (row) => row.map((value) => h("td", {}, textOf(value)));
+  const head = h("tr", {}, names.map((name) => h("th", { scope: "col" }, name.replaceAll("_", " "))));
+  return h(
+    "div",
+    { class: "scroll", tabindex: "0" },
+    h("table", {}, h("caption", {}, caption), h("thead", {}, head), h("tbody", {}, rows.map((row) => h("tr", {}, cells(row))))),
+  );
 }
 
 function textOf(value) {
+  if (value === null) return "–";
+  if (typeof value === "boolean") return value ? "yes" : "no";
   if (Array.isArray(value)) return value.map(textOf).join(", ");
-  if (value !== null && typeof value === "object") return Object.entries(value).map(([name, one]) => `${name} ${textOf(one)}`).join(", ");
+  if (isRecord(value)) return Object.entries(value).map(([name, one]) => `${name} ${textOf(one)}`).join(", ");
   return number(value);
 }

@@ -8,7 +8,7 @@ export function number(value) {
   if (value === null || value === undefined) return "not finite";
   if (typeof value !== "number") return String(value);
   if (value === 0 || (Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5)) return String(Number(value.toPrecision(4)));
-  return value.toExponential(2).replace("e+", "e");
+  return Number(value.toPrecision(3)).toExponential().replace("e+", "e");
 }
 
 export const count = (value) => value.toLocaleString("en");

@@ -4,6 +4,8 @@ import { axis, base, chartIn, theme, tooltipOver, valueAxis } from "./charts.js"
 import { number } from "./format.js";
 import { layerName } from "./timeline.js";
 
+const SPAN_FOR_LOG = 30;
+
 export class Profile {
   #model = null;
 
@@ -16,20 +18,23 @@ export class Profile {
   show(model) {
     this.#model = model;
     const colours = theme();
+    // Within a decade or so, a logarithmic axis has no ticks to read by.
+    const above = model.values.filter((value) => value > 0);
+    const isLog = model.log && Math.max(...above) > SPAN_FOR_LOG * Math.min(...above);
     // A logarithm has no place for what is not above zero; those points are gaps, and the tooltip still names them.
-    const shown = (value) => (model.log && !(value > 0) ? null : value);
+    const shown = (value) => (isLog && !(value > 0) ? null : value);
     const option = {
       ...base(colours),
       title: {
         show: model.values.every((value) => shown(value) === null),
-        text: `nothing ${model.log ? "above zero" : "finite"} at this step`,
+        text: "nothing finite at this step",
         left: "center",
         top: "middle",
         textStyle: { color: colours.quiet, fontSize: 12, fontWeight: 400 },
       },
       grid: { left: 52, right: 14, top: 12, bottom: 36 },
       xAxis: axis(colours, { min: 0, max: Math.max(model.values.length - 1, 1), minInterval: 1, name: "layer", nameLocation: "middle", nameGap: 22 }),
-      yAxis: valueAxis(colours, { type: model.log ? "log" : "value" }),
+      yAxis: valueAxis(colours, { type: isLog ? "log" : "value" }),
       series: [
         {
           id: "profile",

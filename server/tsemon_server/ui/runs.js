@@ -97,7 +97,8 @@ export class RunsView {
 
   #build() {
     this.chartBox = h("div", { class: "chart losses", role: "img", "aria-label": "Loss of the latest runs by step" });
-    this.chartCard = h("section", { class: "card" }, h("h2", {}, "Loss of the latest runs"), this.chartBox);
+    this.legend = h("ul", { class: "series", "aria-label": "Runs in the chart" });
+    this.chartCard = h("section", { class: "card" }, h("h2", {}, "Loss of the latest runs"), this.legend, this.chartBox);
     this.rows = h("tbody");
     this.more = h("button", { type: "button", onclick: () => ((this.#pages += 1), this.reload()) }, "Show more");
     const columns = ["run", "state", "step", "loss", "last seen", "open alerts"];
@@ -114,7 +115,7 @@ export class RunsView {
       this.more,
     );
     this.main.replaceChildren(this.root);
-    this.losses = new Losses(this.chartBox);
+    this.losses = new Losses(this.chartBox, this.legend);
   }
 
   #showRuns(runs, hasMore, charted) {

@@ -73,7 +73,7 @@ export class Timeline {
     const colours = theme();
     const edges = model.map ? edgesOf(model.map.step) : [];
     const [min, max] = [Math.min(model.extent[0], edges[0] ?? Infinity), Math.max(model.extent[1], edges.at(-1) ?? -Infinity)];
-    const x = (gridIndex, show) => stepAxis(colours, { gridIndex, min, max, ...(show ? {} : { axisLabel: { show: false } }) });
+    const x = (gridIndex, show) => stepAxis(colours, { gridIndex, min, max, show: gridIndex === 0 || show, ...(show ? {} : { axisLabel: { show: false } }) });
     const title = (text, top) => ({ text, left: SIDE.left - 4, top, padding: 0, textStyle: { color: colours.ink, fontSize: 12, fontWeight: 600 } });
     const zoom = model.zoom && !this.#isDragging ? { startValue: model.zoom.from, endValue: model.zoom.to } : {};
     const both = { xAxisIndex: [0, 1], filterMode: "none", ...zoom };
@@ -90,6 +90,7 @@ export class Timeline {
         valueAxis(colours, { gridIndex: 0 }),
         axis(colours, {
           gridIndex: 1,
+          show: Boolean(model.map),
           min: -0.5,
           max: layers - 0.5,
           minInterval: 1,
@@ -120,12 +121,13 @@ export class Timeline {
     };
   }
 
-  #lossSeries({ loss, alerts }, colours, max) {
+  #lossSeries({ loss, alerts, picked }, colours, max) {
     const marks = alerts.map((alert) => ({
       xAxis: alert.firing_step ?? alert.pending_step,
       lineStyle: { color: inkOf(alert, colours), type: alert.firing_step === null ? "dashed" : "solid", width: 1.5 },
       label: { show: false },
     }));
+    if (picked !== null) marks.push({ xAxis: picked, lineStyle: { color: colours.ink, type: "dotted", width: 1.5 }, label: { show: false } });
     const bands = alerts
       .filter((alert) => alert.firing_step !== null)
       .map((alert) => [
