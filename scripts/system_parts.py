@@ -33,7 +33,9 @@ def install_chromium() -> str | None:
     print("Installing Chromium for the tests of the page (once) ...", flush=True)
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for command in (["apt-get", "update", "--quiet"], APT_INSTALL):
-        finished = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        finished = subprocess.run(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
         if finished.returncode != 0:
             return f"{' '.join(command)} failed: {finished.stderr.strip().rpartition(chr(10))[2]}"
     return None if shutil.which("chromium") else "apt-get's package brought no `chromium` command"

@@ -26,7 +26,7 @@ export class Alerts {
     keyed(this.open, open, (alert) => alert.alert_id, make);
     keyed(this.past, past, (alert) => alert.alert_id, make);
     this.none.hidden = open.length > 0;
-    this.none.textContent = hasFrames ? "No rule has anything to say." : "The rules look at each frame as it comes.";
+    this.none.textContent = hasFrames ? "No alerts." : "The rules look at each frame as it comes.";
     this.pastBox.hidden = past.length === 0;
     this.pastTitle.textContent = `Resolved (${past.length})`;
   }
@@ -38,10 +38,10 @@ export class Alerts {
       h("header", {}, h("span", { class: `pill ${alert.state}` }, alert.state), h("b", {}, alert.rule), h("span", { class: "quiet" }, alert.severity)),
       h("p", { class: "summary" }, alert.summary),
       h("p", { class: "quiet" }, stepsOf(alert)),
-      evidenceOf(alert.evidence, alert.state === "firing"),
       alert.advice?.text
         ? h("div", { class: "advice" }, h("p", {}, alert.advice.text), alert.advice.source ? h("p", { class: "quiet" }, alert.advice.source) : null)
         : null,
+      evidenceOf(alert.evidence, alert.state === "firing"),
       h("button", { type: "button", onclick: () => this.onShow(alert) }, `Show step ${count(alert.firing_step ?? alert.pending_step)}`),
     );
   }
@@ -54,41 +54,43 @@ function stepsOf({ pending_step, firing_step, resolved_step }) {
   return steps.join(", ");
 }
 
-/** What a rule saw: lists of records, or lists as long as `layers`, as tables; everything else by name. */
+/** What a rule saw, each thing in the form that it reads best in; null is what was not measured or is not finite. */
 function evidenceOf(evidence, isOpen) {
-  const entries = Object.entries(evidence ?? {}).filter(([, value]) => value !== null && value?.length !== 0);
-  if (entries.length === 0) return null;
-  const isList = ([, value]) => Array.isArray(value) && value.every((one) => one === null || typeof one !== "object");
-  const columns = entries.filter((entry) => isList(entry) && entry[1].length === evidence.layers?.length);
-  const parallel = columns.length > 1 ? columns : [];
-  const rest = entries.filter((entry) => !parallel.includes(entry));
-  const tables = rest.filter(([, value]) => Array.isArray(value) && value.every(isRecord));
+  const entries = Object.entries(evidence ?? {}).filter(([, value]) => value !== null);
+  const plain = entries.filter(([, value]) => typeof value !== "object");
+  const rich = entries.filter(([, value]) => typeof value === "object" && Object.keys(value).length > 0);
+  if (plain.length + rich.length === 0) return null;
   return h(
     "details",
     { class: "evidence", open: isOpen },
     h("summary", {}, "What the rule saw"),
-    parallel.length ? tableOf("layers", parallel.map(([name]) => name), parallel[0][1].map((_, i) => parallel.map(([, values]) => values[i]))) : null,
-    tables.map(([name, records]) => tableOf(name, Object.keys(records[0]), records.map((record) => Object.values(record)))),
-    h("dl", {}, rest.filter((entry) => !tables.includes(entry)).map(([name, value]) => [h("dt", {}, name), h("dd", {}, textOf(value))])),
+    plain.length ? listOf(plain) : null,
+    rich.map(([name, value]) => h("section", {}, h("h3", {}, wordsOf(name)), formOf(value))),
   );
 }
 
 const isRecord = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+const wordsOf = (name) => name.replaceAll("_", " ");
 
-function tableOf(caption, names, rows) {
-  const cells = (row) => row.map((value) => h("td", {}, textOf(value)));
-  const head = h("tr", {}, names.map((name) => h("th", { scope: "col" }, name.replaceAll("_", " "))));
-  return h(
-    "div",
-    { class: "scroll", tabindex: "0" },
-    h("table", {}, h("caption", {}, caption), h("thead", {}, head), h("tbody", {}, rows.map((row) => h("tr", {}, cells(row))))),
-  );
+function formOf(value) {
+  const rows = Object.values(value);
+  if (rows.every(isRecord)) return tableOf(Array.isArray(value) ? null : Object.keys(value), rows);
+  return Array.isArray(value) ? h("p", {}, textOf(value)) : listOf(Object.entries(value));
 }
+
+function tableOf(names, records) {
+  const columns = [...new Set(records.flatMap(Object.keys))];
+  const head = [names ? h("td") : null, columns.map((column) => h("th", { scope: "col" }, wordsOf(column)))];
+  const row = (record, i) => h("tr", {}, names ? h("th", { scope: "row" }, wordsOf(names[i])) : null, columns.map((column) => h("td", {}, textOf(record[column] ?? null))));
+  return h("div", { class: "scroll", tabindex: "0" }, h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, records.map(row))));
+}
+
+const listOf = (entries) => h("dl", {}, entries.map(([name, value]) => [h("dt", {}, wordsOf(name)), h("dd", {}, textOf(value))]));
 
 function textOf(value) {
   if (value === null) return "–";
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (Array.isArray(value)) return value.map(textOf).join(", ");
-  if (isRecord(value)) return Object.entries(value).map(([name, one]) => `${name} ${textOf(one)}`).join(", ");
+  if (isRecord(value)) return Object.entries(value).map(([name, one]) => `${wordsOf(name)} ${textOf(one)}`).join(", ");
   return number(value);
 }
