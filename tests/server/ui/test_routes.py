@@ -1,0 +1,87 @@
+"""What the service hands out as its page, and that it hands out nothing else."""
+
+import http.client
+from urllib.parse import urlsplit
+
+import pytest
+
+from tsemon.catalogue import LAYERED
+
+VENDORED = "/ui/vendor/echarts-6.1.0.esm.min.mjs"
+
+
+def get_as_written(url, target):
+    """GET without a client library's tidying of the path."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc)
+    connection.putrequest("GET", target)
+    connection.endheaders()
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+class TestTheFilesOfThePage:
+    @pytest.mark.parametrize(
+        ("path", "media_type"),
+        [
+            ("/", "text/html; charset=utf-8"),
+            ("/ui/style.css", "text/css; charset=utf-8"),
+            ("/ui/app.js", "text/javascript; charset=utf-8"),
+            (VENDORED, "text/javascript; charset=utf-8"),
+            ("/ui/catalogue.json", "application/json"),
+            ("/ui/icon.svg", "image/svg+xml"),
+        ],
+    )
+    def test_say_what_they_are_and_forbid_guessing(self, service, path, media_type):
+        answer = service.request("GET", path)
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == media_type
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+    @pytest.mark.parametrize("path", ["/", "/ui/app.js"])
+    def test_are_not_sent_again_while_unchanged(self, service, path):
+        first = service.request("GET", path)
+        again = service.request("GET", path, headers={"If-None-Match": first.headers["etag"]})
+        assert first.headers["cache-control"] == "no-cache"
+        assert (again.status_code, again.content) == (304, b"")
+
+    def test_are_kept_for_good_where_their_name_carries_a_version(self, service):
+        assert "immutable" in service.request("GET", VENDORED).headers["cache-control"]
+
+    def test_may_load_nothing_from_elsewhere_and_run_no_inline_script(self, service):
+        policy = service.request("GET", "/").headers["content-security-policy"]
+        assert "default-src 'self'" in policy
+        assert "script-src" not in policy
+        assert "http" not in policy
+
+    def test_carry_the_catalogue_as_it_is(self, service):
+        metrics = service.request("GET", "/ui/catalogue.json").json()
+        assert {name: metric["title"] for name, metric in metrics.items()} == {
+            name: metric.title for name, metric in LAYERED.items()
+        }
+
+
+class TestEverythingElse:
+    @pytest.mark.parametrize(
+        "target",
+        [
+            "/ui/nothing.js",
+            "/ui/",
+            "/ui/__init__.py",
+            "/ui/vendor/LICENSE",
+            "/ui/../__init__.py",
+            "/ui/..%2f__init__.py",
+            "/ui/%2e%2e/%2e%2e/%2e%2e/pyproject.toml",
+            "/ui/..\\..\\main.py",
+            "/ui//etc/passwd",
+            "/ui/%2fetc%2fpasswd",
+            "/ui/./app.js",
+            "/ui/vendor/../app.js",
+            "/ui/app.js%00",
+        ],
+    )
+    def test_is_not_found(self, service, target):
+        status, body = get_as_written(service.url, target)
+        assert status == 404
+        assert b'"error":"not_found"' in body
