@@ -71,14 +71,22 @@ def standard_library_text(size_bytes: int = 2_000_000) -> Tensor:
         raise InvalidArgument(f"size_bytes must be at least 1, got {size_bytes}")
     root = Path(sysconfig.get_path("stdlib"))
     text = bytearray()
-    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).parts):
-        if not {"site-packages", "dist-packages"} & set(path.parts):
-            text += path.read_bytes()
+    for path in _sources(root):
+        text += path.read_bytes()
         if len(text) >= size_bytes:
             break
     if not text:
         raise MissingPackage(f"no Python sources under {root}; use a Python that has its standard library as files")
     return torch.frombuffer(text[:size_bytes], dtype=torch.uint8)
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    """All .py files in the order of their paths, without walking through installed packages."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and path.name not in ("site-packages", "dist-packages"):
+            yield from _sources(path)
+        elif path.suffix == ".py":
+            yield path
 
 
 def text_batches(text: Tensor, context: int, batch_size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -9,9 +9,15 @@ from torch import Tensor, nn
 
 
 def train_steps(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[tuple[Tensor, Tensor]]
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
 ) -> Iterator[Tensor]:
-    """One optimizer step per batch; yields its loss, a detached scalar tensor, while the step's gradients are there."""
+    """One optimizer step per batch; yields its loss, a detached scalar tensor, from before the step.
+
+    Whoever receives it still finds the step's gradients and learning rate in place.
+    """
     model.train()
     for inputs, targets in batches:
         optimizer.zero_grad()
@@ -19,6 +25,8 @@ def train_steps(
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         yield loss.detach()
+        if schedule is not None:
+            schedule.step()
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

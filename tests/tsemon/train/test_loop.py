@@ -35,6 +35,13 @@ class TestTrainSteps:
         next(train_steps(model, torch.optim.SGD(model.parameters(), lr=0.5), [(INPUTS, TARGETS)]))
         torch.testing.assert_close(model.weight.detach(), -0.5 * model.weight.grad)
 
+    def test_leave_the_learning_rate_of_the_step_to_be_seen(self):
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+        steps = train_steps(model, optimizer, [(INPUTS, TARGETS)] * 3, schedule)
+        assert [optimizer.param_groups[0]["lr"] for _ in steps] == [1.0, 0.5, 0.25]
+
 
 class TestCrossEntropy:
     def test_is_the_mean_over_all_tokens(self):

@@ -1,0 +1,106 @@
+"""Settings in which a deep post-norm model fails and its de-escalated twin learns, in a minute of CPU time for both.
+
+Both twins start from the same weights, see the same batches and use the same learning rates; only `tau` differs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tsemon.models import CausalLanguageModel, VisionTransformer
+from tsemon.train.data import digits, image_batches, standard_library_text, text_batches
+from tsemon.train.loop import train_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoPreset:
+    """What a pair of twins has in common. AdamW, linear warm-up to a constant learning rate."""
+
+    name: str
+    data: Literal["digits", "text"]
+    """Digits are for a VisionTransformer, text for a CausalLanguageModel."""
+    model: Mapping[str, int]
+    """The model's sizes: its arguments but `tau`."""
+    tau: float
+    """Share of the mean token that each block of the de-escalated twin gives up."""
+    learning_rate: float
+    warmup_steps: int
+    weight_decay: float = 0.1
+    batch_size: int
+    num_steps: int = 300
+    seed: int = 0
+    """Draws the weights and the order of the batches."""
+
+
+DIGITS = DemoPreset(
+    name="digits",
+    data="digits",
+    model={
+        "image_size": 16,
+        "patch": 4,
+        "channels": 1,
+        "num_classes": 10,
+        "depth": 48,
+        "width": 64,
+        "heads": 4,
+        "ffn": 128,
+    },
+    tau=1.0,
+    learning_rate=5e-4,
+    warmup_steps=30,
+    batch_size=16,
+)
+"""Mean training loss of the last 50 steps, seeds 0, 1, 2; chance is log 10 = 2.303:
+post-norm 2.319, 2.318, 2.316; de-escalated 0.178, 0.289, 0.346.
+Token diversity of the last post-norm block, seed 0, steps 0, 10, 20, 30, 50, 299: 8e-3, 1e-3, 4e-5, 2e-6, 6e-8, 3e-9.
+"""
+
+TEXT = DemoPreset(
+    name="text",
+    data="text",
+    model={"vocab": 256, "context": 64, "depth": 32, "width": 64, "heads": 4, "ffn": 128},
+    tau=0.5,
+    learning_rate=2e-3,
+    warmup_steps=30,
+    batch_size=8,
+)
+"""Bytes of Python sources; without context, from byte frequencies alone, the loss is 3.145."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A model on its way: each loss drawn from `losses` is one optimizer step, until the preset's steps are used up."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    losses: Iterator[Tensor]
+
+
+def start(preset: DemoPreset, tau: float | None) -> Training:
+    """Sets up the classic model (`tau=None`) or a de-escalated one; global random state stays as it is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(preset.seed)
+        model = _model(preset, tau)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=preset.learning_rate, weight_decay=preset.weight_decay)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / preset.warmup_steps))
+    batches = itertools.islice(_batches(preset), preset.num_steps)
+    return Training(model=model, optimizer=optimizer, losses=train_steps(model, optimizer, batches, schedule))
+
+
+def _model(preset: DemoPreset, tau: float | None) -> nn.Module:
+    if preset.data == "digits":
+        return VisionTransformer(**preset.model, tau=tau)
+    return CausalLanguageModel(**preset.model, tau=tau)
+
+
+def _batches(preset: DemoPreset) -> Iterator[tuple[Tensor, Tensor]]:
+    if preset.data == "digits":
+        data = digits()
+        return image_batches(data.train_images, data.train_labels, preset.batch_size, preset.seed)
+    return text_batches(standard_library_text(), preset.model["context"], preset.batch_size, preset.seed)
