@@ -201,8 +201,7 @@ export class RunView {
   }
 
   #showAlert(alert) {
-    const named = alert.evidence?.metric;
-    if (named in this.run.metrics.layers) this.metric = named;
+    this.metric = metricIn(alert.evidence, this.run.metrics.layers) ?? this.metric;
     this.#picked = alert.firing_step ?? alert.pending_step;
     this.#remember();
     this.reload();
@@ -216,6 +215,16 @@ export class RunView {
     if (this.#picked !== null) query.set("step", String(this.#picked));
     history.replaceState(null, "", `#/run/${encodeURIComponent(this.runId)}?${query}`);
   }
+}
+
+/** The first of the run's metrics that the evidence names, as a value or as a key, at any depth. */
+function metricIn(evidence, recorded) {
+  if (typeof evidence === "string") return evidence in recorded ? evidence : null;
+  for (const [name, value] of Object.entries(evidence ?? {})) {
+    const found = name in recorded ? name : metricIn(value, recorded);
+    if (found) return found;
+  }
+  return null;
 }
 
 function attemptOf({ attempt, attempts }) {

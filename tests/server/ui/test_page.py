@@ -56,6 +56,11 @@ class TestTheListOfRuns:
         for text in ("pretrain", "running", "1,200", "2.125", "none"):
             expect(row).to_contain_text(text)
 
+    def test_tells_a_loss_that_is_not_finite(self, page, service):
+        service.send_steps(service.register("gpt"), range(3), loss=math.nan)
+        page.goto("/")
+        expect(page.get_by_role("row", name="gpt")).to_contain_text("not finite")
+
     def test_leads_to_a_run_by_keyboard(self, page, service):
         service.register("gpt")
         page.goto("/")
@@ -195,7 +200,7 @@ class TestAnAlert:
         (alert,) = service.request("GET", f"/api/v1/alerts?run={failing}").json()["alerts"]
         open_run(page, failing)
         page.get_by_role("button", name="Show step").click()
-        expect(page.get_by_role("heading", name=f"at step {alert['firing_step']}")).to_be_visible()
+        expect(page.get_by_role("heading", name=f"token_diversity at step {alert['firing_step']}")).to_be_visible()
 
 
 class TestWhatAClientSends:
