@@ -159,6 +159,7 @@ class TestARun:
         run_id = service.register("gpt")
         service.send_steps(run_id, range(1000), loss=1.0)
         open_run(page, run_id)
+        expect(page.get_by_role("heading", name="token_similarity around step")).to_be_visible()
         box = page.get_by_role("img", name="Loss and layers by step").bounding_box()
         handle = box["x"] + box["width"] - 14, box["y"] + box["height"] - 20
         page.mouse.move(*handle)
@@ -166,6 +167,7 @@ class TestARun:
         page.mouse.move(box["x"] + 130, handle[1], steps=5)
         with page.expect_response(re.compile(r"heatmap.*to_step=\d+")) as answer:
             page.mouse.up()
+        expect(page.get_by_role("heading", name=re.compile("token_similarity at step"))).to_be_visible()
         columns = answer.value.json()["step"]
         assert columns == list(range(len(columns)))
         assert 100 < len(columns) < 200
@@ -285,13 +287,16 @@ class TestTrouble:
 class TestTheLayout:
     @pytest.mark.parametrize("width", [1280, 400])
     def test_fits_the_window(self, page, service, width):
-        run_id = service.register("a-name-without-a-place-to-break-" * 4, tags=["x" * 60])
+        unbreakable = "x" * 120
+        run_id = service.register(unbreakable, project=unbreakable, tags=[unbreakable])
         service.send_steps(run_id, range(5), loss=1.0)
         page.set_viewport_size({"width": width, "height": 800})
-        for path in ("/", f"/#/run/{run_id}"):
-            page.goto(path)
-            expect(page.get_by_role("status")).to_have_text("live")
-            assert page.evaluate("document.documentElement.scrollWidth") == width
+        page.goto("/")
+        expect(page.get_by_role("link", name=unbreakable)).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        open_run(page, run_id)
+        expect(page.get_by_role("heading", name=unbreakable)).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
 
     def test_follows_the_system_to_dark(self, page):
         page.goto("/")
