@@ -3,6 +3,7 @@
 import { h, keyed } from "./dom.js";
 import { count, number } from "./format.js";
 
+const SHOWN_FIRST = new Set(["layers", "values", "fit", "window"]);
 const ORDER = { firing: 0, pending: 1, resolved: 2 };
 
 export class Alerts {
@@ -38,11 +39,12 @@ export class Alerts {
       h("header", {}, h("span", { class: `pill ${alert.state}` }, alert.state), h("b", {}, alert.rule), h("span", { class: "quiet" }, alert.severity)),
       h("p", { class: "summary" }, alert.summary),
       h("p", { class: "quiet" }, stepsOf(alert)),
+      h("button", { type: "button", onclick: () => this.onShow(alert) }, `Show step ${count(alert.firing_step ?? alert.pending_step)}`),
       alert.advice?.text
         ? h("div", { class: "advice" }, h("p", {}, alert.advice.text), alert.advice.source ? h("p", { class: "quiet" }, alert.advice.source) : null)
         : null,
-      evidenceOf(alert.evidence, alert.state === "firing"),
-      h("button", { type: "button", onclick: () => this.onShow(alert) }, `Show step ${count(alert.firing_step ?? alert.pending_step)}`),
+      // Below the charts' own breakpoint the alerts stand above the charts, and should leave them in sight.
+      evidenceOf(alert.evidence, alert.state === "firing" && matchMedia("(min-width: 961px)").matches),
     );
   }
 }
@@ -65,7 +67,7 @@ function evidenceOf(evidence, isOpen) {
     { class: "evidence", open: isOpen },
     h("summary", {}, "What the rule saw"),
     plain.length ? listOf(plain) : null,
-    rich.map(([name, value]) => h("section", {}, h("h3", {}, wordsOf(name)), formOf(value))),
+    rich.map(([name, value]) => h("details", { open: SHOWN_FIRST.has(name) }, h("summary", {}, wordsOf(name)), formOf(value))),
   );
 }
 

@@ -118,11 +118,12 @@ export function linesOf(series, { id, colour, band = true, ...options }) {
     z: 3,
   };
   if (!band || series.min.every((value, i) => value === series.max[i])) return [mean];
-  const edge = { type: "line", stack: `${id} band`, stackStrategy: "all", symbol: "none", silent: true, lineStyle: { opacity: 0 }, emphasis: { disabled: true } };
+  const edge = { type: "line", stack: `${id} band`, stackStrategy: "all", symbol: "none", silent: true, emphasis: { disabled: true } };
+  // The upper edge is drawn too: a spike of one step in a thousand is too narrow for its area to be seen.
   const height = series.max.map((value, i) => (value === null ? null : value - series.min[i]));
   return [
-    { ...options, ...edge, id: `${id} low`, data: points(series.min) },
-    { ...options, ...edge, id: `${id} high`, data: points(height), areaStyle: { color: colour, opacity: 0.22 } },
+    { ...options, ...edge, id: `${id} low`, data: points(series.min), lineStyle: { opacity: 0 } },
+    { ...options, ...edge, id: `${id} high`, data: points(height), areaStyle: { color: colour, opacity: 0.22 }, lineStyle: { color: colour, opacity: 0.45, width: 1 } },
     mean,
   ];
 }

@@ -2,6 +2,7 @@
 
 const FIRST_RETRY_MS = 2000;
 const LONGEST_RETRY_MS = 15_000;
+const REST_RATIO = 4;
 
 export class Live {
   #controller = null;
@@ -43,10 +44,13 @@ export class Live {
   async #round() {
     const controller = new AbortController();
     this.#controller = controller;
+    const startedAt = performance.now();
     let waitMs;
     let error = null;
     try {
+      // Long answers are asked for less often, so that a page that stays open never keeps the service busy.
       waitMs = await this.refresh(controller.signal);
+      waitMs = Math.max(waitMs, REST_RATIO * (performance.now() - startedAt));
       this.#failures = 0;
     } catch (caught) {
       error = caught;

@@ -156,7 +156,8 @@ export class RunView {
     this.legend.hidden = this.profileCard.hidden = column === null;
     if (column === null) return;
     this.#showLegend(map);
-    this.profileTitle.textContent = `${this.metric} at step ${count(map.step[column])}${this.#picked === null ? " (latest)" : ""}`;
+    const at = isMean(map.step, run.num_frames, extent) ? "around" : "at";
+    this.profileTitle.textContent = `${this.metric} ${at} step ${count(map.step[column])}${this.#picked === null ? " (latest)" : ""}`;
     this.slider.max = String(map.step.length - 1);
     this.slider.value = String(column);
     this.slider.setAttribute("aria-valuetext", `step ${count(map.step[column])}`);
@@ -201,8 +202,7 @@ export class RunView {
   }
 
   #showAlert(alert) {
-    const named = alert.evidence?.metric;
-    if (named in this.run.metrics.layers) this.metric = named;
+    this.metric = metricIn(alert.evidence, this.run.metrics.layers) ?? this.metric;
     this.#picked = alert.firing_step ?? alert.pending_step;
     this.#remember();
     this.reload();
@@ -216,6 +216,22 @@ export class RunView {
     if (this.#picked !== null) query.set("step", String(this.#picked));
     history.replaceState(null, "", `#/run/${encodeURIComponent(this.runId)}?${query}`);
   }
+}
+
+/** Whether a column of the heat map stands for several frames, judged by how close together the run's frames lie. */
+function isMean(steps, numFrames, [first, last]) {
+  const stepsPerColumn = (steps.at(-1) - steps[0]) / Math.max(steps.length - 1, 1);
+  return (stepsPerColumn * numFrames) / (last - first + 1) > 1.5;
+}
+
+/** The first of the run's metrics that the evidence names, as a value or as a key, at any depth. */
+function metricIn(evidence, recorded) {
+  if (typeof evidence === "string") return evidence in recorded ? evidence : null;
+  for (const [name, value] of Object.entries(evidence ?? {})) {
+    const found = name in recorded ? name : metricIn(value, recorded);
+    if (found) return found;
+  }
+  return null;
 }
 
 function attemptOf({ attempt, attempts }) {

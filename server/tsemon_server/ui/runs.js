@@ -120,8 +120,10 @@ export class RunsView {
 
   #showRuns(runs, hasMore, charted) {
     if (!this.root?.isConnected) this.#build();
-    const colours = new Map(charted.map(({ id, colour }) => [id, colour]));
-    const items = runs.map((run) => ({ ...run, colour: colours.get(run.run_id) ?? null }));
+    const items = runs.map((run) => {
+      const { colour, series } = this.#charted.get(run.run_id) ?? {};
+      return { ...run, colour: series?.step.length ? colour : null, endsNotFinite: run.loss === null && series?.nonfinite.at(-1) > 0 };
+    });
     keyed(this.rows, items, (run) => run.run_id, rowOf);
     refreshAges(this.rows);
     this.more.hidden = !hasMore;
@@ -149,8 +151,13 @@ function rowOf(run) {
     ),
     cell("state", statePill(run.state)),
     cell("step", run.last_step === null ? "no frames yet" : count(run.last_step)),
-    cell("loss", run.loss === null ? h("span", { class: "quiet", title: "the last frame has no finite loss" }, "–") : number(run.loss)),
+    cell("loss", lossOf(run)),
     cell("last seen", time(run.updated_at)),
     cell("open alerts", run.open_alerts ? h("span", { class: "pill failed" }, count(run.open_alerts)) : h("span", { class: "quiet" }, "none")),
   );
+}
+
+function lossOf({ loss, endsNotFinite }) {
+  if (endsNotFinite) return h("span", { class: "bad" }, "not finite");
+  return loss === null ? h("span", { class: "quiet", title: "no finite loss in the last frame" }, "–") : number(loss);
 }

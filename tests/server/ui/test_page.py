@@ -56,6 +56,11 @@ class TestTheListOfRuns:
         for text in ("pretrain", "running", "1,200", "2.125", "none"):
             expect(row).to_contain_text(text)
 
+    def test_tells_a_loss_that_is_not_finite(self, page, service):
+        service.send_steps(service.register("gpt"), range(3), loss=math.nan)
+        page.goto("/")
+        expect(page.get_by_role("row", name="gpt")).to_contain_text("not finite")
+
     def test_leads_to_a_run_by_keyboard(self, page, service):
         service.register("gpt")
         page.goto("/")
@@ -154,6 +159,7 @@ class TestARun:
         run_id = service.register("gpt")
         service.send_steps(run_id, range(1000), loss=1.0)
         open_run(page, run_id)
+        expect(page.get_by_role("heading", name="token_similarity around step")).to_be_visible()
         box = page.get_by_role("img", name="Loss and layers by step").bounding_box()
         handle = box["x"] + box["width"] - 14, box["y"] + box["height"] - 20
         page.mouse.move(*handle)
@@ -161,6 +167,7 @@ class TestARun:
         page.mouse.move(box["x"] + 130, handle[1], steps=5)
         with page.expect_response(re.compile(r"heatmap.*to_step=\d+")) as answer:
             page.mouse.up()
+        expect(page.get_by_role("heading", name=re.compile("token_similarity at step"))).to_be_visible()
         columns = answer.value.json()["step"]
         assert columns == list(range(len(columns)))
         assert 100 < len(columns) < 200
@@ -195,7 +202,7 @@ class TestAnAlert:
         (alert,) = service.request("GET", f"/api/v1/alerts?run={failing}").json()["alerts"]
         open_run(page, failing)
         page.get_by_role("button", name="Show step").click()
-        expect(page.get_by_role("heading", name=f"at step {alert['firing_step']}")).to_be_visible()
+        expect(page.get_by_role("heading", name=f"token_diversity at step {alert['firing_step']}")).to_be_visible()
 
 
 class TestWhatAClientSends:
@@ -280,13 +287,16 @@ class TestTrouble:
 class TestTheLayout:
     @pytest.mark.parametrize("width", [1280, 400])
     def test_fits_the_window(self, page, service, width):
-        run_id = service.register("a-name-without-a-place-to-break-" * 4, tags=["x" * 60])
+        unbreakable = "x" * 120
+        run_id = service.register(unbreakable, project=unbreakable, tags=[unbreakable])
         service.send_steps(run_id, range(5), loss=1.0)
         page.set_viewport_size({"width": width, "height": 800})
-        for path in ("/", f"/#/run/{run_id}"):
-            page.goto(path)
-            expect(page.get_by_role("status")).to_have_text("live")
-            assert page.evaluate("document.documentElement.scrollWidth") == width
+        page.goto("/")
+        expect(page.get_by_role("link", name=unbreakable)).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        open_run(page, run_id)
+        expect(page.get_by_role("heading", name=unbreakable)).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
 
     def test_follows_the_system_to_dark(self, page):
         page.goto("/")
