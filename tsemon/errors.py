@@ -107,10 +107,18 @@ class SpoolError(TsemonError, OSError):
     code = "spool_unavailable"
 
 
+class SpoolInUse(SpoolError):
+    """The spool belongs to a living process."""
+
+    code = "spool_in_use"
+
+
 class ServerUnreachable(TsemonError, ConnectionError):
     """No answer from the service; what is spooled is kept and sent again."""
 
     code = "server_unreachable"
+    retry_after_s: float | None = None
+    """How long the service asked to be left alone, where it did."""
 
 
 class ServerRefused(TsemonError):
