@@ -1,0 +1,173 @@
+"""A recording peer that speaks the service's contract over a real socket, and has bad days on request."""
+
+import contextlib
+import json
+import socket
+import threading
+from collections import deque
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tsemon.wire import Frame
+
+
+class Peer:
+    """Stores what it is sent as the service would. `faults` holds one entry per coming request of frames."""
+
+    def __init__(self):
+        self.changed = threading.Condition()
+        self.released = threading.Event()
+        self.runs = {}
+        self.frames = {}
+        self.num_duplicates = 0
+        self.requests = []
+        self.bodies = []
+        self.faults = deque()
+        self.faults_of_register = deque()
+        self.is_refused = lambda _frame: False
+        self.refuse_with = (422, {"error": "invalid_frame", "detail": "a frame of this kind is not taken"}, {})
+        self.alerts = []
+        self.server = None
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, port=0):
+        peer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            timeout = 20
+
+            def handle_any(self):
+                peer.handle(self)
+
+            do_GET = do_POST = do_PATCH = handle_any  # noqa: N815
+
+            def log_message(self, *args):
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def __init__(self, *args):
+                self.open_sockets = set()
+                super().__init__(*args)
+
+            def process_request(self, request, client_address):
+                self.open_sockets.add(request)
+                super().process_request(request, client_address)
+
+            def handle_error(self, request, client_address):
+                pass  # a peer that hangs up is an ordinary day here
+
+        self.server = Server(("127.0.0.1", port), Handler)
+        self.port = self.server.server_address[1]
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+        return self
+
+    def stop(self):
+        """Die as a killed service does: connections and all."""
+        if self.server is not None:
+            self.released.set()
+            self.server.shutdown()
+            self.thread.join()
+            for connection in self.server.open_sockets:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            self.server.server_close()
+            self.server = None
+
+    def wait_until(self, is_true):
+        with self.changed:
+            assert self.changed.wait_for(is_true, timeout=20), f"still not so; requests: {self.requests}"
+
+    def seqs(self, run_id="default/gpt"):
+        return sorted(seq for run, _, _, seq in self.frames if run == run_id)
+
+    def state(self, run_id="default/gpt"):
+        return self.runs[run_id]["state"]
+
+    def handle(self, handler):
+        body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        path = handler.path.removeprefix("/api/v1").split("/")[1:]
+        with self.changed:
+            self.requests.append(f"{handler.command} {handler.path}")
+            self.bodies.append(body)
+            is_frames = path[-1] == "frames"
+            faults = self.faults if is_frames else self.faults_of_register if handler.command == "POST" else ()
+            fault = faults.popleft() if faults else None
+            answer = fault if isinstance(fault, tuple) else self.answer(handler.command, path, body)
+            self.changed.notify_all()
+        if fault == "hang":
+            self.released.wait(20)
+        if fault in ("drop", "hang"):
+            handler.close_connection = True
+            return
+        status, reply, headers = answer
+        data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+        handler.send_response(status)
+        for name, value in {"Content-Length": str(len(data)), **headers}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(data)
+
+    def answer(self, method, path, body):
+        sent = json.loads(body) if body else None
+        if method == "POST" and path == ["runs"]:
+            return 200, self.register(sent), {}
+        run = self.runs.get(path[1].replace("%2F", "/"))
+        if run is None:
+            return 404, {"error": "unknown_run", "detail": "no such run"}, {}
+        if method == "POST":
+            return self.store(run, sent)
+        if method == "PATCH":
+            run["state"] = sent["state"]
+        return 200, {"run_id": run["run_id"], "state": run["state"], "attempt": len(run["attempts"])}, {}
+
+    def register(self, sent):
+        run_id = f"{sent['project']}/{sent['run']}"
+        run = self.runs.setdefault(run_id, {"run_id": run_id, "attempts": []})
+        run["state"] = "running"
+        if sent["attempt_key"] not in run["attempts"]:
+            run["attempts"].append(sent["attempt_key"])
+        return {"run_id": run_id, "attempt": run["attempts"].index(sent["attempt_key"]) + 1}
+
+    def store(self, run, sent):
+        if any(self.is_refused(frame) for frame in sent["frames"]):
+            return self.refuse_with
+        keys = [(run["run_id"], sent["attempt"], sent["writer"], frame["seq"]) for frame in sent["frames"]]
+        duplicates = sum(key in self.frames for key in keys)
+        self.num_duplicates += duplicates
+        self.frames.update(zip(keys, sent["frames"], strict=True))
+        reply = {"accepted": len(keys) - duplicates, "duplicates": duplicates, "last_seq": keys[-1][3]}
+        return 200, {**reply, "alerts": self.alerts}, {}
+
+
+@pytest.fixture
+def peer():
+    peer = Peer().start()
+    yield peer
+    peer.stop()
+
+
+@pytest.fixture
+def registration():
+    def of(key="key-1", run="gpt", project="default", **more):
+        body = {"project": project, "run": run, "config": {}, "tags": [], "blocks": ["h.0"], "resume_step": None}
+        return {**body, "attempt_key": key, **more}
+
+    return of
+
+
+@pytest.fixture
+def sample():
+    """A sample of a given step, as the monitor hands it over."""
+
+    def of(step, **scalars):
+        return lambda seq: Frame(seq=seq, step=step, time=1732100000.0 + step, scalars=scalars or {"loss": 2.0})
+
+    return of

@@ -1,0 +1,457 @@
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tsemon.transport import HttpDelivery, MemorySpool, Outbox, Spool, find_spools, sync
+
+
+@pytest.fixture
+def open_outbox(tmp_path, registration):
+    """Opens outboxes whose retries are quick, and closes what a test has left open."""
+    opened = []
+
+    def of(url=None, spool=None, key="key-1", timeout_s=20, **options):
+        spool = spool or Spool.create(tmp_path, registration(key), "rank0")
+        delivery = HttpDelivery(url, timeout_s) if url else None
+        warnings = []
+        options = {"first_retry_s": 0.01, "max_retry_s": 0.05} | options
+        outbox = Outbox(spool, delivery, on_warning=warnings.append, **options)
+        outbox.warnings = warnings
+        opened.append(outbox)
+        return outbox
+
+    yield of
+    for outbox in opened:
+        outbox.close(0.0)
+    names = {thread.name for thread in threading.enumerate()}
+    assert not names & {"tsemon-exporter", "tsemon-sender"}
+
+
+def alert(alert_id, state):
+    known = {"rule": "tse", "family": "tse", "severity": "warning", "summary": "s", "evidence": {}, "advice": {}}
+    steps = {"pending_step": 1, "firing_step": 2, "resolved_step": 3}
+    return {"alert_id": alert_id, "state": state, **known, **steps}
+
+
+class TestOutbox:
+    def test_delivers_every_sample_and_leaves_nothing(self, peer, tmp_path, open_outbox, sample):
+        outbox = open_outbox(peer.url)
+        for step in range(20):
+            assert outbox.put(sample(step * 10))
+        outbox.close(20)
+        assert peer.seqs() == list(range(20))
+        assert [frame["step"] for _, frame in sorted(peer.frames.items())] == [step * 10 for step in range(20)]
+        assert peer.state() == "finished"
+        assert find_spools(tmp_path) == []
+        stats = outbox.stats()
+        assert (stats.num_sent, stats.num_pending, stats.num_dropped, stats.num_refused) == (20, 0, 0, 0)
+        assert outbox.warnings == []
+
+    def test_registers_before_the_first_sample(self, peer, open_outbox):
+        open_outbox(peer.url)
+        peer.wait_until(lambda: "default/gpt" in peer.runs)
+
+    def test_keeps_all_in_the_folder_without_a_server(self, tmp_path, open_outbox, sample):
+        outbox = open_outbox()
+        for step in range(5):
+            outbox.put(sample(step))
+        outbox.close(20, "failed")
+        (folder,) = find_spools(tmp_path)
+        spool = Spool.open(folder)
+        assert [json.loads(frame)["seq"] for frame in spool.next_batch().frames] == list(range(5))
+        assert spool.end_state == "failed"
+        spool.close()
+
+    def test_numbers_frames_without_gaps_though_samples_fail(self, peer, open_outbox, sample):
+        def fails(_seq):
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+        outbox = open_outbox(peer.url)
+        for make_frame in (sample(0), fails, sample(2), fails, sample(4)):
+            outbox.put(make_frame)
+        outbox.close(20)
+        assert peer.seqs() == [0, 1, 2]
+        assert outbox.stats().num_failed_samples == 2
+        assert len(outbox.warnings) == 1
+        assert "device-side assert" in outbox.warnings[0]
+
+    def test_drops_the_oldest_waiting_samples_and_counts_them(self, peer, open_outbox, sample):
+        is_busy, go_on = threading.Event(), threading.Event()
+
+        def slow(seq):
+            is_busy.set()
+            assert go_on.wait(20)
+            return sample(0)(seq)
+
+        outbox = open_outbox(peer.url, max_waiting=3)
+        outbox.put(slow)
+        assert is_busy.wait(20)
+        for step in range(1, 11):
+            assert outbox.put(sample(step))
+        assert outbox.stats().num_dropped == 7
+        go_on.set()
+        outbox.close(20)
+        assert [frame["step"] for _, frame in sorted(peer.frames.items())] == [0, 8, 9, 10]
+
+    def test_takes_nothing_after_close_and_in_a_forked_child(self, peer, open_outbox, sample):
+        outbox = open_outbox(peer.url)
+        outbox.put(sample(0))
+        child = os.fork()
+        if not child:
+            silent = outbox.put(sample(1)) is False and outbox.take_events() == []
+            outbox.close()
+            os._exit(0 if silent else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        outbox.close(20)
+        assert outbox.put(sample(2)) is False
+        assert peer.seqs() == [0]
+
+    def test_contains_a_warning_that_raises(self, peer, open_outbox, sample):
+        peer.faults.append((500, {}, {}))
+        outbox = open_outbox(peer.url)
+        outbox.warnings = None
+
+        def angry(text):
+            raise ValueError(text)
+
+        outbox._on_warning = angry
+        outbox.put(sample(0))
+        outbox.close(20)
+        assert peer.seqs() == [0]
+
+
+class TestAServiceOnABadDay:
+    @pytest.mark.parametrize(
+        "faults",
+        [
+            [(500, {}, {})] * 5,
+            [(503, {"error": "store_unavailable", "detail": ""}, {"Retry-After": "0"})],
+            [(429, {}, {})],
+            [(200, b"<html>", {})],
+            [(200, {"accepted": 0, "duplicates": 0, "last_seq": 0, "alerts": []}, {})],
+            [(401, {"error": "unauthorized", "detail": "no token"}, {})],
+            ["drop", "drop"],
+        ],
+        ids=["500", "503", "429", "not json", "unconfirmed", "401", "reply lost"],
+    )
+    def test_gets_every_frame_once_it_is_well(self, peer, open_outbox, sample, faults):
+        peer.faults.extend(faults)
+        outbox = open_outbox(peer.url)
+        for step in range(10):
+            outbox.put(sample(step))
+        outbox.close(20)
+        assert peer.seqs() == list(range(10))
+        assert outbox.stats().num_sent == 10
+        assert outbox.stats().num_refused == 0
+
+    def test_may_get_a_frame_twice_when_its_reply_was_lost(self, peer, open_outbox, sample):
+        peer.faults.append("drop")
+        outbox = open_outbox(peer.url)
+        outbox.put(sample(0))
+        outbox.close(20)
+        assert (peer.seqs(), peer.num_duplicates, outbox.stats().num_sent) == ([0], 1, 1)
+
+    def test_may_be_down_at_first_and_is_said_to_be_once(self, peer, open_outbox, sample):
+        port = peer.port
+        peer.stop()
+        outbox = open_outbox(f"http://127.0.0.1:{port}")
+        for step in range(3):
+            outbox.put(sample(step))
+        while not outbox.stats().last_error:
+            threading.Event().wait(0.01)
+        assert not outbox.stats().connected
+        peer.start(port)
+        peer.wait_until(lambda: len(peer.frames) == 3)
+        outbox.close(20)
+        assert len(outbox.warnings) == 1
+        assert "frames are kept" in outbox.warnings[0]
+
+    def test_does_not_keep_samples_from_the_disk_while_it_hangs(self, peer, tmp_path, open_outbox, sample):
+        peer.faults.extend(["hang"] * 3)
+        outbox = open_outbox(peer.url)
+        outbox.put(sample(0))
+        peer.wait_until(lambda: "POST /api/v1/runs/default%2Fgpt/frames" in peer.requests)
+        for step in range(1, 6):
+            outbox.put(sample(step))
+        outbox.close(0.2)
+        (folder,) = find_spools(tmp_path)
+        spool = Spool.open(folder)
+        assert spool.num_unsent == 6
+        spool.close()
+        peer.released.set()
+        peer.faults.clear()
+        assert [synced.num_sent for synced in sync(tmp_path, peer.url)] == [6]
+        assert peer.state() == "finished"
+
+    def test_that_is_never_there_leaves_all_in_the_spool(self, peer, tmp_path, open_outbox, sample):
+        peer.stop()
+        outbox = open_outbox(peer.url)
+        for step in range(3):
+            outbox.put(sample(step))
+        outbox.close(0.1)
+        assert outbox.stats().num_pending == 3
+        peer.start(peer.port)
+        (synced,) = sync(tmp_path, peer.url)
+        assert (synced.num_sent, synced.num_remaining, synced.error) == (3, 0, None)
+        assert (peer.seqs(), peer.state()) == ([0, 1, 2], "finished")
+
+    def test_that_lost_its_database_gets_the_run_again(self, peer, open_outbox, sample):
+        outbox = open_outbox(peer.url)
+        outbox.put(sample(0))
+        peer.wait_until(lambda: peer.seqs() == [0])
+        with peer.changed:
+            peer.runs.clear()
+            peer.frames.clear()
+        outbox.put(sample(1))
+        outbox.close(20)
+        assert peer.seqs() == [1]
+        assert [text for text in outbox.warnings if "gone with its database" in text]
+
+
+class TestARefusedFrame:
+    def test_is_set_aside_and_holds_up_no_other(self, peer, tmp_path, open_outbox, sample):
+        port = peer.port
+        peer.stop()
+        peer.is_refused = lambda frame: frame["step"] in (3, 7)
+        outbox = open_outbox(f"http://127.0.0.1:{port}")
+        for step in range(10):
+            outbox.put(sample(step))
+        peer.start(port)
+        outbox.close(20)
+        assert peer.seqs() == [0, 1, 2, 4, 5, 6, 8, 9]
+        assert (outbox.stats().num_refused, outbox.stats().num_sent) == (2, 8)
+        (refused,) = tmp_path.rglob("refused.jsonl")
+        lines = [json.loads(line) for line in refused.read_text().splitlines()]
+        assert [json.loads(line["frame"])["step"] for line in lines] == [3, 7]
+        assert "invalid_frame: a frame of this kind is not taken" in lines[0]["reason"]
+        assert [text for text in outbox.warnings if "refused.jsonl" in text]
+        assert peer.state() == "finished"
+        assert find_spools(tmp_path) == []
+
+    def test_is_not_a_body_that_was_too_large(self, peer, open_outbox, sample):
+        port = peer.port
+        peer.stop()
+        outbox = open_outbox(f"http://127.0.0.1:{port}")
+        for step in range(16):
+            outbox.put(sample(step))
+        peer.faults.extend([(413, {"error": "body_too_large", "detail": "1 MiB"}, {})] * 2)
+        peer.start(port)
+        outbox.close(20)
+        assert peer.seqs() == list(range(16))
+        assert outbox.stats().num_refused == 0
+
+
+class TestAFolderThatFails:
+    def test_lets_frames_go_through_memory(self, peer, open_outbox, sample):
+        outbox = open_outbox(peer.url)
+        outbox.put(sample(0))
+        peer.wait_until(lambda: peer.seqs() == [0])
+        folder = outbox.stats().spool_folder
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+        for step in (1, 2):
+            outbox.put(sample(step))
+        peer.wait_until(lambda: peer.seqs() == [0, 1, 2])
+        assert outbox.stats().spool_folder is None
+        outbox.close(20)
+        assert peer.state() == "finished"
+        assert [text for text in outbox.warnings if "frames wait in memory" in text]
+
+    def test_is_used_again_when_it_has_recovered(self, open_outbox, registration, tmp_path, sample):
+        spool = Spool.create(tmp_path, registration(), "rank0")
+        outbox = open_outbox(spool=spool)
+        obstacle = spool.folder / "00000001.seg"
+        obstacle.mkdir()  # no segment of this name can be made
+        outbox.put(sample(0))
+        while outbox.stats().spool_folder is not None:
+            threading.Event().wait(0.01)
+        obstacle.rmdir()
+        outbox.put(sample(1))
+        outbox.close(20)
+        again = Spool.open(spool.folder)
+        assert [json.loads(frame)["seq"] for frame in again.next_batch().frames] == [0, 1]
+        again.close()
+
+    def test_can_be_done_without_from_the_start(self, peer, open_outbox, registration, sample):
+        outbox = open_outbox(peer.url, spool=MemorySpool(registration(), "rank0"))
+        for step in range(5):
+            outbox.put(sample(step))
+        outbox.close(20)
+        assert peer.seqs() == list(range(5))
+        assert outbox.warnings == []
+
+    def test_says_what_is_lost_with_the_memory(self, peer, open_outbox, registration, sample):
+        peer.stop()
+        outbox = open_outbox(peer.url, spool=MemorySpool(registration(), "rank0"))
+        outbox.put(sample(0))
+        outbox.close(0.1)
+        assert "1 frames were in memory alone, could not be delivered, and are lost" in outbox.warnings
+
+
+class TestMemorySpool:
+    def test_drops_the_oldest_frames_beyond_either_bound(self, registration):
+        spool = MemorySpool(registration(), "rank0", max_frames=3, max_bytes=100)
+        for frame in "abcd":
+            spool.append(frame)
+        assert (spool.next_batch().frames, spool.num_dropped) == (("b", "c", "d"), 1)
+        spool.append("e" * 99)
+        assert (spool.next_batch().frames, spool.num_dropped) == (("d", "e" * 99), 3)
+
+    def test_is_not_confused_by_word_about_frames_it_dropped(self, registration):
+        spool = MemorySpool(registration(), "rank0", max_frames=2)
+        spool.append("a")
+        position = spool.next_batch().ends[0]
+        for frame in "bc":
+            spool.append(frame)
+        spool.acknowledge(position)
+        assert spool.next_batch().frames == ("b", "c")
+
+
+class TestAlerts:
+    def tell(self, peer, outbox, sample, *alerts):
+        """The outbox has read a reply with these alerts."""
+        num_sent = outbox.stats().num_sent
+        peer.alerts = list(alerts)
+        outbox.put(sample(0))
+        while outbox.stats().num_sent == num_sent or [a.alert_id for a in outbox.alerts()] != [
+            a["alert_id"] for a in alerts
+        ]:
+            threading.Event().wait(0.001)
+        return [(event.alert_id, event.state) for event in self.events(outbox)]
+
+    def events(self, outbox):
+        # The alerts of a reply are published after its events.
+        return outbox.take_events()
+
+    def test_become_events_once_when_they_fire_and_once_when_they_are_resolved(self, peer, open_outbox, sample):
+        outbox = open_outbox(peer.url)
+        assert self.tell(peer, outbox, sample, alert("a", "pending")) == []
+        assert self.tell(peer, outbox, sample, alert("a", "firing"), alert("b", "pending")) == [("a", "firing")]
+        assert self.tell(peer, outbox, sample, alert("a", "firing")) == []
+        assert self.tell(peer, outbox, sample, alert("a", "resolved"), alert("c", "firing")) == [
+            ("a", "resolved"),
+            ("c", "firing"),
+        ]
+        assert self.tell(peer, outbox, sample) == [("c", "resolved")]
+        assert outbox.alerts() == []
+
+    def test_that_cannot_be_read_do_not_hold_up_frames(self, peer, open_outbox, sample):
+        peer.alerts = [{"alert_id": "a"}]
+        outbox = open_outbox(peer.url)
+        outbox.put(sample(0))
+        outbox.close(20)
+        assert peer.seqs() == [0]
+        assert [text for text in outbox.warnings if "alerts cannot be read" in text]
+
+
+class TestLeftovers:
+    def leave(self, tmp_path, registration, sample, key, num_frames, state=None, writer="rank0", **more):
+        spool = Spool.create(tmp_path, registration(key, **more), writer)
+        for seq in range(num_frames):
+            spool.append(sample(seq)(seq).to_json())
+        if state:
+            spool.finish(state)
+        spool.close()
+        return spool.folder
+
+    def test_of_the_same_run_are_delivered_as_the_earlier_attempt(
+        self, peer, tmp_path, open_outbox, registration, sample
+    ):
+        self.leave(tmp_path, registration, sample, "old", 3)
+        other = self.leave(tmp_path, registration, sample, "other", 1, run="another")
+        outbox = open_outbox(peer.url, key="new")
+        outbox.put(sample(0))
+        outbox.close(20)
+        assert peer.runs["default/gpt"]["attempts"] == ["old", "new"]
+        assert sorted((attempt, seq) for _, attempt, _, seq in peer.frames) == [(1, 0), (1, 1), (1, 2), (2, 0)]
+        assert peer.state() == "finished"
+        assert find_spools(tmp_path) == [other]
+
+    def test_that_are_damaged_do_not_stop_the_new_run(self, peer, tmp_path, open_outbox, registration, sample):
+        folder = self.leave(tmp_path, registration, sample, "old", 3)
+        (folder / "run.json").write_text("{")
+        outbox = open_outbox(peer.url, key="new")
+        outbox.put(sample(0))
+        outbox.close(20)
+        assert peer.seqs() == [0]
+        assert [text for text in outbox.warnings if "is damaged" in text]
+
+    def test_are_synced_oldest_first_with_the_state_they_ended_in(self, peer, tmp_path, registration, sample):
+        folders = [
+            self.leave(tmp_path, registration, sample, "b", 2, "finished", run="one"),
+            self.leave(tmp_path, registration, sample, "a", 300, run="two"),
+        ]
+        done = sync(tmp_path, peer.url)
+        assert [(synced.folder, synced.num_sent, synced.num_remaining) for synced in done] == [
+            (folders[0], 2, 0),
+            (folders[1], 300, 0),
+        ]
+        assert (peer.state("default/one"), peer.state("default/two")) == ("finished", "failed")
+        assert find_spools(tmp_path) == []
+
+    def test_do_not_end_a_run_that_a_newer_attempt_has_taken_over(self, peer, tmp_path, registration, sample):
+        peer.register(registration("old"))
+        peer.register(registration("newer"))
+        self.leave(tmp_path, registration, sample, "old", 1)
+        sync(tmp_path, peer.url)
+        assert (peer.seqs(), peer.state()) == ([0], "running")
+
+    def test_are_left_alone_while_their_writer_lives(self, peer, tmp_path, open_outbox, sample):
+        outbox = open_outbox()
+        outbox.put(sample(0))
+        assert sync(tmp_path, peer.url) == []
+        assert peer.requests == []
+
+    def test_stay_when_nobody_answers(self, peer, tmp_path, registration, sample):
+        peer.stop()
+        for key in "ab":
+            self.leave(tmp_path, registration, sample, key, 2)
+        done = sync(tmp_path, peer.url)
+        assert [(synced.num_sent, synced.num_remaining) for synced in done] == [(0, 2), (0, 2)]
+        assert all("does not answer" in str(synced.error) for synced in done)
+        assert len(find_spools(tmp_path)) == 2
+
+    def test_of_two_processes_under_one_run_name_do_not_mix(self, peer, tmp_path, registration):
+        code = (
+            "import json, os, sys\n"
+            "from tsemon.transport.spool import Spool\n"
+            "from tsemon.wire import Frame\n"
+            "spool = Spool.create(sys.argv[1], json.loads(sys.argv[2]), 'rank0')\n"
+            "for i in range(50): spool.append(Frame(seq=i, step=i, time=1.0).to_json())\n"
+            "os._exit(9)\n"
+        )
+        trainers = [
+            subprocess.Popen([sys.executable, "-c", code, tmp_path, json.dumps(registration(key))]) for key in "ab"
+        ]
+        assert [trainer.wait() for trainer in trainers] == [9, 9]
+        assert [synced.num_sent for synced in sync(tmp_path, peer.url)] == [50, 50]
+        assert len(peer.frames) == 100
+
+
+class TestATrainerThatDoesNotClose:
+    @pytest.mark.parametrize("end", ["pass", "os._exit(0)", "raise SystemExit(0)"])
+    def test_ends_at_once_and_loses_nothing_spooled(self, peer, tmp_path, registration, end):
+        peer.faults.extend(["hang"] * 5)
+        code = (
+            "import json, os, sys, time\n"
+            "from tsemon.transport import HttpDelivery, Outbox, Spool\n"
+            "from tsemon.wire import Frame\n"
+            "spool = Spool.create(sys.argv[1], json.loads(sys.argv[2]), 'rank0')\n"
+            "outbox = Outbox(spool, HttpDelivery(sys.argv[3], 60), on_warning=print)\n"
+            "for i in range(20): outbox.put(lambda seq: Frame(seq=seq, step=seq, time=1.0))\n"
+            "while spool.num_unsent < 20: time.sleep(0.001)\n"
+            f"{end}\n"
+        )
+        command = [sys.executable, "-c", code, tmp_path, json.dumps(registration()), peer.url]
+        assert subprocess.run(command, timeout=30, check=False).returncode == 0
+        peer.released.set()
+        with peer.changed:
+            peer.faults.clear()
+        (synced,) = sync(tmp_path, peer.url)
+        assert synced.num_remaining == 0
+        assert (peer.seqs(), peer.state()) == (list(range(20)), "failed")

@@ -1,0 +1,365 @@
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tsemon.errors import InvalidArgument, SpoolError, SpoolInUse
+from tsemon.transport.spool import Spool, find_siblings, find_spools, parse_records, quoted
+
+REGISTRATION = {"project": "default", "run": "gpt", "blocks": ["h.0"], "attempt_key": "key-1"}
+
+
+@pytest.fixture
+def spool(tmp_path):
+    spool = Spool.create(tmp_path, REGISTRATION, "rank0", segment_bytes=100)
+    yield spool
+    spool.close()
+
+
+def unsent(spool):
+    """All unsent frames, taken the way a sender takes them, acknowledged."""
+    frames = []
+    while (batch := spool.next_batch(max_frames=3)) is not None:
+        frames += batch.frames
+        spool.acknowledge(batch.ends[-1])
+    return frames
+
+
+def segments(spool):
+    return sorted(path.name for path in spool.folder.glob("*.seg"))
+
+
+class TestSpool:
+    def test_gives_frames_back_in_order(self, spool):
+        frames = [f"frame {i}" for i in range(50)]
+        for frame in frames:
+            spool.append(frame)
+        assert spool.num_unsent == 50
+        assert unsent(spool) == frames
+        assert spool.is_drained
+
+    def test_offers_a_frame_until_it_is_acknowledged(self, spool):
+        spool.append("a")
+        assert spool.next_batch() == spool.next_batch()
+        spool.acknowledge(spool.next_batch().ends[0])
+        assert spool.next_batch() is None
+
+    def test_bounds_a_batch_by_frames_and_by_bytes_but_never_to_nothing(self, spool):
+        for frame in ("a" * 40, "b" * 40, "c" * 400):
+            spool.append(frame)
+        assert len(spool.next_batch(max_frames=2).frames) == 2
+        assert len(spool.next_batch(max_bytes=81).frames) == 1
+        assert len(spool.next_batch(max_bytes=82).frames) == 2
+        spool.acknowledge(spool.next_batch(max_frames=2).ends[-1])
+        assert spool.next_batch(max_bytes=1).frames == ("c" * 400,)
+
+    def test_deletes_a_segment_once_it_is_wholly_acknowledged(self, spool):
+        for i in range(6):
+            spool.append(f"{i}" * 40)  # two records of 48 bytes fill a segment of 100
+        assert segments(spool) == ["00000001.seg", "00000002.seg", "00000003.seg"]
+        batch = spool.next_batch()
+        spool.acknowledge(batch.ends[2])
+        assert segments(spool) == ["00000002.seg", "00000003.seg"]
+        spool.acknowledge(batch.ends[0])  # a late word about an earlier frame changes nothing
+        assert spool.num_unsent == 3
+
+    def test_goes_on_in_another_process_where_the_last_acknowledgement_was(self, spool):
+        for i in range(6):
+            spool.append(f"{i}" * 40)
+        spool.acknowledge(spool.next_batch().ends[2])
+        spool.close()
+        again = Spool.open(spool.folder)
+        assert again.registration == REGISTRATION
+        assert again.writer == "rank0"
+        again.append("new")
+        assert unsent(again) == ["3" * 40, "4" * 40, "5" * 40, "new"]
+        again.close()
+
+    def test_sends_again_what_it_cannot_know_to_be_acknowledged(self, spool):
+        spool.append("a")
+        spool.append("b")
+        spool.acknowledge(spool.next_batch().ends[0])
+        spool.close()
+        (spool.folder / "acked.json").write_bytes(b"\0" * 20)
+        again = Spool.open(spool.folder)
+        assert unsent(again) == ["a", "b"]
+        again.close()
+
+    def test_drops_the_oldest_unsent_frames_when_it_is_full(self, tmp_path):
+        spool = Spool.create(tmp_path, REGISTRATION, "rank0", max_bytes=400)
+        frames = [f"{i:040}" for i in range(30)]
+        for frame in frames:
+            spool.append(frame)
+        assert sum(path.stat().st_size for path in spool.folder.glob("*.seg")) <= 400
+        num_kept = spool.num_unsent
+        assert 4 <= num_kept <= 8
+        assert spool.num_dropped == 30 - num_kept
+        spool.close()
+        again = Spool.open(spool.folder)
+        assert again.num_dropped == 30 - num_kept
+        assert unsent(again) == frames[-num_kept:]
+        again.close()
+
+    def test_remembers_how_the_run_ended(self, spool):
+        assert spool.end_state is None
+        spool.finish("finished")
+        assert spool.end_state == "finished"
+
+    def test_keeps_refused_frames_when_it_is_discarded(self, tmp_path):
+        spool = Spool.create(tmp_path, REGISTRATION, "rank0")
+        spool.set_aside('{"seq":1}', "too odd")
+        spool.discard()
+        assert sorted(path.name for path in spool.folder.iterdir()) == ["delivered.json", "refused.jsonl"]
+        assert json.loads((spool.folder / "refused.jsonl").read_text()) == {"reason": "too odd", "frame": '{"seq":1}'}
+        assert find_spools(tmp_path) == []
+
+    def test_leaves_nothing_behind_when_all_was_taken(self, tmp_path):
+        spool = Spool.create(tmp_path, REGISTRATION, "rank0")
+        spool.append("a")
+        unsent(spool)
+        spool.discard()
+        assert not spool.folder.exists()
+
+    def test_is_left_alone_while_its_writer_lives(self, spool):
+        with pytest.raises(SpoolInUse, match="in use by a living process"):
+            Spool.open(spool.folder)
+        spool.close()
+        Spool.open(spool.folder).close()
+
+    def test_needs_a_writer_of_its_own(self, tmp_path):
+        for writer in ("rank0", "rank1"):
+            Spool.create(tmp_path, REGISTRATION, writer).close()
+        with pytest.raises(SpoolError, match="File exists"):
+            Spool.create(tmp_path, REGISTRATION, "rank0")
+
+    @pytest.mark.parametrize(
+        ("change", "text"),
+        [
+            ({"attempt_key": None}, "needs an attempt_key"),
+            ({"config": {"model": object()}}, "must be plain JSON"),
+            ({"config": {"lr": float("nan")}}, "must be plain JSON"),
+            ({"run": ""}, "at least one character"),
+        ],
+    )
+    def test_refuses_a_registration_that_could_not_be_sent(self, tmp_path, change, text):
+        with pytest.raises(InvalidArgument, match=text):
+            Spool.create(tmp_path, {**REGISTRATION, **change}, "rank0")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_lists_spools_by_age(self, tmp_path):
+        folders = []
+        for key in "cab":
+            spool = Spool.create(tmp_path, {**REGISTRATION, "attempt_key": key}, "rank0")
+            spool.close()
+            folders.append(spool.folder)
+        other = Spool.create(tmp_path, {**REGISTRATION, "run": "other"}, "rank0")
+        other.close()
+        assert find_spools(tmp_path) == [*folders, other.folder]
+        assert find_siblings(folders[1]) == [folders[0], folders[2]]
+
+
+class TestNamesInPaths:
+    @given(st.lists(st.text(min_size=1), min_size=2, max_size=2, unique=True))
+    def test_stay_distinct_short_and_in_their_folder(self, names):
+        parts = [quoted(name) for name in names]
+        assert parts[0] != parts[1]
+        for part in parts:
+            assert len(part) <= 100
+            assert "/" not in part
+            assert not part.startswith(".")
+
+    def test_cannot_climb_out_of_the_root(self, tmp_path):
+        body = {**REGISTRATION, "project": "..", "run": "../../etc", "attempt_key": "x" * 5000}
+        spool = Spool.create(tmp_path / "root", body, "/")
+        spool.close()
+        assert spool.folder.resolve().is_relative_to((tmp_path / "root").resolve())
+        assert spool.folder.relative_to(tmp_path / "root").parts[:2] == ("%2E.", "%2E.%2F..%2Fetc")
+
+
+class TestADamagedSpool:
+    def test_loses_the_torn_record_alone_wherever_it_was_cut(self, tmp_path):
+        spool = Spool.create(tmp_path, REGISTRATION, "rank0")
+        spool.append("first")
+        whole = (spool.folder / "00000001.seg").read_bytes()
+        spool.append("the last one, é")
+        data = (spool.folder / "00000001.seg").read_bytes()
+        spool.close()
+        for size in range(len(whole), len(data)):
+            (spool.folder / "00000001.seg").write_bytes(data[:size])
+            again = Spool.open(spool.folder)
+            assert (again.num_unsent, again.num_damaged) == (1, size > len(whole))
+            assert again.next_batch().frames == ("first",)
+            again.close()
+
+    def test_goes_on_with_the_next_segment(self, spool):
+        for i in range(6):
+            spool.append(f"{i}" * 40)
+        spool.close()
+        path = spool.folder / "00000002.seg"
+        data = bytearray(path.read_bytes())
+        data[60] ^= 1  # in the second record's payload
+        path.write_bytes(data)
+        again = Spool.open(spool.folder)
+        assert again.num_damaged == 1
+        assert unsent(again) == [f"{i}" * 40 for i in (0, 1, 2, 4, 5)]
+        assert again.is_drained
+        again.close()
+
+    def test_does_not_take_the_zeros_of_a_power_cut_for_frames(self, spool):
+        spool.append("a")
+        spool.close()
+        with open(spool.folder / "00000001.seg", "ab") as file:
+            file.write(b"\0" * 64)
+        again = Spool.open(spool.folder)
+        assert unsent(again) == ["a"]
+        assert again.is_drained
+        again.close()
+
+    @given(st.binary(max_size=200), st.binary(max_size=100))
+    def test_never_fails_to_open(self, segment, acked):
+        with tempfile.TemporaryDirectory() as root:
+            spool = Spool.create(root, REGISTRATION, "rank0")
+            spool.close()
+            (spool.folder / "00000001.seg").write_bytes(segment)
+            (spool.folder / "acked.json").write_bytes(acked)
+            again = Spool.open(spool.folder)
+            unsent(again)
+            assert again.is_drained
+            again.close()
+
+    @given(st.binary(max_size=200))
+    def test_yields_records_that_end_within_the_data(self, data):
+        ends = [end for _, end in parse_records(data)]
+        assert ends == sorted(set(ends))
+        assert all(8 < end <= len(data) for end in ends)
+
+    def test_says_so_when_nobody_knows_whose_it_is(self, spool):
+        spool.close()
+        (spool.folder / "run.json").write_text("{")
+        with pytest.raises(SpoolError, match=r"run.json is damaged"):
+            Spool.open(spool.folder)
+
+
+class SpoolStory(RuleBasedStateMachine):
+    """Whatever is appended, acknowledged, reopened and in which order: what was not acknowledged is there, in order."""
+
+    @initialize()
+    def create(self):
+        self.root = tempfile.TemporaryDirectory()
+        self.spool = Spool.create(self.root.name, REGISTRATION, "rank0", segment_bytes=64)
+        self.expected = []
+
+    @rule(frame=st.text(min_size=1, max_size=80).filter(lambda text: text.isprintable()))
+    def append(self, frame):
+        self.spool.append(frame)
+        self.expected.append(frame)
+
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data(), max_frames=st.integers(1, 10))
+    def acknowledge(self, data, max_frames):
+        batch = self.spool.next_batch(max_frames=max_frames)
+        assert list(batch.frames) == self.expected[: len(batch.frames)]
+        num_arrived = data.draw(st.integers(1, len(batch.frames)))
+        self.spool.acknowledge(batch.ends[num_arrived - 1])
+        del self.expected[:num_arrived]
+
+    @rule()
+    def reopen(self):
+        self.spool.close()
+        self.spool = Spool.open(self.spool.folder, segment_bytes=64)
+
+    @invariant()
+    def holds_what_was_not_acknowledged(self):
+        assert self.spool.num_unsent == len(self.expected)
+        batch = self.spool.next_batch(max_frames=1000)
+        assert (list(batch.frames) if batch else []) == self.expected
+
+    def teardown(self):
+        self.spool.close()
+        self.root.cleanup()
+
+
+TestSpoolStory = SpoolStory.TestCase
+TestSpoolStory.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+class TestAFolderThatCannotBeWritten:
+    def test_is_named_with_the_reason_and_what_to_do(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(
+            SpoolError, match=r"cannot make the spool folder .*file/default.*: Not a directory; .*spool_dir"
+        ):
+            Spool.create(tmp_path / "file", REGISTRATION, "rank0")
+
+    def test_is_noticed_when_it_was_removed_under_way(self, spool):
+        spool.append("a")
+        for path in spool.folder.iterdir():
+            path.unlink()
+        spool.folder.rmdir()
+        with pytest.raises(SpoolError, match="No such file or directory"):
+            spool.append("b")
+        assert spool.next_batch() is None
+        assert spool.num_dropped == 1
+
+    def test_keeps_a_half_written_record_out_of_the_way(self, spool):
+        """A full disk takes the first half of a record; a file size limit does the same."""
+        spool.append("a")
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
+        try:
+            with pytest.raises(SpoolError, match=r"cannot write to the spool folder .*: File too large"):
+                spool.append("does not fit")
+            with pytest.raises(SpoolError):
+                spool.append("does not fit any better")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        spool.append("b")
+        assert unsent(spool) == ["a", "b"]
+        spool.close()
+        assert Path(spool.folder, "00000001.seg").exists() is False
+
+    def test_is_told_when_the_spool_is_closed(self, spool):
+        spool.close()
+        with pytest.raises(SpoolError, match="it is closed"):
+            spool.append("a")
+
+
+class TestAKilledProcess:
+    def test_loses_no_appended_frame(self, tmp_path):
+        code = (
+            "import json, os, sys\n"
+            "from tsemon.transport.spool import Spool\n"
+            "spool = Spool.create(sys.argv[1], json.loads(sys.argv[2]), 'rank0')\n"
+            "for i in range(100): spool.append(f'frame {i}')\n"
+            "os._exit(9)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code, tmp_path, json.dumps(REGISTRATION)], check=False)
+        assert done.returncode == 9
+        (folder,) = find_spools(tmp_path)
+        spool = Spool.open(folder)
+        assert spool.end_state is None
+        assert unsent(spool) == [f"frame {i}" for i in range(100)]
+        spool.close()
+
+    def test_leaves_a_free_spool_though_a_forked_child_lives_on(self, tmp_path):
+        code = (
+            "import json, os, sys\n"
+            "from tsemon.transport.spool import Spool\n"
+            "spool = Spool.create(sys.argv[1], json.loads(sys.argv[2]), 'rank0')\n"
+            "if os.fork(): os._exit(9)\n"
+            "print('forked', flush=True)\n"
+            "sys.stdin.read()\n"
+        )
+        command = [sys.executable, "-c", code, tmp_path, json.dumps(REGISTRATION)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+            assert trainer.stdout.readline() == "forked\n"
+            assert trainer.wait() == 9
+            (folder,) = find_spools(tmp_path)
+            Spool.open(folder).close()

@@ -1,0 +1,155 @@
+"""The service's REST interface as a writer needs it: register, send frames, finish."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from tsemon.errors import InvalidArgument, ServerRefused, ServerUnreachable, TsemonError, UnknownAttempt, UnknownRun
+from tsemon.wire import API, RunState
+
+_MAX_REPLY_BYTES = 16 * 2**20
+_RETRY = {408, 425, 429}
+"""Statuses under 500 that speak of the moment, not of the request."""
+
+
+class HttpDelivery:
+    """One connection to the service, kept alive between requests. For one thread; `abort` may come from another.
+
+    Goes straight to the host in `server_url`: it follows no redirect and reads no proxy from the environment. Each
+    request may safely be sent twice, so one that dies on a connection the service has meanwhile closed is sent again at
+    once.
+    """
+
+    def __init__(self, server_url: str, timeout_s: float = 10.0) -> None:
+        self.server_url = server_url
+        expected = f"server must be http(s)://host[:port][/path], got {server_url!r}"
+        try:
+            parts = urlsplit(server_url)
+            self._host, self._port = parts.hostname or "", parts.port
+        except (ValueError, TypeError, AttributeError) as error:
+            raise InvalidArgument(f"{expected}: {error}") from error
+        if (
+            parts.scheme not in ("http", "https")
+            or not self._host
+            or "@" in parts.netloc
+            or parts.query
+            or parts.fragment
+        ):
+            raise InvalidArgument(expected)
+        if any(not " " < letter < "\x7f" for letter in server_url):
+            raise InvalidArgument(f"{expected}: only printable ASCII without spaces, other letters percent-encoded")
+        if not timeout_s > 0:
+            raise InvalidArgument(f"timeout_s must be above 0 seconds, got {timeout_s}")
+        self._is_https = parts.scheme == "https"
+        self._prefix = parts.path.rstrip("/") + API
+        self._timeout_s = timeout_s
+        self._connection: http.client.HTTPConnection | None = None
+        self._is_aborted = False
+
+    def register(self, body: Mapping[str, Any]) -> tuple[str, int]:
+        """Make the run known and get its id and the number of this attempt."""
+        reply = self._request("POST", "/runs", json.dumps(body).encode())
+        try:
+            return str(reply["run_id"]), int(reply["attempt"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._unreachable(f"answered the registration without a run_id and an attempt: {reply}") from error
+
+    def send(self, run_id: str, body: bytes) -> dict[str, Any]:
+        """Send a body of frames. Raises UnknownRun or UnknownAttempt when the service does not have the run now."""
+        return self._request("POST", f"/runs/{quote(run_id, safe='')}/frames", body)
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        """What the service knows of the run."""
+        return self._request("GET", f"/runs/{quote(run_id, safe='')}")
+
+    def finish(self, run_id: str, state: RunState) -> None:
+        self._request("PATCH", f"/runs/{quote(run_id, safe='')}", json.dumps({"state": state}).encode())
+
+    def abort(self) -> None:
+        """End the request under way, and any later one, with ServerUnreachable."""
+        self._is_aborted = True
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _request(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
+        was_kept_alive = self._connection is not None
+        try:
+            try:
+                status, headers, data = self._exchange(method, path, body)
+            except (ConnectionError, http.client.BadStatusLine):
+                self.close()
+                if not was_kept_alive:
+                    raise
+                status, headers, data = self._exchange(method, path, body)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise self._unreachable(f"does not answer: {str(error) or type(error).__name__}") from error
+        return self._read_reply(status, headers, data, f"{method} {self._prefix}{path}")
+
+    def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, http.client.HTTPMessage, bytes]:
+        if self._is_aborted:
+            raise ConnectionAbortedError("delivery was ended by this process")
+        if self._connection is None:
+            kind = http.client.HTTPSConnection if self._is_https else http.client.HTTPConnection
+            self._connection = kind(self._host, self._port, timeout=self._timeout_s)
+        headers = {"Accept": "application/json"} | ({"Content-Type": "application/json"} if body is not None else {})
+        self._connection.request(method, self._prefix + path, body, headers)
+        with self._connection.getresponse() as response:
+            data = response.read(_MAX_REPLY_BYTES)
+            if not response.isclosed():
+                # More than any reply of the service: whatever speaks there, the rest is not read.
+                self.close()
+            return response.status, response.headers, data
+
+    def _read_reply(self, status: int, headers: http.client.HTTPMessage, data: bytes, request: str) -> dict[str, Any]:
+        try:
+            reply = json.loads(data)
+        except ValueError:
+            reply = None
+        known = reply if isinstance(reply, dict) else {}
+        if 200 <= status < 300:
+            if isinstance(reply, dict):
+                return reply
+            raise self._unreachable(f"answered {request} with {status} and no JSON object: is it tsemon's service?")
+        code = known.get("error")
+        text = f"{code}: {known.get('detail')}" if code else (http.client.responses.get(status) or "no reason given")
+        if status >= 500 or status in _RETRY:
+            error = self._unreachable(f"answered {request} with {status} ({text})")
+            error.retry_after_s = _retry_after_s(headers.get("Retry-After"))
+            raise error
+        refusals: dict[str, type[TsemonError]] = {kind.code: kind for kind in (UnknownRun, UnknownAttempt)}
+        refused = refusals.get(str(code), ServerRefused)(f"{self.server_url} answered {request} with {status} ({text})")
+        refused.status = status
+        raise refused
+
+    def _unreachable(self, what: str) -> ServerUnreachable:
+        return ServerUnreachable(f"the service at {self.server_url} {what}")
+
+
+def _retry_after_s(value: str | None) -> float | None:
+    """Seconds from now, of either form that the header has."""
+    if value is None:
+        return None
+    try:
+        return max(0.0, float(value)) if value.strip().isdigit() else _seconds_until(parsedate_to_datetime(value))
+    except (ValueError, TypeError):
+        return None
+
+
+def _seconds_until(moment: datetime) -> float:
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

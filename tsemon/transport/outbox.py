@@ -1,0 +1,331 @@
+"""Takes samples off the training thread's hands, and sees to it that they arrive.
+
+    training thread -- put --> queue -- exporter thread --> spool -- sender thread --> service
+
+Two threads, because a service that hangs must not keep samples from reaching the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from tsemon.errors import ServerUnreachable, TsemonError, UnknownAttempt, UnknownRun
+from tsemon.transport.courier import Courier
+from tsemon.transport.http import HttpDelivery
+from tsemon.transport.memory import MemorySpool
+from tsemon.transport.spool import Spool, find_siblings
+from tsemon.transport.sync import deliver_leftovers
+from tsemon.wire import Alert, Frame, RunState
+
+MakeFrame = Callable[[int], Frame]
+"""Gets the frame's seq, waits for the device if it must, and returns the frame. Called on the exporter thread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutboxStats:
+    num_sent: int
+    """Frames that the service has confirmed."""
+    num_pending: int
+    """Samples and frames that wait: in the queue, on disk, in memory."""
+    num_dropped: int
+    """Samples and frames that were given up, unsent, because what holds them was full or was deleted."""
+    num_refused: int
+    """Frames that the service will not take; they are in the spool folder's `refused.jsonl`."""
+    num_failed_samples: int
+    """Samples that could not be made into a frame."""
+    last_error: str | None
+    connected: bool
+    """Did the service answer when last asked?"""
+    spool_folder: Path | None
+    """None while frames are kept in memory alone."""
+
+
+class Outbox:
+    """The way out of a training process.
+
+    `put`, `alerts`, `take_events`, `stats` and `close` are for the training process; none of them raises. Trouble is
+    counted, and said once through `on_warning`, on whichever thread meets it. In a forked child all of them do nothing.
+    """
+
+    def __init__(
+        self,
+        spool: Spool | MemorySpool,
+        delivery: HttpDelivery | None,
+        *,
+        on_warning: Callable[[str], None],
+        max_waiting: int = 1024,
+        first_retry_s: float = 0.5,
+        max_retry_s: float = 30.0,
+    ) -> None:
+        self._spool = spool
+        self._overflow = MemorySpool(spool.registration, spool.writer)
+        self._delivery = delivery
+        self._on_warning = on_warning
+        self._max_waiting = max_waiting
+        self._first_retry_s = first_retry_s
+        self._max_retry_s = max_retry_s
+        self._random = random.Random()  # its own: the training run's random state is not ours to advance
+        self._pid = os.getpid()
+
+        self._queue: SimpleQueue[MakeFrame | None] = SimpleQueue()
+        self._num_queue_dropped = 0
+        self._num_failed_samples = 0
+        self._next_seq = 0
+        self._write_again_at = 0.0
+        """0 while the folder can be written, else when to try it again."""
+
+        self._courier: Courier | None = None
+        self._last_error: str | None = None
+        self._is_connected = False
+        self._has_adopted = False
+        self._is_delivered = False
+        self._said: set[str] = set()
+        self._alerts: tuple[Alert, ...] = ()
+        self._known_alerts: dict[str, Alert] = {}
+        self._events: SimpleQueue[Alert] = SimpleQueue()
+
+        self._is_closed = False
+        self._end_state: RunState = "finished"
+        self._has_work = threading.Event()
+        self._closing = threading.Event()
+        self._abandoned = threading.Event()
+        self._exporter = threading.Thread(target=self._export, name="tsemon-exporter", daemon=True)
+        self._exporter.start()
+        self._sender: threading.Thread | None = None
+        if delivery is not None:
+            self._courier = Courier(
+                delivery, spool.registration, spool.writer, on_reply=self._read_alerts, on_warning=self._warn_of_frame
+            )
+            self._has_work.set()  # registers at once, so that the run is seen before its first sample
+            self._sender = threading.Thread(target=self._send, args=(self._courier,), name="tsemon-sender", daemon=True)
+            self._sender.start()
+
+    # -- the training thread
+
+    def put(self, make_frame: MakeFrame) -> bool:
+        """Hand over a sample; it never waits. The oldest waiting sample goes when there are too many.
+
+        False when the sample was not taken: after `close`, and in a forked child.
+        """
+        if self._is_closed or os.getpid() != self._pid:
+            return False
+        self._queue.put(make_frame)
+        if self._queue.qsize() > self._max_waiting:
+            with contextlib.suppress(Empty):
+                self._queue.get_nowait()
+                self._num_queue_dropped += 1
+        return True
+
+    def alerts(self) -> list[Alert]:
+        """What the service said last: the alerts of the run that are pending or firing, and those just resolved."""
+        return list(self._alerts)
+
+    def take_events(self) -> list[Alert]:
+        """Each alert once when it starts to fire and once when it is resolved, in the order of the replies."""
+        events = []
+        with contextlib.suppress(Empty):
+            while os.getpid() == self._pid:
+                events.append(self._events.get_nowait())
+        return events
+
+    def stats(self) -> OutboxStats:
+        courier, spool, overflow = self._courier, self._spool, self._overflow
+        return OutboxStats(
+            num_sent=courier.num_sent if courier else 0,
+            num_pending=self._queue.qsize() + spool.num_unsent + overflow.num_unsent,
+            num_dropped=self._num_queue_dropped + spool.num_dropped + overflow.num_dropped,
+            num_refused=courier.num_refused if courier else 0,
+            num_failed_samples=self._num_failed_samples,
+            last_error=self._last_error,
+            connected=self._is_connected,
+            spool_folder=None if self._write_again_at else spool.folder,
+        )
+
+    def close(self, timeout_s: float = 5.0, state: RunState = "finished") -> None:
+        """Spool what waits, deliver what can be delivered within `timeout_s`, and say how the run ended.
+
+        What is not delivered stays in the spool for the next attach or `sync`.
+        """
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        self._is_closed = True
+        deadline = time.monotonic() + timeout_s
+        self._queue.put(None)
+        self._exporter.join(timeout_s)
+        if self._exporter.is_alive():
+            self._warn("close", f"{self._queue.qsize()} samples did not leave the device within {timeout_s} s")
+        self._end_state = state
+        with self._contained("end"):
+            self._spool.finish(state)
+        self._closing.set()
+        self._has_work.set()
+        if self._sender is not None:
+            self._sender.join(max(0.0, deadline - time.monotonic()))
+            self._abandoned.set()
+            if self._sender.is_alive() and self._delivery is not None:
+                self._delivery.abort()
+                self._sender.join(1.0)
+        with self._contained("end"):
+            if self._is_delivered and self._spool.is_drained:
+                self._spool.discard()
+            else:
+                self._spool.close()
+        in_memory = self._overflow.num_unsent + (0 if self._spool.folder else self._spool.num_unsent)
+        if in_memory:
+            self._warn("lost", f"{in_memory} frames were in memory alone, could not be delivered, and are lost")
+
+    # -- the exporter thread
+
+    def _export(self) -> None:
+        while (make_frame := self._queue.get()) is not None:
+            try:
+                payload = make_frame(self._next_seq).to_json()
+            except Exception as error:
+                self._num_failed_samples += 1
+                self._last_error = f"a sample failed: {type(error).__name__}: {error}"
+                self._warn("sample", self._last_error)
+                continue
+            finally:
+                del make_frame  # and with it the buffers it holds, before the wait for the next one
+            self._next_seq += 1
+            self._overflow.append(payload)
+            if time.monotonic() >= self._write_again_at:
+                self._write_through()
+            self._has_work.set()
+        self._write_through()
+
+    def _write_through(self) -> None:
+        """Move what is in memory to the spool: the newest frame, and all since the folder failed, if it did."""
+        try:
+            while (batch := self._overflow.next_batch(max_frames=1)) is not None:
+                self._spool.append(batch.frames[0])
+                self._overflow.acknowledge(batch.ends[-1])
+            self._write_again_at = 0.0
+            self._said.discard("spool")
+        except Exception as error:
+            self._write_again_at = time.monotonic() + self._max_retry_s
+            self._last_error = str(error)
+            self._warn("spool", f"{error}; until then frames wait in memory, and a killed process loses them")
+
+    # -- the sender thread
+
+    def _send(self, courier: Courier) -> None:
+        num_failures = 0
+        try:
+            while not self._abandoned.is_set():
+                self._has_work.wait()
+                self._has_work.clear()
+                is_last = self._closing.is_set()  # asked first: what is appended before the end is then sent, too
+                try:
+                    self._send_all(courier)
+                    if is_last and not self._abandoned.is_set():
+                        courier.finish(self._end_state)
+                        self._is_delivered = True
+                        return
+                    num_failures = 0
+                    self._is_connected = True
+                    self._said.discard("server")
+                except Exception as error:
+                    self._note_failure(error)
+                    if self._closing.is_set() and not is_last:
+                        num_failures = 0
+                    self._pause(error, num_failures)
+                    num_failures += 1
+                    self._has_work.set()
+        finally:
+            if self._delivery is not None:
+                self._delivery.close()
+
+    def _send_all(self, courier: Courier) -> None:
+        self._adopt()
+        courier.register()
+        for spool in (self._spool, self._overflow):
+            # In good times the overflow holds a frame only on its way to the disk.
+            if spool is self._overflow and not self._write_again_at:
+                continue
+            while not self._abandoned.is_set() and courier.send_next(spool):
+                self._is_connected = True
+
+    def _adopt(self) -> None:
+        """Deliver what dead processes left of this run, before its new attempt gets its number."""
+        if self._has_adopted or self._spool.folder is None or self._delivery is None:
+            return
+        for synced in deliver_leftovers(find_siblings(self._spool.folder), self._delivery, self._warn_of_frame):
+            if isinstance(synced.error, ServerUnreachable):
+                raise synced.error
+            if synced.error is not None:
+                self._warn(f"adopt {synced.folder}", f"{synced.folder} is left for `tsemon sync`: {synced.error}")
+            if synced.num_damaged:
+                self._warn(
+                    "adopt", f"{synced.folder} had {synced.num_damaged} damaged segments; the rest was delivered"
+                )
+        self._has_adopted = True
+
+    def _note_failure(self, error: Exception) -> None:
+        is_ours = isinstance(error, TsemonError)
+        self._last_error = str(error) if is_ours else f"delivery failed: {type(error).__name__}: {error}"
+        self._is_connected = False
+        if isinstance(error, (UnknownRun, UnknownAttempt)):
+            # Its alerts went with it.
+            self._alerts, self._known_alerts = (), {}
+            self._warn(
+                "server",
+                f"{error}; the run is registered again, but what had arrived before is gone with its database",
+            )
+        else:
+            self._warn("server", f"{self._last_error}; frames are kept and sent again until they arrive")
+
+    def _pause(self, error: Exception, num_failures: int) -> None:
+        delay_s = min(self._max_retry_s, self._first_retry_s * 2.0 ** min(num_failures, 30))
+        delay_s *= self._random.uniform(0.5, 1.0)  # so that a fleet does not come back as one
+        if isinstance(error, ServerUnreachable) and error.retry_after_s is not None:
+            delay_s = max(delay_s, min(error.retry_after_s, 10 * self._max_retry_s))
+        (self._abandoned if self._closing.is_set() else self._closing).wait(delay_s)
+
+    def _read_alerts(self, reply: Mapping[str, Any]) -> None:
+        try:
+            alerts = tuple(Alert.from_json(alert) for alert in reply["alerts"])
+            known = self._known_alerts
+            for alert in alerts:
+                before = known.get(alert.alert_id)
+                if alert.state != "pending" and (before is None or before.state != alert.state):
+                    self._events.put(alert)
+            # One that fired and is not there any more was resolved in a reply that got lost or went to another writer.
+            present = {alert.alert_id for alert in alerts}
+            for alert in known.values():
+                if alert.state == "firing" and alert.alert_id not in present:
+                    self._events.put(dataclasses.replace(alert, state="resolved"))
+        except (KeyError, TypeError, AttributeError) as error:
+            self._warn("alerts", f"the service's alerts cannot be read ({error!r}); frames are delivered all the same")
+            return
+        self._alerts, self._known_alerts = alerts, {alert.alert_id: alert for alert in alerts}
+
+    # -- any thread
+
+    def _warn_of_frame(self, text: str) -> None:
+        self._last_error = text
+        self._warn("frame", text)
+
+    def _warn(self, kind: str, text: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            with contextlib.suppress(Exception):
+                self._on_warning(text)
+
+    @contextlib.contextmanager
+    def _contained(self, kind: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._last_error = str(error)
+            self._warn(kind, str(error))

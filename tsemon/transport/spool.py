@@ -1,0 +1,475 @@
+"""Frames on disk until the service has confirmed them.
+
+One folder per writing process, `<root>/<project>/<run>/<attempt key>~<writer>/`:
+
+    run.json       the body of `POST /runs` and, besides, `writer` and `created_at`; never rewritten
+    00000001.seg   records, oldest first: u32 length, u32 CRC-32 (both little-endian), then one frame as JSON text
+    acked.json     up to where the service has confirmed, replaced atomically
+    refused.jsonl  frames that the service will not take, with its reason
+    end.json       the state that the writer left the run in; a writer that died leaves none
+    lock           held (flock) for as long as the writer lives
+
+A record reaches the operating system before `append` returns, so a killed process loses none. It is forced to the
+device when a segment is full and at `close`: a power cut may cost what came after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import struct
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from tsemon.errors import InvalidArgument, SpoolError, SpoolInUse
+from tsemon.wire import RunState
+
+_RECORD = struct.Struct("<II")
+_MAX_NAME = 100
+"""Longest quoted part of a file name; two of them and a separator stay under the usual limit of 255."""
+
+
+class Position(NamedTuple):
+    """A place between two frames; positions of one spool compare in the order of its frames."""
+
+    segment: int
+    offset: int
+    num_before: int
+    """Frames of this segment before the place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Frames to send together. `ends[i]` is the position to acknowledge once frames 0 to i have arrived."""
+
+    frames: tuple[str, ...]
+    ends: tuple[Position, ...]
+
+    def halves(self) -> tuple[Batch, Batch]:
+        middle = len(self.frames) // 2
+        return Batch(self.frames[:middle], self.ends[:middle]), Batch(self.frames[middle:], self.ends[middle:])
+
+
+@dataclass(slots=True)
+class _Segment:
+    size_bytes: int
+    num_frames: int
+
+
+def quoted(name: str) -> str:
+    """`name` as one part of a path: distinct names stay distinct, none is hidden, long or means another folder."""
+    if not name:
+        raise InvalidArgument("a project, run, attempt key or writer needs at least one character, got an empty name")
+    safe = quote(name, safe="", errors="surrogatepass").replace("~", "%7E")
+    if safe.startswith("."):
+        safe = "%2E" + safe[1:]
+    if len(safe) > _MAX_NAME:
+        digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:16]
+        safe = f"{safe[: _MAX_NAME - 17]}~{digest}"
+    return safe
+
+
+def find_spools(root: Path | str) -> list[Path]:
+    """The folders of all spools under `root`, oldest first."""
+    return _by_age(Path(root).glob("*/*/*/run.json"))
+
+
+def find_siblings(folder: Path) -> list[Path]:
+    """The folders of the other spools of the same project and run, oldest first."""
+    return [other for other in _by_age(folder.parent.glob("*/run.json")) if other != folder]
+
+
+def _by_age(run_files: Iterator[Path]) -> list[Path]:
+    # Attempts are numbered in the order in which they are registered, so the order matters to whoever delivers them.
+    def created_at(run_file: Path) -> float:
+        try:
+            return float(json.loads(run_file.read_bytes())["created_at"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0.0
+
+    return [run_file.parent for run_file in sorted(run_files, key=lambda path: (created_at(path), path))]
+
+
+def parse_records(data: bytes) -> Iterator[tuple[str, int]]:
+    """Each sound record at the start of `data` with the offset at which it ends; stops at the first unsound one."""
+    offset = 0
+    while len(data) - offset >= _RECORD.size:
+        length, crc = _RECORD.unpack_from(data, offset)
+        payload = data[offset + _RECORD.size : offset + _RECORD.size + length]
+        # A file that a power cut filled up with zeros reads as empty records with the right CRC; no frame is empty.
+        if not length or len(payload) < length or zlib.crc32(payload) != crc:
+            return
+        try:
+            text = payload.decode()
+        except UnicodeDecodeError:
+            return
+        offset += _RECORD.size + length
+        yield text, offset
+
+
+class Spool:
+    """The frames of one writer. All methods may be called from any thread of the process that opened it."""
+
+    def __init__(self, folder: Path, lock: int, max_bytes: int, segment_bytes: int) -> None:
+        self.folder = folder
+        self.registration: dict[str, Any]
+        self.writer: str
+        self.registration, self.writer = _read_run(folder)
+        self.num_dropped = 0
+        """Frames that were deleted unsent, because the spool was full or someone removed its files."""
+        self.num_damaged = 0
+        """Segments with a torn or altered record; what stood behind it is lost."""
+        self._max_bytes = max_bytes
+        self._segment_bytes = min(segment_bytes, max_bytes // 4)
+        self._mutex = threading.RLock()
+        self._lock: int | None = lock
+        self._fd: int | None = None
+        self._acked = Position(1, 0, 0)
+        self._segments: dict[int, _Segment] = {}
+        self._recover()
+        _held.add(self)
+
+    @classmethod
+    def create(
+        cls,
+        root: Path | str,
+        registration: Mapping[str, Any],
+        writer: str,
+        *,
+        max_bytes: int = 2**30,
+        segment_bytes: int = 2**20,
+    ) -> Spool:
+        """Start the spool of one writing process.
+
+        `registration` is the body of `POST /runs` with its `attempt_key`. The pair of attempt key and writer must be
+        new: a second process under the same pair would number its frames like the first. When the unsent frames take
+        `max_bytes`, the oldest go, a segment at a time.
+        """
+        if not isinstance(registration.get("attempt_key"), str):
+            raise InvalidArgument(
+                f"registration needs an attempt_key (text), got {registration.get('attempt_key')!r}: without it, "
+                "sending the registration again would start another attempt"
+            )
+        try:
+            run_json = json.dumps({**registration, "writer": writer, "created_at": time.time()}, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"project, run, config, tags and blocks must be plain JSON: {error}") from error
+        key = f"{quoted(registration['attempt_key'])}~{quoted(writer)}"
+        folder = Path(root) / quoted(registration["project"]) / quoted(registration["run"]) / key
+        with _telling("make", folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+            lock = _lock(folder)
+            try:
+                _replace(folder / "run.json", run_json)
+                return cls(folder, lock, max_bytes, segment_bytes)
+            except BaseException:
+                os.close(lock)
+                raise
+
+    @classmethod
+    def open(cls, folder: Path | str, *, max_bytes: int = 2**30, segment_bytes: int = 2**20) -> Spool:
+        """Take over a spool that an earlier process left. Raises SpoolInUse while its writer lives."""
+        folder = Path(folder)
+        with _telling("open", folder):
+            lock = _lock(folder)
+            try:
+                return cls(folder, lock, max_bytes, segment_bytes)
+            except BaseException:
+                os.close(lock)
+                raise
+
+    @property
+    def num_unsent(self) -> int:
+        # Without the mutex, which the exporter may hold for as long as a slow disk takes.
+        kept = sum(segment.num_frames for segment in list(self._segments.values()))
+        return max(0, kept - self._acked.num_before)
+
+    @property
+    def is_drained(self) -> bool:
+        """Has the service confirmed every frame?"""
+        return self.num_unsent == 0
+
+    @property
+    def end_state(self) -> RunState | None:
+        """What `finish` was told; None for a writer that died before."""
+        try:
+            state = json.loads((self.folder / "end.json").read_bytes())["state"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return state if state in ("running", "finished", "failed") else None
+
+    def append(self, payload: str) -> None:
+        """Keep one frame. Raises SpoolError, and has not kept it, when the folder or the disk does not take it."""
+        data = payload.encode()
+        record = _RECORD.pack(len(data), zlib.crc32(data)) + data
+        with self._mutex, _telling("write to", self.folder):
+            current = self._writable_segment(len(record))
+            assert self._fd is not None
+            try:
+                _write_all(self._fd, record)
+            except OSError:
+                # Half a record would hide those behind it.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._fd, current.size_bytes)
+                self._end_segment()
+                if not current.num_frames:
+                    self._delete_segment(max(self._segments))
+                raise
+            current.size_bytes += len(record)
+            current.num_frames += 1
+            self._make_room()
+
+    def next_batch(self, max_frames: int = 256, max_bytes: int = 4 * 2**20) -> Batch | None:
+        """The oldest unsent frames within both limits, but at least one; None when there are none."""
+        frames: list[str] = []
+        ends: list[Position] = []
+        size_bytes = 0
+        with self._mutex:
+            for number in sorted(self._segments):
+                _, offset, index = self._acked if number == self._acked.segment else (number, 0, 0)
+                for text, end in parse_records(self._read_segment(number, offset)):
+                    size_bytes += len(text) + 1
+                    if frames and (len(frames) == max_frames or size_bytes > max_bytes):
+                        return Batch(tuple(frames), tuple(ends))
+                    index += 1
+                    frames.append(text)
+                    ends.append(Position(number, offset + end, index))
+        return Batch(tuple(frames), tuple(ends)) if frames else None
+
+    def acknowledge(self, position: Position) -> None:
+        """The service has all frames up to `position`. Segments that are wholly acknowledged are deleted.
+
+        Raises SpoolError when that cannot be written down; this process goes on from `position` all the same, and the
+        next one sends some frames again.
+        """
+        with self._mutex, _telling("write to", self.folder):
+            if position > self._acked:
+                self._move_acked(position)
+
+    def set_aside(self, payload: str, reason: str) -> None:
+        """Keep a frame that the service will not take in `refused.jsonl`."""
+        line = json.dumps({"reason": reason, "frame": payload}) + "\n"
+        with (
+            self._mutex,
+            _telling("write to", self.folder),
+            open(self.folder / "refused.jsonl", "a", encoding="utf-8") as file,
+        ):
+            file.write(line)
+
+    def finish(self, state: RunState) -> None:
+        """Write down how the run ended."""
+        with self._mutex, _telling("write to", self.folder):
+            _replace(self.folder / "end.json", json.dumps({"state": state}))
+
+    def close(self) -> None:
+        """Force the frames to the device and let the spool go; what is unsent stays for the next process."""
+        with self._mutex, _telling("close", self.folder):
+            try:
+                self._end_segment()
+            finally:
+                self._release()
+
+    def discard(self) -> None:
+        """Delete the spool, all of which has been delivered. Only refused frames stay, beside `delivered.json`."""
+        with self._mutex, _telling("delete", self.folder):
+            try:
+                if self._fd is not None:
+                    os.close(self._fd)
+                    self._fd = None
+                has_refused = (self.folder / "refused.jsonl").exists()
+                if has_refused:
+                    os.replace(self.folder / "run.json", self.folder / "delivered.json")
+                for name in ("run.json", "acked.json", "end.json", *map(_segment_name, self._segments), "lock"):
+                    (self.folder / name).unlink(missing_ok=True)
+                if not has_refused:
+                    self.folder.rmdir()
+            finally:
+                self._release()
+
+    # -- below: called with the mutex held, or before anyone else knows the spool
+
+    def _recover(self) -> None:
+        try:
+            acked = json.loads((self.folder / "acked.json").read_bytes())
+            self._acked = Position(int(acked["segment"]), int(acked["offset"]), int(acked["num_before"]))
+            self.num_dropped = int(acked["num_dropped"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # none yet, or lost in a power cut: all is sent again, and the service knows what it has
+        for path in sorted(self.folder.glob("*.seg")):
+            number = int(path.stem)
+            if number < self._acked.segment:
+                path.unlink()
+                continue
+            data = path.read_bytes()
+            ends = [end for _, end in parse_records(data)]
+            self.num_damaged += (ends[-1] if ends else 0) != len(data)
+            self._segments[number] = _Segment(len(data), len(ends))
+        known = self._segments.get(self._acked.segment)
+        if known is None or known.num_frames < self._acked.num_before:
+            self._acked = Position(self._acked.segment + (known is not None), 0, 0)
+        for number in [number for number in self._segments if number < self._acked.segment]:
+            self._delete_segment(number)
+
+    def _writable_segment(self, record_bytes: int) -> _Segment:
+        if self._lock is None:
+            raise OSError(None, "it is closed")
+        if self._fd is not None and os.fstat(self._fd).st_nlink == 0:
+            # Writing to a deleted file succeeds, and helps nobody.
+            self._end_segment()
+        if self._fd is not None:
+            current = self._segments[max(self._segments)]
+            if current.size_bytes + record_bytes <= self._segment_bytes:
+                return current
+            self._end_segment()
+        # Always a new file, never the torn tail of an old one.
+        number = max(max(self._segments, default=0) + 1, self._acked.segment)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        self._fd = os.open(self.folder / _segment_name(number), flags, 0o644)
+        self._segments[number] = _Segment(0, 0)
+        return self._segments[number]
+
+    def _end_segment(self) -> None:
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def _make_room(self) -> None:
+        while sum(segment.size_bytes for segment in self._segments.values()) > self._max_bytes:
+            oldest, *others = sorted(self._segments)
+            if not others:
+                return
+            self.num_dropped += self._segments[oldest].num_frames - self._acked.num_before
+            with contextlib.suppress(OSError):  # not written down: the next process then finds fewer segments, no more
+                self._move_acked(Position(oldest + 1, 0, 0))
+
+    def _move_acked(self, position: Position) -> None:
+        for number in sorted(self._segments):
+            is_written = self._fd is not None and number == max(self._segments)
+            if (
+                number == position.segment
+                and position.num_before >= self._segments[number].num_frames
+                and not is_written
+            ):
+                position = Position(number + 1, 0, 0)
+        self._acked = position
+        done = [number for number in self._segments if number < position.segment]
+        try:
+            state = {**position._asdict(), "num_dropped": self.num_dropped}
+            _replace(self.folder / "acked.json", json.dumps(state))
+        finally:
+            for number in done:
+                self._delete_segment(number)
+
+    def _delete_segment(self, number: int) -> None:
+        del self._segments[number]
+        (self.folder / _segment_name(number)).unlink(missing_ok=True)
+
+    def _read_segment(self, number: int, offset: int) -> bytes:
+        try:
+            with open(self.folder / _segment_name(number), "rb") as file:
+                file.seek(offset)
+                return file.read()
+        except FileNotFoundError:
+            lost = self._segments[number]
+            self.num_dropped += lost.num_frames - (self._acked.num_before if number == self._acked.segment else 0)
+            lost.num_frames = self._acked.num_before if number == self._acked.segment else 0
+            return b""
+        except OSError as error:
+            raise SpoolError(f"cannot read the spool folder {self.folder}: {error.strerror}") from error
+
+    def _release(self, unlock: bool = True) -> None:
+        if self._lock is not None:
+            lock, self._lock = self._lock, None
+            if unlock:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+            os.close(lock)
+
+
+_held: weakref.WeakSet[Spool] = weakref.WeakSet()
+
+
+def _release_in_child() -> None:
+    # A forked child (a data loader's worker) shares the lock and would keep it after the trainer is gone.
+    for spool in list(_held):
+        with contextlib.suppress(OSError):
+            spool._release(unlock=False)
+
+
+os.register_at_fork(after_in_child=_release_in_child)
+
+
+def _segment_name(number: int) -> str:
+    return f"{number:08d}.seg"
+
+
+def _read_run(folder: Path) -> tuple[dict[str, Any], str]:
+    try:
+        registration = json.loads((folder / "run.json").read_bytes())
+        writer = registration.pop("writer")
+        registration.pop("created_at")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SpoolError(
+            f"{folder / 'run.json'} is damaged, so nobody knows whose frames these are: {error}"
+        ) from error
+    return registration, writer
+
+
+def _lock(folder: Path) -> int:
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Between open and flock the last owner may have deleted the spool, and this file with it.
+        if os.fstat(fd).st_nlink == 0:
+            raise FileNotFoundError(None, "it was delivered and deleted just now")
+    except BlockingIOError as error:
+        os.close(fd)
+        raise SpoolInUse(
+            f"the spool folder {folder} is in use by a living process, which delivers it itself"
+        ) from error
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_name(f"{path.name}.new")
+    try:
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+@contextlib.contextmanager
+def _telling(action: str, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except SpoolError:
+        raise
+    except OSError as error:
+        raise SpoolError(
+            f"cannot {action} the spool folder {folder}: {error.strerror or error}; "
+            "make it writable, free some space, or choose another folder (spool_dir)"
+        ) from error
