@@ -27,7 +27,7 @@ def param_norm(theta: Vector) -> Tensor:
 
 
 def step_size(theta: Vector, theta_next: Vector) -> Tensor:
-    """Norm of one update: |theta' - theta|          (Parameter Norm Growth, arXiv 2010.09697, Appendix C).
+    """Norm of one update: |theta' - theta|          (Parameter Norm Growth, arXiv 2010.09697, Section 5.5).
 
     Raises ShapeError where the two differ in shape.
     """
@@ -37,7 +37,7 @@ def step_size(theta: Vector, theta_next: Vector) -> Tensor:
 def alignment(theta: Vector, theta_next: Vector) -> Tensor:
     """Cosine of an update with the parameters that it changed, a scalar tensor in [-1, 1].
 
-    (theta' - theta) . theta / (|theta' - theta| |theta|)        (Parameter Norm Growth, arXiv 2010.09697, Appendix C)
+    (theta' - theta) . theta / (|theta' - theta| |theta|)        (Parameter Norm Growth, arXiv 2010.09697, Section 5.5)
 
     NaN when either is zero. Raises ShapeError where the two differ in shape.
     """

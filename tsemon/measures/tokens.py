@@ -121,7 +121,7 @@ def token_diversity(x_BTD: Tensor, valid_BT: Tensor | None = None) -> Tensor:
 def cosine_similarity(x_BTD: Tensor, valid_BT: Tensor | None = None, *, skip_zero: bool = False) -> Tensor:
     """Mean cosine between two different tokens.
 
-    t_cos(X) = 1/(T(T-1)) sum over i != j of x_i . x_j / (|x_i| |x_j|)    (Classic Transformers, Section 2.1)
+    t_cos(X) = 1/(T(T-1)) sum over i != j of x_i . x_j / (|x_i| |x_j|)    (Classic Transformers, Section 1)
 
     Takes X (..., T, D), returns (...) in [-1, 1], in O(T D) from the mean direction. One token has no pair and gives
     NaN; a zero token has no direction and gives NaN unless `skip_zero`. Raises ShapeError for fewer than two axes.

@@ -1,0 +1,277 @@
+import json
+import logging
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import tsemon
+from tests import zoo
+from tsemon.catalogue import CATALOGUE, LAYERED, num_entries
+from tsemon.errors import InvalidArgument, NoBlocksFound, SpoolError, TsemonError, UnknownMetric
+from tsemon.transport import Spool, find_spools
+
+
+def frames_in(folder):
+    """What the monitors that wrote to this folder delivered there, in order."""
+    frames = []
+    for path in find_spools(folder):
+        spool = Spool.open(path)
+        while (batch := spool.next_batch()) is not None:
+            frames += [json.loads(frame) for frame in batch.frames]
+            spool.acknowledge(batch.ends[-1])
+        spool.close()
+    return frames
+
+
+def values_of(frame, metric, group="layers"):
+    import base64
+    from array import array
+
+    values = array("f")
+    values.frombytes(base64.b64decode(frame[group][metric]["f32"]))
+    return values.tolist()
+
+
+def train(model, forward, num_steps, monitor=None, optimizer=None):
+    """Losses of a plain loop, with dropout and everything else on."""
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.train()
+    losses = []
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        loss = forward().float().square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if monitor is not None:
+            monitor.step(loss=loss)
+    return losses
+
+
+@pytest.fixture
+def attached(tmp_path):
+    """A small encoder with a monitor that samples every step into a folder."""
+    model, forward = zoo.torch_encoder()
+    optimizer = torch.optim.AdamW(model.parameters())
+    monitor = tsemon.attach(model, optimizer, run="r", every=1, spool_dir=tmp_path)
+    yield model, forward, optimizer, monitor
+    monitor.close()
+
+
+class TestAttach:
+    @pytest.mark.parametrize(
+        ("make", "every"), [(zoo.our_vision_transformer, 1), (zoo.our_language_model, 7), (zoo.gpt2, 1), (zoo.gpt2, 7)]
+    )
+    def test_leaves_losses_and_parameters_bit_equal_over_50_steps(self, make, every, tmp_path):
+        def run(attach):
+            torch.manual_seed(0)
+            model, forward = make()
+            torch.manual_seed(1)  # dropout draws from here on
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+            monitor = tsemon.attach(model, optimizer, run="r", every=every, spool_dir=tmp_path) if attach else None
+            losses = train(model, forward, 50, monitor, optimizer)
+            if monitor is not None:
+                monitor.close()
+                assert monitor.status.num_faults == 0
+            return losses, [p.detach().clone() for p in model.parameters()], torch.get_rng_state()
+
+        plain, watched = run(attach=False), run(attach=True)
+        assert watched[0] == plain[0]
+        assert all(torch.equal(a, b) for a, b in zip(plain[1], watched[1], strict=True))
+        assert torch.equal(plain[2], watched[2])
+
+    def test_two_monitors_watch_one_model(self, tmp_path):
+        model, forward = zoo.gpt2()
+        optimizer = torch.optim.AdamW(model.parameters())
+        first, second = (
+            tsemon.attach(model, optimizer, run=run, every=1, spool_dir=tmp_path / run) for run in ("one", "two")
+        )
+        for _ in range(3):
+            forward().square().mean().backward()
+            optimizer.step()
+            first.step()
+            second.step()
+        first.close()
+        second.close()
+        one, two = (frames_in(tmp_path / run) for run in ("one", "two"))
+        assert [frame["step"] for frame in one] == [0, 1, 2]
+        assert [frame["layers"] for frame in one] == [frame["layers"] for frame in two]
+
+    @pytest.mark.parametrize(
+        ("arguments", "error", "text"),
+        [
+            ({"run": ""}, InvalidArgument, "run is a name"),
+            ({"run": "r", "project": "p\nq"}, InvalidArgument, "project is a name"),
+            ({"run": "r", "every": 0}, InvalidArgument, "every is a number of optimizer steps"),
+            ({"run": "r", "budget": 2}, InvalidArgument, "budget is tsemon's share"),
+            ({"run": "r", "measures": ["token_simlarity"]}, UnknownMetric, "did you mean 'token_similarity'"),
+            ({"run": "r", "measures": "loss"}, InvalidArgument, r"write \['loss'\]"),
+            ({"run": "r", "resume": -1}, InvalidArgument, "resume is the step"),
+            ({"run": "r", "server": "localhost:8731"}, InvalidArgument, "http"),
+            ({"run": "r", "config": {"model": object()}}, InvalidArgument, "config"),
+            ({"run": "r", "optimizer": "adam"}, InvalidArgument, "optimizer"),
+            ({"run": "r", "spool_dir": "/proc/no-such-folder"}, SpoolError, "/proc/no-such-folder"),
+        ],
+    )
+    def test_raises_for_wrong_arguments(self, arguments, error, text, tmp_path):
+        with pytest.raises(error, match=text):
+            tsemon.attach(zoo.torch_encoder()[0], **{"spool_dir": tmp_path} | arguments)
+        assert issubclass(error, TsemonError)
+
+    def test_raises_for_a_model_without_transformer_blocks(self, tmp_path):
+        with pytest.raises(NoBlocksFound, match="found no transformer blocks in Linear"):
+            tsemon.attach(torch.nn.Linear(2, 2), run="r", spool_dir=tmp_path)
+
+    def test_raises_for_what_is_no_model(self, tmp_path):
+        with pytest.raises(InvalidArgument, match=r"watches a torch\.nn\.Module, got str"):
+            tsemon.attach("gpt2", run="r", spool_dir=tmp_path)
+
+
+class TestStep:
+    def test_writes_a_frame_for_each_sampled_step(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        optimizer = torch.optim.AdamW(model.parameters())
+        with tsemon.attach(model, optimizer, run="r", every=3, spool_dir=tmp_path) as monitor:
+            losses = train(model, forward, 8, monitor, optimizer)
+        frames = frames_in(tmp_path)
+        assert [frame["step"] for frame in frames] == [0, 3, 6]
+        assert [frame["seq"] for frame in frames] == [0, 1, 2]
+        assert [frame["scalars"]["loss"] for frame in frames] == pytest.approx([losses[0], losses[3], losses[6]])
+
+    def test_measures_the_whole_catalogue(self, tmp_path):
+        model, forward = zoo.our_language_model()  # de-escalated, so that nothing is missing
+        optimizer = torch.optim.AdamW(model.parameters())
+        with tsemon.attach(model, optimizer, run="r", every=1, spool_dir=tmp_path) as monitor:
+            train(model, forward, 1, monitor, optimizer)
+            assert monitor.status.not_measured == {}
+        frame = frames_in(tmp_path)[0]
+        assert {*frame["layers"], *frame["scalars"]} == {metric.name for metric in CATALOGUE}
+        for name, metric in LAYERED.items():
+            assert frame["layers"][name]["shape"] == [num_entries(metric, 3)], name
+            assert all(math.isfinite(value) for value in values_of(frame, name)), name
+        assert {name: array["shape"] for name, array in frame["heads"].items()} == {"attention_entropy": [3, 4]}
+
+    def test_keeps_further_scalars(self, attached, tmp_path):
+        *_, monitor = attached
+        monitor.step(loss=torch.tensor(2.0), accuracy=0.5, tokens=torch.tensor(3))
+        monitor.close()
+        scalars = frames_in(tmp_path)[0]["scalars"]
+        assert (scalars["loss"], scalars["accuracy"], scalars["tokens"]) == (2.0, 0.5, 3.0)
+
+    @pytest.mark.parametrize("wrong", ["high", torch.zeros(3), object()], ids=["text", "vector", "object"])
+    def test_contains_a_scalar_that_is_no_number_and_keeps_the_rest(self, attached, tmp_path, wrong):
+        *_, monitor = attached
+        monitor.step(loss=wrong, accuracy=0.5)
+        monitor.step(loss=1.0)
+        monitor.close()
+        first, second = frames_in(tmp_path)
+        assert "loss" not in first["scalars"]
+        assert first["scalars"]["accuracy"] == 0.5
+        assert second["scalars"]["contained_faults"] == 1.0
+        assert "loss" in monitor.status.faults[0]
+
+    def test_keeps_a_loss_that_is_nan(self, attached, tmp_path):
+        *_, monitor = attached
+        monitor.step(loss=torch.tensor(math.nan))
+        monitor.close()
+        assert frames_in(tmp_path)[0]["scalars"]["loss"] is None
+
+    def test_contains_a_probe_that_raises(self, attached, tmp_path, monkeypatch, caplog):
+        model, forward, optimizer, monitor = attached
+        monkeypatch.setattr("tsemon.probes.activations.token_statistics", lambda *_: 1 / 0)
+        with caplog.at_level(logging.WARNING, "tsemon"):
+            train(model, forward, 3, monitor, optimizer)
+        monitor.close()
+        assert monitor.status.num_faults > 0
+        assert len([r for r in caplog.records if "ZeroDivisionError" in r.getMessage()]) == 1, "said once"
+        assert all("param_norm" in frame["layers"] for frame in frames_in(tmp_path))
+
+    def test_goes_on_after_the_users_model_raised_in_a_sampled_step(self, attached, tmp_path):
+        model, forward, optimizer, monitor = attached
+        with pytest.raises(AssertionError, match="embedding dimension"):
+            model(torch.zeros(12, 4, 31))
+        train(model, forward, 2, monitor, optimizer)
+        monitor.close()
+        assert [frame["step"] for frame in frames_in(tmp_path)] == [0, 1]
+
+    def test_counts_from_the_step_that_was_resumed(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", every=10, resume=800, spool_dir=tmp_path) as monitor:
+            train(model, forward, 11, monitor)
+        assert [frame["step"] for frame in frames_in(tmp_path)] == [800, 810]
+
+    def test_stays_within_the_budget(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", budget=0.01, spool_dir=tmp_path) as monitor:
+            train(model, forward, 60, monitor)
+            assert monitor.status.gap > 1
+        assert len(frames_in(tmp_path)) < 60
+
+
+class TestClose:
+    def test_leaves_no_hook(self, attached):
+        model, _, optimizer, monitor = attached
+        monitor.close()
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+        assert not optimizer._optimizer_step_pre_hooks
+        assert not optimizer._optimizer_step_post_hooks
+
+    def test_may_be_called_twice_and_step_after_it(self, attached, tmp_path):
+        *_, monitor = attached
+        monitor.close()
+        monitor.close()
+        monitor.step(loss=1.0)
+        assert frames_in(tmp_path) == []
+
+    def test_says_failed_when_the_block_raised(self, tmp_path):
+        with pytest.raises(KeyboardInterrupt), tsemon.attach(zoo.torch_encoder()[0], run="r", spool_dir=tmp_path):
+            raise KeyboardInterrupt
+        spool = Spool.open(find_spools(tmp_path)[0])
+        assert spool.end_state == "failed"
+        spool.close()
+
+    @pytest.mark.parametrize(("last_line", "state"), [("", "finished"), ("raise SystemError", "failed")])
+    def test_happens_at_interpreter_exit(self, tmp_path, last_line, state):
+        code = (
+            "import torch, tsemon; from tests import zoo\n"
+            "model, forward = zoo.torch_encoder()\n"
+            f"monitor = tsemon.attach(model, run='r', every=1, spool_dir={str(tmp_path)!r})\n"
+            "forward().sum().backward()\n"
+            "monitor.step(loss=1.0)\n"
+            f"{last_line}\n"
+        )
+        subprocess.run([sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL, timeout=120)
+        assert len(frames_in(tmp_path)) == 1
+        spool = Spool.open(find_spools(tmp_path)[0])
+        assert spool.end_state == state
+        spool.close()
+
+
+class TestStatus:
+    def test_says_in_words_what_is_watched_and_what_is_not(self, attached):
+        model, forward, optimizer, monitor = attached
+        train(model, forward, 1, monitor, optimizer)
+        text = str(monitor)
+        assert "blocks       3: layers.0, layers.1, layers.2" in text
+        assert "token_similarity" in text
+        assert "a sample every 1 steps" in text
+
+    def test_tells_of_an_unreachable_server_and_loses_nothing(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        monitor = tsemon.attach(model, run="r", every=1, server="http://127.0.0.1:9", spool_dir=tmp_path)
+        train(model, forward, 3, monitor)
+        monitor.close(timeout_s=0.5)
+        assert "127.0.0.1:9" in monitor.status.delivery.last_error
+        assert [frame["step"] for frame in frames_in(tmp_path)] == [0, 1, 2]
+
+    def test_tells_of_a_folder_that_cannot_be_written(self, caplog):
+        with caplog.at_level(logging.WARNING, "tsemon"):
+            monitor = tsemon.attach(
+                zoo.torch_encoder()[0], run="r", server="http://127.0.0.1:9", spool_dir="/proc/no-such-folder"
+            )
+        monitor.close(timeout_s=0.1)
+        assert "/proc/no-such-folder" in caplog.text
+        assert "wait in memory" in monitor.status.faults[0]

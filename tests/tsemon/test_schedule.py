@@ -1,0 +1,45 @@
+import pytest
+
+from tsemon.errors import InvalidArgument
+from tsemon.schedule import FIRST_GAP, MAX_GAP, Cadence
+
+
+def settle(cadence, cost_s, step_s, samples=40):
+    for _ in range(samples):
+        gap = cadence.gap
+        cadence.after_sample(cost_s, gap * step_s + cost_s, gap)
+    return cadence.gap
+
+
+class TestCadence:
+    def test_is_fixed_when_it_was_asked_for(self):
+        cadence = Cadence(every=7)
+        assert settle(cadence, cost_s=9.0, step_s=0.001) == 7
+
+    def test_keeps_the_cost_at_the_budget(self):
+        gap = settle(Cadence(budget=0.01), cost_s=0.03, step_s=0.1)
+        assert 0.03 / (gap * 0.1) == pytest.approx(0.01, rel=0.05)
+
+    def test_follows_a_run_that_becomes_five_times_faster(self):
+        cadence = Cadence(budget=0.01)
+        assert settle(cadence, 0.03, 0.1) == 30
+        assert settle(cadence, 0.03, 0.02) == 150
+
+    def test_does_not_believe_the_first_sample_which_pays_for_the_warm_up(self):
+        assert Cadence(budget=0.01).after_sample(cost_s=10.0, elapsed_s=11.0, num_steps=1) == FIRST_GAP
+
+    def test_samples_now_and_then_however_dear_it_is(self):
+        assert settle(Cadence(budget=0.001), cost_s=100.0, step_s=0.001) == MAX_GAP
+
+    def test_samples_every_step_when_that_is_within_the_budget(self):
+        assert settle(Cadence(budget=0.01), cost_s=1e-6, step_s=1.0) == 1
+
+    @pytest.mark.parametrize("every", [0, -1, 2.5, True, "10"])
+    def test_refuses_a_cadence_that_is_no_number_of_steps(self, every):
+        with pytest.raises(InvalidArgument, match="every is a number of optimizer steps"):
+            Cadence(every=every)
+
+    @pytest.mark.parametrize("budget", [0, -0.1, 1.5])
+    def test_refuses_a_budget_that_is_no_share(self, budget):
+        with pytest.raises(InvalidArgument, match="share of wall time"):
+            Cadence(budget=budget)

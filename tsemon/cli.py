@@ -1,0 +1,104 @@
+"""The commands of `tsemon`. What a command needs beyond the command line is imported inside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import tsemon
+from tsemon.errors import MissingPackage
+
+app = typer.Typer(
+    help="Looks inside transformers while they train.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(tsemon.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def serve(
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on. [env: TSEMON_HOST; default: 127.0.0.1]")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on. [env: TSEMON_PORT; default: 8731]", min=0, max=65535)
+    ] = None,
+    database: Annotated[
+        str | None, typer.Option(help="Database URL. [env: TSEMON_DATABASE; default: sqlite:///tsemon.db]")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen where others can reach it, although there is no login.")
+    ] = False,
+) -> None:
+    """Start the service: REST, alerts, Prometheus metrics and the page."""
+    _require("fastapi", "uvicorn", "sqlalchemy", "alembic", extra="server")
+    from tsemon_server.main import serve as serve_forever
+    from tsemon_server.settings import settings_from_environment
+
+    settings = settings_from_environment()
+    serve_forever(
+        dataclasses.replace(
+            settings,
+            host=settings.host if host is None else host,
+            port=settings.port if port is None else port,
+            database=settings.database if database is None else database,
+            insecure=insecure,
+        )
+    )
+
+
+@app.command()
+def demo(
+    text: Annotated[
+        bool, typer.Option("--text", help="Language models on Python's sources instead of digits.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(help="Port of the service; another free one where it is taken.", min=0, max=65535)
+    ] = 8731,
+    database: Annotated[Path, typer.Option(help="File that keeps the demo's runs.")] = Path(".tsemon/demo.db"),
+) -> None:
+    """Train a deep post-norm transformer and its de-escalated twin, and watch the first one fail."""
+    _require("fastapi", "uvicorn", "sqlalchemy", "alembic", "httpx", "sklearn", extra="demo")
+    from tsemon.demo import run_demo
+
+    run_demo(text=text, port=port, database=database)
+
+
+@app.command()
+def sync(
+    server: Annotated[str, typer.Option(envvar="TSEMON_SERVER", help="Base URL of the service.")],
+    folder: Annotated[Path, typer.Argument(help="Spool folder, as attach() wrote it.")] = Path(".tsemon"),
+) -> None:
+    """Send runs that wait in a spool folder to a service."""
+    from tsemon.transport import sync as sync_folder
+
+    results = sync_folder(folder, server)
+    for result in results:
+        typer.echo(result)
+    if not results:
+        typer.echo(f"nothing to send in {folder}")
+    if any(result.error for result in results):
+        raise typer.Exit(1)
+
+
+def _require(*packages: str, extra: str) -> None:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingPackage(f"this command needs {', '.join(missing)}; pip install 'tsemon[{extra}]'")

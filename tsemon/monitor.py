@@ -1,0 +1,420 @@
+"""`attach` and what it returns: the place where probes, cadence and delivery meet in the training process."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import math
+import os
+import socket
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tsemon.catalogue import CATALOGUE, nearest
+from tsemon.errors import InvalidArgument, SpoolError, UnknownMetric
+from tsemon.probes import Probe, Reading, find_blocks
+from tsemon.schedule import Cadence
+from tsemon.transport import HttpDelivery, MemorySpool, Outbox, OutboxStats, Spool
+from tsemon.wire import NAME, Alert, Array, Frame, RunState
+
+log = logging.getLogger("tsemon")
+
+SPOOL_DIR = ".tsemon"
+MAX_LOGGED_TRACES = 1
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    run: str,
+    project: str = "default",
+    server: str | None = None,
+    every: int | None = None,
+    budget: float = 0.01,
+    measures: Collection[str] | None = None,
+    blocks: Sequence[nn.Module | str] | None = None,
+    attention: Sequence[nn.Module | str] | None = None,
+    on_alert: Callable[[Alert], None] | None = None,
+    config: Mapping[str, Any] | None = None,
+    tags: Sequence[str] = (),
+    resume: int | None = None,
+    spool_dir: str | os.PathLike[str] | None = None,
+) -> Monitor:
+    """Watch `model` while it trains; call `step` on the result after every optimizer step.
+
+    optimizer: whose updates are measured; without it there are no gradients and updates in the frames.
+    run, project: the name under which the service keeps the run. The same names again are a new attempt at the same run.
+    server: base URL of the service, by default that of TSEMON_SERVER. Without one the spool folder is the run.
+    every: sample each so many optimizer steps. Without it, as often as tsemon's own cost stays within `budget`.
+    budget: tsemon's share of wall time on the training thread, more than 0 and at most 1.
+    measures: names of the catalogue, by default all.
+    blocks, attention: the transformer blocks in depth order and the self-attention of each, as modules or dotted names,
+        for models where they are not found.
+    on_alert: called from `step`, on the training thread, when an alert fires or resolves. Default: a log line.
+    config, tags: kept with the run.
+    resume: the step at which training goes on; frames of earlier attempts from there on are hidden.
+    spool_dir: where frames wait until the service has them, by default `.tsemon`.
+
+    Raises, all of them under TsemonError: NoBlocksFound, InvalidArgument, UnknownMetric (for `measures`), and SpoolError
+    when there is neither a server nor a folder that can be written. Nothing raises after this.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(f"attach() watches a torch.nn.Module, got {type(model).__name__}")
+    if optimizer is not None and not callable(getattr(optimizer, "step", None)):
+        raise InvalidArgument(f"optimizer is the torch.optim.Optimizer that trains the model, got {optimizer!r}")
+    for name, text in (("run", run), ("project", project), *(("each of tags", tag) for tag in tags)):
+        if not isinstance(text, str) or not NAME.fullmatch(text):
+            raise InvalidArgument(f"{name} is a name of 1 to 128 printable characters, got {text!r}")
+    if resume is not None and (not isinstance(resume, int) or resume < 0):
+        raise InvalidArgument(f"resume is the step at which training goes on, expected an int >= 0, got {resume!r}")
+    try:
+        json.dumps(dict(config or {}), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"config is kept as JSON, so it holds finite numbers, text, lists and dicts: {error}"
+        ) from error
+    chosen = _check_measures(measures)
+    cadence = Cadence(every, budget)
+    found = find_blocks(model, blocks, attention)
+    server = server or os.environ.get("TSEMON_SERVER") or None
+    delivery = HttpDelivery(server) if server else None
+    registration = {
+        "project": project,
+        "run": run,
+        "config": dict(config or {}),
+        "tags": list(tags),
+        "blocks": [block.name for block in found],
+        "resume_step": resume,
+        "attempt_key": uuid.uuid4().hex,
+    }
+    warnings: list[str] = []
+    spool = _open_spool(Path(spool_dir or SPOOL_DIR), registration, delivery is not None, warnings)
+    faults = _Faults(warnings)
+    probe = Probe(model, optimizer, found, chosen, faults.contain)
+    outbox = Outbox(spool, delivery, on_warning=faults.warn)
+    for warning in warnings:
+        log.warning("tsemon: %s", warning)
+    return Monitor(
+        probe,
+        cadence,
+        outbox,
+        faults,
+        on_alert=on_alert,
+        first_step=resume or 0,
+        block_names=[block.name for block in found],
+        attention_names=[block.name for block in found if block.attention is not None],
+        server=server,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """What a monitor does at the moment. `print` it."""
+
+    blocks: Sequence[str]
+    """Names of the blocks that were found, in depth order."""
+    attentions: Sequence[str]
+    """Names of the blocks in which a self-attention was found."""
+    measured: Sequence[str]
+    """Metrics in the last sampled frame."""
+    not_measured: Mapping[str, str]
+    """Metric to the reason why the last sampled frame lacks it, in whole or in part."""
+    server: str | None
+    delivery: OutboxStats
+    gap: int
+    """Steps between two samples."""
+    overhead_ratio: float
+    """tsemon's own share of wall time on the training thread since attach."""
+    faults: Sequence[str]
+    """What went wrong inside tsemon and was contained, the newest last."""
+    num_faults: int
+
+    def __str__(self) -> str:
+        sent = self.delivery
+        lines = [
+            f"blocks       {len(self.blocks)}: {_ends(self.blocks)}",
+            f"attentions   {len(self.attentions)}",
+            f"measured     {', '.join(self.measured) or 'nothing yet'}",
+            *(f"not measured {name}: {reason}" for name, reason in self.not_measured.items()),
+            f"server       {self.server or 'none: frames stay in the spool folder'}",
+            f"frames       {sent.num_sent} sent, {sent.num_pending} pending, {sent.num_dropped} dropped",
+            f"cost         {self.overhead_ratio:.2%} of wall time, a sample every {self.gap} steps",
+        ]
+        if sent.last_error:
+            lines.append(f"last error   {sent.last_error}")
+        lines += [f"fault        {fault}" for fault in self.faults]
+        return "\n".join(lines)
+
+
+class Monitor:
+    """A guest in a training loop. Made by `attach`; usable as a context manager."""
+
+    def __init__(
+        self,
+        probe: Probe,
+        cadence: Cadence,
+        outbox: Outbox,
+        faults: _Faults,
+        *,
+        on_alert: Callable[[Alert], None] | None,
+        first_step: int,
+        block_names: Sequence[str],
+        attention_names: Sequence[str],
+        server: str | None,
+    ) -> None:
+        self._probe = probe
+        self._cadence = cadence
+        self._outbox = outbox
+        self._faults = faults
+        self._on_alert = on_alert
+        self._block_names = block_names
+        self._attention_names = attention_names
+        self._server = server
+        self._step = first_step
+        self._next_sample = first_step
+        self._last_sample = first_step - 1
+        self._last_sample_at = self._attached_at = time.perf_counter()
+        self._cost_at_last_sample_s = self._outside_hooks_s = 0.0
+        self._measured: Sequence[str] = ()
+        self._closed = False
+        self._pid = os.getpid()
+        self._probe.arm()
+        atexit.register(self._close_at_exit)
+
+    def step(self, loss: Tensor | float | None = None, **scalars: Tensor | float) -> None:
+        """Say that one optimizer step is done. `loss` and any further scalars go into the frame of a sampled step.
+
+        Never raises, never waits for the device: a tensor given here is copied with everything else.
+        """
+        if self._step >= self._next_sample and not self._closed:
+            try:
+                self._sample(loss, scalars)
+            except Exception as error:
+                self._faults.contain(error)
+                self._next_sample = self._step + self._cadence.gap
+                self._probe.disarm()
+        self._step += 1
+        if self._step == self._next_sample and not self._closed:
+            start = time.perf_counter()
+            self._faults.guard(self._probe.arm)
+            self._outside_hooks_s += time.perf_counter() - start
+        self._tell_alerts()
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """The alerts of this run that fire now, as the service last said."""
+        return [alert for alert in self._outbox.alerts() if alert.state == "firing"]
+
+    @property
+    def status(self) -> Status:
+        """What is measured, what is not and why, what was delivered, and what it costs."""
+        return Status(
+            blocks=self._block_names,
+            attentions=self._attention_names,
+            measured=self._measured,
+            not_measured=dict(self._probe.not_measured),
+            server=self._server,
+            delivery=self._outbox.stats(),
+            gap=self._cadence.gap,
+            overhead_ratio=self._overhead_ratio(),
+            faults=tuple(self._faults.recent),
+            num_faults=self._faults.count,
+        )
+
+    def close(self, *, state: RunState = "finished", timeout_s: float = 5.0) -> None:
+        """Take all hooks out, deliver what can be delivered within `timeout_s`, keep the rest in the spool.
+
+        `state` is what the run is said to be: "finished" or "failed". Closing twice is closing once.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        atexit.unregister(self._close_at_exit)
+        self._faults.guard(self._probe.disarm)
+        self._faults.guard(lambda: self._outbox.close(timeout_s=timeout_s, state=state))
+        self._tell_alerts()
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(state="finished" if kind is None else "failed")
+
+    def __str__(self) -> str:
+        return str(self.status)
+
+    def _sample(self, loss: Tensor | float | None, scalars: Mapping[str, Tensor | float]) -> None:
+        start, in_hooks_s = time.perf_counter(), self._probe.cost_s
+        reading = self._probe.collect()
+        self._probe.disarm()
+        given = ({} if loss is None else {"loss": loss}) | dict(scalars)
+        own = {"overhead_ratio": self._overhead_ratio(), "contained_faults": float(self._faults.count)}
+        sample = _Sample(reading, own | given, self._step, self._faults.contain)
+        self._measured = sample.names
+        self._outbox.put(sample.to_frame)
+
+        now = time.perf_counter()
+        self._outside_hooks_s += (now - start) - (self._probe.cost_s - in_hooks_s)
+        gap = self._cadence.after_sample(
+            self._cost_s - self._cost_at_last_sample_s, now - self._last_sample_at, self._step - self._last_sample
+        )
+        self._cost_at_last_sample_s, self._last_sample_at = self._cost_s, now
+        self._last_sample, self._next_sample = self._step, self._step + gap
+
+    @property
+    def _cost_s(self) -> float:
+        return self._probe.cost_s + self._outside_hooks_s
+
+    def _overhead_ratio(self) -> float:
+        return self._cost_s / max(time.perf_counter() - self._attached_at, 1e-9)
+
+    def _tell_alerts(self) -> None:
+        for alert in self._outbox.take_events():
+            if self._on_alert is not None:
+                self._faults.guard(self._on_alert, alert)
+            elif alert.state == "firing":
+                log.warning("tsemon: step %s: %s", alert.firing_step, alert.summary)
+            else:
+                log.info("tsemon: step %s: %s resolved", alert.resolved_step, alert.rule)
+
+    def _close_at_exit(self) -> None:
+        # The interpreter keeps here what it printed a traceback for: a run that died has not finished.
+        died = getattr(sys, "last_value", None) is not None
+        self.close(state="failed" if died else "finished")
+
+
+class _Faults:
+    """What went wrong inside tsemon: counted, kept for the status, logged a few times, never raised."""
+
+    def __init__(self, warnings: Sequence[str] = ()) -> None:
+        self.count = 0
+        self.recent: deque[str] = deque(warnings, maxlen=20)
+
+    def contain(self, error: Exception) -> None:
+        self.count += 1
+        self.warn(f"contained in tsemon, training is not affected: {type(error).__name__}: {error}", cause=error)
+
+    def warn(self, text: str, cause: Exception | None = None) -> None:
+        if text not in self.recent:
+            self.recent.append(text)
+            log.warning("tsemon: %s", text, exc_info=cause if self.count <= MAX_LOGGED_TRACES else None)
+
+    def guard(self, function: Callable[..., object], *args: object) -> None:
+        try:
+            function(*args)
+        except Exception as error:
+            self.contain(error)
+
+
+class _Sample:
+    """One step's numbers on their way to the host: one small tensor on the device, and what each part of it means."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        given: Mapping[str, Tensor | float],
+        step: int,
+        on_fault: Callable[[Exception], None],
+    ) -> None:
+        self._step = step
+        self._time = time.time()
+        self._scalars: dict[str, float] = {}
+        self._parts: list[tuple[str, str, tuple[int, ...]]] = []
+        tensors: list[Tensor] = []
+        for group, values in (
+            ("layers", reading.layers),
+            ("heads", reading.heads),
+            ("scalars", reading.scalars | dict(given)),
+        ):
+            for name, value in values.items():
+                try:
+                    if not isinstance(value, Tensor):
+                        self._scalars[name] = float(value)
+                        continue
+                    if group == "scalars" and value.numel() != 1:
+                        raise InvalidArgument(f"a tensor of shape {tuple(value.shape)} is not one number")
+                    tensors.append(value.detach().reshape(-1).to(torch.float32))
+                    self._parts.append((group, name, tuple(value.shape)))
+                except Exception as error:
+                    on_fault(InvalidArgument(f"{name} given to monitor.step() was left out: {error}"))
+        self._packed, self._copied = _to_host(tensors)
+
+    @property
+    def names(self) -> list[str]:
+        return sorted({*self._scalars, *(name for _, name, _ in self._parts)})
+
+    def to_frame(self, seq: int) -> Frame:
+        """Wait for the copy and unpack it. Called by the exporter's thread."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        values = self._packed.tolist()
+        groups: dict[str, dict[str, Array]] = {"layers": {}, "heads": {}}
+        scalars, offset = dict(self._scalars), 0
+        for group, name, shape in self._parts:
+            size = math.prod(shape)
+            if group == "scalars":
+                scalars[name] = values[offset]
+            else:
+                groups[group][name] = Array.of(values[offset : offset + size], shape)
+            offset += size
+        return Frame(seq, self._step, self._time, scalars, groups["layers"], groups["heads"])
+
+
+def _to_host(tensors: list[Tensor]) -> tuple[Tensor, torch.cuda.Event | None]:
+    """All values in one tensor, and what to wait for before it is read. Starts at most one copy and waits for none."""
+    if not tensors:
+        return torch.empty(0), None
+    device = next((t.device for t in tensors if t.device.type != "cpu"), tensors[0].device)
+    packed = torch.cat([t.to(device, non_blocking=True) for t in tensors])
+    if device.type != "cuda":
+        return packed, None
+    host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+    host.copy_(packed, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record(torch.cuda.current_stream(device))
+    return host, copied
+
+
+def _check_measures(measures: Collection[str] | None) -> set[str]:
+    known = {metric.name for metric in CATALOGUE}
+    if measures is None:
+        return known
+    if isinstance(measures, str):
+        raise InvalidArgument(f"measures is a collection of names, got the string {measures!r}: write [{measures!r}]")
+    for name in measures:
+        if name not in known:
+            raise UnknownMetric(
+                f"measures= names {name!r}, which is not in the catalogue; {nearest(name, list(known))}"
+            )
+    return set(measures)
+
+
+def _open_spool(
+    root: Path, registration: Mapping[str, Any], has_server: bool, warnings: list[str]
+) -> Spool | MemorySpool:
+    writer = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
+    try:
+        return Spool.create(root, registration, writer)
+    except SpoolError as error:
+        if not has_server:
+            raise
+        warnings.append(f"{error}. Frames wait in memory instead: what the service has not received is lost at exit")
+        return MemorySpool(registration, writer)
+
+
+def _ends(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]}, ..., {names[-1]}"
