@@ -1,0 +1,57 @@
+"""The real service in a process of its own, which can be killed and started again on the same port and database."""
+
+import socket
+import subprocess
+import sys
+import time
+
+from tsemon.errors import ServerUnreachable
+from tsemon_client import Client
+
+
+class ServiceProcess:
+    def __init__(self, database):
+        self.database = database
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.port = listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process = None
+
+    def start(self):
+        command = [
+            sys.executable,
+            "-m",
+            "tsemon",
+            "serve",
+            "--port",
+            str(self.port),
+            "--database",
+            f"sqlite:///{self.database}",
+        ]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        await_service(self.url)
+
+    def kill(self):
+        """SIGKILL: no handler runs, nothing is flushed."""
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self._process.terminate()
+        self._process.wait()
+
+
+def await_service(url, timeout_s=60):
+    deadline = time.monotonic() + timeout_s
+    with Client(url) as client:
+        while True:
+            try:
+                next(client.runs(), None)
+                return
+            except ServerUnreachable:
+                assert time.monotonic() < deadline, f"no service at {url} within {timeout_s} s"
+                time.sleep(0.05)

@@ -1,0 +1,260 @@
+"""From a training loop to the page's data, through a real service process on a real database."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+import tsemon
+from tests import zoo
+from tests.service import ServiceProcess, await_service
+from tsemon.models import VisionTransformer
+from tsemon_client import Client
+
+
+@pytest.fixture
+def service(tmp_path):
+    with ServiceProcess(tmp_path / "tsemon.db") as service:
+        yield service
+
+
+@pytest.fixture
+def client(service):
+    with Client(service.url) as client:
+        yield client
+
+
+class Collapsing(torch.nn.Module):
+    """A post-norm stack whose tokens grow alike over depth by a factor that the test sets from step to step."""
+
+    def __init__(self, depth=8):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(CollapsingBlock() for _ in range(depth))
+
+    def forward(self, x_BTD):
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        return x_BTD
+
+
+class CollapsingBlock(torch.nn.Module):
+    keep = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.attention = torch.nn.Sequential(torch.nn.Linear(8, 8))
+
+    def forward(self, x_BTD):
+        mean_BTD = x_BTD.mean(dim=1, keepdim=True)
+        return mean_BTD + CollapsingBlock.keep * (x_BTD - mean_BTD) + 0 * self.attention(x_BTD)
+
+
+class TestARunThatIsWatched:
+    def test_arrives_whole_and_can_be_asked_for(self, service, client, tmp_path):
+        torch.manual_seed(0)
+        model, forward = zoo.gpt2()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        losses = []
+        with tsemon.attach(
+            model,
+            optimizer,
+            run="gpt",
+            project="tests",
+            server=service.url,
+            every=2,
+            tags=["a", "b/c"],
+            config={"lr": 1e-3},
+            spool_dir=tmp_path / "spool",
+        ) as monitor:
+            for _ in range(9):
+                optimizer.zero_grad()
+                loss = forward().square().mean()
+                loss.backward()
+                optimizer.step()
+                monitor.step(loss=loss)
+                losses.append(loss.item())
+
+        run = client.run(client.find_run("gpt", project="tests")["run_id"])
+        assert (run["state"], run["last_step"], run["num_frames"], run["num_blocks"]) == ("finished", 8, 5, 3)
+        assert run["tags"] == ["a", "b/c"]
+        assert run["config"] == {"lr": 1e-3}
+        series = client.series(run["run_id"], "loss")
+        assert series["step"] == [0, 2, 4, 6, 8]
+        assert series["mean"] == pytest.approx(losses[::2], rel=1e-6)
+        heatmap = client.heatmap(run["run_id"], "token_similarity")
+        last = client.series(run["run_id"], "token_similarity", layer=-1)
+        assert [column[-1] for column in heatmap["values"]] == pytest.approx(last["mean"])
+        assert client.series(run["run_id"], "attention_entropy", layer=1, head=3)["step"] == series["step"]
+        assert monitor.status.delivery.num_pending == 0
+
+    def test_hears_of_its_alert_and_of_its_end(self, service, client, tmp_path):
+        model, told = Collapsing(), []
+        x_BTD = torch.randn(16, 6, 8)
+        with tsemon.attach(
+            model, run="collapse", server=service.url, every=5, on_alert=told.append, spool_dir=tmp_path / "spool"
+        ) as monitor:
+
+            def train_until(condition, keep):
+                CollapsingBlock.keep = keep
+                deadline = time.monotonic() + 60
+                while not condition():
+                    model(x_BTD)
+                    monitor.step(loss=1.0)
+                    assert time.monotonic() < deadline, monitor.status
+
+            train_until(lambda: monitor.alerts, keep=0.3)
+            assert [alert.rule for alert in monitor.alerts] == ["token-similarity-escalation"]
+            train_until(lambda: [alert.state for alert in told] == ["firing", "resolved"], keep=1.0)
+            assert monitor.alerts == []
+
+        alert = next(client.alerts(run_id=client.find_run("collapse")["run_id"]))
+        assert alert["state"] == "resolved"
+        assert alert["pending_step"] < alert["firing_step"] < alert["resolved_step"]
+        assert alert["evidence"]["layers"]["last"]["layer"] == 8
+        assert alert["evidence"]["fit"]["ratio_per_block"] == pytest.approx(0.09, rel=0.05), (
+            "each block keeps 0.3 squared"
+        )
+
+    def test_loses_no_frame_when_the_service_is_killed(self, service, client, tmp_path):
+        model, forward = zoo.torch_encoder()
+        optimizer = torch.optim.AdamW(model.parameters())
+        monitor = tsemon.attach(
+            model, optimizer, run="survivor", server=service.url, every=1, spool_dir=tmp_path / "spool"
+        )
+
+        def train(num_steps):
+            for _ in range(num_steps):
+                optimizer.zero_grad()
+                loss = forward().square().mean()
+                loss.backward()
+                optimizer.step()
+                monitor.step(loss=loss)
+
+        train(30)
+        service.kill()
+        train(30)
+        assert monitor.status.num_faults == 0
+        service.start()
+        train(30)
+        monitor.close(timeout_s=60)
+
+        run_id = client.find_run("survivor")["run_id"]
+        assert client.series(run_id, "loss")["step"] == list(range(90))
+        assert client.run(run_id)["num_frames"] == 90
+        assert client.run(run_id)["state"] == "finished"
+
+    def test_is_delivered_by_sync_when_there_was_no_service(self, service, client, tmp_path):
+        spool = tmp_path / "spool"
+        model, forward = zoo.torch_encoder()
+        with tsemon.attach(model, run="offline", every=1, spool_dir=spool) as monitor:
+            for _ in range(4):
+                forward()
+                monitor.step(loss=0.5)
+        command = [sys.executable, "-m", "tsemon", "sync", str(spool), "--server", service.url]
+        subprocess.run(command, check=True, capture_output=True)
+        assert client.series(client.find_run("offline")["run_id"], "loss")["step"] == [0, 1, 2, 3]
+
+    def test_starts_a_new_attempt_when_it_is_resumed(self, service, client, tmp_path):
+        model, forward = zoo.torch_encoder()
+        for resume, loss in ((None, 1.0), (2, 2.0)):
+            with tsemon.attach(
+                model, run="resumed", server=service.url, every=1, resume=resume, spool_dir=tmp_path / "spool"
+            ) as monitor:
+                for _ in range(4):
+                    forward()
+                    monitor.step(loss=loss)
+        run_id = client.find_run("resumed")["run_id"]
+        joined = client.series(run_id, "loss")
+        assert list(zip(joined["step"], joined["mean"], strict=True)) == [
+            (0, 1),
+            (1, 1),
+            (2, 2),
+            (3, 2),
+            (4, 2),
+            (5, 2),
+        ]
+        assert client.series(run_id, "loss", attempt=1)["mean"] == [1.0] * 4
+
+    def test_shows_what_the_model_computed(self, service, client, tmp_path):
+        torch.manual_seed(0)
+        model = VisionTransformer(
+            image_size=16, patch=4, channels=1, num_classes=10, depth=6, width=32, heads=4, ffn=64, tau=None
+        )
+        images = torch.randn(8, 1, 16, 16)
+        with tsemon.attach(model, run="vit", server=service.url, every=1, spool_dir=tmp_path / "spool") as monitor:
+            seen = []
+            handles = [
+                block.register_forward_hook(lambda _, args, output: seen.append(output)) for block in model.blocks
+            ]
+            model(images)
+            monitor.step()
+        for handle in handles:
+            handle.remove()
+        expected = []
+        for output in seen:
+            x_BTD = output.detach().double().numpy()
+            expected.append(np.mean([len(x) * np.sum(x.mean(0) ** 2) / np.sum(x**2) for x in x_BTD]))
+        got = client.heatmap(client.find_run("vit")["run_id"], "token_similarity")["values"][0][1:]
+        assert got == pytest.approx(expected, rel=1e-5)
+
+
+class TestTheDemo:
+    def test_survives_its_service_being_killed_and_ends_with_the_verdict(self, tmp_path):
+        """The whole command as a user runs it without a terminal; its service dies in the middle and comes back."""
+        demo = subprocess.Popen(
+            [sys.executable, "-m", "tsemon", "demo", "--port", "0"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            lines = [demo.stdout.readline()]
+            url = lines[0].split()[4].rstrip(":/")
+            while not lines[-1].startswith("  145"):
+                lines.append(demo.stdout.readline())
+                assert lines[-1], "".join(lines)
+            old = next(p for p in psutil.Process(demo.pid).children() if "serve" in p.cmdline())
+            port, database = url.rpartition(":")[2], tmp_path / ".tsemon/demo.db"
+            old.send_signal(signal.SIGKILL)
+            command = [sys.executable, "-m", "tsemon", "serve", "--port", port, "--database", f"sqlite:///{database}"]
+            while psutil.pid_exists(old.pid) and old.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
+            new = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            await_service(url)
+            output = "".join(lines) + demo.communicate()[0]
+            assert demo.returncode == 0, output
+            with Client(url) as client:
+                runs = {run["run"]: run for run in client.runs(project="demo")}
+                assert {run["state"] for run in runs.values()} == {"finished"}
+                for run in runs.values():
+                    assert client.series(run["run_id"], "loss")["step"] == list(range(0, 300, 5)), run["run"]
+                failing, healthy = runs["digits-post-norm"], runs["digits-de-escalated"]
+                alerts = [alert["rule"] for alert in client.alerts(run_id=failing["run_id"], state="firing")]
+                assert alerts == ["token-similarity-escalation"]
+                assert list(client.alerts(run_id=healthy["run_id"])) == []
+                assert client.run(failing["run_id"])["latest"]["scalars"]["contained_faults"] == 0
+            assert "digits-post-norm: token-similarity-escalation at step" in output
+            assert "digits-de-escalated: no alert" in output
+            new.terminate()
+            new.wait()
+        finally:
+            left = [p for p in psutil.process_iter() if p.is_running() and _is_of(p, tmp_path)]
+            for process in left:
+                process.kill()
+        assert left == [], "a process was left behind"
+
+
+def _is_of(process, folder):
+    try:
+        return process.pid != os.getpid() and process.cwd() == str(folder)
+    except psutil.Error:
+        return False
