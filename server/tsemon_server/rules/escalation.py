@@ -150,7 +150,8 @@ class TokenSimilarityEscalation:
                 "r_squared": _number(fall.r_squared),
                 "critical_tau": _number(fall.critical_tau),
             },
-            "conditions": conditions,
+            # What was waived must not read as if it had been seen.
+            "conditions": {**conditions, "shared_within_samples": "not asked"} if is_blind else conditions,
             "thresholds": {
                 "low_diversity": self.low_diversity,
                 "clear_diversity": self.clear_diversity,

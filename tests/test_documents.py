@@ -1,0 +1,78 @@
+"""What the documents show, runs; what the code has, the documents tell."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.service import ServiceProcess
+from tsemon.catalogue import CATALOGUE
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with ServiceProcess(tmp_path_factory.mktemp("service") / "tsemon.db") as service:
+        yield service
+
+
+def run(arguments, folder, service):
+    environment = os.environ | {"TSEMON_SERVER": service.url}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples").glob("*.py"), key=lambda path: path.name), ids=lambda p: p.name
+)
+def test_every_example_runs(path, tmp_path, service):
+    assert run([path], tmp_path, service)
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/quickstart.md"])
+def test_every_python_snippet_runs_in_order(document, tmp_path, service):
+    """In one program, after the model, optimizer, batches and train_step that every reader has."""
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    assert snippets
+    prelude = (
+        "import torch\n"
+        "from tests import zoo\n"
+        "model, forward = zoo.gpt2()\n"
+        "optimizer = torch.optim.AdamW(model.parameters())\n"
+        "loader = range(5)\n"
+        "def train_step(model, optimizer, batch):\n"
+        "    loss = forward().square().mean(); loss.backward(); optimizer.step(); optimizer.zero_grad(); return loss\n"
+    )
+    program = tmp_path / "snippets.py"
+    program.write_text(prelude + "\n".join(snippets).replace("http://127.0.0.1:8731", service.url))
+    run([program], tmp_path, service)
+
+
+class TestEveryMetricHasItsPlace:
+    def test_in_the_table_of_measures(self):
+        table = (ROOT / "docs/measures.md").read_text()
+        missing = [metric.name for metric in CATALOGUE if f"| `{metric.name}` | {metric.axis} |" not in table]
+        assert missing == []
+
+    def test_and_the_table_names_no_other(self):
+        rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", (ROOT / "docs/measures.md").read_text(), re.MULTILINE)
+        assert sorted(rows) == sorted((metric.name, metric.axis) for metric in CATALOGUE)
+
+
+def test_the_documents_link_to_files_that_exist():
+    for document in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.relative_to(ROOT)} links to {target}"
