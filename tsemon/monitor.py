@@ -74,6 +74,8 @@ def attach(
         raise InvalidArgument(f"attach() watches a torch.nn.Module, got {type(model).__name__}")
     if optimizer is not None and not callable(getattr(optimizer, "step", None)):
         raise InvalidArgument(f"optimizer is the torch.optim.Optimizer that trains the model, got {optimizer!r}")
+    if isinstance(tags, str):
+        raise InvalidArgument(f"tags is a collection of names, got the string {tags!r}: write [{tags!r}]")
     for name, text in (("run", run), ("project", project), *(("each of tags", tag) for tag in tags)):
         if not isinstance(text, str) or not NAME.fullmatch(text):
             raise InvalidArgument(f"{name} is a name of 1 to 128 printable characters, got {text!r}")

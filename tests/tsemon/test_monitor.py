@@ -109,6 +109,7 @@ class TestAttach:
             ({"run": "r", "budget": 2}, InvalidArgument, "budget is tsemon's share"),
             ({"run": "r", "measures": ["token_simlarity"]}, UnknownMetric, "did you mean 'token_similarity'"),
             ({"run": "r", "measures": "loss"}, InvalidArgument, r"write \['loss'\]"),
+            ({"run": "r", "tags": "abc"}, InvalidArgument, r"write \['abc'\]"),
             ({"run": "r", "resume": -1}, InvalidArgument, "resume is the step"),
             ({"run": "r", "server": "localhost:8731"}, InvalidArgument, "http"),
             ({"run": "r", "config": {"model": object()}}, InvalidArgument, "config"),

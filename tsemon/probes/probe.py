@@ -39,7 +39,7 @@ class Probe:
         on_fault: Callable[[Exception], None],
     ) -> None:
         self._measures = measures
-        self._hooks = Hooks(on_fault)
+        self._hooks = Hooks(model, on_fault)
         self._num_blocks = len(blocks)
         self._activations = ActivationProbe(model, blocks)
         self._attention = AttentionProbe(blocks)

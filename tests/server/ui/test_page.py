@@ -180,7 +180,7 @@ class TestAnAlert:
     def failing(self, service):
         return service.replay("tse_vit24-s0")
 
-    def test_is_counted_in_the_list(self, page, failing):  # noqa: ARG002
+    def test_is_counted_in_the_list(self, page, failing):
         page.goto("/")
         expect(page.get_by_role("row", name="tse_vit24-s0").get_by_role("cell").last).to_have_text("1")
 
@@ -222,7 +222,7 @@ class TestWhatAClientSends:
         page.route("**/api/v1/**", put_names)
         return run_id
 
-    def test_stays_text_in_the_list(self, page, hostile_run):  # noqa: ARG002
+    def test_stays_text_in_the_list(self, page, hostile_run):
         page.goto("/")
         expect(page.get_by_role("link", name=HOSTILE)).to_be_visible()
         box = page.get_by_role("img", name="Loss of the latest runs").bounding_box()

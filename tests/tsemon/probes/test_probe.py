@@ -117,6 +117,20 @@ class TestActivations:
         several, _ = reading_of(model, lambda: (model(zoo.ids()), model(zoo.ids().flip(0).flip(1)))[0].logits)
         assert several.layers["token_similarity"].tolist() == one.layers["token_similarity"].tolist()
 
+    def test_are_not_those_of_an_evaluation_before_the_training_pass(self):
+        torch.manual_seed(0)
+        model, forward = zoo.gpt2()
+        expected, _ = reading_of(model.eval(), forward)
+        probe = probe_of(model)
+        probe.arm()
+        with torch.no_grad():
+            model.eval()(zoo.ids().flip(0).flip(1))
+        forward()  # with gradients, in eval mode: some train without dropout
+        got = probe.collect()
+        probe.disarm()
+        assert got.layers["token_similarity"].tolist() == expected.layers["token_similarity"].tolist()
+        assert got.layers["attention_entropy"].tolist() == expected.layers["attention_entropy"].tolist()
+
     def test_tell_how_many_sequences_are_not_finite(self):
         model, _ = zoo.torch_encoder()
         x_TBD = torch.randn(12, 4, 32)

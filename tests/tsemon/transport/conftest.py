@@ -44,7 +44,7 @@ class Peer:
             def handle_any(self):
                 peer.handle(self)
 
-            do_GET = do_POST = do_PATCH = handle_any  # noqa: N815
+            do_GET = do_POST = do_PATCH = handle_any
 
             def log_message(self, *args):
                 pass
