@@ -30,6 +30,8 @@ from tsemon.wire import Alert, Frame, RunState
 MakeFrame = Callable[[int], Frame]
 """Gets the frame's seq, waits for the device if it must, and returns the frame. Called on the exporter thread."""
 
+_MIN_DRAIN_S = 2.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class OutboxStats:
@@ -154,6 +156,7 @@ class Outbox:
     def close(self, timeout_s: float = 5.0, state: RunState = "finished") -> None:
         """Spool what waits, deliver what can be delivered within `timeout_s`, and say how the run ended.
 
+        Samples get 2 seconds to reach the spool even where `timeout_s` is less: no network is needed for that.
         What is not delivered stays in the spool for the next attach or `sync`.
         """
         if self._is_closed or os.getpid() != self._pid:
@@ -161,9 +164,9 @@ class Outbox:
         self._is_closed = True
         deadline = time.monotonic() + timeout_s
         self._queue.put(None)
-        self._exporter.join(timeout_s)
+        self._exporter.join(max(timeout_s, _MIN_DRAIN_S))
         if self._exporter.is_alive():
-            self._warn("close", f"{self._queue.qsize()} samples did not leave the device within {timeout_s} s")
+            self._warn("close", f"{self._queue.qsize()} samples were not ready in time and are lost")
         self._end_state = state
         with self._contained("end"):
             self._spool.finish(state)

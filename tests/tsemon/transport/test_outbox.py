@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 
+import psutil
 import pytest
 
 from tsemon.transport import HttpDelivery, MemorySpool, Outbox, Spool, find_spools, sync
@@ -50,6 +51,21 @@ class TestOutbox:
         stats = outbox.stats()
         assert (stats.num_sent, stats.num_pending, stats.num_dropped, stats.num_refused) == (20, 0, 0, 0)
         assert outbox.warnings == []
+
+    def test_holds_no_file_or_socket_once_closed(self, peer, open_outbox, sample):
+        def held():
+            process = psutil.Process()
+            files = [file.path for file in process.open_files() if "/default/gpt/" in file.path]
+            return files + [c for c in process.net_connections() if c.raddr and c.raddr.port == peer.port]
+
+        for url, key in ((peer.url, "a"), (None, "b")):
+            outbox = open_outbox(url, key=key)
+            outbox.put(sample(0))
+            while not outbox._spool.num_unsent and not outbox.stats().num_sent:
+                threading.Event().wait(0.001)
+            assert held()
+            outbox.close(20)
+            assert not held()
 
     def test_registers_before_the_first_sample(self, peer, open_outbox):
         open_outbox(peer.url)
@@ -322,11 +338,8 @@ class TestAlerts:
             a["alert_id"] for a in alerts
         ]:
             threading.Event().wait(0.001)
-        return [(event.alert_id, event.state) for event in self.events(outbox)]
-
-    def events(self, outbox):
-        # The alerts of a reply are published after its events.
-        return outbox.take_events()
+        # Events come before the list of the same reply.
+        return [(event.alert_id, event.state) for event in outbox.take_events()]
 
     def test_become_events_once_when_they_fire_and_once_when_they_are_resolved(self, peer, open_outbox, sample):
         outbox = open_outbox(peer.url)
