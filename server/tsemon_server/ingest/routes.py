@@ -1,0 +1,100 @@
+"""The routes that writers call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Request, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from tsemon.errors import BodyTooLarge, InvalidArgument, TsemonError, UnsupportedEncoding
+from tsemon.wire import MAX_BODY_BYTES
+from tsemon_server.ingest import schemas, service
+from tsemon_server.store import Run, Store
+
+RunId = Annotated[str, Path(description="The run's id, as the registration answered it.", max_length=64)]
+Count = Callable[[Literal["accepted", "duplicate", "refused"], int], None]
+
+
+def make_router(store: Store, observe: service.Observe, count: Count) -> APIRouter:
+    """Routes that write to `store`. `observe` sees the new frames, `count` how many there were."""
+    router = APIRouter(tags=["writers"])
+
+    @router.post("/runs", openapi_extra=_takes(schemas.Registration))
+    async def register(request: Request) -> service.Registered:
+        """Register a run, or a new attempt of it."""
+        raw = await _read(request)
+        return await run_in_threadpool(lambda: service.register(store, schemas.read_body(schemas.Registration, raw)))
+
+    @router.patch("/runs/{run_id}", openapi_extra=_takes(schemas.RunChange))
+    async def change_run(run_id: RunId, request: Request) -> Run:
+        """Change a run's state, tags or config."""
+        raw = await _read(request)
+
+        def change() -> Run:
+            body = schemas.read_body(schemas.RunChange, raw)
+            with store.write() as writer:
+                writer.change_run(run_id, state=body.state, tags=body.tags, config=body.config)
+                return writer.run(run_id)
+
+        return await run_in_threadpool(change)
+
+    @router.delete("/runs/{run_id}", status_code=204, response_class=Response)
+    def delete_run(run_id: RunId) -> None:
+        """Delete a run with all its frames and alerts."""
+        with store.write() as writer:
+            writer.delete_run(run_id)
+
+    @router.post("/runs/{run_id}/frames", openapi_extra=_takes(schemas.FramesBody))
+    async def accept_frames(run_id: RunId, request: Request) -> service.Receipt:
+        """Store frames. The reply comes after the commit; what is sent twice is stored once."""
+        try:
+            raw = await _read(request)
+            receipt = await run_in_threadpool(service.accept, store, run_id, raw, observe)
+        except TsemonError:
+            count("refused", 1)
+            raise
+        count("accepted", receipt.accepted)
+        count("duplicate", receipt.duplicates)
+        return receipt
+
+    @router.post("/runs/{run_id}/heartbeat", openapi_extra=_takes(schemas.Heartbeat))
+    async def heartbeat(run_id: RunId, request: Request) -> service.Pulse:
+        """Tell that a writer is alive, and hear of the run's alerts."""
+        raw = await _read(request)
+        return await run_in_threadpool(
+            lambda: service.heard_of(store, run_id, schemas.read_body(schemas.Heartbeat, raw))
+        )
+
+    return router
+
+
+async def _read(request: Request) -> bytes:
+    """The raw body. FastAPI would parse a declared one with the standard library, three times slower."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise UnsupportedEncoding(f"expected a body without Content-Encoding, got {encoding!r}; send it as it is")
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
+        raise _too_large(f"{announced} bytes announced")
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:  # whatever was announced
+                raise _too_large(f"at least {len(body)} bytes")
+    except ClientDisconnect:
+        raise InvalidArgument("the client went away before the body was complete; send it again") from None
+    return bytes(body)
+
+
+def _too_large(came: str) -> BodyTooLarge:
+    return BodyTooLarge(f"expected at most {MAX_BODY_BYTES} bytes in a body, got {came}; send fewer frames at a time")
+
+
+def _takes(body: type[schemas.Body]) -> dict[str, Any]:
+    """The OpenAPI entry of a body that is read raw; `request_schemas` has what it points to."""
+    schema = {"$ref": f"#/components/schemas/{body.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -1,0 +1,244 @@
+"""The bodies that writers send, and how they become frames.
+
+Unknown keys are refused: a misspelt one would otherwise be lost without a word.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, FiniteFloat, JsonValue, Tag, ValidationError
+from typing_extensions import TypeAliasType
+
+from tsemon.catalogue import LAYERED, num_entries
+from tsemon.errors import InvalidArgument, InvalidFrame
+from tsemon.wire import Array, Frame, RunState
+
+MAX_STEP = 2**53 - 1  # the largest integer that every JSON reader keeps exact
+
+MetricName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_./:-]*$", max_length=128)]
+Title = Annotated[str, Field(pattern=r"^\w[\w .,:;/@+=#()\[\]-]*$", max_length=128)]
+WriterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$", max_length=64)]
+Count = Annotated[int, Field(ge=0, le=MAX_STEP)]
+Number = FiniteFloat | Literal["NaN", "Infinity", "-Infinity"] | None
+
+_NUMBERS = 'a finite number, null or "NaN", "Infinity", "-Infinity"'
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class PackedArray(Body):
+    """An array as bytes: 4 times smaller and 20 times cheaper to read than a list."""
+
+    shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=2)]
+    """The lengths of its axes: [layers], or [blocks, heads]."""
+    f32: str
+    """The values in row-major order as little-endian float32, in base64."""
+
+
+# Named, because Python 3.11 cannot hash FailFast inside a union.
+Row = TypeAliasType("Row", Annotated[list[Number], FailFast()])
+PlainArray = TypeAliasType("PlainArray", Annotated[list[Number | Row], FailFast()])
+AnyArray = Annotated[
+    Annotated[PackedArray, Tag("packed")] | Annotated[PlainArray, Tag("plain")],
+    Discriminator(lambda value: "plain" if isinstance(value, list) else "packed"),
+]
+Arrays = Annotated[dict[MetricName, AnyArray], Field(max_length=1000)]
+
+
+class FrameBody(Body):
+    """All that one writer measured at one optimizer step."""
+
+    seq: Count
+    """Position in the writer's stream, from 0; with run, attempt and writer it is the frame's identity."""
+    step: Count
+    """Optimizer steps done before the one that was measured: the first step of a run is 0."""
+    time: Annotated[FiniteFloat, Field(ge=0)]
+    """When the frame was made, in seconds since 1970, UTC, by the writer's clock."""
+    scalars: Annotated[dict[MetricName, Number], Field(max_length=1000)] = {}
+    """Metrics with one number; null is NaN."""
+    layers: Arrays = {}
+    """Metrics with a value per block, or depth + 1 for activations (entry 0 is the first block's input)."""
+    heads: Arrays = {}
+    """Metrics with a value per head, shape [blocks, heads]."""
+
+
+class FramesBody(Body):
+    """Frames of one writer. All of them are stored, or none."""
+
+    writer: WriterName
+    """Who sends: one name per process, the same for its whole life."""
+    attempt: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    """The attempt, as the reply to the registration named it."""
+    frames: Annotated[list[FrameBody], FailFast()]  # one problem is told, not a million
+    """In any order; frames that are stored already are counted and left alone."""
+
+
+class Registration(Body):
+    """A training process that starts."""
+
+    project: Title = "default"
+    """The project that the run belongs to."""
+    run: Title
+    """The run's name. The same name again is a new attempt of the same run."""
+    config: dict[str, JsonValue] | None = None
+    """Anything worth keeping with the run; absent, it stays as it was."""
+    tags: Annotated[list[Title], Field(max_length=100)] | None = None
+    """Free words for filters; absent, they stay as they were."""
+    blocks: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=10_000)] = []
+    """The names of the model's blocks in depth order; their number is the model's depth."""
+    resume_step: Count | None = None
+    """The step that this attempt starts at: it hides, and keeps, what earlier attempts wrote from there on."""
+    attempt_key: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """Any text that names this start. The same key again is the same attempt: a lost reply can be asked for again."""
+
+
+class RunChange(Body):
+    """What shall be different about a run; what is absent stays."""
+
+    state: RunState | None = None
+    """How the run is doing."""
+    tags: Annotated[list[Title], Field(max_length=100)] | None = None
+    """Free words for filters, in place of those there are."""
+    config: dict[str, JsonValue] | None = None
+    """Anything worth keeping with the run, in place of what there is."""
+
+
+class Heartbeat(Body):
+    """A sign of life from a writer that has nothing to send."""
+
+    writer: WriterName
+    """Who it is."""
+    attempt: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    """The attempt, as the reply to the registration named it."""
+    step: Count
+    """The optimizer step that the writer is at."""
+
+
+BODIES: tuple[type[Body], ...] = (FramesBody, Registration, RunChange, Heartbeat)
+
+SomeBody = TypeVar("SomeBody", bound=Body)
+
+
+def read_body(model: type[SomeBody], raw: bytes) -> SomeBody:
+    """The body as `model`, or InvalidArgument."""
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as error:
+        raise InvalidArgument(_first_problem(error, prefix="body")) from None
+
+
+def read_frames(raw: bytes) -> FramesBody:
+    """The body of frames, or InvalidFrame that names the frame and the metric."""
+    try:
+        return FramesBody.model_validate_json(raw)
+    except ValidationError as error:
+        raise InvalidFrame(
+            f"{_first_problem(error, prefix=_place(error, raw))}; nothing of this body is stored"
+        ) from None
+
+
+def to_frame(sent: FrameBody, num_blocks: int) -> Frame:
+    """The frame with its arrays unpacked and their shapes held against the model's depth, or InvalidFrame."""
+    try:
+        layers = dict(_arrays(sent.layers, lambda name, shape: _check_layers(name, shape, num_blocks), "layers"))
+        heads = dict(_arrays(sent.heads, lambda _, shape: _check_heads(shape, num_blocks), "heads"))
+    except ValueError as error:
+        raise InvalidFrame(f"frame seq {sent.seq}, {error}; nothing of this body is stored") from None
+    scalars = {name: _float(value) for name, value in sent.scalars.items()}
+    return Frame(sent.seq, sent.step, sent.time, scalars, layers, heads)
+
+
+def _arrays(sent: Mapping[str, Any], check: Any, kind: str) -> Iterator[tuple[str, Array]]:
+    for name, value in sent.items():
+        try:
+            array = _packed(value) if isinstance(value, PackedArray) else _plain(value)
+            check(name, array.shape)
+        except ValueError as error:
+            raise ValueError(f"{kind} {name!r}: {error}") from None
+        yield name, array
+
+
+def _packed(sent: PackedArray) -> Array:
+    try:
+        data = binascii.a2b_base64(sent.f32, strict_mode=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"expected base64 of little-endian float32, got text that is not base64 ({error})") from None
+    shape = tuple(sent.shape)
+    num_values = 1
+    for length in shape:
+        num_values *= length
+    if 4 * num_values != len(data):
+        raise ValueError(f"expected {4 * num_values} bytes for shape {list(shape)}, got {len(data)}")
+    return Array(shape, data)
+
+
+def _plain(sent: PlainArray) -> Array:
+    rows = [value for value in sent if isinstance(value, list)]
+    if not rows:
+        return Array.of(_float(value) for value in sent if not isinstance(value, list))
+    lengths = {len(row) for row in rows}
+    if len(rows) != len(sent) or len(lengths) != 1:
+        raise ValueError(
+            f"expected rows of one length, got lengths {sorted(lengths)} and {len(sent) - len(rows)} numbers"
+        )
+    return Array.of((_float(value) for row in rows for value in row), (len(rows), lengths.pop()))
+
+
+def _float(value: float | str | None) -> float:
+    return float("nan") if value is None else float(value)
+
+
+def _check_layers(name: str, shape: tuple[int, ...], num_blocks: int) -> None:
+    metric = LAYERED.get(name)
+    if metric is not None:
+        expected = (num_entries(metric, num_blocks),)
+        if shape != expected:
+            why = "activations have one entry more" if metric.axis == "activation" else "one entry per block"
+            raise ValueError(f"expected shape {list(expected)} ({num_blocks} blocks, {why}), got {list(shape)}")
+    elif shape not in ((num_blocks,), (num_blocks + 1,)):
+        raise ValueError(
+            f"expected shape [{num_blocks}] or [{num_blocks + 1}] ({num_blocks} blocks), got {list(shape)}"
+        )
+
+
+def _check_heads(shape: tuple[int, ...], num_blocks: int) -> None:
+    if len(shape) != 2 or shape[0] != num_blocks or shape[1] == 0:
+        raise ValueError(f"expected shape [{num_blocks}, heads] ({num_blocks} blocks), got {list(shape)}")
+
+
+def _first_problem(error: ValidationError, prefix: str) -> str:
+    problem = error.errors(include_url=False, include_context=False)[0]
+    kind, where = problem["type"], [part for part in problem["loc"] if part not in ("packed", "plain")]
+    if kind == "json_invalid":
+        return f"{prefix}: expected JSON, got {problem['msg'].removeprefix('Invalid JSON: ')}"
+    if where[-1:] in (["nullable"], ["float"]) or kind == "finite_number":
+        return f"{prefix}: expected {_NUMBERS}, got {_shown(problem['input'])}"
+    if not prefix.startswith("frame ") and where:
+        prefix = f"{prefix}, {'.'.join(str(part) for part in where)}"
+    elif len(where) == 3:
+        prefix = f"{prefix}, {where[2]}"
+    return f"{prefix}: {problem['msg']}, got {_shown(problem['input'])}"
+
+
+def _place(error: ValidationError, raw: bytes) -> str:
+    """'frame seq 17, layers 'token_similarity'' for the first problem."""
+    where = error.errors(include_url=False, include_context=False, include_input=False)[0]["loc"]
+    if len(where) < 2 or not isinstance(where[1], int):
+        return "body of frames"
+    try:
+        seq = json.loads(raw)["frames"][where[1]]["seq"]  # reads NaN literals, which may be what is wrong
+    except (ValueError, LookupError, TypeError, RecursionError):
+        seq = "unknown"
+    place = f"frame seq {seq} (number {where[1] + 1} in the body)"
+    return f"{place}, {where[2]} {where[3]!r}" if len(where) > 3 else place
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}... ({type(value).__name__})"

@@ -1,0 +1,86 @@
+"""Taking what writers send. No HTTP here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tsemon.wire import Frame
+from tsemon_server.ingest import schemas
+from tsemon_server.store import Added, Alert, Record, Store, Writer
+
+Observe = Callable[[Writer, str, int, Sequence[Frame]], Sequence[int]]
+"""Looks at new frames of a run's current attempt in the transaction that stores them; the ids of alerts it resolved."""
+
+
+class Registered(Record):
+    """Where to send frames."""
+
+    run_id: str
+    """The run's id, part of every URL about it."""
+    attempt: int
+    """The attempt's number, to be sent with every body of frames."""
+
+
+class Receipt(Record):
+    """What came of a body of frames. All of it is committed."""
+
+    accepted: int
+    """Frames that are new."""
+    duplicates: int
+    """Frames that were stored before, or stood twice in the body."""
+    last_seq: int | None
+    """The largest seq of the body; null when it held no frame."""
+    alerts: list[Alert]
+    """The run's pending and firing alerts, and those that this body resolved."""
+
+
+class Pulse(Record):
+    """The answer to a sign of life."""
+
+    alerts: list[Alert]
+    """The run's pending and firing alerts."""
+
+
+def register(store: Store, body: schemas.Registration) -> Registered:
+    with store.write() as writer:
+        found = writer.register(
+            body.project,
+            body.run,
+            blocks=body.blocks,
+            config=body.config,
+            tags=body.tags,
+            resume_step=body.resume_step,
+            attempt_key=body.attempt_key,
+        )
+    return Registered(run_id=found.run_id, attempt=found.attempt)
+
+
+def accept(store: Store, run_id: str, raw: bytes, observe: Observe) -> Receipt:
+    """Store the frames of a body and let `observe` see those that are new, in one transaction."""
+    body = schemas.read_frames(raw)
+    with store.read() as reader:
+        num_blocks = reader.num_blocks(run_id, body.attempt)
+    frames = [schemas.to_frame(sent, num_blocks) for sent in body.frames]
+    with store.write() as writer:
+        added = writer.add_frames(run_id, body.attempt, body.writer, frames)
+        resolved = _observed(observe, writer, run_id, body.attempt, added)
+        alerts = writer.alerts_to_tell(run_id, resolved)
+    return Receipt(
+        accepted=len(added.frames),
+        duplicates=len(frames) - len(added.frames),
+        last_seq=max((frame.seq for frame in frames), default=None),
+        alerts=alerts,
+    )
+
+
+def _observed(observe: Observe, writer: Writer, run_id: str, attempt: int, added: Added) -> Sequence[int]:
+    if not added.is_current or not added.frames:
+        return ()
+    return observe(writer, run_id, attempt, added.frames)
+
+
+def heard_of(store: Store, run_id: str, body: schemas.Heartbeat) -> Pulse:
+    with store.write() as writer:
+        writer.num_blocks(run_id, body.attempt)
+        writer.change_run(run_id)
+        return Pulse(alerts=writer.alerts_to_tell(run_id))

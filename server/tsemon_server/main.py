@@ -1,0 +1,181 @@
+"""The service put together: which part meets which."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import uvicorn
+from fastapi import APIRouter, FastAPI
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tsemon.errors import InvalidArgument, TsemonError
+from tsemon.wire import API
+from tsemon_server import ingest, queries, ui
+from tsemon_server.alerts import Rule, Watch
+from tsemon_server.errors import Problem, handle_errors, problem_response
+from tsemon_server.exposition import Exposition
+from tsemon_server.settings import Settings
+from tsemon_server.store import Record, Store
+
+DOCS_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' https://cdn.jsdelivr.net; frame-ancestors 'none'; "
+    "style-src 'self' 'unsafe-inline' https://cdn.jsdelivr.net; img-src 'self' data: https://fastapi.tiangolo.com"
+)
+POLICY = "default-src 'self'; frame-ancestors 'none'"
+
+DESCRIPTION = """What goes on inside transformers while they train: runs, frames, series, heat maps, alerts.
+
+Errors are `{"error": code, "detail": text}`. This page loads Swagger UI from cdn.jsdelivr.net; the schema itself is at
+`/openapi.json` and needs nothing from elsewhere.
+"""
+
+
+class Health(Record):
+    """That the service can do its work."""
+
+    status: str
+    """Always `ok`; trouble is told by the HTTP status."""
+
+
+class Guard:
+    """Refuses requests that name a host which is not ours, and sets the safety headers.
+
+    A page elsewhere can point its own host name at 127.0.0.1 and read us through its visitor's browser; but it cannot
+    make the browser send another Host than that name.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str] | None) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.setdefault("X-Content-Type-Options", "nosniff")
+                headers.setdefault("Content-Security-Policy", DOCS_POLICY if scope["path"] == "/docs" else POLICY)
+            await send(message)
+
+        host = _without_port(Headers(scope=scope).get("host", ""))
+        if self._hosts is None or host in self._hosts:
+            await self._app(scope, receive, send_safely)
+            return
+        detail = (
+            f"expected one of {', '.join(sorted(self._hosts))} as Host, got {host[:80]!r}; use one of these in the URL"
+        )
+        await problem_response(400, "unknown_host", detail)(scope, receive, send_safely)
+
+
+def create_app(
+    settings: Settings, *, rules: Sequence[Rule] | None = None, clock: Callable[[], float] = time.time
+) -> FastAPI:
+    """The service on its database, which is migrated first, with the built-in rules where none are given.
+
+    Raises TsemonError where the settings or the database do not allow it.
+    """
+    if not settings.insecure and not _is_loopback(settings.host):
+        raise InvalidArgument(
+            f"expected a loopback address such as 127.0.0.1, got host {settings.host!r}: there is no login, so whoever "
+            "reaches the port may read, write and delete everything; listen locally, or accept that with `insecure`"
+        )
+    store = Store(settings.database, clock)
+    exposition = Exposition(store, grace_s=settings.metrics_grace_s, silence_s=settings.metrics_silence_s, clock=clock)
+    watch = Watch(rules, on_error=exposition.count_rule_error)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        store.close()
+
+    app = FastAPI(title="tsemon", version="1", description=DESCRIPTION, lifespan=lifespan, redoc_url=None)
+    problems: dict[int | str, dict[str, Any]] = {"default": {"model": Problem, "description": "Why it was not done."}}
+    for router in (ingest.make_router(store, watch.observe, exposition.count), queries.make_router(store)):
+        app.include_router(router, prefix=API, responses=problems)
+    app.include_router(exposition.make_router())
+    app.include_router(_health(store), responses=problems)
+    app.include_router(ui.router)
+    handle_errors(app)
+    hosts = None if settings.insecure else frozenset({"localhost", "127.0.0.1", "[::1]", _bracketed(settings.host)})
+    app.add_middleware(Guard, hosts=hosts)
+    _describe_bodies(app)
+    return app
+
+
+def serve(settings: Settings) -> None:
+    """Run the service until SIGTERM or SIGINT; exit with status 1 and a sentence where it cannot start."""
+    try:
+        app = create_app(settings)
+        listener = _listen(settings.host, settings.port)
+    except TsemonError as error:
+        sys.exit(f"tsemon: {error}")
+    except OSError as error:
+        sys.exit(
+            f"tsemon: cannot listen on {settings.host} port {settings.port}: {error.strerror}; "
+            "another service may run there already, choose another port"
+        )
+    port = listener.getsockname()[1]
+    print(f"tsemon serves http://{_bracketed(settings.host)}:{port} from {settings.database}", flush=True)
+    config = uvicorn.Config(app, access_log=False, log_level="warning", timeout_graceful_shutdown=10)
+    with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has shut down
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _health(store: Store) -> APIRouter:
+    router = APIRouter(tags=["operation"])
+
+    @router.get("/healthz")
+    async def healthz() -> Health:
+        """Whether the process is up."""
+        return Health(status="ok")
+
+    @router.get("/readyz")
+    def readyz() -> Health:
+        """Whether the database answers; 503 where it does not."""
+        with store.read() as reader:
+            reader.ping()
+        return Health(status="ok")
+
+    return router
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    """Add to OpenAPI the bodies that the routes read raw."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = generate()
+        schema["components"]["schemas"] |= ingest.request_schemas()
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=2048)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _without_port(host: str) -> str:
+    """The name in a Host header; an IPv6 address keeps its brackets."""
+    return (host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]).lower()

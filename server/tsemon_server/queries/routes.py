@@ -1,0 +1,106 @@
+"""The routes that read."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Query
+
+from tsemon.wire import AlertState, RunState
+from tsemon_server.queries import service
+from tsemon_server.store import RunDetail, RunOrder, Store
+
+RunId = Annotated[str, Path(description="The run's id, as the registration answered it.", max_length=64)]
+Limit = Annotated[int, Query(ge=1, le=1000, description="At most so many entries.")]
+Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
+Metric = Annotated[str, Query(max_length=128, description="The metric's name, as GET /runs/{run_id} lists them.")]
+FromStep = Annotated[int | None, Query(ge=0, le=2**53, description="The first step, included.")]
+ToStep = Annotated[int | None, Query(ge=0, le=2**53, description="The last step, included.")]
+OneAttempt = Annotated[
+    int | None, Query(description="Only this attempt, as it was; else every frame that no later attempt hides.")
+]
+
+
+def make_router(store: Store) -> APIRouter:
+    """Routes that read `store`."""
+    router = APIRouter(tags=["readers"])
+
+    @router.get("/runs")
+    def list_runs(
+        project: Annotated[str | None, Query(description="Only runs of this project.")] = None,
+        run: Annotated[str | None, Query(description="Only runs of this name.")] = None,
+        state: Annotated[RunState | None, Query(description="Only runs in this state.")] = None,
+        order: Annotated[RunOrder, Query(description="Sort key; with a minus, largest first.")] = "-updated",
+        limit: Limit = 50,
+        cursor: Cursor = None,
+    ) -> service.RunPage:
+        """List runs. A run that is updated between two pages may move past the cursor; all others are listed once."""
+        return service.list_runs(store, project=project, run=run, state=state, order=order, limit=limit, cursor=cursor)
+
+    @router.get("/runs/{run_id}")
+    def describe_run(run_id: RunId) -> RunDetail:
+        """All about one run besides its frames."""
+        return service.describe_run(store, run_id)
+
+    @router.get("/runs/{run_id}/series")
+    def series(
+        run_id: RunId,
+        metric: Metric,
+        layer: Annotated[
+            int | None, Query(description="The layer; needed for a metric with a value per layer.")
+        ] = None,
+        head: Annotated[int | None, Query(description="The head, for a metric that is recorded per head.")] = None,
+        from_step: FromStep = None,
+        to_step: ToStep = None,
+        points: Annotated[int, Query(ge=3, le=10_000, description="At most so many buckets.")] = 1000,
+        attempt: OneAttempt = None,
+    ) -> service.Series:
+        """One metric over steps."""
+        return service.series(
+            store,
+            run_id,
+            metric,
+            layer=layer,
+            head=head,
+            from_step=from_step,
+            to_step=to_step,
+            points=points,
+            attempt=attempt,
+        )
+
+    @router.get("/runs/{run_id}/heatmap")
+    def heatmap(
+        run_id: RunId,
+        metric: Metric,
+        from_step: FromStep = None,
+        to_step: ToStep = None,
+        columns: Annotated[int, Query(ge=1, le=2000, description="At most so many spans of steps.")] = 200,
+        attempt: OneAttempt = None,
+    ) -> service.Heatmap:
+        """One metric over steps and layers."""
+        return service.heatmap(
+            store, run_id, metric, from_step=from_step, to_step=to_step, columns=columns, attempt=attempt
+        )
+
+    @router.get("/alerts")
+    def list_alerts(
+        state: Annotated[AlertState | None, Query(description="Only alerts in this state.")] = None,
+        run: Annotated[str | None, Query(description="Only alerts of the run with this id.")] = None,
+        rule: Annotated[str | None, Query(description="Only alerts of this rule.")] = None,
+        severity: Annotated[
+            Literal["info", "warning", "critical"] | None, Query(description="Only alerts this bad.")
+        ] = None,
+        since: Annotated[
+            datetime | None,
+            Query(description="Only alerts that changed at this time or later, as in 2026-01-31T12:00:00Z."),
+        ] = None,
+        limit: Limit = 50,
+        cursor: Cursor = None,
+    ) -> service.AlertPage:
+        """List alerts, newest first."""
+        return service.list_alerts(
+            store, state=state, run_id=run, rule=rule, severity=severity, since=since, limit=limit, cursor=cursor
+        )
+
+    return router

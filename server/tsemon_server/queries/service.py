@@ -1,0 +1,266 @@
+"""Answers about runs, metrics and alerts. No HTTP here."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from datetime import datetime
+
+import numpy as np
+
+from tsemon.catalogue import LAYERED, SCALARS, nearest, num_entries
+from tsemon.errors import InvalidArgument, InvalidRange, UnknownAttempt, UnknownLayer, UnknownMetric
+from tsemon.wire import AlertState, RunState
+from tsemon_server.queries.reduce import bucketed, column_means
+from tsemon_server.store import Alert, Kind, Place, Reader, Record, Run, RunDetail, RunOrder, Store
+
+
+class Series(Record):
+    """One metric over steps, in buckets where there are more samples than points."""
+
+    metric: str
+    """The metric's name."""
+    layer: int | None
+    """The layer; null for a metric of the whole run."""
+    head: int | None
+    """The head; null for the layer as a whole."""
+    step: list[int]
+    """The step of each bucket's middle sample. A bucket is one sample where all of them fit."""
+    min: list[float | None]
+    """The least finite value of each bucket; null where there is none."""
+    mean: list[float | None]
+    """The mean of the finite values of each bucket; null where there is none."""
+    max: list[float | None]
+    """The largest finite value of each bucket; null where there is none."""
+    nonfinite: list[int]
+    """How many samples of each bucket are NaN or infinite."""
+
+
+class Heatmap(Record):
+    """One metric over steps and layers."""
+
+    metric: str
+    """The metric's name."""
+    step: list[int]
+    """The step of each column's middle sample."""
+    layers: int
+    """How many layers the metric has."""
+    values: list[list[float | None]]
+    """Per column the mean of the finite values of each layer; null where there is none."""
+
+
+class RunPage(Record):
+    """Some of the runs."""
+
+    runs: list[Run]
+    """The runs in the order that was asked for."""
+    next_cursor: str | None
+    """Give this as `cursor` for the runs that follow; null at the end."""
+
+
+class AlertPage(Record):
+    """Some of the alerts."""
+
+    alerts: list[Alert]
+    """The alerts, newest first."""
+    next_cursor: str | None
+    """Give this as `cursor` for the alerts that follow; null at the end."""
+
+
+def list_runs(
+    store: Store,
+    *,
+    project: str | None,
+    run: str | None,
+    state: RunState | None,
+    order: RunOrder,
+    limit: int,
+    cursor: str | None,
+) -> RunPage:
+    by_name = order.endswith("name")
+    after = _place(cursor, f"runs {order}", (str, str) if by_name else (float, str))
+    with store.read() as reader:
+        runs = reader.runs(project=project, run=run, state=state, order=order, limit=limit + 1, after=after)
+    last = runs[limit - 1] if len(runs) > limit else None
+    key = None if last is None else (last.run, last.project) if by_name else (last.updated_at.timestamp(), last.run_id)
+    return RunPage(runs=runs[:limit], next_cursor=_cursor(f"runs {order}", key))
+
+
+def describe_run(store: Store, run_id: str) -> RunDetail:
+    with store.read() as reader:
+        return reader.run_detail(run_id)
+
+
+def list_alerts(
+    store: Store,
+    *,
+    state: AlertState | None,
+    run_id: str | None,
+    rule: str | None,
+    severity: str | None,
+    since: datetime | None,
+    limit: int,
+    cursor: str | None,
+) -> AlertPage:
+    if since is not None and since.tzinfo is None:
+        raise InvalidArgument(f"expected `since` with a time zone, as in 2026-01-31T12:00:00Z, got {since.isoformat()}")
+    after = _place(cursor, "alerts", (int,))
+    with store.read() as reader:
+        alerts = reader.alerts(
+            state=state, run_id=run_id, rule=rule, severity=severity, since=since, limit=limit + 1, after=after
+        )
+    key = (int(alerts[limit - 1].alert_id),) if len(alerts) > limit else None
+    return AlertPage(alerts=alerts[:limit], next_cursor=_cursor("alerts", key))
+
+
+def series(
+    store: Store,
+    run_id: str,
+    metric: str,
+    *,
+    layer: int | None,
+    head: int | None,
+    from_step: int | None,
+    to_step: int | None,
+    points: int,
+    attempt: int | None,
+) -> Series:
+    """The metric's finite minimum, mean and maximum in at most `points` buckets."""
+    _check_range(from_step, to_step)
+    with store.read() as reader:
+        detail = _detail(reader, run_id, attempt)
+        kind = _kind(detail, metric, layer, head)
+        samples = reader.samples(
+            run_id,
+            kind,
+            metric,
+            entry=(layer or 0, head or 0),
+            from_step=from_step,
+            to_step=to_step,
+            attempt=attempt,
+        )
+    buckets = bucketed(samples.steps, samples.values[:, 0].astype(np.float64), points)
+    return Series(
+        metric=metric,
+        layer=layer,
+        head=head,
+        step=buckets.step.tolist(),
+        min=_nullable(buckets.min),
+        mean=_nullable(buckets.mean),
+        max=_nullable(buckets.max),
+        nonfinite=buckets.nonfinite.tolist(),
+    )
+
+
+def heatmap(
+    store: Store,
+    run_id: str,
+    metric: str,
+    *,
+    from_step: int | None,
+    to_step: int | None,
+    columns: int,
+    attempt: int | None,
+) -> Heatmap:
+    """The mean of the metric's finite values per layer in at most `columns` spans of steps."""
+    _check_range(from_step, to_step)
+    with store.read() as reader:
+        detail = _detail(reader, run_id, attempt)
+        num_layers = _num_layers(detail, metric)
+        samples = reader.samples(run_id, "layers", metric, from_step=from_step, to_step=to_step, attempt=attempt)
+    if len(samples.steps):
+        num_layers = samples.values.shape[1]
+    steps, values = column_means(samples.steps, samples.values.astype(np.float64), columns)
+    return Heatmap(
+        metric=metric,
+        step=steps.tolist(),
+        layers=num_layers,
+        values=[_nullable(column) for column in values],
+    )
+
+
+def _detail(reader: Reader, run_id: str, attempt: int | None) -> RunDetail:
+    detail = reader.run_detail(run_id)
+    if attempt is not None and not 1 <= attempt <= detail.attempt:
+        raise UnknownAttempt(f"the run {run_id} has no attempt {attempt}, its attempts are 1 to {detail.attempt}")
+    return detail
+
+
+def _check_range(from_step: int | None, to_step: int | None) -> None:
+    if from_step is not None and to_step is not None and from_step > to_step:
+        raise InvalidRange(f"expected from_step <= to_step, got {from_step} > {to_step}; swap them")
+
+
+def _kind(detail: RunDetail, metric: str, layer: int | None, head: int | None) -> Kind:
+    """Where the values are recorded. Some names stand for a number per layer and for one of the run as a whole."""
+    recorded = detail.metrics
+    if layer is None and (metric in recorded.scalars or (metric in SCALARS and metric not in recorded.layers)):
+        if head is not None:
+            raise UnknownLayer(f"{metric!r} is one number per step without heads; leave head out")
+        return "scalars"
+    if layer is not None and metric not in recorded.layers and metric not in LAYERED:
+        if metric in recorded.heads:
+            pass
+        elif metric in recorded.scalars or metric in SCALARS:
+            raise UnknownLayer(f"{metric!r} is one number per step without layers; leave layer out")
+    if head is None:
+        _check_index("layer", metric, layer, _num_layers(detail, metric))
+        return "layers"
+    num_blocks, num_heads = _num_heads(detail, metric)
+    _check_index("layer", metric, layer, num_blocks)
+    if num_heads is not None:
+        _check_index("head", metric, head, num_heads)
+    return "heads"
+
+
+def _num_layers(detail: RunDetail, metric: str) -> int:
+    if metric in detail.metrics.layers:
+        return detail.metrics.layers[metric]
+    if metric in LAYERED:
+        return num_entries(LAYERED[metric], detail.num_blocks)
+    if metric in detail.metrics.heads:
+        raise UnknownLayer(f"{metric!r} is recorded per head only; give a head")
+    if metric in detail.metrics.scalars or metric in SCALARS:
+        raise UnknownLayer(f"{metric!r} is one number per step without layers; ask for it as a series without layer")
+    known = {*LAYERED, *SCALARS, *detail.metrics.scalars, *detail.metrics.layers, *detail.metrics.heads}
+    raise UnknownMetric(
+        f"no metric {metric!r} in the catalogue or in run {detail.run_id}; {nearest(metric, list(known))}"
+    )
+
+
+def _num_heads(detail: RunDetail, metric: str) -> tuple[int, int | None]:
+    """Blocks and heads of a metric; heads are None where none is recorded yet."""
+    if metric in detail.metrics.heads:
+        return detail.metrics.heads[metric]
+    if metric in LAYERED and LAYERED[metric].per_head:
+        return detail.num_blocks, None
+    _num_layers(detail, metric)  # a name that nobody knows is told as such
+    raise UnknownLayer(f"{metric!r} is not recorded per head; leave head out")
+
+
+def _check_index(word: str, metric: str, index: int | None, length: int) -> None:
+    if index is None:
+        raise InvalidArgument(f"{metric!r} has a value per layer; give {word}, from 0 to {length - 1}")
+    if not 0 <= index < length:
+        raise UnknownLayer(f"{metric!r} has the {word}s 0 to {length - 1}, got {index}")
+
+
+def _nullable(values: np.ndarray) -> list[float | None]:
+    return [value if np.isfinite(value) else None for value in values.tolist()]
+
+
+def _cursor(what: str, key: Sequence[float | str] | None) -> str | None:
+    return None if key is None else base64.urlsafe_b64encode(json.dumps([what, *key]).encode()).decode()
+
+
+def _place(cursor: str | None, what: str, types: tuple[type, ...]) -> Place | None:
+    if cursor is None:
+        return None
+    try:
+        found, *key = json.loads(base64.urlsafe_b64decode(cursor))
+        if found == what and len(key) == len(types) and all(map(isinstance, key, types)):
+            return Place(tuple(key))
+    except (ValueError, TypeError):
+        pass
+    raise InvalidArgument(f"expected a cursor that a list of {what} answered as next_cursor, got {cursor[:80]!r}")

@@ -1,0 +1,39 @@
+"""What can be set about the service."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tsemon.errors import InvalidArgument
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How the service runs."""
+
+    host: str = "127.0.0.1"
+    """The address to listen on. Any but a loopback address needs `insecure`, because there is no login."""
+    port: int = 8731
+    """The TCP port to listen on; 0 takes any free one."""
+    database: str = "sqlite:///tsemon.db"
+    """The database URL; a relative path is taken from the working directory."""
+    insecure: bool = False
+    """Whether anyone who reaches the port may read and write everything, from any host name."""
+    metrics_grace_s: float = 60.0
+    """Seconds that an ended run stays in /metrics after its last update: two scrapes, so that its end is seen."""
+    metrics_silence_s: float = 3600.0
+    """Seconds after which a running run that was not heard of leaves /metrics: its process was killed."""
+
+
+def settings_from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from TSEMON_HOST, TSEMON_PORT and TSEMON_DATABASE, defaults for those that are absent."""
+    port = environment.get("TSEMON_PORT", str(Settings.port))
+    if not port.isdecimal() or int(port) > 65535:
+        raise InvalidArgument(f"TSEMON_PORT must be a number from 0 to 65535, got {port!r}")
+    return Settings(
+        host=environment.get("TSEMON_HOST", Settings.host),
+        port=int(port),
+        database=environment.get("TSEMON_DATABASE", Settings.database),
+    )

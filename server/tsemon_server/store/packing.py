@@ -1,0 +1,78 @@
+"""A frame as one blob, and where each metric lies in it.
+
+The blob holds scalars as float64, then layers and heads as float32, each kind sorted by name, all little-endian. Frames
+with the same metrics in the same shapes share one layout, whose id is a digest of it: every process that writes finds
+the same id without asking.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from tsemon.wire import Array, Frame
+
+Kind = Literal["scalars", "layers", "heads"]
+
+
+class Slot(NamedTuple):
+    """Where one metric lies in the blob."""
+
+    kind: Kind
+    metric: str
+    offset_bytes: int
+    num_rows: int
+    """1 for a scalar, else the number of layers."""
+    num_columns: int
+    """The number of heads, 1 where there are none."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.num_rows * self.num_columns * item_bytes(self.kind)
+
+
+def item_bytes(kind: Kind) -> int:
+    return 8 if kind == "scalars" else 4
+
+
+def item_type(kind: Kind) -> np.dtype[np.float64] | np.dtype[np.float32]:
+    return np.dtype("<f8") if kind == "scalars" else np.dtype("<f4")
+
+
+def pack(frame: Frame) -> tuple[tuple[Slot, ...], bytes]:
+    """The layout of the frame and its values."""
+    slots: list[Slot] = []
+    names = sorted(frame.scalars)
+    parts = [np.array([frame.scalars[name] for name in names], dtype="<f8").tobytes()]
+    for number, name in enumerate(names):
+        slots.append(Slot("scalars", name, 8 * number, 1, 1))
+    offset_bytes = len(parts[0])
+    groups: tuple[tuple[Kind, dict[str, Array]], ...] = (("layers", dict(frame.layers)), ("heads", dict(frame.heads)))
+    for kind, arrays in groups:
+        for name, values in sorted(arrays.items()):
+            num_rows, *rest = values.shape
+            slots.append(Slot(kind, name, offset_bytes, num_rows, math.prod(rest)))
+            parts.append(values.data)
+            offset_bytes += len(values.data)
+    return tuple(slots), b"".join(parts)
+
+
+def layout_id(slots: Sequence[Slot]) -> int:
+    """63 bits that are the same for the same layout."""
+    digest = hashlib.sha256(json.dumps(slots).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def unpack(slots: Sequence[Slot], blob: bytes) -> dict[Kind, dict[str, np.ndarray]]:
+    """The arrays of a blob by kind and metric: scalars have no axis, layers one, heads two."""
+    found: dict[Kind, dict[str, np.ndarray]] = {"scalars": {}, "layers": {}, "heads": {}}
+    for slot in slots:
+        values = np.frombuffer(blob, item_type(slot.kind), slot.num_rows * slot.num_columns, slot.offset_bytes)
+        shape = {"scalars": (), "layers": (slot.num_rows,), "heads": (slot.num_rows, slot.num_columns)}[slot.kind]
+        found[slot.kind][slot.metric] = values.reshape(shape)
+    return found

@@ -1,0 +1,378 @@
+"""Reading runs, frames and alerts in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, literal, or_, select, tuple_
+
+from tsemon.errors import UnknownAttempt, UnknownRun
+from tsemon.wire import AlertState, RunState
+from tsemon_server.store import schema
+from tsemon_server.store.packing import Kind, Slot, item_bytes, item_type, unpack
+from tsemon_server.store.records import Alert, Attempt, Latest, Recorded, Run, RunDetail
+
+OPEN: tuple[AlertState, ...] = ("pending", "firing")
+
+RunOrder = Literal["updated", "-updated", "name", "-name"]
+
+
+class Place(NamedTuple):
+    """A place between two entries of an ordered list: after the entry with this key."""
+
+    key: tuple[float | str, ...]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One metric over the frames of a run, in step order."""
+
+    steps: np.ndarray
+    """int64, (n,)"""
+    values: np.ndarray
+    """(n, entries)"""
+
+
+class LiveRun(NamedTuple):
+    """What /metrics shows of one run."""
+
+    run_id: str
+    project: str
+    run: str
+    step: int | None
+    seen_at: float
+    loss: float | None
+    token_similarity: list[float]
+
+
+class FiringAlert(NamedTuple):
+    """An alert as /metrics shows it."""
+
+    run_id: str
+    rule: str
+    severity: str
+
+
+class Reader:
+    """What can be read. Every method sees the same state of the database."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def ping(self) -> None:
+        """Raise StoreError unless the database answers."""
+        self._connection.execute(select(schema.run.c.run_id).limit(1)).all()
+
+    # Runs
+
+    def run(self, run_id: str) -> Run:
+        return Run.model_validate(_run_fields(self._run_row(run_id)))
+
+    def run_detail(self, run_id: str) -> RunDetail:
+        row = self._run_row(run_id)
+        attempts = self._connection.execute(
+            select(schema.attempt).where(schema.attempt.c.run_id == run_id).order_by(schema.attempt.c.attempt)
+        )
+        return RunDetail(
+            **_run_fields(row),
+            blocks=row.blocks,
+            config=row.config,
+            attempts=[
+                Attempt(attempt=a.attempt, resume_step=a.resume_step, started_at=_utc(a.started_at)) for a in attempts
+            ],
+            metrics=self.recorded(run_id),
+            latest=self._latest(row),
+        )
+
+    def runs(
+        self,
+        *,
+        project: str | None,
+        run: str | None,
+        state: RunState | None,
+        order: RunOrder,
+        limit: int,
+        after: Place | None,
+    ) -> list[Run]:
+        """At most `limit` runs in `order`, from `after` on."""
+        query = _runs()
+        wanted = ((schema.run.c.project, project), (schema.run.c.run, run), (schema.run.c.state, state))
+        query = query.where(*(column == value for column, value in wanted if value is not None))
+        keys: tuple[ColumnElement[Any], ...] = (schema.run.c.updated_at, schema.run.c.run_id)
+        if order.endswith("name"):
+            keys = (schema.run.c.run, schema.run.c.project)
+        rows = self._connection.execute(_page(query, keys, order.startswith("-"), limit, after))
+        return [Run.model_validate(_run_fields(row)) for row in rows]
+
+    def _run_row(self, run_id: str) -> Row[Any]:
+        row = self._connection.execute(_runs().where(schema.run.c.run_id == run_id)).one_or_none()
+        if row is None:
+            raise UnknownRun(f"no run has the id {run_id!r}; GET /api/v1/runs lists the runs there are")
+        return row
+
+    # Frames
+
+    def num_blocks(self, run_id: str, attempt: int) -> int:
+        """How deep the model of this attempt is."""
+        blocks = self._connection.execute(
+            select(schema.attempt.c.blocks).where(
+                schema.attempt.c.run_id == run_id, schema.attempt.c.attempt == attempt
+            )
+        ).scalar_one_or_none()
+        if blocks is None:
+            current = self._run_row(run_id).attempt
+            raise UnknownAttempt(
+                f"the run {run_id} has no attempt {attempt}, its attempts are 1 to {current}; "
+                "POST /api/v1/runs registers a new one"
+            )
+        return len(blocks)
+
+    def recorded(self, run_id: str) -> Recorded:
+        """The metrics that the run has frames for."""
+        kind, metric = schema.layout.c.kind, schema.layout.c.metric
+        rows = self._connection.execute(
+            select(kind, metric, func.max(schema.layout.c.num_rows), func.max(schema.layout.c.num_columns))
+            .where(schema.layout.c.run_id == run_id)
+            .group_by(kind, metric)
+            .order_by(kind, metric)
+        ).all()
+        return Recorded(
+            scalars=[name for kind, name, *_ in rows if kind == "scalars"],
+            layers={name: num_rows for kind, name, num_rows, _ in rows if kind == "layers"},
+            heads={name: (num_rows, num_heads) for kind, name, num_rows, num_heads in rows if kind == "heads"},
+        )
+
+    def samples(
+        self,
+        run_id: str,
+        kind: Kind,
+        metric: str,
+        *,
+        entry: tuple[int, int] | None = None,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        attempt: int | None = None,
+    ) -> Samples:
+        """The values of `metric` in steps `from_step` to `to_step`, both included.
+
+        `entry` is a row (layer) and a column (head); without it all rows are read. Without `attempt` the frames are
+        those that no later attempt hides.
+        """
+        frame, layout = schema.frame, schema.layout
+        row, column = entry or (0, 0)
+        position = row * layout.c.num_columns + column
+        num_entries = literal(1) if entry else layout.c.num_rows * layout.c.num_columns
+        width = item_bytes(kind)
+        query = (
+            select(
+                frame.c.step,
+                func.substr(frame.c.blob, layout.c.offset_bytes + 1 + position * width, num_entries * width),
+            )
+            .join(layout, _slot_of(layout.c, frame.c, kind, metric))
+            .where(frame.c.run_id == run_id, layout.c.num_rows > row, layout.c.num_columns > column)
+            .order_by(frame.c.step, frame.c.attempt, frame.c.writer, frame.c.seq)
+        )
+        if from_step is not None:
+            query = query.where(frame.c.step >= from_step)
+        if to_step is not None:
+            query = query.where(frame.c.step <= to_step)
+        query = _of_attempt(query, attempt)
+        rows = self._connection.execute(query).all()
+        steps = np.fromiter((row[0] for row in rows), np.int64, len(rows))
+        return Samples(steps, _stack([row[1] for row in rows], kind))
+
+    def _latest(self, row: Row[Any]) -> Latest | None:
+        frame = schema.frame
+        found = self._connection.execute(
+            select(frame.c.step, frame.c.time, frame.c.layout_id, frame.c.blob).where(
+                frame.c.run_id == row.run_id,
+                frame.c.attempt == row.last_attempt,
+                frame.c.writer == row.last_writer,
+                frame.c.seq == row.last_seq,
+            )
+        ).one_or_none()
+        if found is None:
+            return None
+        values = unpack(self._slots(row.run_id, found.layout_id, "scalars"), found.blob)["scalars"]
+        return Latest(
+            step=found.step,
+            time=found.time,
+            scalars={name: float(value) if np.isfinite(value) else None for name, value in values.items()},
+        )
+
+    def _slots(self, run_id: str, layout_id: int, kind: Kind) -> list[Slot]:
+        c = schema.layout.c
+        rows = self._connection.execute(
+            select(c.kind, c.metric, c.offset_bytes, c.num_rows, c.num_columns)
+            .where(c.run_id == run_id, c.layout_id == layout_id, c.kind == kind)
+            .order_by(c.metric)
+        )
+        return [Slot(*row) for row in rows]
+
+    # Alerts
+
+    def alerts(
+        self,
+        *,
+        state: AlertState | None = None,
+        run_id: str | None = None,
+        rule: str | None = None,
+        severity: str | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+        after: Place | None = None,
+    ) -> list[Alert]:
+        """At most `limit` alerts, newest first, from `after` on; `since` is the oldest change of state."""
+        alert = schema.alert.c
+        wanted = ((alert.state, state), (alert.run_id, run_id), (alert.rule, rule), (alert.severity, severity))
+        query = _alerts().where(*(column == value for column, value in wanted if value is not None))
+        if since is not None:
+            query = query.where(alert.updated_at >= since.timestamp())
+        rows = self._connection.execute(_page(query, (alert.alert_id,), True, limit, after))
+        return [_alert(row) for row in rows]
+
+    def alerts_to_tell(self, run_id: str, resolved: Sequence[int] = ()) -> list[Alert]:
+        """What the writer of a run gets to hear: its open alerts, and those in `resolved`."""
+        alert = schema.alert.c
+        rows = self._connection.execute(
+            _alerts()
+            .where(alert.run_id == run_id, or_(alert.state.in_(OPEN), alert.alert_id.in_(resolved)))
+            .order_by(alert.alert_id.desc())
+        )
+        return [_alert(row) for row in rows]
+
+    # For /metrics
+
+    def live_runs(self, *, running_since: float, ended_since: float) -> list[LiveRun]:
+        """The newest frames of running runs heard of since `running_since`, of others since `ended_since`."""
+        run, frame = schema.run.c, schema.frame
+        loss, similarity = schema.layout.alias("loss"), schema.layout.alias("similarity")
+        rows = self._connection.execute(
+            select(
+                run.run_id,
+                run.project,
+                run.run,
+                run.last_step,
+                run.updated_at,
+                func.substr(frame.c.blob, loss.c.offset_bytes + 1, 8).label("loss"),
+                func.substr(frame.c.blob, similarity.c.offset_bytes + 1, 4 * similarity.c.num_rows).label("similarity"),
+            )
+            .select_from(schema.run)
+            .outerjoin(
+                frame,
+                and_(
+                    frame.c.run_id == run.run_id,
+                    frame.c.attempt == run.last_attempt,
+                    frame.c.writer == run.last_writer,
+                    frame.c.seq == run.last_seq,
+                ),
+            )
+            .outerjoin(loss, _slot_of(loss.c, frame.c, "scalars", "loss"))
+            .outerjoin(similarity, _slot_of(similarity.c, frame.c, "layers", "token_similarity"))
+            .where(run.updated_at >= case((run.state == "running", running_since), else_=ended_since))
+            .order_by(run.run_id)
+        )
+        return [
+            LiveRun(
+                row.run_id,
+                row.project,
+                row.run,
+                row.last_step,
+                row.updated_at,
+                None if row.loss is None else float(np.frombuffer(row.loss, item_type("scalars"))[0]),
+                [] if row.similarity is None else np.frombuffer(row.similarity, item_type("layers")).tolist(),
+            )
+            for row in rows
+        ]
+
+    def firing_alerts(self) -> list[FiringAlert]:
+        alert = schema.alert.c
+        rows = self._connection.execute(
+            select(alert.run_id, alert.rule, alert.severity).where(alert.state == "firing").distinct()
+        )
+        return [FiringAlert(*row) for row in rows]
+
+
+def _runs() -> Select[Any]:
+    """Runs with their current attempt's blocks."""
+    num_open = (
+        select(func.count())
+        .where(schema.alert.c.run_id == schema.run.c.run_id, schema.alert.c.state.in_(OPEN))
+        .scalar_subquery()
+    )
+    return select(schema.run, schema.attempt.c.blocks, num_open.label("open_alerts")).join(
+        schema.attempt,
+        and_(schema.attempt.c.run_id == schema.run.c.run_id, schema.attempt.c.attempt == schema.run.c.attempt),
+    )
+
+
+def _run_fields(row: Row[Any]) -> dict[str, Any]:
+    fields = {name: value for name, value in row._mapping.items() if name in Run.model_fields}
+    times = {"created_at": _utc(row.created_at), "updated_at": _utc(row.updated_at)}
+    loss = row.loss if row.loss is not None and np.isfinite(row.loss) else None
+    return fields | times | {"num_blocks": len(row.blocks), "loss": loss}
+
+
+def _alerts() -> Select[Any]:
+    return select(schema.alert, schema.run.c.project, schema.run.c.run).join(
+        schema.run, schema.run.c.run_id == schema.alert.c.run_id
+    )
+
+
+def _alert(row: Row[Any]) -> Alert:
+    changed = {"alert_id": str(row.alert_id), "opened_at": _utc(row.opened_at), "updated_at": _utc(row.updated_at)}
+    return Alert.model_validate(dict(row._mapping) | changed)
+
+
+def _utc(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _of_attempt(query: Select[Any], attempt: int | None) -> Select[Any]:
+    """Only frames of this attempt, or of all attempts as far as no later one hides them."""
+    if attempt is not None:
+        return query.where(schema.frame.c.attempt == attempt)
+    return query.join(
+        schema.attempt,
+        and_(
+            schema.attempt.c.run_id == schema.frame.c.run_id,
+            schema.attempt.c.attempt == schema.frame.c.attempt,
+            schema.attempt.c.hidden_from > schema.frame.c.step,
+        ),
+    )
+
+
+def _slot_of(layout: Any, frame: Any, kind: Kind, metric: str) -> ColumnElement[bool]:
+    return and_(
+        layout.run_id == frame.run_id,
+        layout.layout_id == frame.layout_id,
+        layout.kind == kind,
+        layout.metric == metric,
+    )
+
+
+def _page(
+    query: Select[Any], keys: tuple[ColumnElement[Any], ...], descending: bool, limit: int | None, after: Place | None
+) -> Select[Any]:
+    """`limit` rows in the order of `keys`, from `after` on: by key, so that rows written meanwhile shift nothing."""
+    if after is not None:
+        place = tuple_(*keys), tuple_(*(literal(value) for value in after.key))
+        query = query.where(place[0] < place[1] if descending else place[0] > place[1])
+    return query.order_by(*(key.desc() if descending else key for key in keys)).limit(limit)
+
+
+def _stack(blobs: Sequence[bytes], kind: Kind) -> np.ndarray:
+    """One row per blob. Attempts may differ in depth: where one is shallower its row ends in NaN."""
+    width = item_bytes(kind)
+    sizes_bytes = {len(blob) for blob in blobs}
+    if len(sizes_bytes) <= 1:
+        num_entries = next(iter(sizes_bytes), width) // width
+        return np.frombuffer(b"".join(blobs), item_type(kind)).reshape(len(blobs), num_entries)
+    stacked = np.full((len(blobs), max(sizes_bytes) // width), np.nan, item_type(kind))
+    for row, blob in zip(stacked, blobs, strict=True):
+        row[: len(blob) // width] = np.frombuffer(blob, item_type(kind))
+    return stacked

@@ -1,0 +1,134 @@
+"""What the store hands out, which is also what the REST routes answer with."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from tsemon.wire import AlertState, RunState
+
+
+class Record(BaseModel):
+    """A value with a described schema."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class Run(Record):
+    """A training run as lists show it."""
+
+    run_id: str
+    """Opaque id, part of every URL about the run."""
+    project: str
+    """The project that the run belongs to."""
+    run: str
+    """The name that the user gave it, unique in the project."""
+    state: RunState
+    """What the writer last said: running, finished or failed."""
+    attempt: int
+    """The current attempt; the first is 1."""
+    num_blocks: int
+    """The depth of the model in the current attempt."""
+    tags: list[str]
+    """Free words for filters."""
+    created_at: datetime
+    """When the run was first registered."""
+    updated_at: datetime
+    """When the run was last heard of."""
+    last_step: int | None
+    """The largest step that is stored and not hidden by a later attempt; null before the first frame."""
+    num_frames: int
+    """How many frames are stored, all attempts together."""
+    loss: float | None
+    """The last loss; null where there is none or it is not finite."""
+    open_alerts: int
+    """How many alerts are pending or firing."""
+
+
+class Attempt(Record):
+    """One start of the training process."""
+
+    attempt: int
+    """Its number, from 1."""
+    resume_step: int | None
+    """The step that it started at; null for the start of the run."""
+    started_at: datetime
+    """When it was registered."""
+
+
+class Recorded(Record):
+    """Which metrics the run has frames for."""
+
+    scalars: list[str]
+    """Metrics with one number per step."""
+    layers: dict[str, int]
+    """Metrics with a number per layer, and how many layers."""
+    heads: dict[str, tuple[int, int]]
+    """Metrics with a number per head, and how many blocks and heads."""
+
+
+class Latest(Record):
+    """The frame with the largest step."""
+
+    step: int
+    """Its step."""
+    time: float
+    """When the writer made it, in seconds since 1970, UTC."""
+    scalars: dict[str, float | None]
+    """Its numbers; null where they are not finite."""
+
+
+class RunDetail(Run):
+    """A training run with all that is known about it besides its frames."""
+
+    blocks: list[str]
+    """The names of the model's blocks in depth order, as registered by the current attempt."""
+    config: dict[str, Any]
+    """What the user registered with the run."""
+    attempts: list[Attempt]
+    """All attempts, oldest first."""
+    metrics: Recorded
+    """What can be asked for."""
+    latest: Latest | None
+    """The newest frame's numbers; null before the first frame."""
+
+
+class Alert(Record):
+    """What a rule has to say about a run."""
+
+    alert_id: str
+    """Opaque id."""
+    run_id: str
+    """The run it is about."""
+    project: str
+    """That run's project."""
+    run: str
+    """That run's name."""
+    attempt: int
+    """The attempt in which it opened."""
+    rule: str
+    """The rule that opened it."""
+    family: str
+    """The kind of trouble the rule looks for."""
+    severity: Literal["info", "warning", "critical"]
+    """How bad that is."""
+    state: AlertState
+    """pending: the condition holds, not yet for long enough. firing: it did. resolved: it is over."""
+    pending_step: int
+    """The step at which the condition was first met."""
+    firing_step: int | None
+    """The step at which it had held for long enough."""
+    resolved_step: int | None
+    """The step at which it was over."""
+    summary: str
+    """One sentence for people."""
+    evidence: dict[str, Any]
+    """What the rule saw when the alert last changed to pending or firing."""
+    advice: dict[str, str]
+    """What to try (`text`), and where that comes from (`source`)."""
+    opened_at: datetime
+    """When the service opened it."""
+    updated_at: datetime
+    """When its state last changed."""
