@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +49,8 @@ class Writer(Reader):
 
     def __init__(self, connection: Connection, now: float) -> None:
         super().__init__(connection)
-        self._now = now
+        # To the microsecond, as records show it: a cursor that was made from a record finds its place again.
+        self._now = datetime.fromtimestamp(now, UTC).timestamp()
 
     # Runs
 
