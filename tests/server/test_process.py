@@ -1,5 +1,6 @@
 """The service as a process of its own: killed, terminated, and given more than it takes."""
 
+import asyncio
 import json
 import os
 import select
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from tsemon.wire import MAX_BODY_BYTES, frames_to_body
+from tsemon_server.main import _listen
 
 from .conftest import loss_frame
 
@@ -162,3 +164,21 @@ class TestABodyOf100Megabytes:
             connection.sendall(self.head(run_id, f"Content-Length: {100 * 2**20}"))
             status, body = answer_of(connection)
         assert (status, body["error"]) == (413, "body_too_large")
+
+
+class TestAReply:
+    def test_does_not_wait_for_a_delayed_acknowledgement(self):
+        async def is_nodelay_set():
+            accepted = asyncio.get_running_loop().create_future()
+            listener = _listen("127.0.0.1", 0)
+            server = await asyncio.start_server(lambda _, writer: accepted.set_result(writer), sock=listener)
+            _, client = await asyncio.open_connection(*listener.getsockname())
+            writer = await accepted
+            is_set = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            for end in (client, writer):
+                end.close()
+                await end.wait_closed()
+            server.close()
+            return is_set
+
+        assert asyncio.run(is_nodelay_set())

@@ -164,7 +164,8 @@ class TestAttempts:
         api.register(resume_step=3)
         api.send_ok(run_id, [loss_frame(step, 1.0) for step in range(6)])
         assert list(api.losses(run_id)) == [0, 1, 2]
-        assert api.get(f"/runs/{run_id}")["num_frames"] == 6
+        run = api.get(f"/runs/{run_id}")
+        assert (run["num_frames"], run["last_step"]) == (6, 2)
 
     def test_may_differ_in_depth(self, api):
         run_id = api.register(num_blocks=1)
