@@ -161,8 +161,18 @@ def _describe_bodies(app: FastAPI) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    # asyncio turns Nagle's algorithm off only for sockets that name their protocol. With it a reply waits 40 ms for the
+    # client's delayed acknowledgement: 20 requests a second instead of 130.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=2048)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    listener.listen(2048)
+    return listener
 
 
 def _is_loopback(host: str) -> bool:

@@ -71,7 +71,7 @@ def make_router(store: Store, observe: service.Observe, count: Count) -> APIRout
     return router
 
 
-async def _read(request: Request) -> bytes:
+async def _read(request: Request) -> bytearray:
     """The raw body. FastAPI would parse a declared one with the standard library, three times slower."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
@@ -87,7 +87,7 @@ async def _read(request: Request) -> bytes:
                 raise _too_large(f"at least {len(body)} bytes")
     except ClientDisconnect:
         raise InvalidArgument("the client went away before the body was complete; send it again") from None
-    return bytes(body)
+    return body
 
 
 def _too_large(came: str) -> BodyTooLarge:

@@ -125,7 +125,7 @@ BODIES: tuple[type[Body], ...] = (FramesBody, Registration, RunChange, Heartbeat
 SomeBody = TypeVar("SomeBody", bound=Body)
 
 
-def read_body(model: type[SomeBody], raw: bytes) -> SomeBody:
+def read_body(model: type[SomeBody], raw: bytes | bytearray) -> SomeBody:
     """The body as `model`, or InvalidArgument."""
     try:
         return model.model_validate_json(raw)
@@ -133,7 +133,7 @@ def read_body(model: type[SomeBody], raw: bytes) -> SomeBody:
         raise InvalidArgument(_first_problem(error, prefix="body")) from None
 
 
-def read_frames(raw: bytes) -> FramesBody:
+def read_frames(raw: bytes | bytearray) -> FramesBody:
     """The body of frames, or InvalidFrame that names the frame and the metric."""
     try:
         return FramesBody.model_validate_json(raw)
@@ -226,7 +226,7 @@ def _first_problem(error: ValidationError, prefix: str) -> str:
     return f"{prefix}: {problem['msg']}, got {_shown(problem['input'])}"
 
 
-def _place(error: ValidationError, raw: bytes) -> str:
+def _place(error: ValidationError, raw: bytes | bytearray) -> str:
     """'frame seq 17, layers 'token_similarity'' for the first problem."""
     where = error.errors(include_url=False, include_context=False, include_input=False)[0]["loc"]
     if len(where) < 2 or not isinstance(where[1], int):

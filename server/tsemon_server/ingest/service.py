@@ -55,7 +55,7 @@ def register(store: Store, body: schemas.Registration) -> Registered:
     return Registered(run_id=found.run_id, attempt=found.attempt)
 
 
-def accept(store: Store, run_id: str, raw: bytes, observe: Observe) -> Receipt:
+def accept(store: Store, run_id: str, raw: bytes | bytearray, observe: Observe) -> Receipt:
     """Store the frames of a body and let `observe` see those that are new, in one transaction."""
     body = schemas.read_frames(raw)
     with store.read() as reader:

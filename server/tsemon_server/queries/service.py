@@ -259,7 +259,8 @@ def _place(cursor: str | None, what: str, types: tuple[type, ...]) -> Place | No
         return None
     try:
         found, *key = json.loads(base64.urlsafe_b64decode(cursor))
-        if found == what and len(key) == len(types) and all(map(isinstance, key, types)):
+        is_number_sane = all(isinstance(part, str) or abs(part) < 2**53 for part in key)
+        if found == what and len(key) == len(types) and all(map(isinstance, key, types)) and is_number_sane:
             return Place(tuple(key))
     except (ValueError, TypeError):
         pass

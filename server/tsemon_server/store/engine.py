@@ -109,7 +109,7 @@ def _on_sqlite_begin(connection: Connection) -> None:
 def _migrate(connection: Connection) -> None:
     """Bring the tables to head. The caller's transaction holds the write lock, so two processes can start at once."""
     config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     try:
         command.upgrade(config, "head")

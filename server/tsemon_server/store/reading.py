@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, literal, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, case, func, literal, or_, select, tuple_
 
 from tsemon.errors import UnknownAttempt, UnknownRun
 from tsemon.wire import AlertState, RunState
@@ -118,11 +118,7 @@ class Reader:
 
     def num_blocks(self, run_id: str, attempt: int) -> int:
         """How deep the model of this attempt is."""
-        blocks = self._connection.execute(
-            select(schema.attempt.c.blocks).where(
-                schema.attempt.c.run_id == run_id, schema.attempt.c.attempt == attempt
-            )
-        ).scalar_one_or_none()
+        blocks = self._connection.execute(_BLOCKS, {"run_id": run_id, "attempt": attempt}).scalar_one_or_none()
         if blocks is None:
             current = self._run_row(run_id).attempt
             raise UnknownAttempt(
@@ -237,12 +233,7 @@ class Reader:
 
     def alerts_to_tell(self, run_id: str, resolved: Sequence[int] = ()) -> list[Alert]:
         """What the writer of a run gets to hear: its open alerts, and those in `resolved`."""
-        alert = schema.alert.c
-        rows = self._connection.execute(
-            _alerts()
-            .where(alert.run_id == run_id, or_(alert.state.in_(OPEN), alert.alert_id.in_(resolved)))
-            .order_by(alert.alert_id.desc())
-        )
+        rows = self._connection.execute(_ALERTS_TO_TELL, {"run_id": run_id, "resolved": resolved})
         return [_alert(row) for row in rows]
 
     # For /metrics
@@ -376,3 +367,17 @@ def _stack(blobs: Sequence[bytes], kind: Kind) -> np.ndarray:
     for row, blob in zip(stacked, blobs, strict=True):
         row[: len(blob) // width] = np.frombuffer(blob, item_type(kind))
     return stacked
+
+
+# Built once, for every body of frames asks them.
+_BLOCKS = select(schema.attempt.c.blocks).where(
+    schema.attempt.c.run_id == bindparam("run_id"), schema.attempt.c.attempt == bindparam("attempt")
+)
+_ALERTS_TO_TELL = (
+    _alerts()
+    .where(
+        schema.alert.c.run_id == bindparam("run_id"),
+        or_(schema.alert.c.state.in_(OPEN), schema.alert.c.alert_id.in_(bindparam("resolved", expanding=True))),
+    )
+    .order_by(schema.alert.c.alert_id.desc())
+)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from starlette.testclient import TestClient
+
+from tsemon.wire import Array, Frame, frames_to_body
+from tsemon_server.main import create_app
+from tsemon_server.settings import Settings
+
+
+class Api:
+    """A service on a real database file, and the requests that tests make of it."""
+
+    def __init__(self, path, rules=(), clock=None):
+        self.path = path
+        settings = Settings(database=f"sqlite:///{path}")
+        extra = {} if clock is None else {"clock": clock}
+        self.app = create_app(settings, rules=rules, **extra)
+        self.http = TestClient(self.app, base_url="http://127.0.0.1", raise_server_exceptions=False)
+        self.http.__enter__()
+
+    def close(self):
+        self.http.__exit__(None, None, None)
+
+    def get(self, path, **params):
+        reply = self.http.get(
+            f"/api/v1{path}", params={key: value for key, value in params.items() if value is not None}
+        )
+        return reply.json() if reply.status_code == 200 else problem(reply)
+
+    def register(self, run="gpt", num_blocks=2, **fields):
+        body = {"project": "default", "run": run, "blocks": [f"h.{i}" for i in range(num_blocks)]} | fields
+        reply = self.http.post("/api/v1/runs", json=body)
+        assert reply.status_code == 200, reply.text
+        return reply.json()["run_id"]
+
+    def send(self, run_id, frames, writer="w", attempt=1):
+        return self.post_raw(run_id, frames_to_body(writer, attempt, [frame.to_json() for frame in frames]))
+
+    def send_ok(self, run_id, frames, **where):
+        reply = self.send(run_id, frames, **where)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def post_raw(self, run_id, body, **headers):
+        return self.http.post(f"/api/v1/runs/{run_id}/frames", content=body, headers=headers)
+
+    def losses(self, run_id, **params):
+        series = self.get(f"/runs/{run_id}/series", metric="loss", **params)
+        return dict(zip(series["step"], series["mean"], strict=True))
+
+
+def problem(reply):
+    """(status, code, detail); fails unless the body is exactly that."""
+    body = json.loads(reply.content)
+    assert set(body) == {"error", "detail"}, body
+    return reply.status_code, body["error"], body["detail"]
+
+
+def loss_frame(step, loss=1.0, seq=None):
+    return Frame(step if seq is None else seq, step, 1000.0 + step, {"loss": loss})
+
+
+def layer_frame(step, values, metric="token_similarity"):
+    return Frame(step, step, 1000.0 + step, {}, {metric: Array.of(values)})
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a service; the same database again is a restart."""
+    running = []
+
+    def start(**options):
+        while running:
+            running.pop().close()
+        running.append(Api(tmp_path / "tsemon.db", **options))
+        return running[-1]
+
+    yield start
+    while running:
+        running.pop().close()
+
+
+@pytest.fixture
+def api(start):
+    return start()

@@ -1,0 +1,68 @@
+"""What docs/ says about the service, held against the service."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tsemon.errors import TsemonError
+from tsemon_server.ingest.schemas import FrameBody
+
+from .test_process import Process
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def is_like(found, shown):
+    """Whether `found` is what the document shows, where "..." stands for anything."""
+    if isinstance(shown, dict) and isinstance(found, dict):
+        return found.keys() == shown.keys() and all(is_like(found[key], shown[key]) for key in shown)
+    return shown == "..." or found == shown
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the session is written with curl")
+class TestTheSessionInWireMd:
+    def test_runs_as_it_is_written(self, tmp_path):
+        blocks = re.findall(r"```(bash|json)\n(.*?)```", (DOCS / "wire.md").read_text(), re.DOTALL)
+        assert [kind for kind, _ in blocks] == ["bash", "json"] * 7
+        script = "set -eu\n" + "echo; echo ======\n".join(text for kind, text in blocks if kind == "bash")
+        service = Process(tmp_path / "tsemon.db")
+        environment = os.environ | {"TSEMON": f"http://127.0.0.1:{service.port}"}
+        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        service.stop()
+        assert done.stderr == ""
+        found = [json.loads(text) for text in done.stdout.split("======")]
+        shown = [json.loads(text) for kind, text in blocks if kind == "json"]
+        for one, other in zip(found, shown, strict=True):
+            assert is_like(one, other), f"{one}\nis not\n{other}"
+
+
+class TestRestApiMd:
+    text = (DOCS / "rest-api.md").read_text()
+
+    def test_has_a_heading_for_each_route(self, api):
+        for path, methods in api.http.get("/openapi.json").json()["paths"].items():
+            for method in methods:
+                heading = f"### {method.upper()} {path.removeprefix('/api/v1')}\n"
+                assert heading in self.text
+
+    def test_names_each_parameter(self, api):
+        for path, methods in api.http.get("/openapi.json").json()["paths"].items():
+            for route in methods.values():
+                for parameter in route.get("parameters", []):
+                    assert re.search(rf"[`{{]{parameter['name']}[`}}]", self.text), (path, parameter["name"])
+
+    @pytest.mark.parametrize("error", TsemonError.__subclasses__(), ids=lambda error: error.code)
+    def test_names_each_code_that_the_service_answers(self, error):
+        is_of_the_service = error.status != 500 and error.code != "unknown_alert"
+        assert (f"`{error.code}`" in self.text) == is_of_the_service
+
+
+class TestWireMd:
+    def test_names_each_key_of_a_frame(self):
+        text = (DOCS / "wire.md").read_text()
+        assert [key for key in FrameBody.model_fields if f"| `{key}` |" not in text] == []

@@ -1,0 +1,184 @@
+"""The service as a process of its own: killed, terminated, and given more than it takes."""
+
+import asyncio
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import httpx
+import psutil
+import pytest
+
+from tsemon.wire import MAX_BODY_BYTES, frames_to_body
+from tsemon_server.main import _listen
+
+from .conftest import loss_frame
+
+SERVE = """
+import sys
+from tsemon_server.main import serve
+from tsemon_server.settings import Settings
+serve(Settings(port=int(sys.argv[1]), database=sys.argv[2]))
+"""
+
+
+class Process:
+    def __init__(self, database, port=0):
+        command = [sys.executable, "-c", SERVE, str(port), f"sqlite:///{database}"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.greeting = self.process.stdout.readline()
+        if self.greeting:
+            self.port = int(self.greeting.split()[2].rpartition(":")[2])
+            self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/api/v1", timeout=60)
+
+    def register(self):
+        reply = self.http.post("/runs", json={"run": "gpt", "attempt_key": "one"})
+        return reply.raise_for_status().json()["run_id"]
+
+    def stop(self, number=signal.SIGTERM):
+        """End the process; its exit status and what it said on stderr."""
+        if hasattr(self, "http"):
+            self.http.close()
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=30)
+        return self.process.returncode, errors
+
+
+@pytest.fixture
+def serve(tmp_path):
+    started = []
+
+    def serve(port=0):
+        started.append(Process(tmp_path / "tsemon.db", port))
+        return started[-1]
+
+    yield serve
+    for process in started:
+        process.stop(signal.SIGKILL)
+
+
+class TestAServiceThatIsKilledMidIngest:
+    def test_has_everything_that_it_acknowledged(self, serve):
+        service = serve()
+        run_id = service.register()
+        acknowledged, enough = [], threading.Event()
+
+        def send_until_it_dies():
+            http = httpx.Client(base_url=service.http.base_url, timeout=60)
+            for seq in range(100_000):
+                body = frames_to_body("w", 1, [loss_frame(seq, float(seq)).to_json()])
+                try:
+                    http.post(f"/runs/{run_id}/frames", content=body).raise_for_status()
+                except httpx.TransportError:
+                    break
+                acknowledged.append(seq)
+                if len(acknowledged) == 50:
+                    enough.set()
+            http.close()
+
+        sender = threading.Thread(target=send_until_it_dies)
+        sender.start()
+        assert enough.wait(60)
+        os.kill(service.process.pid, signal.SIGKILL)
+        sender.join(60)
+        assert not sender.is_alive()
+
+        again = serve()
+        stored = again.http.get(f"/runs/{run_id}/series", params={"metric": "loss", "points": 10_000}).json()
+        assert set(acknowledged) <= set(stored["step"])
+        assert len(stored["step"]) - len(acknowledged) in (0, 1)  # one may have been committed without its reply
+        assert stored["step"] == stored["mean"]
+        assert again.http.get(f"/runs/{run_id}").json()["num_frames"] == len(stored["step"])
+
+
+class TestStopping:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_is_quiet(self, serve, number):
+        service = serve()
+        status, errors = service.stop(number)
+        assert errors == ""
+        assert status in (0, -number)
+
+
+class TestStarting:
+    def test_prints_one_line_with_the_address(self, serve, tmp_path):
+        service = serve()
+        expected = f"tsemon serves http://127.0.0.1:{service.port} from sqlite:///{tmp_path}/tsemon.db\n"
+        assert service.greeting == expected
+
+    def test_on_a_port_that_is_taken_fails_with_a_sentence(self, serve):
+        taken = serve().port
+        status, errors = serve(taken).stop()
+        assert status == 1
+        assert errors.startswith(f"tsemon: cannot listen on 127.0.0.1 port {taken}: ")
+        assert "Traceback" not in errors
+
+    def test_without_a_database_fails_with_a_sentence(self, tmp_path):
+        status, errors = Process(tmp_path / "nowhere/tsemon.db").stop()
+        assert status == 1
+        assert errors.startswith("tsemon: the database sqlite:///")
+        assert "Traceback" not in errors
+
+
+def answer_of(connection):
+    """Status and body of the reply on a raw connection that the service closes."""
+    with connection.makefile("rb") as stream:
+        head, _, body = stream.read().partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+class TestABodyOf100Megabytes:
+    def head(self, run_id, length):
+        return f"POST /api/v1/runs/{run_id}/frames HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode()
+
+    def test_is_refused_while_it_streams_and_leaves_memory_alone(self, serve):
+        service = serve()
+        run_id = service.register()
+        service.http.post(f"/runs/{run_id}/frames", content=frames_to_body("w", 1, [loss_frame(0).to_json()]))
+        memory = psutil.Process(service.process.pid)
+        before_bytes = memory.memory_info().rss
+        chunk, sent_bytes = b"x" * 2**20, 0
+        with socket.create_connection(("127.0.0.1", service.port)) as connection:
+            connection.sendall(self.head(run_id, "Transfer-Encoding: chunked"))
+            while sent_bytes < 100 * 2**20 and not select.select([connection], [], [], 0)[0]:
+                try:
+                    connection.sendall(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+                except ConnectionError:
+                    break
+                sent_bytes += len(chunk)
+            assert MAX_BODY_BYTES <= sent_bytes < 100 * 2**20
+        # The body that was read so far and, while a bytearray grows, its copy; not the 100 MB.
+        assert memory.memory_info().rss - before_bytes < 3 * MAX_BODY_BYTES
+        assert service.http.get(f"/runs/{run_id}").json()["num_frames"] == 1
+
+    def test_is_refused_before_it_is_sent_when_it_says_its_length(self, serve):
+        service = serve()
+        run_id = service.register()
+        with socket.create_connection(("127.0.0.1", service.port)) as connection:
+            connection.sendall(self.head(run_id, f"Content-Length: {100 * 2**20}"))
+            status, body = answer_of(connection)
+        assert (status, body["error"]) == (413, "body_too_large")
+
+
+class TestAReply:
+    def test_does_not_wait_for_a_delayed_acknowledgement(self):
+        async def is_nodelay_set():
+            accepted = asyncio.get_running_loop().create_future()
+            listener = _listen("127.0.0.1", 0)
+            server = await asyncio.start_server(lambda _, writer: accepted.set_result(writer), sock=listener)
+            _, client = await asyncio.open_connection(*listener.getsockname())
+            writer = await accepted
+            is_set = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            for end in (client, writer):
+                end.close()
+                await end.wait_closed()
+            server.close()
+            return is_set
+
+        assert asyncio.run(is_nodelay_set())

@@ -1,0 +1,128 @@
+import json
+import re
+
+import pytest
+from starlette.testclient import TestClient
+
+from tsemon.errors import InvalidArgument
+from tsemon_server.main import create_app
+from tsemon_server.settings import Settings, settings_from_environment
+
+from .conftest import problem
+
+
+class TestErrors:
+    def test_have_one_shape_for_routes_that_do_not_exist(self, api):
+        assert problem(api.http.get("/api/v1/nope"))[:2] == (404, "not_found")
+        assert problem(api.http.put("/api/v1/runs"))[:2] == (405, "method_not_allowed")
+
+    def test_that_nobody_expected_tell_the_client_nothing_of_the_code(self, api):
+        @api.app.get("/breaks")
+        def breaks():
+            raise ZeroDivisionError("secret")
+
+        status, error, detail = problem(api.http.get("/breaks"))
+        assert (status, error) == (500, "internal_error")
+        assert "secret" not in detail
+        assert "Zero" not in detail
+
+
+class TestOpenApi:
+    @pytest.fixture
+    def document(self, api):
+        return api.http.get("/openapi.json").json()
+
+    def test_describes_every_field_of_every_schema(self, document):
+        schemas = document["components"]["schemas"]
+        bare = [
+            f"{name}.{field}"
+            for name, schema in schemas.items()
+            for field, about in schema.get("properties", {}).items()
+            if not about.get("description")
+        ]
+        assert len(schemas) > 10
+        assert bare == []
+
+    def test_describes_every_route_and_parameter(self, document):
+        for path, methods in document["paths"].items():
+            for method, route in methods.items():
+                assert route.get("description"), (method, path)
+                assert all(parameter.get("description") for parameter in route.get("parameters", [])), (method, path)
+
+    def test_has_the_bodies_that_are_read_raw(self, document):
+        body = document["paths"]["/api/v1/runs/{run_id}/frames"]["post"]["requestBody"]
+        assert body["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/FramesBody"}
+        assert set(document["components"]["schemas"]["FrameBody"]["required"]) == {"seq", "step", "time"}
+
+    def test_points_only_to_what_is_there(self, document):
+        pointed = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
+        assert pointed <= set(document["components"]["schemas"])
+
+    def test_says_how_errors_look_on_every_api_route(self, document):
+        for path, methods in document["paths"].items():
+            if path.startswith("/api/"):
+                for route in methods.values():
+                    shown = route["responses"]["default"]["content"]["application/json"]["schema"]
+                    assert shown == {"$ref": "#/components/schemas/Problem"}
+                    assert "422" not in route["responses"]
+
+
+class TestSafety:
+    def test_headers_are_on_every_answer(self, api):
+        for path in ("/api/v1/runs", "/nope", "/metrics"):
+            headers = api.http.get(path).headers
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["content-security-policy"] == "default-src 'self'; frame-ancestors 'none'"
+
+    def test_docs_may_load_their_own_scripts(self, api):
+        policy = api.http.get("/docs").headers["content-security-policy"]
+        script = re.search(r'src="(https://[^/]+)', api.http.get("/docs").text)[1]
+        assert script in policy
+        assert "frame-ancestors 'none'" in policy
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8731", "localhost:1", "LOCALHOST", "[::1]:8731"])
+    def test_answers_to_its_own_names(self, api, host):
+        assert api.http.get("/healthz", headers={"Host": host}).status_code == 200
+
+    @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[::2]"])
+    def test_refuses_the_name_of_another_host(self, api, host):
+        assert problem(api.http.get("/healthz", headers={"Host": host}))[:2] == (400, "unknown_host")
+
+    @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.1", "::", "example.org"])
+    def test_refuses_to_listen_where_others_reach_it(self, tmp_path, host):
+        with pytest.raises(InvalidArgument, match="expected a loopback address"):
+            create_app(Settings(host=host, database=f"sqlite:///{tmp_path}/x.db"))
+        assert not (tmp_path / "x.db").exists()
+
+    def test_listens_anywhere_under_any_name_when_told_so(self, tmp_path):
+        app = create_app(Settings(host="0.0.0.0", insecure=True, database=f"sqlite:///{tmp_path}/x.db"))
+        with TestClient(app, base_url="http://anything.example") as http:
+            assert http.get("/healthz").status_code == 200
+
+
+class TestHealth:
+    def test_is_ok_when_the_database_answers(self, api):
+        assert api.http.get("/readyz").json() == api.http.get("/healthz").json() == {"status": "ok"}
+
+    def test_tells_process_and_database_apart(self, start):
+        api = start()
+        for path in api.path.parent.glob("tsemon.db*"):
+            path.write_bytes(b"not a database" * 1000)
+        assert api.http.get("/healthz").status_code == 200
+        assert problem(api.http.get("/readyz"))[:2] == (503, "store_unavailable")
+
+
+class TestSettings:
+    def test_come_from_the_environment(self):
+        found = settings_from_environment({"TSEMON_HOST": "::1", "TSEMON_PORT": "9", "TSEMON_DATABASE": "sqlite:///x"})
+        assert found == Settings(host="::1", port=9, database="sqlite:///x")
+
+    def test_have_defaults(self):
+        assert settings_from_environment({}) == Settings(
+            host="127.0.0.1", port=8731, database="sqlite:///tsemon.db", insecure=False
+        )
+
+    @pytest.mark.parametrize("port", ["x", "-1", "65536", ""])
+    def test_refuse_a_port_that_is_none(self, port):
+        with pytest.raises(InvalidArgument, match="TSEMON_PORT must be a number from 0 to 65535"):
+            settings_from_environment({"TSEMON_PORT": port})
