@@ -1,5 +1,93 @@
-"""The page."""
+"""The page: files of this package, read once and served from memory by name.
 
-from fastapi import APIRouter
+A name is looked up in a fixed table and never becomes a path, so nothing that a client sends is opened.
+"""
 
-router = APIRouter()
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from fastapi import APIRouter, HTTPException, Request, Response
+
+from tsemon.catalogue import LAYERED
+
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+}
+"""What the page is made of; other files of the package (Python, licences) are not served."""
+
+SAFETY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One file as it is served."""
+
+    content: bytes
+    media_type: str
+    cache_control: str
+
+    @property
+    def etag(self) -> str:
+        return f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
+
+
+def _read(folder: Traversable, prefix: str = "") -> dict[str, Asset]:
+    assets: dict[str, Asset] = {}
+    for entry in folder.iterdir():
+        suffix = "." + entry.name.rpartition(".")[2]
+        if entry.is_dir():
+            assets |= _read(entry, f"{prefix}{entry.name}/")
+        elif suffix in MEDIA_TYPES:
+            # A vendored file carries its version in its name, so it never changes; ours are asked after each time.
+            is_vendored = prefix.startswith("vendor/")
+            cache_control = "public, max-age=31536000, immutable" if is_vendored else "no-cache"
+            assets[prefix + entry.name] = Asset(entry.read_bytes(), MEDIA_TYPES[suffix], cache_control)
+    return assets
+
+
+def _catalogue() -> Asset:
+    """The layered metrics' titles, ranges and scales, so that the page says what the catalogue says."""
+    metrics = {name: asdict(metric) for name, metric in LAYERED.items()}
+    return Asset(json.dumps(metrics).encode(), MEDIA_TYPES[".json"], "no-cache")
+
+
+ASSETS = _read(files(__package__)) | {"catalogue.json": _catalogue()}
+ETAGS = {name: asset.etag for name, asset in ASSETS.items()}
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.api_route("/", methods=["GET", "HEAD"])
+def index(request: Request) -> Response:
+    return _serve(request, "index.html")
+
+
+@router.api_route("/ui/{name:path}", methods=["GET", "HEAD"])
+def asset(request: Request, name: str) -> Response:
+    return _serve(request, name)
+
+
+def _serve(request: Request, name: str) -> Response:
+    found = ASSETS.get(name)
+    if found is None:
+        raise HTTPException(404, "the page has no such file")
+    headers = SAFETY_HEADERS | {"ETag": ETAGS[name], "Cache-Control": found.cache_control}
+    if ETAGS[name] in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(found.content, media_type=found.media_type, headers=headers)
