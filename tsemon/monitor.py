@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import re
 import socket
 import sys
 import time
@@ -26,7 +27,7 @@ from tsemon.errors import InvalidArgument, SpoolError, UnknownMetric
 from tsemon.probes import Probe, Reading, find_blocks
 from tsemon.schedule import Cadence
 from tsemon.transport import HttpDelivery, MemorySpool, Outbox, OutboxStats, Spool
-from tsemon.wire import NAME, Alert, Array, Frame, RunState
+from tsemon.wire import METRIC_NAME, NAME, Alert, Array, Frame, RunState
 
 log = logging.getLogger("tsemon")
 
@@ -77,8 +78,8 @@ def attach(
     if isinstance(tags, str):
         raise InvalidArgument(f"tags is a collection of names, got the string {tags!r}: write [{tags!r}]")
     for name, text in (("run", run), ("project", project), *(("each of tags", tag) for tag in tags)):
-        if not isinstance(text, str) or not NAME.fullmatch(text):
-            raise InvalidArgument(f"{name} is a name of 1 to 128 printable characters, got {text!r}")
+        if not isinstance(text, str) or not re.fullmatch(NAME, text):
+            raise InvalidArgument(f"{name} is a name of 1 to 128 characters on one line, got {text!r}")
     if resume is not None and (not isinstance(resume, int) or resume < 0):
         raise InvalidArgument(f"resume is the step at which training goes on, expected an int >= 0, got {resume!r}")
     try:
@@ -344,6 +345,8 @@ class _Sample:
         ):
             for name, value in values.items():
                 try:
+                    if not re.fullmatch(METRIC_NAME, name):
+                        raise InvalidArgument("a name has letters, digits and _./:- only, and at most 128 of them")
                     if not isinstance(value, Tensor):
                         self._scalars[name] = float(value)
                         continue
@@ -352,7 +355,7 @@ class _Sample:
                     tensors.append(value.detach().reshape(-1).to(torch.float32))
                     self._parts.append((group, name, tuple(value.shape)))
                 except Exception as error:
-                    on_fault(InvalidArgument(f"{name} given to monitor.step() was left out: {error}"))
+                    on_fault(InvalidArgument(f"{name!r} given to monitor.step() was left out: {error}"))
         self._packed, self._copied = _to_host(tensors)
 
     @property
@@ -408,7 +411,8 @@ def _check_measures(measures: Collection[str] | None) -> set[str]:
 def _open_spool(
     root: Path, registration: Mapping[str, Any], has_server: bool, warnings: list[str]
 ) -> Spool | MemorySpool:
-    writer = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40].strip("-") or "host"
+    writer = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
     try:
         return Spool.create(root, registration, writer)
     except SpoolError as error:

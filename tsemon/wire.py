@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import re
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,8 +22,11 @@ API = "/api/v1"
 MAX_BODY_BYTES = 16 * 2**20
 """The largest body of frames that the service reads, and so the largest that a writer sends."""
 
-NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,128}")
-"""What a run, a project or a tag may be called: anything on one line."""
+NAME = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,128}"
+"""What a run, a project or a tag may be called: up to 128 characters on one line."""
+
+METRIC_NAME = r"[A-Za-z_][A-Za-z0-9_./:-]{0,127}"
+"""What a metric or a scalar of the user's own may be called."""
 
 RunState = Literal["running", "finished", "failed"]
 AlertState = Literal["pending", "firing", "resolved"]

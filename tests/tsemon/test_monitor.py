@@ -174,6 +174,15 @@ class TestStep:
         assert second["scalars"]["contained_faults"] == 1.0
         assert "loss" in monitor.status.faults[0]
 
+    def test_leaves_out_a_scalar_whose_name_the_service_would_refuse(self, attached, tmp_path):
+        *_, monitor = attached
+        monitor.step(**{"val loss": 1.0, "val/loss": 2.0})
+        monitor.close()
+        scalars = frames_in(tmp_path)[0]["scalars"]
+        assert scalars["val/loss"] == 2.0
+        assert "val loss" not in scalars
+        assert "'val loss' given to monitor.step() was left out" in monitor.status.faults[0]
+
     def test_keeps_a_loss_that_is_nan(self, attached, tmp_path):
         *_, monitor = attached
         monitor.step(loss=torch.tensor(math.nan))

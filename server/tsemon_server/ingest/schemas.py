@@ -15,12 +15,12 @@ from typing_extensions import TypeAliasType
 
 from tsemon.catalogue import LAYERED, num_entries
 from tsemon.errors import InvalidArgument, InvalidFrame
-from tsemon.wire import Array, Frame, RunState
+from tsemon.wire import METRIC_NAME, NAME, Array, Frame, RunState
 
 MAX_STEP = 2**53 - 1  # the largest integer that every JSON reader keeps exact
 
-MetricName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_./:-]*$", max_length=128)]
-Title = Annotated[str, Field(pattern=r"^\w[\w .,:;/@+=#()\[\]-]*$", max_length=128)]
+MetricName = Annotated[str, Field(pattern=f"^{METRIC_NAME}$", max_length=128)]
+Title = Annotated[str, Field(pattern=f"^{NAME}$", max_length=128)]
 WriterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$", max_length=64)]
 Count = Annotated[int, Field(ge=0, le=MAX_STEP)]
 Number = FiniteFloat | Literal["NaN", "Infinity", "-Infinity"] | None
