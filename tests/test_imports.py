@@ -20,7 +20,8 @@ SERVICE = "tsemon_server"
 ALLOWED = {
     "tsemon.__init__": {"tsemon.monitor"},
     "tsemon.__main__": {"tsemon.cli"},
-    "tsemon.monitor": {"tsemon.probes", "tsemon.transport", "tsemon.schedule"},
+    "tsemon.monitor": {"tsemon.probes", "tsemon.transport", "tsemon.schedule", "tsemon.sample", "tsemon.faults"},
+    "tsemon.sample": {"tsemon.probes"},
     "tsemon.probes": {"tsemon.measures"},
     "tsemon.train": {"tsemon.models", "tsemon.monitor", "tsemon"},
     "tsemon.demo": {"tsemon.models", "tsemon.train", "tsemon", "tsemon_client"},

@@ -5,14 +5,12 @@ from __future__ import annotations
 import atexit
 import json
 import logging
-import math
 import os
 import re
 import socket
 import sys
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,15 +22,16 @@ from torch import Tensor, nn
 
 from tsemon.catalogue import CATALOGUE, nearest
 from tsemon.errors import InvalidArgument, SpoolError, UnknownMetric
-from tsemon.probes import Probe, Reading, find_blocks
+from tsemon.faults import Faults
+from tsemon.probes import Probe, find_blocks
+from tsemon.sample import Sample
 from tsemon.schedule import Cadence
 from tsemon.transport import HttpDelivery, MemorySpool, Outbox, OutboxStats, Spool
-from tsemon.wire import METRIC_NAME, NAME, Alert, Array, Frame, RunState
+from tsemon.wire import NAME, Alert, RunState
 
 log = logging.getLogger("tsemon")
 
 SPOOL_DIR = ".tsemon"
-MAX_LOGGED_TRACES = 1
 
 
 def attach(
@@ -104,7 +103,7 @@ def attach(
     }
     warnings: list[str] = []
     spool = _open_spool(Path(spool_dir or SPOOL_DIR), registration, delivery is not None, warnings)
-    faults = _Faults(warnings)
+    faults = Faults(warnings)
     probe = Probe(model, optimizer, found, chosen, faults.contain)
     outbox = Outbox(spool, delivery, on_warning=faults.warn)
     for warning in warnings:
@@ -169,7 +168,7 @@ class Monitor:
         probe: Probe,
         cadence: Cadence,
         outbox: Outbox,
-        faults: _Faults,
+        faults: Faults,
         *,
         on_alert: Callable[[Alert], None] | None,
         first_step: int,
@@ -232,7 +231,7 @@ class Monitor:
             delivery=self._outbox.stats(),
             gap=self._cadence.gap,
             overhead_ratio=self._overhead_ratio(),
-            faults=tuple(self._faults.recent),
+            faults=self._faults.recent,
             num_faults=self._faults.count,
         )
 
@@ -266,7 +265,7 @@ class Monitor:
         self._probe.disarm()
         given = ({} if loss is None else {"loss": loss}) | dict(scalars)
         own = {"overhead_ratio": self._overhead_ratio(), "contained_faults": float(self._faults.count)}
-        sample = _Sample(reading, own | given, self._step, self._faults.contain)
+        sample = Sample(reading, own | given, self._step, self._faults.contain)
         self._measured = sample.names
         self._outbox.put(sample.to_frame)
 
@@ -298,100 +297,6 @@ class Monitor:
         # The interpreter keeps here what it printed a traceback for: a run that died has not finished.
         died = getattr(sys, "last_value", None) is not None
         self.close(state="failed" if died else "finished")
-
-
-class _Faults:
-    """What went wrong inside tsemon: counted, kept for the status, logged a few times, never raised."""
-
-    def __init__(self, warnings: Sequence[str] = ()) -> None:
-        self.count = 0
-        self.recent: deque[str] = deque(warnings, maxlen=20)
-
-    def contain(self, error: Exception) -> None:
-        self.count += 1
-        self.warn(f"contained in tsemon, training is not affected: {type(error).__name__}: {error}", cause=error)
-
-    def warn(self, text: str, cause: Exception | None = None) -> None:
-        if text not in self.recent:
-            self.recent.append(text)
-            log.warning("tsemon: %s", text, exc_info=cause if self.count <= MAX_LOGGED_TRACES else None)
-
-    def guard(self, function: Callable[..., object], *args: object) -> None:
-        try:
-            function(*args)
-        except Exception as error:
-            self.contain(error)
-
-
-class _Sample:
-    """One step's numbers on their way to the host: one small tensor on the device, and what each part of it means."""
-
-    def __init__(
-        self,
-        reading: Reading,
-        given: Mapping[str, Tensor | float],
-        step: int,
-        on_fault: Callable[[Exception], None],
-    ) -> None:
-        self._step = step
-        self._time = time.time()
-        self._scalars: dict[str, float] = {}
-        self._parts: list[tuple[str, str, tuple[int, ...]]] = []
-        tensors: list[Tensor] = []
-        for group, values in (
-            ("layers", reading.layers),
-            ("heads", reading.heads),
-            ("scalars", reading.scalars | dict(given)),
-        ):
-            for name, value in values.items():
-                try:
-                    if not re.fullmatch(METRIC_NAME, name):
-                        raise InvalidArgument("a name has letters, digits and _./:- only, and at most 128 of them")
-                    if not isinstance(value, Tensor):
-                        self._scalars[name] = float(value)
-                        continue
-                    if group == "scalars" and value.numel() != 1:
-                        raise InvalidArgument(f"a tensor of shape {tuple(value.shape)} is not one number")
-                    tensors.append(value.detach().reshape(-1).to(torch.float32))
-                    self._parts.append((group, name, tuple(value.shape)))
-                except Exception as error:
-                    on_fault(InvalidArgument(f"{name!r} given to monitor.step() was left out: {error}"))
-        self._packed, self._copied = _to_host(tensors)
-
-    @property
-    def names(self) -> list[str]:
-        return sorted({*self._scalars, *(name for _, name, _ in self._parts)})
-
-    def to_frame(self, seq: int) -> Frame:
-        """Wait for the copy and unpack it. Called by the exporter's thread."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        values = self._packed.tolist()
-        groups: dict[str, dict[str, Array]] = {"layers": {}, "heads": {}}
-        scalars, offset = dict(self._scalars), 0
-        for group, name, shape in self._parts:
-            size = math.prod(shape)
-            if group == "scalars":
-                scalars[name] = values[offset]
-            else:
-                groups[group][name] = Array.of(values[offset : offset + size], shape)
-            offset += size
-        return Frame(seq, self._step, self._time, scalars, groups["layers"], groups["heads"])
-
-
-def _to_host(tensors: list[Tensor]) -> tuple[Tensor, torch.cuda.Event | None]:
-    """All values in one tensor, and what to wait for before it is read. Starts at most one copy and waits for none."""
-    if not tensors:
-        return torch.empty(0), None
-    device = next((t.device for t in tensors if t.device.type != "cpu"), tensors[0].device)
-    packed = torch.cat([t.to(device, non_blocking=True) for t in tensors])
-    if device.type != "cuda":
-        return packed, None
-    host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-    host.copy_(packed, non_blocking=True)
-    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record(torch.cuda.current_stream(device))
-    return host, copied
 
 
 def _check_measures(measures: Collection[str] | None) -> set[str]:
