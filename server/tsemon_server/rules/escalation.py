@@ -26,13 +26,11 @@ CENTRED = "centred_token_similarity"
 
 ADVICE: Mapping[str, str] = {
     "text": (
-        "Take back a share tau of the token mean at the end of each block, X - tau * mean(X): it multiplies the odds "
-        "of similarity by (1 - tau)^2, so any tau above evidence.fit.critical_tau stops the growth (0.29 where "
-        "attention and residual weigh the same; 0.4 is then enough). Leave it out of the last block where tokens are "
-        "pooled by their mean, and do not use the mean of the whole sequence in a causal model, where it shows later "
-        "tokens to earlier ones. Or move the normalisation to the input of each sublayer (pre-norm), which lets the "
-        "residual stream outgrow attention; or give later blocks the first block's values (value residual). Where the "
-        "collapse began with the first steps, try a lower learning rate or a longer warm-up before changing the model."
+        "Take a share tau of the token mean away at the end of each block (de-escalation): any tau above the critical "
+        "tau in the evidence stops the growth; 0.4 is enough where attention and residual weigh the same. In a causal "
+        "model use the mean of the tokens so far. Or normalise at the input of each sublayer (pre-norm), or pass the "
+        "first block's values on to the later ones (value residual). Where it began with the first steps, try a lower "
+        "learning rate or a longer warm-up first."
     ),
     "source": (
         "De-escalation: Classic Transformers (arXiv 2312.06182), Eq. 21; the critical tau follows from its escalation "
