@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -24,12 +25,10 @@ class Client:
     """One service. Raises what the service says as the class of that error, ServerUnreachable when it says nothing."""
 
     def __init__(self, url: str, *, timeout_s: float = 10.0) -> None:
-        try:
-            self._http = httpx.Client(base_url=url.rstrip("/") + API, timeout=timeout_s)
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise errors.InvalidArgument(
-                f"the service's address looks like http://127.0.0.1:8731, got {url!r}"
-            ) from error
+        parsed = urlsplit(url)
+        if parsed.scheme not in ("http", "https") or not parsed.hostname:
+            raise errors.InvalidArgument(f"the service's address looks like http://127.0.0.1:8731, got {url!r}")
+        self._http = httpx.Client(base_url=url.rstrip("/") + API, timeout=timeout_s)
 
     def runs(
         self,

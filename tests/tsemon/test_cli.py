@@ -1,0 +1,46 @@
+import subprocess
+import sys
+
+import pytest
+
+import tsemon
+
+
+def run(*arguments, cwd=None, code=None):
+    command = [sys.executable, "-m", "tsemon", *arguments] if code is None else [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+class TestTheCommandLine:
+    def test_tells_its_version(self):
+        assert run("--version").stdout.strip() == tsemon.__version__
+
+    def test_lists_its_commands(self):
+        shown = run("--help").stdout
+        assert all(name in shown for name in ("serve", "demo", "sync"))
+
+    def test_says_what_to_install_where_typer_is_missing(self):
+        code = "import sys; sys.modules['typer'] = None; sys.argv = ['tsemon']; import tsemon.__main__ as m; m.main()"
+        done = run(code=code)
+        assert done.returncode == 1
+        assert "pip install 'tsemon[server]'" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            (("serve", "--host", "0.0.0.0", "--port", "0"), "expected a loopback address"),
+            (("serve", "--database", "mysql://nowhere/x", "--port", "0"), "database"),
+            (("serve", "--database", "sqlite:////proc/no/such.db", "--port", "0"), "cannot be used"),
+            (("sync", ".", "--server", "nonsense"), "http"),
+        ],
+    )
+    def test_ends_with_one_clear_line(self, arguments, text, tmp_path):
+        done = run(*arguments, cwd=tmp_path)
+        assert done.returncode == 1
+        assert text in done.stderr
+        assert done.stderr.startswith("tsemon: ")
+        assert done.stderr.count("\n") == 1, done.stderr
+
+    def test_syncs_nothing_from_an_empty_folder(self, tmp_path):
+        done = run("sync", str(tmp_path), "--server", "http://127.0.0.1:9")
+        assert (done.returncode, done.stdout) == (0, f"nothing to send in {tmp_path}\n")
