@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -36,7 +37,8 @@ class Faults:
             if is_new:
                 self._recent.append(text)
         if is_new:
-            log.warning("tsemon: %s", text, exc_info=cause if self.count <= MAX_LOGGED_TRACES else None)
+            with contextlib.suppress(Exception):  # a handler or filter of the user's own may raise
+                log.warning("tsemon: %s", text, exc_info=cause if self.count <= MAX_LOGGED_TRACES else None)
 
     def guard(self, function: Callable[..., object], *args: object) -> None:
         try:

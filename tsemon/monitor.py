@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -11,7 +12,8 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -74,12 +76,19 @@ def attach(
         raise InvalidArgument(f"attach() watches a torch.nn.Module, got {type(model).__name__}")
     if optimizer is not None and not callable(getattr(optimizer, "step", None)):
         raise InvalidArgument(f"optimizer is the torch.optim.Optimizer that trains the model, got {optimizer!r}")
-    if isinstance(tags, str):
-        raise InvalidArgument(f"tags is a collection of names, got the string {tags!r}: write [{tags!r}]")
+    for name, names in (("tags", tags), ("measures", measures), ("blocks", blocks), ("attention", attention)):
+        if isinstance(names, str):
+            raise InvalidArgument(f"{name} is a collection, got the string {names!r}: write [{names!r}]")
+        if names is not None and not isinstance(names, Iterable):
+            raise InvalidArgument(f"{name} is a collection, got {names!r}")
+    if on_alert is not None and not callable(on_alert):
+        raise InvalidArgument(f"on_alert is called with an alert, so it must be callable, got {on_alert!r}")
+    if config is not None and not isinstance(config, Mapping):
+        raise InvalidArgument(f"config is a mapping of names to values, got {config!r}")
     for name, text in (("run", run), ("project", project), *(("each of tags", tag) for tag in tags)):
         if not isinstance(text, str) or not re.fullmatch(NAME, text):
             raise InvalidArgument(f"{name} is a name of 1 to 128 characters on one line, got {text!r}")
-    if resume is not None and (not isinstance(resume, int) or resume < 0):
+    if resume is not None and (isinstance(resume, bool) or not isinstance(resume, int) or resume < 0):
         raise InvalidArgument(f"resume is the step at which training goes on, expected an int >= 0, got {resume!r}")
     try:
         json.dumps(dict(config or {}), allow_nan=False)
@@ -176,7 +185,8 @@ class Monitor:
         attention_names: Sequence[str],
         server: str | None,
     ) -> None:
-        self._probe = probe
+        self._probe: Probe | None = probe
+        """None once closed, so that a monitor which is kept does not keep the model."""
         self._cadence = cadence
         self._outbox = outbox
         self._faults = faults
@@ -190,9 +200,10 @@ class Monitor:
         self._last_sample_at = self._attached_at = time.perf_counter()
         self._cost_at_last_sample_s = self._outside_hooks_s = 0.0
         self._measured: Sequence[str] = ()
-        self._closed = False
+        self._not_measured: Mapping[str, str] = {}
         self._pid = os.getpid()
-        self._probe.arm()
+        self._faults.guard(probe.arm)
+        self._close_at_exit = _closing_at_exit(weakref.ref(self))
         atexit.register(self._close_at_exit)
 
     def step(self, loss: Tensor | float | None = None, **scalars: Tensor | float) -> None:
@@ -200,17 +211,18 @@ class Monitor:
 
         Never raises, never waits for the device: a tensor given here is copied with everything else.
         """
-        if self._step >= self._next_sample and not self._closed:
+        probe = self._probe
+        if probe is not None and self._step >= self._next_sample:
             try:
-                self._sample(loss, scalars)
+                self._sample(probe, loss, scalars)
             except Exception as error:
                 self._faults.contain(error)
                 self._next_sample = self._step + self._cadence.gap
-                self._probe.disarm()
+                self._faults.guard(probe.disarm)
         self._step += 1
-        if self._step == self._next_sample and not self._closed:
+        if probe is not None and self._step == self._next_sample:
             start = time.perf_counter()
-            self._faults.guard(self._probe.arm)
+            self._faults.guard(probe.arm)
             self._outside_hooks_s += time.perf_counter() - start
         self._tell_alerts()
 
@@ -226,7 +238,7 @@ class Monitor:
             blocks=self._block_names,
             attentions=self._attention_names,
             measured=self._measured,
-            not_measured=dict(self._probe.not_measured),
+            not_measured=self._not_measured,
             server=self._server,
             delivery=self._outbox.stats(),
             gap=self._cadence.gap,
@@ -240,11 +252,12 @@ class Monitor:
 
         `state` is what the run is said to be: "finished" or "failed". Closing twice is closing once.
         """
-        if self._closed or os.getpid() != self._pid:
+        probe = self._probe
+        if probe is None or os.getpid() != self._pid:
             return
-        self._closed = True
         atexit.unregister(self._close_at_exit)
-        self._faults.guard(self._probe.disarm)
+        self._faults.guard(probe.disarm)
+        self._outside_hooks_s, self._probe = self._cost_s, None
         self._faults.guard(lambda: self._outbox.close(timeout_s=timeout_s, state=state))
         self._tell_alerts()
 
@@ -259,18 +272,18 @@ class Monitor:
     def __str__(self) -> str:
         return str(self.status)
 
-    def _sample(self, loss: Tensor | float | None, scalars: Mapping[str, Tensor | float]) -> None:
-        start, in_hooks_s = time.perf_counter(), self._probe.cost_s
-        reading = self._probe.collect()
-        self._probe.disarm()
+    def _sample(self, probe: Probe, loss: Tensor | float | None, scalars: Mapping[str, Tensor | float]) -> None:
+        start, in_hooks_s = time.perf_counter(), probe.cost_s
+        reading = probe.collect()
+        probe.disarm()
         given = ({} if loss is None else {"loss": loss}) | dict(scalars)
         own = {"overhead_ratio": self._overhead_ratio(), "contained_faults": float(self._faults.count)}
         sample = Sample(reading, own | given, self._step, self._faults.contain)
-        self._measured = sample.names
+        self._measured, self._not_measured = sample.names, probe.not_measured
         self._outbox.put(sample.to_frame)
 
         now = time.perf_counter()
-        self._outside_hooks_s += (now - start) - (self._probe.cost_s - in_hooks_s)
+        self._outside_hooks_s += (now - start) - (probe.cost_s - in_hooks_s)
         gap = self._cadence.after_sample(
             self._cost_s - self._cost_at_last_sample_s, now - self._last_sample_at, self._step - self._last_sample
         )
@@ -279,7 +292,7 @@ class Monitor:
 
     @property
     def _cost_s(self) -> float:
-        return self._probe.cost_s + self._outside_hooks_s
+        return self._outside_hooks_s + (0.0 if self._probe is None else self._probe.cost_s)
 
     def _overhead_ratio(self) -> float:
         return self._cost_s / max(time.perf_counter() - self._attached_at, 1e-9)
@@ -289,22 +302,32 @@ class Monitor:
             if self._on_alert is not None:
                 self._faults.guard(self._on_alert, alert)
             elif alert.state == "firing":
-                log.warning("tsemon: step %s: %s", alert.firing_step, alert.summary)
+                self._faults.guard(log.warning, "tsemon: step %s: %s", alert.firing_step, alert.summary)
             else:
-                log.info("tsemon: step %s: %s resolved", alert.resolved_step, alert.rule)
+                self._faults.guard(log.info, "tsemon: step %s: %s resolved", alert.resolved_step, alert.rule)
 
-    def _close_at_exit(self) -> None:
-        # The interpreter keeps here what it printed a traceback for: a run that died has not finished.
-        died = getattr(sys, "last_value", None) is not None
-        self.close(state="failed" if died else "finished")
+    def __del__(self) -> None:
+        # A notebook's cell that is run again: the monitor of before must not keep threads and files open.
+        with contextlib.suppress(Exception):
+            self.close(timeout_s=0.5)
+
+
+def _closing_at_exit(monitor: weakref.ref[Monitor]) -> Callable[[], None]:
+    """What to call at interpreter exit; it keeps neither the monitor nor the model alive until then."""
+
+    def close() -> None:
+        if (living := monitor()) is not None:
+            # The interpreter keeps here what it printed a traceback for: a run that died has not finished.
+            died = getattr(sys, "last_value", None) is not None
+            living.close(state="failed" if died else "finished")
+
+    return close
 
 
 def _check_measures(measures: Collection[str] | None) -> set[str]:
     known = {metric.name for metric in CATALOGUE}
     if measures is None:
         return known
-    if isinstance(measures, str):
-        raise InvalidArgument(f"measures is a collection of names, got the string {measures!r}: write [{measures!r}]")
     for name in measures:
         if name not in known:
             raise UnknownMetric(

@@ -1,8 +1,10 @@
+import gc
 import json
 import logging
 import math
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -24,6 +26,13 @@ def frames_in(folder):
             spool.acknowledge(batch.ends[-1])
         spool.close()
     return frames
+
+
+def num_hooks(model, optimizer=None):
+    count = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) + ("forward" in vars(m)) for m in model.modules())
+    if optimizer is not None:
+        count += len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+    return count
 
 
 def values_of(frame, metric, group="layers"):
@@ -109,6 +118,13 @@ class TestAttach:
             ({"run": "r", "budget": 2}, InvalidArgument, "budget is tsemon's share"),
             ({"run": "r", "measures": ["token_simlarity"]}, UnknownMetric, "did you mean 'token_similarity'"),
             ({"run": "r", "measures": "loss"}, InvalidArgument, r"write \['loss'\]"),
+            ({"run": "r", "on_alert": 5}, InvalidArgument, "on_alert is called with an alert"),
+            ({"run": "r", "budget": "a"}, InvalidArgument, "budget is tsemon's share"),
+            ({"run": "r", "tags": 5}, InvalidArgument, "tags is a collection"),
+            ({"run": "r", "measures": 5}, InvalidArgument, "measures is a collection"),
+            ({"run": "r", "blocks": "layers"}, InvalidArgument, r"write \['layers'\]"),
+            ({"run": "r", "resume": True}, InvalidArgument, "resume is the step"),
+            ({"run": "r", "config": 5}, InvalidArgument, "config is a mapping"),
             ({"run": "r", "tags": "abc"}, InvalidArgument, r"write \['abc'\]"),
             ({"run": "r", "resume": -1}, InvalidArgument, "resume is the step"),
             ({"run": "r", "server": "localhost:8731"}, InvalidArgument, "http"),
@@ -132,6 +148,21 @@ class TestAttach:
 
 
 class TestStep:
+    def test_has_hooks_in_the_model_for_sampled_steps_only(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        optimizer = torch.optim.AdamW(model.parameters())
+        during, after = [], []
+        model.layers[1].linear1.register_forward_hook(lambda *_: during.append(num_hooks(model, optimizer)))
+        own = num_hooks(model, optimizer)
+        with tsemon.attach(model, optimizer, run="r", every=3, spool_dir=tmp_path) as monitor:
+            for _ in range(7):
+                train(model, forward, 1, monitor, optimizer)
+                after.append(num_hooks(model, optimizer) - own)
+        during = [count - own for count in during]
+        assert [count > 0 for count in during] == [True, False, False, True, False, False, True]
+        assert [count > 0 for count in after] == [False, False, True, False, False, True, False]
+        assert max(after) < max(during), "between two steps only the gate and the optimizer are watched"
+
     def test_writes_a_frame_for_each_sampled_step(self, tmp_path):
         model, forward = zoo.torch_encoder()
         optimizer = torch.optim.AdamW(model.parameters())
@@ -225,9 +256,7 @@ class TestClose:
     def test_leaves_no_hook(self, attached):
         model, _, optimizer, monitor = attached
         monitor.close()
-        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-        assert not optimizer._optimizer_step_pre_hooks
-        assert not optimizer._optimizer_step_post_hooks
+        assert num_hooks(model, optimizer) == 0
 
     def test_may_be_called_twice_and_step_after_it(self, attached, tmp_path):
         *_, monitor = attached
@@ -241,6 +270,25 @@ class TestClose:
             raise KeyboardInterrupt
         spool = Spool.open(find_spools(tmp_path)[0])
         assert spool.end_state == "failed"
+        spool.close()
+
+    def test_lets_the_model_go(self, tmp_path):
+        model = zoo.torch_encoder()[0]
+        kept = weakref.ref(model)
+        monitor = tsemon.attach(model, run="r", spool_dir=tmp_path)
+        monitor.close()
+        del model
+        gc.collect()
+        assert kept() is None
+
+    def test_happens_when_the_monitor_is_forgotten(self, tmp_path):
+        model, _ = zoo.torch_encoder()
+        monitor = tsemon.attach(model, run="r", spool_dir=tmp_path)
+        del monitor
+        gc.collect()
+        assert num_hooks(model) == 0
+        spool = Spool.open(find_spools(tmp_path)[0])
+        assert spool.end_state == "finished"
         spool.close()
 
     @pytest.mark.parametrize(("last_line", "state"), [("", "finished"), ("raise SystemError", "failed")])
@@ -258,6 +306,24 @@ class TestClose:
         spool = Spool.open(find_spools(tmp_path)[0])
         assert spool.end_state == state
         spool.close()
+
+
+class TestAHandlerOfTheUsersLogThatRaises:
+    def test_does_not_reach_the_training(self, attached):
+        model, forward, optimizer, monitor = attached
+
+        class Broken(logging.Filter):
+            def filter(self, record):
+                raise RuntimeError("a broken log")
+
+        broken = Broken()
+        logging.getLogger("tsemon").addFilter(broken)
+        try:
+            monitor.step(loss="no number")
+            train(model, forward, 2, monitor, optimizer)
+        finally:
+            logging.getLogger("tsemon").removeFilter(broken)
+        assert monitor.status.num_faults == 1
 
 
 class TestStatus:

@@ -15,7 +15,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from tsemon.measures import normalized_row_entropy
-from tsemon.probes.discovery import Block
-from tsemon.probes.hooks import Hooks
+from tsemon.probes.discovery import Block, is_compiled, may_take_fast_path
+from tsemon.probes.hooks import Guard, Hooks
+from tsemon.probes.padding import Padding
 
 MAX_ROWS = 64
 """Query rows weighed per head, evenly spread: with 64 of 1,024 the mean entropy (4.07 nats) has a standard error of 0.03."""
@@ -32,26 +33,43 @@ TARGET_WEIGHTS = 2**18
 """Attention weights computed per layer, as long as this leaves a sequence and `MIN_ROWS`: caps time and memory."""
 MIN_ROWS = 8
 
-SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
+
+class Sampled(NamedTuple):
+    """A few query rows of one attention."""
+
+    scores_BHTS: Tensor
+    visible_BHTS: Tensor
+    """Which keys each query may see."""
+    rows: Tensor
+    """The queries' positions."""
+    size: tuple[int, int]
+    """Sequences and queries that there are in all."""
 
 
 class AttentionProbe:
-    """Row entropy per head of every block's self-attention at one sampled step."""
+    """Row entropy per head of every block's self-attention in one forward pass."""
 
     METRICS = ("attention_entropy", "attention_entropy_min")
 
-    def __init__(self, blocks: list[Block]) -> None:
-        self._attentions = [block.attention for block in blocks]
+    def __init__(self, blocks: list[Block], padding: Padding) -> None:
+        self._blocks = blocks
+        self._padding = padding
         self._entropy_H: dict[int, Tensor] = {}
-        self._open: dict[int, AttentionTap] = {}
-        self._hooks: Hooks | None = None
 
-    def arm(self, hooks: Hooks) -> None:
-        self._entropy_H, self._open, self._hooks = {}, {}, hooks
-        for layer, module in enumerate(self._attentions):
-            if module is not None:
-                hooks.before(module, lambda module, args, kwargs, layer=layer: self._enter(layer, module))
-                hooks.after(module, lambda *_, layer=layer: self._exit(layer), always=True)
+    def forget(self) -> None:
+        self._entropy_H = {}
+
+    def listen(self, hooks: Hooks) -> None:
+        """Tap the blocks' attention for the pass that begins."""
+        self.forget()
+        for layer, block in enumerate(self._blocks):
+            if block.attention is None or is_compiled(block.module):
+                continue
+            has_fast_path = any(isinstance(part, nn.MultiheadAttention) for part in block.attention.modules())
+            if not (has_fast_path and may_take_fast_path(block.attention)):
+                take = functools.partial(self._take, hooks.guard, layer)
+                num_heads = getattr(block.attention, "num_heads", None)
+                hooks.within(block.attention, functools.partial(AttentionTap, take, num_heads))
 
     def collect(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Per layer, and per layer and head; NaN for blocks that were not seen, nothing at all where none was."""
@@ -59,9 +77,9 @@ class AttentionProbe:
             return {}, {}
         num_heads = max(entropy_H.numel() for entropy_H in self._entropy_H.values())
         sample = next(iter(self._entropy_H.values()))
-        entropy_LH = sample.new_full((len(self._attentions), num_heads), torch.nan)
+        entropy_LH = sample.new_full((len(self._blocks), num_heads), torch.nan)
         for layer, entropy_H in self._entropy_H.items():
-            entropy_LH[layer, : entropy_H.numel()] = entropy_H
+            entropy_LH[layer, : entropy_H.numel()] = entropy_H.to(sample.device, non_blocking=True)
         lowest_L = torch.where(entropy_LH.isnan(), torch.inf, entropy_LH).amin(dim=-1)
         layers = {
             "attention_entropy": entropy_LH.nanmean(dim=-1),
@@ -71,70 +89,89 @@ class AttentionProbe:
 
     @property
     def num_layers(self) -> int:
-        """In how many blocks attention was seen in this step."""
+        """In how many blocks attention was seen."""
         return len(self._entropy_H)
 
-    def _enter(self, layer: int, module: nn.Module) -> None:
-        if layer not in self._entropy_H and layer not in self._open:
-            num_heads = getattr(module, "num_heads", None)
-            tap = AttentionTap(functools.partial(self._take, layer), num_heads)
-            tap.__enter__()  # type: ignore[no-untyped-call]
-            self._open[layer] = tap
-
-    def _exit(self, layer: int) -> None:
-        tap = self._open.pop(layer, None)
-        if tap is not None:
-            tap.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    def _take(self, layer: int, scores: Callable[[], tuple[Tensor, Tensor]]) -> None:
+    def _take(self, guard: Guard, layer: int, scores: Callable[[], Sampled]) -> None:
         """Runs inside the attention module's forward, between its own operations."""
-        if layer not in self._entropy_H and self._hooks is not None:
-            self._hooks.guard(self._measure, layer, scores)
+        if layer not in self._entropy_H:
+            guard.run(self._measure, layer, scores)
 
-    def _measure(self, layer: int, scores: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        scores_BHTS, visible_BHTS = scores()
+    def _measure(self, layer: int, scores: Callable[[], Sampled]) -> None:
+        scores_BHTS, visible_BHTS, rows, size = scores()
+        valid_BT = self._padding.valid(self._blocks[layer].stack, *size)
+        if valid_BT is not None:  # padding asks nothing
+            valid_BT = valid_BT[: scores_BHTS.shape[0]].index_select(1, rows)
+            visible_BHTS = visible_BHTS & valid_BT[:, None, :, None]
         self._entropy_H[layer] = normalized_row_entropy(scores_BHTS, visible_BHTS).nanmean(dim=0)
 
 
 class AttentionTap(TorchFunctionMode):
     """Passes every torch call through unchanged, and reports those that are attention."""
 
-    def __init__(self, report: Callable[[Callable[[], tuple[Tensor, Tensor]]], None], num_heads: int | None) -> None:
+    def __init__(self, report: Callable[[Callable[[], Sampled]], None], num_heads: int | None) -> None:
         super().__init__()
         self._report = report
         self._num_heads = num_heads
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            self._report(functools.partial(sampled_scores, *args, **kwargs))
-        elif func in SOFTMAX and args and isinstance(args[0], Tensor) and args[0].ndim >= 3:
-            self._report(functools.partial(sampled_rows, args[0], self._num_heads))
-        elif func is F.multi_head_attention_forward:
-            with self._tapped_functional():
+        if func is F.multi_head_attention_forward:
+            with _tapped_functional(self):
                 return func(*args, **kwargs)
+        self.see(func, args, kwargs)
         return func(*args, **kwargs)
 
-    @contextmanager
-    def _tapped_functional(self) -> Iterator[None]:
-        original_attention, original_softmax = F.scaled_dot_product_attention, F.softmax
-        thread = threading.get_ident()
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Report the call if it is attention."""
+        if func is _attention:
+            self._report(functools.partial(sampled_scores, *args, **kwargs))
+        elif func in SOFTMAX:
+            scores = kwargs["input"] if "input" in kwargs else args[0] if args else None
+            dim = kwargs["dim"] if "dim" in kwargs else args[1] if len(args) > 1 else None
+            if isinstance(scores, Tensor) and scores.ndim >= 3 and dim in (-1, scores.ndim - 1):
+                self._report(functools.partial(sampled_rows, scores, self._num_heads))
 
-        def attention(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == thread:
-                self._report(functools.partial(sampled_scores, *args, **kwargs))
-            return original_attention(*args, **kwargs)
 
-        def softmax(input: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == thread:
-                self._report(functools.partial(sampled_rows, input, self._num_heads))
-            return original_softmax(input, *args, **kwargs)
+_attention, _softmax = F.scaled_dot_product_attention, F.softmax
+SOFTMAX = {torch.softmax, _softmax, Tensor.softmax}
 
-        F.scaled_dot_product_attention, F.softmax = attention, softmax
-        try:
-            yield
-        finally:
-            F.scaled_dot_product_attention, F.softmax = original_attention, original_softmax
+_listening = threading.local()
+_replacing = threading.Lock()
+_replaced: list[tuple[Any, Any]] = []
+"""What stood under the two names, one entry per call of `multi_head_attention_forward` that is under way."""
+
+
+@contextmanager
+def _tapped_functional(tap: AttentionTap) -> Iterator[None]:
+    """Let `tap` see what `multi_head_attention_forward` calls on this thread.
+
+    All threads share the names, so they are replaced by the first that listens and put back by the last.
+    """
+    taps = _listening.__dict__.setdefault("taps", [])
+    with _replacing:
+        _replaced.append((F.scaled_dot_product_attention, F.softmax))
+        if len(_replaced) == 1:
+            F.scaled_dot_product_attention = _told(F.scaled_dot_product_attention, _attention)
+            F.softmax = _told(F.softmax, _softmax)
+    taps.append(tap)
+    try:
+        yield
+    finally:
+        taps.remove(tap)
+        with _replacing:
+            if len(_replaced) == 1:
+                F.scaled_dot_product_attention, F.softmax = _replaced[0]
+            _replaced.pop()
+
+
+def _told(function: Callable[..., Any], known_as: Any) -> Callable[..., Any]:
+    def told(*args: Any, **kwargs: Any) -> Any:
+        for tap in getattr(_listening, "taps", ()):
+            tap.see(known_as, args, kwargs)
+        return function(*args, **kwargs)
+
+    return told
 
 
 def sampled_scores(
@@ -146,16 +183,18 @@ def sampled_scores(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Scores and visibility (B, H, rows, S) of a few queries, for the arguments of `scaled_dot_product_attention`.
+) -> Sampled:
+    """Scores (B, H, rows, S) of a few queries, for the arguments of `scaled_dot_product_attention`.
 
     Dropout is no part of attention's entropy. Fewer key heads than query heads (grouped queries) are matched up.
     """
     query_BHTD, key_BHSD = query.detach(), key.detach()
     if query_BHTD.ndim == 3:
         query_BHTD, key_BHSD = query_BHTD.unsqueeze(1), key_BHSD.unsqueeze(1)
+        attn_mask = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
     num_heads, num_queries, num_keys = query_BHTD.shape[1], query_BHTD.shape[2], key_BHSD.shape[2]
-    num_samples, rows = _choose(query_BHTD.shape[0], num_heads, num_queries, num_keys, query_BHTD.device)
+    batch = query_BHTD.shape[0]
+    num_samples, rows = _choose(batch, num_heads, num_queries, num_keys, query_BHTD.device)
     query_BHTD = query_BHTD[:num_samples].index_select(2, rows)
     key_BHSD = key_BHSD[:num_samples].repeat_interleave(num_heads // key_BHSD.shape[1], dim=1)
     scale = 1 / math.sqrt(query_BHTD.shape[-1]) if scale is None else scale
@@ -171,12 +210,12 @@ def sampled_scores(
         if mask.dtype == torch.bool:
             visible_BHTS = visible_BHTS & mask
         else:
-            visible_BHTS = visible_BHTS & _is_visible(mask)
             scores_BHTS = scores_BHTS + mask.float()
-    return scores_BHTS, visible_BHTS
+            visible_BHTS = visible_BHTS & _is_visible(scores_BHTS)
+    return Sampled(scores_BHTS, visible_BHTS, rows, (batch, num_queries))
 
 
-def sampled_rows(scores: Tensor, num_heads: int | None) -> tuple[Tensor, Tensor]:
+def sampled_rows(scores: Tensor, num_heads: int | None) -> Sampled:
     """The same for scores that were materialised, (B, H, T, S) or (B * H, T, S), masked by very negative numbers."""
     scores = scores.detach()
     if scores.ndim == 3:
@@ -185,12 +224,13 @@ def sampled_rows(scores: Tensor, num_heads: int | None) -> tuple[Tensor, Tensor]
     batch, heads, queries, keys = scores.shape[-4:]
     num_samples, rows = _choose(batch, heads, queries, keys, scores.device)
     scores_BHTS = scores[:num_samples].index_select(2, rows).float()
-    return scores_BHTS, _is_visible(scores_BHTS)
+    return Sampled(scores_BHTS, _is_visible(scores_BHTS), rows, (batch, queries))
 
 
 def _is_visible(scores: Tensor) -> Tensor:
-    """Masks are -inf, the dtype's lowest number, -1e9 or -1e4; no score of a working model comes near."""
-    return scores > -5e3
+    """Masks are -inf, the dtype's lowest number, -1e9 or -1e4: far below what the query scores highest."""
+    highest = scores.amax(dim=-1, keepdim=True)
+    return (scores > highest - 9e3) & (highest > torch.finfo(torch.float16).min)
 
 
 def _choose(batch: int, heads: int, queries: int, keys: int, device: torch.device) -> tuple[int, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ class Block:
     the block computed, its output is what the next block sees."""
     tokens_first: bool
     """Whether hidden states are (tokens, batch, width), as in `torch.nn` modules with `batch_first=False`."""
+    stack: int
+    """Which of the model's stacks it belongs to: 0, and 1 for the decoder behind an encoder."""
 
 
 def find_blocks(
@@ -43,9 +46,10 @@ def find_blocks(
     """
     names = {id(module): name for name, module in model.named_modules()}
     if blocks is not None:
-        found = [_resolve(model, names, entry) for entry in blocks]
+        found, stacks = [_resolve(model, names, entry) for entry in blocks], [0] * len(blocks)
     else:
-        found = [child for stack in _stacks(model) for child in stack.children()]
+        numbered = [(child, number) for number, stack in enumerate(_stacks(model)) for child in stack.children()]
+        found, stacks = [child for child, _ in numbered], [number for _, number in numbered]
     if not found:
         raise NoBlocksFound(_describe_candidates(model))
     if attention is None:
@@ -57,9 +61,33 @@ def find_blocks(
             f"attention= needs one module per block: there are {len(found)} blocks, got {len(attention)} attentions"
         )
     return [
-        Block(names[id(module)], module, attended, _deescalation(module), _has_tokens_first(module))
-        for module, attended in zip(found, attentions, strict=True)
+        Block(names[id(module)], module, attended, _deescalation(module), _has_tokens_first(module), stack)
+        for module, attended, stack in zip(found, attentions, stacks, strict=True)
     ]
+
+
+def find_gate(model: nn.Module, blocks: Sequence[Block]) -> nn.Module:
+    """The innermost module that holds all blocks and is itself called: where a forward pass through them begins."""
+    parents = [block.name.split(".")[:-1] for block in blocks]
+    common = list(itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*parents, strict=False)))
+    path = [parts[0] for parts in common]
+    # Containers are as often looped over as called.
+    while path and isinstance(model.get_submodule(".".join(path)), nn.ModuleList | nn.ModuleDict | nn.Sequential):
+        path.pop()
+    return model.get_submodule(".".join(path))
+
+
+def may_take_fast_path(module: nn.Module) -> bool:
+    """Whether PyTorch may compute this module's attention by a fused kernel that hooks and modes would disable.
+
+    It may where nothing trains: in eval mode, without parameters that want a gradient.
+    """
+    return not module.training and not any(parameter.requires_grad for parameter in module.parameters())
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether the module, or a part of it, is compiled: what is changed in it then is compiled again."""
+    return any(getattr(part, "_compiled_call_impl", None) or hasattr(part, "_orig_mod") for part in module.modules())
 
 
 def _stacks(module: nn.Module) -> Iterator[nn.Module]:

@@ -4,66 +4,131 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+Context = Callable[[], AbstractContextManager[object]]
 
 
-class Hooks:
-    """The hooks of one sampled step. Everything that is registered here is gone after `remove`."""
+class Guard:
+    """Runs what hooks do: contained, timed, and out of sight of everything that the user's own code has switched on."""
 
-    def __init__(self, model: nn.Module, on_fault: Callable[[Exception], None]) -> None:
-        self._model = model
+    def __init__(self, on_fault: Callable[[Exception], None]) -> None:
         self._on_fault = on_fault
-        self._handles: list[Any] = []
         self.cost_s = 0.0
-        """Seconds spent inside hooks since this object was made, on the thread that trains."""
+        """Seconds spent inside hooks so far, on the thread that trains."""
+        self.is_grad_enabled = True
+        """Whether the code around the hook that runs, or ran last, records gradients."""
 
-    def before(self, module: nn.Module, hook: Callable[..., None]) -> None:
-        """Call hook(module, args, kwargs) before the module's forward in a training pass."""
-        guarded = Guarded(self, hook, only_in_training=True)
-        self._handles.append(module.register_forward_pre_hook(guarded, with_kwargs=True))
-
-    def after(self, module: nn.Module, hook: Callable[..., None], *, always: bool = False) -> None:
-        """Call hook(module, args, kwargs, output) after the module's forward in a training pass.
-
-        `always`: also when the forward raised.
-        """
-        guarded = Guarded(self, hook, only_in_training=True)
-        self._handles.append(module.register_forward_hook(guarded, with_kwargs=True, always_call=always))
-
-    def around_step(
-        self, optimizer: torch.optim.Optimizer, before: Callable[..., None], after: Callable[..., None]
-    ) -> None:
-        """Call before(optimizer, ...) and after(optimizer, ...) around the optimizer's step."""
-        self._handles.append(optimizer.register_step_pre_hook(Guarded(self, before)))
-        self._handles.append(optimizer.register_step_post_hook(Guarded(self, after)))
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-    def is_training(self) -> bool:
-        """Whether this forward pass is for training and not an evaluation between two steps.
-
-        Either sign will do: some train in eval mode to be rid of dropout, and reentrant checkpointing runs the training
-        pass without gradients.
-        """
-        return self._model.training or torch.is_grad_enabled()
-
-    def guard(self, hook: Callable[..., None], *args: Any) -> None:
-        """Run `hook`, count its time, and contain whatever goes wrong in it."""
+    def run(self, hook: Callable[..., None], *args: Any) -> None:
+        """Call `hook`, count its time, and contain whatever goes wrong in it."""
         start = time.perf_counter()
+        self.is_grad_enabled = torch.is_grad_enabled()
         try:
-            with torch.no_grad(), _full_precision():
+            # The user's modes must not see our operations: selective checkpointing would keep our tensors for the
+            # model's, a mode that simulates quantisation would draw from the random state.
+            with torch.no_grad(), _full_precision(), _disable_current_modes(), torch._C.DisableTorchFunction():
                 hook(*args)
         except Exception as error:
             self._on_fault(error)
         finally:
             self.cost_s += time.perf_counter() - start
+
+
+class Hooks:
+    """A set of hooks that come and go together."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self._handles: list[Any] = []
+        self._within: list[tuple[nn.Module, Context]] = []
+
+    def before(self, module: nn.Module, hook: Callable[..., None]) -> None:
+        """Call hook(module, args, kwargs) before the module's forward."""
+        self._handles.append(module.register_forward_pre_hook(Guarded(self.guard, hook), with_kwargs=True))
+
+    def after(self, module: nn.Module, hook: Callable[..., None], *, always: bool = False) -> None:
+        """Call hook(module, args, kwargs, output) after the module's forward; `always`: also when that raised."""
+        guarded = Guarded(self.guard, hook)
+        self._handles.append(module.register_forward_hook(guarded, with_kwargs=True, always_call=always))
+
+    def within(self, module: nn.Module, context: Context) -> None:
+        """Run the module's forward within `context()`.
+
+        Not two hooks that enter and leave it: an interrupt would go past the second, and a second thread between them.
+        """
+        forward = vars(module).get("forward")
+        if not isinstance(forward, ForwardWithin):
+            forward = module.forward = ForwardWithin(module)
+        forward.contexts.append(context)
+        self._within.append((module, context))
+
+    def around_step(
+        self, optimizer: torch.optim.Optimizer, before: Callable[..., None], after: Callable[..., None]
+    ) -> None:
+        """Call before(optimizer, args, kwargs) and after(optimizer, args, kwargs) around the optimizer's step."""
+        self._handles.append(optimizer.register_step_pre_hook(Guarded(self.guard, before)))
+        self._handles.append(optimizer.register_step_post_hook(Guarded(self.guard, after)))
+
+    def remove(self) -> None:
+        """Take all of them out again."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for module, context in self._within:
+            if isinstance(forward := vars(module).get("forward"), ForwardWithin):
+                forward.contexts.remove(context)
+                if not forward.contexts:
+                    forward.put_back(module)
+        self._within.clear()
+
+
+class ForwardWithin:
+    """Stands in for a module's forward while one or several monitors want it to run within their contexts."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.contexts: list[Context] = []
+        self._forward = module.forward
+        self._own = vars(module).get("forward")
+        """A forward that somebody else has put on this very module."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self._forward(*args, **kwargs)
+        with ExitStack() as stack:
+            for context in self.contexts:
+                stack.enter_context(context())
+            return self._forward(*args, **kwargs)
+
+    def put_back(self, module: nn.Module) -> None:
+        """Let the module run its own forward again."""
+        del module.forward
+        if self._own is not None:
+            module.forward = self._own
+
+
+class Guarded:
+    """One hook. What is copied or pickled with a model that is hooked is a function that does nothing."""
+
+    def __init__(self, guard: Guard, hook: Callable[..., None]) -> None:
+        self._guard = guard
+        self._hook = hook
+
+    def __call__(self, *args: Any) -> None:
+        # Traced into a graph it would break that graph, or raise where the user has forbidden breaks.
+        if not torch.compiler.is_compiling():
+            self._guard.run(self._hook, *args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return nullcontext().__exit__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # From the standard library: whoever loads the model need not have tsemon.
+        return getattr, (nullcontext(), "__exit__")
 
 
 @contextmanager
@@ -74,23 +139,3 @@ def _full_precision() -> Iterator[None]:
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         yield
-
-
-class Guarded:
-    """One hook. A model that is copied or pickled while it is hooked must not take the monitor along."""
-
-    def __init__(self, hooks: Hooks | None, hook: Callable[..., None] | None, only_in_training: bool = False) -> None:
-        self._hooks = hooks
-        self._hook = hook
-        self._only_in_training = only_in_training
-
-    def __call__(self, *args: Any) -> None:
-        if self._hooks is None or self._hook is None or (self._only_in_training and not self._hooks.is_training()):
-            return
-        self._hooks.guard(self._hook, *args)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Guarded:
-        return Guarded(None, None)
-
-    def __reduce__(self) -> tuple[type[Guarded], tuple[None, None]]:
-        return Guarded, (None, None)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from tsemon.probes.discovery import Block
 from tsemon.probes.hooks import Hooks
@@ -25,112 +26,178 @@ OTHER = -1
 
 
 class ParameterProbe:
-    """Squared sums per block at one sampled step, gathered in the hooks around the optimizer's step."""
+    """Squared sums per block at one optimizer step, gathered in the hooks around it."""
+
+    PARAMETERS = ("param_norm", "total_param_norm")
+    GRADIENTS = ("grad_norm", "total_grad_norm", "learning_rate")
+    UPDATES = ("update_norm", "update_ratio", "update_alignment", "step_size")
+    METRICS = PARAMETERS + GRADIENTS + UPDATES
 
     def __init__(self, model: nn.Module, blocks: list[Block], optimizer: torch.optim.Optimizer | None) -> None:
-        self._groups = _group_parameters(model, blocks)
-        self._num_blocks = len(blocks)
+        self._model = model
+        self._blocks = blocks
         self._optimizer = optimizer
-        self._rebuilds = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW) and _is_wide(self._all())
+        self._groups: dict[int, list[nn.Parameter]] = {}
         self._before: dict[int, list[Tensor]] = {}
+        self._stepping: dict[int, list[nn.Parameter]] = {}
         self._sums: dict[str, dict[int, Tensor]] = {}
         self._learning_rate: Tensor | float | None = None
-
-    def why_no_update(self) -> str | None:
-        """Why updates are not measured, or None where they are."""
-        if self._optimizer is None:
-            return "no optimizer was given to attach()"
-        if not isinstance(self._optimizer, torch.optim.Optimizer):
-            return f"{type(self._optimizer).__name__} is not a torch.optim.Optimizer"
-        num_bytes = sum(p.numel() * p.element_size() for p in self._all())
-        if not self._rebuilds and num_bytes > MAX_COPY_BYTES:
-            return (
-                f"the update of {type(self._optimizer).__name__} can be measured only with a copy of the parameters, and "
-                f"{num_bytes / 2**20:.0f} MiB is over the limit of {MAX_COPY_BYTES / 2**20:.0f} MiB"
-            )
-        return None
+        self._num_steps = 0
 
     def arm(self, hooks: Hooks) -> None:
-        self._before, self._sums, self._learning_rate = {}, {}, None
-        if isinstance(self._optimizer, torch.optim.Optimizer):
-            hooks.around_step(self._optimizer, self._read_gradients, self._read_update)
+        """Hook the optimizer for its next step."""
+        self.forget()
+        # Anew each time: parameters may have been replaced, moved, or given another precision.
+        self._groups = _group_parameters(self._model, self._blocks)
+        if _is_usable(self._optimizer) and not any(_is_sharded(p) for p in self._all()):
+            hooks.around_step(self._optimizer, self._read_before, self._read_after)
+
+    def forget(self) -> None:
+        self._groups, self._before, self._stepping, self._sums = {}, {}, {}, {}
+        self._learning_rate, self._num_steps = None, 0
 
     def collect(self) -> tuple[dict[str, Tensor], dict[str, Tensor | float]]:
         """Metrics per block, and of the run."""
-        if "param" not in self._sums:
+        if "param" not in self._sums and not any(_is_sharded(p) for p in self._all()):
             self._sums["param"] = {group: _squared_norm(params) for group, params in self._groups.items()}
-        sums = {kind: self._spread(found) for kind, found in self._sums.items()}
         layers, scalars = {}, dict[str, Tensor | float]()
         for kind, per_block, in_all in (
             ("param", "param_norm", "total_param_norm"),
             ("grad", "grad_norm", "total_grad_norm"),
             ("update", "update_norm", "step_size"),
         ):
-            if kind in sums:
-                layers[per_block] = sums[kind][:-1].sqrt()
-                scalars[in_all] = sums[kind].nansum().sqrt()
-        if "update" in sums:
-            update, before, dot = sums["update"], sums["before"], sums["dot"]
-            layers["update_ratio"] = (update / before)[:-1].sqrt()
-            layers["update_alignment"] = (dot / (update * before).sqrt())[:-1]
-            scalars["update_alignment"] = dot.nansum() / (update.nansum() * before.nansum()).sqrt()
+            if kind in self._sums:
+                layers[per_block] = self._per_block(kind).sqrt()
+                scalars[in_all] = self._in_all(kind).sqrt()
+        if "update" in self._sums:
+            update, before, dot = (self._per_block(kind) for kind in ("update", "before", "dot"))
+            layers["update_ratio"] = (update / before).sqrt()
+            layers["update_alignment"] = dot / (update * before).sqrt()
+            total = (self._in_all("update") * self._in_all("before")).sqrt()
+            scalars["update_alignment"] = self._in_all("dot") / total
         if self._learning_rate is not None:
             scalars["learning_rate"] = self._learning_rate
-        self._before, self._sums = {}, {}
         return layers, scalars
+
+    def why_missing(self) -> dict[str, str]:
+        """Metric to the reason why it is not measured, or not wholly."""
+        parameters = self._all()
+        if any(_is_sharded(p) for p in parameters):
+            # Their norms would take a collective, and one that only some ranks join hangs them all.
+            return dict.fromkeys(self.METRICS, "the parameters are sharded over processes (DTensor)")
+        if self._optimizer is None:
+            return dict.fromkeys(self.GRADIENTS + self.UPDATES, "no optimizer was given to attach()")
+        if not _is_usable(self._optimizer):
+            reason = f"{type(self._optimizer).__name__} is not a torch.optim.Optimizer with parameter groups"
+            return dict.fromkeys(self.GRADIENTS + self.UPDATES, reason)
+        if self._num_steps == 0:
+            reason = "the optimizer given to attach() made no step since the last call of monitor.step()"
+            return dict.fromkeys(self.GRADIENTS + self.UPDATES, reason)
+        missing: dict[str, str] = {}
+        if "grad" not in self._sums:
+            missing |= dict.fromkeys(("grad_norm", "total_grad_norm"), "no parameter had a gradient")
+        if not self._rebuilds() and self._num_bytes() > MAX_COPY_BYTES:
+            reason = (
+                f"the update of {type(self._optimizer).__name__} can be measured only with a copy of the parameters, and "
+                f"{self._num_bytes() / 2**20:.0f} MiB is over the limit of {MAX_COPY_BYTES / 2**20:.0f} MiB"
+            )
+            return missing | dict.fromkeys(self.UPDATES, reason)
+        if self._num_steps > 1:
+            reason = f"the first of {self._num_steps} optimizer steps since the last call of monitor.step()"
+            return missing | dict.fromkeys(self.UPDATES, reason)
+        owned = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        strangers = sum(p.requires_grad and id(p) not in owned for p in parameters)
+        if strangers:
+            reason = f"without {strangers} of {len(parameters)} parameters, which another optimizer must train"
+            missing |= dict.fromkeys(self.UPDATES, reason)
+        return missing
 
     def _all(self) -> list[nn.Parameter]:
         return [p for params in self._groups.values() for p in params]
 
-    def _spread(self, found: dict[int, Tensor]) -> Tensor:
-        """One entry per block and one for the others; NaN where there was nothing to measure."""
+    def _num_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self._all())
+
+    def _rebuilds(self) -> bool:
+        """Whether the update follows from the optimizer's state; not in half precision, where much of it is rounded away."""
+        is_wide = all(p.dtype in (torch.float32, torch.float64) for p in self._all())
+        return type(self._optimizer) in (torch.optim.Adam, torch.optim.AdamW) and is_wide
+
+    def _per_block(self, kind: str) -> Tensor:
+        """One entry per block; NaN where there was nothing to measure."""
+        found = self._sums[kind]
         device = next(iter(found.values())).device
         absent = torch.full((), torch.nan, device=device)
-        return torch.stack(
-            [found.get(g, absent).to(device, non_blocking=True) for g in (*range(self._num_blocks), OTHER)]
-        )
+        return torch.stack([found.get(g, absent).to(device, non_blocking=True) for g in range(len(self._blocks))])
 
-    def _read_gradients(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        # Here and not later: many loops clear the gradients before they call monitor.step().
+    def _in_all(self, kind: str) -> Tensor:
+        found = list(self._sums[kind].values())
+        return torch.stack([value.to(found[0].device, non_blocking=True) for value in found]).sum()
+
+    def _read_before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._num_steps:
+            return
+        # Here and not after: many loops clear the gradients before they call monitor.step(). Only a closure makes them
+        # anew inside the step.
+        has_closure = any(closure is not None for closure in (*args[1:2], kwargs.get("closure")))
+        if not has_closure:
+            self._read_gradients(optimizer)
+        self._stepping = {
+            group: [p for p in params if has_closure or p.grad is not None] for group, params in self._groups.items()
+        }
+        if not self._rebuilds() and self._num_bytes() <= MAX_COPY_BYTES:
+            self._before = {group: [p.detach().clone() for p in params] for group, params in self._groups.items()}
+        # A schedule may have changed it by the time that monitor.step() is called.
+        lr = optimizer.param_groups[0].get("lr")
+        self._learning_rate = lr.detach().clone() if isinstance(lr, Tensor) else lr
+
+    def _read_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales the gradients itself
         for group, params in self._groups.items():
             gradients = [p.grad for p in params if p.grad is not None and not p.grad.is_sparse]
             if gradients:
-                self._sums.setdefault("grad", {})[group] = _squared_norm(gradients)
-        if not self._rebuilds and self.why_no_update() is None:
-            self._before = {group: [p.detach().clone() for p in params] for group, params in self._groups.items()}
-        # Before the step, because a schedule may have changed it by the time that monitor.step() is called.
-        self._learning_rate = optimizer.param_groups[0].get("lr")
+                squared = _squared_norm(gradients)
+                squared = squared if scale is None else squared / scale.to(squared.device).square()
+                self._sums.setdefault("grad", {})[group] = squared
 
-    def _read_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _read_after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._num_steps += 1
+        if self._num_steps > 1:
+            return
+        if "grad" not in self._sums:
+            self._read_gradients(optimizer)
         self._sums["param"] = {group: _squared_norm(params) for group, params in self._groups.items()}
-        if self._rebuilds:
+        if self._rebuilds():
             self._rebuild(optimizer)
         else:
             for group, before in self._before.items():
                 deltas = [p.detach() - b for p, b in zip(self._groups[group], before, strict=True)]
                 self._add(group, before, deltas)
-        self._before = {}
+        self._before, self._stepping = {}, {}
 
     def _rebuild(self, optimizer: torch.optim.Optimizer) -> None:
         settings = {id(p): g for g in optimizer.param_groups for p in g["params"]}
         for group, params in self._groups.items():
             by_setting: dict[int, list[nn.Parameter]] = defaultdict(list)
-            for p in params:
-                if p.grad is not None and id(p) in settings and "exp_avg" in optimizer.state[p]:
+            for p in self._stepping.get(group, ()):
+                if id(p) in settings and "exp_avg" in optimizer.state.get(p, ()):
                     by_setting[id(settings[id(p)])].append(p)
             for stepped in by_setting.values():
                 before, deltas = _adam_update(optimizer, settings[id(stepped[0])], stepped)
                 self._add(group, before, deltas)
+            moved = {id(p) for stepped in by_setting.values() for p in stepped}
+            if moved and (still := [p for p in params if id(p) not in moved]):
+                self._sums["before"][group] = self._sums["before"][group] + _squared_norm(still)
 
     def _add(self, group: int, before: list[Tensor], deltas: list[Tensor]) -> None:
         dots = [torch.dot(b.reshape(-1).float(), d.reshape(-1).float()) for b, d in zip(before, deltas, strict=True)]
         for kind, value in (
             ("update", _squared_norm(deltas)),
             ("before", _squared_norm(before)),
-            ("dot", torch.stack(dots).sum()),
+            ("dot", torch.stack([dot.to(dots[0].device, non_blocking=True) for dot in dots]).sum()),
         ):
             found = self._sums.setdefault(kind, {})
-            found[group] = found[group] + value if group in found else value
+            found[group] = found[group] + value.to(found[group].device) if group in found else value
 
 
 def _adam_update(
@@ -154,6 +221,10 @@ def _adam_update(
     deltas = list(torch._foreach_div([s["exp_avg"] for s in states], denominators))
     for delta, step in zip(deltas, steps, strict=True):
         delta.mul_(-lr / (1 - beta1**step))
+    if (found_inf := getattr(optimizer, "found_inf", None)) is not None:
+        # A fused optimizer decides on the device whether a scaled step is skipped.
+        keep = (found_inf == 0).to(deltas[0].dtype)
+        deltas, decay = [delta.mul_(keep.to(delta.device)) for delta in deltas], decay * keep
     before = [(p.detach() - delta).div_(1 - decay) for p, delta in zip(params, deltas, strict=True)]
     for delta, b in zip(deltas, before, strict=True):
         delta.sub_(b * decay)
@@ -175,8 +246,12 @@ def _is_narrow(tensors: Iterable[Tensor]) -> bool:
     return any(t.dtype in (torch.float16, torch.bfloat16) for t in tensors)
 
 
-def _is_wide(tensors: Iterable[Tensor]) -> bool:
-    return all(t.dtype in (torch.float32, torch.float64) for t in tensors)
+def _is_usable(optimizer: object) -> TypeGuard[torch.optim.Optimizer]:
+    return isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "param_groups")
+
+
+def _is_sharded(parameter: nn.Parameter) -> bool:
+    return hasattr(parameter, "to_local")
 
 
 def _group_parameters(model: nn.Module, blocks: list[Block]) -> dict[int, list[nn.Parameter]]:
@@ -185,7 +260,9 @@ def _group_parameters(model: nn.Module, blocks: list[Block]) -> dict[int, list[n
     groups: dict[int, list[nn.Parameter]] = {}
     for group, module in [*enumerate(block.module for block in blocks), (OTHER, model)]:
         for parameter in module.parameters():
-            if id(parameter) not in left_out and parameter.numel() > 1 and parameter.is_floating_point():
+            if id(parameter) in left_out or isinstance(parameter, UninitializedParameter):
+                continue
+            if parameter.numel() > 1 and parameter.is_floating_point():
                 left_out.add(id(parameter))
                 groups.setdefault(group, []).append(parameter)
     return groups

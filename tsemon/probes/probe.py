@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tsemon.probes.activations import ActivationProbe
 from tsemon.probes.attention import AttentionProbe
-from tsemon.probes.discovery import Block
-from tsemon.probes.hooks import Hooks
+from tsemon.probes.discovery import Block, find_gate
+from tsemon.probes.hooks import Guard, Hooks
+from tsemon.probes.padding import Padding
 from tsemon.probes.parameters import ParameterProbe
-
-UPDATES = {"update_norm", "update_ratio", "update_alignment", "step_size"}
-GRADIENTS = {"grad_norm", "total_grad_norm", "learning_rate"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,12 @@ class Reading:
 
 
 class Probe:
-    """Measures one model at one step. Faults are reported to `on_fault` and never raised."""
+    """Measures one model at one step. Faults are reported to `on_fault` and never raised.
+
+    Two sets of hooks. The outer ones, from `arm` to `disarm`, watch the optimizer and the gate: the module that holds all
+    blocks. When a training pass comes through the gate, the inner ones go into the blocks, for that pass alone. So an
+    evaluation between two steps meets no hook inside the blocks, and of several micro-batches only the first is measured.
+    """
 
     def __init__(
         self,
@@ -38,64 +42,89 @@ class Probe:
         measures: Collection[str],
         on_fault: Callable[[Exception], None],
     ) -> None:
+        self._model = model
+        self._blocks = blocks
+        self._gate = find_gate(model, blocks)
         self._measures = measures
-        self._hooks = Hooks(model, on_fault)
-        self._num_blocks = len(blocks)
-        self._activations = ActivationProbe(model, blocks)
-        self._attention = AttentionProbe(blocks)
+        self._guard = Guard(on_fault)
+        self._outer, self._inner = Hooks(self._guard), Hooks(self._guard)
+        self._padding = Padding(model, num_stacks=1 + max(block.stack for block in blocks))
+        self._activations = ActivationProbe(blocks, self._padding)
+        self._attention = AttentionProbe(blocks, self._padding)
         self._parameters = ParameterProbe(model, blocks, optimizer)
-        self._no_attention = [block.name for block in blocks if block.attention is None]
+        self._saw_train_mode: bool | None = None
         self.not_measured: dict[str, str] = {}
         """Metric to the reason why the last sampled step lacks it, in whole or in part."""
 
     @property
     def cost_s(self) -> float:
         """Seconds spent in hooks so far, on the thread that trains."""
-        return self._hooks.cost_s
+        return self._guard.cost_s
 
     def arm(self) -> None:
-        """Hook the model for the next step."""
-        for probe in (self._activations, self._attention, self._parameters):
-            if self._wants(probe):
-                probe.arm(self._hooks)
+        """Watch the next step."""
+        self._saw_train_mode = None
+        if self._wants(self._activations.METRICS) or self._wants(self._attention.METRICS):
+            self._outer.before(self._model, self._padding.read)
+            self._outer.before(self._gate, self._open)
+            self._outer.after(self._gate, self._close, always=True)
+        if self._wants(self._parameters.METRICS):
+            self._parameters.arm(self._outer)
 
     def disarm(self) -> None:
-        """Take every hook out again."""
-        self._hooks.remove()
+        """Take every hook out again, and let go of what was seen."""
+        self._inner.remove()
+        self._outer.remove()
+        for part in (self._activations, self._attention, self._parameters, self._padding):
+            part.forget()
 
     def collect(self) -> Reading:
         """What the armed step gave. The tensors are on the model's device and nothing has waited for them."""
         reading = Reading({}, {}, {})
         self.not_measured = {}
-        if self._wants(self._activations):
-            self._hooks.guard(self._collect_activations, reading)
-        if self._wants(self._attention):
-            self._hooks.guard(self._collect_attention, reading)
-        if self._wants(self._parameters):
-            self._hooks.guard(self._collect_parameters, reading)
+        self._guard.run(self._collect, reading)
         for part in (reading.layers, reading.heads, reading.scalars):
             for name in part.keys() - self._measures:
                 del part[name]
         self.not_measured = {name: why for name, why in self.not_measured.items() if name in self._measures}
         return reading
 
-    def _wants(self, probe: ActivationProbe | AttentionProbe | ParameterProbe) -> bool:
-        names: set[str] = set()
-        if isinstance(probe, ActivationProbe):
-            names = {*probe.METRICS, probe.DEESCALATED}
-        elif isinstance(probe, AttentionProbe):
-            names = set(probe.METRICS)
-        else:
-            names = UPDATES | GRADIENTS | {"param_norm", "total_param_norm"}
-        return not names.isdisjoint(self._measures)
+    def _open(self, gate: nn.Module, *_: Any) -> None:
+        # Without gradients it is an evaluation. With them, one in eval mode may be, too: the first pass in train mode
+        # takes its place. (Who trains in eval mode, to be rid of dropout, makes no other.)
+        is_first = self._saw_train_mode is None
+        is_better = self._saw_train_mode is False and gate.training
+        if not self._guard.is_grad_enabled or not (is_first or is_better):
+            return
+        self._saw_train_mode = gate.training
+        self._inner.remove()
+        if self._wants(self._activations.METRICS):
+            self._activations.listen(self._inner)
+        if self._wants(self._attention.METRICS):
+            self._attention.listen(self._inner)
+
+    def _close(self, *_: Any) -> None:
+        self._inner.remove()
+
+    def _wants(self, names: Collection[str]) -> bool:
+        return any(name in self._measures for name in names)
+
+    def _collect(self, reading: Reading) -> None:
+        # Each part by itself: a fault in one leaves the others.
+        if self._wants(self._activations.METRICS):
+            self._guard.run(self._collect_activations, reading)
+        if self._wants(self._attention.METRICS):
+            self._guard.run(self._collect_attention, reading)
+        if self._wants(self._parameters.METRICS):
+            self._guard.run(self._collect_parameters, reading)
 
     def _collect_activations(self, reading: Reading) -> None:
         reading.layers.update(self._activations.collect())
-        if (seen := self._activations.num_entries) < self._num_blocks + 1:
+        all_entries = len(self._blocks) + 1
+        if (missed := all_entries - self._activations.num_entries) > 0:
             self._miss(
-                ActivationProbe.METRICS,
-                f"{self._num_blocks + 1 - seen} of {self._num_blocks + 1} hidden states were not seen: the hooks of those "
-                "blocks did not fire (is the model compiled, or are the blocks called in another way?) or passed no "
+                self._activations.METRICS,
+                f"{missed} of {all_entries} hidden states were not seen: {self._why_unseen()}, or the block passed no "
                 "tensor of shape (batch, tokens, width)",
             )
 
@@ -103,25 +132,29 @@ class Probe:
         layers, heads = self._attention.collect()
         reading.layers.update(layers)
         reading.heads.update(heads)
-        if self._no_attention:
-            self._miss(AttentionProbe.METRICS, f"found no self-attention in {', '.join(self._no_attention)}")
-        elif (seen := self._attention.num_layers) < self._num_blocks:
+        without = [block.name for block in self._blocks if block.attention is None]
+        if without:
+            self._miss(self._attention.METRICS, f"found no self-attention in {', '.join(without)}")
+        elif (missed := len(self._blocks) - self._attention.num_layers) > 0:
             self._miss(
-                AttentionProbe.METRICS,
-                f"attention was not seen in {self._num_blocks - seen} of {self._num_blocks} blocks: they computed it "
-                "without scaled_dot_product_attention or softmax, or their hooks did not fire (is the model compiled?)",
+                self._attention.METRICS,
+                f"attention was not seen in {missed} of {len(self._blocks)} blocks: {self._why_unseen()}, or the block "
+                "computed it without scaled_dot_product_attention or softmax",
             )
 
     def _collect_parameters(self, reading: Reading) -> None:
         layers, scalars = self._parameters.collect()
         reading.layers.update(layers)
         reading.scalars.update(scalars)
-        reason = self._parameters.why_no_update()
-        if reason is None and "total_grad_norm" not in scalars:
-            reason = "the optimizer given to attach() made no step between two calls of monitor.step()"
-        if reason is not None:
-            self._miss(UPDATES - layers.keys() - scalars.keys(), reason)
-            self._miss(GRADIENTS - layers.keys() - scalars.keys(), reason)
+        self.not_measured.update(self._parameters.why_missing())
+
+    def _why_unseen(self) -> str:
+        if self._saw_train_mode is None:
+            return (
+                f"no training pass came through {type(self._gate).__name__}, which holds the blocks, since the last call of "
+                "monitor.step() (is the model compiled, or called by another name than forward?)"
+            )
+        return "hooks in the blocks did not fire (are they compiled, or frozen in eval mode?)"
 
     def _miss(self, names: Collection[str], reason: str) -> None:
         self.not_measured.update(dict.fromkeys(names, reason))
