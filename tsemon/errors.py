@@ -79,13 +79,6 @@ class UnknownLayer(TsemonError, LookupError):
     status = 404
 
 
-class UnknownAlert(TsemonError, LookupError):
-    """No alert has this id."""
-
-    code = "unknown_alert"
-    status = 404
-
-
 class BodyTooLarge(TsemonError):
     """A request's body is over the service's limit."""
 

@@ -18,15 +18,17 @@ from prometheus_client.metrics_core import Metric
 
 from tsemon_server.store import Store
 
+GRACE_S = 60.0
+"""How long an ended run stays in /metrics after its last update: two scrapes, so that its end is seen."""
+SILENCE_S = 3600.0
+"""After how long a running run that was not heard of leaves /metrics: its process was killed."""
+
 
 class Exposition:
     """The service's own counters, and what the database says of the runs."""
 
-    def __init__(
-        self, store: Store, *, grace_s: float, silence_s: float, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
-        self._grace_s, self._silence_s = grace_s, silence_s
         self._registry = CollectorRegistry()
         self._frames = Counter(
             "tsemon_frames", "Frames that came, new or stored before", ["outcome"], registry=self._registry
@@ -48,6 +50,7 @@ class Exposition:
         return []
 
     def collect(self) -> Iterator[Metric]:
+        """What the database says now; the registry asks at each scrape."""
         info = InfoMetricFamily("tsemon_run", "Names of a run, to join on run_id", labels=["run_id"])
         # One family each, the unit in the name where there is one.
         step = GaugeMetricFamily("tsemon_run_step", "Step of the newest frame", labels=["run_id"])
@@ -65,7 +68,7 @@ class Exposition:
         )
         now = self._clock()
         with self._store.read() as reader:
-            runs = reader.live_runs(running_since=now - self._silence_s, ended_since=now - self._grace_s)
+            runs = reader.live_runs(running_since=now - SILENCE_S, ended_since=now - GRACE_S)
             alerts = reader.firing_alerts()
         for run in runs:
             info.add_metric([run.run_id], {"project": run.project, "run": run.run})

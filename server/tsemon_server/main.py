@@ -89,7 +89,7 @@ def create_app(
             "reaches the port may read, write and delete everything; listen locally, or accept that with `insecure`"
         )
     store = Store(settings.database, clock)
-    exposition = Exposition(store, grace_s=settings.metrics_grace_s, silence_s=settings.metrics_silence_s, clock=clock)
+    exposition = Exposition(store, clock)
     watch = Watch(rules, on_error=exposition.count_rule_error)
 
     @asynccontextmanager

@@ -21,10 +21,6 @@ class Settings:
     """The database URL; a relative path is taken from the working directory."""
     insecure: bool = False
     """Whether anyone who reaches the port may read and write everything, from any host name."""
-    metrics_grace_s: float = 60.0
-    """Seconds that an ended run stays in /metrics after its last update: two scrapes, so that its end is seen."""
-    metrics_silence_s: float = 3600.0
-    """Seconds after which a running run that was not heard of leaves /metrics: its process was killed."""
 
 
 def settings_from_environment(environment: Mapping[str, str] = os.environ) -> Settings:

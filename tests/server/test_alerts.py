@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tsemon_server.rules import Hold, Reading
+from tsemon_server.store import Writer
 
 from .conftest import loss_frame
 
@@ -155,10 +156,31 @@ class TestFramesThatAreNotEvaluated:
         assert list(api.losses(run_id)) == [0, 1, 2]
 
 
+class TestWhatTheRulesRemember:
+    def test_is_committed_with_the_frames_and_the_alerts_or_none_of_them_is(self, api, run_id, monkeypatch):
+        def fail(*_):
+            raise OSError("on purpose")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Writer, "keep_rule_state", fail)
+            assert api.send(run_id, [loss_frame(step, 20.0) for step in range(3)]).status_code == 500
+        assert api.losses(run_id) == {}
+        assert alerts(api) == []
+        assert api.get(f"/runs/{run_id}")["num_frames"] == 0
+        receipt = api.send_ok(run_id, [loss_frame(step, 20.0) for step in range(3)])
+        assert (receipt["accepted"], receipt["duplicates"]) == (3, 0)
+        assert states(receipt["alerts"]) == [("firing", 0, 2, None)]
+
+
 class TestANewAttempt:
     def test_resolves_what_fires_at_its_start(self, api, run_id):
         send(api, run_id, [20, 20, 20])
         api.register(resume_step=2)
+        assert states(alerts(api)) == [("resolved", 0, 2, 2)]
+
+    def test_resolves_no_earlier_than_it_fired(self, api, run_id):
+        send(api, run_id, [20] * 10)
+        api.register(resume_step=1)
         assert states(alerts(api)) == [("resolved", 0, 2, 2)]
 
     def test_forgets_what_was_pending(self, api, run_id):

@@ -58,8 +58,15 @@ class TestRestApiMd:
 
     @pytest.mark.parametrize("error", TsemonError.__subclasses__(), ids=lambda error: error.code)
     def test_names_each_code_that_the_service_answers(self, error):
-        is_of_the_service = error.status != 500 and error.code != "unknown_alert"
-        assert (f"`{error.code}`" in self.text) == is_of_the_service
+        assert (f"`{error.code}`" in self.text) == (error.status != 500)
+
+    @pytest.mark.parametrize(("path", "kind"), [("/runs", "of this name"), ("/alerts", "with this id")])
+    def test_goes_with_openapi_on_what_the_filter_by_run_takes(self, api, path, kind):
+        parameters = api.http.get("/openapi.json").json()["paths"][f"/api/v1{path}"]["get"]["parameters"]
+        (run,) = (parameter for parameter in parameters if parameter["name"] == "run")
+        assert kind in run["description"]
+        section = self.text.split(f"### GET {path}\n")[1].split("###")[0]
+        assert ("`run` (a name" if path == "/runs" else "`run` (a run's id") in section
 
 
 class TestWireMd:

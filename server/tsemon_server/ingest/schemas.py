@@ -29,6 +29,8 @@ _NUMBERS = 'a finite number, null or "NaN", "Infinity", "-Infinity"'
 
 
 class Body(BaseModel):
+    """What is common to all bodies: no key that is not known, no value of a kind that is only close."""
+
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
@@ -117,7 +119,7 @@ class Heartbeat(Body):
     attempt: Annotated[int, Field(ge=1, le=2**31 - 1)]
     """The attempt, as the reply to the registration named it."""
     step: Count
-    """The optimizer step that the writer is at."""
+    """The optimizer step that the writer is at. It is not kept: a run's last step is that of its newest frame."""
 
 
 BODIES: tuple[type[Body], ...] = (FramesBody, Registration, RunChange, Heartbeat)

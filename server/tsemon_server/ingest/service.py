@@ -42,6 +42,7 @@ class Pulse(Record):
 
 
 def register(store: Store, body: schemas.Registration) -> Registered:
+    """Open a new attempt of a run, and the run where there is none of its name."""
     with store.write() as writer:
         found = writer.register(
             body.project,
@@ -80,6 +81,7 @@ def _observed(observe: Observe, writer: Writer, run_id: str, attempt: int, added
 
 
 def heard_of(store: Store, run_id: str, body: schemas.Heartbeat) -> Pulse:
+    """Note that the run was heard of now."""
     with store.write() as writer:
         writer.num_blocks(run_id, body.attempt)
         writer.change_run(run_id)

@@ -29,7 +29,7 @@ def make_router(store: Store) -> APIRouter:
     @router.get("/runs")
     def list_runs(
         project: Annotated[str | None, Query(description="Only runs of this project.")] = None,
-        run: Annotated[str | None, Query(description="Only runs of this name.")] = None,
+        run: Annotated[str | None, Query(description="Only runs of this name; not an id.")] = None,
         state: Annotated[RunState | None, Query(description="Only runs in this state.")] = None,
         order: Annotated[RunOrder, Query(description="Sort key; with a minus, largest first.")] = "-updated",
         limit: Limit = 50,
@@ -86,7 +86,7 @@ def make_router(store: Store) -> APIRouter:
     @router.get("/alerts")
     def list_alerts(
         state: Annotated[AlertState | None, Query(description="Only alerts in this state.")] = None,
-        run: Annotated[str | None, Query(description="Only alerts of the run with this id.")] = None,
+        run: Annotated[str | None, Query(description="Only alerts of the run with this id; not a name.")] = None,
         rule: Annotated[str | None, Query(description="Only alerts of this rule.")] = None,
         severity: Annotated[
             Literal["info", "warning", "critical"] | None, Query(description="Only alerts this bad.")

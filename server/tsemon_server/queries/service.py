@@ -78,6 +78,7 @@ def list_runs(
     limit: int,
     cursor: str | None,
 ) -> RunPage:
+    """A page of the runs that fit all that is given; `run` is a name."""
     by_name = order.endswith("name")
     after = _place(cursor, f"runs {order}", (str, str) if by_name else (float, str))
     with store.read() as reader:
@@ -88,6 +89,7 @@ def list_runs(
 
 
 def describe_run(store: Store, run_id: str) -> RunDetail:
+    """All about one run besides its frames."""
     with store.read() as reader:
         return reader.run_detail(run_id)
 
@@ -103,6 +105,7 @@ def list_alerts(
     limit: int,
     cursor: str | None,
 ) -> AlertPage:
+    """A page of the alerts that fit all that is given; `since` needs a time zone."""
     if since is not None and since.tzinfo is None:
         raise InvalidArgument(f"expected `since` with a time zone, as in 2026-01-31T12:00:00Z, got {since.isoformat()}")
     after = _place(cursor, "alerts", (int,))

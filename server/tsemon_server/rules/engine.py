@@ -60,6 +60,7 @@ class Hold:
     """So many optimizer steps from the first to the last of them: three samples of the usual five-step cadence."""
 
     def is_reached(self, streak: Streak, step: int) -> bool:
+        """Whether the streak has lasted long enough at `step`, its last sample."""
         return streak.samples >= self.samples and step - streak.since_step >= self.steps
 
 
@@ -78,7 +79,8 @@ class Rule(Protocol):
 
     @property
     def hold(self) -> Hold: ...
-    def read(self, view: View) -> Reading: ...
+    def read(self, view: View) -> Reading:
+        """What this frame alone says; the same frame always gives the same reading."""
 
 
 @dataclass(frozen=True)
@@ -144,13 +146,10 @@ class Event:
 def advance(rule: Rule, track: Track, view: View) -> tuple[Track, Event | None]:
     """Look at the next frame of a run: the track afterwards, and the change if there was one.
 
-    A step seen already is not counted twice. A step that goes back means that the run was resumed: what was counted
-    so far is dropped, and an open alert stays open until the resumed run has answered.
+    A frame whose step is not after the last one changes nothing. A new attempt of a run starts with a fresh track.
     """
-    if view.step == track.last_step:
+    if track.last_step is not None and view.step <= track.last_step:
         return track, None
-    if track.last_step is not None and view.step < track.last_step:
-        track = replace(track, streak=None, window=tuple(s for s in track.window if (s["step"] or 0) < view.step))
     reading = rule.read(view)
     window = (*track.window, {"step": view.step, **reading.sample})[-WINDOW_SAMPLES:]
     track = replace(track, last_step=view.step, window=window)

@@ -89,10 +89,11 @@ def fall_over_depth(diversity: NDArray[np.float64]) -> Fall | None:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSimilarityEscalation:
-    """Met where tokens are all but equal after the last block, came to it block by block, and differ by sample.
+    """Met where tokens are all but equal after the last block and came to it block by block, in one of two ways.
 
-    The three conditions must hold on one frame. Token similarity alone is no sign: healthy deep pre-norm models sit
-    at 0.995. `docs/rules.md` has the recorded runs behind each number.
+    Either what is left belongs to the sample (`high_centred`), or next to nothing is left (`total_collapse_diversity`).
+    All on one frame. Token similarity alone is no sign: healthy deep pre-norm models sit at 0.995. `docs/rules.md` has
+    the recorded runs behind each number.
     """
 
     name: str = "token-similarity-escalation"
@@ -115,9 +116,10 @@ class TokenSimilarityEscalation:
     """Share of energy. At or above this most of what is left, once the mean of the whole batch is taken out, belongs
     to the sequence and not to the token. Under a direction that all samples share
     it stays below 0.3."""
-    blind_diversity: float = 1e-6
-    """Share of energy. At or below this the centred similarity is not asked: tokens then differ by 1e-3 in length,
-    less than bfloat16 can hold, and what is left after centring is rounding (it read 0.6 to 0.9 in dead runs)."""
+    total_collapse_diversity: float = 1e-6
+    """Share of energy. At or below this the collapse is total, whatever the centred similarity: by then the differences
+    between samples have vanished together with those between tokens, and a ratio of the two no longer tells a harmless
+    shared direction from collapse. No healthy recorded run comes within three decades of it (1.35e-3)."""
     hold: Hold = field(default_factory=Hold)
     advice: Mapping[str, str] = field(default_factory=lambda: dict(ADVICE))
 
@@ -127,13 +129,13 @@ class TokenSimilarityEscalation:
         sample = {f"last_{DIVERSITY}": _number(last), f"last_{CENTRED}": _number(last_centred)}
         fall = fall_over_depth(diversity)
         missing = _missing(view, diversity, centred)
-        is_blind = last <= self.blind_diversity
         conditions: dict[str, bool | None] = {
             "low_diversity": _ask(last, last <= self.low_diversity),
             "falls_over_depth": None
             if fall is None
             else fall.slope <= self.max_slope and fall.r_squared >= self.min_r_squared,
-            "shared_within_samples": True if is_blind else _ask(last_centred, last_centred >= self.high_centred),
+            "shared_within_samples": _ask(last_centred, last_centred >= self.high_centred),
+            "total_collapse": _ask(last, last <= self.total_collapse_diversity),
         }
         verdict, summary = self._judge(last, last_centred, fall, conditions, len(diversity) - 1, missing)
         evidence: dict[str, Any] = {
@@ -148,15 +150,14 @@ class TokenSimilarityEscalation:
                 "r_squared": _number(fall.r_squared),
                 "critical_tau": _number(fall.critical_tau),
             },
-            # What was waived must not read as if it had been seen.
-            "conditions": {**conditions, "shared_within_samples": "not asked"} if is_blind else conditions,
+            "conditions": conditions,
             "thresholds": {
                 "low_diversity": self.low_diversity,
                 "clear_diversity": self.clear_diversity,
                 "max_slope": self.max_slope,
                 "min_r_squared": self.min_r_squared,
                 "high_centred": self.high_centred,
-                "blind_diversity": self.blind_diversity,
+                "total_collapse_diversity": self.total_collapse_diversity,
                 "hold_samples": self.hold.samples,
                 "hold_steps": self.hold.steps,
             },
@@ -176,18 +177,21 @@ class TokenSimilarityEscalation:
         differ = f"after {num_blocks} blocks tokens differ in {last:.2g} of their energy"
         if last > self.clear_diversity:
             return "clear", f"Tokens are apart: {differ} (clear above {self.clear_diversity:g})."
-        if math.isnan(last) or (None in conditions.values() and False not in conditions.values()):
+        is_shared, is_total = conditions["shared_within_samples"], conditions["total_collapse"]
+        needed = {
+            "low diversity": conditions["low_diversity"],
+            "falls over depth": conditions["falls_over_depth"],
+            "shared within samples or total collapse": is_total or is_shared,
+        }
+        if math.isnan(last) or (None in needed.values() and False not in needed.values()):
             return "unknown", f"Token similarity escalation cannot be judged: {'; '.join(missing)}."
-        if fall is None or not all(conditions.values()):
-            failed = ", ".join(name.replace("_", " ") for name, holds in conditions.items() if holds is False)
+        if fall is None or not all(needed.values()):
+            failed = ", ".join(name for name, holds in needed.items() if holds is False)
             return "between", f"No escalation, but not clear of it: {differ}; not met: {failed}."
-        shared = (
-            "too little to ask how much of it samples share"
-            if last <= self.blind_diversity
-            else f"and share {last_centred:.2f} of what is not common to the whole batch"
-        )
+        total = f", a total collapse (at most {self.total_collapse_diversity:g})" if is_total else ""
+        shared = f", and share {last_centred:.2f} of what is not common to the whole batch" if is_shared else ""
         return "met", (
-            f"Tokens become the same over depth: {differ}, {shared}; "
+            f"Tokens become the same over depth: {differ}{total}{shared}; "
             f"each block leaves {fall.ratio_per_block:.2g} of the difference (r² {fall.r_squared:.2f})."
         )
 

@@ -37,10 +37,12 @@ class Slot(NamedTuple):
 
 
 def item_bytes(kind: Kind) -> int:
+    """The size of one number in a blob."""
     return 8 if kind == "scalars" else 4
 
 
 def item_type(kind: Kind) -> np.dtype[np.float64] | np.dtype[np.float32]:
+    """How one number lies in a blob."""
     return np.dtype("<f8") if kind == "scalars" else np.dtype("<f4")
 
 

@@ -70,9 +70,11 @@ class Reader:
     # Runs
 
     def run(self, run_id: str) -> Run:
+        """The run as lists show it, or UnknownRun."""
         return Run.model_validate(_run_fields(self._run_row(run_id)))
 
     def run_detail(self, run_id: str) -> RunDetail:
+        """The run with all but its frames, or UnknownRun."""
         row = self._run_row(run_id)
         attempts = self._connection.execute(
             select(schema.attempt).where(schema.attempt.c.run_id == run_id).order_by(schema.attempt.c.attempt)
@@ -281,6 +283,7 @@ class Reader:
         ]
 
     def firing_alerts(self) -> list[FiringAlert]:
+        """All that fires; what fires more than once on a run is named once."""
         alert = schema.alert.c
         rows = self._connection.execute(
             select(alert.run_id, alert.rule, alert.severity).where(alert.state == "firing").distinct()

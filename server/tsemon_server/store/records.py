@@ -121,7 +121,7 @@ class Alert(Record):
     firing_step: int | None
     """The step at which it had held for long enough."""
     resolved_step: int | None
-    """The step at which it was over."""
+    """The step at which it was over. A new attempt ends what fires at the step it starts at, but never before it fired."""
     summary: str
     """One sentence for people."""
     evidence: dict[str, Any]

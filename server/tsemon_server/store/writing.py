@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, case, delete, func, insert, select, update
 
 from tsemon.errors import UnknownRun
 from tsemon.wire import AlertState, Frame, RunState
@@ -307,10 +307,12 @@ class Writer(Reader):
     # Rules and alerts
 
     def rule_state(self, run_id: str) -> RuleState | None:
+        """What was last kept; None for a run whose current attempt no rule has looked at."""
         row = self._connection.execute(_RULE_STATE, {"run_id": run_id}).one_or_none()
         return None if row is None else RuleState(*row)
 
     def keep_rule_state(self, run_id: str, state: RuleState) -> None:
+        """Replace what the rules remember of the run."""
         if not self._connection.execute(_KEEP_RULE_STATE, {"which": run_id, **state._asdict()}).rowcount:
             self._connection.execute(insert(schema.rule_state).values(run_id=run_id, **state._asdict()))
 
@@ -344,7 +346,11 @@ class Writer(Reader):
         self._connection.execute(
             update(schema.alert)
             .where(c.run_id == run_id, c.state == "firing")
-            .values(state="resolved", resolved_step=step, updated_at=self._now)
+            .values(
+                state="resolved",
+                resolved_step=case((c.firing_step > step, c.firing_step), else_=step),  # it was there, then hidden
+                updated_at=self._now,
+            )
         )
         self._connection.execute(delete(schema.rule_state).where(schema.rule_state.c.run_id == run_id))
 

@@ -1,6 +1,6 @@
 """How the built-in rule does on recorded runs, as docs/rules.md prints it.
 
-python tests/server/rules/report.py [FOLDER]     with `server` and the root of the repository on PYTHONPATH
+python tests/server/rules/report.py [FOLDER]     with `server` on PYTHONPATH; FOLDER is else tests/data/traces
 """
 
 from __future__ import annotations
@@ -46,17 +46,25 @@ def count(traces: list[Trace], rule: TokenSimilarityEscalation = RULE, every: in
     return f"{fired}/{total} | {', '.join(sorted(alarms)) or 'none'}"
 
 
+def way(conditions: dict[str, bool | None]) -> str:
+    """Which of the two ways in was open."""
+    ways = {"shared": conditions["shared_within_samples"], "total": conditions["total_collapse"]}
+    return " + ".join(name for name, holds in ways.items() if holds)
+
+
 def print_runs(traces: list[Trace]) -> None:
     by_name = {trace.name: trace for trace in traces}
-    print("| run | onset in the loss | pending | firing | resolved |\n|---|---|---|---|---|")
+    print("| run | onset in the loss | pending | firing | by | resolved |\n|---|---|---|---|---|---|")
     for trace in traces:
         events = replay(trace)
         if trace.family != "tse" and not trace.is_gray and not events:
             continue
         twin = by_name.get(trace.header["twin"])
         cells: list[object] = [trace.name + (" (gray)" if trace.is_gray else ""), onset(trace, twin) if twin else None]
-        steps = {"pending": "pending_step", "firing": "firing_step", "resolved": "resolved_step"}
-        cells += [", ".join(str(getattr(e, step)) for e in events if e.kind == kind) for kind, step in steps.items()]
+        for kind in ("pending", "firing", "resolved"):
+            cells.append(", ".join(str(getattr(event, f"{kind}_step")) for event in events if event.kind == kind))
+            if kind == "firing":
+                cells.append(", ".join(way(event.evidence["conditions"]) for event in events if event.kind == kind))
         print("| " + " | ".join("-" if cell in (None, "") else str(cell) for cell in cells) + " |")
 
 
@@ -69,8 +77,17 @@ def print_families(traces: list[Trace]) -> None:
         print(f"| {group} | {len(runs)} | {sum(t.has_tokens for t in runs)} | {fired} |")
 
 
+def others_hold(conditions: dict[str, bool | None], key: str) -> bool:
+    """Whether the rule would be met if `key` held."""
+    return bool(
+        (key == "low_diversity" or conditions["low_diversity"])
+        and (key == "falls_over_depth" or conditions["falls_over_depth"])
+        and (key == "shared_within_samples" or way(conditions))
+    )
+
+
 def print_margins(traces: list[Trace]) -> None:
-    """Per condition the healthy sample that comes nearest to it while the other two hold, or at all."""
+    """Per condition the healthy sample that comes nearest to it while the others hold, or at all."""
     rows = []
     for trace in traces:
         for view in trace.views if trace.is_healthy and trace.has_tokens else ():
@@ -83,12 +100,13 @@ def print_margins(traces: list[Trace]) -> None:
     )
     for title, key, column, sign, threshold in (
         ("diversity of the last block, at most", "low_diversity", 2, 1, RULE.low_diversity),
+        ("total collapse, diversity at most", "shared_within_samples", 2, 1, RULE.total_collapse_diversity),
         ("decades per block, at most", "falls_over_depth", 4, 1, RULE.max_slope),
         ("centred similarity, at least", "shared_within_samples", 3, -1, RULE.high_centred),
     ):
         cells = []
         for candidates in (
-            [r for r in rows if all(holds for name, holds in r[6].evidence["conditions"].items() if name != key)],
+            [r for r in rows if others_hold(r[6].evidence["conditions"], key)],
             rows,
         ):
             best = min(candidates, key=lambda r: sign * r[column], default=None)
@@ -111,6 +129,7 @@ def print_sensitivity(traces: list[Trace]) -> None:
     for title, without in (
         ("without the fall over depth", no_fall),
         ("without the centred similarity", {"high_centred": 0.0}),
+        ("without total collapse", {"total_collapse_diversity": -1.0}),
         ("the diversity alone", {**no_fall, "high_centred": 0.0}),
         ("without the diversity", {"low_diversity": 1.0, "clear_diversity": 1.0}),
     ):

@@ -61,6 +61,10 @@ class TestTheRuleIsMet:
     def test_by_a_collapse_onto_the_rounding_of_bfloat16(self):
         assert verdict([0.7 * 0.5**k if k < 16 else 1e-5 * (1 + k % 3) for k in range(81)]) == "met"
 
+    def test_by_a_total_collapse_whatever_samples_share(self):
+        assert verdict(np.geomspace(0.7, 9e-7, 13), centred=0.2) == "met"
+        assert verdict(np.geomspace(0.7, 1.1e-6, 13), centred=0.2) == "between"
+
     def test_where_centring_leaves_nothing_to_compare(self):
         assert verdict([0.7, 0.05, 1e-3, 1e-5, 1e-8, 0.0], centred=math.nan) == "met"
 
@@ -90,6 +94,9 @@ class TestTheRuleIsNotMet:
 
     def test_by_tokens_that_are_alike_from_the_start(self):
         assert verdict(np.geomspace(2e-4, 1e-4, 13)) == "between"
+
+    def test_by_tokens_that_are_equal_from_the_start(self):
+        assert verdict(np.geomspace(2e-8, 1e-8, 13)) == "between"
 
     def test_by_a_single_block_that_drops_it_late(self):
         assert verdict([0.7] * 12 + [1e-4]) == "between"
@@ -202,7 +209,7 @@ class TestTheEvidence:
             "max_slope": -0.03,
             "min_r_squared": 0.8,
             "high_centred": 0.5,
-            "blind_diversity": 1e-6,
+            "total_collapse_diversity": 1e-6,
             "hold_samples": 3,
             "hold_steps": 10,
         }
@@ -213,6 +220,36 @@ class TestTheEvidence:
             "Tokens become the same over depth: after 14 blocks tokens differ in 0.00024 of their energy, and share "
             "0.99 of what is not common to the whole batch; each block leaves 0.5 of the difference (r² 1.00)."
         )
+
+    @pytest.mark.parametrize(
+        ("last", "centred", "conditions", "way"),
+        [
+            (1e-5, 0.9, (True, False), "energy, and share 0.90 of what is not common to the whole batch; each"),
+            (1e-7, 0.2, (False, True), "energy, a total collapse (at most 1e-06); each"),
+            (1e-7, math.nan, (None, True), "energy, a total collapse (at most 1e-06); each"),
+            (
+                1e-7,
+                0.9,
+                (True, True),
+                "energy, a total collapse (at most 1e-06), and share 0.90 of what is not common to the whole batch; each",
+            ),
+        ],
+        ids=["shared", "total", "total, centred unknown", "both"],
+    )
+    def test_shows_each_condition_as_it_is_and_says_which_way_the_rule_was_met(self, last, centred, conditions, way):
+        reading = RULE.read(view(np.geomspace(0.7, last, 13), centred=centred))
+        assert reading.verdict == "met"
+        assert reading.evidence["conditions"] == {
+            "low_diversity": True,
+            "falls_over_depth": True,
+            "shared_within_samples": conditions[0],
+            "total_collapse": conditions[1],
+        }
+        assert way in reading.summary
+
+    def test_names_what_is_not_met(self):
+        reading = RULE.read(view(np.full(13, 1e-5), centred=0.2))
+        assert reading.summary.endswith("not met: falls over depth, shared within samples or total collapse.")
 
     @pytest.mark.parametrize(
         "layers",

@@ -97,13 +97,9 @@ class TestStepsThatDoNotRise:
             events += [event.kind] if event else []
         assert events == ["pending"]
 
-    def test_a_resumed_run_counts_anew(self):
-        track, events = Track(), []
-        for step in (100, 105, 50, 55, 60):
-            track, event = advance(RULES[0], track, view(step, MET))
-            events += [event] if event else []
-        assert [(e.kind, e.evidence["held"]["since_step"]) for e in events] == [("pending", 100), ("firing", 50)]
-        assert [sample["step"] for sample in events[-1].evidence["window"]] == [50, 55, 60]
+    def test_an_earlier_step_changes_nothing(self):
+        track, _ = advance(RULES[0], Track(), view(100, MET))
+        assert advance(RULES[0], track, view(50, CLEAR)) == (track, None)
 
 
 class TestTheWindow:

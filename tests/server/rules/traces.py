@@ -1,4 +1,4 @@
-"""Recorded trainings, read. `docs/rules.md` says what they are; the selection in tests/data/traces is always there."""
+"""Recorded trainings, read. The README in tests/data/traces says what they are."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ import numpy as np
 
 from tsemon_server.rules import View
 
-ROOT = Path(__file__).parents[3]
-SELECTION = ROOT / "tests/data/traces"
-FOLDER = next(path for path in (ROOT.parent / "shared/traces", SELECTION) if path.is_dir())
-"""All recorded runs where they lie beside the checkout, else the selection."""
+FOLDER = Path(__file__).parents[2] / "data/traces"
 
 
 @dataclass(frozen=True)

@@ -198,6 +198,15 @@ class TestAnAlert:
             expect(card).to_contain_text(text)
         expect(card.get_by_role("row", name=re.compile("^last 24"))).to_be_visible()
 
+    def test_shows_which_conditions_held(self, page, service):
+        open_run(page, service.replay("digits-post-norm-s0"))
+        page.get_by_text("conditions", exact=True).click()
+        conditions = page.locator("details", has=page.get_by_text("conditions", exact=True)).last.locator("dl")
+        expect(conditions.locator("dt")).to_have_text(
+            ["low diversity", "falls over depth", "shared within samples", "total collapse"]
+        )
+        expect(conditions.locator("dd")).to_have_text(["yes", "yes", "no", "yes"])
+
     def test_leads_to_its_step_in_the_charts(self, page, service, failing):
         (alert,) = service.request("GET", f"/api/v1/alerts?run={failing}").json()["alerts"]
         open_run(page, failing)
