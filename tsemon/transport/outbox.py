@@ -219,6 +219,8 @@ class Outbox:
             self._write_again_at = time.monotonic() + self._max_retry_s
             self._last_error = str(error)
             self._warn("spool", f"{error}; until then frames wait in memory, and a killed process loses them")
+        if self._spool.num_dropped:
+            self._warn("dropped", f"{self._spool.folder} was full or was deleted: unsent frames are lost (num_dropped)")
 
     # -- the sender thread
 

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -267,9 +268,8 @@ class TestAFolderThatFails:
         outbox.put(sample(0))
         peer.wait_until(lambda: peer.seqs() == [0])
         folder = outbox.stats().spool_folder
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
+        shutil.rmtree(folder)
+        folder.write_text("in the way")
         for step in (1, 2):
             outbox.put(sample(step))
         peer.wait_until(lambda: peer.seqs() == [0, 1, 2])
@@ -277,6 +277,23 @@ class TestAFolderThatFails:
         outbox.close(20)
         assert peer.state() == "finished"
         assert [text for text in outbox.warnings if "frames wait in memory" in text]
+
+    def test_is_made_again_when_it_was_deleted(self, tmp_path, open_outbox, sample):
+        outbox = open_outbox()
+        for step in range(5):
+            outbox.put(sample(step))
+        while outbox.stats().spool_folder is None or outbox._spool.num_unsent < 5:
+            threading.Event().wait(0.001)
+        shutil.rmtree(outbox.stats().spool_folder)
+        for step in range(5, 10):
+            outbox.put(sample(step))
+        outbox.close(20)
+        assert (outbox.stats().num_pending, outbox.stats().num_dropped) == (5, 5)
+        assert [text for text in outbox.warnings if "was deleted: unsent frames are lost" in text]
+        (folder,) = find_spools(tmp_path)
+        again = Spool.open(folder)
+        assert [json.loads(frame)["seq"] for frame in again.next_batch().frames] == [5, 6, 7, 8, 9]
+        again.close()
 
     def test_is_used_again_when_it_has_recovered(self, open_outbox, registration, tmp_path, sample):
         spool = Spool.create(tmp_path, registration(), "rank0")
