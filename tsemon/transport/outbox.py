@@ -37,6 +37,8 @@ _LAST_TRIES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class OutboxStats:
+    """What became of the samples so far: `Status.delivery`."""
+
     num_sent: int
     """Frames that the service has confirmed."""
     num_pending: int

@@ -57,6 +57,7 @@ class Batch:
     ends: tuple[Position, ...]
 
     def halves(self) -> tuple[Batch, Batch]:
+        """The batch in two, in order; needs two frames."""
         middle = len(self.frames) // 2
         return Batch(self.frames[:middle], self.ends[:middle]), Batch(self.frames[middle:], self.ends[middle:])
 
@@ -194,6 +195,7 @@ class Spool:
 
     @property
     def num_unsent(self) -> int:
+        """Frames that the service has not confirmed."""
         # Without the mutex, which the exporter may hold for as long as a slow disk takes.
         kept = sum(segment.num_frames for segment in list(self._segments.values()))
         return max(0, kept - self._acked.num_before)
