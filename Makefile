@@ -28,4 +28,4 @@ $(BIN)/python:
 	@touch $@
 
 clean:
-	rm -rf .venv .tsemon dist
+	rm -rf .venv .tsemon dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,20 +1,30 @@
 """From a training loop to the page's data, through a real service process on a real database."""
 
+import contextlib
+import fcntl
+import io
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
+from collections import deque
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from rich.console import Console
 
 import tsemon
 from tests import zoo
 from tests.service import ServiceProcess, await_service
+from tsemon.demo import Board, Row, summarize
 from tsemon.models import VisionTransformer
+from tsemon.train.presets import DIGITS
+from tsemon.transport import sync
 from tsemon_client import Client
 
 
@@ -97,7 +107,13 @@ class TestARunThatIsWatched:
         model, told = Collapsing(), []
         x_BTD = torch.randn(16, 6, 8)
         with tsemon.attach(
-            model, run="collapse", server=service.url, every=5, on_alert=told.append, spool_dir=tmp_path / "spool"
+            model,
+            run="collapse",
+            project="demo",
+            server=service.url,
+            every=5,
+            on_alert=told.append,
+            spool_dir=tmp_path / "spool",
         ) as monitor:
 
             def train_until(condition, keep):
@@ -113,13 +129,22 @@ class TestARunThatIsWatched:
             train_until(lambda: [alert.state for alert in told] == ["firing", "resolved"], keep=1.0)
             assert monitor.alerts == []
 
-        alert = next(client.alerts(run_id=client.find_run("collapse")["run_id"]))
+        alert = next(client.alerts(run_id=client.find_run("collapse", project="demo")["run_id"]))
         assert alert["state"] == "resolved"
         assert alert["pending_step"] < alert["firing_step"] < alert["resolved_step"]
         assert alert["evidence"]["layers"]["last"]["layer"] == 8
         assert alert["evidence"]["fit"]["ratio_per_block"] == pytest.approx(0.09, rel=0.05), (
             "each block keeps 0.3 squared"
         )
+
+        output = io.StringIO()
+        console = Console(file=output)
+        board = Board(client, [Row("collapse")], num_steps=100, console=console)
+        summarize(console, board, {"collapse": deque([1.0])}, DIGITS)
+        board.advance(10)
+        fired, resolved = alert["firing_step"], alert["resolved_step"]
+        assert f"collapse: {alert['rule']} at step {fired}, resolved at step {resolved}" in output.getvalue()
+        assert f"tse at {fired}, resolved at {resolved}" in output.getvalue()
 
     def test_loses_no_frame_when_the_service_is_killed(self, service, client, tmp_path):
         model, forward = zoo.torch_encoder()
@@ -204,24 +229,46 @@ class TestARunThatIsWatched:
         assert got == pytest.approx(expected, rel=1e-5)
 
 
+@contextlib.contextmanager
+def demo_process(folder, *arguments, **streams):
+    """`tsemon demo` in a folder of its own. Whatever works in that folder must be gone at the end."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL} | streams
+    command = [sys.executable, "-m", "tsemon", "demo", "--port", "0", *arguments]
+    try:
+        with subprocess.Popen(command, cwd=folder, text=True, start_new_session=True, **streams) as demo:
+            try:
+                yield demo
+            except BaseException:
+                demo.kill()
+                raise
+    finally:
+        left = [p for p in psutil.process_iter() if p.is_running() and _is_of(p, folder)]
+        for process in left:
+            process.kill()
+    assert left == [], "a process was left behind"
+
+
+def read_until(file, is_it, lines=()):
+    """The lines up to the first that `is_it`."""
+    lines = list(lines)
+    while not lines or not is_it(lines[-1]):
+        lines.append(file.readline())
+        assert lines[-1], "".join(lines)
+    return lines
+
+
+def is_row(line):
+    return line[:5].strip().isdigit()
+
+
 class TestTheDemo:
     def test_survives_its_service_being_killed_and_ends_with_the_verdict(self, tmp_path):
         """The whole command as a user runs it without a terminal; its service dies in the middle and comes back."""
-        demo = subprocess.Popen(
-            [sys.executable, "-m", "tsemon", "demo", "--port", "0"],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            lines = [demo.stdout.readline()]
+        with demo_process(tmp_path) as demo:
+            lines = read_until(demo.stdout, lambda line: "The service runs at" in line)
             url = lines[0].split()[4].rstrip(":/")
-            while not lines[-1].startswith("  145"):
-                lines.append(demo.stdout.readline())
-                assert lines[-1], "".join(lines)
+            # Rows tell the newest sample that the service has, which need not be the newest there is.
+            lines = read_until(demo.stdout, lambda line: is_row(line) and int(line[:5]) >= 140, lines)
             old = next(p for p in psutil.Process(demo.pid).children() if "serve" in p.cmdline())
             port, database = url.rpartition(":")[2], tmp_path / ".tsemon/demo.db"
             old.send_signal(signal.SIGKILL)
@@ -229,28 +276,57 @@ class TestTheDemo:
             while psutil.pid_exists(old.pid) and old.status() != psutil.STATUS_ZOMBIE:
                 time.sleep(0.01)
             new = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            await_service(url)
-            output = "".join(lines) + demo.communicate()[0]
-            assert demo.returncode == 0, output
-            with Client(url) as client:
-                runs = {run["run"]: run for run in client.runs(project="demo")}
-                assert {run["state"] for run in runs.values()} == {"finished"}
-                for run in runs.values():
-                    assert client.series(run["run_id"], "loss")["step"] == list(range(0, 300, 5)), run["run"]
-                failing, healthy = runs["digits-post-norm"], runs["digits-de-escalated"]
-                alerts = [alert["rule"] for alert in client.alerts(run_id=failing["run_id"], state="firing")]
-                assert alerts == ["token-similarity-escalation"]
-                assert list(client.alerts(run_id=healthy["run_id"])) == []
-                assert client.run(failing["run_id"])["latest"]["scalars"]["contained_faults"] == 0
-            assert "digits-post-norm: token-similarity-escalation at step" in output
-            assert "digits-de-escalated: no alert" in output
-            new.terminate()
-            new.wait()
-        finally:
-            left = [p for p in psutil.process_iter() if p.is_running() and _is_of(p, tmp_path)]
-            for process in left:
-                process.kill()
-        assert left == [], "a process was left behind"
+            try:
+                await_service(url)
+                output = "".join(lines) + demo.communicate()[0]
+                assert demo.returncode == 0, output
+                with Client(url) as client:
+                    runs = {run["run"]: run for run in client.runs(project="demo")}
+                    assert {run["state"] for run in runs.values()} == {"finished"}
+                    for run in runs.values():
+                        assert client.series(run["run_id"], "loss")["step"] == list(range(0, 300, 5)), run["run"]
+                    failing, healthy = runs["digits-post-norm"], runs["digits-de-escalated"]
+                    alerts = [alert["rule"] for alert in client.alerts(run_id=failing["run_id"], state="firing")]
+                    assert alerts == ["token-similarity-escalation"]
+                    assert list(client.alerts(run_id=healthy["run_id"])) == []
+                    assert client.run(failing["run_id"])["latest"]["scalars"]["contained_faults"] == 0
+                assert "digits-post-norm: token-similarity-escalation at step" in output
+                assert "digits-de-escalated: no alert" in output
+            finally:
+                new.terminate()
+                new.wait()
+
+    def test_ends_quietly_at_ctrl_c_in_a_terminal(self, tmp_path):
+        keyboard, terminal = pty.openpty()
+
+        def take_terminal():
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal, "preexec_fn": take_terminal}
+        with open(keyboard, "r+b", buffering=0) as screen, demo_process(tmp_path, **streams) as demo:
+            os.close(terminal)
+            output, has_pressed = b"", False
+            with contextlib.suppress(OSError):  # EIO: the last process has let go of the terminal
+                while seen := screen.read(65536):
+                    output += seen
+                    if b"training both" in output and not has_pressed:
+                        has_pressed = screen.write(b"\x03")
+            text = output.decode()
+            assert demo.wait() == 130, text
+            assert "Traceback" not in text
+            assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l"), "the cursor is shown again"
+        with ServiceProcess(tmp_path / ".tsemon/demo.db") as service, Client(service.url) as client:
+            sync(tmp_path / ".tsemon", service.url)  # on a busy machine, what was not delivered in time
+            assert {run["state"] for run in client.runs(project="demo")} == {"failed"}
+
+    def test_on_text_trains_and_can_be_stopped(self, tmp_path):
+        with demo_process(tmp_path, "--text") as demo:
+            lines = read_until(demo.stdout, lambda line: "text-de-escalated" in line and is_row(line))
+            assert [line for line in lines if "text-post-norm" in line and is_row(line)], lines
+            demo.terminate()
+            output = "".join(lines) + demo.stdout.read()
+            assert demo.wait() == 128 + signal.SIGTERM, output
+            assert "Traceback" not in output
 
 
 def _is_of(process, folder):

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -12,83 +13,120 @@ SOURCES = {
     "tsemon": ROOT / "tsemon",
     "tsemon_server": ROOT / "server/tsemon_server",
     "tsemon_client": ROOT / "clients/tsemon_client",
+    "migrations": ROOT / "migrations",
 }
-
 COMMON = {"tsemon.catalogue", "tsemon.wire", "tsemon.errors"}
-SERVICE = "tsemon_server"
-# Who may import whom, besides COMMON and its own package. A package that is not named here may import nothing of ours.
-ALLOWED = {
-    "tsemon.__init__": {"tsemon.monitor"},
-    "tsemon.__main__": {"tsemon.cli"},
-    "tsemon.monitor": {"tsemon.probes", "tsemon.transport", "tsemon.schedule", "tsemon.sample", "tsemon.faults"},
-    "tsemon.sample": {"tsemon.probes"},
-    "tsemon.probes": {"tsemon.measures"},
-    "tsemon.train": {"tsemon.models", "tsemon.monitor", "tsemon"},
-    "tsemon.demo": {"tsemon.models", "tsemon.train", "tsemon", "tsemon_client"},
-    "tsemon.cli": {"tsemon.demo", "tsemon.transport", f"{SERVICE}.main", f"{SERVICE}.settings", "tsemon"},
-    f"{SERVICE}.main": {
-        f"{SERVICE}.{part}"
-        for part in ("ingest", "alerts", "queries", "exposition", "store", "settings", "errors", "ui")
-    },
-    f"{SERVICE}.errors": set(),
-    f"{SERVICE}.ingest": {f"{SERVICE}.store"},
-    f"{SERVICE}.alerts": {f"{SERVICE}.store", f"{SERVICE}.rules"},
-    f"{SERVICE}.queries": {f"{SERVICE}.store"},
-    f"{SERVICE}.exposition": {f"{SERVICE}.store"},
-    f"{SERVICE}.store": {f"{SERVICE}.migrations"},
+# Who imports whom, ours and others', besides the standard library, COMMON and its own unit. Who is not named here
+# imports nothing else.
+PICTURE = {
+    "tsemon": "tsemon.monitor",
+    "tsemon.__main__": "tsemon.cli",
+    "tsemon.monitor": "torch tsemon.probes tsemon.transport tsemon.schedule tsemon.sample tsemon.faults",
+    "tsemon.sample": "torch tsemon.probes",
+    "tsemon.probes": "torch tsemon.measures",
+    "tsemon.measures": "torch",
+    "tsemon.models": "torch",
+    "tsemon.train": "torch sklearn tsemon.models",
+    "tsemon.demo": "torch rich tsemon tsemon.train tsemon_client",
+    "tsemon.cli": "typer tsemon tsemon.demo tsemon.transport tsemon_server.main tsemon_server.settings",
+    "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.ingest tsemon_server.alerts tsemon_server.queries "
+    "tsemon_server.exposition tsemon_server.ui tsemon_server.store tsemon_server.settings tsemon_server.errors",
+    "tsemon_server.errors": "fastapi starlette pydantic",
+    "tsemon_server.ingest": "fastapi starlette pydantic typing_extensions tsemon_server.store",
+    "tsemon_server.alerts": "numpy tsemon_server.store tsemon_server.rules",
+    "tsemon_server.rules": "numpy",
+    "tsemon_server.queries": "fastapi numpy tsemon_server.store",
+    "tsemon_server.exposition": "fastapi prometheus_client tsemon_server.store",
+    "tsemon_server.ui": "fastapi",
+    "tsemon_server.store": "sqlalchemy alembic numpy pydantic",
+    "migrations": "sqlalchemy alembic",
+    "tsemon_client": "httpx",
 }
-TORCH_FREE = {"tsemon.catalogue", "tsemon.wire", "tsemon.errors", "tsemon.transport", SERVICE, "tsemon_client"}
+ALLOWED = {unit: set(names.split()) for unit, names in PICTURE.items()}
 
 
 def imports_of(path):
+    """Every module that the file imports, wherever in the file, by a statement or by a call."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide the picture"
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module in SOURCES)
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if node.module in SOURCES and is_module(name) else node.module
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+            assert isinstance(node.args[0], ast.Constant), f"{path}: a computed import hides the picture"
+            yield node.args[0].value
 
 
-def modules():
-    for package, folder in SOURCES.items():
-        for path in sorted(folder.rglob("*.py")):
-            yield pytest.param(
-                ".".join((package, *path.relative_to(folder).with_suffix("").parts)),
-                path,
-                id=str(path.relative_to(ROOT)),
-            )
+def is_module(name):
+    package, *parts = name.split(".")
+    path = SOURCES[package].joinpath(*parts)
+    return path.is_dir() or path.with_suffix(".py").exists()
 
 
 def unit_of(module):
-    """`tsemon.probes.blocks` belongs to `tsemon.probes`; the client is one unit."""
-    parts = module.split(".")
-    return parts[0] if parts[0] == "tsemon_client" else ".".join(parts[:2])
+    """`tsemon.probes.blocks` belongs to `tsemon.probes`; of others' packages, the client and the migrations, all is one."""
+    return ".".join(module.split(".")[: 2 if module.startswith(("tsemon.", "tsemon_server.")) else 1])
 
 
-@pytest.mark.parametrize(("module", "path"), list(modules()))
+def arrows():
+    """{unit: {what it imports: files that do}}"""
+    found = defaultdict(lambda: defaultdict(set))
+    for package, folder in SOURCES.items():
+        for path in folder.rglob("*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            unit = unit_of(".".join((package, *parts)).removesuffix(".__init__"))
+            for name in map(unit_of, imports_of(path)):
+                is_free = name in sys.stdlib_module_names or (name in COMMON and unit not in COMMON) or name == unit
+                if not is_free:
+                    found[unit][name].add(str(path.relative_to(ROOT)))
+    return found
+
+
+FOUND = arrows()
+
+
+@pytest.mark.parametrize("unit", sorted({*ALLOWED, *FOUND}))
 class TestImportsPointFromWhatActsToWhatIsTrue:
-    def test_only_along_the_arrows(self, module, path):
-        unit = unit_of(module)
-        allowed = ALLOWED.get(unit, set()) | COMMON | {unit}
-        if unit in COMMON:
-            allowed = set()
-        for name in imports_of(path):
-            if name.split(".")[0] not in SOURCES or name in SOURCES:
-                continue
-            assert unit_of(name) in allowed, f"{module} imports {name}"
+    def test_only_along_the_arrows(self, unit):
+        assert {name: files for name, files in FOUND[unit].items() if name not in ALLOWED.get(unit, ())} == {}
 
-    def test_no_torch_where_none_is_needed(self, module, path):
-        if unit_of(module) in TORCH_FREE or unit_of(module).split(".")[0] in TORCH_FREE:
-            assert not [name for name in imports_of(path) if name.split(".")[0] == "torch"]
+    def test_and_every_arrow_is_used(self, unit):
+        assert ALLOWED.get(unit, set()) - {*FOUND[unit]} == set()
+
+
+def run_python(code):
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 class TestTheTrainingSide:
     def test_imports_with_torch_and_the_standard_library_only(self):
-        code = (
+        run_python(
             "import sys\n"
             "for name in ('pydantic', 'fastapi', 'sqlalchemy', 'httpx', 'typer', 'rich', 'transformers', 'sklearn'):\n"
             "    sys.modules[name] = None\n"
             "import tsemon\n"
+            "tsemon.attach\n"
         )
-        subprocess.run([sys.executable, "-c", code], check=True)
+
+    def test_gives_all_that_it_names(self):
+        run_python(
+            "import tsemon, tsemon.monitor, tsemon.wire\n"
+            "assert set(tsemon.__all__) <= set(dir(tsemon))\n"
+            "from tsemon import *\n"
+            "assert (attach, Monitor, Status) == (tsemon.monitor.attach, tsemon.monitor.Monitor, tsemon.monitor.Status)\n"
+            "assert (Alert, __version__) == (tsemon.wire.Alert, tsemon.__version__)\n"
+            "assert not hasattr(tsemon, 'atach')\n"
+        )
+
+
+class TestTheServiceAndTheClient:
+    def test_load_neither_torch_nor_the_training_side(self):
+        run_python(
+            "import sys, tsemon_server.main, tsemon_client\n"
+            "assert 'tsemon.wire' in sys.modules\n"
+            "loaded = {'torch', 'tsemon.monitor', 'tsemon.probes'} & set(sys.modules)\n"
+            "assert not loaded, loaded\n"
+        )

@@ -6,8 +6,23 @@ monitor = tsemon.attach(model, optimizer, run="gpt-82m")
 monitor.step(loss=loss)   # after the optimizer step
 """
 
-from tsemon.monitor import Monitor, Status, attach
+from typing import TYPE_CHECKING
+
 from tsemon.wire import Alert
 
 __version__ = "0.1.0"
 __all__ = ["Alert", "Monitor", "Status", "__version__", "attach"]
+
+if TYPE_CHECKING:
+    from tsemon.monitor import Monitor, Status, attach
+else:
+    # The service and the client import this package for its wire format alone: for them, no torch.
+    def __getattr__(name):
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from tsemon import monitor
+
+        return getattr(monitor, name)
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

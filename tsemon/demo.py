@@ -49,6 +49,7 @@ class Row:
     loss: float | None = None
     similarity: tuple[float | None, float | None, float | None] = (None, None, None)
     alert: dict[str, Any] | None = None
+    """The one that fires, else the newest that did."""
 
 
 def run_demo(*, text: bool, port: int, database: Path) -> None:
@@ -61,7 +62,7 @@ def run_demo(*, text: bool, port: int, database: Path) -> None:
         with Client(url) as client:
             board = Board(client, [Row(name) for name in _run_names(preset)], preset.num_steps, console)
             losses = _train(preset, url, board, database.parent)
-            _summarize(console, board, losses, preset)
+            summarize(console, board, losses, preset)
         console.print(f"\nThe page: [bold]{url}/[/]   The API: {url}/docs")
         if console.is_terminal:
             console.print("Still serving. Ctrl-C ends it.")
@@ -75,22 +76,22 @@ def _train(preset: DemoPreset, url: str, board: Board, spool_dir: Path) -> dict[
     # Small matrices: a second thread costs more than it brings, and the service needs a core too.
     torch.set_num_threads(1)
     losses = {name: deque[float](maxlen=LOSS_WINDOW) for name in _run_names(preset)}
-    trainings = []
-    for name, tau in zip(_run_names(preset), (None, preset.tau), strict=True):
-        training = start(preset, tau)
-        monitor = tsemon.attach(
-            training.model,
-            training.optimizer,
-            run=name,
-            project="demo",
-            server=url,
-            every=EVERY,
-            config={**dataclasses.asdict(preset), "tau": tau},
-            spool_dir=spool_dir,
-            on_alert=board.tell,
-        )
-        trainings.append((name, training.losses, monitor))
+    trainings: list[tuple[str, Iterator[torch.Tensor], tsemon.Monitor]] = []
     try:
+        for name, tau in zip(_run_names(preset), (None, preset.tau), strict=True):
+            training = start(preset, tau)
+            monitor = tsemon.attach(
+                training.model,
+                training.optimizer,
+                run=name,
+                project="demo",
+                server=url,
+                every=EVERY,
+                config={**dataclasses.asdict(preset), "tau": tau},
+                spool_dir=spool_dir,
+                on_alert=board.tell,
+            )
+            trainings.append((name, training.losses, monitor))
         with board:
             for step in range(preset.num_steps):
                 for name, steps, monitor in trainings:
@@ -111,7 +112,8 @@ def _run_names(preset: DemoPreset) -> tuple[str, str]:
     return f"{preset.name}-post-norm", f"{preset.name}-de-escalated"
 
 
-def _summarize(console: Console, board: Board, losses: dict[str, deque[float]], preset: DemoPreset) -> None:
+def summarize(console: Console, board: Board, losses: dict[str, deque[float]], preset: DemoPreset) -> None:
+    """Print what became of each run, as the service has it now."""
     board.refresh()
     console.print("\n[bold]Summary[/]")
     for row in board.rows:
@@ -120,7 +122,10 @@ def _summarize(console: Console, board: Board, losses: dict[str, deque[float]], 
         if row.alert is None:
             console.print(f"[green]{row.name}: no alert[/]; {loss}")
         else:
-            console.print(f"[red]{row.name}: {row.alert['rule']} at step {row.alert['firing_step']}[/]; {loss}")
+            steps = f"at step {row.alert['firing_step']}"
+            if row.alert["state"] == "resolved":
+                steps += f", resolved at step {row.alert['resolved_step']}"
+            console.print(f"[red]{row.name}: {row.alert['rule']} {steps}[/]; {loss}")
             console.print(f"  {row.alert['summary']}", soft_wrap=not console.is_terminal)
             for place, layer in row.alert["evidence"].get("layers", {}).items():
                 values = ", ".join(
@@ -203,8 +208,12 @@ class Board:
             if column:
                 values = column[-1]
                 row.similarity = (values[1], values[len(values) // 2], values[-1])
-        firing = self._client.alerts(run_id=row.run_id, state="firing")
-        row.alert = next((a for a in firing if a["attempt"] == run["attempt"]), None)
+        fired = [
+            alert
+            for alert in self._client.alerts(run_id=row.run_id)
+            if alert["attempt"] == run["attempt"] and alert["firing_step"] is not None
+        ]
+        row.alert = max(fired, key=lambda alert: alert["state"] == "firing", default=None)
 
     def _render(self) -> Group:
         return Group(self._table(), self._progress, self._trouble)
@@ -225,7 +234,12 @@ class Board:
 
 def _cells(row: Row) -> tuple[str, str, str, str, str, str, str]:
     first, middle, last = row.similarity
-    alert = "none" if row.alert is None else f"{row.alert['family']} since {row.alert['firing_step']}"
+    if row.alert is None:
+        alert = "none"
+    elif row.alert["state"] == "firing":
+        alert = f"{row.alert['family']} since {row.alert['firing_step']}"
+    else:
+        alert = f"{row.alert['family']} at {row.alert['firing_step']}, resolved at {row.alert['resolved_step']}"
     step = "-" if row.step is None else str(row.step)
     return step, row.name, _format(row.loss), _format(first), _format(middle), _format(last), alert
 

@@ -43,6 +43,7 @@ class Courier:
         self._max_batch_bytes = 4 * 2**20
 
     def register(self) -> tuple[str, int]:
+        """Make the run known, once, and give its id and attempt."""
         if self.run is None:
             self.run = self._delivery.register(self._registration)
         return self.run

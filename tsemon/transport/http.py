@@ -71,6 +71,7 @@ class HttpDelivery:
         return self._request("GET", f"/runs/{quote(run_id, safe='')}")
 
     def finish(self, run_id: str, state: RunState) -> None:
+        """Say how the run ended."""
         self._request("PATCH", f"/runs/{quote(run_id, safe='')}", json.dumps({"state": state}).encode())
 
     def abort(self) -> None:

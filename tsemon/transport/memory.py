@@ -14,7 +14,10 @@ from tsemon.wire import RunState
 
 
 class MemorySpool:
-    """Does what Spool does for as long as the process lives. When it is full the oldest unsent frames go, counted."""
+    """Does what Spool does, method by method, for as long as the process lives.
+
+    When it is full the oldest unsent frames go, counted.
+    """
 
     folder = None
 
@@ -76,6 +79,7 @@ class MemorySpool:
                 self._forget_oldest()
 
     def set_aside(self, payload: str, reason: str) -> None:
+        """Raises SpoolError: what is refused is lost."""
         raise SpoolError(f"there is no folder to keep a refused frame of {len(payload)} bytes in ({reason})")
 
     def finish(self, state: RunState) -> None:

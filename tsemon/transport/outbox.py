@@ -31,10 +31,14 @@ MakeFrame = Callable[[int], Frame]
 """Gets the frame's seq, waits for the device if it must, and returns the frame. Called on the exporter thread."""
 
 _MIN_DRAIN_S = 2.0
+_LAST_TRIES = 3
+"""Tries at close before it is believed that nobody listens; with the pauses between them, about a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutboxStats:
+    """What became of the samples so far: `Status.delivery`."""
+
     num_sent: int
     """Frames that the service has confirmed."""
     num_pending: int
@@ -157,7 +161,8 @@ class Outbox:
         """Spool what waits, deliver what can be delivered within `timeout_s`, and say how the run ended.
 
         Samples get 2 seconds to reach the spool even where `timeout_s` is less: no network is needed for that.
-        What is not delivered stays in the spool for the next attach or `sync`.
+        What is not delivered stays in the spool for the next attach or `sync`. Where nobody listens (connections are
+        refused) and all is on disk, that is left to them after about a second.
         """
         if self._is_closed or os.getpid() != self._pid:
             return
@@ -219,16 +224,20 @@ class Outbox:
             self._write_again_at = time.monotonic() + self._max_retry_s
             self._last_error = str(error)
             self._warn("spool", f"{error}; until then frames wait in memory, and a killed process loses them")
+        if self._spool.num_dropped:
+            self._warn("dropped", f"{self._spool.folder} was full or was deleted: unsent frames are lost (num_dropped)")
 
     # -- the sender thread
 
     def _send(self, courier: Courier) -> None:
-        num_failures = 0
+        num_failures, is_last = 0, False
         try:
             while not self._abandoned.is_set():
                 self._has_work.wait()
                 self._has_work.clear()
-                is_last = self._closing.is_set()  # asked first: what is appended before the end is then sent, too
+                if self._closing.is_set() and not is_last:
+                    # Asked before sending: what is appended before the end is then sent, too.
+                    num_failures, is_last = 0, True
                 try:
                     self._send_all(courier)
                     if is_last and not self._abandoned.is_set():
@@ -240,10 +249,10 @@ class Outbox:
                     self._said.discard("server")
                 except Exception as error:
                     self._note_failure(error)
-                    if self._closing.is_set() and not is_last:
-                        num_failures = 0
-                    self._pause(error, num_failures)
                     num_failures += 1
+                    if is_last and num_failures >= _LAST_TRIES and self._may_leave(error):
+                        return
+                    self._pause(error, num_failures - 1, self._abandoned if is_last else self._closing)
                     self._has_work.set()
         finally:
             if self._delivery is not None:
@@ -288,12 +297,17 @@ class Outbox:
         else:
             self._warn("server", f"{self._last_error}; frames are kept and sent again until they arrive")
 
-    def _pause(self, error: Exception, num_failures: int) -> None:
+    def _may_leave(self, error: Exception) -> bool:
+        """Nobody listens, and every frame is on disk for the next attach or `sync`."""
+        is_refused = isinstance(error.__cause__, ConnectionRefusedError)
+        return is_refused and self._spool.folder is not None and not self._overflow.num_unsent
+
+    def _pause(self, error: Exception, num_failures: int, until: threading.Event) -> None:
         delay_s = min(self._max_retry_s, self._first_retry_s * 2.0 ** min(num_failures, 30))
         delay_s *= self._random.uniform(0.5, 1.0)  # so that a fleet does not come back as one
         if isinstance(error, ServerUnreachable) and error.retry_after_s is not None:
             delay_s = max(delay_s, min(error.retry_after_s, 10 * self._max_retry_s))
-        (self._abandoned if self._closing.is_set() else self._closing).wait(delay_s)
+        until.wait(delay_s)
 
     def _read_alerts(self, reply: Mapping[str, Any]) -> None:
         try:

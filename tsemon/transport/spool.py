@@ -10,7 +10,8 @@ One folder per writing process, `<root>/<project>/<run>/<attempt key>~<writer>/`
     lock           held (flock) for as long as the writer lives
 
 A record reaches the operating system before `append` returns, so a killed process loses none. It is forced to the
-device when a segment is full and at `close`: a power cut may cost what came after.
+device when a segment is full and at `close`: a power cut may cost what came after. A folder that is deleted under way is
+made again by the next write, and what went with it is counted.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Batch:
     ends: tuple[Position, ...]
 
     def halves(self) -> tuple[Batch, Batch]:
+        """The batch in two, in order; needs two frames."""
         middle = len(self.frames) // 2
         return Batch(self.frames[:middle], self.ends[:middle]), Batch(self.frames[middle:], self.ends[middle:])
 
@@ -64,6 +66,8 @@ class Batch:
 class _Segment:
     size_bytes: int
     num_frames: int
+    num_lost: int = 0
+    """Frames that went with the deleted file, and are not in `num_frames` any more."""
 
 
 def quoted(name: str) -> str:
@@ -124,7 +128,7 @@ class Spool:
         self.folder = folder
         self.registration: dict[str, Any]
         self.writer: str
-        self.registration, self.writer = _read_run(folder)
+        self.registration, self.writer, self._run_json = _read_run(folder)
         self.num_dropped = 0
         """Frames that were deleted unsent, because the spool was full or someone removed its files."""
         self.num_damaged = 0
@@ -191,6 +195,7 @@ class Spool:
 
     @property
     def num_unsent(self) -> int:
+        """Frames that the service has not confirmed."""
         # Without the mutex, which the exporter may hold for as long as a slow disk takes.
         kept = sum(segment.num_frames for segment in list(self._segments.values()))
         return max(0, kept - self._acked.num_before)
@@ -214,6 +219,7 @@ class Spool:
         data = payload.encode()
         record = _RECORD.pack(len(data), zlib.crc32(data)) + data
         with self._mutex, _telling("write to", self.folder):
+            self._make_again()
             current = self._writable_segment(len(record))
             assert self._fd is not None
             try:
@@ -255,21 +261,21 @@ class Spool:
         """
         with self._mutex, _telling("write to", self.folder):
             if position > self._acked:
+                self._recount_lost(position)
                 self._move_acked(position)
 
     def set_aside(self, payload: str, reason: str) -> None:
         """Keep a frame that the service will not take in `refused.jsonl`."""
         line = json.dumps({"reason": reason, "frame": payload}) + "\n"
-        with (
-            self._mutex,
-            _telling("write to", self.folder),
-            open(self.folder / "refused.jsonl", "a", encoding="utf-8") as file,
-        ):
-            file.write(line)
+        with self._mutex, _telling("write to", self.folder):
+            self._make_again()
+            with open(self.folder / "refused.jsonl", "a", encoding="utf-8") as file:
+                file.write(line)
 
     def finish(self, state: RunState) -> None:
         """Write down how the run ended."""
         with self._mutex, _telling("write to", self.folder):
+            self._make_again()
             _replace(self.folder / "end.json", json.dumps({"state": state}))
 
     def close(self) -> None:
@@ -320,6 +326,37 @@ class Spool:
             self._acked = Position(self._acked.segment + (known is not None), 0, 0)
         for number in [number for number in self._segments if number < self._acked.segment]:
             self._delete_segment(number)
+
+    def _make_again(self) -> None:
+        """Make the folder again where someone has deleted it: its lock is gone then."""
+        if self._lock is None or os.fstat(self._lock).st_nlink:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = _lock(self.folder)
+        try:
+            _replace(self.folder / "run.json", self._run_json)
+        except OSError:
+            os.close(lock)
+            raise
+        os.close(self._lock)
+        self._lock = lock
+        for number in self._segments:
+            if not (self.folder / _segment_name(number)).exists():
+                self._count_lost(number)
+
+    def _count_lost(self, number: int) -> None:
+        segment = self._segments[number]
+        num_acked = self._acked.num_before if number == self._acked.segment else 0
+        segment.num_lost += segment.num_frames - num_acked
+        self.num_dropped += segment.num_frames - num_acked
+        segment.num_frames, segment.size_bytes = num_acked, 0
+
+    def _recount_lost(self, position: Position) -> None:
+        """Frames that were on their way when their file was deleted, and have arrived, are not lost."""
+        last = self._segments.get(position.segment)
+        if last is not None and last.num_lost:
+            before = (s.num_lost for number, s in self._segments.items() if number < position.segment)
+            self.num_dropped -= position.num_before - last.num_frames + sum(before)
 
     def _writable_segment(self, record_bytes: int) -> _Segment:
         if self._lock is None:
@@ -383,10 +420,8 @@ class Spool:
             with open(self.folder / _segment_name(number), "rb") as file:
                 file.seek(offset)
                 return file.read()
-        except FileNotFoundError:
-            lost = self._segments[number]
-            self.num_dropped += lost.num_frames - (self._acked.num_before if number == self._acked.segment else 0)
-            lost.num_frames = self._acked.num_before if number == self._acked.segment else 0
+        except (FileNotFoundError, NotADirectoryError):
+            self._count_lost(number)
             return b""
         except OSError as error:
             raise SpoolError(f"cannot read the spool folder {self.folder}: {error.strerror}") from error
@@ -416,16 +451,17 @@ def _segment_name(number: int) -> str:
     return f"{number:08d}.seg"
 
 
-def _read_run(folder: Path) -> tuple[dict[str, Any], str]:
+def _read_run(folder: Path) -> tuple[dict[str, Any], str, str]:
     try:
-        registration = json.loads((folder / "run.json").read_bytes())
+        text = (folder / "run.json").read_text(encoding="utf-8")
+        registration = json.loads(text)
         writer = registration.pop("writer")
         registration.pop("created_at")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpoolError(
             f"{folder / 'run.json'} is damaged, so nobody knows whose frames these are: {error}"
         ) from error
-    return registration, writer
+    return registration, writer, text
 
 
 def _lock(folder: Path) -> int:

@@ -49,6 +49,7 @@ def sync(
 def deliver_leftovers(
     folders: Iterable[Path], delivery: HttpDelivery, on_warning: Callable[[str], None]
 ) -> Iterator[Synced]:
+    """Deliver one spool after the other, skipping those whose writer lives; no try is made once nobody answers."""
     unreachable: ServerUnreachable | None = None
     for folder in folders:
         try:

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,9 +16,9 @@ def open_outbox(tmp_path, registration):
     """Opens outboxes whose retries are quick, and closes what a test has left open."""
     opened = []
 
-    def of(url=None, spool=None, key="key-1", timeout_s=20, **options):
+    def of(url=None, spool=None, key="key-1", timeout_s=20, delivery=None, **options):
         spool = spool or Spool.create(tmp_path, registration(key), "rank0")
-        delivery = HttpDelivery(url, timeout_s) if url else None
+        delivery = delivery or (HttpDelivery(url, timeout_s) if url else None)
         warnings = []
         options = {"first_retry_s": 0.01, "max_retry_s": 0.05} | options
         outbox = Outbox(spool, delivery, on_warning=warnings.append, **options)
@@ -228,6 +229,57 @@ class TestAServiceOnABadDay:
         assert [text for text in outbox.warnings if "gone with its database" in text]
 
 
+class LastTries(HttpDelivery):
+    """Counts the registrations that are tried once the outbox closes, and calls `before_try` with the count."""
+
+    outbox = None
+    num = 0
+
+    def before_try(self, num):
+        pass
+
+    def register(self, body):
+        if self.outbox is not None and self.outbox._closing.is_set():
+            self.num += 1
+            self.before_try(self.num)
+        return super().register(body)
+
+
+class TestClosing:
+    def open(self, open_outbox, url, **options):
+        delivery = LastTries(url, 20)
+        delivery.outbox = open_outbox(delivery=delivery, **options)
+        return delivery.outbox, delivery
+
+    def test_leaves_all_to_the_next_time_where_nobody_listens(self, peer, tmp_path, open_outbox, sample):
+        peer.stop()
+        outbox, delivery = self.open(open_outbox, peer.url)
+        outbox.put(sample(0))
+        outbox.close(20)
+        assert delivery.num in (3, 4), "3, and one that was under way"
+        assert outbox.stats().num_pending == 1
+        (folder,) = find_spools(tmp_path)
+        assert (folder / "end.json").exists()
+
+    def test_goes_on_where_frames_would_be_lost(self, peer, open_outbox, registration, sample):
+        peer.stop()
+        outbox, delivery = self.open(open_outbox, peer.url, spool=MemorySpool(registration(), "rank0"))
+        delivery.before_try = lambda num: peer.start(peer.port) if num == 8 else None
+        outbox.put(sample(0))
+        outbox.close(20)
+        assert peer.seqs() == [0]
+        assert outbox.warnings[1:] == []
+
+    def test_goes_on_where_someone_answers(self, peer, open_outbox, sample):
+        peer.faults_of_register.extend([(503, {"error": "store_unavailable", "detail": ""}, {})] * 1000)
+        outbox, delivery = self.open(open_outbox, peer.url)
+        delivery.before_try = lambda num: peer.faults_of_register.clear() if num == 8 else None
+        outbox.put(sample(0))
+        outbox.close(20)
+        assert peer.seqs() == [0]
+        assert peer.state() == "finished"
+
+
 class TestARefusedFrame:
     def test_is_set_aside_and_holds_up_no_other(self, peer, tmp_path, open_outbox, sample):
         port = peer.port
@@ -267,9 +319,8 @@ class TestAFolderThatFails:
         outbox.put(sample(0))
         peer.wait_until(lambda: peer.seqs() == [0])
         folder = outbox.stats().spool_folder
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
+        shutil.rmtree(folder)
+        folder.write_text("in the way")
         for step in (1, 2):
             outbox.put(sample(step))
         peer.wait_until(lambda: peer.seqs() == [0, 1, 2])
@@ -277,6 +328,23 @@ class TestAFolderThatFails:
         outbox.close(20)
         assert peer.state() == "finished"
         assert [text for text in outbox.warnings if "frames wait in memory" in text]
+
+    def test_is_made_again_when_it_was_deleted(self, tmp_path, open_outbox, sample):
+        outbox = open_outbox()
+        for step in range(5):
+            outbox.put(sample(step))
+        while outbox.stats().spool_folder is None or outbox._spool.num_unsent < 5:
+            threading.Event().wait(0.001)
+        shutil.rmtree(outbox.stats().spool_folder)
+        for step in range(5, 10):
+            outbox.put(sample(step))
+        outbox.close(20)
+        assert (outbox.stats().num_pending, outbox.stats().num_dropped) == (5, 5)
+        assert [text for text in outbox.warnings if "was deleted: unsent frames are lost" in text]
+        (folder,) = find_spools(tmp_path)
+        again = Spool.open(folder)
+        assert [json.loads(frame)["seq"] for frame in again.next_batch().frames] == [5, 6, 7, 8, 9]
+        again.close()
 
     def test_is_used_again_when_it_has_recovered(self, open_outbox, registration, tmp_path, sample):
         spool = Spool.create(tmp_path, registration(), "rank0")

@@ -1,5 +1,6 @@
 import json
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -298,16 +299,6 @@ class TestAFolderThatCannotBeWritten:
         ):
             Spool.create(tmp_path / "file", REGISTRATION, "rank0")
 
-    def test_is_noticed_when_it_was_removed_under_way(self, spool):
-        spool.append("a")
-        for path in spool.folder.iterdir():
-            path.unlink()
-        spool.folder.rmdir()
-        with pytest.raises(SpoolError, match="No such file or directory"):
-            spool.append("b")
-        assert spool.next_batch() is None
-        assert spool.num_dropped == 1
-
     def test_keeps_a_half_written_record_out_of_the_way(self, spool):
         """A full disk takes the first half of a record; a file size limit does the same."""
         spool.append("a")
@@ -329,6 +320,60 @@ class TestAFolderThatCannotBeWritten:
         spool.close()
         with pytest.raises(SpoolError, match="it is closed"):
             spool.append("a")
+
+
+class TestAFolderThatIsDeletedUnderWay:
+    def test_is_made_again_and_what_went_with_it_is_counted(self, spool):
+        for i in range(5):
+            spool.append(f"{i}" * 40)
+        spool.acknowledge(spool.next_batch().ends[0])
+        run_json = (spool.folder / "run.json").read_text()
+        shutil.rmtree(spool.folder)
+        for frame in ("new", "newer"):
+            spool.append(frame)
+        assert (spool.num_unsent, spool.num_dropped) == (2, 4)
+        with pytest.raises(SpoolInUse):
+            Spool.open(spool.folder)
+        spool.close()
+        assert (spool.folder / "run.json").read_text() == run_json
+        again = Spool.open(spool.folder)
+        assert unsent(again) == ["new", "newer"]
+        again.close()
+
+    @pytest.mark.parametrize("num_arrived", [1, 3])
+    def test_loses_no_frame_that_was_on_its_way(self, spool, num_arrived):
+        for i in range(4):
+            spool.append(f"{i}" * 40)
+        batch = spool.next_batch()
+        shutil.rmtree(spool.folder)
+        spool.append("new")
+        assert spool.num_dropped == 4
+        spool.acknowledge(batch.ends[num_arrived - 1])
+        assert (spool.num_unsent, spool.num_dropped) == (1, 4 - num_arrived)
+        assert unsent(spool) == ["new"]
+        assert spool.num_dropped == 4 - num_arrived
+
+    def test_is_made_again_to_say_how_the_run_ended(self, spool):
+        spool.append("a")
+        shutil.rmtree(spool.folder)
+        spool.finish("failed")
+        assert (spool.end_state, spool.num_unsent, spool.num_dropped) == ("failed", 0, 1)
+        assert find_spools(spool.folder.parents[2]) == [spool.folder]
+
+    def test_is_made_again_for_a_refused_frame(self, spool):
+        shutil.rmtree(spool.folder)
+        spool.set_aside("{}", "too odd")
+        assert sorted(path.name for path in spool.folder.iterdir()) == ["lock", "refused.jsonl", "run.json"]
+
+    def test_may_stay_away(self, spool):
+        spool.append("a")
+        shutil.rmtree(spool.folder)
+        spool.folder.write_text("in the way")
+        with pytest.raises(SpoolError, match="File exists"):
+            spool.append("b")
+        spool.folder.unlink()
+        spool.append("b")
+        assert (unsent(spool), spool.num_dropped) == (["b"], 1)
 
 
 class TestAKilledProcess:
