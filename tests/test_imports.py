@@ -21,7 +21,7 @@ COMMON = {"tsemon.catalogue", "tsemon.wire", "tsemon.errors"}
 PICTURE = {
     "tsemon": "tsemon.monitor",
     "tsemon.__main__": "tsemon.cli",
-    "tsemon.monitor": "torch tsemon.probes tsemon.transport tsemon.schedule tsemon.sample tsemon.faults",
+    "tsemon.monitor": "torch tsemon.probes tsemon.transport tsemon.schedule tsemon.sample tsemon.faults tsemon.registration",
     "tsemon.sample": "torch tsemon.probes",
     "tsemon.probes": "torch tsemon.measures",
     "tsemon.measures": "torch",

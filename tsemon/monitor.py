@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import logging
 import os
 import re
@@ -13,23 +12,23 @@ import sys
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
-from tsemon.catalogue import CATALOGUE, nearest
-from tsemon.errors import InvalidArgument, SpoolError, UnknownMetric
+from tsemon.errors import InvalidArgument, SpoolError
 from tsemon.faults import Faults
 from tsemon.probes import Probe, find_blocks
+from tsemon.registration import chosen_measures, collection, registration
 from tsemon.sample import Sample
 from tsemon.schedule import Cadence
 from tsemon.transport import HttpDelivery, MemorySpool, Outbox, OutboxStats, Spool
-from tsemon.wire import NAME, Alert, RunState
+from tsemon.wire import Alert, RunState
 
 log = logging.getLogger("tsemon")
 
@@ -74,44 +73,24 @@ def attach(
     """
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"attach() watches a torch.nn.Module, got {type(model).__name__}")
-    if optimizer is not None and not callable(getattr(optimizer, "step", None)):
+    if isinstance(optimizer, type) or (optimizer is not None and not callable(getattr(optimizer, "step", None))):
         raise InvalidArgument(f"optimizer is the torch.optim.Optimizer that trains the model, got {optimizer!r}")
-    for name, names in (("tags", tags), ("measures", measures), ("blocks", blocks), ("attention", attention)):
-        if isinstance(names, str):
-            raise InvalidArgument(f"{name} is a collection, got the string {names!r}: write [{names!r}]")
-        if names is not None and not isinstance(names, Iterable):
-            raise InvalidArgument(f"{name} is a collection, got {names!r}")
     if on_alert is not None and not callable(on_alert):
         raise InvalidArgument(f"on_alert is called with an alert, so it must be callable, got {on_alert!r}")
-    if config is not None and not isinstance(config, Mapping):
-        raise InvalidArgument(f"config is a mapping of names to values, got {config!r}")
-    for name, text in (("run", run), ("project", project), *(("each of tags", tag) for tag in tags)):
-        if not isinstance(text, str) or not re.fullmatch(NAME, text):
-            raise InvalidArgument(f"{name} is a name of 1 to 128 characters on one line, got {text!r}")
-    if resume is not None and (isinstance(resume, bool) or not isinstance(resume, int) or resume < 0):
-        raise InvalidArgument(f"resume is the step at which training goes on, expected an int >= 0, got {resume!r}")
-    try:
-        json.dumps(dict(config or {}), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(
-            f"config is kept as JSON, so it holds finite numbers, text, lists and dicts: {error}"
-        ) from error
-    chosen = _check_measures(measures)
+    chosen = chosen_measures(measures)
     cadence = Cadence(every, budget)
-    found = find_blocks(model, blocks, attention)
+    found = find_blocks(
+        model,
+        None if blocks is None else collection("blocks", blocks),
+        None if attention is None else collection("attention", attention),
+    )
+    body = registration(
+        project=project, run=run, config=config, tags=tags, blocks=[block.name for block in found], resume=resume
+    )
     server = server or os.environ.get("TSEMON_SERVER") or None
     delivery = HttpDelivery(server) if server else None
-    registration = {
-        "project": project,
-        "run": run,
-        "config": dict(config or {}),
-        "tags": list(tags),
-        "blocks": [block.name for block in found],
-        "resume_step": resume,
-        "attempt_key": uuid.uuid4().hex,
-    }
     warnings: list[str] = []
-    spool = _open_spool(Path(spool_dir or SPOOL_DIR), registration, delivery is not None, warnings)
+    spool = _open_spool(spool_dir, body, delivery is not None, warnings)
     faults = Faults(warnings)
     probe = Probe(model, optimizer, found, chosen, faults.contain)
     outbox = Outbox(spool, delivery, on_warning=faults.warn)
@@ -159,7 +138,7 @@ class Status:
             f"attentions   {len(self.attentions)}",
             f"measured     {', '.join(self.measured) or 'nothing yet'}",
             *(f"not measured {name}: {reason}" for name, reason in self.not_measured.items()),
-            f"server       {self.server or 'none: frames stay in the spool folder'}",
+            f"server       {self.server or f'none: frames stay in {sent.spool_folder}'}",
             f"frames       {sent.num_sent} sent, {sent.num_pending} pending, {sent.num_dropped} dropped",
             f"cost         {self.overhead_ratio:.2%} of wall time, a sample every {self.gap} steps",
         ]
@@ -255,6 +234,11 @@ class Monitor:
         probe = self._probe
         if probe is None or os.getpid() != self._pid:
             return
+        if state not in get_args(RunState):
+            self._faults.warn(
+                f"close(state={state!r}): a run is one of {', '.join(get_args(RunState))}; it is said to be failed"
+            )
+            state = "failed"
         atexit.unregister(self._close_at_exit)
         self._faults.guard(probe.disarm)
         self._outside_hooks_s, self._probe = self._cost_s, None
@@ -324,28 +308,20 @@ def _closing_at_exit(monitor: weakref.ref[Monitor]) -> Callable[[], None]:
     return close
 
 
-def _check_measures(measures: Collection[str] | None) -> set[str]:
-    known = {metric.name for metric in CATALOGUE}
-    if measures is None:
-        return known
-    for name in measures:
-        if name not in known:
-            raise UnknownMetric(
-                f"measures= names {name!r}, which is not in the catalogue; {nearest(name, list(known))}"
-            )
-    return set(measures)
-
-
 def _open_spool(
-    root: Path, registration: Mapping[str, Any], has_server: bool, warnings: list[str]
+    root: str | os.PathLike[str] | None, registration: Mapping[str, Any], has_server: bool, warnings: list[str]
 ) -> Spool | MemorySpool:
     host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40].strip("-") or "host"
     writer = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
     try:
-        return Spool.create(root, registration, writer)
-    except SpoolError as error:
+        folder = Path(root or SPOOL_DIR).expanduser()
+    except (TypeError, RuntimeError) as error:
+        raise InvalidArgument(f"spool_dir is the path of a folder, got {root!r}") from error
+    try:
+        return Spool.create(folder, registration, writer)
+    except (SpoolError, ValueError) as error:  # ValueError: a path that no file can have
         if not has_server:
-            raise
+            raise error if isinstance(error, SpoolError) else SpoolError(f"spool_dir {str(root)!r}: {error}") from error
         warnings.append(f"{error}. Frames wait in memory instead: what the service has not received is lost at exit")
         return MemorySpool(registration, writer)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tsemon.errors import InvalidArgument
 from tsemon.probes import Reading
-from tsemon.wire import METRIC_NAME, Array, Frame
+from tsemon.wire import MAX_SCALARS, METRIC_NAME, Array, Frame
 
 
 class Sample:
@@ -30,6 +30,9 @@ class Sample:
         self._scalars: dict[str, float] = {}
         self._parts: list[tuple[str, str, tuple[int, ...]]] = []
         tensors: list[Tensor] = []
+        if len(given) > MAX_SCALARS // 2:
+            on_fault(InvalidArgument(f"{len(given)} scalars were given to monitor.step(), {MAX_SCALARS // 2} are kept"))
+            given = dict(list(given.items())[: MAX_SCALARS // 2])
         for group, values in (
             ("layers", reading.layers),
             ("heads", reading.heads),

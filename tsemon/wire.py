@@ -22,6 +22,17 @@ API = "/api/v1"
 MAX_BODY_BYTES = 16 * 2**20
 """The largest body of frames that the service reads, and so the largest that a writer sends."""
 
+MAX_STEP = 2**53 - 1
+"""The largest step and seq: the largest integer that every JSON reader keeps exact."""
+
+MAX_SCALARS = 1000
+"""Scalars in one frame."""
+
+MAX_TAGS = 100
+MAX_BLOCKS = 10_000
+MAX_BLOCK_NAME = 256
+"""Characters in the name of a block."""
+
 NAME = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,128}"
 """What a run, a project or a tag may be called: up to 128 characters on one line."""
 

@@ -118,6 +118,16 @@ class TestAttach:
             ({"run": "r", "budget": 2}, InvalidArgument, "budget is tsemon's share"),
             ({"run": "r", "measures": ["token_simlarity"]}, UnknownMetric, "did you mean 'token_similarity'"),
             ({"run": "r", "measures": "loss"}, InvalidArgument, r"write \['loss'\]"),
+            ({"run": "r", "tags": [str(i) for i in range(101)]}, InvalidArgument, "at most 100 tags, got 101"),
+            ({"run": "r", "resume": 2**60}, InvalidArgument, "resume is the step"),
+            ({"run": "\ud800"}, InvalidArgument, "run is a name"),
+            ({"run": "r", "config": {"a": "\ud800"}}, InvalidArgument, "config is kept as JSON"),
+            ({"run": "r", "config": {"a": "x" * 9_000_000}}, InvalidArgument, "config takes 8.6 MiB"),
+            ({"run": "r", "optimizer": torch.optim.AdamW}, InvalidArgument, "optimizer is the torch.optim.Optimizer"),
+            ({"run": "r", "blocks": ["layers.0", "layers.0"]}, InvalidArgument, "the same module twice"),
+            ({"run": "r", "spool_dir": 5}, InvalidArgument, "spool_dir is the path of a folder"),
+            ({"run": "r", "spool_dir": "a\0b"}, SpoolError, "null"),
+            ({"run": "r", "measures": [[1]]}, UnknownMetric, "not in the catalogue"),
             ({"run": "r", "on_alert": 5}, InvalidArgument, "on_alert is called with an alert"),
             ({"run": "r", "budget": "a"}, InvalidArgument, "budget is tsemon's share"),
             ({"run": "r", "tags": 5}, InvalidArgument, "tags is a collection"),
@@ -137,6 +147,14 @@ class TestAttach:
         with pytest.raises(error, match=text):
             tsemon.attach(zoo.torch_encoder()[0], **{"spool_dir": tmp_path} | arguments)
         assert issubclass(error, TsemonError)
+
+    def test_takes_whatever_can_be_looped_over(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        with tsemon.attach(
+            model, run="r", measures=iter(["token_similarity"]), tags=iter(["a"]), every=1, spool_dir=tmp_path
+        ) as monitor:
+            train(model, forward, 1, monitor)
+        assert set(frames_in(tmp_path)[0]["layers"]) == {"token_similarity"}
 
     def test_raises_for_a_model_without_transformer_blocks(self, tmp_path):
         with pytest.raises(NoBlocksFound, match="found no transformer blocks in Linear"):

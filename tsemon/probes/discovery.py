@@ -50,6 +50,8 @@ def find_blocks(
     else:
         numbered = [(child, number) for number, stack in enumerate(_stacks(model)) for child in stack.children()]
         found, stacks = [child for child, _ in numbered], [number for _, number in numbered]
+    if len({id(module) for module in found}) < len(found):
+        raise InvalidArgument("blocks= names the same module twice; give each block once, in depth order")
     if not found:
         raise NoBlocksFound(_describe_candidates(model))
     if attention is None:

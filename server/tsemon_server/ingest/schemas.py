@@ -15,9 +15,18 @@ from typing_extensions import TypeAliasType
 
 from tsemon.catalogue import LAYERED, num_entries
 from tsemon.errors import InvalidArgument, InvalidFrame
-from tsemon.wire import METRIC_NAME, NAME, Array, Frame, RunState
-
-MAX_STEP = 2**53 - 1  # the largest integer that every JSON reader keeps exact
+from tsemon.wire import (
+    MAX_BLOCK_NAME,
+    MAX_BLOCKS,
+    MAX_SCALARS,
+    MAX_STEP,
+    MAX_TAGS,
+    METRIC_NAME,
+    NAME,
+    Array,
+    Frame,
+    RunState,
+)
 
 MetricName = Annotated[str, Field(pattern=f"^{METRIC_NAME}$", max_length=128)]
 Title = Annotated[str, Field(pattern=f"^{NAME}$", max_length=128)]
@@ -62,7 +71,7 @@ class FrameBody(Body):
     """Optimizer steps done before the one that was measured: the first step of a run is 0."""
     time: Annotated[FiniteFloat, Field(ge=0)]
     """When the frame was made, in seconds since 1970, UTC, by the writer's clock."""
-    scalars: Annotated[dict[MetricName, Number], Field(max_length=1000)] = {}
+    scalars: Annotated[dict[MetricName, Number], Field(max_length=MAX_SCALARS)] = {}
     """Metrics with one number; null is NaN."""
     layers: Arrays = {}
     """Metrics with a value per block, or depth + 1 for activations (entry 0 is the first block's input)."""
@@ -90,9 +99,9 @@ class Registration(Body):
     """The run's name. The same name again is a new attempt of the same run."""
     config: dict[str, JsonValue] | None = None
     """Anything worth keeping with the run; absent, it stays as it was."""
-    tags: Annotated[list[Title], Field(max_length=100)] | None = None
+    tags: Annotated[list[Title], Field(max_length=MAX_TAGS)] | None = None
     """Free words for filters; absent, they stay as they were."""
-    blocks: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=10_000)] = []
+    blocks: Annotated[list[Annotated[str, Field(max_length=MAX_BLOCK_NAME)]], Field(max_length=MAX_BLOCKS)] = []
     """The names of the model's blocks in depth order; their number is the model's depth."""
     resume_step: Count | None = None
     """The step that this attempt starts at: it hides, and keeps, what earlier attempts wrote from there on."""
@@ -105,7 +114,7 @@ class RunChange(Body):
 
     state: RunState | None = None
     """How the run is doing."""
-    tags: Annotated[list[Title], Field(max_length=100)] | None = None
+    tags: Annotated[list[Title], Field(max_length=MAX_TAGS)] | None = None
     """Free words for filters, in place of those there are."""
     config: dict[str, JsonValue] | None = None
     """Anything worth keeping with the run, in place of what there is."""

@@ -1,0 +1,88 @@
+"""What `attach` tells the service about a run. Checked here, so that the service never has to refuse it for ever."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from tsemon.catalogue import CATALOGUE, nearest
+from tsemon.errors import InvalidArgument, UnknownMetric
+from tsemon.wire import MAX_BLOCK_NAME, MAX_BLOCKS, MAX_BODY_BYTES, MAX_STEP, MAX_TAGS, NAME
+
+
+def registration(
+    *, project: str, run: str, config: Mapping[str, Any] | None, tags: Any, blocks: list[str], resume: int | None
+) -> dict[str, Any]:
+    """The body of `POST /runs`. Raises InvalidArgument for what the service would not take."""
+    tags = collection("tags", tags)
+    for name, text in (("run", run), ("project", project), *(("each of tags", tag) for tag in tags)):
+        if not _is_name(text):
+            raise InvalidArgument(f"{name} is a name of 1 to 128 characters on one line, got {text!r}")
+    if len(tags) > MAX_TAGS:
+        raise InvalidArgument(f"a run has at most {MAX_TAGS} tags, got {len(tags)}")
+    if len(blocks) > MAX_BLOCKS or any(len(name) > MAX_BLOCK_NAME for name in blocks):
+        raise InvalidArgument(
+            f"a run has at most {MAX_BLOCKS} blocks with names of at most {MAX_BLOCK_NAME} characters"
+        )
+    is_step = isinstance(resume, int) and not isinstance(resume, bool) and 0 <= resume <= MAX_STEP
+    if resume is not None and not is_step:
+        raise InvalidArgument(f"resume is the step at which training goes on, expected an int >= 0, got {resume!r}")
+    return {
+        "project": project,
+        "run": run,
+        "config": _as_json(config),
+        "tags": list(tags),
+        "blocks": blocks,
+        "resume_step": resume,
+        "attempt_key": uuid.uuid4().hex,
+    }
+
+
+def chosen_measures(measures: Collection[str] | None) -> set[str]:
+    """The names of the metrics to measure. Raises UnknownMetric."""
+    known = {metric.name for metric in CATALOGUE}
+    if measures is None:
+        return known
+    chosen = collection("measures", measures)
+    for name in chosen:
+        if not isinstance(name, str) or name not in known:
+            raise UnknownMetric(
+                f"measures= names {name!r}, which is not in the catalogue; {nearest(str(name), list(known))}"
+            )
+    return set(chosen)
+
+
+def collection(name: str, values: Any) -> list[Any]:
+    """`values` as a list, whatever can be looped over but a string. Raises InvalidArgument."""
+    if isinstance(values, str):
+        raise InvalidArgument(f"{name} is a collection, got the string {values!r}: write [{values!r}]")
+    if not isinstance(values, Iterable):
+        raise InvalidArgument(f"{name} is a collection, got {values!r}")
+    return list(values)
+
+
+def _is_name(text: object) -> bool:
+    if not isinstance(text, str) or not re.fullmatch(NAME, text):
+        return False
+    return not any("\ud800" <= character <= "\udfff" for character in text)  # half a character: no UTF-8 has it
+
+
+def _as_json(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    if config is not None and not isinstance(config, Mapping):
+        raise InvalidArgument(f"config is a mapping of names to values, got {config!r}")
+    try:
+        text = json.dumps(dict(config or {}), allow_nan=False, ensure_ascii=False)
+        size_bytes = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(
+            f"config is kept as JSON, so it holds finite numbers, text, lists and dicts: {type(error).__name__}: {error}"
+        ) from error
+    if size_bytes > MAX_BODY_BYTES // 2:
+        raise InvalidArgument(
+            f"config takes {size_bytes / 2**20:.1f} MiB as JSON, at most {MAX_BODY_BYTES // 2**21} are kept"
+        )
+    kept: dict[str, Any] = json.loads(text)
+    return kept
