@@ -132,15 +132,11 @@ def spectral_norm(x_BMN: Tensor) -> Tensor:
 def eigenvalues(x_BNN: Tensor) -> Tensor:
     """All of them, complex128, (..., N); NaN for a matrix with NaN or infinities.
 
-    Those of a triangular matrix stand on its diagonal. They are read there, since no solver finds them in a causal
-    attention matrix: its eigenvectors are close to parallel.
+    On the CPU, wherever X is: LAPACK balances the matrix first, which leaves a triangular one, causal attention, its exact
+    diagonal. Its eigenvectors are close to parallel, and without that the answer would be complex noise.
     """
     x_BNN, is_finite_B, scale_B = _prepared(x_BNN)
-    values_BN = torch.where(
-        is_triangular(x_BNN)[..., None],
-        x_BNN.diagonal(dim1=-2, dim2=-1).to(torch.complex128),
-        torch.linalg.eigvals(x_BNN),
-    )
+    values_BN = torch.linalg.eigvals(x_BNN.cpu()).to(x_BNN.device)
     return torch.where(is_finite_B[..., None], values_BN * scale_B[..., None], torch.nan)
 
 
@@ -169,7 +165,7 @@ def spectral_radius(x_BNN: Tensor) -> Tensor:
             projected_BKK[..., : step + 1, step] += overlap_BK1[..., 0]
         projected_BKK[..., step + 1, step] = torch.linalg.vector_norm(next_BN1, dim=(-2, -1))
         basis_BNK[..., step + 1] = _unit(next_BN1[..., 0])
-    radius_B = torch.linalg.eigvals(projected_BKK[..., :-1, :]).abs().amax(dim=-1)
+    radius_B = torch.linalg.eigvals(projected_BKK[..., :-1, :].cpu()).to(x_BNN.device).abs().amax(dim=-1)
     return torch.where(is_finite_B, radius_B * scale_B, torch.nan)
 
 
