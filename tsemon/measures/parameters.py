@@ -49,16 +49,33 @@ def alignment(theta: Vector, theta_next: Vector) -> Tensor:
     ).sum()
 
 
+def checkpoint_cosine(theta: Vector, theta_next: Vector) -> Tensor:
+    """Cosine of the parameters at two checkpoints, a scalar tensor in [-1, 1].
+
+    theta' . theta / (|theta'| |theta|)              (Parameter Norm Growth, arXiv 2010.09697, Section 3)
+
+    It depends on how far the checkpoints are apart: say so beside it. NaN when either is zero. Raises ShapeError where
+    the two differ in shape.
+    """
+    norm, norm_next = param_norm(theta), param_norm(theta_next)
+    pairs = _pairs(theta, theta_next)
+    return torch.stack([((t / norm) * (u / norm_next)).sum() for t, u in pairs]).sum().clamp(-1, 1)
+
+
 def _wide(theta: Vector) -> list[Tensor]:
     tensors = [theta] if isinstance(theta, Tensor) else list(theta)
     return [t.detach().to(torch.promote_types(t.dtype, torch.float32)) for t in tensors]
 
 
 def _difference(theta: Vector, theta_next: Vector) -> list[Tensor]:
+    return [after - before for before, after in _pairs(theta, theta_next)]
+
+
+def _pairs(theta: Vector, theta_next: Vector) -> list[tuple[Tensor, Tensor]]:
     before, after = _wide(theta), _wide(theta_next)
     if [t.shape for t in before] != [t.shape for t in after]:
         raise ShapeError(
             f"an update needs parameters of the same shapes before and after, got {[tuple(t.shape) for t in before]} "
             f"and {[tuple(t.shape) for t in after]}"
         )
-    return [b - a for a, b in zip(before, after, strict=True)]
+    return list(zip(before, after, strict=True))

@@ -6,11 +6,13 @@ Axes: B samples (any number of leading axes), T tokens, D width.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from tsemon.errors import InvalidArgument, ShapeError
+from tsemon.measures.linear import as_tokens, centred, ratio, singular_values, spectral_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,5 +144,43 @@ def deescalate(x_BTD: Tensor, tau: float) -> Tensor:
         raise ShapeError(f"a token matrix needs axes (..., tokens, width), got {tuple(x_BTD.shape)}")
     if not 0 <= tau <= 1:
         raise InvalidArgument(f"tau is a share of the mean token, expected 0 to 1, got {tau}")
+    mean_B1D = x_BTD.mean(dim=-2, keepdim=True)
+    # A mean of T equal floats need not equal them, and tau = 1 would leave noise where nothing is left.
+    mean_B1D = mean_B1D + (x_BTD - mean_B1D).mean(dim=-2, keepdim=True)
     is_finite_B11 = x_BTD.isfinite().all(dim=-1, keepdim=True).all(dim=-2, keepdim=True)
-    return torch.where(is_finite_B11, x_BTD - tau * x_BTD.mean(dim=-2, keepdim=True), torch.nan)
+    return torch.where(is_finite_B11, x_BTD - tau * mean_B1D, torch.nan)
+
+
+def hfc_lfc(x_BTD: Tensor, norm: Literal["frobenius", "spectral"] = "frobenius") -> Tensor:
+    """High-frequency against low-frequency content of a sequence: differences of tokens against their mean.
+
+    |X - P X| / |P X| with P = 11'/T                 (Transformer Oversmoothing, Definition 1)
+
+    The paper is Setting the Record Straight on Transformer Oversmoothing, and writes |.|_2. In the Frobenius norm the
+    ratio is exactly sqrt(t_div / t_sim); in the spectral norm its numerator is the largest singular value alone, so it
+    is at most as large. Takes X (..., T, D), returns (...), from 0 (all tokens equal) to infinity. NaN where the mean
+    token is zero. The spectral norm is exact up to 256 tokens or features, beyond that low by less than 0.1 %. Raises
+    ShapeError for fewer than two axes and InvalidArgument for another norm.
+    """
+    if norm not in ("frobenius", "spectral"):
+        raise InvalidArgument(f"norm is 'frobenius' or 'spectral', got {norm!r}")
+    x = centred(as_tokens(x_BTD))
+    own_B = x.own_B if norm == "frobenius" else spectral_norm(x.own_BTD).to(x.own_B.dtype)
+    return ratio(own_B, x.shared_B)
+
+
+def effective_rank(x_BTD: Tensor) -> Tensor:
+    """How many directions the tokens use, weighed by how much.
+
+    exp(-sum_i p_i log p_i), p_i = sigma_i / sum_j sigma_j          (Transformer Oversmoothing, Definition 3)
+
+    The singular values themselves, not their squares, of X as it is, not centred; the paper's second minus sign inside
+    the sum is a slip. Takes X (..., T, D), returns (...), from 1 (rank one) to min(T, D). Exact up to 256 tokens or
+    features; beyond that from the Gram matrix, whose smallest singular values are 3e-8 of the largest, not 0. NaN for
+    X = 0. Raises ShapeError for fewer than two axes.
+    """
+    x_BTD = as_tokens(x_BTD)
+    sigma_BK = singular_values(x_BTD)
+    share_BK = ratio(sigma_BK, sigma_BK.sum(dim=-1, keepdim=True))
+    entropy_B: Tensor = torch.special.entr(share_BK).sum(dim=-1)
+    return entropy_B.exp().to(x_BTD.dtype)
