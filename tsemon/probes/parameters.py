@@ -186,16 +186,17 @@ class ParameterProbe:
                 before, deltas = _adam_update(optimizer, settings[id(stepped[0])], stepped)
                 self._add(group, before, deltas)
             moved = {id(p) for stepped in by_setting.values() for p in stepped}
-            if moved and (still := [p for p in params if id(p) not in moved]):
-                self._sums["before"][group] = self._sums["before"][group] + _squared_norm(still)
+            if still := [p for p in params if id(p) not in moved]:
+                squared = _squared_norm(still)
+                self._sum(group, torch.zeros_like(squared), squared, torch.zeros_like(squared))
 
     def _add(self, group: int, before: list[Tensor], deltas: list[Tensor]) -> None:
         dots = [torch.dot(b.reshape(-1).float(), d.reshape(-1).float()) for b, d in zip(before, deltas, strict=True)]
-        for kind, value in (
-            ("update", _squared_norm(deltas)),
-            ("before", _squared_norm(before)),
-            ("dot", torch.stack([dot.to(dots[0].device, non_blocking=True) for dot in dots]).sum()),
-        ):
+        dot = torch.stack([dot.to(dots[0].device, non_blocking=True) for dot in dots]).sum()
+        self._sum(group, _squared_norm(deltas), _squared_norm(before), dot)
+
+    def _sum(self, group: int, update: Tensor, before: Tensor, dot: Tensor) -> None:
+        for kind, value in (("update", update), ("before", before), ("dot", dot)):
             found = self._sums.setdefault(kind, {})
             found[group] = found[group] + value.to(found[group].device) if group in found else value
 

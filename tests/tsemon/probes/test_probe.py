@@ -528,6 +528,20 @@ class TestParameters:
         got, alignment = reading.layers["update_alignment"][0].double(), F.cosine_similarity(delta, before, dim=0)
         torch.testing.assert_close(got, alignment, rtol=1e-3, atol=2e-5)
 
+    @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+    def test_a_frozen_block_does_not_move_and_counts_in_the_whole(self, kind):
+        torch.manual_seed(0)
+        model, forward = zoo.torch_encoder()
+        model.layers[0].requires_grad_(False)
+        before = torch.cat([p.detach().double().flatten() for p in model.parameters()])
+        reading, _ = reading_of(model, forward, kind(model.parameters(), lr=1e-1))
+        delta = torch.cat([p.detach().double().flatten() for p in model.parameters()]) - before
+        assert reading.layers["update_norm"][0] == 0
+        assert reading.layers["update_ratio"][0] == 0
+        assert reading.layers["update_alignment"][0].isnan(), "what does not move has no direction"
+        got, expected = reading.scalars["update_alignment"].double(), F.cosine_similarity(delta, before, dim=0)
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=2e-5)
+
     def test_several_steps_are_said_to_be_several(self):
         model, forward = zoo.torch_encoder()
         optimizer = torch.optim.AdamW(model.parameters())
