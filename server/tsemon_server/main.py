@@ -45,10 +45,11 @@ class Health(Record):
 
 
 class Guard:
-    """Refuses requests that name a host which is not ours, and sets the safety headers.
+    """Refuses requests that come from pages elsewhere, and sets the safety headers.
 
     A page elsewhere can point its own host name at 127.0.0.1 and read us through its visitor's browser; but it cannot
-    make the browser send another Host than that name.
+    make the browser send another Host than that name. It can write without reading, as browsers send plain text
+    anywhere; but they name the page's Origin then. Programs that are no browsers send none.
     """
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str] | None) -> None:
@@ -66,14 +67,25 @@ class Guard:
                 headers.setdefault("Content-Security-Policy", DOCS_POLICY if scope["path"] == "/docs" else POLICY)
             await send(message)
 
-        host = _without_port(Headers(scope=scope).get("host", ""))
-        if self._hosts is None or host in self._hosts:
-            await self._app(scope, receive, send_safely)
-            return
-        detail = (
-            f"expected one of {', '.join(sorted(self._hosts))} as Host, got {host[:80]!r}; use one of these in the URL"
-        )
-        await problem_response(400, "unknown_host", detail)(scope, receive, send_safely)
+        answer = self._refusal(Headers(scope=scope)) or self._app
+        await answer(scope, receive, send_safely)
+
+    def _refusal(self, headers: Headers) -> ASGIApp | None:
+        if self._hosts is None:
+            return None
+        ours = ", ".join(sorted(self._hosts))
+        host = _without_port(headers.get("host", ""))
+        if host not in self._hosts:
+            detail = f"expected one of {ours} as Host, got {host[:80]!r}; use one of these in the URL"
+            return problem_response(400, "unknown_host", detail)
+        origin = headers.get("origin")
+        if origin is not None and _without_port(origin.partition("://")[2]) not in self._hosts:
+            detail = (
+                f"expected no Origin, or one on {ours}, got {origin[:80]!r}; web pages of other hosts may not use this "
+                "service, programs need no Origin header"
+            )
+            return problem_response(403, "foreign_origin", detail)
+        return None
 
 
 def create_app(
@@ -86,7 +98,8 @@ def create_app(
     if not settings.insecure and not _is_loopback(settings.host):
         raise InvalidArgument(
             f"expected a loopback address such as 127.0.0.1, got host {settings.host!r}: there is no login, so whoever "
-            "reaches the port may read, write and delete everything; listen locally, or accept that with `insecure`"
+            "reaches the port may read, write and delete everything; listen locally, or accept that "
+            "with the option --insecure"
         )
     store = Store(settings.database, clock)
     exposition = Exposition(store, clock)
@@ -118,6 +131,11 @@ def serve(settings: Settings) -> None:
         listener = _listen(settings.host, settings.port)
     except TsemonError as error:
         sys.exit(f"tsemon: {error}")
+    except socket.gaierror as error:
+        sys.exit(
+            f"tsemon: cannot listen on host {settings.host!r}: {error.strerror}; expected an address of this machine "
+            "such as 127.0.0.1, or a name that resolves to one"
+        )
     except OSError as error:
         sys.exit(
             f"tsemon: cannot listen on {settings.host} port {settings.port}: {error.strerror}; "

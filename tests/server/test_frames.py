@@ -62,6 +62,12 @@ class TestFrames:
     def test_may_be_none(self, api, run_id):
         assert api.send_ok(run_id, [])["last_seq"] is None
 
+    def test_keep_a_listed_number_beyond_float32_as_an_infinity(self, api, run_id):
+        body = body_of(GOOD | {"seq": 2, "step": 2, "layers": {"token_similarity": [0.5, 1e39, -1e39]}})
+        assert api.post_raw(run_id, body).status_code == 200
+        series = api.get(f"/runs/{run_id}/series", metric="token_similarity", layer=1)
+        assert (series["mean"], series["nonfinite"]) == ([None], [1])
+
     def test_keep_every_kind_of_number(self, api, run_id):
         frame = GOOD | {
             "scalars": {"nan": None, "nan2": "NaN", "inf": "Infinity", "minus": "-Infinity", "pi": math.pi, "int": 3},

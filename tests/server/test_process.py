@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -16,6 +17,8 @@ import pytest
 
 from tsemon.wire import MAX_BODY_BYTES, frames_to_body
 from tsemon_server.main import _listen
+from tsemon_server.main import serve as serve_forever
+from tsemon_server.settings import Settings
 
 from .conftest import loss_frame
 
@@ -118,6 +121,13 @@ class TestStarting:
         assert status == 1
         assert errors.startswith(f"tsemon: cannot listen on 127.0.0.1 port {taken}: ")
         assert "Traceback" not in errors
+
+    def test_on_a_host_that_is_none_says_so(self, tmp_path):
+        settings = Settings(host="no host", insecure=True, database=f"sqlite:///{tmp_path}/x.db")
+        with pytest.raises(SystemExit) as exit_:
+            serve_forever(settings)
+        assert re.match("tsemon: cannot listen on host 'no host': .*; expected an address", str(exit_.value))
+        assert "port" not in str(exit_.value)
 
     def test_without_a_database_fails_with_a_sentence(self, tmp_path):
         status, errors = Process(tmp_path / "nowhere/tsemon.db").stop()

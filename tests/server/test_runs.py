@@ -102,6 +102,17 @@ class TestARun:
         assert (reply.json()["state"], reply.json()["tags"]) == ("finished", ["a"])
         assert api.get(f"/runs/{run_id}")["config"] == {"x": 1}
 
+    @pytest.mark.parametrize("config", ['{"lr": NaN}', '{"deep": [{"a": -Infinity}]}', '{"lr": 1e999}'])
+    def test_refuses_a_config_with_a_number_that_is_not_finite(self, api, config):
+        run_id = api.register(config={"x": 1})
+        for method, path, start in (("POST", "/runs", '{"run": "other", '), ("PATCH", f"/runs/{run_id}", "{")):
+            reply = api.http.request(method, f"/api/v1{path}", content=f'{start}"config": {config}}}')
+            status, error, detail = problem(reply)
+            assert (status, error) == (422, "invalid_argument")
+            assert detail.startswith("body, config: Every number should be finite")
+        assert api.get(f"/runs/{run_id}")["config"] == {"x": 1}
+        assert len(api.get("/runs")["runs"]) == 1
+
     def test_takes_everything_along_when_it_is_deleted(self, api):
         run_id, kept = api.register("a"), api.register("b")
         for run in (run_id, kept):

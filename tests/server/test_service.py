@@ -8,7 +8,7 @@ from tsemon.errors import InvalidArgument
 from tsemon_server.main import create_app
 from tsemon_server.settings import Settings, settings_from_environment
 
-from .conftest import problem
+from .conftest import loss_frame, problem
 
 
 class TestErrors:
@@ -88,16 +88,30 @@ class TestSafety:
     def test_refuses_the_name_of_another_host(self, api, host):
         assert problem(api.http.get("/healthz", headers={"Host": host}))[:2] == (400, "unknown_host")
 
+    @pytest.mark.parametrize("origin", ["http://evil.example", "https://127.0.0.1.evil.example:8731", "null", ""])
+    def test_refuses_what_pages_elsewhere_send(self, api, origin):
+        headers = {"Origin": origin, "Content-Type": "text/plain"}
+        reply = api.http.post("/api/v1/runs", content='{"run": "csrf"}', headers=headers)
+        status, error, detail = problem(reply)
+        assert (status, error) == (403, "foreign_origin")
+        assert f"got {origin!r}" in detail
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert api.get("/runs")["runs"] == []
+
+    @pytest.mark.parametrize("origin", ["http://127.0.0.1:8731", "http://localhost:1", "http://[::1]:8731"])
+    def test_takes_what_its_own_pages_send(self, api, origin):
+        assert api.http.post("/api/v1/runs", json={"run": "mine"}, headers={"Origin": origin}).status_code == 200
+
     @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.1", "::", "example.org"])
     def test_refuses_to_listen_where_others_reach_it(self, tmp_path, host):
-        with pytest.raises(InvalidArgument, match="expected a loopback address"):
+        with pytest.raises(InvalidArgument, match=r"expected a loopback address.*--insecure"):
             create_app(Settings(host=host, database=f"sqlite:///{tmp_path}/x.db"))
         assert not (tmp_path / "x.db").exists()
 
     def test_listens_anywhere_under_any_name_when_told_so(self, tmp_path):
         app = create_app(Settings(host="0.0.0.0", insecure=True, database=f"sqlite:///{tmp_path}/x.db"))
         with TestClient(app, base_url="http://anything.example") as http:
-            assert http.get("/healthz").status_code == 200
+            assert http.get("/healthz", headers={"Origin": "http://other.example"}).status_code == 200
 
 
 class TestHealth:
@@ -110,6 +124,27 @@ class TestHealth:
             path.write_bytes(b"not a database" * 1000)
         assert api.http.get("/healthz").status_code == 200
         assert problem(api.http.get("/readyz"))[:2] == (503, "store_unavailable")
+
+    @pytest.mark.parametrize("replaced", [False, True])
+    def test_says_that_the_database_file_was_deleted_and_refuses_frames(self, api, replaced):
+        run_id = api.register()
+        api.path.unlink()
+        if replaced:
+            api.path.touch()
+        for reply in (api.http.get("/readyz"), api.send(run_id, [loss_frame(1)])):
+            status, error, detail = problem(reply)
+            assert (status, error) == (503, "store_unavailable")
+            assert f"{api.path} was deleted, moved or replaced" in detail
+            assert "restart the service to begin a new one" in detail
+        assert api.path.exists() == replaced
+
+    def test_is_ok_again_when_the_database_file_is_put_back(self, api):
+        run_id = api.register()
+        aside = api.path.rename(api.path.with_name("aside.db"))
+        assert api.http.get("/readyz").status_code == 503
+        aside.rename(api.path)
+        assert api.http.get("/readyz").status_code == 200
+        assert api.send_ok(run_id, [loss_frame(1)])["accepted"] == 1
 
 
 class TestSettings:

@@ -93,6 +93,18 @@ class TestTheDatabase:
             Store(f"sqlite:///{tmp_path}/x.db")
         assert (tmp_path / "x.db").read_text() == "my diary, page one. " * 100
 
+    @pytest.mark.parametrize("tables", [["diary"], ["run"], ["alembic_version", "runs"]], ids="+".join)
+    def test_of_another_program_is_told_and_left_alone(self, tmp_path, tables):
+        with sqlite3.connect(tmp_path / "x.db") as connection:
+            for table in tables:
+                connection.execute(f"CREATE TABLE {table} (version_num TEXT)")
+        connection.close()
+        before = (tmp_path / "x.db").read_bytes()
+        with pytest.raises(StoreError, match=r"x\.db with tables of another program .*choose another file"):
+            Store(f"sqlite:///{tmp_path}/x.db")
+        assert (tmp_path / "x.db").read_bytes() == before
+        assert [path.name for path in tmp_path.iterdir()] == ["x.db"]
+
     def test_of_a_newer_version_is_told(self, tmp_path):
         Store(f"sqlite:///{tmp_path}/x.db").close()
         with sqlite3.connect(tmp_path / "x.db") as connection:

@@ -10,7 +10,19 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, FiniteFloat, JsonValue, Tag, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    Tag,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from tsemon.catalogue import LAYERED, num_entries
@@ -32,6 +44,17 @@ MetricName = Annotated[str, Field(pattern=f"^{METRIC_NAME}$", max_length=128)]
 Title = Annotated[str, Field(pattern=f"^{NAME}$", max_length=128)]
 WriterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$", max_length=64)]
 Count = Annotated[int, Field(ge=0, le=MAX_STEP)]
+
+
+def _finite(config: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    try:
+        json.dumps(config, allow_nan=False)
+    except ValueError:
+        raise PydanticCustomError("not_finite", "Every number should be finite, as JSON has no others") from None
+    return config
+
+
+Config = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
 Number = FiniteFloat | Literal["NaN", "Infinity", "-Infinity"] | None
 
 _NUMBERS = 'a finite number, null or "NaN", "Infinity", "-Infinity"'
@@ -97,7 +120,7 @@ class Registration(Body):
     """The project that the run belongs to."""
     run: Title
     """The run's name. The same name again is a new attempt of the same run."""
-    config: dict[str, JsonValue] | None = None
+    config: Config | None = None
     """Anything worth keeping with the run; absent, it stays as it was."""
     tags: Annotated[list[Title], Field(max_length=MAX_TAGS)] | None = None
     """Free words for filters; absent, they stay as they were."""
@@ -116,7 +139,7 @@ class RunChange(Body):
     """How the run is doing."""
     tags: Annotated[list[Title], Field(max_length=MAX_TAGS)] | None = None
     """Free words for filters, in place of those there are."""
-    config: dict[str, JsonValue] | None = None
+    config: Config | None = None
     """Anything worth keeping with the run, in place of what there is."""
 
 

@@ -17,8 +17,17 @@ let live = null;
 function viewOf(hash) {
   const [path, query] = hash.replace(/^#/, "").split("?");
   const [, kind, id] = path.split("/");
-  if (kind === "run" && id) return { key: `run ${id}`, make: () => new RunView(main, decodeURIComponent(id), new URLSearchParams(query)) };
+  if (kind === "run" && id) return { key: `run ${id}`, make: () => new RunView(main, decoded(id), new URLSearchParams(query)) };
   return { key: "runs", make: () => new RunsView(main) };
+}
+
+/** The id as it was before it went into the address; as it stands where no page wrote it, which no run has. */
+function decoded(id) {
+  try {
+    return decodeURIComponent(id);
+  } catch {
+    return id;
+  }
 }
 
 function navigate() {

@@ -83,13 +83,14 @@ export class RunsView {
       "for batch in loader:",
       "    loss = train_step(model, optimizer, batch)",
       "    monitor.step(loss=loss)",
+      "monitor.close()",
     ].join("\n");
     this.empty = h(
       "section",
       { class: "card empty" },
       h("h1", {}, "No runs yet"),
       h("p", {}, "A run shows here as soon as a training process attaches to this service. In the training script:"),
-      h("pre", { tabindex: "0", "aria-label": "Five lines that attach a training to this service" }, h("code", {}, snippet)),
+      h("pre", { tabindex: "0", "aria-label": "Six lines that attach a training to this service" }, h("code", {}, snippet)),
       h("p", { class: "quiet" }, "This page looks for it every two seconds; there is nothing to reload."),
     );
     this.main.replaceChildren(this.empty);

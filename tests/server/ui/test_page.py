@@ -39,6 +39,7 @@ class TestAServiceWithoutRuns:
         expect(page.locator("pre")).to_contain_text(
             f'tsemon.attach(model, optimizer, run="my-run", server="{service.url}")'
         )
+        expect(page.locator("pre")).to_contain_text("monitor.close()")
 
     def test_shows_the_first_run_without_a_reload(self, page, service):
         page.goto("/")
@@ -262,11 +263,12 @@ class TestWhatAClientSends:
 
 
 class TestTrouble:
-    def test_is_told_for_a_run_that_is_not_there(self, browser, service):
+    @pytest.mark.parametrize("run_id", ["nothing", "%E0%A4%A"])
+    def test_is_told_for_a_run_that_is_not_there(self, browser, service, run_id):
         # A page without the watch on the console: Chromium itself writes the 404 there.
         page = browser.new_page()
-        page.goto(f"{service.url}/#/run/nothing")
-        expect(page.get_by_role("alert")).to_contain_text("nothing")
+        page.goto(f"{service.url}/#/run/{run_id}")
+        expect(page.get_by_role("alert")).to_contain_text(run_id)
         expect(page.get_by_role("alert").get_by_role("link", name="All runs")).to_be_visible()
         page.close()
 
