@@ -292,9 +292,46 @@ class TestTheDemo:
                     assert client.run(failing["run_id"])["latest"]["scalars"]["contained_faults"] == 0
                 assert "digits-post-norm: token-similarity-escalation at step" in output
                 assert "digits-de-escalated: no alert" in output
+                summary = output[output.index("Summary") :].splitlines()
+                verdicts = [line for line in summary if line.startswith("digits-")]
+                assert len(verdicts) == 2
+                assert all(line.endswith("chance is 2.303") for line in verdicts), "no line is wrapped"
+                assert "The page:" not in output, "that service is gone"
+                kept = summary[-1].removeprefix("The runs are kept: ")
+                shown = subprocess.run(f"{kept} --help", shell=True, cwd=tmp_path, capture_output=True, check=False)
+                assert shown.returncode == 0, shown
+                assert kept.endswith("serve --database sqlite:///.tsemon/demo.db")
             finally:
                 new.terminate()
                 new.wait()
+
+    def test_takes_its_service_along_when_it_is_killed(self, tmp_path):
+        with demo_process(tmp_path) as demo:
+            while not (services := psutil.Process(demo.pid).children()):
+                assert demo.poll() is None, demo.stdout.read()
+                time.sleep(0.01)
+            demo.kill()
+            demo.wait()
+            gone, _ = psutil.wait_procs(services, timeout=30)
+            assert gone == services
+
+    @pytest.mark.parametrize(
+        ("database", "text"),
+        [
+            ("/proc/x/demo.db", "expected a file that can be written as --database, got /proc/x/demo.db: "),
+            ("docs", "got docs: it is a folder"),
+            ("notes.txt", "the service ended with status 1: the database"),
+        ],
+    )
+    def test_says_at_once_that_its_database_cannot_be_used(self, database, text, tmp_path):
+        (tmp_path / "docs").mkdir()
+        (tmp_path / "notes.txt").write_text("no database\n" * 100)
+        with demo_process(tmp_path, "--database", database) as demo:
+            output = demo.communicate()[0]
+        assert demo.returncode == 1
+        assert text in output
+        assert output.count("\n") == 1
+        assert not (tmp_path / "docs.log").exists()
 
     def test_ends_quietly_at_ctrl_c_in_a_terminal(self, tmp_path):
         keyboard, terminal = pty.openpty()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -34,14 +38,12 @@ def options(
 
 @app.command()
 def serve(
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on. [env: TSEMON_HOST; default: 127.0.0.1]")
-    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (TSEMON_HOST, default 127.0.0.1).")] = None,
     port: Annotated[
-        int | None, typer.Option(help="Port to listen on. [env: TSEMON_PORT; default: 8731]", min=0, max=65535)
+        int | None, typer.Option(help="Port to listen on (TSEMON_PORT, default 8731).", min=0, max=65535)
     ] = None,
     database: Annotated[
-        str | None, typer.Option(help="Database URL. [env: TSEMON_DATABASE; default: sqlite:///tsemon.db]")
+        str | None, typer.Option(help="Database URL (TSEMON_DATABASE, default sqlite:///tsemon.db).")
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen where others can reach it, although there is no login.")
@@ -76,7 +78,8 @@ def demo(
 ) -> None:
     """Train a deep post-norm transformer and its de-escalated twin, and watch the first one fail."""
     _require("fastapi", "uvicorn", "sqlalchemy", "alembic", "httpx", "sklearn", extra="demo")
-    from tsemon.demo import run_demo
+    with _leaving_at_ctrl_c():
+        from tsemon.demo import run_demo
 
     run_demo(text=text, port=port, database=database)
 
@@ -93,9 +96,19 @@ def sync(
     for result in results:
         typer.echo(result)
     if not results:
-        typer.echo(f"nothing to send in {folder}")
+        typer.echo(f"no spools in {folder}: nothing to send")
     if any(result.error for result in results):
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _leaving_at_ctrl_c() -> Iterator[None]:
+    """For slow imports. A KeyboardInterrupt in the middle of PyTorch's is a C++ abort; nothing is there to end yet."""
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _require(*packages: str, extra: str) -> None:

@@ -6,7 +6,11 @@ table shows what that service answers over REST.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import os
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +21,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import tsemon
-from tsemon.errors import ServerUnreachable, TsemonError
+from tsemon.errors import ServerUnreachable, StoreError, TsemonError
 from tsemon.train.presets import DIGITS, TEXT, DemoPreset, start
 from tsemon_client import Client
 
@@ -37,6 +42,9 @@ PLAIN_ROWS = 10
 """Rows printed per run where the output is no terminal."""
 SERVER_START_S = 30.0
 LOSS_WINDOW = 50
+_PR_SET_PDEATHSIG = 1
+# Looked up here: between fork and exec another thread's lock may be held for good, the loader's for one.
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
 
 
 @dataclass
@@ -55,6 +63,8 @@ class Row:
 def run_demo(*, text: bool, port: int, database: Path) -> None:
     """Train both models and print what the service sees. Ends after the summary, in a terminal only after Ctrl-C."""
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.soft_wrap = True  # a file or a pipe has no width
     preset = TEXT if text else DIGITS
     for received in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(received, lambda number, _: sys.exit(128 + number))
@@ -63,12 +73,23 @@ def run_demo(*, text: bool, port: int, database: Path) -> None:
             board = Board(client, [Row(name) for name in _run_names(preset)], preset.num_steps, console)
             losses = _train(preset, url, board, database.parent)
             summarize(console, board, losses, preset)
-        console.print(f"\nThe page: [bold]{url}/[/]   The API: {url}/docs")
         if console.is_terminal:
+            console.print(f"\nThe page: [bold]{url}/[/]   The API: {url}/docs")
             console.print("Still serving. Ctrl-C ends it.")
             with suppress(KeyboardInterrupt):
                 server.wait()
-        console.print(f"The runs are kept: tsemon serve --database sqlite:///{database}", soft_wrap=True)
+        serve = f"{_command()} serve --database {shlex.quote(f'sqlite:///{database}')}"
+        console.print(f"The runs are kept: {serve}", soft_wrap=True, markup=False)
+
+
+def _command() -> str:
+    """How `tsemon` can be called from here."""
+    if shutil.which("tsemon"):
+        return "tsemon"
+    script = Path(sys.executable).with_name("tsemon")
+    if script.exists():
+        return shlex.quote(os.path.relpath(script))
+    return f"{shlex.quote(sys.executable)} -m tsemon"
 
 
 def _train(preset: DemoPreset, url: str, board: Board, spool_dir: Path) -> dict[str, deque[float]]:
@@ -126,7 +147,7 @@ def summarize(console: Console, board: Board, losses: dict[str, deque[float]], p
             if row.alert["state"] == "resolved":
                 steps += f", resolved at step {row.alert['resolved_step']}"
             console.print(f"[red]{row.name}: {row.alert['rule']} {steps}[/]; {loss}")
-            console.print(f"  {row.alert['summary']}", soft_wrap=not console.is_terminal)
+            console.print(f"  {row.alert['summary']}")
             for place, layer in row.alert["evidence"].get("layers", {}).items():
                 values = ", ".join(
                     f"{name} {value:.3g}" for name, value in layer.items() if name != "layer" and value is not None
@@ -182,7 +203,7 @@ class Board:
         colour = "red" if alert.state == "firing" else "green"
         step = alert.firing_step if alert.state == "firing" else alert.resolved_step
         text = f"[{colour}]{alert.state}[/] at step {step}: {alert.rule}. {alert.summary}"
-        self._console.print(text, soft_wrap=not self._console.is_terminal)
+        self._console.print(text)
 
     def refresh(self) -> None:
         """Ask the service for both runs now."""
@@ -247,15 +268,28 @@ def _cells(row: Row) -> tuple[str, str, str, str, str, str, str]:
 @contextmanager
 def _service(port: int, database: Path, console: Console) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """`tsemon serve` in a process of its own, gone when the block ends."""
-    database.parent.mkdir(parents=True, exist_ok=True)
+    log_path = database.with_suffix(".log")
+    try:
+        if database.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        database.parent.mkdir(parents=True, exist_ok=True)
+        log_file = log_path.open("ab")
+    except OSError as error:
+        raise StoreError(
+            f"expected a file that can be written as --database, got {database}: {error.strerror}; choose another"
+        ) from error
     port = _free_port(port)
     url = f"http://127.0.0.1:{port}"
-    log_path = database.with_suffix(".log")
-    with log_path.open("ab") as log_file:
+    with log_file:
         command = [sys.executable, "-m", "tsemon", "serve", "--port", str(port), "--database", f"sqlite:///{database}"]
         # Its own group: Ctrl-C is for the demo, which ends the service once the runs are delivered.
         server = subprocess.Popen(
-            command, stdout=log_file, stderr=log_file, stdin=subprocess.DEVNULL, start_new_session=True
+            command,
+            stdout=log_file,
+            stderr=log_file,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=partial(_end_with, os.getpid()),
         )
     try:
         _await_start(server, url, log_path)
@@ -278,7 +312,18 @@ def _await_start(server: subprocess.Popen[bytes], url: str, log_path: Path) -> N
                 next(client.runs(), None)
                 return
             time.sleep(0.1)
-    raise ServerUnreachable(f"the service did not start within {SERVER_START_S:.0f} s; its log is {log_path}")
+    if server.poll() is None:
+        raise ServerUnreachable(f"the service did not start within {SERVER_START_S:.0f} s; its log is {log_path}")
+    last = log_path.read_text(errors="replace").strip().rpartition("\n")[2].removeprefix("tsemon: ")
+    raise ServerUnreachable(f"the service ended with status {server.returncode}: {last} (its log is {log_path})")
+
+
+def _end_with(parent: int) -> None:
+    """In the service's process: SIGKILL leaves the demo no time to end it, so Linux is asked to."""
+    if _PRCTL is not None:
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it was killed before it could be asked
+            os._exit(1)
 
 
 def _free_port(wanted: int) -> int:

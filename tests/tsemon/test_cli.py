@@ -32,6 +32,7 @@ class TestTheCommandLine:
             (("serve", "--database", "mysql://nowhere/x", "--port", "0"), "database"),
             (("serve", "--database", "sqlite:////proc/no/such.db", "--port", "0"), "cannot be used"),
             (("sync", ".", "--server", "nonsense"), "http"),
+            (("sync", "no/such", "--server", "http://127.0.0.1:9"), "no/such is not there"),
         ],
     )
     def test_ends_with_one_clear_line(self, arguments, text, tmp_path):
@@ -41,6 +42,33 @@ class TestTheCommandLine:
         assert done.stderr.startswith("tsemon: ")
         assert done.stderr.count("\n") == 1, done.stderr
 
-    def test_syncs_nothing_from_an_empty_folder(self, tmp_path):
+    def test_tells_the_variables_and_defaults_of_serve(self):
+        shown = " ".join(run("serve", "--help").stdout.replace("│", " ").split())
+        for text in (
+            "(TSEMON_HOST, default 127.0.0.1)",
+            "(TSEMON_PORT, default 8731)",
+            "(TSEMON_DATABASE, default sqlite:///tsemon.db)",
+        ):
+            assert text in shown
+
+    @pytest.mark.parametrize("module", ["tsemon.cli", "torch"])
+    def test_ends_quietly_at_ctrl_c_while_it_still_imports(self, module, tmp_path):
+        code = f"""
+import os, signal, sys
+
+class Keyboard:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Keyboard())
+sys.argv = ["tsemon", "demo"]
+from tsemon.__main__ import main
+main()
+"""
+        done = run(code=code, cwd=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+    def test_says_that_a_folder_holds_nothing_to_sync(self, tmp_path):
         done = run("sync", str(tmp_path), "--server", "http://127.0.0.1:9")
-        assert (done.returncode, done.stdout) == (0, f"nothing to send in {tmp_path}\n")
+        assert (done.returncode, done.stdout) == (0, f"no spools in {tmp_path}: nothing to send\n")

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import os
 import random
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -188,6 +189,13 @@ class Outbox:
                 self._spool.discard()
             else:
                 self._spool.close()
+        folder = self._spool.folder
+        if self._delivery is not None and not self._is_delivered and folder is not None:
+            self._warn(
+                "left",
+                f"{self._spool.num_unsent} frames and the end of the run were not delivered and wait in {folder}; "
+                f"`tsemon sync {shlex.quote(str(folder.parents[2]))} --server URL` sends them",
+            )
         in_memory = self._overflow.num_unsent + (0 if self._spool.folder else self._spool.num_unsent)
         if in_memory:
             self._warn("lost", f"{in_memory} frames were in memory alone, could not be delivered, and are lost")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
-from tsemon.errors import ServerUnreachable, SpoolInUse, TsemonError
+from tsemon.errors import ServerUnreachable, SpoolError, SpoolInUse, TsemonError
 from tsemon.transport.courier import Courier
 from tsemon.transport.http import HttpDelivery
 from tsemon.transport.spool import Spool, find_spools
@@ -26,6 +27,18 @@ class Synced:
     error: TsemonError | None = None
     """Why it was not delivered to the end, where it was not."""
 
+    def __str__(self) -> str:
+        """One line: project and run as the folder names them, and what became of their frames."""
+        parts = [f"{self.num_sent} frames sent"]
+        if self.num_refused:
+            parts.append(f"{self.num_refused} refused, see {self.folder / 'refused.jsonl'}")
+        if self.num_damaged:
+            parts.append(f"{self.num_damaged} damaged segments, what stood behind the damage is lost")
+        if self.error:
+            parts.append(f"{self.num_remaining} remain: {self.error}")
+        project, run = map(unquote, self.folder.parts[-3:-1])
+        return f"{project}/{run}: {', '.join(parts)}"
+
 
 def sync(
     root: Path | str,
@@ -38,7 +51,10 @@ def sync(
 
     A spool that cannot be delivered is reported and does not hold up the others, but once the service does not answer,
     the rest is left for the next time. Calling it again is always right: what has arrived is not stored twice.
+    Raises SpoolError where `root` is no folder.
     """
+    if not Path(root).is_dir():
+        raise SpoolError(f"expected a spool folder, as attach() wrote it, but {root} is not there or is no folder")
     delivery = HttpDelivery(server, timeout_s)
     try:
         return list(deliver_leftovers(find_spools(root), delivery, on_warning))

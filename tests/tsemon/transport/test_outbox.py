@@ -8,6 +8,7 @@ import threading
 import psutil
 import pytest
 
+from tsemon.errors import SpoolError
 from tsemon.transport import HttpDelivery, MemorySpool, Outbox, Spool, find_spools, sync
 
 
@@ -261,6 +262,18 @@ class TestClosing:
         (folder,) = find_spools(tmp_path)
         assert (folder / "end.json").exists()
 
+    def test_says_what_is_left_where_and_how_to_send_it(self, peer, tmp_path, open_outbox, sample):
+        peer.stop()
+        outbox = open_outbox(peer.url)
+        for step in range(3):
+            outbox.put(sample(step))
+        outbox.close(0.1)
+        (folder,) = find_spools(tmp_path)
+        assert outbox.warnings[-1] == (
+            f"3 frames and the end of the run were not delivered and wait in {folder}; "
+            f"`tsemon sync {tmp_path} --server URL` sends them"
+        )
+
     def test_goes_on_where_frames_would_be_lost(self, peer, open_outbox, registration, sample):
         peer.stop()
         outbox, delivery = self.open(open_outbox, peer.url, spool=MemorySpool(registration(), "rank0"))
@@ -496,6 +509,18 @@ class TestLeftovers:
         assert [(synced.num_sent, synced.num_remaining) for synced in done] == [(0, 2), (0, 2)]
         assert all("does not answer" in str(synced.error) for synced in done)
         assert len(find_spools(tmp_path)) == 2
+
+    def test_are_told_in_a_readable_line_each(self, peer, tmp_path, registration, sample):
+        self.leave(tmp_path, registration, sample, "a", 2)
+        assert [str(synced) for synced in sync(tmp_path, peer.url)] == ["default/gpt: 2 frames sent"]
+        self.leave(tmp_path, registration, sample, "b", 2)
+        peer.stop()
+        (synced,) = sync(tmp_path, peer.url)
+        assert str(synced) == f"default/gpt: 0 frames sent, 2 remain: {synced.error}"
+
+    def test_are_not_looked_for_where_there_is_no_folder(self, peer, tmp_path):
+        with pytest.raises(SpoolError, match="is not there"):
+            sync(tmp_path / "nowhere", peer.url)
 
     def test_of_two_processes_under_one_run_name_do_not_mix(self, peer, tmp_path, registration):
         code = (
