@@ -21,7 +21,8 @@ from rich.console import Console
 import tsemon
 from tests import zoo
 from tests.service import ServiceProcess, await_service
-from tsemon.demo import Board, Row, summarize
+from tsemon.demo import summarize
+from tsemon.demo.board import Board, Row
 from tsemon.models import VisionTransformer
 from tsemon.train.presets import DIGITS
 from tsemon.transport import sync

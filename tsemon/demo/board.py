@@ -1,0 +1,146 @@
+"""The demo's live table."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+import tsemon
+from tsemon.errors import ServerUnreachable, TsemonError
+from tsemon_client import Client
+
+PLAIN_ROWS = 10
+"""Rows printed per run where the output is no terminal."""
+
+
+@dataclass
+class Row:
+    """What the service last said of one run."""
+
+    name: str
+    run_id: str = ""
+    step: int | None = None
+    loss: float | None = None
+    similarity: tuple[float | None, float | None, float | None] = (None, None, None)
+    alert: dict[str, Any] | None = None
+    """The one that fires, else the newest that did."""
+
+
+class Board:
+    """The live table. It asks the service from a thread of its own: training does not wait for what people look at."""
+
+    def __init__(self, client: Client, rows: list[Row], num_steps: int, console: Console) -> None:
+        self._client = client
+        self.rows = rows
+        self._num_steps = num_steps
+        self._console = console
+        self._progress = Progress(
+            TextColumn("training both"),
+            BarColumn(None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._task = self._progress.add_task("train", total=num_steps)
+        self._trouble = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="demo-board", daemon=True)
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._render)
+
+    def __enter__(self) -> Board:
+        if self._console.is_terminal:
+            self._live.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def advance(self, num_done: int) -> None:
+        """Called by the training loop after each step of both models."""
+        self._progress.update(self._task, completed=num_done)
+        if not self._console.is_terminal and num_done % (self._num_steps // PLAIN_ROWS) == 0:
+            self.refresh()
+            if num_done == self._num_steps // PLAIN_ROWS:
+                self._print_plain("step", "run", "loss", "token similarity: first", "middle", "last block", "alert")
+            for row in self.rows:
+                self._print_plain(*_cells(row))
+
+    def tell(self, alert: tsemon.Alert) -> None:
+        """Called by a monitor, on the training thread, when an alert fires or resolves."""
+        colour = "red" if alert.state == "firing" else "green"
+        step = alert.firing_step if alert.state == "firing" else alert.resolved_step
+        text = f"[{colour}]{alert.state}[/] at step {step}: {alert.rule}. {alert.summary}"
+        self._console.print(text)
+
+    def refresh(self) -> None:
+        """Ask the service for both runs now."""
+        try:
+            for row in self.rows:
+                self._read(row)
+            self._trouble = ""
+        except ServerUnreachable:
+            self._trouble = "the service does not answer; training goes on, frames wait on disk"
+        except TsemonError as error:
+            self._trouble = str(error)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(1.0):
+            self.refresh()
+
+    def _read(self, row: Row) -> None:
+        row.run_id = row.run_id or self._client.find_run(row.name, project="demo")["run_id"]
+        run = self._client.run(row.run_id)
+        if run["latest"] is not None:
+            row.step, row.loss = run["latest"]["step"], run["latest"]["scalars"].get("loss")
+            column = self._client.heatmap(row.run_id, "token_similarity", from_step=row.step, columns=1)["values"]
+            if column:
+                values = column[-1]
+                row.similarity = (values[1], values[len(values) // 2], values[-1])
+        fired = [
+            alert
+            for alert in self._client.alerts(run_id=row.run_id)
+            if alert["attempt"] == run["attempt"] and alert["firing_step"] is not None
+        ]
+        row.alert = max(fired, key=lambda alert: alert["state"] == "firing", default=None)
+
+    def _render(self) -> Group:
+        return Group(self._table(), self._progress, self._trouble)
+
+    def _table(self) -> Table:
+        table = Table(title="token similarity by depth", title_justify="left")
+        for name in ("step", "run", "loss", "first block", "middle", "last block", "alert"):
+            table.add_column(name, no_wrap=True)
+        for row in self.rows:
+            step, name, *numbers, alert = _cells(row)
+            table.add_row(step, name, *numbers, f"[{'green' if row.alert is None else 'bold red'}]{alert}[/]")
+        return table
+
+    def _print_plain(self, step: str, run: str, loss: str, first: str, middle: str, last: str, alert: str) -> None:
+        line = f"{step:>5}  {run:<22} {loss:>7} {first:>24} {middle:>8} {last:>11}  {alert}"
+        self._console.print(line, soft_wrap=True)
+
+
+def _cells(row: Row) -> tuple[str, str, str, str, str, str, str]:
+    first, middle, last = row.similarity
+    if row.alert is None:
+        alert = "none"
+    elif row.alert["state"] == "firing":
+        alert = f"{row.alert['family']} since {row.alert['firing_step']}"
+    else:
+        alert = f"{row.alert['family']} at {row.alert['firing_step']}, resolved at {row.alert['resolved_step']}"
+    step = "-" if row.step is None else str(row.step)
+    return step, row.name, _format(row.loss), _format(first), _format(middle), _format(last), alert
+
+
+def _format(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
