@@ -62,6 +62,10 @@ class ActivationProbe:
                     lambda _, args, kwargs, output, entry=entry: self._take_deescalated(entry, output),
                 )
 
+    def take_input(self, args: Any, kwargs: Any) -> None:
+        """Take the first block's input where no hook could: from its arguments."""
+        self._take(0, (args, kwargs))
+
     def collect(self) -> dict[str, Tensor]:
         """Metric name to one value per entry; NaN where a hook did not fire, nothing at all where none did."""
         if not self._entries:

@@ -62,9 +62,12 @@ class AttentionProbe:
     def listen(self, hooks: Hooks) -> None:
         """Tap the blocks' attention for the pass that begins."""
         self.forget()
+        tapped = set[int]()
         for layer, block in enumerate(self._blocks):
-            if block.attention is None or is_compiled(block.module):
+            # Of one attention that several blocks share, only the first layer's pass could be told from the others.
+            if block.attention is None or id(block.attention) in tapped or is_compiled(block.module):
                 continue
+            tapped.add(id(block.attention))
             has_fast_path = any(isinstance(part, nn.MultiheadAttention) for part in block.attention.modules())
             if not (has_fast_path and may_take_fast_path(block.attention)):
                 take = functools.partial(self._take, hooks.guard, layer)
@@ -116,6 +119,8 @@ class AttentionTap(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             with _tapped_functional(self):
                 return func(*args, **kwargs)

@@ -68,15 +68,18 @@ def find_blocks(
     ]
 
 
-def find_gate(model: nn.Module, blocks: Sequence[Block]) -> nn.Module:
-    """The innermost module that holds all blocks and is itself called: where a forward pass through them begins."""
+def path_to_gate(model: nn.Module, blocks: Sequence[Block]) -> list[nn.Module]:
+    """From the model to the gate, the innermost module that holds all blocks and is itself called.
+
+    A forward pass through the blocks begins at the gate; what it was given may be known to any module on the way.
+    """
     parents = [block.name.split(".")[:-1] for block in blocks]
     common = list(itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*parents, strict=False)))
     path = [parts[0] for parts in common]
     # Containers are as often looped over as called.
     while path and isinstance(model.get_submodule(".".join(path)), nn.ModuleList | nn.ModuleDict | nn.Sequential):
         path.pop()
-    return model.get_submodule(".".join(path))
+    return [model.get_submodule(".".join(path[:end])) for end in range(len(path) + 1)]
 
 
 def may_take_fast_path(module: nn.Module) -> bool:
@@ -89,7 +92,17 @@ def may_take_fast_path(module: nn.Module) -> bool:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether the module, or a part of it, is compiled: what is changed in it then is compiled again."""
-    return any(getattr(part, "_compiled_call_impl", None) or hasattr(part, "_orig_mod") for part in module.modules())
+    return any(runs_compiled(part) for part in module.modules())
+
+
+def runs_compiled(module: nn.Module) -> bool:
+    """Whether a call of this very module runs compiled."""
+    own_forward = vars(module).get("forward")
+    return bool(
+        getattr(module, "_compiled_call_impl", None)
+        or hasattr(module, "_orig_mod")
+        or hasattr(own_forward, "_torchdynamo_orig_callable")
+    )
 
 
 def _stacks(module: nn.Module) -> Iterator[nn.Module]:

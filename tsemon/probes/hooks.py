@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import MethodType
 from typing import Any
 
 import torch
@@ -44,16 +47,18 @@ class Hooks:
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
+        self.generation = 0
+        """Counts the removals. An interrupt may leave a hook behind; it does nothing in a later generation."""
         self._handles: list[Any] = []
         self._within: list[tuple[nn.Module, Context]] = []
 
     def before(self, module: nn.Module, hook: Callable[..., None]) -> None:
         """Call hook(module, args, kwargs) before the module's forward."""
-        self._handles.append(module.register_forward_pre_hook(Guarded(self.guard, hook), with_kwargs=True))
+        self._handles.append(module.register_forward_pre_hook(Guarded(self, hook), with_kwargs=True))
 
     def after(self, module: nn.Module, hook: Callable[..., None], *, always: bool = False) -> None:
         """Call hook(module, args, kwargs, output) after the module's forward; `always`: also when that raised."""
-        guarded = Guarded(self.guard, hook)
+        guarded = Guarded(self, hook)
         self._handles.append(module.register_forward_hook(guarded, with_kwargs=True, always_call=always))
 
     def within(self, module: nn.Module, context: Context) -> None:
@@ -71,20 +76,22 @@ class Hooks:
         self, optimizer: torch.optim.Optimizer, before: Callable[..., None], after: Callable[..., None]
     ) -> None:
         """Call before(optimizer, args, kwargs) and after(optimizer, args, kwargs) around the optimizer's step."""
-        self._handles.append(optimizer.register_step_pre_hook(Guarded(self.guard, before)))
-        self._handles.append(optimizer.register_step_post_hook(Guarded(self.guard, after)))
+        self._handles.append(optimizer.register_step_pre_hook(Guarded(self, before)))
+        self._handles.append(optimizer.register_step_post_hook(Guarded(self, after)))
 
     def remove(self) -> None:
-        """Take all of them out again."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for module, context in self._within:
+        """Take all of them out again. An interrupt in the middle leaves the rest to the next call."""
+        self.generation += 1
+        while self._handles:
+            self._handles[-1].remove()
+            self._handles.pop()
+        while self._within:
+            module, context = self._within[-1]
             if isinstance(forward := vars(module).get("forward"), ForwardWithin):
-                forward.contexts.remove(context)
+                forward.contexts = [other for other in forward.contexts if other is not context]
                 if not forward.contexts:
                     forward.put_back(module)
-        self._within.clear()
+            self._within.pop()
 
 
 class ForwardWithin:
@@ -92,6 +99,7 @@ class ForwardWithin:
 
     def __init__(self, module: nn.Module) -> None:
         self.contexts: list[Context] = []
+        self._module = module
         self._forward = module.forward
         self._own = vars(module).get("forward")
         """A forward that somebody else has put on this very module."""
@@ -104,6 +112,20 @@ class ForwardWithin:
                 stack.enter_context(context())
             return self._forward(*args, **kwargs)
 
+    # An interrupt may leave it in the module, and what people do then is to save the model.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
+        if self._own is not None:
+            own: Callable[..., Any] = copy.deepcopy(self._own, memo)
+            return own
+        copied = memo[id(self._module)]
+        return MethodType(type(copied).forward, copied)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._own is not None:
+            return functools.partial, (self._own,)
+        return getattr, (self._module, "forward")  # where it is loaded, its class's
+
     def put_back(self, module: nn.Module) -> None:
         """Let the module run its own forward again."""
         del module.forward
@@ -114,14 +136,15 @@ class ForwardWithin:
 class Guarded:
     """One hook. What is copied or pickled with a model that is hooked is a function that does nothing."""
 
-    def __init__(self, guard: Guard, hook: Callable[..., None]) -> None:
-        self._guard = guard
+    def __init__(self, hooks: Hooks, hook: Callable[..., None]) -> None:
+        self._hooks = hooks
+        self._generation = hooks.generation
         self._hook = hook
 
     def __call__(self, *args: Any) -> None:
         # Traced into a graph it would break that graph, or raise where the user has forbidden breaks.
-        if not torch.compiler.is_compiling():
-            self._guard.run(self._hook, *args)
+        if not torch.compiler.is_compiling() and self._generation == self._hooks.generation:
+            self._hooks.guard.run(self._hook, *args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
         return nullcontext().__exit__

@@ -36,7 +36,9 @@ class ParameterProbe:
     def __init__(self, model: nn.Module, blocks: list[Block], optimizer: torch.optim.Optimizer | None) -> None:
         self._model = model
         self._blocks = blocks
-        self._optimizer = optimizer
+        # A wrapper, such as Accelerate's, steps through the optimizer inside it.
+        inner = getattr(optimizer, "optimizer", None)
+        self._optimizer = inner if isinstance(inner, torch.optim.Optimizer) else optimizer
         self._groups: dict[int, list[nn.Parameter]] = {}
         self._before: dict[int, list[Tensor]] = {}
         self._stepping: dict[int, list[nn.Parameter]] = {}

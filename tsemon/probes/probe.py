@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tsemon.probes.activations import ActivationProbe
 from tsemon.probes.attention import AttentionProbe
-from tsemon.probes.discovery import Block, find_gate
+from tsemon.probes.discovery import Block, path_to_gate, runs_compiled
 from tsemon.probes.hooks import Guard, Hooks
 from tsemon.probes.padding import Padding
 from tsemon.probes.parameters import ParameterProbe
@@ -42,13 +42,14 @@ class Probe:
         measures: Collection[str],
         on_fault: Callable[[Exception], None],
     ) -> None:
-        self._model = model
         self._blocks = blocks
-        self._gate = find_gate(model, blocks)
+        self._path = path_to_gate(model, blocks)
+        self._gate = self._path[-1]
+        self._is_gate_called = True
         self._measures = measures
         self._guard = Guard(on_fault)
         self._outer, self._inner = Hooks(self._guard), Hooks(self._guard)
-        self._padding = Padding(model, num_stacks=1 + max(block.stack for block in blocks))
+        self._padding = Padding(num_stacks=1 + max(block.stack for block in blocks))
         self._activations = ActivationProbe(blocks, self._padding)
         self._attention = AttentionProbe(blocks, self._padding)
         self._parameters = ParameterProbe(model, blocks, optimizer)
@@ -65,16 +66,22 @@ class Probe:
         """Watch the next step."""
         self._saw_train_mode = None
         if self._wants(self._activations.METRICS) or self._wants(self._attention.METRICS):
-            self._outer.before(self._model, self._padding.read)
-            self._outer.before(self._gate, self._open)
-            self._outer.after(self._gate, self._close, always=True)
+            for module in self._path:
+                self._outer.before(module, self._padding.read)
+            if self._is_gate_called:
+                self._outer.before(self._gate, self._open)
+                self._outer.after(self._gate, self._close, always=True)
+            else:
+                self._outer.before(self._blocks[0].module, self._open_at_first_block)
         if self._wants(self._parameters.METRICS):
             self._parameters.arm(self._outer)
 
     def disarm(self) -> None:
         """Take every hook out again, and let go of what was seen."""
-        self._inner.remove()
-        self._outer.remove()
+        try:
+            self._inner.remove()
+        finally:
+            self._outer.remove()
         for part in (self._activations, self._attention, self._parameters, self._padding):
             part.forget()
 
@@ -94,7 +101,7 @@ class Probe:
         # takes its place. (Who trains in eval mode, to be rid of dropout, makes no other.)
         is_first = self._saw_train_mode is None
         is_better = self._saw_train_mode is False and gate.training
-        if not self._guard.is_grad_enabled or not (is_first or is_better):
+        if not self._guard.is_grad_enabled or not (is_first or is_better) or runs_compiled(gate):
             return
         self._saw_train_mode = gate.training
         self._inner.remove()
@@ -103,13 +110,33 @@ class Probe:
         if self._wants(self._attention.METRICS):
             self._attention.listen(self._inner)
 
-    def _close(self, *_: Any) -> None:
+    def _open_at_first_block(self, block: nn.Module, args: Any, kwargs: Any) -> None:
+        was = self._saw_train_mode
+        self._open(block)
+        if self._saw_train_mode is not was and self._wants(self._activations.METRICS):
+            self._activations.take_input(args, kwargs)  # too late for a hook of its own
+
+    def _close(self, gate: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._inner.remove()
+        self._padding.forget()
+        if output is None:  # the pass failed half way; it may be tried again
+            self._saw_train_mode = None
+            self._activations.forget()
+            self._attention.forget()
 
     def _wants(self, names: Collection[str]) -> bool:
         return any(name in self._measures for name in names)
 
     def _collect(self, reading: Reading) -> None:
+        # Some call the blocks without their owner's forward, from a training_step for one. Then the first block is the
+        # gate from now on, unless hooks there between passes would disable its fast path, or be compiled.
+        first = self._blocks[0].module
+        if (
+            self._saw_train_mode is None
+            and not isinstance(first, nn.TransformerEncoderLayer)
+            and not runs_compiled(first)
+        ):
+            self._is_gate_called = False
         # Each part by itself: a fault in one leaves the others.
         if self._wants(self._activations.METRICS):
             self._guard.run(self._collect_activations, reading)

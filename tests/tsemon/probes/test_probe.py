@@ -199,6 +199,68 @@ class TestActivations:
     def test_know_no_centred_similarity_of_a_single_sequence(self):
         assert _averages(token_statistics(torch.randn(1, 6, 8)), width=8)["centred_token_similarity"].isnan()
 
+    def test_find_the_mask_whoever_on_the_way_was_given_it(self):
+        class Wrapped(nn.Module):
+            def __init__(self, model):
+                super().__init__()
+                self.model = model
+
+            def forward(self, batch):
+                return self.model(batch["ids"], batch["mask"]).logits
+
+        torch.manual_seed(0)
+        model, _ = zoo.llama()
+        wrapped, ids = Wrapped(model), zoo.ids(batch=2)
+        mask = (torch.arange(12) < torch.tensor([[5], [9]])).long()
+        expected, _ = reading_of(model, lambda: model(ids, attention_mask=mask).logits)
+        plain, _ = reading_of(model, lambda: model(ids).logits)
+        got, _ = reading_of(wrapped, lambda: wrapped({"ids": ids, "mask": mask}))
+        assert got.layers["token_similarity"].tolist() == expected.layers["token_similarity"].tolist()
+        assert got.layers["token_similarity"].tolist() != plain.layers["token_similarity"].tolist()
+
+    def test_are_read_where_the_owner_of_the_blocks_is_not_called(self):
+        class Lightning(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = zoo.our_language_model()[0]
+                self.blocks = self.inner.blocks
+                del self.inner.blocks
+
+            def training_step(self, x_BTD):
+                for block in self.blocks:
+                    x_BTD = block(x_BTD)
+                return x_BTD
+
+        torch.manual_seed(0)
+        model, x_BTD = Lightning(), torch.randn(2, 6, 32)
+        probe = probe_of(model)
+        for is_first in (True, False):
+            probe.arm()
+            model.training_step(x_BTD)
+            reading = probe.collect()
+            probe.disarm()
+            assert ("token_similarity" not in reading.layers) == is_first
+            assert ("token_similarity" in probe.not_measured) == is_first
+        torch.testing.assert_close(reading.layers["token_similarity"][0], token_similarity(x_BTD).mean())
+        assert reading.layers["attention_entropy"].isfinite().all()
+        assert num_hooks(model) == 0
+
+    def test_are_those_of_the_pass_that_went_through(self):
+        """A pass that ran out of memory is tried again with a smaller batch."""
+        torch.manual_seed(0)
+        model, forward = zoo.our_language_model()
+        expected, _ = reading_of(model, forward)
+        probe = probe_of(model)
+        probe.arm()
+        failing = model.blocks[1].register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(zoo.ids().flip(0))
+        failing.remove()
+        forward()
+        got = probe.collect()
+        probe.disarm()
+        assert got.layers["token_similarity"].tolist() == expected.layers["token_similarity"].tolist()
+
     def test_leave_a_decoders_padding_out(self):
         torch.manual_seed(0)
         model, _ = zoo.torch_decoder()
@@ -346,6 +408,14 @@ class TestAttentionEntropy:
         assert "frozen in eval mode" in probe.not_measured["token_similarity"]
         probe.disarm()
 
+    def test_of_an_attention_that_blocks_share_is_that_of_the_first(self):
+        torch.manual_seed(0)
+        model, forward = zoo.our_language_model()
+        model.blocks[2].attention = model.blocks[1].attention
+        reading, probe = reading_of(model, forward)
+        assert reading.layers["attention_entropy"].isnan().tolist() == [False, False, True]
+        assert "1 of 3 blocks" in probe.not_measured["attention_entropy"]
+
     def test_may_be_watched_on_several_threads_at_once(self):
         """The names inside torch.nn.functional are shared; whoever is last puts them back."""
         originals = F.scaled_dot_product_attention, F.softmax
@@ -367,16 +437,26 @@ class TestAttentionEntropy:
         assert (F.scaled_dot_product_attention, F.softmax) == originals
 
     def test_is_let_go_of_when_the_user_interrupts(self):
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
         model, _ = zoo.our_language_model()
-        model.blocks[1].feed_forward.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        model.blocks[0].attention.register_forward_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        own = model.blocks[0].attention.register_forward_hook(interrupt)
         probe = probe_of(model)
         probe.arm()
         with pytest.raises(KeyboardInterrupt):
             model(zoo.ids())
         assert torch.overrides._get_current_function_mode_stack() == []
+        own.remove()
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # as one does after Ctrl-C
+            assert torch.equal(
+                twin.blocks[2].attention(torch.ones(1, 2, 32)), model.blocks[2].attention(torch.ones(1, 2, 32))
+            )
+            twin.blocks[2].attention.to_output.weight.data.zero_()
+        assert model.blocks[2].attention.to_output.weight.abs().sum() > 0, "the twin runs on its own weights"
         probe.disarm()
         assert all("forward" not in vars(module) for module in model.modules())
+        assert num_hooks(model) == 0
 
     def test_leaves_pytorch_as_it_was_when_the_model_raises(self):
         class Broken(nn.Module):
@@ -542,6 +622,19 @@ class TestParameters:
         got, expected = reading.scalars["update_alignment"].double(), F.cosine_similarity(delta, before, dim=0)
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=2e-5)
 
+    def test_the_optimizer_inside_a_wrapper_is_watched(self):
+        class Wrapper(torch.optim.Optimizer):
+            def __init__(self, optimizer):
+                self.optimizer = optimizer
+
+            def step(self):
+                self.optimizer.step()
+
+        model, forward = zoo.torch_encoder()
+        reading, probe = reading_of(model, forward, Wrapper(torch.optim.AdamW(model.parameters())))
+        assert (reading.layers["update_norm"] > 0).all()
+        assert probe.not_measured == {}
+
     def test_several_steps_are_said_to_be_several(self):
         model, forward = zoo.torch_encoder()
         optimizer = torch.optim.AdamW(model.parameters())
@@ -659,6 +752,52 @@ class TestAGuest:
             compiled(zoo.ids()).sum().backward()  # raises where a graph breaks
             probe.collect()
             probe.disarm()
+
+    def test_comes_out_of_the_model_after_an_interrupt_in_the_middle_of_that(self, monkeypatch):
+        model, forward = zoo.torch_encoder()
+        optimizer = torch.optim.AdamW(model.parameters())
+        probe = probe_of(model, optimizer)
+        probe.arm()
+        remove, calls = torch.utils.hooks.RemovableHandle.remove, []
+
+        def interrupted(handle):
+            calls.append(handle)
+            if len(calls) == 5:
+                raise KeyboardInterrupt
+            remove(handle)
+
+        monkeypatch.setattr(torch.utils.hooks.RemovableHandle, "remove", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            forward()
+        probe.disarm()
+        assert num_hooks(model) == 0
+        assert not optimizer._optimizer_step_pre_hooks
+        assert all("forward" not in vars(module) for module in model.modules())
+
+    @pytest.mark.parametrize("where", ["inside attention", "attention", "block", "model"])
+    def test_leaves_what_is_compiled_in_parts_alone(self, where):
+        torch._dynamo.reset()
+        compiled = []
+
+        def backend(graph, _):
+            compiled.append(graph)
+            return graph.forward
+
+        model, _ = zoo.our_language_model()
+        if where == "inside attention":
+            core = torch.compile(lambda x: F.scaled_dot_product_attention(x, x, x), backend=backend, fullgraph=True)
+            model.blocks[0].attention.forward = lambda x_BTD: core(x_BTD.unsqueeze(1)).squeeze(1)
+        else:
+            module = {"attention": model.blocks[0].attention, "block": model.blocks[0], "model": model}[where]
+            module.forward = torch.compile(module.forward, backend=backend, fullgraph=True)
+        probe = probe_of(model)
+        for _ in range(6):
+            model(zoo.ids()).sum().backward()
+            probe.arm()
+            model(zoo.ids()).sum().backward()
+            probe.collect()
+            probe.disarm()
+        assert len(compiled) <= 2
 
     def test_contains_a_fault_and_measures_the_rest(self, monkeypatch):
         model, forward = zoo.torch_encoder()
