@@ -14,7 +14,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -116,6 +116,11 @@ class AttentionTap(TorchFunctionMode):
         super().__init__()
         self._report = report
         self._num_heads = num_heads
+
+    def __exit__(self, *error: Any) -> None:
+        # An interrupt may hit torch in the middle of a change of modes. That it was one is what the user must see.
+        with suppress(RuntimeError):
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
