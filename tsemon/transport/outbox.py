@@ -22,9 +22,10 @@ from typing import Any
 
 from tsemon.errors import ServerUnreachable, TsemonError, UnknownAttempt, UnknownRun
 from tsemon.transport.courier import Courier
+from tsemon.transport.folders import find_siblings
 from tsemon.transport.http import HttpDelivery
 from tsemon.transport.memory import MemorySpool
-from tsemon.transport.spool import Spool, find_siblings
+from tsemon.transport.spool import Spool
 from tsemon.transport.sync import deliver_leftovers
 from tsemon.wire import Alert, Frame, RunState
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import struct
@@ -30,14 +29,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from tsemon.errors import InvalidArgument, SpoolError, SpoolInUse
+from tsemon.transport.folders import quoted
 from tsemon.wire import RunState
 
 _RECORD = struct.Struct("<II")
-_MAX_NAME = 100
-"""Longest quoted part of a file name; two of them and a separator stay under the usual limit of 255."""
 
 
 class Position(NamedTuple):
@@ -68,40 +65,6 @@ class _Segment:
     num_frames: int
     num_lost: int = 0
     """Frames that went with the deleted file, and are not in `num_frames` any more."""
-
-
-def quoted(name: str) -> str:
-    """`name` as one part of a path: distinct names stay distinct, none is hidden, long or means another folder."""
-    if not name:
-        raise InvalidArgument("a project, run, attempt key or writer needs at least one character, got an empty name")
-    safe = quote(name, safe="", errors="surrogatepass").replace("~", "%7E")
-    if safe.startswith("."):
-        safe = "%2E" + safe[1:]
-    if len(safe) > _MAX_NAME:
-        digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:16]
-        safe = f"{safe[: _MAX_NAME - 17]}~{digest}"
-    return safe
-
-
-def find_spools(root: Path | str) -> list[Path]:
-    """The folders of all spools under `root`, oldest first."""
-    return _by_age(Path(root).glob("*/*/*/run.json"))
-
-
-def find_siblings(folder: Path) -> list[Path]:
-    """The folders of the other spools of the same project and run, oldest first."""
-    return [other for other in _by_age(folder.parent.glob("*/run.json")) if other != folder]
-
-
-def _by_age(run_files: Iterator[Path]) -> list[Path]:
-    # Attempts are numbered in the order in which they are registered, so the order matters to whoever delivers them.
-    def created_at(run_file: Path) -> float:
-        try:
-            return float(json.loads(run_file.read_bytes())["created_at"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0.0
-
-    return [run_file.parent for run_file in sorted(run_files, key=lambda path: (created_at(path), path))]
 
 
 def parse_records(data: bytes) -> Iterator[tuple[str, int]]:

@@ -9,8 +9,9 @@ from urllib.parse import unquote
 
 from tsemon.errors import ServerUnreachable, SpoolError, SpoolInUse, TsemonError
 from tsemon.transport.courier import Courier
+from tsemon.transport.folders import find_spools
 from tsemon.transport.http import HttpDelivery
-from tsemon.transport.spool import Spool, find_spools
+from tsemon.transport.spool import Spool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,7 @@ class Body(BaseModel):
 
 
 class PackedArray(Body):
-    """An array as bytes: 4 times smaller and 20 times cheaper to read than a list."""
+    """An array as bytes: 3.5 times smaller and 3.7 times cheaper to read than a list."""
 
     shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=2)]
     """The lengths of its axes: [layers], or [blocks, heads]."""

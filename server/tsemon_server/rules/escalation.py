@@ -70,7 +70,7 @@ def fall_over_depth(diversity: NDArray[np.float64]) -> Fall | None:
     """Fit the fall of the odds over depth; None with fewer than four finite entries.
 
     The fit ends where diversity comes within a decade of its lowest: below that lies the rounding of the model's
-    precision (1e-13 in float32, 1e-5 in bfloat16), a plateau that says nothing of how it was reached.
+    precision (1e-13 in float32, 5e-5 in bfloat16), a plateau that says nothing of how it was reached.
     """
     layers = np.flatnonzero(np.isfinite(diversity))
     if len(layers) < MIN_ENTRIES:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tsemon.errors import InvalidArgument, SpoolError, SpoolInUse
-from tsemon.transport.spool import Spool, find_siblings, find_spools, parse_records, quoted
+from tsemon.transport.folders import find_siblings, find_spools, quoted
+from tsemon.transport.spool import Spool, parse_records
 
 REGISTRATION = {"project": "default", "run": "gpt", "blocks": ["h.0"], "attempt_key": "key-1"}
 
