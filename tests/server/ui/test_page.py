@@ -208,6 +208,12 @@ class TestAnAlert:
         )
         expect(conditions.locator("dd")).to_have_text(["yes", "yes", "no", "yes"])
 
+    def test_shows_the_window_of_samples_down_to_the_one_that_decided(self, page, service):
+        open_run(page, service.replay("digits-post-norm-s0"))
+        window = page.get_by_role("article").locator(".scroll").last
+        expect(window).to_be_visible()
+        assert window.evaluate("box => box.scrollHeight <= box.clientHeight"), "nothing is cut off"
+
     def test_leads_to_its_step_in_the_charts(self, page, service, failing):
         (alert,) = service.request("GET", f"/api/v1/alerts?run={failing}").json()["alerts"]
         open_run(page, failing)
