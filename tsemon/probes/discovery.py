@@ -21,6 +21,8 @@ class Block:
     """One transformer block, and the places in it where a probe can listen."""
 
     name: str
+    number: int
+    """Its place in the depth of the whole model, from 0; in a pipeline's later stage the first block is not 0."""
     module: nn.Module
     attention: nn.Module | None
     deescalation: nn.Module | None
@@ -63,8 +65,8 @@ def find_blocks(
             f"attention= needs one module per block: there are {len(found)} blocks, got {len(attention)} attentions"
         )
     return [
-        Block(names[id(module)], module, attended, _deescalation(module), _has_tokens_first(module), stack)
-        for module, attended, stack in zip(found, attentions, stacks, strict=True)
+        Block(names[id(module)], number, module, attended, _deescalation(module), _has_tokens_first(module), stack)
+        for number, (module, attended, stack) in enumerate(zip(found, attentions, stacks, strict=True))
     ]
 
 

@@ -15,13 +15,20 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 Context = Callable[[], AbstractContextManager[object]]
+Span = tuple[torch.cuda.Event, torch.cuda.Event]
+
+MAX_SPANS = 10_000
+"""More hooks than that run in no step. It bounds what a run without samples could pile up."""
 
 
 class Guard:
     """Runs what hooks do: contained, timed, and out of sight of everything that the user's own code has switched on."""
 
-    def __init__(self, on_fault: Callable[[Exception], None]) -> None:
+    def __init__(self, on_fault: Callable[[Exception], None], device: torch.device | None = None) -> None:
         self._on_fault = on_fault
+        self._is_on_cuda = device is not None and device.type == "cuda"
+        self._depth = 0
+        self._spans: list[Span] = []
         self.cost_s = 0.0
         """Seconds spent inside hooks so far, on the thread that trains."""
         self.is_grad_enabled = True
@@ -29,8 +36,9 @@ class Guard:
 
     def run(self, hook: Callable[..., None], *args: Any) -> None:
         """Call `hook`, count its time, and contain whatever goes wrong in it."""
-        start = time.perf_counter()
+        start, span = time.perf_counter(), self._begin()
         self.is_grad_enabled = torch.is_grad_enabled()
+        self._depth += 1
         try:
             # The user's modes must not see our operations: selective checkpointing would keep our tensors for the
             # model's, a mode that simulates quantisation would draw from the random state.
@@ -39,7 +47,24 @@ class Guard:
         except Exception as error:
             self._on_fault(error)
         finally:
-            self.cost_s += time.perf_counter() - start
+            self._depth -= 1
+            if self._depth == 0:
+                self.cost_s += time.perf_counter() - start
+            if span is not None:
+                span[1].record()
+
+    def take_spans(self) -> list[Span]:
+        """Where on the device's own clock hooks ran since the last call: its time passes after the launch."""
+        spans, self._spans = self._spans, []
+        return spans
+
+    def _begin(self) -> Span | None:
+        if not self._is_on_cuda or self._depth or len(self._spans) >= MAX_SPANS:
+            return None
+        span = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        span[0].record()
+        self._spans.append(span)
+        return span
 
 
 class Hooks:
