@@ -19,11 +19,13 @@ COMMON = {"tsemon.catalogue", "tsemon.wire", "tsemon.errors"}
 # Who imports whom, ours and others', besides the standard library, COMMON and its own unit. Who is not named here
 # imports nothing else.
 PICTURE = {
-    "tsemon": "tsemon.monitor",
+    "tsemon": "tsemon.monitor tsemon.status",
     "tsemon.__main__": "tsemon.cli",
-    "tsemon.monitor": "torch tsemon.probes tsemon.transport tsemon.schedule tsemon.sample tsemon.faults tsemon.registration",
+    "tsemon.monitor": "torch tsemon.probes tsemon.transport tsemon.schedule tsemon.sample tsemon.status "
+    "tsemon.faults tsemon.registration",
     "tsemon.registration": "torch",
     "tsemon.sample": "torch tsemon.probes",
+    "tsemon.status": "tsemon.transport",
     "tsemon.probes": "torch tsemon.measures",
     "tsemon.measures": "torch",
     "tsemon.models": "torch",

@@ -13,7 +13,6 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, get_args
@@ -29,7 +28,8 @@ from tsemon.probes import Probe, Ranks, find_blocks
 from tsemon.registration import as_optimizers, chosen_measures, collection, registration
 from tsemon.sample import Sample
 from tsemon.schedule import Cadence, Spent
-from tsemon.transport import HttpDelivery, MemorySpool, Outbox, OutboxStats, SilentOutbox, Spool
+from tsemon.status import Status
+from tsemon.transport import HttpDelivery, MemorySpool, Outbox, SilentOutbox, Spool
 from tsemon.wire import Alert, RunState
 
 log = logging.getLogger("tsemon")
@@ -113,45 +113,6 @@ def attach(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Status:
-    """What a monitor does at the moment. `print` it."""
-
-    blocks: Sequence[str]
-    """Names of the blocks that were found, in depth order."""
-    attentions: Sequence[str]
-    """Names of the blocks in which a self-attention was found."""
-    measured: Sequence[str]
-    """Metrics in the last sampled frame."""
-    not_measured: Mapping[str, str]
-    """Metric to the reason why the last sampled frame lacks it, in whole or in part."""
-    server: str | None
-    delivery: OutboxStats
-    gap: int
-    """Steps between two samples."""
-    overhead_ratio: float
-    """tsemon's own share of wall time on the training thread since attach."""
-    faults: Sequence[str]
-    """What went wrong inside tsemon and was contained, the newest last."""
-    num_faults: int
-
-    def __str__(self) -> str:
-        sent = self.delivery
-        lines = [
-            f"blocks       {len(self.blocks)}: {_ends(self.blocks)}",
-            f"attentions   {len(self.attentions)}",
-            f"measured     {', '.join(self.measured) or 'nothing yet'}",
-            *(f"not measured {name}: {reason}" for name, reason in self.not_measured.items()),
-            f"server       {self.server or f'none: frames stay in {sent.spool_folder}'}",
-            f"frames       {sent.num_sent} sent, {sent.num_pending} pending, {sent.num_dropped} dropped",
-            f"cost         {self.overhead_ratio:.2%} of wall time, a sample every {self.gap} steps",
-        ]
-        if sent.last_error:
-            lines.append(f"last error   {sent.last_error}")
-        lines += [f"fault        {fault}" for fault in self.faults]
-        return "\n".join(lines)
-
-
 class _Newest(NamedTuple):
     """The newest sample, and what it cost as far as that is known."""
 
@@ -194,8 +155,9 @@ class Monitor:
         self._last_sample_at = self._attached_at = time.perf_counter()
         self._outside_hooks_s = self._device_s = 0.0
         self._newest = _Newest(None, Spent(0.0, 0.0, is_slow=False), 0.0)
-        self._measured: Sequence[str] = ()
-        self._not_measured: Mapping[str, str] = {}
+        self._measured: set[str] = set()
+        self._not_measured: dict[str, str] = {}
+        self._how: dict[str, str] = {}
         self._pid = os.getpid()
         self._faults.guard(self._arm, probe)
         self._close_at_exit = _closing_at_exit(weakref.ref(self))
@@ -232,12 +194,14 @@ class Monitor:
         return Status(
             blocks=self._block_names,
             attentions=self._attention_names,
-            measured=self._measured,
-            not_measured=self._not_measured,
+            how=dict(self._how),
+            measured=sorted(self._measured),
+            not_measured=dict(self._not_measured),
             server=self._server,
             delivery=self._outbox.stats(),
             gap=self._cadence.gap,
             overhead_ratio=self._overhead_ratio(),
+            sample_s=self._newest.spent.cost_s,
             faults=self._faults.recent,
             num_faults=self._faults.count,
         )
@@ -290,7 +254,7 @@ class Monitor:
         given = ({} if loss is None else {"loss": loss}) | dict(scalars)
         own = {"overhead_ratio": self._overhead_ratio(), "contained_faults": float(self._faults.count)}
         sample = Sample(reading, own | given, self._step, self._faults.contain, spans)
-        self._measured, self._not_measured = sample.names, probe.not_measured
+        self._remember(probe, sample.names)
         self._outbox.put(sample.to_frame)
 
         if before.sample is not None and before.sample.has_agreed:
@@ -303,6 +267,13 @@ class Monitor:
         self._newest = _Newest(sample, Spent(cost_s, 0.0, is_slow), self._cost_s)
         self._last_sample_at = now
         self._last_sample, self._next_sample = self._step, self._step + gap
+
+    def _remember(self, probe: Probe, names: Collection[str]) -> None:
+        """For the status: of metrics that not every sample has, the newest one that had them counts."""
+        self._measured = (self._measured - probe.wanted) | set(names)
+        self._not_measured = {n: why for n, why in self._not_measured.items() if n not in probe.wanted}
+        self._not_measured |= probe.not_measured
+        self._how |= probe.how
 
     @property
     def _cost_s(self) -> float:
@@ -356,7 +327,3 @@ def _open_spool(
             raise error if isinstance(error, SpoolError) else SpoolError(f"spool_dir {str(root)!r}: {error}") from error
         warn(f"{error}. Frames wait in memory instead: what the service has not received is lost at exit")
         return MemorySpool(registration, writer)
-
-
-def _ends(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]}, ..., {names[-1]}"

@@ -349,9 +349,25 @@ class TestStatus:
         model, forward, optimizer, monitor = attached
         train(model, forward, 1, monitor, optimizer)
         text = str(monitor)
-        assert "blocks       3: layers.0, layers.1, layers.2" in text
+        assert "blocks        3: layers.0, layers.1, layers.2" in text
         assert "token_similarity" in text
-        assert "a sample every 1 steps" in text
+        assert " ms every 1 steps" in text
+
+    def test_groups_what_is_not_measured_by_the_reason(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", every=1, spool_dir=tmp_path) as monitor:
+            train(model, forward, 1, monitor)
+        reasons = [line for line in str(monitor).splitlines() if "no optimizer was given" in line]
+        assert len(reasons) == 1
+        assert "grad_norm" in reasons[0]
+        assert "update_norm" in reasons[0]
+
+    def test_remembers_what_only_some_samples_measure(self, attached):
+        model, forward, optimizer, monitor = attached
+        train(model, forward, 2, monitor, optimizer)  # the first is a slow one
+        assert "effective_rank" in monitor.status.measured
+        slow = next(line for line in str(monitor).splitlines() if line.startswith("  slow"))
+        assert "effective_rank" in slow
 
     def test_tells_of_an_unreachable_server_and_loses_nothing(self, tmp_path):
         model, forward = zoo.torch_encoder()

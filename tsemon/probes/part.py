@@ -71,6 +71,10 @@ class Part:
         """Metrics from the sums of all processes, and from what cannot be summed."""
         return Reading()
 
+    def how(self) -> str:
+        """In a few words, what the numbers of this step were made from."""
+        return ""
+
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         """Metric to the reason why this step lacks it, in whole or in part. `why_unseen`: why no hook fired."""
         return {}

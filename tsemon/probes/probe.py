@@ -56,8 +56,12 @@ class Probe:
             "parameters": ParameterProbe(model, blocks, depth, optimizers, ranks),
         }
         self._saw_train_mode: bool | None = None
+        self.wanted: frozenset[str] = frozenset()
+        """Which metrics the step that is, or was, armed should give."""
         self.not_measured: dict[str, str] = {}
         """Metric to the reason why the last sampled step lacks it, in whole or in part."""
+        self.how: dict[str, str] = {}
+        """In words, what the numbers of each part were made from in the last sampled step."""
 
     @property
     def cost_s(self) -> float:
@@ -71,6 +75,7 @@ class Probe:
     def arm(self, wanted: Collection[str]) -> None:
         """Watch the next step for these metrics."""
         self._saw_train_mode = None
+        self.wanted = frozenset(wanted)
         for part in self._parts.values():
             part.wanted = frozenset(part.METRICS) & frozenset(wanted)
         if any(part.wanted for part in self._listening()):
@@ -131,6 +136,7 @@ class Probe:
         reading.heads |= _wanted(found.heads, part.wanted)
         reading.scalars |= _wanted(found.scalars, part.wanted)
         why = part.why_missing(self._why_unseen())
+        self.how[name] = part.how()
         self.not_measured |= {metric: reason for metric, reason in why.items() if metric in part.wanted}
 
     def _check_gate(self) -> None:
