@@ -12,14 +12,14 @@ from tsemon.integrations.accelerate import attach
 SAMPLES = ids(10)
 
 
-def train(folder=None, *, evaluate=False, **options):
+def train(folder=None, *, evaluate=False, batch_size=2, **options):
     """Two epochs of a small GPT-2 from the same seed: the model, the loss of each batch, the steps, the monitor."""
     torch.manual_seed(0)
     model = zoo.gpt2()[0].train()
     optimizer = torch.optim.AdamW(model.parameters())
     steps, losses, monitor = count_steps(optimizer), [], None
     accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(SAMPLES, batch_size=2))
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(SAMPLES, batch_size=batch_size))
     if folder is not None:
         monitor = attach(accelerator, model, optimizer, **{"run": "r", "every": 1, "spool_dir": folder} | options)
     for _ in range(2):

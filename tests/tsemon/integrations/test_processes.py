@@ -26,23 +26,30 @@ monitor = watching.monitor
 """
 ACCELERATE = """
 from tests.tsemon.integrations.test_accelerate import train
-import torch
-*_, attached = train(f"{folder}/run", batch_size=1, num_epochs=1)
+*_, attached = train(f"{folder}/run", batch_size=1)
 monitor = attached.monitor
 """
 
 
-@pytest.mark.parametrize("training", [TRANSFORMERS, LIGHTNING, ACCELERATE], ids=["transformers", "lightning", "accelerate"])
-def test_only_the_main_process_attaches(training, tmp_path):
+@pytest.mark.parametrize(
+    ("training", "block", "num_steps"),
+    [
+        (TRANSFORMERS, "transformer.h.0", 5),
+        (LIGHTNING, "gpt.transformer.h.0", 5),
+        (ACCELERATE, "transformer.h.0", 6),
+    ],
+    ids=["transformers", "lightning", "accelerate"],
+)
+def test_only_the_main_process_attaches(training, block, num_steps, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         f"import os; folder = {str(tmp_path)!r}\n{training}\n"
-        "open(f'{folder}/attached-' + os.environ['RANK'], 'w').write(str(monitor is not None))\n"
+        "open(f'{folder}/watched-' + os.environ['RANK'], 'w').write(monitor.status.blocks[0] if monitor else 'nothing')\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert [(tmp_path / f"attached-{rank}").read_text() for rank in (0, 1)] == ["True", "False"]
+    assert [(tmp_path / f"watched-{rank}").read_text() for rank in (0, 1)] == [block, "nothing"]
     run = recorded(tmp_path / "run")
-    assert (run.state, run.steps) == ("finished", [0, 1, 2, 3, 4])
-    assert all("token_similarity" in frame["layers"] for frame in run.frames)
+    assert (run.state, run.steps) == ("finished", [*range(num_steps)])
+    assert all({"token_similarity", "grad_norm"} <= {*frame["layers"]} for frame in run.frames)
