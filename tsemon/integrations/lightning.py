@@ -46,8 +46,8 @@ class TsemonCallback(Callback):
         if self.monitor is not None and trainer.global_step > self._global_step:
             self._global_step = trainer.global_step
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
-            if loss is not None and self.monitor.is_sampling and pl_module.automatic_optimization:
-                loss = loss * trainer.accumulate_grad_batches
+            if loss is not None and self.monitor.is_sampling:
+                loss = loss * trainer.accumulate_grad_batches  # which Lightning divided it by
             self.monitor.step(loss=loss)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
