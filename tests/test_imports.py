@@ -30,6 +30,7 @@ PICTURE = {
     "tsemon.measures": "torch",
     "tsemon.models": "torch",
     "tsemon.train": "torch sklearn tsemon.models",
+    "tsemon.integrations": "torch tsemon transformers lightning accelerate",
     "tsemon.demo": "torch rich tsemon tsemon.train tsemon_client",
     "tsemon.cli": "typer tsemon tsemon.demo tsemon.transport tsemon_server.main tsemon_server.settings",
     "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.ingest tsemon_server.alerts tsemon_server.queries "

@@ -184,6 +184,11 @@ class Monitor:
         self._tell_alerts()
 
     @property
+    def is_sampling(self) -> bool:
+        """Whether the step under way is a sampled one. Who has a scalar that is dear, or to be given once, asks first."""
+        return self._probe is not None and self._step >= self._next_sample
+
+    @property
     def alerts(self) -> list[Alert]:
         """The alerts of this run that fire now, as the service last said."""
         return [alert for alert in self._outbox.alerts() if alert.state == "firing"]

@@ -262,6 +262,16 @@ class TestStep:
             train(model, forward, 11, monitor)
         assert [frame["step"] for frame in frames_in(tmp_path)] == [800, 810]
 
+    def test_tells_whether_the_step_under_way_is_sampled(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        told = []
+        with tsemon.attach(model, run="r", every=2, spool_dir=tmp_path) as monitor:
+            for _ in range(4):
+                told.append(monitor.is_sampling)
+                train(model, forward, 1, monitor)
+        assert told == [True, False, True, False]
+        assert not monitor.is_sampling, "closed"
+
     def test_stays_within_the_budget(self, tmp_path):
         model, forward = zoo.torch_encoder()
         with tsemon.attach(model, run="r", budget=0.01, spool_dir=tmp_path) as monitor:
