@@ -33,14 +33,14 @@ def attach(
     `options` are those of `tsemon.attach`, `resume=` among them: Accelerate does not know the step at which a training
     goes on. Wrong ones, and a model in which no blocks are found, raise here.
     """
-    if not accelerator.is_main_process:
+    if not (accelerator.is_main_process or "process_group" in options):
         return MainProcessMonitor(accelerator, None)
     watched = accelerator.unwrap_model(model)
     return MainProcessMonitor(accelerator, tsemon.attach(watched, optimizer, run=run, **options))
 
 
 class MainProcessMonitor:
-    """Counts the batches after which the optimizer steps. Does nothing in other processes than the main one."""
+    """Counts the batches after which the optimizer steps. Does nothing in processes that were not attached to."""
 
     def __init__(self, accelerator: Accelerator, monitor: tsemon.Monitor | None) -> None:
         self.monitor = monitor

@@ -20,10 +20,11 @@ class TsemonCallback(Callback):
     """Attaches when the training starts, steps with `trainer.global_step`, and closes when the training ends.
 
     `options` are those of `tsemon.attach`. What is wrong in them, and a model in which no blocks are found, raises from
-    `trainer.fit()`, before its first step. Only the main process attaches. `monitor` is None before the training.
+    `trainer.fit()`, before its first step. Only the main process attaches, unless
+    `options` have a `process_group`, whose processes all do. `monitor` is None before the training.
 
     The step n of a frame is the one that takes `global_step` from n to n + 1; a training that goes on from a checkpoint
-    goes on counting there. Of several optimizers the first is watched. Under manual optimization a batch is one step,
+    goes on counting there. Under manual optimization a batch is one step,
     however many optimizer steps it makes.
 
     `loss` is that of the step's last batch, undivided by the number of accumulated ones; it stays on the device.
@@ -36,9 +37,9 @@ class TsemonCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._global_step = trainer.global_step
-        if trainer.is_global_zero:
+        if trainer.is_global_zero or "process_group" in self.options:
             options: dict[str, Any] = {"resume": trainer.global_step or None} | self.options
-            self.monitor = tsemon.attach(pl_module, next(iter(trainer.optimizers), None), **options)
+            self.monitor = tsemon.attach(pl_module, trainer.optimizers, **options)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

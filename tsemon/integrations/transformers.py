@@ -21,7 +21,8 @@ class TsemonCallback(TrainerCallback):
     """Attaches when the training begins, steps with `global_step`, and closes when the training ends.
 
     `options` are those of `tsemon.attach`. What is wrong in them, and a model in which no blocks are found, raises from
-    `trainer.train()`, before its first step. Only the main process attaches. `monitor` is None before the training.
+    `trainer.train()`, before its first step. Only the main process attaches, unless
+    `options` have a `process_group`, whose processes all do. `monitor` is None before the training.
 
     The step n of a frame is the one that takes `global_step` from n to n + 1; a training that goes on from a checkpoint
     goes on counting there. Whether mixed precision skipped the update does not matter to the count, as it does not to
@@ -45,7 +46,7 @@ class TsemonCallback(TrainerCallback):
     ) -> None:
         if self.monitor is not None:
             self.monitor.close(state="failed")
-        if state.is_world_process_zero:
+        if state.is_world_process_zero or "process_group" in self.options:
             options: dict[str, Any] = {"resume": state.global_step or None} | self.options
             self.monitor = tsemon.attach(kwargs["model"], kwargs["optimizer"], **options)
             # At exit it is registered after, so called before, the monitor's own end, which knows of no failure here.
