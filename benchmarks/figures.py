@@ -1,0 +1,76 @@
+"""From seconds to a table and a picture."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+
+@dataclass(frozen=True)
+class Row:
+    """A condition's steps against the steps without a monitor that took turns with them."""
+
+    name: str
+    median_s: float
+    ratio: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(name: str, steps_s: Sequence[float], without_s: Sequence[float]) -> Row:
+        ratios = [step / none for step, none in zip(steps_s, without_s, strict=True)]
+        return Row(name, statistics.median(steps_s), statistics.median(ratios), *bootstrap(ratios))
+
+    def __str__(self) -> str:
+        interval = f"{self.low:.3f} to {self.high:.3f}"
+        return f"| {self.name} | {self.median_s * 1e3:.1f} | {self.ratio:.3f} | {interval} |"
+
+
+OURS = ("unsampled", "sampled", "amortised")
+
+
+def bootstrap(values: Sequence[float]) -> tuple[float, float]:
+    """A 95 % interval of the median."""
+    draw = random.Random(1)
+    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2000))
+    return medians[50], medians[-51]
+
+
+def picture(rows: Sequence[Row], title: str, caption: str) -> str:
+    """An SVG of the ratios: a dot with its interval for each row, on a scale of their own logarithms."""
+    width, left, right, top, height = 760, 230, 110, 62, 34
+    bottom = top + height * len(rows)
+    ticks = [t for t in (0.95, 1, 1.05, 1.1, 1.2, 1.5, 2, 3, 4, 6, 8, 12) if t <= max(row.high for row in rows) * 1.15]
+    lowest, highest = min(ticks[0], *(row.low for row in rows)), max(ticks[-1], *(row.high for row in rows))
+
+    def x(ratio: float) -> float:
+        return left + (width - left - right) * math.log(ratio / lowest) / math.log(highest / lowest)
+
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + 54}" font-family="sans-serif">',
+        f'<rect width="{width}" height="{bottom + 54}" fill="#fff"/>',
+        f'<text x="16" y="28" font-size="16" font-weight="600" fill="#1c2330">{escape(title)}</text>',
+    ]
+    for tick in ticks:
+        stroke = "#1c2330" if tick == 1 else "#dfe3ea"
+        lines.append(f'<path d="M{x(tick):.1f} {top - 8}V{bottom}" stroke="{stroke}"/>')
+        lines.append(_text(x(tick), bottom + 16, f"{tick:g}x", "#5a6475", 11, "middle"))
+    for number, row in enumerate(rows):
+        y = top + height * (number + 0.5)
+        colour = "#0b6e99" if row.name in OURS else "#b4532a"
+        lines += [
+            _text(left - 14, y + 4, row.name, "#1c2330", 13, "end"),
+            f'<path d="M{x(row.low):.1f} {y}H{x(row.high):.1f}" stroke="{colour}" stroke-width="6" opacity="0.35"/>',
+            f'<circle cx="{x(row.ratio):.1f}" cy="{y}" r="5" fill="{colour}"/>',
+            _text(width - 16, y + 4, f"{row.ratio:.3f}x", colour, 13, "end"),
+        ]
+    return "\n".join([*lines, _text(16, bottom + 42, caption, "#5a6475", 11, "start"), "</svg>\n"])
+
+
+def _text(x: float, y: float, text: str, colour: str, size: int, anchor: str) -> str:
+    where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {where} font-size="{size}" fill="{colour}">{escape(text)}</text>'
