@@ -18,7 +18,8 @@ class Cadence:
     """Every N steps, or as often as a budget allows.
 
     With a budget, the gap to the next sample is what keeps cost / (gap x step time) at the budget, from running averages
-    of both, so it follows a run that becomes faster or slower.
+    of both. When a run becomes faster, one sample comes too early and the next is within the budget again; when it
+    becomes slower, samples are scarce for a few gaps.
     """
 
     def __init__(self, every: int | None = None, budget: float = 0.01) -> None:
@@ -43,7 +44,9 @@ class Cadence:
         self._num_samples += 1
         if self._every is None and self._num_samples > 1:
             self._cost_s = _blend(self._cost_s, cost_s)
-            self._step_s = _blend(self._step_s, max(elapsed_s - cost_s, 0.0) / num_steps)
+            # Faster steps are believed at once, because the budget is a limit; slower ones, among them a pause, by and by.
+            step_s = max(elapsed_s - cost_s, 0.0) / num_steps
+            self._step_s = min(_blend(self._step_s, step_s), step_s)
             wanted = self._cost_s / (self._budget * self._step_s) if self._step_s else MAX_GAP
             self.gap = min(max(math.ceil(wanted), 1), MAX_GAP)
         return self.gap

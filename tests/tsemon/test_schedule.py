@@ -25,6 +25,25 @@ class TestCadence:
         assert settle(cadence, 0.03, 0.1) == 30
         assert settle(cadence, 0.03, 0.02) == 150
 
+    def test_is_within_the_budget_one_sample_after_steps_became_five_times_faster(self):
+        cadence = Cadence(budget=0.01)
+        settle(cadence, 0.03, 0.1)
+        gaps = [settle(cadence, 0.03, 0.02, samples=1) for _ in range(10)]
+        assert max(0.03 / (gap * 0.02) for gap in gaps) <= 0.01
+
+    def test_stays_within_the_budget_while_it_follows_a_run_that_becomes_five_times_slower(self):
+        cadence = Cadence(budget=0.01)
+        settle(cadence, 0.03, 0.02)
+        gaps = [settle(cadence, 0.03, 0.1, samples=1) for _ in range(20)]
+        assert max(0.03 / (gap * 0.1) for gap in gaps) <= 0.01
+        assert gaps[-1] == 31  # 30 and what the average still has of the fast steps, rounded up
+
+    def test_is_back_at_its_pace_one_sample_after_a_pause(self):
+        cadence = Cadence(budget=0.01)
+        settle(cadence, 0.03, 0.1)
+        cadence.after_sample(0.03, cadence.gap * 0.1 + 60.0, cadence.gap)  # an evaluation of a minute
+        assert settle(cadence, 0.03, 0.1, samples=1) == 30
+
     def test_does_not_believe_the_first_sample_which_pays_for_the_warm_up(self):
         assert Cadence(budget=0.01).after_sample(cost_s=10.0, elapsed_s=11.0, num_steps=1) == FIRST_GAP
 
