@@ -41,11 +41,12 @@ def bootstrap(values: Sequence[float]) -> tuple[float, float]:
 
 
 def picture(rows: Sequence[Row], title: str, caption: str) -> str:
-    """An SVG of the ratios: a dot with its interval for each row, on a scale of their own logarithms."""
+    """An SVG of the ratios: a dot with its interval for each row, on a logarithmic scale."""
     width, left, right, top, height = 760, 230, 110, 62, 34
     bottom = top + height * len(rows)
-    ticks = [t for t in (0.95, 1, 1.05, 1.1, 1.2, 1.5, 2, 3, 4, 6, 8, 12) if t <= max(row.high for row in rows) * 1.15]
-    lowest, highest = min(ticks[0], *(row.low for row in rows)), max(ticks[-1], *(row.high for row in rows))
+    highest = max(row.high for row in rows) * 1.1
+    lowest = min(row.low for row in rows) / 1.02
+    ticks = [t for t in (1, 1.1, 1.2, 1.5, 2, 3, 4, 6, 8) if t <= highest]
 
     def x(ratio: float) -> float:
         return left + (width - left - right) * math.log(ratio / lowest) / math.log(highest / lowest)
@@ -61,9 +62,9 @@ def picture(rows: Sequence[Row], title: str, caption: str) -> str:
         lines.append(_text(x(tick), bottom + 16, f"{tick:g}x", "#5a6475", 11, "middle"))
     for number, row in enumerate(rows):
         y = top + height * (number + 0.5)
-        colour = "#0b6e99" if row.name in OURS else "#b4532a"
+        name, colour = (f"tsemon, {row.name}", "#0b6e99") if row.name in OURS else (row.name, "#b4532a")
         lines += [
-            _text(left - 14, y + 4, row.name, "#1c2330", 13, "end"),
+            _text(left - 14, y + 4, name, "#1c2330", 13, "end"),
             f'<path d="M{x(row.low):.1f} {y}H{x(row.high):.1f}" stroke="{colour}" stroke-width="6" opacity="0.35"/>',
             f'<circle cx="{x(row.ratio):.1f}" cy="{y}" r="5" fill="{colour}"/>',
             _text(width - 16, y + 4, f"{row.ratio:.3f}x", colour, 13, "end"),

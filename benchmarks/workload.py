@@ -60,12 +60,15 @@ class Workload:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def __str__(self) -> str:
+    @property
+    def parameters(self) -> str:
+        return f"{sum(p.numel() for p in self.model.parameters()) / 1e6:.1f} M parameters, batch {self.batch}"
+
+    @property
+    def where(self) -> str:
         cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} thread(s)"
-        where = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else cpu
-        parameters = sum(p.numel() for p in self.model.parameters()) / 1e6
-        how = f"{self.dtype}{', compiled' if self.compiled else ''}"
-        return (
-            f"{where}, torch {torch.__version__}, {how}\n"
-            f"{self.size}: {SIZES[self.size]}, {parameters:.1f} M parameters, batch {self.batch}"
-        )
+        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else cpu
+        return f"{device}, torch {torch.__version__}, {self.dtype}{', compiled' if self.compiled else ''}"
+
+    def __str__(self) -> str:
+        return f"{self.where}\n{self.size}: {SIZES[self.size]}, {self.parameters}"
