@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+OURS = ("unsampled", "sampled", "amortised")
+"""Rows that are tsemon's; they have a colour of their own."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -28,9 +31,6 @@ class Row:
     def __str__(self) -> str:
         interval = f"{self.low:.3f} to {self.high:.3f}"
         return f"| {self.name} | {self.median_s * 1e3:.1f} | {self.ratio:.3f} | {interval} |"
-
-
-OURS = ("unsampled", "sampled", "amortised")
 
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:

@@ -41,27 +41,24 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     work = Workload(options.size, options.batch, options.device, options.dtype, options.compile)
     print(f"{work}, {options.rounds} rounds\n", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        conditions, missing = available(work, Path(folder))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        conditions, missing = available(work, folder)
         take_turns(work, conditions, options.rounds)
         for condition in conditions:
             condition.close()
         rows = [Row.of(c.name, c.steps_s, conditions[0].steps_s) for c in conditions]
-        amortised, gaps = at_own_cadence(work, Path(folder), options.cycles)
-        rows.insert(3, amortised)
-        print("| condition | step, median ms | ratio to none | 95 % interval |\n|---|---|---|---|")
-        print("\n".join([*map(str, rows), *(f"| {name} | {reason} | | |" for name, reason in missing)]), end="\n\n")
+        amortised, gaps = at_own_cadence(work, folder, options.cycles)
+        print_steps([*rows[:3], amortised, *rows[3:]], missing)
         by_gap = 1 + (rows[2].ratio - rows[1].ratio) / statistics.mean(gaps)
-        print(
-            f"amortised: a sample every {min(gaps)} to {max(gaps)} steps; from the rows above it: {by_gap:.3f}",
-            end="\n\n",
-        )
+        print(f"\namortised: a sample every {min(gaps)} to {max(gaps)} steps; from the rows above it: {by_gap:.3f}\n")
         print_calls(*conditions[1:3])
         if work.device.type == "cuda":
-            print(f"\n{synchronises(work, Path(folder))}")
+            print(f"\n{synchronises(work, folder)}")
     if options.svg:
         title = "One training step, relative to the same step without a monitor"
-        options.svg.write_text(picture(rows[1:], title, f"{work.size}: {work.parameters}; {work.where}"))
+        caption = f"{work.size}: {work.parameters}; {work.where}"
+        options.svg.write_text(picture([*rows[1:3], amortised, *rows[3:]], title, caption))
 
 
 def arguments() -> argparse.Namespace:
@@ -145,6 +142,14 @@ def clock(work: Workload) -> Iterator[list[float]]:
     yield elapsed_s
     work.wait()
     elapsed_s.append(time.perf_counter() - start)
+
+
+def print_steps(rows: Sequence[Row], missing: Sequence[tuple[str, str]]) -> None:
+    print("| condition | step, median ms | ratio to none | 95 % interval |\n|---|---|---|---|")
+    for row in rows:
+        print(row)
+    for name, reason in missing:
+        print(f"| {name} | {reason} | | |")
 
 
 def print_calls(unsampled: Unsampled, sampled: Sampled) -> None:
