@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from figures import Spent
 from torch import Tensor, nn
 from workload import Workload
 
@@ -30,7 +31,7 @@ class Condition:
 
     def __init__(self, work: Workload, folder: Path) -> None:
         self.work = work
-        self.steps_s: list[float] = []
+        self.spent: list[Spent] = []
 
     def hook(self) -> None:
         """Get ready, before the clock starts."""
@@ -43,7 +44,7 @@ class Condition:
 
     def forget(self) -> None:
         """Start the record anew."""
-        self.steps_s.clear()
+        self.spent.clear()
 
     def close(self) -> None:
         """The last step is done."""

@@ -13,39 +13,62 @@ OURS = ("unsampled", "sampled", "amortised")
 """Rows that are tsemon's; they have a colour of their own."""
 
 
+@dataclass
+class Spent:
+    """Seconds of a step, on the clock on the wall and of this process on the CPU."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    @staticmethod
+    def mean(steps: Sequence[Spent]) -> Spent:
+        return Spent(statistics.mean(s.wall_s for s in steps), statistics.mean(s.cpu_s for s in steps))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The median, and its bootstrap interval of 95 %."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(steps_s: Sequence[float], without_s: Sequence[float]) -> Ratio:
+        ratios = [step / none for step, none in zip(steps_s, without_s, strict=True)]
+        draw = random.Random(1)
+        medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
+        return Ratio(statistics.median(ratios), medians[50], medians[-51])
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} | {self.low:.3f} to {self.high:.3f}"
+
+
 @dataclass(frozen=True)
 class Row:
     """A condition's steps against the steps without a monitor that took turns with them."""
 
     name: str
     median_s: float
-    ratio: float
-    low: float
-    high: float
+    wall: Ratio
+    cpu: Ratio
 
     @staticmethod
-    def of(name: str, steps_s: Sequence[float], without_s: Sequence[float]) -> Row:
-        ratios = [step / none for step, none in zip(steps_s, without_s, strict=True)]
-        return Row(name, statistics.median(steps_s), statistics.median(ratios), *bootstrap(ratios))
+    def of(name: str, steps: Sequence[Spent], without: Sequence[Spent]) -> Row:
+        wall = Ratio.of([s.wall_s for s in steps], [s.wall_s for s in without])
+        cpu = Ratio.of([s.cpu_s for s in steps], [s.cpu_s for s in without])
+        return Row(name, statistics.median(s.wall_s for s in steps), wall, cpu)
 
     def __str__(self) -> str:
-        interval = f"{self.low:.3f} to {self.high:.3f}"
-        return f"| {self.name} | {self.median_s * 1e3:.1f} | {self.ratio:.3f} | {interval} |"
-
-
-def bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """A 95 % interval of the median."""
-    draw = random.Random(1)
-    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2000))
-    return medians[50], medians[-51]
+        return f"| {self.name} | {self.median_s * 1e3:.1f} | {self.wall} | {self.cpu} |"
 
 
 def picture(rows: Sequence[Row], title: str, caption: str) -> str:
     """An SVG of the ratios: a dot with its interval for each row, on a logarithmic scale."""
     width, left, right, top, height = 760, 230, 110, 62, 34
     bottom = top + height * len(rows)
-    highest = max(row.high for row in rows) * 1.1
-    lowest = min(row.low for row in rows) / 1.02
+    highest = max(row.wall.high for row in rows) * 1.1
+    lowest = min(row.wall.low for row in rows) / 1.02
     ticks = [t for t in (1, 1.1, 1.2, 1.5, 2, 3, 4, 6, 8) if t <= highest]
 
     def x(ratio: float) -> float:
@@ -63,11 +86,12 @@ def picture(rows: Sequence[Row], title: str, caption: str) -> str:
     for number, row in enumerate(rows):
         y = top + height * (number + 0.5)
         name, colour = (f"tsemon, {row.name}", "#0b6e99") if row.name in OURS else (row.name, "#b4532a")
+        low, median, high = (x(value) for value in (row.wall.low, row.wall.median, row.wall.high))
         lines += [
             _text(left - 14, y + 4, name, "#1c2330", 13, "end"),
-            f'<path d="M{x(row.low):.1f} {y}H{x(row.high):.1f}" stroke="{colour}" stroke-width="6" opacity="0.35"/>',
-            f'<circle cx="{x(row.ratio):.1f}" cy="{y}" r="5" fill="{colour}"/>',
-            _text(width - 16, y + 4, f"{row.ratio:.3f}x", colour, 13, "end"),
+            f'<path d="M{low:.1f} {y}H{high:.1f}" stroke="{colour}" stroke-width="6" opacity="0.35"/>',
+            f'<circle cx="{median:.1f}" cy="{y}" r="5" fill="{colour}"/>',
+            _text(width - 16, y + 4, f"{row.wall.median:.3f}x", colour, 13, "end"),
         ]
     return "\n".join([*lines, _text(16, bottom + 42, caption, "#5a6475", 11, "start"), "</svg>\n"])
 

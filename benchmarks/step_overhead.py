@@ -9,6 +9,8 @@ Then "amortised": tsemon left to its own cadence, from one sample to the next, e
     python benchmarks/step_overhead.py --device cuda --size resformer-468m --dtype bfloat16 --compile
 
 Prints medians, ratios to a step without a monitor with bootstrap intervals, and the time of `monitor.step()` itself.
+Ratios of wall time are what a run feels; those of this process's CPU time are what is left of them on a busy machine,
+where other people's work interrupts a step. (Neither wandb's other process nor a GPU is in the CPU time.)
 On a GPU it also shows whether a step with tsemon ever waits for the device.
 """
 
@@ -26,7 +28,7 @@ from pathlib import Path
 import torch
 from cockpit_economy import CockpitEconomy
 from conditions import Condition, NaiveHooks, Sampled, Unavailable, Unsampled, WandbWatch
-from figures import Row, picture
+from figures import Row, Spent, picture
 from workload import SIZES, Workload
 
 import tsemon
@@ -47,11 +49,13 @@ def main() -> None:
         take_turns(work, conditions, options.rounds)
         for condition in conditions:
             condition.close()
-        rows = [Row.of(c.name, c.steps_s, conditions[0].steps_s) for c in conditions]
+        rows = [Row.of(c.name, c.spent, conditions[0].spent) for c in conditions]
         amortised, gaps = at_own_cadence(work, folder, options.cycles)
         print_steps([*rows[:3], amortised, *rows[3:]], missing)
-        by_gap = 1 + (rows[2].ratio - rows[1].ratio) / statistics.mean(gaps)
-        print(f"\namortised: a sample every {min(gaps)} to {max(gaps)} steps; from the rows above it: {by_gap:.3f}\n")
+        by_gap = 1 + (rows[2].cpu.median - rows[1].cpu.median) / statistics.mean(gaps)
+        print(
+            f"\namortised: a sample every {min(gaps)} to {max(gaps)} steps; by CPU time of the rows above it: {by_gap:.3f}\n"
+        )
         print_calls(*conditions[1:3])
         if work.device.type == "cuda":
             print(f"\n{synchronises(work, folder)}")
@@ -91,65 +95,67 @@ def take_turns(work: Workload, conditions: Sequence[Condition], rounds: int) -> 
     for number in range(WARM_UP + rounds):
         for condition in order.sample(conditions, k=len(conditions)):
             condition.hook()
-            with clock(work) as elapsed_s:
+            with clock(work) as spent:
                 condition.step()
             condition.unhook()
-            condition.steps_s += elapsed_s
+            condition.spent.append(spent)
             if number == WARM_UP - 1:
                 condition.forget()
 
 
 def at_own_cadence(work: Workload, folder: Path, cycles: int) -> tuple[Row, list[int]]:
-    """Seconds per step over whole cycles at the default cadence, each step paired with one without; the gaps."""
+    """Whole cycles at the default cadence, each step paired with one without; the gaps."""
     order = random.Random(0)
-    gaps, with_s, without_s = [], [], []
+    gaps: list[int] = []
+    cycles_of: dict[bool, list[Spent]] = {True: [], False: []}
     with tsemon.attach(work.model, work.optimizer, run="amortised", spool_dir=folder) as monitor:
         for _ in range(WARM_UP + cycles):
             gaps.append(monitor._next_sample - monitor._last_sample)
-            spent_s = {True: 0.0, False: 0.0}
+            steps: dict[bool, list[Spent]] = {True: [], False: []}
             for _ in range(gaps[-1]):
                 for attached in order.sample((True, False), k=2):
-                    spent_s[attached] += attached_step(work, monitor) if attached else detached_step(work, monitor)
-            with_s.append(spent_s[True] / gaps[-1])
-            without_s.append(spent_s[False] / gaps[-1])
-    return Row.of("amortised", with_s[WARM_UP:], without_s[WARM_UP:]), gaps[WARM_UP:]
+                    steps[attached].append((attached_step if attached else detached_step)(work, monitor))
+            for attached, spent in steps.items():
+                cycles_of[attached].append(Spent.mean(spent))
+    return Row.of("amortised", cycles_of[True][WARM_UP:], cycles_of[False][WARM_UP:]), gaps[WARM_UP:]
 
 
-def attached_step(work: Workload, monitor: tsemon.Monitor) -> float:
-    with clock(work) as elapsed_s:
+def attached_step(work: Workload, monitor: tsemon.Monitor) -> Spent:
+    with clock(work) as spent:
         monitor.step(loss=work.step())
-    return elapsed_s[0]
+    return spent
 
 
-def detached_step(work: Workload, monitor: tsemon.Monitor) -> float:
+def detached_step(work: Workload, monitor: tsemon.Monitor) -> Spent:
     """A step of which the monitor knows nothing: its hooks are out, its clock stands still."""
     start = time.perf_counter()
     monitor._probe.disarm()
-    with clock(work) as elapsed_s:
+    with clock(work) as spent:
         work.step()
     if monitor._step == monitor._next_sample:
         monitor._probe.arm()
     monitor._last_sample_at += time.perf_counter() - start
-    return elapsed_s[0]
+    return spent
 
 
 @contextmanager
-def clock(work: Workload) -> Iterator[list[float]]:
-    """A list that holds the seconds when the block is done, and the device too."""
-    elapsed_s: list[float] = []
+def clock(work: Workload) -> Iterator[Spent]:
+    """What the block has spent when it is done, and the device too."""
+    spent = Spent()
     work.wait()
-    start = time.perf_counter()
-    yield elapsed_s
+    wall, cpu = time.perf_counter(), time.process_time()
+    yield spent
     work.wait()
-    elapsed_s.append(time.perf_counter() - start)
+    spent.wall_s, spent.cpu_s = time.perf_counter() - wall, time.process_time() - cpu
 
 
 def print_steps(rows: Sequence[Row], missing: Sequence[tuple[str, str]]) -> None:
-    print("| condition | step, median ms | ratio to none | 95 % interval |\n|---|---|---|---|")
+    print("| condition | step, median ms | ratio to none | 95 % interval | in CPU time | 95 % interval |")
+    print("|---|---|---|---|---|---|")
     for row in rows:
         print(row)
     for name, reason in missing:
-        print(f"| {name} | {reason} | | |")
+        print(f"| {name} | {reason} | | | | |")
 
 
 def print_calls(unsampled: Unsampled, sampled: Sampled) -> None:
