@@ -34,6 +34,8 @@ class TokenStatistics:
     """Number of valid tokens."""
     scale: Tensor
     """Largest |x|. Energies are held relative to it, so that no square over- or underflows. NaN or inf if X is."""
+    first_ratio: Tensor
+    """Length of the first valid token against the mean length of the others; NaN of one token, or of zero others."""
 
     @property
     def similarity(self) -> Tensor:
@@ -94,7 +96,18 @@ def token_statistics(x_BTD: Tensor, valid_BT: Tensor | None = None, *, skip_zero
         mean_token=mean_BD,
         count=num_directions_B if skip_zero else count_B,
         scale=scale_B,
+        first_ratio=_first_ratio(length_BT, valid_BT),
     )
+
+
+def _first_ratio(length_BT: Tensor, valid_BT: Tensor | None) -> Tensor:
+    """The lengths of padding are 0."""
+    if valid_BT is None:
+        others_B = length_BT[..., 1:].sum(dim=-1) / (length_BT.shape[-1] - 1 or torch.nan)
+        return ratio(length_BT[..., 0], others_B)
+    first_B1 = valid_BT.int().argmax(dim=-1, keepdim=True)  # on the left there may be padding
+    others_B = length_BT.scatter(-1, first_B1, 0.0).sum(dim=-1) / (valid_BT.sum(dim=-1) - 1)
+    return ratio(length_BT.gather(-1, first_B1)[..., 0], others_B)
 
 
 def token_similarity(x_BTD: Tensor, valid_BT: Tensor | None = None) -> Tensor:
