@@ -1,11 +1,13 @@
 """Listen to what attention and its residual do to the tokens: the block's input X, and Y = X + SA(X).
 
 Y is no module's output. It is what the next norm gets, before the feed-forward part in pre-norm blocks, after attention
-in post-norm blocks: the first tensor that a norm gets once attention has returned, and that neither attention nor a
-module after it made. Blocks that normalise what attention returned (Gemma 2, OLMo 2) may hand Y to a linear layer
-first. There is no Y where the feed-forward part runs beside attention (GPT-J) or before it, where attention adds the
-residual by itself (BLOOM, XLNet), or where the sum stays in a stream without a norm. It would be wrong only in blocks
-that reshape what attention returned before they normalise it alone (Swin V2).
+in post-norm blocks: the first tensor that a norm gets once attention has run, and that no module made. Blocks that
+normalise what attention returned (Gemma 2, OLMo 2) may hand Y to a linear layer first. Where the norm is inside the
+module that attends (ALBERT), attention has run when a linear layer in there gets what no module made: the output layer.
+
+There is no Y where the feed-forward part runs beside attention (GPT-J) or before it, where attention adds the residual
+by itself and returns the sum (BLOOM), or where no norm gets the sum. It would be wrong only in blocks that reshape what
+attention returned before they normalise it alone (Swin V2).
 
 Axes: B samples, T tokens, D width.
 """
@@ -35,31 +37,40 @@ class EscalationProbe(Part):
         self._depth = depth
         self._states = states
         self._calls = calls
+        self._hooked = set[nn.Module]()
         self._layer: _Layer | None = None
+        self._seen = set[int]()
+        """Blocks that ran, whether or not Y was found in them."""
         self._sums: dict[int, dict[str, Tensor]] = {}
 
     def forget(self) -> None:
-        self._layer, self._sums = None, {}
+        self._layer, self._hooked, self._seen, self._sums = None, set(), set(), {}
 
     def listen(self, hooks: Hooks) -> None:
         self.forget()
         for block in self._calls.to_hook:
             if block.attention is None or hides_from_hooks(block) or is_compiled(block.module):
                 continue
+            self._hooked.add(block.module)
             attention = innermost_attention(block.attention)
             hooks.after(attention, self._leave_attention)
             inside = set(attention.modules())
+            hides = not any(map(_is_norm, inside))  # what is inside need not be watched
             for module in block.module.modules():
-                if module in inside or any(module.children()):
+                if any(module.children()) or (hides and module in inside):
                     continue
-                if _is_norm(module) or is_linear(module):
+                if is_linear(module) and module in inside:
+                    hooks.before(module, self._meet_inside)
+                elif is_linear(module) or _is_norm(module):
                     hooks.before(module, self._meet)
                 hooks.after(module, self._remember)
 
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
+        self._layer = None
         x = hidden_state((args, kwargs))
-        has_begun = x is None or block.number in self._sums
-        self._layer = None if has_begun or x is None else _Layer(block, x, self._states)
+        if x is not None and block.module in self._hooked and block.number not in self._seen:
+            self._seen.add(block.number)
+            self._layer = _Layer(block, x, self._states)
 
     def collect(self) -> dict[str, Partial]:
         names = {name for sums in self._sums.values() for name in sums}
@@ -72,13 +83,16 @@ class EscalationProbe(Part):
         return Reading({name: mean(sums, name) for name in self.METRICS if name in sums})
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
-        if (missed := len(self._blocks) - len(self._sums)) == 0:
+        if missed := len(self._blocks) - len(self._seen):
+            reason = f"{missed} of {len(self._blocks)} blocks were not seen: {why_unseen}"
+        elif missed := len(self._blocks) - len(self._sums):
+            reason = (
+                f"in {missed} of {len(self._blocks)} blocks no norm gets the sum of the block's input and its attention "
+                "(the feed-forward part runs beside attention or before it, or attention returns the sum itself)"
+            )
+        else:
             return {}
-        return {
-            "escalation_rate": f"the sum of block input and attention was not seen in {missed} of {len(self._blocks)} "
-            f"blocks: {why_unseen}, or no norm gets it after attention (the feed-forward part runs beside attention or "
-            "before it, or attention adds its residual by itself)"
-        }
+        return dict.fromkeys(self.METRICS, reason)
 
     def _leave_attention(self, attention: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._layer is not None:
@@ -86,8 +100,13 @@ class EscalationProbe(Part):
             self._layer.remember(hidden_state(output))
 
     def _remember(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self._layer is not None and self._layer.has_attended and isinstance(output, Tensor):
+        if self._layer is not None and isinstance(output, Tensor):
             self._layer.remember(output)
+
+    def _meet_inside(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        value = next(iter((*args, *kwargs.values())), None)
+        if self._layer is not None and isinstance(value, Tensor):
+            self._layer.has_attended |= self._layer.is_new(value)
 
     def _meet(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         value = next(iter((*args, *kwargs.values())), None)
@@ -113,23 +132,30 @@ class _Layer:
         self._shape = x.shape
         self._is_normalised = False
         """Whether what attention returned met a norm before it met the residual."""
-        self._no_sums = [Seen(x)]
-        """The block's input, and what attention and the modules after it returned."""
+        self._x = Seen(x)
+        self._made = list[Seen]()
+        """What modules returned."""
 
     def remember(self, x: Tensor | None) -> None:
         if x is not None and x.shape == self._shape:
-            self._no_sums.append(Seen(x))
+            self._made.append(Seen(x))
 
     def is_feed_forward(self, module: nn.Module, value: Tensor) -> bool:
         """Whether the module brings something wider back to D."""
         return is_linear(module) and value.shape[:-1] == self._shape[:-1] and value.shape[-1] > self._shape[-1]
 
+    def is_new(self, value: Tensor) -> bool:
+        """Whether a hidden state was computed in this block, outside of its modules."""
+        return value.shape == self._shape and not any(seen.is_still(value) for seen in (self._x, *self._made))
+
     def is_sum(self, module: nn.Module, value: Tensor) -> bool:
-        if not self.has_attended or value.shape != self._shape:
+        """Whether the module, a norm or a linear layer, gets Y."""
+        if not self.has_attended:
             return False
-        made_by = [seen.is_still(value) for seen in self._no_sums]
-        self._is_normalised |= any(made_by[1:]) and _is_norm(module)
-        return not any(made_by) and (_is_norm(module) or self._is_normalised)
+        if self.is_new(value):
+            return _is_norm(module) or self._is_normalised
+        self._is_normalised |= _is_norm(module) and not self._x.is_still(value)
+        return False
 
 
 def _is_norm(module: nn.Module) -> bool:
