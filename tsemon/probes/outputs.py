@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -80,17 +80,21 @@ class OutputProbe(Part):
         if module not in self._measured:
             return
         self._measured.discard(module)
-        logits = _named_logits(output)
-        if logits is None and self._width is not None:
-            logits = _tensor_of_width(output, self._width)
+        logits = _logits(output, self._width)
         if logits is not None:
             self._variation = _variation(logits.detach(), self._masks.valid(self._stack, *logits.shape[:2]))
         elif self._variation is None:
-            expected = "the model has no output head" if self._width is None else f"its output head gives {self._width}"
-            self._why_missing = (
-                f"the output of {type(module).__name__} holds no tensor named logits, nor one that is known to be logits "
-                f"by the size of its last axis: {expected}"
-            )
+            self._why_missing = self._why_no_logits(module, output)
+
+    def _why_no_logits(self, module: nn.Module, output: Any) -> str:
+        name = type(module).__name__
+        if output is None:
+            return f"{name} did not return"
+        head = "the model has no output head" if self._width is None else f"the output head gives {self._width}"
+        return (
+            f"the output of {name} holds no tensor named logits, nor one that is known to be logits by the size of its last "
+            f"axis: {head}"
+        )
 
 
 def _variation(logits: Tensor, valid_BT: Tensor | None) -> Tensor:
@@ -110,25 +114,18 @@ def _variation(logits: Tensor, valid_BT: Tensor | None) -> Tensor:
     return torch.where(count > 1, variation, torch.nan)
 
 
-def _named_logits(output: Any) -> Tensor | None:
-    if isinstance(output, Mapping):
-        logits = output.get("logits")
-    else:
-        logits = None if isinstance(output, Tensor) else getattr(output, "logits", None)
-    return logits if _may_be_logits(logits) else None
-
-
-def _tensor_of_width(output: Any, width: int) -> Tensor | None:
-    """The first floating tensor of two axes or more in the output, if its last axis has this size."""
-    if isinstance(output, Mapping):
-        output = tuple(output.values())
-    elif not isinstance(output, tuple | list):
-        output = (output,)
-    first = next((value for value in output if _may_be_logits(value)), None)
+def _logits(output: Any, width: int | None) -> Tensor | None:
+    """What is called logits, or else the first floating tensor of two axes or more if its last axis is `width`."""
+    values = dict(output) if isinstance(output, Mapping) else {}
+    named = values.get("logits", getattr(output, "logits", None))
+    if _may_be_logits(named):
+        return named
+    items = values.values() if values else output if isinstance(output, tuple | list) else (output,)
+    first = next((item for item in items if _may_be_logits(item)), None)
     return first if first is not None and first.shape[-1] == width else None
 
 
-def _may_be_logits(value: Any) -> bool:
+def _may_be_logits(value: Any) -> TypeGuard[Tensor]:
     is_whole = isinstance(value, Tensor) and not hasattr(value, "to_local")
     return is_whole and value.ndim >= 2 and value.is_floating_point()
 
