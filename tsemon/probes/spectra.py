@@ -21,9 +21,8 @@ def token_gram(x_BTD: Tensor, valid_BT: Tensor | None, scale_B: Tensor, counts_B
     """
     first = counts_B.int().argmax(dim=0, keepdim=True)
     valid_BT = x_BTD.new_ones(x_BTD.shape[:2], dtype=torch.bool) if valid_BT is None else valid_BT
-    index_R, is_chosen_R = evenly_spread(valid_BT.index_select(0, first)[0], MAX_ROWS)
-    x_RD = _wide(x_BTD.index_select(0, first)[0].index_select(0, index_R))
-    x_RD = torch.where(is_chosen_R[:, None], x_RD / scale_B.index_select(0, first), 0.0)
+    index_R, is_chosen_R = evenly_spread(valid_BT[first][0], MAX_ROWS)
+    x_RD = torch.where(is_chosen_R[:, None], _wide(x_BTD[first, index_R]) / scale_B[first], 0.0)
     return torch.where(counts_B.any(), _gram(x_RD), torch.nan)
 
 

@@ -134,6 +134,11 @@ class TestActivations:
         torch.testing.assert_close(
             reading.layers["cosine_similarity"][-1].double(), cosines.mean(), rtol=1e-5, atol=1e-6
         )
+        centred = x_BTD - x_BTD.mean(dim=(0, 1))
+        expected = centred.square().sum() / x_BTD.square().sum()
+        torch.testing.assert_close(reading.layers["global_diversity"][-1].double(), expected, rtol=1e-4, atol=0)
+        got = on_host(reading.layers["effective_rank"])[-1].double()
+        torch.testing.assert_close(got, effective_rank(x_BTD[0]), rtol=1e-4, atol=0)
 
     def test_leave_padding_out(self):
         torch.manual_seed(0)

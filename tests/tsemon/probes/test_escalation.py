@@ -172,6 +172,14 @@ class TestEscalationRate:
             padded.layers["escalation_rate"], short.layers["escalation_rate"], rtol=1e-4, atol=1e-6
         )
 
+    def test_keeps_float32_under_autocast(self):
+        torch.manual_seed(0)
+        model, forward = nano_gpt()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            reading, _ = reading_of(model, forward)
+            expected = by_hand(model, forward, "ln_2")
+        torch.testing.assert_close(reading.layers["escalation_rate"].double(), expected, rtol=1e-4, atol=0)
+
     @pytest.mark.parametrize("scale", [1e-20, 1e20])
     def test_does_not_depend_on_the_scale(self, scale):
         class MaxNorm(nn.Module):  # LayerNorm squares

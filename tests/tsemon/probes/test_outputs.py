@@ -68,6 +68,15 @@ class TestOutputVariation:
             reading.scalars["output_variation"].double(), variation(forward()), rtol=1e-5, atol=1e-12
         )
 
+    def test_keeps_float32_under_autocast(self):
+        torch.manual_seed(0)
+        model, forward = zoo.our_language_model()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            reading, _ = reading_of(model, forward)
+            logits = forward()
+        assert logits.dtype == torch.bfloat16
+        torch.testing.assert_close(reading.scalars["output_variation"].double(), variation(logits), rtol=1e-5, atol=0)
+
     def test_leaves_out_predictions_that_are_not_finite(self):
         torch.manual_seed(0)
         model, _ = zoo.our_vision_transformer()
