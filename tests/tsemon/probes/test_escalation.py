@@ -43,6 +43,28 @@ def nano_gpt():
     return model, lambda: model(x_BTD)
 
 
+def positions_in_every_layer():
+    """A norm gets a sum before attention, too."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn, self.ln_1, self.ln_2 = (
+                nn.MultiheadAttention(32, 4, batch_first=True),
+                nn.LayerNorm(32),
+                nn.LayerNorm(32),
+            )
+            self.positions = nn.Parameter(torch.randn(12, 32))
+
+        def forward(self, x_BTD):
+            y_BTD = self.ln_1(x_BTD + self.positions)
+            return self.ln_2(x_BTD + self.attn(y_BTD, y_BTD, y_BTD, need_weights=False)[0])
+
+    model = nn.Sequential(Layer(), Layer(), Layer())
+    x_BTD = torch.randn(4, 12, 32, generator=torch.Generator().manual_seed(1))
+    return model, lambda: model(x_BTD)
+
+
 def in_place():
     """The residual is added into what attention returned, and into the block's own input."""
 
@@ -92,6 +114,7 @@ WHERE_Y_COMES = {
     zoo.qwen3: "post_attention_layernorm",
     pre_norm_encoder: "norm2",
     nano_gpt: "ln_2",
+    positions_in_every_layer: "ln_2",
     in_place: "norm",
 }
 
