@@ -102,15 +102,18 @@ def hides_from_hooks(block: Block) -> bool:
 
 
 def is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    """Whether it is a linear layer, GPT-2's Conv1D among them."""
+    weight = getattr(module, "weight", None)
+    is_conv1d = type(module).__name__ == "Conv1D" and isinstance(weight, Tensor) and weight.ndim == 2
+    return isinstance(module, nn.Linear) or is_conv1d
 
 
 def widths(linear: nn.Module) -> tuple[int, int]:
-    """What a linear layer takes and what it gives; GPT-2's Conv1D holds its weight the other way round."""
+    """What a linear layer takes and what it gives."""
     if isinstance(linear, nn.Linear):
         return linear.in_features, linear.out_features
     weight = linear.weight
-    assert isinstance(weight, Tensor)
+    assert isinstance(weight, Tensor)  # as is_linear wants it
     return weight.shape[0], weight.shape[1]
 
 

@@ -6,6 +6,7 @@ Axes: B samples, T tokens, N predictions, R chosen ones, V classes.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -33,9 +34,8 @@ class OutputProbe(Part):
 
     def __init__(self, path: Sequence[nn.Module], blocks: list[Block], padding: Padding) -> None:
         self._path = path
-        self._stack = blocks[-1].stack
+        self._blocks = blocks
         self._padding = padding
-        self._width = _head_width(path[0], blocks)
         self._running = set[nn.Module]()
         self._measured = set[nn.Module]()
         """Modules through which the pass that is measured came, and that have not returned yet."""
@@ -72,6 +72,11 @@ class OutputProbe(Part):
             return {}
         return {"output_variation": self._why_missing or f"the model's output was not seen: {why_unseen}"}
 
+    @functools.cached_property
+    def _width(self) -> int | None:
+        # Not before it is needed: what asks the user's model has to be contained.
+        return _head_width(self._path[0], self._blocks)
+
     def _enter(self, module: nn.Module, *_: Any) -> None:
         self._running.add(module)
 
@@ -82,7 +87,7 @@ class OutputProbe(Part):
         self._measured.discard(module)
         logits = _logits(output, self._width)
         if logits is not None:
-            self._variation = _variation(logits.detach(), self._masks.valid(self._stack, *logits.shape[:2]))
+            self._variation = _variation(logits.detach(), self._masks.valid(self._blocks[-1].stack, *logits.shape[:2]))
         elif self._variation is None:
             self._why_missing = self._why_no_logits(module, output)
 

@@ -191,7 +191,7 @@ class Probe:
         self._calls.enter(module)
         layer = self._calls.current(block)
         for part in self._listening():
-            if layer is not None and part.wanted:
+            if layer is not None and part.wanted and type(part).enter is not Part.enter:
                 self._guard.run(part.enter, layer, args, kwargs)
 
     def _close(self, gate: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
