@@ -65,7 +65,7 @@ def attach(
     budget: tsemon's share of wall time on the training thread, more than 0 and at most 1.
     measures: names of the catalogue, by default all but those that it has on demand only.
     blocks, attention: the transformer blocks in depth order and the self-attention of each, as modules or dotted names,
-        for models where they are not found.
+        for models where they are not found. A block that is applied several times is named once for each.
     on_alert: called from `step`, on the training thread, when an alert fires or resolves. Default: a log line.
     config, tags: kept with the run.
     resume: the step at which training goes on; frames of earlier attempts from there on are hidden.

@@ -124,7 +124,6 @@ class TestAttach:
             ({"run": "r", "config": {"a": "\ud800"}}, InvalidArgument, "config is kept as JSON"),
             ({"run": "r", "config": {"a": "x" * 9_000_000}}, InvalidArgument, "config takes 8.6 MiB"),
             ({"run": "r", "optimizer": torch.optim.AdamW}, InvalidArgument, "optimizer is the torch.optim.Optimizer"),
-            ({"run": "r", "blocks": ["layers.0", "layers.0"]}, InvalidArgument, "the same module twice"),
             ({"run": "r", "spool_dir": 5}, InvalidArgument, "spool_dir is the path of a folder"),
             ({"run": "r", "spool_dir": "a\0b"}, SpoolError, "null"),
             ({"run": "r", "measures": [[1]]}, UnknownMetric, "not in the catalogue"),
@@ -240,7 +239,7 @@ class TestStep:
 
     def test_contains_a_probe_that_raises(self, attached, tmp_path, monkeypatch, caplog):
         model, forward, optimizer, monitor = attached
-        monkeypatch.setattr("tsemon.probes.activations.token_statistics", lambda *_: 1 / 0)
+        monkeypatch.setattr("tsemon.probes.states.token_statistics", lambda *_: 1 / 0)
         with caplog.at_level(logging.WARNING, "tsemon"):
             train(model, forward, 3, monitor, optimizer)
         monitor.close()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tsemon.probes.discovery import Block
 from tsemon.probes.hooks import Hooks
 
 Merge = Literal["sum", "max", "min"]
@@ -59,6 +60,9 @@ class Part:
 
     def listen(self, hooks: Hooks) -> None:
         """Hook the blocks for the pass that begins."""
+
+    def enter(self, block: Block, args: Any, kwargs: Any) -> None:
+        """A block of the pass is about to run with these arguments."""
 
     def forget(self) -> None:
         """Let go of what was seen."""

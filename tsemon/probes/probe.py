@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -10,12 +11,17 @@ from torch import Tensor, nn
 
 from tsemon.probes.activations import ActivationProbe
 from tsemon.probes.attention import AttentionProbe
-from tsemon.probes.discovery import Block, path_to_gate, runs_compiled
+from tsemon.probes.calls import Calls
+from tsemon.probes.discovery import Block, hides_from_hooks, path_to_gate, runs_compiled
+from tsemon.probes.escalation import EscalationProbe
+from tsemon.probes.feedforward import FeedForwardProbe
 from tsemon.probes.hooks import Guard, Hooks, Span
+from tsemon.probes.outputs import OutputProbe
 from tsemon.probes.padding import Padding
 from tsemon.probes.parameters import ParameterProbe
 from tsemon.probes.part import Part, Partial, Reading
 from tsemon.probes.ranks import Ranks
+from tsemon.probes.states import HiddenStates
 
 AGREED = "agreed"
 V = TypeVar("V")
@@ -49,10 +55,14 @@ class Probe:
         self._guard = Guard(on_fault, self._device)
         self._outer, self._inner = Hooks(self._guard), Hooks(self._guard)
         self._padding = Padding(num_stacks=1 + max(block.stack for block in blocks))
-        self._activations = ActivationProbe(blocks, depth, self._padding)
+        self._calls = Calls(blocks)
+        states = HiddenStates(blocks, self._padding)
         self._parts: dict[str, Part] = {
-            "activations": self._activations,
-            "attention": AttentionProbe(blocks, depth, self._padding),
+            "activations": ActivationProbe(blocks, depth, states, self._calls),
+            "escalation": EscalationProbe(blocks, depth, states, self._calls),
+            "attention": AttentionProbe(blocks, depth, self._padding, self._calls),
+            "feedforward": FeedForwardProbe(blocks, depth, self._padding, self._calls),
+            "outputs": OutputProbe(self._path, blocks, self._padding),
             "parameters": ParameterProbe(model, blocks, depth, optimizers, ranks),
         }
         self._saw_train_mode: bool | None = None
@@ -81,14 +91,15 @@ class Probe:
         if any(part.wanted for part in self._listening()):
             for module in self._path:
                 self._outer.before(module, self._padding.read)
+        for part in self._parts.values():
+            if part.wanted:
+                part.arm(self._outer)
+        if any(part.wanted for part in self._listening()):
             if self._is_gate_called:
                 self._outer.before(self._gate, self._open)
                 self._outer.after(self._gate, self._close, always=True)
             else:
                 self._outer.before(self._blocks[0].module, self._open_at_first_block)
-        for part in self._parts.values():
-            if part.wanted:
-                part.arm(self._outer)
 
     def disarm(self) -> None:
         """Take every hook out again, and let go of what was seen."""
@@ -167,16 +178,27 @@ class Probe:
             return
         self._saw_train_mode = gate.training
         self._inner.remove()
+        self._calls.begin()
+        for block in self._calls.to_hook:
+            if not hides_from_hooks(block):
+                self._inner.before(block.module, functools.partial(self._enter, block))
         for part in self._listening():
             part.forget()
             if part.wanted:
                 part.listen(self._inner)
 
-    def _open_at_first_block(self, block: nn.Module, args: Any, kwargs: Any) -> None:
+    def _open_at_first_block(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         was = self._saw_train_mode
-        self._open(block)
-        if self._saw_train_mode is not was and self._activations.wanted:
-            self._activations.take_input(args, kwargs)  # too late for a hook of its own
+        self._open(module)
+        if self._saw_train_mode is not was:
+            self._enter(self._blocks[0], module, args, kwargs)  # too late for a hook of its own
+
+    def _enter(self, block: Block, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._calls.enter(module)
+        layer = self._calls.current(block)
+        for part in self._listening():
+            if layer is not None and part.wanted and type(part).enter is not Part.enter:
+                self._guard.run(part.enter, layer, args, kwargs)
 
     def _close(self, gate: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._inner.remove()
