@@ -24,7 +24,7 @@ from tsemon.probes.discovery import (
 )
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.padding import Padding
-from tsemon.probes.part import COUNT, Part, Partial, Reading, stacked
+from tsemon.probes.part import Part, Partial, Reading, counted, mean, stacked
 
 
 class FeedForwardProbe(Part):
@@ -40,10 +40,10 @@ class FeedForwardProbe(Part):
         self._depth = depth
         self._padding = padding
         self._calls = calls
-        self._ranges: dict[int, dict[str, Tensor]] = {}
+        self._dead: dict[int, dict[str, Tensor]] = {}
 
     def forget(self) -> None:
-        self._ranges = {}
+        self._dead = {}
 
     def listen(self, hooks: Hooks) -> None:
         self.forget()
@@ -53,27 +53,20 @@ class FeedForwardProbe(Part):
                 hooks.before(last, lambda _, args, kwargs, block=block: self._take(block, args))
 
     def collect(self) -> dict[str, Partial]:
-        if not self._ranges:
-            return {}
-        highest, lowest, count = (
-            stacked((self._ranges.get(layer, {}).get(name) for layer in range(self._depth)), absent)
-            for name, absent in (("max", -math.inf), ("min", math.inf), (COUNT, 0.0))
-        )
-        return {"max": Partial(highest, "max"), "min": Partial(lowest, "min"), COUNT: Partial(count)}
+        return {
+            name: Partial(stacked(self._dead.get(layer, {}).get(name) for layer in range(self._depth)))
+            for name in {name for sums in self._dead.values() for name in sums}
+        }
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
-        if "max" not in sums:
-            return Reading()
-        is_known_LF = (sums["max"] >= sums["min"]) & (sums[COUNT] > 1)[:, None]  # one token cannot move
-        dead_LF = is_known_LF & (sums["max"] == sums["min"])
-        return Reading({"dead_units": dead_LF.sum(dim=-1) / is_known_LF.sum(dim=-1)})
+        return Reading({"dead_units": mean(sums, "dead_units")} if "dead_units" in sums else {})
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         if without := [block.name for block in self._blocks if last_layer(block) is None]:
             return {
                 "dead_units": f"found no layer that leads a feed-forward part back to the width in {', '.join(without)}"
             }
-        if (missed := len(self._blocks) - len(self._ranges)) == 0:
+        if (missed := len(self._blocks) - len(self._dead)) == 0:
             return {}
         return {
             "dead_units": f"the last feed-forward layer was not seen in {missed} of {len(self._blocks)} blocks: "
@@ -82,14 +75,16 @@ class FeedForwardProbe(Part):
 
     def _take(self, block: Block, args: tuple[Any, ...]) -> None:
         layer = self._calls.current(block)
-        if layer is None or layer.number in self._ranges or not args or not isinstance(args[0], Tensor):
+        if layer is None or layer.number in self._dead or not args or not isinstance(args[0], Tensor):
             return
         z = args[0].detach()
         if z.ndim == 3:
-            self._ranges[layer.number] = self._range(layer, z.transpose(0, 1) if block.tokens_first else z)
+            share = self._dead_share(layer, z.transpose(0, 1) if block.tokens_first else z)
+            self._dead[layer.number] = counted("dead_units", share)
 
-    def _range(self, block: Block, z_BTF: Tensor) -> dict[str, Tensor]:
-        """Largest and smallest value of each unit over valid tokens of samples that are finite, and how many those are."""
+    def _dead_share(self, block: Block, z_BTF: Tensor) -> Tensor:
+        """Of the units, over valid tokens of samples that are finite. Ranks average it: each unit's range on all of them
+        would be a large message."""
         valid_BT = self._padding.valid(block.stack, *z_BTF.shape[:2])
         if valid_BT is None:
             lowest_BF, highest_BF = z_BTF.amin(dim=1), z_BTF.amax(dim=1)
@@ -99,11 +94,10 @@ class FeedForwardProbe(Part):
             highest_BF = torch.where(valid_BT[..., None], z_BTF, -math.inf).amax(dim=1)
             count_B = valid_BT.sum(dim=1, dtype=torch.float32)
         counts_B = lowest_BF.isfinite().all(dim=1) & highest_BF.isfinite().all(dim=1)
-        return {
-            "max": torch.where(counts_B[:, None], highest_BF, -math.inf).amax(dim=0).float(),
-            "min": torch.where(counts_B[:, None], lowest_BF, math.inf).amin(dim=0).float(),
-            COUNT: torch.where(counts_B, count_B, 0.0).sum(),
-        }
+        highest_F = torch.where(counts_B[:, None], highest_BF, -math.inf).amax(dim=0)
+        lowest_F = torch.where(counts_B[:, None], lowest_BF, math.inf).amin(dim=0)
+        share = (highest_F == lowest_F).float().mean()
+        return torch.where(torch.where(counts_B, count_B, 0.0).sum() > 1, share, torch.nan)  # one token cannot move
 
 
 def last_layer(block: Block) -> nn.Module | None:

@@ -116,23 +116,12 @@ class TestDeadUnits:
         assert "dead_units" not in reading.layers
         assert "as an expert does not" in probe.not_measured["dead_units"]
 
-    def test_of_several_processes_are_those_that_none_saw_move(self):
+    def test_of_several_processes_are_the_mean_of_their_shares(self):
         torch.manual_seed(0)
         model, _ = zoo.our_language_model()
         probe = reading_of(model, lambda: model(zoo.ids()))[1]._parts["feedforward"]
-        sums = {
-            "max": torch.tensor([[1.0, 2.0, 3.0]]),
-            "min": torch.tensor([[1.0, 1.0, 3.0]]),
-            "/n": torch.tensor([9.0]),
-        }
-        assert probe.finish(sums).layers["dead_units"].tolist() == pytest.approx([2 / 3])
-        model, forward = zoo.torch_encoder()
-        probe = reading_of(model, lambda: None)[1]
-        probe.arm({"dead_units"})
-        forward()
-        merges = {name: partial.merge for name, partial in probe._parts["feedforward"].collect().items()}
-        probe.disarm()
-        assert merges == {"max": "max", "min": "min", "/n": "sum"}
+        of_two = {"dead_units": torch.tensor([0.25 + 0.75, 0.5]), "dead_units/n": torch.tensor([2.0, 1.0])}
+        assert probe.finish(of_two).layers["dead_units"].tolist() == [0.5, 0.5]
 
 
 def is_first(module, block):
