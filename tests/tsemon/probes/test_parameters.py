@@ -125,27 +125,29 @@ class TestParameters:
         assert reading.layers["param_norm"].isnan().tolist() == [False, True, False]
         assert all(reading.scalars[name].isnan() for name in ("total_grad_norm", "total_param_norm", "step_size"))
 
-    @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
-    def test_ratio_and_alignment_are_against_the_whole_block_when_part_of_it_is_frozen(self, kind):
+    # The output is normalised, so its mean square hardly has a gradient: a small step would be lost in rounding.
+    @pytest.mark.parametrize(("kind", "lr"), [(torch.optim.AdamW, 1e-1), (torch.optim.SGD, 1e5)])
+    def test_ratio_and_alignment_are_against_the_whole_block_when_part_of_it_is_frozen(self, kind, lr):
         torch.manual_seed(0)
         model, forward = zoo.torch_encoder()
         for layer in model.layers:
             layer.linear1.requires_grad_(False)
         before = torch.cat([p.detach().double().flatten() for p in model.layers[0].parameters()])
-        reading, _ = reading_of(model, forward, kind(model.parameters(), lr=1e-1))
+        reading, _ = reading_of(model, forward, kind(model.parameters(), lr=lr))
         delta = torch.cat([p.detach().double().flatten() for p in model.layers[0].parameters()]) - before
         got = reading.layers["update_ratio"][0].double()
         torch.testing.assert_close(got, delta.norm() / before.norm(), rtol=1e-3, atol=0)
         got, alignment = reading.layers["update_alignment"][0].double(), F.cosine_similarity(delta, before, dim=0)
         torch.testing.assert_close(got, alignment, rtol=1e-3, atol=2e-5)
 
-    @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
-    def test_a_frozen_block_does_not_move_and_counts_in_the_whole(self, kind):
+    # The output is normalised, so its mean square hardly has a gradient: a small step would be lost in rounding.
+    @pytest.mark.parametrize(("kind", "lr"), [(torch.optim.AdamW, 1e-1), (torch.optim.SGD, 1e5)])
+    def test_a_frozen_block_does_not_move_and_counts_in_the_whole(self, kind, lr):
         torch.manual_seed(0)
         model, forward = zoo.torch_encoder()
         model.layers[0].requires_grad_(False)
         before = torch.cat([p.detach().double().flatten() for p in model.parameters()])
-        reading, _ = reading_of(model, forward, kind(model.parameters(), lr=1e-1))
+        reading, _ = reading_of(model, forward, kind(model.parameters(), lr=lr))
         delta = torch.cat([p.detach().double().flatten() for p in model.parameters()]) - before
         assert reading.layers["update_norm"][0] == 0
         assert reading.layers["update_ratio"][0] == 0
@@ -164,7 +166,7 @@ class TestParameters:
         model, forward = zoo.torch_encoder()
         reading, probe = reading_of(model, forward, Wrapper(torch.optim.AdamW(model.parameters())))
         assert (reading.layers["update_norm"] > 0).all()
-        assert probe.not_measured == {}
+        assert probe.not_measured.keys().isdisjoint({"update_norm", "grad_norm"})
 
     def test_several_steps_are_said_to_be_several(self):
         model, forward = zoo.torch_encoder()
