@@ -195,7 +195,7 @@ class TestStep:
         model, forward = zoo.our_language_model()  # de-escalated, so that nothing is missing
         optimizer = torch.optim.AdamW(model.parameters())
         with tsemon.attach(model, optimizer, run="r", every=1, spool_dir=tmp_path) as monitor:
-            train(model, forward, 2, monitor, optimizer)
+            train(model, forward, 1, monitor, optimizer)
             assert monitor.status.not_measured == {}
         frame = frames_in(tmp_path)[0]
         assert {*frame["layers"], *frame["scalars"]} == {metric.name for metric in CATALOGUE}
