@@ -27,17 +27,19 @@ class Coordinates:
     """Evenly strided coordinates of vectors that are seen once a sample."""
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, list[Tensor]] = {}
+        self._kept: dict[Hashable, tuple[list[Tensor], Tensor]] = {}
 
     def compare(
         self, key: Hashable, tensors: Sequence[Tensor], shares: Sequence[float], stride: int
     ) -> Products | None:
         """Keep the coordinates of one vector, and compare them with those kept under the same key before."""
-        before = self._kept.get(key)
-        now = self._kept[key] = _pick(tensors, shares, stride)
-        if before is None or [x.shape for x in before] != [x.shape for x in now]:
+        now = _pick(tensors, shares, stride)
+        now_now = _dot(now, now) * stride
+        before, before_before = self._kept.get(key, ([], now_now))
+        self._kept[key] = now, now_now
+        if [x.shape for x in before] != [x.shape for x in now]:
             return None
-        return Products(_dot(before, now), _dot(now, now), _dot(before, before))
+        return Products(_dot(before, now) * stride, now_now, before_before)
 
 
 def stride_of(tensors: Sequence[Tensor]) -> int:
@@ -53,9 +55,9 @@ def _pick(tensors: Sequence[Tensor], shares: Sequence[float], stride: int) -> li
     picked: dict[torch.device, list[Tensor]] = {}
     position = 0
     for tensor, share in zip(tensors, shares, strict=True):
-        # Products of two get share and stride in whole.
-        values = tensor.reshape(-1)[-position % stride :: stride].float() * math.sqrt(share * stride)
-        picked.setdefault(tensor.device, []).append(values)
+        values = tensor.reshape(-1)[-position % stride :: stride]
+        values = values * math.sqrt(share) if share != 1 else values  # in a product of two it is whole
+        picked.setdefault(tensor.device, []).append(values.float())
         position += tensor.numel()
     return [torch.cat(values) for values in picked.values()]
 

@@ -60,6 +60,8 @@ class _Stepper:
     groups: dict[int, list[nn.Parameter]]
     num_steps: int = 0
     has_closure: bool = False
+    squares: dict[int, Tensor] = field(default_factory=dict)
+    """|w|^2 of each parameter before the step, by its id."""
     copies: dict[int, list[Tensor]] = field(default_factory=dict)
     learning_rate: Tensor | float | None = None
 
@@ -311,7 +313,7 @@ class ParameterProbe(Part):
         # Gradients here and not after: many loops clear them before they call monitor.step(). Only a closure makes them
         # anew inside the step.
         stepper.has_closure = any(closure is not None for closure in (*args[1:2], kwargs.get("closure")))
-        self._read_parameters(stepper.groups, "before")
+        stepper.squares = self._read_parameters(stepper.groups, "before")
         if not stepper.has_closure:
             self._read_gradients(stepper)
         if not self._wants_updates:
@@ -355,9 +357,13 @@ class ParameterProbe(Part):
             for group, params in stepper.groups.items():
                 self._sum(kind, group, torch.zeros((), dtype=torch.float64, device=params[0].device))
 
-    def _read_parameters(self, groups: Mapping[int, list[nn.Parameter]], kind: str = "param") -> None:
+    def _read_parameters(self, groups: Mapping[int, list[nn.Parameter]], kind: str = "param") -> dict[int, Tensor]:
+        found: dict[int, Tensor] = {}
         for group, params in groups.items():
-            self._add(kind, group, params, squares([local(p) for p in params]))
+            squares_P = squares([local(p) for p in params])
+            self._add(kind, group, params, squares_P)
+            found |= {id(p): square for p, square in zip(params, squares_P.unbind(), strict=True)}
+        return found
 
     def _read_gradients(self, stepper: _Stepper) -> None:
         scale = getattr(stepper.optimizer, "grad_scale", None)  # a fused optimizer unscales the gradients itself
@@ -395,8 +401,9 @@ class ParameterProbe(Part):
             moved = [p for p in _with_gradient(params) if "exp_avg" in stepper.optimizer.state.get(p, ())]
             for setting, stepped in by_setting(stepper.optimizer, moved):
                 gradients = _gradients(stepped) if stepper.has_closure else None
+                w_w_P = torch.stack([stepper.squares[id(p)] for p in stepped])
                 shares = self._shares_of(stepped)
-                self._add_update(group, after_adam(stepper.optimizer, setting, stepped, shares, gradients))
+                self._add_update(group, after_adam(stepper.optimizer, setting, stepped, shares, w_w_P, gradients))
 
     def _subtract(self, stepper: _Stepper) -> None:
         if stepper.copies:

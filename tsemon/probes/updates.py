@@ -51,6 +51,7 @@ def after_adam(
     setting: dict[str, Any],
     params: Sequence[nn.Parameter],
     shares: Sequence[float],
+    w_w_P: Tensor,
     gradients: Sequence[Tensor] | None = None,
 ) -> Update:
     """Of an Adam step that has just been made.
@@ -58,7 +59,7 @@ def after_adam(
     w' = (1 - lr wd) w + u  with  u = -lr / (1 - b1^t) m / (sqrt(v) / sqrt(1 - b2^t) + eps)    (Adam, arXiv 1412.6980;
     AdamW, arXiv 1711.05101; without decoupled decay wd counts as 0 here, being in m already)
 
-    |d|^2 and d . w follow from |u|^2, u . w' and |w'|^2: neither w nor d is ever made.
+    |d|^2 and d . w follow from |u|^2, u . w' and |w|^2 (`w_w_P`, from before the step): neither w nor d is ever made.
     """
     states, now = [optimizer.state[p] for p in params], [local(p) for p in params]
     device = now[0].device
@@ -81,9 +82,8 @@ def after_adam(
 
     u_u = (factor_P.square() * squares(directions) * share_P).sum()
     u_now = (factor_P * dots(directions, now) * share_P).sum()
-    now_now = (squares(now) * share_P).sum()
+    w_w = (w_w_P.to(device, non_blocking=True) * share_P).sum()
     u_w = (u_now - u_u) / (1 - decay)
-    w_w = (now_now - 2 * u_now + u_u) / (1 - decay) ** 2
     squared = (u_u - 2 * decay * u_w + decay**2 * w_w).clamp_min(0)  # rounding could leave it below
     gradient_dot = None
     if gradients is not None:

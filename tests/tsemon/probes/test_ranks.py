@@ -1,6 +1,6 @@
 """Several processes against one: each scenario of `parallel` runs once, and is looked at from here."""
 
-import functools
+import itertools
 import math
 import subprocess
 import sys
@@ -26,6 +26,7 @@ class Results:
     def __init__(self, folder, size):
         self.size = size
         self._folder = folder
+        self._frames = {}
         command = [sys.executable, "-m", "tests.tsemon.probes.parallel"]
         ranks = [
             subprocess.Popen([*command, str(rank), str(size), str(folder)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
@@ -41,9 +42,10 @@ class Results:
             assert not isinstance(result, str), result  # a traceback
         return results
 
-    @functools.cache  # a frame that was read is gone from its spool
     def frames(self, scenario):
-        return frames_in(self._folder / scenario)
+        if scenario not in self._frames:  # one that was read is gone from its spool
+            self._frames[scenario] = frames_in(self._folder / scenario)
+        return self._frames[scenario]
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +195,7 @@ class TestRanks:
     def test_sample_the_same_steps_however_different_their_speed(self, size, two, three):
         first, *others = [result["steps"] for result in {2: two, 3: three}[size].of("cadence")]
         assert all(steps == first for steps in others)
-        gaps = {later - earlier for earlier, later in zip(first[4:], first[5:], strict=False)}
+        gaps = {later - earlier for earlier, later in itertools.pairwise(first[4:])}
         assert len(gaps) > 1, "the interval followed the run"
 
     def test_go_on_when_one_of_them_has_trouble(self, two):
