@@ -62,6 +62,8 @@ class _Stepper:
     has_closure: bool = False
     squares: dict[int, Tensor] = field(default_factory=dict)
     """|w|^2 of each parameter before the step, by its id."""
+    moving: frozenset[int] = frozenset()
+    """The parameters that the step changes, by their id."""
     copies: dict[int, list[Tensor]] = field(default_factory=dict)
     learning_rate: Tensor | float | None = None
 
@@ -206,15 +208,13 @@ class ParameterProbe(Part):
         return None
 
     def _why_no_ends(self) -> dict[str, str]:
-        missing: dict[str, str] = {}
-        if EMBEDDING not in self._groups:
-            missing |= dict.fromkeys(_of("embedding"), "found no embedding in this process's part of the model")
-        if HEAD not in self._groups:
-            head = output_head(self._model, self._blocks)
-            is_the_embedding = head is not None and is_tied(self._model, head)
-            reason = "the output head is tied to the embedding, and counts as embedding"
-            missing |= dict.fromkeys(_of("head"), reason if is_the_embedding else "found no output head")
-        return missing
+        head = output_head(self._model, self._blocks)
+        if HEAD not in self._groups and head is not None and is_tied(self._model, head):
+            return dict.fromkeys(_of("head"), "the output head is tied to the embedding, and counts as embedding")
+        if self._ranks is not None:  # another stage of the pipeline may have what is not here
+            return {}
+        absent = [end for group, end in ((EMBEDDING, "embedding"), (HEAD, "head")) if group not in self._groups]
+        return {name: f"found no {end} outside the blocks" for end in absent for name in _of(end)}
 
     def _why_no_step(self) -> str | None:
         if not self._optimizers:
@@ -316,6 +316,7 @@ class ParameterProbe(Part):
         stepper.squares = self._read_parameters(stepper.groups, "before")
         if not stepper.has_closure:
             self._read_gradients(stepper)
+            stepper.moving = _moving(stepper)  # here, too: a hook on the step may clear the gradients
         if not self._wants_updates:
             pass
         elif self._follows(stepper):
@@ -333,6 +334,7 @@ class ParameterProbe(Part):
             return
         if stepper.has_closure:
             self._read_gradients(stepper)
+            stepper.moving = _moving(stepper)
         self._read_parameters(stepper.groups)
         if self._wants_updates and follows_from_state(stepper.optimizer) and self._follows(stepper):
             self._rebuild(stepper)
@@ -398,7 +400,8 @@ class ParameterProbe(Part):
     def _rebuild(self, stepper: _Stepper) -> None:
         self._stand_still(stepper)
         for group, params in stepper.groups.items():
-            moved = [p for p in _with_gradient(params) if "exp_avg" in stepper.optimizer.state.get(p, ())]
+            state = stepper.optimizer.state
+            moved = [p for p in params if id(p) in stepper.moving and "exp_avg" in state.get(p, ())]
             for setting, stepped in by_setting(stepper.optimizer, moved):
                 gradients = _gradients(stepped) if stepper.has_closure else None
                 w_w_P = torch.stack([stepper.squares[id(p)] for p in stepped])
@@ -493,6 +496,10 @@ class _Sums:
 
 def _cosine(dot: Tensor, squared: Tensor, other: Tensor) -> Tensor:
     return (dot / (squared * other).sqrt()).clamp(-1, 1)  # rounding may leave it outside
+
+
+def _moving(stepper: _Stepper) -> frozenset[int]:
+    return frozenset(id(p) for params in stepper.groups.values() for p in _with_gradient(params))
 
 
 def _with_gradient(params: Sequence[nn.Parameter]) -> list[nn.Parameter]:

@@ -120,7 +120,10 @@ class Ranks:
         """All names that some process has, each in the largest of its shapes. A model's stages differ in their heads."""
         mine = [*self._layout, *(Slot(name, p.merge, tuple(p.value.shape)) for name, p in partials.items())]
         slots: dict[str, Slot] = {}
-        for slot in sorted(slot for of_rank in self.exchange(mine) for slot in of_rank):
+        of_all = (slot for of_rank in self.exchange(mine) for slot in of_rank)
+        for slot in sorted(
+            of_all, key=lambda slot: (slot.name.startswith(GIVEN), slot)
+        ):  # what is cut off is the user's
             known = slots.setdefault(slot.name, slot)
             if len(known.shape) == len(slot.shape):
                 shape = tuple(map(max, known.shape, slot.shape))

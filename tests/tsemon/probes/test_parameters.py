@@ -220,15 +220,20 @@ class TestParameters:
         optimizer.param_groups[0]["lr"] = 0.1  # as a schedule does
         assert probe.collect().scalars["learning_rate"] == 0.5
 
-    def test_gradients_are_seen_although_the_loop_clears_them(self):
+    @pytest.mark.parametrize("clears_in_a_hook", [False, True])
+    def test_gradients_are_seen_although_the_loop_clears_them(self, clears_in_a_hook):
         model, forward = zoo.torch_encoder()
         optimizer = torch.optim.AdamW(model.parameters())
+        if clears_in_a_hook:
+            optimizer.register_step_post_hook(lambda *_: optimizer.zero_grad())
         probe = probe_of(model, optimizer)
         probe.arm(ALL)
         forward().square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        assert (probe.collect().layers["grad_norm"] > 0).all()
+        reading = probe.collect()
+        assert (reading.layers["grad_norm"] > 0).all()
+        assert (reading.layers["update_norm"] > 0).all()
 
 
 def flat(tensors):

@@ -155,6 +155,10 @@ class TestPipeline:
     def test_changes_no_bit_of_training(self, two, scenario):
         assert_unchanged(two.of(scenario))
 
+    def test_misses_no_end_that_another_stage_has(self, two):
+        for result in two.of("pipeline"):
+            assert not any(name.startswith(("embedding_", "head_")) for name in result["not_measured"])
+
     @pytest.mark.parametrize(
         ("scenario", "names"),
         [
