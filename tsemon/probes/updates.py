@@ -64,8 +64,7 @@ def after_adam(
     states, now = [optimizer.state[p] for p in params], [local(p) for p in params]
     device = now[0].device
     beta1, beta2 = setting["betas"]
-    # At least 1: a fused optimizer that skips its very first step has made none.
-    step_P = torch.stack([state["step"] for state in states]).double().to(device, non_blocking=True).clamp_min(1)
+    step_P = torch.stack([state["step"] for state in states]).double().to(device, non_blocking=True)
     lr = setting["lr"]
     correction_P = (1 - beta2**step_P).sqrt()
     second = "max_exp_avg_sq" if setting.get("amsgrad") else "exp_avg_sq"
@@ -75,10 +74,9 @@ def after_adam(
         divisor.add_(epsilon)
     # u but for a factor, which the sums get instead.
     directions = torch._foreach_div([local(state["exp_avg"]) for state in states], divisors)
-    keep = _keep(optimizer, device)
-    factor_P = -lr * correction_P / (1 - beta1**step_P) * keep
+    factor_P = -lr * correction_P / (1 - beta1**step_P)
     share_P = _vector(shares, factor_P)
-    decay = (lr * setting["weight_decay"] if _is_decoupled(optimizer, setting) else 0.0) * keep
+    decay = lr * setting["weight_decay"] if _is_decoupled(optimizer, setting) else 0.0
 
     u_u = (factor_P.square() * squares(directions) * share_P).sum()
     u_now = (factor_P * dots(directions, now) * share_P).sum()
@@ -89,7 +87,7 @@ def after_adam(
     if gradients is not None:
         g_now, g_u = dots(gradients, now), factor_P * dots(gradients, directions)
         gradient_dot = ((g_now - g_u) * share_P).sum() / (1 - decay)
-    return Update(squared, u_w - decay * w_w, gradient_dot)
+    return _unless_skipped(optimizer, Update(squared, u_w - decay * w_w, gradient_dot))
 
 
 def before_sgd(
@@ -100,7 +98,7 @@ def before_sgd(
     w' = w - lr b  with  b = mu b + (1 - dampening) (g + wd w), or g + wd w at first; Nesterov adds mu b to g + wd w.
     """
     scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales the gradients itself
-    factor = -setting["lr"] * _keep(optimizer, params[0].device)
+    factor = -setting["lr"]
     sign, momentum = -1.0 if setting["maximize"] else 1.0, setting["momentum"]
     squared, dot = list[Tensor](), list[Tensor]()
     for p in params:
@@ -115,10 +113,8 @@ def before_sgd(
         squared.append(squares([step]).squeeze(0))
         dot.append(dots([step], [now]).squeeze(0))
     share_P = _vector(shares, squared[0])
-    return Update(
-        (torch.stack(squared) * share_P).sum() * factor**2,
-        (torch.stack(dot) * share_P).sum() * factor,
-    )
+    update = Update((torch.stack(squared) * share_P).sum() * factor**2, (torch.stack(dot) * share_P).sum() * factor)
+    return _unless_skipped(optimizer, update)
 
 
 def squares(tensors: Sequence[Tensor]) -> Tensor:
@@ -148,10 +144,13 @@ def _vector(values: Sequence[float], like: Tensor) -> Tensor | float:
     return torch.stack([like.new_full((), value) for value in values])
 
 
-def _keep(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor | float:
-    """0 where a fused optimizer, which decides on the device, skips a scaled step; else 1."""
+def _unless_skipped(optimizer: torch.optim.Optimizer, update: Update) -> Update:
+    """A fused optimizer decides on the device whether a scaled step is skipped; then nothing moves."""
     found_inf = getattr(optimizer, "found_inf", None)
-    return 1.0 if found_inf is None else (found_inf == 0).double().to(device, non_blocking=True)
+    if found_inf is None:
+        return update
+    is_made = found_inf.to(update.squared.device, non_blocking=True).squeeze() == 0
+    return update._replace(squared=torch.where(is_made, update.squared, 0.0), dot=torch.where(is_made, update.dot, 0.0))
 
 
 def _is_decoupled(optimizer: torch.optim.Optimizer, setting: dict[str, Any]) -> bool:

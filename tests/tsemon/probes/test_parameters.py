@@ -82,15 +82,18 @@ class TestParameters:
         after = torch.cat([p.detach().double().flatten() for p in model.transformer.h[0].parameters()])
         torch.testing.assert_close(got.double(), (after - before).norm(), rtol=1e-3, atol=0)
 
+    @pytest.mark.parametrize("kind", [AdamW, SGD])
     @pytest.mark.parametrize("fused", [False, True])
     @pytest.mark.parametrize("overflows", [False, True])
-    def test_gradients_and_updates_are_those_without_the_loss_scale(self, fused, overflows):
+    @pytest.mark.parametrize("is_first_step", [False, True])
+    def test_gradients_and_updates_are_those_without_the_loss_scale(self, kind, fused, overflows, is_first_step):
         torch.manual_seed(0)
         model, forward = zoo.gpt2()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
-        forward().square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        optimizer = kind(model.parameters(), lr=1e-2, weight_decay=0.1, fused=fused)
+        if not is_first_step:
+            forward().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
         block = model.transformer.h[0]
         probe = probe_of(model, optimizer)
