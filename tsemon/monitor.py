@@ -89,6 +89,10 @@ def attach(
             raise InvalidArgument(f"attach() watches a torch.nn.Module, got {type(model).__name__}")
         if on_alert is not None and not callable(on_alert):
             raise InvalidArgument(f"on_alert is called with an alert, so it must be callable, got {on_alert!r}")
+        if stage is not None and (ranks is None or isinstance(stage, bool) or not isinstance(stage, int) or stage < 0):
+            raise InvalidArgument(
+                f"stage is this rank's place in a pipeline, an int >= 0 with process_group=, got {stage!r}"
+            )
         found = find_blocks(
             model,
             None if blocks is None else collection("blocks", blocks),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,8 +17,8 @@ OTHER, EMBEDDING, HEAD = -3, -2, -1
 """The groups behind those of the blocks: what belongs to no block, and the two ends. They count from the end."""
 NUM_ENDS = 3
 
-HEAD_NAME = re.compile(r"(^|[._])(head|classifier|fc|output|logits|unembed\w*|decoder|generator)\d*($|[._])")
-EMBEDDING_NAME = re.compile(r"emb|^pos(ition)?s?($|_)|^positions$")
+HEAD_NAME = re.compile(r"(^|[._])(head|classifier|fc|output|logits|unembed|generator)\d*($|[._])")
+EMBEDDING_NAME = re.compile(r"emb|^pos(ition)?s?($|_)")
 
 
 def group_parameters(model: nn.Module, blocks: Sequence[Block]) -> dict[int, list[nn.Parameter]]:
@@ -46,9 +47,9 @@ def group_parameters(model: nn.Module, blocks: Sequence[Block]) -> dict[int, lis
 
 def output_head(model: nn.Module, blocks: Sequence[Block]) -> nn.Module | None:
     """What the model itself calls its output embeddings; else the last linear layer outside the blocks that is named so."""
-    ask = getattr(model, "get_output_embeddings", None)
-    if callable(ask) and isinstance(named := ask(), nn.Module):
-        return named
+    with suppress(Exception):  # some models have it, and raise
+        if isinstance(named := model.get_output_embeddings(), nn.Module):  # type: ignore[operator]
+            return named
     inside = _inside(blocks)
     heads = [
         module

@@ -131,7 +131,6 @@ class Probe:
         given: Mapping[str, Tensor | float],
         to_agree: Sequence[float],
     ) -> None:
-        sums.clear()  # half of the ranks' sums are nobody's
         partials |= given_partials(given)
         numbers = [*to_agree, ranks.num_new(partials)]
         partials[AGREED] = Partial(torch.tensor(numbers, dtype=torch.float64), "max")

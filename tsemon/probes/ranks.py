@@ -43,6 +43,10 @@ class Ranks:
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
+        if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+            raise InvalidArgument(
+                f"process_group is a group of torch.distributed with this process in it, got {group!r}"
+            )
         self._group = group
         self._layout: list[Slot] = []
         self._is_agreed = False
@@ -53,10 +57,6 @@ class Ranks:
         """How many processes hold the same blocks as this one, itself among them."""
         self.waited_s = 0.0
         """Seconds spent in collectives: in the process that comes last, what one costs, in the others the wait for it."""
-        if self.rank < 0:
-            raise InvalidArgument(
-                "process_group= is a group that this process is a member of, got one that it is not in"
-            )
 
     def exchange(self, own: T) -> list[T]:
         """What every process passes to this call, in the order of ranks. For the start of a run: it waits for all."""
@@ -95,21 +95,28 @@ class Ranks:
     ) -> dict[str, Tensor]:
         """The sums of all processes, by name; what a process does not have it adds nothing to.
 
-        Once a collective has failed here, no other is begun: the processes are no longer in step.
+        Once a collective has failed here, no other is begun, for the processes are no longer in step: these are this
+        process's sums alone.
         """
-        if self._is_broken:
-            return {}
         try:
-            if not self._is_agreed:
-                self._layout, self._is_agreed = self._agree(partials), True
-            own_N = self._flat(partials, device, on_fault)
-            start = time.perf_counter()
-            gathered = own_N.new_empty(self.size * own_N.numel())
-            dist.all_gather_into_tensor(gathered, own_N, group=self._group)
-            self.waited_s += time.perf_counter() - start
-        except BaseException:
-            self._is_broken = True
-            raise
+            if not self._is_broken:
+                return self._merge(partials, device, on_fault)
+        except Exception as error:
+            on_fault(error)
+        return {name: partial.value for name, partial in partials.items()}
+
+    def _merge(
+        self, partials: Mapping[str, Partial], device: torch.device, on_fault: Callable[[Exception], None]
+    ) -> dict[str, Tensor]:
+        self._is_broken = True  # until this is over, also where an interrupt comes
+        if not self._is_agreed:
+            self._layout, self._is_agreed = self._agree(partials), True
+        own_N = self._flat(partials, device, on_fault)
+        start = time.perf_counter()
+        gathered = own_N.new_empty(self.size * own_N.numel())
+        dist.all_gather_into_tensor(gathered, own_N, group=self._group)
+        self.waited_s += time.perf_counter() - start
+        self._is_broken = False
         parts = torch.split(gathered.view(self.size, -1), self._sizes(), dim=1)
         return {
             slot.name: _merged(of_all_RN, slot.merge).view(slot.shape)

@@ -267,6 +267,27 @@ def trouble_in_one_rank(rank, size, folder):
         return told(monitor)
 
 
+def failing_collective(rank, size, folder):
+    """From the second sample on the network is gone."""
+    model = language_model()
+    optimizer = adamw(model.parameters())
+    gather, calls = dist.all_gather_into_tensor, []
+
+    def fail(*args, **kwargs):
+        calls.append(args)
+        if len(calls) > 1:
+            raise RuntimeError("connection closed by peer")
+        return gather(*args, **kwargs)
+
+    dist.all_gather_into_tensor = fail
+    try:
+        with attached(model, optimizer, folder) as monitor:
+            train(model, optimizer, monitor, rank, size)
+            return told(monitor) | {"num_calls": len(calls)}
+    finally:
+        dist.all_gather_into_tensor = gather
+
+
 def errors_of_attach(rank, size, folder):
     """What each rank is told where only rank 1 is wrong."""
     texts = {}
@@ -338,6 +359,7 @@ OF_TWO = (
     pipeline_with_clashing_names,
     number_of_collectives,
     trouble_in_one_rank,
+    failing_collective,
     errors_of_attach,
     cadence,
     part_of_a_mesh,

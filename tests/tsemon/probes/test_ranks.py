@@ -218,6 +218,14 @@ class TestRanks:
         assert quiet["faults"] == []
         assert len(troubled["faults"]) == 2
 
+    def test_begin_no_collective_after_one_that_failed(self, two):
+        for result in two.of("failing_collective"):
+            assert result["num_calls"] == 2
+            assert "connection closed by peer" in result["faults"][0]
+        for frame in two.frames("failing_collective")[1:]:
+            assert all(value > 0 for value in values_of(frame, "token_similarity")), "its own samples"
+            assert all(math.isnan(value) for value in values_of(frame, "param_norm")), "half of a sum"
+
     def test_give_the_mean_of_a_scalar(self, two):
         assert [frame["scalars"]["loss"] for frame in two.frames("trouble_in_one_rank")] == [0.5] * 5
 
