@@ -113,11 +113,11 @@ class Ranks:
             self._layout, self._is_agreed = self._agree(partials), True
         own_N = self._flat(partials, device, on_fault)
         start = time.perf_counter()
-        gathered = own_N.new_empty(self.size * own_N.numel())
-        dist.all_gather_into_tensor(gathered, own_N, group=self._group)
+        gathered_RN = own_N.new_empty(self.size, own_N.numel())
+        dist.all_gather(list(gathered_RN.unbind()), own_N, group=self._group)
         self.waited_s += time.perf_counter() - start
         self._is_broken = False
-        parts = torch.split(gathered.view(self.size, -1), self._sizes(), dim=1)
+        parts = torch.split(gathered_RN, self._sizes(), dim=1)
         return {
             slot.name: _merged(of_all_RN, slot.merge).view(slot.shape)
             for slot, of_all_RN in zip(self._layout, parts, strict=True)

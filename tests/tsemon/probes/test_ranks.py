@@ -191,7 +191,7 @@ class TestArrange:
 
 class TestRanks:
     def test_meet_in_one_collective_at_each_sample_and_in_none_between(self, two):
-        one = ["all_gather_into_tensor"]
+        one = ["all_gather"]
         expected = [["all_gather_object", *one], [], [], one, [], [], one, [], [], one]
         assert two.of("number_of_collectives") == [expected, expected]
 
