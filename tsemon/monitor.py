@@ -113,8 +113,11 @@ def attach(
     server = server or os.environ.get("TSEMON_SERVER") or None
     faults = Faults()
 
+    body = together(
+        lambda: registration(project=project, run=run, config=config, tags=tags, blocks=names, resume=resume)
+    )
+
     def open_outbox() -> Outbox | SilentOutbox:
-        body = registration(project=project, run=run, config=config, tags=tags, blocks=names, resume=resume)
         if ranks is not None and ranks.rank > 0:
             return SilentOutbox()
         delivery = HttpDelivery(server) if server else None
