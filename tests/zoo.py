@@ -40,6 +40,38 @@ def vit(**kwargs):
     return model, lambda: model(pixels).logits
 
 
+def t5(**kwargs):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    model = T5ForConditionalGeneration(
+        T5Config(vocab_size=100, d_model=32, num_heads=4, d_kv=8, d_ff=64, num_layers=3, **kwargs)
+    )
+    return model, lambda: model(input_ids=ids(), decoder_input_ids=ids()).logits
+
+
+def distilbert(**kwargs):
+    from transformers import DistilBertConfig, DistilBertForMaskedLM
+
+    model = DistilBertForMaskedLM(
+        DistilBertConfig(vocab_size=100, dim=32, n_heads=4, n_layers=3, hidden_dim=64, **kwargs)
+    )
+    return model, lambda: model(ids()).logits
+
+
+def gpt_neox(**kwargs):
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=100, **SIZES, **kwargs))
+    return model, lambda: model(ids()).logits
+
+
+def bloom(**kwargs):
+    from transformers import BloomConfig, BloomForCausalLM
+
+    model = BloomForCausalLM(BloomConfig(vocab_size=100, hidden_size=32, n_head=4, n_layer=3, **kwargs))
+    return model, lambda: model(ids()).logits
+
+
 def torch_encoder():
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64), 3, enable_nested_tensor=False)
     x_TBD = torch.randn(12, 4, 32, generator=torch.Generator().manual_seed(1))

@@ -13,9 +13,10 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
 import torch.distributed as dist
@@ -24,10 +25,10 @@ from torch import Tensor, nn
 from tsemon.catalogue import TIERS
 from tsemon.errors import InvalidArgument, SpoolError
 from tsemon.faults import Faults
-from tsemon.probes import Probe, Ranks, find_blocks
+from tsemon.probes import Block, Probe, Ranks, Reading, Span, agree, arrange, find_blocks
 from tsemon.registration import as_optimizers, chosen_measures, collection, registration
 from tsemon.sample import Sample
-from tsemon.schedule import Cadence, Spent
+from tsemon.schedule import NUM_WARM_UP, Cadence, Spent
 from tsemon.status import Status
 from tsemon.transport import HttpDelivery, MemorySpool, Outbox, SilentOutbox, Spool
 from tsemon.wire import Alert, RunState
@@ -35,6 +36,7 @@ from tsemon.wire import Alert, RunState
 log = logging.getLogger("tsemon")
 
 SPOOL_DIR = ".tsemon"
+T = TypeVar("T")
 
 
 def attach(
@@ -55,6 +57,7 @@ def attach(
     resume: int | None = None,
     spool_dir: str | os.PathLike[str] | None = None,
     process_group: dist.ProcessGroup | None = None,
+    stage: int | None = None,
 ) -> Monitor:
     """Watch `model` while it trains; call `step` on the result after every optimizer step.
 
@@ -71,44 +74,68 @@ def attach(
     resume: the step at which training goes on; frames of earlier attempts from there on are hidden.
     spool_dir: where frames wait until the service has them, by default `.tsemon`.
     process_group: processes that train this model together and all call `attach`. Their samples and their shards of the
-        parameters are measured as one, in one collective a sample, and rank 0 of the group sends the frames.
+        parameters are measured as one, in one collective a sample, and rank 0 of the group sends the frames. Ranks that
+        hold blocks of different names are taken for the stages of a pipeline, in the order of ranks.
+    stage: this rank's stage, from 0, in a pipeline whose stages give their blocks the same names.
 
-    Raises, all of them under TsemonError: NoBlocksFound, InvalidArgument, UnknownMetric (for `measures`), and SpoolError
-    when there is neither a server nor a folder that can be written. Nothing raises after this.
+    Raises, all of them under TsemonError: NoBlocksFound, InvalidArgument, UnknownMetric (for `measures`), SpoolError when
+    there is neither a server nor a folder that can be written, and in every rank of a group where it raises in one.
+    Nothing raises after this.
     """
-    if not isinstance(model, nn.Module):
-        raise InvalidArgument(f"attach() watches a torch.nn.Module, got {type(model).__name__}")
-    optimizers = as_optimizers(optimizer)
-    if on_alert is not None and not callable(on_alert):
-        raise InvalidArgument(f"on_alert is called with an alert, so it must be callable, got {on_alert!r}")
-    chosen = chosen_measures(measures)
-    cadence = Cadence(every, budget)
-    found = find_blocks(
-        model,
-        None if blocks is None else collection("blocks", blocks),
-        None if attention is None else collection("attention", attention),
-    )
-    body = registration(
-        project=project, run=run, config=config, tags=tags, blocks=[block.name for block in found], resume=resume
-    )
     ranks = None if process_group is None else Ranks(process_group)
+    together = _alone if ranks is None else ranks.together
+
+    def check() -> tuple[list[torch.optim.Optimizer], set[str], Cadence, list[Block]]:
+        if not isinstance(model, nn.Module):
+            raise InvalidArgument(f"attach() watches a torch.nn.Module, got {type(model).__name__}")
+        if on_alert is not None and not callable(on_alert):
+            raise InvalidArgument(f"on_alert is called with an alert, so it must be callable, got {on_alert!r}")
+        if stage is not None and (ranks is None or isinstance(stage, bool) or not isinstance(stage, int) or stage < 0):
+            raise InvalidArgument(
+                f"stage is this rank's place in a pipeline, an int >= 0 with process_group=, got {stage!r}"
+            )
+        found = find_blocks(
+            model,
+            None if blocks is None else collection("blocks", blocks),
+            None if attention is None else collection("attention", attention),
+        )
+        # What the ranks agree on comes a sample late.
+        cadence = Cadence(every, budget, num_warm_up=NUM_WARM_UP + (ranks is not None))
+        return as_optimizers(optimizer), chosen_measures(measures), cadence, found
+
+    optimizers, chosen, cadence, found = together(check)
+    names = [block.name for block in found]
+    attention_names = [block.name for block in found if block.attention is not None]
+    if ranks is not None:
+        agree(ranks, every=every, budget=budget, measures=sorted(chosen), resume=resume)
+        stages = arrange(ranks.exchange((stage, names)), ranks.rank)
+        ranks.stage_size, names = stages.size, stages.names
+        found = [replace(block, number=stages.first + block.number) for block in found]
     server = server or os.environ.get("TSEMON_SERVER") or None
     faults = Faults()
-    outbox: Outbox | SilentOutbox = SilentOutbox()
-    if ranks is None or ranks.rank == 0:
+
+    body = together(
+        lambda: registration(project=project, run=run, config=config, tags=tags, blocks=names, resume=resume)
+    )
+
+    def open_outbox() -> Outbox | SilentOutbox:
+        if ranks is not None and ranks.rank > 0:
+            return SilentOutbox()
         delivery = HttpDelivery(server) if server else None
         spool = _open_spool(spool_dir, body, delivery is not None, faults.warn)
-        outbox = Outbox(spool, delivery, on_warning=faults.warn)
+        return Outbox(spool, delivery, on_warning=faults.warn)
+
     return Monitor(
-        Probe(model, optimizers, found, faults.contain, ranks=ranks),
+        Probe(model, optimizers, found, faults.contain, depth=len(names), ranks=ranks),
         cadence,
-        outbox,
+        together(open_outbox),
         faults,
+        ranks=ranks,
         measures=chosen,
         on_alert=on_alert,
         first_step=resume or 0,
-        block_names=[block.name for block in found],
-        attention_names=[block.name for block in found if block.attention is not None],
+        block_names=names,
+        attention_names=attention_names,
         server=server,
     )
 
@@ -120,6 +147,8 @@ class _Newest(NamedTuple):
     spent: Spent
     total_cost_s: float
     """Seconds in tsemon on the training thread up to its end."""
+    waited_s: float = 0.0
+    """Seconds in the collective of all ranks."""
 
 
 class Monitor:
@@ -132,6 +161,7 @@ class Monitor:
         outbox: Outbox | SilentOutbox,
         faults: Faults,
         *,
+        ranks: Ranks | None,
         measures: Collection[str],
         on_alert: Callable[[Alert], None] | None,
         first_step: int,
@@ -144,6 +174,7 @@ class Monitor:
         self._cadence = cadence
         self._outbox = outbox
         self._faults = faults
+        self._ranks = ranks
         self._measures = frozenset(measures)
         self._on_alert = on_alert
         self._block_names = block_names
@@ -253,23 +284,30 @@ class Monitor:
         if before.sample is not None:
             self._device_s += before.sample.device_s
             spent = spent._replace(cost_s=max(spent.cost_s, before.sample.device_s))
-        reading = probe.collect(to_agree=(spent.cost_s, spent.step_s))
-        spans = probe.take_spans()
-        probe.disarm()
         given = ({} if loss is None else {"loss": loss}) | dict(scalars)
+        # Of the wait for the slowest rank only what it costs that rank is tsemon's.
+        waited_s = 0.0 if self._ranks is None else self._ranks.waited_s
+        reading = probe.collect(
+            step=self._step,
+            given=given,
+            to_agree=(spent.cost_s, spent.step_s, -before.waited_s, float(before.spent.is_slow)),
+        )
+        waited_s = 0.0 if self._ranks is None else self._ranks.waited_s - waited_s
+        spans = probe.take_spans()
+        self._faults.guard(probe.disarm)
+        given = {name: value for name, value in given.items() if name not in reading.scalars}
         own = {"overhead_ratio": self._overhead_ratio(), "contained_faults": float(self._faults.count)}
-        sample = Sample(reading, own | given, self._step, self._faults.contain, spans)
+        sample = self._packed(reading, own | given, spans)
         self._remember(probe, sample.names)
-        self._outbox.put(sample.to_frame)
+        self._faults.guard(self._outbox.put, sample.to_frame)
 
         if before.sample is not None and before.sample.has_agreed:
-            cost_s, step_s = before.sample.agreed()
-            spent = Spent(cost_s, step_s, before.spent.is_slow)
+            spent = self._agreed(before.sample, spent)
         gap = self._cadence.next_gap(spent)
         now = time.perf_counter()
-        self._outside_hooks_s += (now - start) - (probe.cost_s - in_hooks_s)
+        self._outside_hooks_s += (now - start) - (probe.cost_s - in_hooks_s) - waited_s
         cost_s = self._cost_s - before.total_cost_s
-        self._newest = _Newest(sample, Spent(cost_s, 0.0, is_slow), self._cost_s)
+        self._newest = _Newest(sample, Spent(cost_s, 0.0, is_slow), self._cost_s, waited_s)
         self._last_sample_at = now
         self._last_sample, self._next_sample = self._step, self._step + gap
 
@@ -279,6 +317,22 @@ class Monitor:
         self._not_measured = {n: why for n, why in self._not_measured.items() if n not in probe.wanted}
         self._not_measured |= probe.not_measured
         self._how |= probe.how
+
+    def _packed(self, reading: Reading, given: Mapping[str, Tensor | float], spans: Sequence[Span]) -> Sample:
+        try:
+            return Sample(reading, given, self._step, self._faults.contain, spans)
+        except Exception as error:
+            # What the ranks agreed on is kept whatever else is lost: without it this one would sample other steps.
+            self._faults.contain(error)
+            return Sample(Reading(agreed=reading.agreed), {}, self._step, self._faults.contain)
+
+    def _agreed(self, sample: Sample, spent: Spent) -> Spent:
+        """What the sample before `sample` cost the slowest rank, as all of them know by now."""
+        cost_s, step_s, minus_waited_s, is_slow, num_new = sample.agreed()
+        self._outside_hooks_s -= minus_waited_s
+        if num_new and self._ranks is not None:
+            self._ranks.renew()
+        return Spent(cost_s, step_s, bool(is_slow))
 
     @property
     def _cost_s(self) -> float:
@@ -314,6 +368,10 @@ def _closing_at_exit(monitor: weakref.ref[Monitor]) -> Callable[[], None]:
             living.close(state="failed" if died else "finished")
 
     return close
+
+
+def _alone(prepare: Callable[[], T]) -> T:
+    return prepare()
 
 
 def _open_spool(

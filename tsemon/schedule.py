@@ -38,7 +38,7 @@ class Cadence:
     becomes slower, samples are scarce for a few gaps.
     """
 
-    def __init__(self, every: int | None = None, budget: float = 0.01) -> None:
+    def __init__(self, every: int | None = None, budget: float = 0.01, num_warm_up: int = NUM_WARM_UP) -> None:
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
             raise InvalidArgument(f"every is a number of optimizer steps, expected an int of at least 1, got {every!r}")
         if not isinstance(budget, int | float) or not 0 < budget <= 1:
@@ -50,6 +50,7 @@ class Cadence:
         self._cost_s: dict[bool, float | None] = {False: None, True: None}  # by whether the sample is a slow one
         self._step_s: float | None = None
         self._num_samples = 0
+        self._num_warm_up = num_warm_up
         self.gap = every or FIRST_GAP
 
     @property
@@ -60,7 +61,7 @@ class Cadence:
     def next_gap(self, spent: Spent) -> int:
         """Steps from this sample to the next, told what the newest sample cost of which that is known."""
         self._num_samples += 1
-        if self._every is None and self._num_samples > NUM_WARM_UP:
+        if self._every is None and self._num_samples > self._num_warm_up:
             self._cost_s[spent.is_slow] = _blend(self._cost_s[spent.is_slow], spent.cost_s)
             # Faster steps are believed at once, because the budget is a limit; slower ones, among them a pause, by and by.
             self._step_s = min(_blend(self._step_s, spent.step_s), spent.step_s)

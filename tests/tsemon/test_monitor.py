@@ -139,6 +139,8 @@ class TestAttach:
             ({"run": "r", "server": "localhost:8731"}, InvalidArgument, "http"),
             ({"run": "r", "config": {"model": object()}}, InvalidArgument, "config"),
             ({"run": "r", "optimizer": "adam"}, InvalidArgument, "optimizer"),
+            ({"run": "r", "process_group": "world"}, InvalidArgument, "process_group is a group of torch.distributed"),
+            ({"run": "r", "stage": 1}, InvalidArgument, "stage is this rank's place in a pipeline"),
             ({"run": "r", "spool_dir": "/proc/no-such-folder"}, SpoolError, "/proc/no-such-folder"),
         ],
     )

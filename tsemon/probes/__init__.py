@@ -4,6 +4,6 @@ from tsemon.probes.discovery import Block, find_blocks
 from tsemon.probes.hooks import Span
 from tsemon.probes.part import OnHost, Reading
 from tsemon.probes.probe import Probe
-from tsemon.probes.ranks import Ranks
+from tsemon.probes.ranks import Ranks, agree, arrange
 
-__all__ = ["Block", "OnHost", "Probe", "Ranks", "Reading", "Span", "find_blocks"]
+__all__ = ["Block", "OnHost", "Probe", "Ranks", "Reading", "Span", "agree", "arrange", "find_blocks"]

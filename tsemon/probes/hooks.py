@@ -25,7 +25,7 @@ class Guard:
     """Runs what hooks do: contained, timed, and out of sight of everything that the user's own code has switched on."""
 
     def __init__(self, on_fault: Callable[[Exception], None], device: torch.device | None = None) -> None:
-        self._on_fault = on_fault
+        self.on_fault = on_fault
         self._is_on_cuda = device is not None and device.type == "cuda"
         self._depth = 0
         self._spans: list[Span] = []
@@ -37,21 +37,26 @@ class Guard:
     def run(self, hook: Callable[..., None], *args: Any) -> None:
         """Call `hook`, count its time, and contain whatever goes wrong in it."""
         start, span = time.perf_counter(), self._begin()
-        self.is_grad_enabled = torch.is_grad_enabled()
         self._depth += 1
         try:
-            # The user's modes must not see our operations: selective checkpointing would keep our tensors for the
-            # model's, a mode that simulates quantisation would draw from the random state.
-            with torch.no_grad(), _full_precision(), _disable_current_modes(), torch._C.DisableTorchFunction():
-                hook(*args)
-        except Exception as error:
-            self._on_fault(error)
+            self.contain(hook, *args)
         finally:
             self._depth -= 1
             if self._depth == 0:
                 self.cost_s += time.perf_counter() - start
             if span is not None:
                 span[1].record()
+
+    def contain(self, hook: Callable[..., None], *args: Any) -> None:
+        """The same without counting: while ranks wait for each other, it is not tsemon that takes the time."""
+        self.is_grad_enabled = torch.is_grad_enabled()
+        try:
+            # The user's modes must not see our operations: selective checkpointing would keep our tensors for the
+            # model's, a mode that simulates quantisation would draw from the random state.
+            with torch.no_grad(), _full_precision(), _disable_current_modes(), torch._C.DisableTorchFunction():
+                hook(*args)
+        except Exception as error:
+            self.on_fault(error)
 
     def take_spans(self) -> list[Span]:
         """Where on the device's own clock hooks ran since the last call: its time passes after the launch."""

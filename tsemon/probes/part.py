@@ -54,6 +54,8 @@ class Part:
 
     wanted: frozenset[str] = frozenset()
     """Which of METRICS this step should give. A part from which none is wanted is left out of the step."""
+    step: int = 0
+    """The number of the step that is collected."""
 
     def arm(self, hooks: Hooks) -> None:
         """Hook what is called once a step."""

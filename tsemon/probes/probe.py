@@ -20,7 +20,7 @@ from tsemon.probes.outputs import OutputProbe
 from tsemon.probes.padding import Padding
 from tsemon.probes.parameters import ParameterProbe
 from tsemon.probes.part import Part, Partial, Reading
-from tsemon.probes.ranks import Ranks
+from tsemon.probes.ranks import Ranks, given_means, given_partials
 from tsemon.probes.states import HiddenStates
 
 AGREED = "agreed"
@@ -110,23 +110,26 @@ class Probe:
         self._forget()
         self._padding.forget()
 
-    def collect(self, to_agree: Sequence[float] = ()) -> Reading:
+    def collect(
+        self, *, step: int = 0, given: Mapping[str, Tensor | float] | None = None, to_agree: Sequence[float] = ()
+    ) -> Reading:
         """What the armed step gave. The tensors are on the model's device and nothing has waited for them.
 
-        to_agree: numbers of which all ranks should know the largest.
+        Where there are ranks, the reading has the means over ranks of the scalars that are `given`, and `agreed`: the
+        largest of each of the numbers `to_agree`, and how many quantities some rank could not merge for want of a place.
         """
         reading = Reading()
         self.not_measured = {}
         partials: dict[str, Partial] = {}
-        if self._ranks is not None:
-            partials[AGREED] = Partial(torch.tensor(to_agree, dtype=torch.float64), "max")
         for name, part in self._parts.items():  # each by itself: a fault in one leaves the others
+            part.step = step
             if part.wanted:
                 self._guard.run(self._gather, name, part, partials)
         sums = {name: partial.value for name, partial in partials.items()}
         if self._ranks is not None:
-            self._guard.run(self._merge, self._ranks, partials, sums)
+            self._guard.contain(self._merge, self._ranks, partials, sums, given or {}, to_agree)
             reading.agreed = sums.get(AGREED)
+            reading.scalars |= given_means(sums)
         for name, part in self._parts.items():
             if part.wanted:
                 self._guard.run(self._finish, name, part, sums, reading)
@@ -136,9 +139,18 @@ class Probe:
     def _gather(self, name: str, part: Part, partials: dict[str, Partial]) -> None:
         partials |= {f"{name}.{key}": partial for key, partial in part.collect().items()}
 
-    def _merge(self, ranks: Ranks, partials: Mapping[str, Partial], sums: dict[str, Tensor]) -> None:
-        sums.clear()  # half of the ranks' sums are nobody's
-        sums |= ranks.merge(partials, self._device)
+    def _merge(
+        self,
+        ranks: Ranks,
+        partials: dict[str, Partial],
+        sums: dict[str, Tensor],
+        given: Mapping[str, Tensor | float],
+        to_agree: Sequence[float],
+    ) -> None:
+        partials |= given_partials(given)
+        numbers = [*to_agree, ranks.num_new(partials)]
+        partials[AGREED] = Partial(torch.tensor(numbers, dtype=torch.float64), "max")
+        sums |= ranks.merge(partials, self._device, self._guard.on_fault)
 
     def _finish(self, name: str, part: Part, sums: Mapping[str, Tensor], reading: Reading) -> None:
         own = {key.removeprefix(f"{name}."): value for key, value in sums.items() if key.startswith(f"{name}.")}
