@@ -40,38 +40,6 @@ def vit(**kwargs):
     return model, lambda: model(pixels).logits
 
 
-def t5(**kwargs):
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    model = T5ForConditionalGeneration(
-        T5Config(vocab_size=100, d_model=32, num_heads=4, d_kv=8, d_ff=64, num_layers=3, **kwargs)
-    )
-    return model, lambda: model(input_ids=ids(), decoder_input_ids=ids()).logits
-
-
-def distilbert(**kwargs):
-    from transformers import DistilBertConfig, DistilBertForMaskedLM
-
-    model = DistilBertForMaskedLM(
-        DistilBertConfig(vocab_size=100, dim=32, n_heads=4, n_layers=3, hidden_dim=64, **kwargs)
-    )
-    return model, lambda: model(ids()).logits
-
-
-def gpt_neox(**kwargs):
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=100, **SIZES, **kwargs))
-    return model, lambda: model(ids()).logits
-
-
-def bloom(**kwargs):
-    from transformers import BloomConfig, BloomForCausalLM
-
-    model = BloomForCausalLM(BloomConfig(vocab_size=100, hidden_size=32, n_head=4, n_layer=3, **kwargs))
-    return model, lambda: model(ids()).logits
-
-
 def torch_encoder():
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64), 3, enable_nested_tensor=False)
     x_TBD = torch.randn(12, 4, 32, generator=torch.Generator().manual_seed(1))
@@ -116,12 +84,13 @@ def albert(**kwargs):
     return model, lambda: model(ids()).logits
 
 
-def t5():
+def t5(**kwargs):
     from transformers import T5Config, T5ForConditionalGeneration
 
-    model = T5ForConditionalGeneration(
-        T5Config(vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0)
+    config = T5Config(
+        vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0, **kwargs
     )
+    model = T5ForConditionalGeneration(config)
     return model, lambda: model(ids(), decoder_input_ids=ids(tokens=9)).logits
 
 
@@ -158,11 +127,11 @@ def gptj():
     return model, lambda: model(ids()).logits
 
 
-def gpt_neox():
+def gpt_neox(**kwargs):
     """The same, each with a norm of its own on the block's input."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-    model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=100, **SIZES))
+    model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=100, **SIZES, **kwargs))
     return model, lambda: model(ids()).logits
 
 
@@ -170,4 +139,20 @@ def mixtral():
     from transformers import MixtralConfig, MixtralForCausalLM
 
     model = MixtralForCausalLM(MixtralConfig(vocab_size=100, num_local_experts=4, num_key_value_heads=2, **SIZES))
+    return model, lambda: model(ids()).logits
+
+
+def distilbert(**kwargs):
+    from transformers import DistilBertConfig, DistilBertForMaskedLM
+
+    model = DistilBertForMaskedLM(
+        DistilBertConfig(vocab_size=100, dim=32, n_heads=4, n_layers=3, hidden_dim=64, **kwargs)
+    )
+    return model, lambda: model(ids()).logits
+
+
+def bloom(**kwargs):
+    from transformers import BloomConfig, BloomForCausalLM
+
+    model = BloomForCausalLM(BloomConfig(vocab_size=100, hidden_size=32, n_head=4, n_layer=3, **kwargs))
     return model, lambda: model(ids()).logits
