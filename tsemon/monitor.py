@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ from tsemon.catalogue import TIERS
 from tsemon.errors import InvalidArgument, SpoolError
 from tsemon.faults import Faults
 from tsemon.probes import Probe, Ranks, find_blocks
-from tsemon.registration import as_optimizers, chosen_measures, collection, registration
+from tsemon.registration import as_optimizers, chosen_measures, chosen_rows, collection, registration
 from tsemon.sample import Sample
 from tsemon.schedule import Cadence, Spent
 from tsemon.transport import HttpDelivery, MemorySpool, Outbox, OutboxStats, SilentOutbox, Spool
@@ -49,6 +49,7 @@ def attach(
     measures: Collection[str] | None = None,
     blocks: Sequence[nn.Module | str] | None = None,
     attention: Sequence[nn.Module | str] | None = None,
+    attention_rows: int | Literal["all"] = 64,
     on_alert: Callable[[Alert], None] | None = None,
     config: Mapping[str, Any] | None = None,
     tags: Sequence[str] = (),
@@ -66,6 +67,8 @@ def attach(
     measures: names of the catalogue, by default all but those that it has on demand only.
     blocks, attention: the transformer blocks in depth order and the self-attention of each, as modules or dotted names,
         for models where they are not found.
+    attention_rows: how many query rows of attention are weighed, per head and at the most, to stand for all; "all" weighs
+        every row of every sequence, exactly, in memory that grows with the number of tokens and not with its square.
     on_alert: called from `step`, on the training thread, when an alert fires or resolves. Default: a log line.
     config, tags: kept with the run.
     resume: the step at which training goes on; frames of earlier attempts from there on are hidden.
@@ -81,7 +84,7 @@ def attach(
     optimizers = as_optimizers(optimizer)
     if on_alert is not None and not callable(on_alert):
         raise InvalidArgument(f"on_alert is called with an alert, so it must be callable, got {on_alert!r}")
-    chosen = chosen_measures(measures)
+    chosen, rows = chosen_measures(measures), chosen_rows(attention_rows)
     cadence = Cadence(every, budget)
     found = find_blocks(
         model,
@@ -100,7 +103,7 @@ def attach(
         spool = _open_spool(spool_dir, body, delivery is not None, faults.warn)
         outbox = Outbox(spool, delivery, on_warning=faults.warn)
     return Monitor(
-        Probe(model, optimizers, found, faults.contain, ranks=ranks),
+        Probe(model, optimizers, found, faults.contain, ranks=ranks, attention_rows=rows),
         cadence,
         outbox,
         faults,

@@ -16,6 +16,7 @@ from tsemon.probes.padding import Padding
 from tsemon.probes.parameters import ParameterProbe
 from tsemon.probes.part import Part, Partial, Reading
 from tsemon.probes.ranks import Ranks
+from tsemon.probes.rows import MAX_ROWS, Rows
 
 AGREED = "agreed"
 V = TypeVar("V")
@@ -38,6 +39,7 @@ class Probe:
         *,
         depth: int | None = None,
         ranks: Ranks | None = None,
+        attention_rows: Rows = MAX_ROWS,
     ) -> None:
         depth = len(blocks) if depth is None else depth
         self._blocks = blocks
@@ -52,7 +54,7 @@ class Probe:
         self._activations = ActivationProbe(blocks, depth, self._padding)
         self._parts: dict[str, Part] = {
             "activations": self._activations,
-            "attention": AttentionProbe(blocks, depth, self._padding),
+            "attention": AttentionProbe(blocks, depth, self._padding, attention_rows),
             "parameters": ParameterProbe(model, blocks, depth, optimizers, ranks),
         }
         self._saw_train_mode: bool | None = None
