@@ -12,11 +12,13 @@ from tsemon.probes.activations import ActivationProbe
 from tsemon.probes.attention import AttentionProbe
 from tsemon.probes.discovery import Block, path_to_gate, runs_compiled
 from tsemon.probes.hooks import Guard, Hooks, Span
+from tsemon.probes.mixing import MixingProbe
 from tsemon.probes.padding import Padding
 from tsemon.probes.parameters import ParameterProbe
 from tsemon.probes.part import Part, Partial, Reading
 from tsemon.probes.ranks import Ranks
 from tsemon.probes.rows import MAX_ROWS, Rows
+from tsemon.probes.values import ValueProbe
 
 AGREED = "agreed"
 V = TypeVar("V")
@@ -55,6 +57,8 @@ class Probe:
         self._parts: dict[str, Part] = {
             "activations": self._activations,
             "attention": AttentionProbe(blocks, depth, self._padding, attention_rows),
+            "values": ValueProbe(blocks, depth, self._padding),
+            "mixing": MixingProbe(blocks, depth, self._padding),
             "parameters": ParameterProbe(model, blocks, depth, optimizers, ranks),
         }
         self._saw_train_mode: bool | None = None
