@@ -6,6 +6,7 @@ Axes: B samples, H heads, T queries, R of them, S keys.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
@@ -28,6 +29,9 @@ ATTENDED = 1e-5
 """A key that gets more is attended to: the threshold of the authors' code (Parameter Norm Growth, Section 4.3)."""
 NEVER = -1e30
 """Score of a key that may not be seen. Not -inf: times its weight, zero, it adds nothing to the entropy."""
+
+
+LOG2_E = math.log2(math.e)
 
 
 class Chosen(NamedTuple):
@@ -109,10 +113,10 @@ def _weigh(scores_BHRS: Tensor, visible_BHRS: Tensor, rows: Tensor, asks_BR: Ten
         counts_BHR = counts_BHR & asks_BR[:, None]
     counts_BHR = counts_BHR.expand(scores_BHRS.shape[:-1])
     # exp(s - max) / total are the weights. They are not divided out: each pass over them costs as much as the scores.
-    relative_BHRS = scores_BHRS.masked_fill(~visible_BHRS, NEVER)
+    relative_BHRS = torch.where(visible_BHRS, scores_BHRS, NEVER)
     highest_BHR1 = relative_BHRS.amax(dim=-1, keepdim=True)
     relative_BHRS = relative_BHRS.sub_(highest_BHR1)
-    weights_BHRS = relative_BHRS.exp()
+    weights_BHRS = (relative_BHRS * LOG2_E).exp2_()  # on a CPU exp takes ten times as long where it underflows
     total_BHR = weights_BHRS.sum(dim=-1)
     entropy_BHR = total_BHR.log() - relative_BHRS.mul_(weights_BHRS).sum(dim=-1) / total_BHR
     share_BHR = entropy_BHR / num_visible_BHR.to(entropy_BHR.dtype).log()
@@ -120,13 +124,13 @@ def _weigh(scores_BHRS: Tensor, visible_BHRS: Tensor, rows: Tensor, asks_BR: Ten
 
     sink_BHR = weights_BHRS.gather(-1, _like(first_B, weights_BHRS[..., :1])).squeeze(-1) / total_BHR
     is_other_BHR = counts_BHR & (rows != first_B[:, None])[:, None]
-    attended_BHR = (weights_BHRS > ATTENDED * total_BHR[..., None]).sum(dim=-1)
+    attended_BHR = (weights_BHRS - ATTENDED * total_BHR[..., None]).gt_(0).sum(dim=-1)
     factor_BHR = torch.where(counts_BHR, 1 / total_BHR, 0.0)
     received_BS = (factor_BHR.flatten(1).unsqueeze(1) @ weights_BHRS.flatten(1, 2)).squeeze(1)
     highest_BHR = torch.where(counts_BHR, highest_BHR1.squeeze(-1), -torch.inf)
     return Sums(
         rows_BH=_sum(counts_BHR, 1.0),
-        attended_BH=_sum(counts_BHR, attended_BHR.to(total_BHR.dtype) + 0 * total_BHR),
+        attended_BH=_sum(counts_BHR, attended_BHR + 0 * total_BHR),
         others_BH=_sum(is_other_BHR, 1.0),
         sink_BH=_sum(is_other_BHR, sink_BHR),
         choices_BH=_sum(has_choice_BHR, 1.0),
