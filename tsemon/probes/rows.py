@@ -39,20 +39,22 @@ class Chosen(NamedTuple):
 
     num_samples: int
     rows: Tensor
-    share: float
-    """Of all rows of all sequences."""
+    samples_share: float
+    """Of all sequences."""
+    rows_share: float
+    """Of all rows of a sequence."""
 
 
 def choose(size: Size, at_most: Rows, device: torch.device) -> Chosen:
     """The first sequences, and of each one row from the middle of each of equally long stretches."""
     batch, heads, queries, keys = size
     if at_most == "all":
-        return Chosen(batch, torch.arange(queries, device=device), 1.0)
+        return Chosen(batch, torch.arange(queries, device=device), 1.0, 1.0)
     target = WEIGHTS_PER_ROW * at_most
     num_rows = min(queries, at_most, max(MIN_ROWS, target // (heads * keys)))
     num_samples = min(batch, max(1, target // (heads * keys * num_rows)))
     rows = (torch.arange(num_rows, device=device) * 2 + 1) * queries // (2 * num_rows)
-    return Chosen(num_samples, rows, num_samples * num_rows / (batch * queries))
+    return Chosen(num_samples, rows, num_samples / batch, num_rows / queries)
 
 
 class Sums(NamedTuple):
@@ -71,7 +73,7 @@ class Sums(NamedTuple):
     received_BS: Tensor
     """What each key gets, summed over heads, too."""
     moments_BM: Tensor
-    """Of the rows' entropies, mean over heads: number, sum and sum of squares, in float64."""
+    """Of the rows' entropies, mean over heads: number, sum and sum of squares, in float64 as they are subtracted."""
     highest_BH: Tensor
     """The largest score: no sum."""
 
