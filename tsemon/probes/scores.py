@@ -6,6 +6,7 @@ Axes: B samples, H heads, T queries, R of them, S keys, K width of a head.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -97,6 +98,53 @@ class DotProducts:
         diagonal_BHT = mask_BHTS.diagonal(dim1=-2, dim2=-1)
         sees_BHT = diagonal_BHT if diagonal_BHT.dtype == torch.bool else diagonal_BHT > -MASKED
         return sees_BHT.any(dim=1).expand(self.size.batch, -1)
+
+
+class Modified:
+    """Dot products that functions of (score, b, h, q, k) and (b, h, q, k) change and mask, as in FlexAttention."""
+
+    def __init__(
+        self,
+        scores: DotProducts,
+        score_mod: Callable[..., Tensor] | None = None,
+        mask_mod: Callable[..., Tensor] | None = None,
+        first_sample: int = 0,
+    ) -> None:
+        self._scores, self._score_mod, self._mask_mod = scores, score_mod, mask_mod
+        self._first_sample = first_sample
+        self.size, self.device, self.is_causal = scores.size, scores.device, scores.is_causal
+
+    def of(self, samples: slice) -> Modified:
+        first_sample = self._first_sample + samples.start
+        return Modified(self._scores.of(samples), self._score_mod, self._mask_mod, first_sample)
+
+    def at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        scores_BHRS, visible_BHRS = self._scores.at(rows)
+        places = (*self._samples_and_heads(), rows, torch.arange(self.size.keys, device=self.device))
+        if self._score_mod is not None:
+            scores_BHRS = _over_places(self._score_mod, 4, with_score=True)(scores_BHRS, *places)
+        if self._mask_mod is not None:
+            visible_BHRS = visible_BHRS & _over_places(self._mask_mod, 4)(*places)
+        return scores_BHRS, visible_BHRS
+
+    def sees_itself(self) -> Tensor | None:
+        if (mask_mod := self._mask_mod) is None:
+            return self._scores.sees_itself()
+        tokens_T = torch.arange(min(self.size.queries, self.size.keys), device=self.device)
+        sees_BHT = _over_places(lambda b, h, i: mask_mod(b, h, i, i), 3)(*self._samples_and_heads(), tokens_T)
+        return sees_BHT.any(dim=1)
+
+    def _samples_and_heads(self) -> tuple[Tensor, Tensor]:
+        samples_B = torch.arange(self.size.batch, device=self.device) + self._first_sample
+        return samples_B, torch.arange(self.size.heads, device=self.device)
+
+
+def _over_places(mod: Callable[..., Tensor], num_places: int, *, with_score: bool = False) -> Callable[..., Tensor]:
+    """`mod` takes single places, as FlexAttention calls it; this takes all of several axes at a time."""
+    for axis in reversed(range(num_places)):
+        in_dims = [0 if place == axis else None for place in range(num_places)]
+        mod = torch.vmap(mod, in_dims=(*([0] if with_score else []), *in_dims))
+    return mod
 
 
 class Materialised:

@@ -37,9 +37,9 @@ class ValueProbe(AttentionPart):
         self._ratios, self._moments_NN = {}, {}
 
     def look(self, block: Block, seen: Seen) -> bool:
-        if seen.values is None:
+        values_BHSK = None if seen.values is None else seen.values()
+        if values_BHSK is None:
             return False
-        values_BHSK = seen.values()
         batch, _, keys, _ = values_BHSK.shape
         valid_BS = self._padding.valid(block.stack, batch, keys)
         if valid_BS is None:
