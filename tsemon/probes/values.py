@@ -1,6 +1,7 @@
 """What attention's values look like, read where the weights meet them: after any mixing between layers.
 
-Axes: L blocks, B samples, H heads (of keys), S keys, K width of a head, N sampled tokens, D the heads side by side.
+Axes: L blocks, B samples, H heads (of keys), S keys, K width of a head, N sampled tokens, D
+the heads side by side.
 """
 
 from __future__ import annotations
@@ -80,7 +81,11 @@ def _first_norm_ratio(values_BHSK: Tensor, valid_BS: Tensor) -> Tensor:
 def _second_moment(values_HSK: Tensor, valid_S: Tensor) -> Tensor:
     """1/N V V' or 1/N V' V of up to 256 tokens, whichever is smaller: their largest eigenvalue is the same."""
     tokens_N, is_token_N = _spread(valid_S)
-    values_ND = values_HSK.index_select(1, tokens_N).transpose(0, 1).flatten(1).double()
+    values_HNK = values_HSK.index_select(1, tokens_N).double()
+    # Some models repeat each key head for the query heads that share it, others leave that to the kernel: count it once.
+    is_repeated_H = (values_HNK[1:] == values_HNK[:-1]).all(dim=-1).all(dim=-1)
+    values_HNK[1:].masked_fill_(is_repeated_H[:, None, None], 0.0)
+    values_ND = values_HNK.transpose(0, 1).flatten(1)
     values_ND = torch.where(is_token_N[:, None], values_ND, 0.0) / is_token_N.sum().sqrt()
     return values_ND @ values_ND.mT if values_ND.shape[0] <= values_ND.shape[1] else values_ND.mT @ values_ND
 
