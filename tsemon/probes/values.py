@@ -86,7 +86,7 @@ def _second_moment(values_HSK: Tensor, valid_S: Tensor) -> Tensor:
     is_repeated_H = (values_HNK[1:] == values_HNK[:-1]).all(dim=-1).all(dim=-1)
     values_HNK[1:].masked_fill_(is_repeated_H[:, None, None], 0.0)
     values_ND = values_HNK.transpose(0, 1).flatten(1)
-    values_ND = torch.where(is_token_N[:, None], values_ND, 0.0) / is_token_N.sum().sqrt()
+    values_ND = torch.where(is_token_N[:, None], values_ND, 0.0) / is_token_N.sum().double().sqrt()
     return values_ND @ values_ND.mT if values_ND.shape[0] <= values_ND.shape[1] else values_ND.mT @ values_ND
 
 

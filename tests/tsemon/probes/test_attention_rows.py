@@ -8,13 +8,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tsemon
 from tests import zoo
-from tests.tsemon.probes.probing import raise_fault, reading_of
+from tests.tsemon.probes.attending import MEASURES, ROWS, on_host, reading_of_attention
+from tests.tsemon.probes.probing import reading_of
 from tests.tsemon.probes.recording import recorded
 from tsemon.errors import InvalidArgument
 from tsemon.measures import first_value_norm_ratio as norm_ratio
 from tsemon.measures import importance_entropy, positions_attended, second_eigenvalue, value_spectrum
-from tsemon.probes import Probe, find_blocks
-from tsemon.probes.attention import AttentionProbe
 
 MODELS = (
     zoo.bert,
@@ -27,8 +26,6 @@ MODELS = (
     zoo.our_language_model,
 )
 CAUSAL = (zoo.gpt2, zoo.llama, zoo.torch_decoder, zoo.our_language_model)
-ROWS = set(AttentionProbe.METRICS)
-MEASURES = ROWS | {"spectral_gap", "first_value_norm_ratio", "value_top_eigenvalue"}
 
 
 def sharpened(make, factor=12.0, **kwargs):
@@ -60,10 +57,6 @@ def inputs_of(make):
         return model(zoo.ids())
 
     return forward
-
-
-def on_host(value):
-    return value.finish(value.raw) if hasattr(value, "raw") else value
 
 
 def in_words(weights_BHTT, is_causal):
@@ -282,37 +275,6 @@ class TestAttentionRows:
         monitor.close()
         errors = values_of(frames_in(tmp_path)[0], "attention_entropy_se")
         assert all((error == 0) == is_exact for error in errors)
-
-
-class OneAttention(nn.Module):
-    """A model of one block that does nothing but attend."""
-
-    def __init__(self, attend):
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Sequential()])
-        self.blocks[0].add_module("attention", Attending(attend))
-
-    def forward(self, attention_mask=None):
-        return self.blocks[0].attention()
-
-
-class Attending(nn.Module):
-    def __init__(self, attend):
-        super().__init__()
-        self.attend = attend
-
-    def forward(self):
-        return self.attend()
-
-
-def reading_of_attention(query, key, value, *, rows="all", measures=MEASURES, attention_mask=None, **arguments):
-    model = OneAttention(lambda: F.scaled_dot_product_attention(query, key, value, **arguments))
-    probe = Probe(model, [], find_blocks(model), raise_fault, attention_rows=rows)
-    probe.arm(measures)
-    model(attention_mask=attention_mask)
-    reading = probe.collect()
-    probe.disarm()
-    return reading
 
 
 class LargestTensor(TorchDispatchMode):
