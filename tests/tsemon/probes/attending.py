@@ -15,10 +15,10 @@ MEASURES = ROWS | {"spectral_gap", "first_value_norm_ratio", "value_top_eigenval
 class OneAttention(nn.Module):
     """A model of one block that does nothing but attend."""
 
-    def __init__(self, attend):
+    def __init__(self, attention):
         super().__init__()
         self.blocks = nn.ModuleList([nn.Sequential()])
-        self.blocks[0].add_module("attention", Attending(attend))
+        self.blocks[0].add_module("attention", attention)
 
     def forward(self, attention_mask=None):
         return self.blocks[0].attention()
@@ -41,14 +41,19 @@ def reading_of_attention(query, key, value, *, rows="all", measures=MEASURES, at
     return reading_of_call(attend, rows=rows, measures=measures, attention_mask=attention_mask)
 
 
-def reading_of_call(attend, *, rows="all", measures=MEASURES, attention_mask=None):
-    model = OneAttention(attend)
+def reading_of_call(attend, **kwargs):
+    return probed_call(attend, **kwargs)[0]
+
+
+def probed_call(attend, *, rows="all", measures=MEASURES, attention_mask=None):
+    """`attend`: a module, or what one should call. Returns the reading and the probe."""
+    model = OneAttention(attend if isinstance(attend, nn.Module) else Attending(attend))
     probe = Probe(model, [], find_blocks(model), raise_fault, attention_rows=rows)
     probe.arm(measures)
     model(attention_mask=attention_mask)
     reading = probe.collect()
     probe.disarm()
-    return reading
+    return reading, probe
 
 
 def on_host(value):

@@ -102,7 +102,9 @@ class TestValues:
         spread = value[:, :, 2::4]  # from the middle of each of 256 stretches of four
         (top,) = on_host(reading.layers["value_top_eigenvalue"])
         assert top.item() == pytest.approx(value_spectrum(spread[0, 0])[0].item(), rel=1e-9)
-        assert top.item() == pytest.approx(value_spectrum(value[0, 0])[0].item(), rel=0.3)  # noise, of which it is a quarter
+        assert top.item() == pytest.approx(
+            value_spectrum(value[0, 0])[0].item(), rel=0.3
+        )  # noise, of which it is a quarter
 
     def test_that_are_not_finite_have_no_eigenvalue_and_raise_nothing(self):
         value = drawn(2, 2, 6, 3)
