@@ -76,7 +76,7 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
 def weigh_rows(query: torch.Tensor, key: torch.Tensor, at_most: Rows) -> None:
     scores = DotProducts(query, key, is_causal=True)
     chosen = choose(scores.size, at_most, scores.device)
-    weigh(scores, chosen, None, torch.zeros(1, dtype=torch.long))
+    weigh(scores, chosen, torch.ones(1, query.shape[2], dtype=torch.bool), torch.zeros(1, dtype=torch.long))
 
 
 def full_matrix(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:

@@ -50,6 +50,8 @@ class AttentionProbe(AttentionPart):
         scores = seen.scores()
         batch, _, queries, keys = scores.size
         valid_BT = self._padding.valid(block.stack, batch, queries)
+        if valid_BT is None:
+            valid_BT = torch.ones(batch, queries, dtype=torch.bool, device=scores.device)
         first_B, num_keys_B = _tokens(scores, self._padding.valid(block.stack, batch, keys))
         chosen = choose(scores.size, self._rows, scores.device)
         sums = weigh(scores, chosen, valid_BT, first_B)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 import torch
@@ -78,29 +77,17 @@ class Sums(NamedTuple):
     """The largest score: no sum."""
 
 
-def weigh(scores: Scores, chosen: Chosen, valid_BT: Tensor | None, first_B: Tensor) -> Sums:
-    """`valid_BT`: which queries are tokens, None where all are. `first_B`: where the first token of each sample is."""
-    _, heads, _, keys = scores.size
-    rows_per_chunk = max(1, CHUNK_WEIGHTS // (heads * keys))
+def weigh(scores: Scores, chosen: Chosen, valid_BT: Tensor, first_B: Tensor) -> Sums:
+    """`valid_BT`: which queries are tokens. `first_B`: where the first token of each sample is."""
+    rows_per_chunk = max(1, CHUNK_WEIGHTS // (scores.size.heads * scores.size.keys))
     samples_per_chunk = max(1, rows_per_chunk // len(chosen.rows))
     parts = []
     for start in range(0, chosen.num_samples, samples_per_chunk):
         samples = slice(start, min(start + samples_per_chunk, chosen.num_samples))
-        chunks = _chunks(
-            scores.of(samples), torch.split(chosen.rows, rows_per_chunk), _part(valid_BT, samples), first_B[samples]
-        )
+        some, valid, first = scores.of(samples), valid_BT[samples], first_B[samples]
+        chunks = (_weigh(some, rows, valid, first) for rows in torch.split(chosen.rows, rows_per_chunk))
         parts.append(functools.reduce(_added, chunks))
     return Sums(*(torch.cat(of_chunks) for of_chunks in zip(*parts, strict=True)))
-
-
-def _chunks(scores: Scores, chunks: Iterable[Tensor], valid_BT: Tensor | None, first_B: Tensor) -> Iterator[Sums]:
-    for rows in chunks:
-        asks_BR = None if valid_BT is None else valid_BT.index_select(1, rows)
-        yield _weigh(*scores.at(rows), rows, asks_BR, first_B)
-
-
-def _part(valid_BT: Tensor | None, samples: slice) -> Tensor | None:
-    return None if valid_BT is None else valid_BT[samples]
 
 
 def _added(a: Sums, b: Sums) -> Sums:
@@ -108,11 +95,10 @@ def _added(a: Sums, b: Sums) -> Sums:
     return summed._replace(highest_BH=torch.maximum(a.highest_BH, b.highest_BH))
 
 
-def _weigh(scores_BHRS: Tensor, visible_BHRS: Tensor, rows: Tensor, asks_BR: Tensor | None, first_B: Tensor) -> Sums:
+def _weigh(scores: Scores, rows: Tensor, valid_BT: Tensor, first_B: Tensor) -> Sums:
+    scores_BHRS, visible_BHRS = scores.at(rows)
     num_visible_BHR = visible_BHRS.sum(dim=-1)
-    counts_BHR = num_visible_BHR > 0
-    if asks_BR is not None:
-        counts_BHR = counts_BHR & asks_BR[:, None]
+    counts_BHR = (num_visible_BHR > 0) & valid_BT.index_select(1, rows)[:, None]
     counts_BHR = counts_BHR.expand(scores_BHRS.shape[:-1])
     # exp(s - max) / total are the weights. They are not divided out: each pass over them costs as much as the scores.
     relative_BHRS = torch.where(visible_BHRS, scores_BHRS, NEVER)
@@ -124,7 +110,7 @@ def _weigh(scores_BHRS: Tensor, visible_BHRS: Tensor, rows: Tensor, asks_BR: Ten
     share_BHR = entropy_BHR / num_visible_BHR.to(entropy_BHR.dtype).log()
     has_choice_BHR = counts_BHR & (num_visible_BHR > 1)
 
-    sink_BHR = weights_BHRS.gather(-1, _like(first_B, weights_BHRS[..., :1])).squeeze(-1) / total_BHR
+    sink_BHR = torch.take_along_dim(weights_BHRS, first_B[:, None, None, None], dim=-1).squeeze(-1) / total_BHR
     is_other_BHR = counts_BHR & (rows != first_B[:, None])[:, None]
     attended_BHR = (weights_BHRS - ATTENDED * total_BHR[..., None]).gt_(0).sum(dim=-1)
     factor_BHR = torch.where(counts_BHR, 1 / total_BHR, 0.0)
@@ -141,10 +127,6 @@ def _weigh(scores_BHRS: Tensor, visible_BHRS: Tensor, rows: Tensor, asks_BR: Ten
         moments_BM=_moments(has_choice_BHR, share_BHR),
         highest_BH=highest_BHR.amax(dim=-1),
     )
-
-
-def _like(first_B: Tensor, like_BHR1: Tensor) -> Tensor:
-    return first_B[:, None, None, None].expand(like_BHR1.shape)
 
 
 def _sum(counts_BHR: Tensor, value: Tensor | float) -> Tensor:

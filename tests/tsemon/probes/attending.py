@@ -41,6 +41,15 @@ def reading_of_attention(query, key, value, *, rows="all", measures=MEASURES, at
     return reading_of_call(attend, rows=rows, measures=measures, attention_mask=attention_mask)
 
 
+def parts_of_attention(query, key, value, *, measures, **arguments):
+    """The parts of a probe that has seen attention and finished nothing, as on one of several ranks."""
+    model = OneAttention(Attending(lambda: F.scaled_dot_product_attention(query, key, value, **arguments)))
+    probe = Probe(model, [], find_blocks(model), raise_fault, attention_rows="all")
+    probe.arm(measures)
+    model()
+    return probe._parts
+
+
 def reading_of_call(attend, **kwargs):
     return probed_call(attend, **kwargs)[0]
 

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tsemon
 from tests import zoo
-from tests.tsemon.probes.attending import MEASURES, ROWS, on_host, reading_of_attention
+from tests.tsemon.probes.attending import MEASURES, ROWS, on_host, parts_of_attention, reading_of_attention
 from tests.tsemon.probes.probing import reading_of
 from tests.tsemon.probes.recording import recorded
 from tsemon.errors import InvalidArgument
@@ -211,6 +211,28 @@ class TestAttentionMeasures:
             "positions_attended",
         ):
             torch.testing.assert_close(reading.layers[name], others.layers[name])
+
+
+class TestSeveralRanks:
+    def test_make_of_their_sums_what_one_makes_of_the_whole_batch(self):
+        torch.manual_seed(0)
+        query, key = 2 * torch.randn(2, 6, 2, 128, 8)
+        names = ROWS | {"first_value_norm_ratio"}
+        whole = reading_of_attention(query, key, key, measures=names)
+        ranks = [
+            parts_of_attention(query[some], key[some], key[some], measures=names) for some in (slice(0, 2), slice(2, 6))
+        ]
+        for name in ("attention", "values"):
+            first, second = (parts[name].collect() for parts in ranks)
+            merged = {
+                key: torch.maximum(partial.value, second[key].value)
+                if partial.merge == "max"
+                else partial.value + second[key].value
+                for key, partial in first.items()
+            }
+            for group in ("layers", "heads"):
+                for metric, value in getattr(ranks[0][name].finish(merged), group).items():
+                    torch.testing.assert_close(value, getattr(whole, group)[metric])
 
 
 class TestImportanceEntropy:
