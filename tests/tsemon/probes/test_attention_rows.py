@@ -1,3 +1,4 @@
+import functools
 import math
 
 import pytest
@@ -8,12 +9,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tsemon
 from tests import zoo
-from tests.tsemon.probes.attending import MEASURES, ROWS, on_host, parts_of_attention, reading_of_attention
+from tests.tsemon.probes.attending import (
+    MEASURES,
+    ROWS,
+    Attending,
+    OneAttention,
+    on_host,
+    parts_of_attention,
+    reading_of_attention,
+)
 from tests.tsemon.probes.probing import reading_of
 from tests.tsemon.probes.recording import recorded
 from tsemon.errors import InvalidArgument
 from tsemon.measures import first_value_norm_ratio as norm_ratio
 from tsemon.measures import importance_entropy, positions_attended, second_eigenvalue, value_spectrum
+from tsemon.probes import find_blocks
+from tsemon.probes.attention import AttentionProbe
+from tsemon.probes.mixing import MixingProbe
+from tsemon.probes.padding import Padding
+from tsemon.probes.scores import DotProducts
+from tsemon.probes.tap import Seen
 
 MODELS = (
     zoo.bert,
@@ -130,12 +145,16 @@ class TestAttentionMeasures:
                 torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6, equal_nan=True)
         assert readings[0].layers["attention_entropy"].isfinite().all()
 
-    def test_of_all_rows_take_memory_that_grows_with_the_tokens(self):
-        query = torch.randn(1, 8, 4096, 4, generator=torch.Generator().manual_seed(0))
-        with LargestTensor() as largest:
-            reading = reading_of_attention(query, query, query, is_causal=True, measures=ROWS)
-        assert reading.layers["attention_entropy"].isfinite().all()
-        assert largest.numel <= 4096**2 / 8, "eight heads of 4,096 x 4,096 weights there are"
+    @pytest.mark.parametrize("make", [functools.partial(AttentionProbe, rows="all"), MixingProbe])
+    def test_never_hold_a_matrix_of_tokens_by_tokens(self, make, monkeypatch):
+        monkeypatch.setattr("tsemon.probes.rows.CHUNK_WEIGHTS", 2**14)
+        monkeypatch.setattr("tsemon.probes.mixing.CHUNK_WEIGHTS", 2**14)
+        query = torch.randn(1, 2, 512, 4, generator=torch.Generator().manual_seed(0))
+        (block,) = find_blocks(OneAttention(Attending(None)))
+        part = make([block], 1, Padding(num_stacks=1))
+        with LargestTensor() as largest:  # not through a hook, which would keep its tensors from other modes
+            assert part.look(block, Seen(scores=lambda: DotProducts(query, query)))
+        assert 2**14 <= largest.numel < 512**2 / 4
 
     def test_draw_nothing_from_the_global_random_state(self):
         query = torch.randn(2, 2, 20, 4, generator=torch.Generator().manual_seed(0))
