@@ -1,6 +1,5 @@
 """What a model's attention really was: its weights and values, taken in float64 below everything that a probe can see."""
 
-import contextlib
 import copy
 
 import torch
@@ -35,10 +34,3 @@ def recorded(model, forward_of, heads=4):
         forward_of(twin)
     weights = [x.view(-1, heads, *x.shape[-2:]) for x in recorder.weights]
     return weights, [v.view(*w.shape[:2], *v.shape[-2:]) for v, w in zip(recorder.values, weights, strict=True)]
-
-
-@contextlib.contextmanager
-def random_state_untouched():
-    before = torch.get_rng_state()
-    yield
-    assert torch.equal(torch.get_rng_state(), before)
