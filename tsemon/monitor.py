@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ from tsemon.catalogue import TIERS
 from tsemon.errors import InvalidArgument, SpoolError
 from tsemon.faults import Faults
 from tsemon.probes import Block, Probe, Ranks, Reading, Span, agree, arrange, find_blocks
-from tsemon.registration import as_optimizers, chosen_measures, collection, registration
+from tsemon.registration import as_optimizers, chosen_measures, chosen_rows, collection, registration
 from tsemon.sample import Sample
 from tsemon.schedule import NUM_WARM_UP, Cadence, Spent
 from tsemon.status import Status
@@ -51,6 +51,7 @@ def attach(
     measures: Collection[str] | None = None,
     blocks: Sequence[nn.Module | str] | None = None,
     attention: Sequence[nn.Module | str] | None = None,
+    attention_rows: int | Literal["all"] = 64,
     on_alert: Callable[[Alert], None] | None = None,
     config: Mapping[str, Any] | None = None,
     tags: Sequence[str] = (),
@@ -69,6 +70,8 @@ def attach(
     measures: names of the catalogue, by default all but those that it has on demand only.
     blocks, attention: the transformer blocks in depth order and the self-attention of each, as modules or dotted names,
         for models where they are not found. A block that is applied several times is named once for each.
+    attention_rows: how many query rows of attention are weighed, per head and at the most, to stand for all; "all" weighs
+        every row of every sequence, exactly, in memory that grows with the number of tokens and not with its square.
     on_alert: called from `step`, on the training thread, when an alert fires or resolves. Default: a log line.
     config, tags: kept with the run.
     resume: the step at which training goes on; frames of earlier attempts from there on are hidden.
@@ -85,7 +88,7 @@ def attach(
     ranks = None if process_group is None else Ranks(process_group)
     together = _alone if ranks is None else ranks.together
 
-    def check() -> tuple[list[torch.optim.Optimizer], set[str], Cadence, list[Block]]:
+    def check() -> tuple[list[torch.optim.Optimizer], set[str], int | Literal["all"], Cadence, list[Block]]:
         if not isinstance(model, nn.Module):
             raise InvalidArgument(f"attach() watches a torch.nn.Module, got {type(model).__name__}")
         if on_alert is not None and not callable(on_alert):
@@ -101,9 +104,9 @@ def attach(
         )
         # What the ranks agree on comes a sample late.
         cadence = Cadence(every, budget, num_warm_up=NUM_WARM_UP + (ranks is not None))
-        return as_optimizers(optimizer), chosen_measures(measures), cadence, found
+        return as_optimizers(optimizer), chosen_measures(measures), chosen_rows(attention_rows), cadence, found
 
-    optimizers, chosen, cadence, found = together(check)
+    optimizers, chosen, rows, cadence, found = together(check)
     names = [block.name for block in found]
     attention_names = [block.name for block in found if block.attention is not None]
     if ranks is not None:
@@ -126,7 +129,7 @@ def attach(
         return Outbox(spool, delivery, on_warning=faults.warn)
 
     return Monitor(
-        Probe(model, optimizers, found, faults.contain, depth=len(names), ranks=ranks),
+        Probe(model, optimizers, found, faults.contain, depth=len(names), ranks=ranks, attention_rows=rows),
         cadence,
         together(open_outbox),
         faults,

@@ -6,7 +6,7 @@ import json
 import re
 import uuid
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -54,6 +54,18 @@ def chosen_measures(measures: Collection[str] | None) -> set[str]:
                 f"measures= names {name!r}, which is not in the catalogue; {nearest(str(name), list(TIERS))}"
             )
     return set(chosen)
+
+
+def chosen_rows(attention_rows: object) -> int | Literal["all"]:
+    """How many query rows of attention to weigh. Raises InvalidArgument."""
+    if attention_rows == "all":
+        return "all"
+    if not isinstance(attention_rows, int) or isinstance(attention_rows, bool) or attention_rows < 1:
+        raise InvalidArgument(
+            "attention_rows is how many query rows of attention are weighed per head, expected an int of at least 1 or "
+            f"'all', got {attention_rows!r}"
+        )
+    return attention_rows
 
 
 def as_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:

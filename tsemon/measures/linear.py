@@ -5,6 +5,7 @@ Axes: B any leading axes, M rows, N columns (of any matrix), T tokens, D width. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -148,25 +149,33 @@ def spectral_radius(x_BNN: Tensor) -> Tensor:
     """
     if x_BNN.shape[-1] <= EXACT:
         return eigenvalues(x_BNN).abs().amax(dim=-1)
-    num_steps = 96
     x_BNN, is_finite_B, scale_B = _prepared(x_BNN)
     generator = torch.Generator().manual_seed(0)
     start_N = torch.randn(x_BNN.shape[-1], generator=generator, dtype=torch.float64).to(x_BNN.device)
-    basis_BNK = x_BNN.new_zeros(*x_BNN.shape[:-1], num_steps + 1)
-    basis_BNK[..., 0] = x_BNN @ start_N
-    basis_BNK[..., 0] = _unit(basis_BNK[..., 0])
-    projected_BKK = x_BNN.new_zeros(*x_BNN.shape[:-2], num_steps + 1, num_steps)
+    projected_BKK = arnoldi(lambda y_BN: (x_BNN @ y_BN[..., None])[..., 0], x_BNN @ start_N, num_steps=96)
+    radius_B = torch.linalg.eigvals(projected_BKK[..., :-1, :].cpu()).to(x_BNN.device).abs().amax(dim=-1)
+    return torch.where(is_finite_B, radius_B * scale_B, torch.nan)
+
+
+def arnoldi(multiply: Callable[[Tensor], Tensor], start_BN: Tensor, num_steps: int) -> Tensor:
+    """A matrix seen from the Krylov space of a vector: its Hessenberg matrix (..., num_steps + 1, num_steps).
+
+    `multiply` is all that is known of it. The eigenvalues without the last row come near the matrix's outermost ones. An
+    entry below the diagonal that is nearly 0 ends the space: what comes after it is noise.
+    """
+    basis_BNK = start_BN.new_zeros(*start_BN.shape, num_steps + 1)
+    basis_BNK[..., 0] = _unit(start_BN)
+    projected_BKK = start_BN.new_zeros(*start_BN.shape[:-1], num_steps + 1, num_steps)
     for step in range(num_steps):
         known_BNK = basis_BNK[..., : step + 1]
-        next_BN1 = x_BNN @ basis_BNK[..., step, None]
+        next_BN1 = multiply(basis_BNK[..., step])[..., None]
         for _ in range(2):  # once leaves the basis visibly not orthogonal
             overlap_BK1 = known_BNK.mT @ next_BN1
             next_BN1 = next_BN1 - known_BNK @ overlap_BK1
             projected_BKK[..., : step + 1, step] += overlap_BK1[..., 0]
         projected_BKK[..., step + 1, step] = torch.linalg.vector_norm(next_BN1, dim=(-2, -1))
         basis_BNK[..., step + 1] = _unit(next_BN1[..., 0])
-    radius_B = torch.linalg.eigvals(projected_BKK[..., :-1, :].cpu()).to(x_BNN.device).abs().amax(dim=-1)
-    return torch.where(is_finite_B, radius_B * scale_B, torch.nan)
+    return projected_BKK
 
 
 def is_triangular(x_BNN: Tensor) -> Tensor:

@@ -1,263 +1,139 @@
-"""Listen to attention without a T x T matrix: take queries and keys where they meet, and weigh a few query rows.
+"""How attention is spread: weighed on a few evenly spread query rows of every block, or on all of them.
 
-Models compute attention in three ways: `scaled_dot_product_attention` called by the module, the same called by
-`nn.MultiheadAttention` from inside `torch.nn.functional`, and a softmax over materialised scores. A torch function mode,
-active only while one attention module runs, sees the first and the third; inside a mode's handler no mode is active, so
-for the second the names in `torch.nn.functional` are replaced while that one call lasts.
-
-Axes: B samples, H heads, T queries, S keys, D head width.
+Axes: L blocks, B samples, H heads, T queries, S keys, M moments.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
-from tsemon.measures import normalized_row_entropy
 from tsemon.probes.calls import Calls
-from tsemon.probes.discovery import Block, is_compiled, may_take_fast_path
-from tsemon.probes.hooks import Guard, Hooks
+from tsemon.probes.discovery import Block
 from tsemon.probes.padding import Padding
-from tsemon.probes.part import Part, Partial, Reading, counted, mean, stacked
+from tsemon.probes.part import Partial, Reading, counted, mean, stacked
+from tsemon.probes.rows import Chosen, Rows, Sums, choose, weigh
+from tsemon.probes.scores import Scores
+from tsemon.probes.tap import AttentionPart, Seen
 
-MAX_ROWS = 64
-"""Query rows weighed per head at the most, evenly spread. 32 of 1,024 rows, all that 8 heads leave, miss by 0.004 (sd)."""
-TARGET_WEIGHTS = 2**18
-"""Attention weights computed per layer, as long as this leaves a sequence and `MIN_ROWS`: caps time and memory."""
-MIN_ROWS = 8
-
-
-class Sampled(NamedTuple):
-    """A few query rows of one attention."""
-
-    scores_BHTS: Tensor
-    visible_BHTS: Tensor
-    """Which keys each query may see."""
-    rows: Tensor
-    """The queries' positions."""
-    size: tuple[int, int]
-    """Sequences and queries that there are in all."""
+PER_HEAD = ("attention_entropy", "sink_share", "positions_attended")
+SPREAD = "spread"
+"""Of the rows' entropies: what `_spread` gives, of which their standard error is made."""
 
 
-class AttentionProbe(Part):
-    """Row entropy per head of every block's self-attention in one forward pass."""
+class AttentionProbe(AttentionPart):
+    """What the rows of every block's self-attention look like in one forward pass."""
 
-    METRICS = ("attention_entropy", "attention_entropy_min")
+    METRICS = (
+        "attention_entropy",
+        "attention_entropy_min",
+        "attention_entropy_se",
+        "importance_entropy",
+        "sink_share",
+        "max_attention_logit",
+        "positions_attended",
+    )
 
-    def __init__(self, blocks: list[Block], depth: int, padding: Padding, calls: Calls) -> None:
-        self._blocks = blocks
-        self._depth = depth
-        self._padding = padding
-        self._calls = calls
-        self._sums_H: dict[int, dict[str, Tensor]] = {}
+    def __init__(self, blocks: list[Block], depth: int, padding: Padding, calls: Calls, rows: Rows) -> None:
+        super().__init__(blocks, depth, padding, calls)
+        self._rows = rows
+        self._sums: dict[int, dict[str, Tensor]] = {}
 
     def forget(self) -> None:
-        self._sums_H = {}
+        super().forget()
+        self._sums = {}
 
-    def listen(self, hooks: Hooks) -> None:
-        """Tap the blocks' attention for the pass that begins."""
-        self.forget()
-        tapped = set[int]()
-        for block in self._calls.to_hook:
-            # Of one attention that several blocks share, only the first layer's pass could be told from the others.
-            if block.attention is None or id(block.attention) in tapped or is_compiled(block.module):
-                continue
-            tapped.add(id(block.attention))
-            has_fast_path = any(isinstance(part, nn.MultiheadAttention) for part in block.attention.modules())
-            if not (has_fast_path and may_take_fast_path(block.attention)):
-                take = functools.partial(self._take, hooks.guard, block)
-                num_heads = getattr(block.attention, "num_heads", None)
-                hooks.within(block.attention, functools.partial(AttentionTap, take, num_heads))
+    def look(self, block: Block, seen: Seen) -> bool:
+        if seen.scores is None:
+            return False
+        scores = seen.scores()
+        batch, _, queries, keys = scores.size
+        valid_BT = self._padding.valid(block.stack, batch, queries)
+        if valid_BT is None:
+            valid_BT = torch.ones(batch, queries, dtype=torch.bool, device=scores.device)
+        first_B, num_keys_B = _tokens(scores, self._padding.valid(block.stack, batch, keys))
+        chosen = choose(scores.size, self._rows, scores.device)
+        sums = weigh(scores, chosen, valid_BT, first_B)
+        self._sums[block.number] = _of_samples(sums, num_keys_B, chosen)
+        return True
 
     def collect(self) -> dict[str, Partial]:
         found: dict[str, Partial] = {}
-        for name in {name for sums_H in self._sums_H.values() for name in sums_H}:
-            found[name] = Partial(stacked(self._sums_H.get(layer, {}).get(name) for layer in range(self._depth)))
+        for name in {name for sums in self._sums.values() for name in sums}:
+            values = (self._sums.get(layer, {}).get(name) for layer in range(self._depth))
+            is_max = name == "max_attention_logit"
+            found[name] = Partial(stacked(values, -torch.inf), "max") if is_max else Partial(stacked(values))
         return found
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         if "attention_entropy" not in sums:
             return Reading()
-        entropy_LH = mean(sums, "attention_entropy")
-        lowest_L = torch.where(entropy_LH.isnan(), torch.inf, entropy_LH).amin(dim=-1)
-        layers = {
-            "attention_entropy": entropy_LH.nanmean(dim=-1),
-            "attention_entropy_min": torch.where(lowest_L.isinf(), torch.nan, lowest_L),
-        }
-        return Reading(dict(layers), {"attention_entropy": entropy_LH})
-
-    def why_missing(self, why_unseen: str) -> dict[str, str]:
-        if without := [block.name for block in self._blocks if block.attention is None]:
-            return dict.fromkeys(self.METRICS, f"found no self-attention in {', '.join(without)}")
-        if (missed := len(self._blocks) - len(self._sums_H)) > 0:
-            return dict.fromkeys(
-                self.METRICS,
-                f"attention was not seen in {missed} of {len(self._blocks)} blocks: {why_unseen}, or the block computed it "
-                "without scaled_dot_product_attention or softmax",
-            )
-        return {}
-
-    def _take(self, guard: Guard, block: Block, scores: Callable[[], Sampled]) -> None:
-        """Runs inside the attention module's forward, between its own operations."""
-        layer = self._calls.current(block)
-        if layer is not None and layer.number not in self._sums_H:
-            guard.run(self._measure, layer, scores)
-
-    def _measure(self, block: Block, scores: Callable[[], Sampled]) -> None:
-        scores_BHTS, visible_BHTS, rows, size = scores()
-        valid_BT = self._padding.valid(block.stack, *size)
-        if valid_BT is not None:  # padding asks nothing
-            valid_BT = valid_BT[: scores_BHTS.shape[0]].index_select(1, rows)
-            visible_BHTS = visible_BHTS & valid_BT[:, None, :, None]
-        self._sums_H[block.number] = counted("attention_entropy", normalized_row_entropy(scores_BHTS, visible_BHTS))
+        heads = {name: mean(sums, name) for name in PER_HEAD}
+        heads["max_attention_logit"] = _known(sums["max_attention_logit"])
+        layers = {name: value_LH.nanmean(dim=-1) for name, value_LH in heads.items()}
+        layers["max_attention_logit"] = _known(sums["max_attention_logit"].amax(dim=-1))
+        entropy_LH = heads["attention_entropy"]
+        layers["attention_entropy_min"] = _known(torch.where(entropy_LH.isnan(), torch.inf, entropy_LH).amin(dim=-1))
+        layers["attention_entropy_se"] = _standard_error(sums[SPREAD])
+        layers["importance_entropy"] = mean(sums, "importance_entropy")
+        return Reading(dict(layers), dict(heads))
 
 
-class AttentionTap(TorchFunctionMode):
-    """Passes every torch call through unchanged, and reports those that are attention."""
-
-    def __init__(self, report: Callable[[Callable[[], Sampled]], None], num_heads: int | None) -> None:
-        super().__init__()
-        self._report = report
-        self._num_heads = num_heads
-
-    def __exit__(self, *error: Any) -> None:
-        # An interrupt may hit torch in the middle of a change of modes. That it was one is what the user must see.
-        with suppress(RuntimeError):
-            super().__exit__(*error)  # type: ignore[no-untyped-call]
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.compiler.is_compiling():
-            return func(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
-            with _tapped_functional(self):
-                return func(*args, **kwargs)
-        self.see(func, args, kwargs)
-        return func(*args, **kwargs)
-
-    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Report the call if it is attention."""
-        if func is _attention:
-            self._report(functools.partial(sampled_scores, *args, **kwargs))
-        elif func in SOFTMAX:
-            scores = kwargs["input"] if "input" in kwargs else args[0] if args else None
-            dim = kwargs["dim"] if "dim" in kwargs else args[1] if len(args) > 1 else None
-            if isinstance(scores, Tensor) and scores.ndim >= 3 and dim in (-1, scores.ndim - 1):
-                self._report(functools.partial(sampled_rows, scores, self._num_heads))
+def _tokens(scores: Scores, valid_BS: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Where the first token of each sample is, and how many there are. What may not see itself is taken for padding."""
+    batch, _, _, keys = scores.size
+    valid_BS = scores.sees_itself() if valid_BS is None else valid_BS
+    if valid_BS is None:
+        valid_BS = torch.ones(batch, keys, dtype=torch.bool, device=scores.device)
+    num_B = valid_BS.sum(dim=-1)
+    return valid_BS.byte().argmax(dim=-1), torch.where(num_B > 0, num_B + keys - valid_BS.shape[-1], keys)
 
 
-_attention, _softmax = F.scaled_dot_product_attention, F.softmax
-SOFTMAX = {torch.softmax, _softmax, Tensor.softmax}
+def _of_samples(sums: Sums, num_keys_B: Tensor, chosen: Chosen) -> dict[str, Tensor]:
+    """Sums over samples of each sample's mean over rows."""
+    received_BS = sums.received_BS / sums.received_BS.sum(dim=-1, keepdim=True)
+    largest_B = num_keys_B[: chosen.num_samples].to(received_BS.dtype).log()
+    return {
+        **counted("attention_entropy", sums.entropy_BH / sums.choices_BH),
+        **counted("sink_share", sums.sink_BH / sums.others_BH),
+        **counted("positions_attended", sums.attended_BH / sums.rows_BH),
+        **counted("importance_entropy", torch.special.entr(received_BS).sum(dim=-1) / largest_B),
+        "max_attention_logit": sums.highest_BH.amax(dim=0),
+        SPREAD: _spread(sums.moments_BM, chosen),
+    }
 
-_listening = threading.local()
-_replacing = threading.Lock()
-_replaced: list[tuple[Any, Any]] = []
-"""What stood under the two names, one entry per call of `multi_head_attention_forward` that is under way."""
+
+def _spread(moments_BM: Tensor, chosen: Chosen) -> Tensor:
+    """Sums over samples: samples, all samples, rows, all rows of these samples; the means, their squares, and the squared
+    distances of rows from their sample's mean."""
+    num_B, sum_B, squares_B = moments_BM.unbind(dim=-1)
+    mean_B = sum_B / num_B
+    within_B = (squares_B - sum_B * mean_B).clamp_min(0)
+    one_B = torch.ones_like(num_B)
+    each_B = [one_B, one_B / chosen.samples_share, num_B, num_B / chosen.rows_share, mean_B, mean_B.square(), within_B]
+    return torch.where(mean_B.isfinite(), torch.stack(each_B), 0.0).sum(dim=-1)
 
 
-@contextmanager
-def _tapped_functional(tap: AttentionTap) -> Iterator[None]:
-    """Let `tap` see what `multi_head_attention_forward` calls on this thread.
+def _standard_error(spread_LM: Tensor) -> Tensor:
+    """Of a mean over some rows of some samples, which is off by the choice of the samples and by that of the rows.
 
-    All threads share the names, so they are replaced by the first that listens and put back by the last.
+    se^2 = (1 - b/B) s_b^2 / b + b/B (1 - n/N) s_w^2 / n     (two-stage sampling: Cochran, Sampling Techniques, Ch. 10)
+
+    for b of B samples, n of their N rows, s_b^2 the variance of samples' means and s_w^2 that of rows within a sample. Of
+    one sample of many s_b is not known: then samples are taken to differ by what a mean of so many rows does.
     """
-    taps = _listening.__dict__.setdefault("taps", [])
-    with _replacing:
-        _replaced.append((F.scaled_dot_product_attention, F.softmax))
-        if len(_replaced) == 1:
-            F.scaled_dot_product_attention = _told(F.scaled_dot_product_attention, _attention)
-            F.softmax = _told(F.softmax, _softmax)
-    taps.append(tap)
-    try:
-        yield
-    finally:
-        taps.remove(tap)
-        with _replacing:
-            if len(_replaced) == 1:
-                F.scaled_dot_product_attention, F.softmax = _replaced[0]
-            _replaced.pop()
+    b_L, all_samples_L, n_L, all_rows_L, mean_L, squares_L, within_L = spread_LM.unbind(dim=-1)
+    of_rows_L = within_L / (n_L - b_L) / n_L
+    of_samples_L = (squares_L - mean_L.square() / b_L).clamp_min(0) / (b_L - 1) / b_L
+    of_samples_L = torch.where(b_L > 1, of_samples_L, of_rows_L)
+    is_part_L, share_L = b_L < all_samples_L, b_L / all_samples_L
+    squared_L = torch.where(is_part_L, (1 - share_L) * of_samples_L, 0.0)
+    squared_L = squared_L + torch.where(n_L < all_rows_L, share_L * (1 - n_L / all_rows_L) * of_rows_L, 0.0)
+    return torch.where(b_L > 0, squared_L.sqrt(), torch.nan).float()
 
 
-def _told(function: Callable[..., Any], known_as: Any) -> Callable[..., Any]:
-    def told(*args: Any, **kwargs: Any) -> Any:
-        for tap in getattr(_listening, "taps", ()):
-            tap.see(known_as, args, kwargs)
-        return function(*args, **kwargs)
-
-    return told
-
-
-def sampled_scores(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Sampled:
-    """Scores (B, H, rows, S) of a few queries, for the arguments of `scaled_dot_product_attention`.
-
-    Dropout is no part of attention's entropy. Fewer key heads than query heads (grouped queries) are matched up.
-    """
-    query_BHTD, key_BHSD = query.detach(), key.detach()
-    if query_BHTD.ndim == 3:
-        query_BHTD, key_BHSD = query_BHTD.unsqueeze(1), key_BHSD.unsqueeze(1)
-        attn_mask = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
-    num_heads, num_queries, num_keys = query_BHTD.shape[1], query_BHTD.shape[2], key_BHSD.shape[2]
-    batch = query_BHTD.shape[0]
-    num_samples, rows = _choose(batch, num_heads, num_queries, num_keys, query_BHTD.device)
-    query_BHTD = query_BHTD[:num_samples].index_select(2, rows)
-    key_BHSD = key_BHSD[:num_samples].repeat_interleave(num_heads // key_BHSD.shape[1], dim=1)
-    scale = 1 / math.sqrt(query_BHTD.shape[-1]) if scale is None else scale
-    scores_BHTS = (query_BHTD.float() * scale) @ key_BHSD.float().transpose(-2, -1)
-    visible_BHTS = torch.ones((), dtype=torch.bool, device=rows.device).expand(scores_BHTS.shape)
-    if is_causal:
-        visible_BHTS = visible_BHTS & (torch.arange(num_keys, device=rows.device) <= rows[:, None])
-    if attn_mask is not None:
-        mask = attn_mask.detach()
-        mask = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))
-        mask = mask[:num_samples] if mask.shape[0] > 1 else mask
-        mask = mask.index_select(2, rows) if mask.shape[2] > 1 else mask
-        if mask.dtype == torch.bool:
-            visible_BHTS = visible_BHTS & mask
-        else:
-            scores_BHTS = scores_BHTS + mask.float()
-            visible_BHTS = visible_BHTS & _is_visible(scores_BHTS)
-    return Sampled(scores_BHTS, visible_BHTS, rows, (batch, num_queries))
-
-
-def sampled_rows(scores: Tensor, num_heads: int | None) -> Sampled:
-    """The same for scores that were materialised, (B, H, T, S) or (B * H, T, S), masked by very negative numbers."""
-    scores = scores.detach()
-    if scores.ndim == 3:
-        num_heads = num_heads if num_heads and scores.shape[0] % num_heads == 0 else 1
-        scores = scores.view(-1, num_heads, *scores.shape[1:])
-    batch, heads, queries, keys = scores.shape[-4:]
-    num_samples, rows = _choose(batch, heads, queries, keys, scores.device)
-    scores_BHTS = scores[:num_samples].index_select(2, rows).float()
-    return Sampled(scores_BHTS, _is_visible(scores_BHTS), rows, (batch, queries))
-
-
-def _is_visible(scores: Tensor) -> Tensor:
-    """Masks are -inf, the dtype's lowest number, -1e9 or -1e4: far below what the query scores highest."""
-    highest = scores.amax(dim=-1, keepdim=True)
-    return (scores > highest - 9e3) & (highest > torch.finfo(torch.float16).min)
-
-
-def _choose(batch: int, heads: int, queries: int, keys: int, device: torch.device) -> tuple[int, Tensor]:
-    """How many sequences, and which query rows: one from the middle of each of equally long stretches."""
-    num_rows = min(queries, MAX_ROWS, max(MIN_ROWS, TARGET_WEIGHTS // (heads * keys)))
-    num_samples = min(batch, max(1, TARGET_WEIGHTS // (heads * keys * num_rows)))
-    rows = (torch.arange(num_rows, device=device) * 2 + 1) * queries // (2 * num_rows)
-    return num_samples, rows
+def _known(value: Tensor) -> Tensor:
+    """NaN where nothing was found that could be the largest or the smallest."""
+    return torch.where(value.isinf(), torch.nan, value)

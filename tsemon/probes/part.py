@@ -108,7 +108,7 @@ def stacked(values: Iterable[Tensor | None], absent: float = 0.0) -> Tensor:
     """
     values = list(values)
     first = next(value for value in values if value is not None)
-    shape = max((value.shape for value in values if value is not None), key=lambda shape: shape.numel())
+    shape = [max(sizes) for sizes in zip(*(value.shape for value in values if value is not None), strict=True)]
     result = first.new_full((len(values), *shape), absent)
     for entry, value in enumerate(values):
         if value is not None:

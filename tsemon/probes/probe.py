@@ -16,12 +16,15 @@ from tsemon.probes.discovery import Block, hides_from_hooks, path_to_gate, runs_
 from tsemon.probes.escalation import EscalationProbe
 from tsemon.probes.feedforward import FeedForwardProbe
 from tsemon.probes.hooks import Guard, Hooks, Span
+from tsemon.probes.mixing import MixingProbe
 from tsemon.probes.outputs import OutputProbe
 from tsemon.probes.padding import Padding
 from tsemon.probes.parameters import ParameterProbe
 from tsemon.probes.part import Part, Partial, Reading
 from tsemon.probes.ranks import Ranks, given_means, given_partials
+from tsemon.probes.rows import MAX_ROWS, Rows
 from tsemon.probes.states import HiddenStates
+from tsemon.probes.values import ValueProbe
 
 AGREED = "agreed"
 V = TypeVar("V")
@@ -44,6 +47,7 @@ class Probe:
         *,
         depth: int | None = None,
         ranks: Ranks | None = None,
+        attention_rows: Rows = MAX_ROWS,
     ) -> None:
         depth = len(blocks) if depth is None else depth
         self._blocks = blocks
@@ -60,7 +64,9 @@ class Probe:
         self._parts: dict[str, Part] = {
             "activations": ActivationProbe(blocks, depth, states, self._calls),
             "escalation": EscalationProbe(blocks, depth, states, self._calls),
-            "attention": AttentionProbe(blocks, depth, self._padding, self._calls),
+            "attention": AttentionProbe(blocks, depth, self._padding, self._calls, attention_rows),
+            "values": ValueProbe(blocks, depth, self._padding, self._calls),
+            "mixing": MixingProbe(blocks, depth, self._padding, self._calls),
             "feedforward": FeedForwardProbe(blocks, depth, self._padding, self._calls),
             "outputs": OutputProbe(self._path, blocks, self._padding),
             "parameters": ParameterProbe(model, blocks, depth, optimizers, ranks),

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from tests import zoo
 from tests.tsemon.probes.probing import ALL, num_hooks, probe_of, reading_of
-from tsemon.measures import normalized_row_entropy
-from tsemon.probes.attention import sampled_scores
+from tsemon.probes.rows import choose, weigh
+from tsemon.probes.scores import DotProducts
 
 
 class TestAttentionEntropy:
@@ -86,9 +86,12 @@ class TestAttentionEntropy:
             query, key = query[:, 0], key[:, 0]
             visible = torch.rand(2, tokens, tokens) > 0.5
             arguments = {"attn_mask": visible}
-        sampled = sampled_scores(query, key, key, **arguments)
-        assert 1 < len(sampled.rows) < tokens
-        got = normalized_row_entropy(sampled.scores_BHTS, sampled.visible_BHTS)
+        arguments.pop("enable_gqa", None)
+        scores = DotProducts(query, key, **arguments)
+        chosen = choose(scores.size, 64, scores.device)
+        assert 1 < len(chosen.rows) < tokens
+        sums = weigh(scores, chosen, torch.ones(2, tokens, dtype=torch.bool), torch.zeros(2, dtype=torch.long))
+        got = sums.entropy_BH / sums.choices_BH
 
         if kind == "three axes":
             query, key, visible = query[:, None], key[:, None], visible[:, None]
@@ -96,7 +99,7 @@ class TestAttentionEntropy:
         scores = query.double() @ key.double().transpose(-2, -1) / math.sqrt(8)
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         ratio = torch.special.entr(weights).sum(-1) / visible.expand_as(weights).sum(-1).double().log()
-        expected = ratio[: len(got), :, sampled.rows].nanmean(-1)
+        expected = ratio[: len(got), :, chosen.rows].nanmean(-1)
         assert expected.max() < 0.97
         torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-5)
 

@@ -133,7 +133,7 @@ class TestAGuest:
     def test_contains_a_fault_and_measures_the_rest(self, monkeypatch):
         model, forward = zoo.torch_encoder()
         faults = []
-        monkeypatch.setattr("tsemon.probes.attention.normalized_row_entropy", lambda *_: 1 / 0)
+        monkeypatch.setattr("tsemon.probes.attention.weigh", lambda *_: 1 / 0)
         reading, _ = reading_of(model, forward, on_fault=faults.append)
         assert {type(fault) for fault in faults} == {ZeroDivisionError}
         assert reading.layers["token_similarity"].isfinite().all()
