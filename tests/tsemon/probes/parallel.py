@@ -21,6 +21,7 @@ import tsemon
 from tsemon.errors import TsemonError
 from tsemon.models import CausalLanguageModel
 from tsemon.probes import Probe, Ranks, find_blocks
+from tsemon.probes.part import Partial
 
 STEPS = 4
 SIZES = {"vocab": 30, "context": 8, "depth": 4, "width": 12, "heads": 3, "ffn": 20}
@@ -251,7 +252,7 @@ def number_of_collectives(rank, size, folder):
 
 
 def trouble_in_one_rank(rank, size, folder):
-    """In rank 1 a scalar that is none, no step in the second sample, a fault in the third."""
+    """In rank 1 a scalar that is none, no step in the second sample, a fault in the third, a sum of no value in the next."""
     model = language_model()
     optimizer = adamw(model.parameters())
     with attached(model, optimizer, folder) as monitor:
@@ -262,6 +263,12 @@ def trouble_in_one_rank(rank, size, folder):
                 optimizer.step()
             if rank == 1 and step == 2:
                 monitor._probe._parts["parameters"]._sums["param"][0] = "no tensor"
+            if rank == 1:
+                activations = monitor._probe._parts["activations"]
+                lost = {"token_similarity": Partial(torch.empty(5, device="meta"))}
+                activations.collect = (
+                    (lambda lost=lost: lost) if step == 3 else type(activations).collect.__get__(activations)
+                )
             own = {"odd": 10**400, "late": 3.0} if rank == 1 and step > 0 else {}
             monitor.step(loss=float(rank), **own)
         return told(monitor)

@@ -216,7 +216,7 @@ class TestRanks:
     def test_say_what_went_wrong_where_it_did(self, two):
         quiet, troubled = two.of("trouble_in_one_rank")
         assert quiet["faults"] == []
-        assert len(troubled["faults"]) == 2
+        assert len(troubled["faults"]) == 3
 
     def test_begin_no_collective_after_one_that_failed(self, two):
         for result in two.of("failing_collective"):
