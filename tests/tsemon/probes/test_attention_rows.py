@@ -25,6 +25,7 @@ from tsemon.measures import first_value_norm_ratio as norm_ratio
 from tsemon.measures import importance_entropy, positions_attended, second_eigenvalue, value_spectrum
 from tsemon.probes import find_blocks
 from tsemon.probes.attention import AttentionProbe
+from tsemon.probes.calls import Calls
 from tsemon.probes.mixing import MixingProbe
 from tsemon.probes.padding import Padding
 from tsemon.probes.scores import DotProducts
@@ -145,13 +146,15 @@ class TestAttentionMeasures:
                 torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6, equal_nan=True)
         assert readings[0].layers["attention_entropy"].isfinite().all()
 
-    @pytest.mark.parametrize("make", [functools.partial(AttentionProbe, rows="all"), MixingProbe])
+    @pytest.mark.parametrize(
+        "make", [functools.partial(AttentionProbe, rows="all"), MixingProbe], ids=["rows", "mixing"]
+    )
     def test_never_hold_a_matrix_of_tokens_by_tokens(self, make, monkeypatch):
         monkeypatch.setattr("tsemon.probes.rows.CHUNK_WEIGHTS", 2**14)
         monkeypatch.setattr("tsemon.probes.mixing.CHUNK_WEIGHTS", 2**14)
         query = torch.randn(1, 2, 512, 4, generator=torch.Generator().manual_seed(0))
         (block,) = find_blocks(OneAttention(Attending(None)))
-        part = make([block], 1, Padding(num_stacks=1))
+        part = make([block], 1, Padding(num_stacks=1), Calls([block]))
         with LargestTensor() as largest:  # not through a hook, which would keep its tensors from other modes
             assert part.look(block, Seen(scores=lambda: DotProducts(query, query)))
         assert 2**14 <= largest.numel < 512**2 / 4
