@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from tsemon.catalogue import TIERS
 from tsemon.errors import InvalidArgument, SpoolError
 from tsemon.faults import Faults
-from tsemon.probes import Probe, Ranks, find_blocks
+from tsemon.probes import Probe, ProbeBatch, Ranks, check_probe_batch, find_blocks
 from tsemon.registration import as_optimizers, chosen_measures, collection, registration
 from tsemon.sample import Sample
 from tsemon.schedule import Cadence, Spent
@@ -55,6 +55,7 @@ def attach(
     resume: int | None = None,
     spool_dir: str | os.PathLike[str] | None = None,
     process_group: dist.ProcessGroup | None = None,
+    probe_batch: ProbeBatch | None = None,
 ) -> Monitor:
     """Watch `model` while it trains; call `step` on the result after every optimizer step.
 
@@ -72,6 +73,10 @@ def attach(
     spool_dir: where frames wait until the service has them, by default `.tsemon`.
     process_group: processes that train this model together and all call `attach`. Their samples and their shards of the
         parameters are measured as one, in one collective a sample, and rank 0 of the group sends the frames.
+    probe_batch: a few sequences for the passes that tsemon makes itself, to look into a compiled model and at what
+        scaled parameters would give: a tensor, a tuple of positional arguments, or a dict of keyword arguments of
+        `model`. By default the first few of the first sampled batch are kept. Such a pass is eager and in eval mode; it
+        leaves parameters, buffers, attributes and random states as they were, but your own hooks in the model fire.
 
     Raises, all of them under TsemonError: NoBlocksFound, InvalidArgument, UnknownMetric (for `measures`), and SpoolError
     when there is neither a server nor a folder that can be written. Nothing raises after this.
@@ -82,6 +87,7 @@ def attach(
     if on_alert is not None and not callable(on_alert):
         raise InvalidArgument(f"on_alert is called with an alert, so it must be callable, got {on_alert!r}")
     chosen = chosen_measures(measures)
+    check_probe_batch(probe_batch)
     cadence = Cadence(every, budget)
     found = find_blocks(
         model,
@@ -100,7 +106,7 @@ def attach(
         spool = _open_spool(spool_dir, body, delivery is not None, faults.warn)
         outbox = Outbox(spool, delivery, on_warning=faults.warn)
     return Monitor(
-        Probe(model, optimizers, found, faults.contain, ranks=ranks),
+        Probe(model, optimizers, found, faults.contain, ranks=ranks, probe_batch=probe_batch),
         cadence,
         outbox,
         faults,
@@ -125,6 +131,8 @@ class Status:
     """Metrics in the last sampled frame."""
     not_measured: Mapping[str, str]
     """Metric to the reason why the last sampled frame lacks it, in whole or in part."""
+    notes: Sequence[str]
+    """What to know about the values of the last sampled frame."""
     server: str | None
     delivery: OutboxStats
     gap: int
@@ -142,6 +150,7 @@ class Status:
             f"attentions   {len(self.attentions)}",
             f"measured     {', '.join(self.measured) or 'nothing yet'}",
             *(f"not measured {name}: {reason}" for name, reason in self.not_measured.items()),
+            *(f"note         {note}" for note in self.notes),
             f"server       {self.server or f'none: frames stay in {sent.spool_folder}'}",
             f"frames       {sent.num_sent} sent, {sent.num_pending} pending, {sent.num_dropped} dropped",
             f"cost         {self.overhead_ratio:.2%} of wall time, a sample every {self.gap} steps",
@@ -196,6 +205,7 @@ class Monitor:
         self._newest = _Newest(None, Spent(0.0, 0.0, is_slow=False), 0.0)
         self._measured: Sequence[str] = ()
         self._not_measured: Mapping[str, str] = {}
+        self._notes: Sequence[str] = ()
         self._pid = os.getpid()
         self._faults.guard(self._arm, probe)
         self._close_at_exit = _closing_at_exit(weakref.ref(self))
@@ -234,6 +244,7 @@ class Monitor:
             attentions=self._attention_names,
             measured=self._measured,
             not_measured=self._not_measured,
+            notes=self._notes,
             server=self._server,
             delivery=self._outbox.stats(),
             gap=self._cadence.gap,
@@ -290,7 +301,7 @@ class Monitor:
         given = ({} if loss is None else {"loss": loss}) | dict(scalars)
         own = {"overhead_ratio": self._overhead_ratio(), "contained_faults": float(self._faults.count)}
         sample = Sample(reading, own | given, self._step, self._faults.contain, spans)
-        self._measured, self._not_measured = sample.names, probe.not_measured
+        self._measured, self._not_measured, self._notes = sample.names, probe.not_measured, probe.notes
         self._outbox.put(sample.to_frame)
 
         if before.sample is not None and before.sample.has_agreed:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
+import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from tsemon.errors import InvalidArgument, NoBlocksFound
@@ -99,12 +104,40 @@ def is_compiled(module: nn.Module) -> bool:
 
 def runs_compiled(module: nn.Module) -> bool:
     """Whether a call of this very module runs compiled."""
-    own_forward = vars(module).get("forward")
-    return bool(
-        getattr(module, "_compiled_call_impl", None)
-        or hasattr(module, "_orig_mod")
-        or hasattr(own_forward, "_torchdynamo_orig_callable")
+    own = vars(module)
+    return not _eager.is_forced and bool(
+        own.get("_compiled_call_impl")
+        or "_orig_mod" in own.get("_modules", ())
+        or hasattr(own.get("forward"), "_torchdynamo_orig_callable")
     )
+
+
+def compiled_around(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """What `torch.compile` has made of these modules, wherever it is kept."""
+    if (dynamo := sys.modules.get("torch._dynamo")) is None:
+        return []
+    wrappers = [found for found in gc.get_objects() if issubclass(type(found), dynamo.OptimizedModule)]
+    inside = [(module, wrapper) for wrapper in wrappers for module in modules if wrapper._orig_mod is module]
+    return [wrapper for _, wrapper in inside if wrapper not in modules]
+
+
+class _Eager(threading.local):
+    is_forced = False
+
+
+_eager = _Eager()
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Run what is compiled as it was written, on all threads: nothing is compiled for it, and no graph changes."""
+    _eager.is_forced = True
+    try:
+        # Without dynamo nothing is compiled; to import it takes seconds.
+        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+            yield
+    finally:
+        _eager.is_forced = False
 
 
 def _stacks(module: nn.Module) -> Iterator[nn.Module]:

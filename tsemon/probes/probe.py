@@ -10,14 +10,19 @@ from torch import Tensor, nn
 
 from tsemon.probes.activations import ActivationProbe
 from tsemon.probes.attention import AttentionProbe
-from tsemon.probes.discovery import Block, path_to_gate, runs_compiled
+from tsemon.probes.discovery import Block, compiled_around, is_compiled, path_to_gate, runs_compiled
+from tsemon.probes.extra_pass import ExtraPass
+from tsemon.probes.held import HeldBatch, ProbeBatch
 from tsemon.probes.hooks import Guard, Hooks, Span
 from tsemon.probes.padding import Padding
 from tsemon.probes.parameters import ParameterProbe
 from tsemon.probes.part import Part, Partial, Reading
 from tsemon.probes.ranks import Ranks
+from tsemon.probes.saturation import SaturationProbe
 
 AGREED = "agreed"
+MAX_SEARCHES = 3
+"""Samples after which nothing that was compiled later is looked for any more."""
 V = TypeVar("V")
 
 
@@ -27,6 +32,8 @@ class Probe:
     Two sets of hooks. The outer ones, from `arm` to `disarm`, watch the optimizer and the gate: the module that holds all
     blocks. When a training pass comes through the gate, the inner ones go into the blocks, for that pass alone. So an
     evaluation between two steps meets no hook inside the blocks, and of several micro-batches only the first is measured.
+
+    Where blocks run compiled the inner hooks would not fire, so they go in for an extra pass over a held batch instead.
     """
 
     def __init__(
@@ -38,6 +45,7 @@ class Probe:
         *,
         depth: int | None = None,
         ranks: Ranks | None = None,
+        probe_batch: ProbeBatch | None = None,
     ) -> None:
         depth = len(blocks) if depth is None else depth
         self._blocks = blocks
@@ -47,17 +55,25 @@ class Probe:
         self._ranks = ranks
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._guard = Guard(on_fault, self._device)
-        self._outer, self._inner = Hooks(self._guard), Hooks(self._guard)
+        self._outer, self._inner, self._extra = (Hooks(self._guard) for _ in range(3))
         self._padding = Padding(num_stacks=1 + max(block.stack for block in blocks))
+        self._held = HeldBatch(model, probe_batch, can_cut=not any(block.tokens_first for block in blocks))
+        self._plain_pass, self._scaled_pass = ExtraPass(self._held), ExtraPass(self._held)
+        self._is_in_extra_pass = self._is_hidden = False
+        self._num_searches = 0
         self._activations = ActivationProbe(blocks, depth, self._padding)
+        self._saturation = SaturationProbe(model, blocks, depth, self._padding)
         self._parts: dict[str, Part] = {
             "activations": self._activations,
             "attention": AttentionProbe(blocks, depth, self._padding),
             "parameters": ParameterProbe(model, blocks, depth, optimizers, ranks),
+            "saturation": self._saturation,
         }
         self._saw_train_mode: bool | None = None
         self.not_measured: dict[str, str] = {}
         """Metric to the reason why the last sampled step lacks it, in whole or in part."""
+        self.notes: list[str] = []
+        """What to know about the values of the last sampled step."""
 
     @property
     def cost_s(self) -> float:
@@ -73,8 +89,9 @@ class Probe:
         self._saw_train_mode = None
         for part in self._parts.values():
             part.wanted = frozenset(part.METRICS) & frozenset(wanted)
-        if any(part.wanted for part in self._listening()):
+        if self._saturation.wanted or any(part.wanted for part in self._listening()):
             for module in self._path:
+                self._hold_inputs(module)
                 self._outer.before(module, self._padding.read)
             if self._is_gate_called:
                 self._outer.before(self._gate, self._open)
@@ -89,6 +106,7 @@ class Probe:
         """Take every hook out again, and let go of what was seen."""
         try:
             self._inner.remove()
+            self._extra.remove()
         finally:
             self._outer.remove()
         self._forget()
@@ -100,7 +118,8 @@ class Probe:
         to_agree: numbers of which all ranks should know the largest.
         """
         reading = Reading()
-        self.not_measured = {}
+        self.not_measured, self.notes = {}, []
+        self._pass_again()
         partials: dict[str, Partial] = {}
         if self._ranks is not None:
             partials[AGREED] = Partial(torch.tensor(to_agree, dtype=torch.float64), "max")
@@ -115,6 +134,7 @@ class Probe:
             if part.wanted:
                 self._guard.run(self._finish, name, part, sums, reading)
         self._guard.run(self._check_gate)
+        self._guard.run(self._find_compiled)
         return reading
 
     def _gather(self, name: str, part: Part, partials: dict[str, Partial]) -> None:
@@ -133,12 +153,69 @@ class Probe:
         why = part.why_missing(self._why_unseen())
         self.not_measured |= {metric: reason for metric, reason in why.items() if metric in part.wanted}
 
+    def _hold_inputs(self, module: nn.Module) -> None:
+        """Take the inputs of the module, the outermost that is called, when a training pass comes through it."""
+
+        def take(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._guard.is_grad_enabled:
+                self._held.take(module, args, kwargs)
+
+        if getattr(module, "_compiled_call_impl", None) is None:
+            self._outer.before(module, take)
+        else:
+            self._outer.before_compiled(module, take)
+
+    def _pass_again(self) -> None:
+        """Run the model on the held batch where that is the only way to what is wanted."""
+        self._is_hidden = self._runs_compiled() or (self._held.is_given and self._saw_train_mode is None)
+        is_worth_it = self._is_hidden and any(part.wanted for part in self._listening())
+        if not (is_worth_it or self._saturation.wanted):
+            return
+        plain, scaled = self._plain_pass, self._scaled_pass
+        self._is_in_extra_pass = True
+        try:
+            self._guard.contain(plain.run, self._begin_plain)
+            if self._saturation.wanted and plain.why_not is None:
+                self._guard.contain(scaled.run, self._begin_scaled, self._saturation.scale)
+        finally:
+            self._is_in_extra_pass = False
+            self._extra.remove()
+            self._inner.remove()
+            self._padding.forget()
+        self._saturation.why_not = plain.why_not or scaled.why_not
+        if is_worth_it and plain.why_not is None:
+            self.notes.append(
+                "activations and attention are of an extra pass, eager and in eval mode, over "
+                f"{self._held.num_sequences} held sequences, not of the current batch: the model runs compiled"
+            )
+
+    def _begin_plain(self) -> None:
+        self._extra.remove()
+        if self._saturation.wanted:
+            self._saturation.listen_to_plain(self._extra)
+        if self._is_hidden:
+            self._listen()
+
+    def _begin_scaled(self) -> None:
+        self._extra.remove()
+        self._saturation.listen_to_scaled(self._extra)
+
+    def _runs_compiled(self) -> bool:
+        return any(map(runs_compiled, self._path)) or any(is_compiled(block.module) for block in self._blocks)
+
+    def _find_compiled(self) -> None:
+        """A model that was compiled after it was attached is called by a module that nobody has told us of."""
+        if self._saw_train_mode is None and self._held.inputs is None and self._num_searches < MAX_SEARCHES:
+            self._num_searches += 1
+            self._path = [*compiled_around(self._path), *self._path]
+
     def _check_gate(self) -> None:
         # Some call the blocks without their owner's forward, from a training_step for one. Then the first block is the
         # gate from now on, unless hooks there between passes would disable its fast path, or be compiled.
         first = self._blocks[0].module
         if (
             self._saw_train_mode is None
+            and not self._is_hidden
             and not isinstance(first, nn.TransformerEncoderLayer)
             and not runs_compiled(first)
         ):
@@ -157,9 +234,12 @@ class Probe:
         # takes its place. (Who trains in eval mode, to be rid of dropout, makes no other.)
         is_first = self._saw_train_mode is None
         is_better = self._saw_train_mode is False and gate.training
-        if not self._guard.is_grad_enabled or not (is_first or is_better) or runs_compiled(gate):
+        if not self._guard.is_grad_enabled or not (is_first or is_better) or self._runs_compiled():
             return
         self._saw_train_mode = gate.training
+        self._listen()
+
+    def _listen(self) -> None:
         self._inner.remove()
         for part in self._listening():
             part.forget()
@@ -175,12 +255,14 @@ class Probe:
     def _close(self, gate: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._inner.remove()
         self._padding.forget()
-        if output is None:  # the pass failed half way; it may be tried again
+        if output is None and not self._is_in_extra_pass:  # the pass failed half way; it may be tried again
             self._saw_train_mode = None
             for part in self._listening():
                 part.forget()
 
     def _why_unseen(self) -> str:
+        if self._is_hidden and self._plain_pass.why_not is not None:
+            return self._plain_pass.why_not
         if self._saw_train_mode is None:
             return (
                 f"no training pass came through {type(self._gate).__name__}, which holds the blocks, since the last call of "
