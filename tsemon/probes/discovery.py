@@ -94,7 +94,9 @@ def may_take_fast_path(module: nn.Module) -> bool:
 
     It may where nothing trains: in eval mode, without parameters that want a gradient.
     """
-    return not module.training and not any(parameter.requires_grad for parameter in module.parameters())
+    if module.training or not torch.backends.mha.get_fastpath_enabled():
+        return False
+    return not any(parameter.requires_grad for parameter in module.parameters())
 
 
 def is_compiled(module: nn.Module) -> bool:

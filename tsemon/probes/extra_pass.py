@@ -36,7 +36,7 @@ class ExtraPass:
         """Why the last pass that was asked for did not come about."""
 
     def run(self, prepare: Callable[[], None], scale: float = 1.0) -> None:
-        """Run the model with all parameters times `scale`; `prepare` is called before each try.
+        """Run the model with all parameters times `scale`; `prepare` may hook it, and is called for each try.
 
         Raises what the model raises, unless the whole batch runs where its beginning did not.
         """
@@ -45,8 +45,7 @@ class ExtraPass:
         self.why_not = _why_impossible(self._held)
         while self.why_not is None:
             try:
-                prepare()
-                self._pass(scale)
+                self._pass(prepare, scale)
                 return
             except Exception as error:
                 # What does not fit into memory will not fit in larger.
@@ -54,10 +53,11 @@ class ExtraPass:
                     self._fail(error)
                     raise
 
-    def _pass(self, scale: float) -> None:
+    def _pass(self, prepare: Callable[[], None], scale: float) -> None:
         model, inputs = self._held.module, self._held.inputs
         if inputs is not None:
             with _undisturbed(model), unchanged(model, scale):
+                prepare()
                 copied = inputs.map(Tensor.clone)
                 model(*copied.args, **copied.kwargs)
             self._held.accept()
@@ -66,8 +66,7 @@ class ExtraPass:
         self._num_failures += 1
         next_time = "given up" if self._num_failures == MAX_FAILURES else "the next sample tries again"
         self.why_not = (
-            f"an extra pass in eval mode over {self._held.num_sequences} held sequences raised {type(error).__name__}: "
-            f"{error} ({next_time})"
+            f"an extra pass in eval mode over {self._held} raised {type(error).__name__}: {error} ({next_time})"
         )
 
 

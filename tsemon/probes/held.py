@@ -70,9 +70,9 @@ class HeldBatch:
         """What to run the module on. A forward may spoil its inputs, so it gets copies."""
         return self._candidates[0] if self._candidates else None
 
-    @property
-    def num_sequences(self) -> int:
-        return (self.inputs.batch_size if self.inputs else None) or 1
+    def __str__(self) -> str:
+        size = self.inputs.batch_size if self.inputs is not None and self._can_cut else None
+        return "a held batch" if size is None else f"{size} held sequences"
 
     def take(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the beginning of a module's inputs, unless what is held is as good: it stays the same for the whole run."""

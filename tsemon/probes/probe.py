@@ -185,8 +185,8 @@ class Probe:
         self._saturation.why_not = plain.why_not or scaled.why_not
         if is_worth_it and plain.why_not is None:
             self.notes.append(
-                "activations and attention are of an extra pass, eager and in eval mode, over "
-                f"{self._held.num_sequences} held sequences, not of the current batch: the model runs compiled"
+                f"activations and attention are of an extra pass, eager and in eval mode, over {self._held}, not of the "
+                "current batch: the model runs compiled"
             )
 
     def _begin_plain(self) -> None:
@@ -266,7 +266,8 @@ class Probe:
         if self._saw_train_mode is None:
             return (
                 f"no training pass came through {type(self._gate).__name__}, which holds the blocks, since the last call of "
-                "monitor.step() (is the model compiled, or called by another name than forward?)"
+                "monitor.step() (is the model compiled? Attach what torch.compile returned, or give attach(..., "
+                "probe_batch=...). Or is it called by another name than forward?)"
             )
         return "hooks in the blocks did not fire (are they compiled, or frozen in eval mode?)"
 
