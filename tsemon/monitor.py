@@ -87,7 +87,8 @@ def attach(
     if on_alert is not None and not callable(on_alert):
         raise InvalidArgument(f"on_alert is called with an alert, so it must be callable, got {on_alert!r}")
     chosen = chosen_measures(measures)
-    check_probe_batch(probe_batch)
+    if probe_batch is not None:
+        check_probe_batch(probe_batch)
     cadence = Cadence(every, budget)
     found = find_blocks(
         model,

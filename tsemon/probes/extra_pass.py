@@ -71,7 +71,8 @@ class ExtraPass:
 
 
 def _why_impossible(held: HeldBatch) -> str | None:
-    if any(_is_sharded(parameter) for parameter in held.module.parameters()):
+    modules = {type(module).__name__ for module in held.module.modules()}
+    if "FullyShardedDataParallel" in modules or any(map(_is_sharded, held.module.parameters())):
         return "its parameters are sharded over processes, so an extra pass would have to gather them"
     if any(isinstance(module, torch.jit.ScriptModule) for module in held.module.modules()):
         return "parts of it are TorchScript, which an extra pass could not put back as it was"
@@ -84,8 +85,8 @@ def _why_impossible(held: HeldBatch) -> str | None:
 
 
 def _is_sharded(parameter: Tensor) -> bool:
-    """FSDP2 and tensor parallelism, DeepSpeed, FSDP1."""
-    return hasattr(parameter, "to_local") or hasattr(parameter, "ds_id") or hasattr(parameter, "_is_flat_param")
+    """By FSDP2 and tensor parallelism, or by DeepSpeed."""
+    return hasattr(parameter, "to_local") or hasattr(parameter, "ds_id")
 
 
 @contextmanager
@@ -102,8 +103,8 @@ def unchanged(model: nn.Module, scale: float = 1.0) -> Iterator[None]:
             own["_parameters"] = Copies(was["_parameters"], scale)
             own["_buffers"] = {name: _copied_once(buffer, buffers) for name, buffer in was["_buffers"].items()}
             own["training"] = False
-            for name, value in was.items():  # weights that have a second name, as those of recurrent layers
-                if isinstance(value, list | tuple) and any(isinstance(item, nn.Parameter) for item in value):
+            for name, value in was.items():  # recurrent layers have a list of their weights, too
+                if isinstance(value, list) and any(isinstance(item, nn.Parameter) for item in value):
                     own[name] = [_times(item, scale) if isinstance(item, nn.Parameter) else item for item in value]
         yield
     finally:

@@ -70,13 +70,18 @@ class HeldBatch:
         """What to run the module on. A forward may spoil its inputs, so it gets copies."""
         return self._candidates[0] if self._candidates else None
 
+    @property
+    def is_final(self) -> bool:
+        """Whether no other batch would be better: one in eval mode may be of an evaluation."""
+        return bool(self._candidates) and self._is_of_training
+
     def __str__(self) -> str:
         size = self.inputs.batch_size if self.inputs is not None and self._can_cut else None
         return "a held batch" if size is None else f"{size} held sequences"
 
     def take(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the beginning of a module's inputs, unless what is held is as good: it stays the same for the whole run."""
-        if type(module).__name__ in PARALLEL or (self._candidates and (self._is_of_training or not module.training)):
+        if type(module).__name__ in PARALLEL or self.is_final or (self._candidates and not module.training):
             return
         self.module, self._is_of_training, self._has_run = unwrapped(module), module.training, False
         parameter = next((p for p in module.parameters() if p.is_floating_point()), None)
@@ -110,16 +115,14 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module
 
 
-def check_probe_batch(given: Any) -> ProbeBatch | None:
+def check_probe_batch(given: Any) -> None:
     """Raises InvalidArgument for what cannot be a model's input."""
-    if given is None or isinstance(given, Tensor | tuple | Mapping):
-        if given is not None:
-            _as_inputs(given).map(lambda tensor: tensor)
-        return given
-    raise InvalidArgument(
-        "probe_batch is a tensor, a tuple of positional arguments, or a dict of keyword arguments of the model, got "
-        f"{type(given).__name__}"
-    )
+    if not isinstance(given, Tensor | tuple | Mapping):
+        raise InvalidArgument(
+            "probe_batch is a tensor, a tuple of positional arguments, or a dict of keyword arguments of the model, got "
+            f"{type(given).__name__}"
+        )
+    _as_inputs(given).map(lambda tensor: tensor)
 
 
 def _as_inputs(given: ProbeBatch) -> Inputs:

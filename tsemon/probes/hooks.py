@@ -83,6 +83,12 @@ class Hooks:
         """Call hook(module, args, kwargs) before the module's forward."""
         self._handles.append(module.register_forward_pre_hook(Guarded(self, hook), with_kwargs=True))
 
+    def before_compiled(self, module: nn.Module, hook: Callable[..., None]) -> None:
+        """The same for a module that was compiled in place: its own hooks are inside the graph, or left out of it."""
+        called = CalledCompiled(module, Guarded(self, hook))
+        module._compiled_call_impl = called
+        self._called.append((module, called))
+
     def after(self, module: nn.Module, hook: Callable[..., None], *, always: bool = False) -> None:
         """Call hook(module, args, kwargs, output) after the module's forward; `always`: also when that raised."""
         guarded = Guarded(self, hook)
@@ -98,15 +104,6 @@ class Hooks:
             forward = module.forward = ForwardWithin(module)
         forward.contexts.append(context)
         self._within.append((module, context))
-
-    def before_compiled(self, module: nn.Module, hook: Callable[..., None]) -> None:
-        """Call hook(module, args, kwargs) before each call of a module that was compiled in place.
-
-        Its own hooks are inside the graph, or left out of it.
-        """
-        called = CalledCompiled(module, Guarded(self, hook))
-        module._compiled_call_impl = called
-        self._called.append((module, called))
 
     def around_step(
         self, optimizer: torch.optim.Optimizer, before: Callable[..., None], after: Callable[..., None]

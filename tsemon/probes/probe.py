@@ -59,7 +59,7 @@ class Probe:
         self._padding = Padding(num_stacks=1 + max(block.stack for block in blocks))
         self._held = HeldBatch(model, probe_batch, can_cut=not any(block.tokens_first for block in blocks))
         self._plain_pass, self._scaled_pass = ExtraPass(self._held), ExtraPass(self._held)
-        self._is_in_extra_pass = self._is_hidden = False
+        self._is_open = self._is_hidden = self._has_stood_in = False
         self._num_searches = 0
         self._activations = ActivationProbe(blocks, depth, self._padding)
         self._saturation = SaturationProbe(model, blocks, depth, self._padding)
@@ -86,16 +86,17 @@ class Probe:
 
     def arm(self, wanted: Collection[str]) -> None:
         """Watch the next step for these metrics."""
-        self._saw_train_mode = None
+        self._saw_train_mode, self._is_open = None, False
         for part in self._parts.values():
             part.wanted = frozenset(part.METRICS) & frozenset(wanted)
         if self._saturation.wanted or any(part.wanted for part in self._listening()):
             for module in self._path:
-                self._hold_inputs(module)
                 self._outer.before(module, self._padding.read)
+            if not self._held.is_final:
+                self._hold_inputs()
             if self._is_gate_called:
                 self._outer.before(self._gate, self._open)
-                self._outer.after(self._gate, self._close, always=True)
+                self._outer.after(self._gate, self._close)
             else:
                 self._outer.before(self._blocks[0].module, self._open_at_first_block)
         for part in self._parts.values():
@@ -119,6 +120,7 @@ class Probe:
         """
         reading = Reading()
         self.not_measured, self.notes = {}, []
+        self._guard.run(self._drop_failed_pass)
         self._pass_again()
         partials: dict[str, Partial] = {}
         if self._ranks is not None:
@@ -153,17 +155,22 @@ class Probe:
         why = part.why_missing(self._why_unseen())
         self.not_measured |= {metric: reason for metric, reason in why.items() if metric in part.wanted}
 
-    def _hold_inputs(self, module: nn.Module) -> None:
-        """Take the inputs of the module, the outermost that is called, when a training pass comes through it."""
+    def _hold_inputs(self) -> None:
+        """Take the inputs of the outermost module through which a training pass comes."""
 
-        def take(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._guard.is_grad_enabled:
                 self._held.take(module, args, kwargs)
 
-        if getattr(module, "_compiled_call_impl", None) is None:
-            self._outer.before(module, take)
-        else:
-            self._outer.before_compiled(module, take)
+        for module in self._path:
+            if getattr(module, "_compiled_call_impl", None) is None:
+                self._outer.before(module, take)
+            elif self._held.inputs is not None or not self._has_stood_in:
+                # Where a function around it is compiled, too, that compiles it again. So if it was in vain: never again.
+                self._has_stood_in = True
+                self._outer.before_compiled(module, take)
+            if runs_compiled(module):
+                return  # what is inside is traced
 
     def _pass_again(self) -> None:
         """Run the model on the held batch where that is the only way to what is wanted."""
@@ -172,13 +179,11 @@ class Probe:
         if not (is_worth_it or self._saturation.wanted):
             return
         plain, scaled = self._plain_pass, self._scaled_pass
-        self._is_in_extra_pass = True
         try:
             self._guard.contain(plain.run, self._begin_plain)
             if self._saturation.wanted and plain.why_not is None:
                 self._guard.contain(scaled.run, self._begin_scaled, self._saturation.scale)
         finally:
-            self._is_in_extra_pass = False
             self._extra.remove()
             self._inner.remove()
             self._padding.forget()
@@ -230,6 +235,7 @@ class Probe:
             part.forget()
 
     def _open(self, gate: nn.Module, *_: Any) -> None:
+        self._drop_failed_pass()
         # Without gradients it is an evaluation. With them, one in eval mode may be, too: the first pass in train mode
         # takes its place. (Who trains in eval mode, to be rid of dropout, makes no other.)
         is_first = self._saw_train_mode is None
@@ -237,6 +243,7 @@ class Probe:
         if not self._guard.is_grad_enabled or not (is_first or is_better) or self._runs_compiled():
             return
         self._saw_train_mode = gate.training
+        self._is_open = self._is_gate_called
         self._listen()
 
     def _listen(self) -> None:
@@ -253,9 +260,17 @@ class Probe:
             self._activations.take_input(args, kwargs)  # too late for a hook of its own
 
     def _close(self, gate: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._is_open = False
         self._inner.remove()
         self._padding.forget()
-        if output is None and not self._is_in_extra_pass:  # the pass failed half way; it may be tried again
+
+    def _drop_failed_pass(self) -> None:
+        """Forget a pass that came to no end; it may be tried again.
+
+        Known only afterwards: a hook that is called in any case is one that dynamo compiles anew for.
+        """
+        if self._is_open:
+            self._close(self._gate, (), {}, None)
             self._saw_train_mode = None
             for part in self._listening():
                 part.forget()

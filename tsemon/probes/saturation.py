@@ -110,9 +110,13 @@ class SaturationProbe(Part):
 
     def _compare(self, entry: int, scaled_RD: Tensor, is_none_R: Tensor | None) -> None:
         cosine_R = saturation(self._plain_RD[entry][:, None], scaled_RD[:, None])  # of one token each
+        has_overflowed_R = ~scaled_RD.isfinite().all(dim=-1)
         if is_none_R is not None:
             cosine_R = cosine_R.masked_fill(is_none_R, torch.nan)
-        self._sums[entry] = counted("saturation", cosine_R)
+            has_overflowed_R = has_overflowed_R & ~is_none_R
+        sums = counted("saturation", cosine_R)
+        # Without the tokens that have overflowed it would be the mean of the tame ones.
+        self._sums[entry] = sums | {"saturation": sums["saturation"].masked_fill(has_overflowed_R.any(), torch.nan)}
 
 
 Take = Callable[[int, Tensor, Tensor | None], None]

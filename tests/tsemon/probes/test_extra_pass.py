@@ -158,6 +158,16 @@ class TestACompiledModel:
         assert torch.equal(watched[1], alone[1])
         assert watched[2] == alone[2]
 
+    @pytest.mark.parametrize("compile_model", [whole, in_place])
+    def test_whose_blocks_are_further_inside_keeps_its_graph(self, compile_model):
+        """The gate, which has hooks, is traced."""
+        backend = Counting()
+        model = compile_model(zoo.gpt2()[0], backend=backend)
+        probe = probe_of(model)
+        for _ in range(4):
+            assert "token_similarity" in sample(probe, lambda: model(zoo.ids()).logits).layers
+        assert backend.num_graphs == 1
+
     def test_of_inductor_is_measured(self):
         eager = language_model()
         model = torch.compile(copy.deepcopy(eager))
@@ -200,6 +210,20 @@ class TestACompiledModel:
         found = sample(given, lambda: compiled(zoo.ids()))
         torch.testing.assert_close(values(found), expected(eager, zoo.ids(2)), equal_nan=True)
         assert "over 2 held sequences" in given.notes[0]
+
+    @pytest.mark.parametrize("is_called_first", [False, True])
+    def test_inside_a_compiled_function_is_compiled_once_more_at_the_most(self, is_called_first):
+        """Compiled twice over, it is traced with the stand-in that waits for its call, and without."""
+        backend = Counting()
+        model = in_place(language_model(), backend=backend, fullgraph=True)
+        compiled = torch.compile(lambda ids: model(ids) * 1, backend=backend, fullgraph=True)
+        if is_called_first:
+            compiled(zoo.ids())
+        probe = probe_of(model)
+        for _ in range(4):
+            sample(probe, lambda: compiled(zoo.ids()))
+        assert backend.num_graphs <= 2
+        assert "probe_batch" in probe.not_measured["token_similarity"]
 
     def test_calls_nothing_of_ours_after_it_was_disarmed(self):
         model = in_place(language_model(), backend="eager")
