@@ -83,7 +83,7 @@ class HeldBatch:
         """Keep the beginning of a module's inputs, unless what is held is as good: it stays the same for the whole run."""
         if type(module).__name__ in PARALLEL or self.is_final or (self._candidates and not module.training):
             return
-        self.module, self._is_of_training, self._has_run = unwrapped(module), module.training, False
+        self.module, self._is_of_training, self._has_run = unwrapped(module), unwrapped(module).training, False
         parameter = next((p for p in module.parameters() if p.is_floating_point()), None)
         self._candidates = []
         try:

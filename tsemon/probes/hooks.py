@@ -89,10 +89,9 @@ class Hooks:
         module._compiled_call_impl = called
         self._called.append((module, called))
 
-    def after(self, module: nn.Module, hook: Callable[..., None], *, always: bool = False) -> None:
-        """Call hook(module, args, kwargs, output) after the module's forward; `always`: also when that raised."""
-        guarded = Guarded(self, hook)
-        self._handles.append(module.register_forward_hook(guarded, with_kwargs=True, always_call=always))
+    def after(self, module: nn.Module, hook: Callable[..., None]) -> None:
+        """Call hook(module, args, kwargs, output) after the module's forward, unless that raised."""
+        self._handles.append(module.register_forward_hook(Guarded(self, hook), with_kwargs=True))
 
     def within(self, module: nn.Module, context: Context) -> None:
         """Run the module's forward within `context()`.

@@ -92,7 +92,7 @@ class Probe:
         if self._saturation.wanted or any(part.wanted for part in self._listening()):
             for module in self._path:
                 self._outer.before(module, self._padding.read)
-            if not self._held.is_final:
+            if not self._held.is_final and (self._saturation.wanted or self._runs_compiled()):
                 self._hold_inputs()
             if self._is_gate_called:
                 self._outer.before(self._gate, self._open)

@@ -211,6 +211,15 @@ class TestACompiledModel:
         torch.testing.assert_close(values(found), expected(eager, zoo.ids(2)), equal_nan=True)
         assert "over 2 held sequences" in given.notes[0]
 
+    def test_keeps_the_graph_of_a_function_around_it_that_was_called_before(self):
+        model, backend = language_model(), Counting()
+        compiled = torch.compile(lambda ids: model(ids) * 1, backend=backend, fullgraph=True)
+        compiled(zoo.ids())
+        probe = probe_of(model)
+        for _ in range(3):
+            sample(probe, lambda: compiled(zoo.ids()))
+        assert backend.num_graphs == 1
+
     @pytest.mark.parametrize("is_called_first", [False, True])
     def test_inside_a_compiled_function_is_compiled_once_more_at_the_most(self, is_called_first):
         """Compiled twice over, it is traced with the stand-in that waits for its call, and without."""
