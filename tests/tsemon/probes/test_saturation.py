@@ -221,6 +221,14 @@ class TestSaturation:
         found, _ = measured(compiled, lambda: compiled(zoo.ids()))
         assert torch.equal(found.layers["saturation"], eager.layers["saturation"])
 
+    def test_reads_nothing_back_from_the_device(self):
+        """On `meta` nothing has a value, so whatever would wait for the device raises."""
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, device="meta")
+        model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        x_BTD, mask_BT = torch.empty(4, 12, 32, device="meta"), torch.empty(4, 12, dtype=torch.bool, device="meta")
+        reading, _ = measured(model, lambda: model(x_BTD, src_key_padding_mask=mask_BT))
+        assert reading.layers["saturation"].device.type == "meta"
+
     def test_needs_memory_for_the_scaled_weights_of_one_layer(self, monkeypatch):
         model, forward = zoo.our_language_model()
         probe = probe_of(model)
