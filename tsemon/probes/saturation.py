@@ -21,9 +21,9 @@ from tsemon.probes.part import Part, Partial, Reading, counted, mean, stacked
 MAX_TOKENS = 64
 """Tokens compared per layer at the most, evenly spread over those of the held sequences that are no padding."""
 SCALE, HALF_SCALE = 1024.0, 8.0
-"""Powers of two, so that scaling rounds nothing. A pre-norm block's scores grow with the fourth power of the scale (norm
-and projection, of queries and of keys), what it adds to the residual stream with the third: 8^4 is all that float16 has
-room for, 65504, beside scores of 16."""
+"""Powers of two, so that scaling rounds nothing. A block's scores grow with the fourth power of the scale (norm and
+projection, of queries and of keys), what it adds to the residual stream with the third, or where it is gated with the
+fifth. Float16 ends at 65504: 8^5 leaves room for sums of 2, and 16 overflowed a Llama 256 wide."""
 
 
 class SaturationProbe(Part):
@@ -35,12 +35,15 @@ class SaturationProbe(Part):
         self._blocks = blocks
         self._depth = depth
         self._padding = padding
-        dtypes = {parameter.dtype for parameter in model.parameters()}
-        self.scale = HALF_SCALE if torch.float16 in dtypes else SCALE
+        self._model = model
         self.why_not: str | None = None
         """Why the passes did not come about."""
         self._plain_RD: dict[int, Tensor] = {}
         self._sums: dict[int, dict[str, Tensor]] = {}
+
+    @property
+    def scale(self) -> float:
+        return HALF_SCALE if any(p.dtype == torch.float16 for p in self._model.parameters()) else SCALE
 
     def forget(self) -> None:
         self._plain_RD, self._sums = {}, {}
