@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.service import ServiceProcess
-from tsemon.catalogue import CATALOGUE
 
 ROOT = Path(__file__).parent.parent
 
@@ -42,34 +41,49 @@ def test_every_example_runs(path, tmp_path, service):
     assert run([path], tmp_path, service)
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/quickstart.md"])
-def test_every_python_snippet_runs_in_order(document, tmp_path, service):
-    """In one program, after the model, optimizer, batches and train_step that every reader has."""
+PRELUDE = (
+    "import torch\n"
+    "from tests import zoo\n"
+    "model, forward = zoo.gpt2()\n"
+    "optimizer = torch.optim.AdamW(model.parameters())\n"
+    "loader = range(5)\n"
+    "def train_step(model, optimizer, batch):\n"
+    "    loss = forward().square().mean(); loss.backward(); optimizer.step(); optimizer.zero_grad(); return loss\n"
+)
+PRELUDE_OF_INTEGRATIONS = (
+    "import torch\n"
+    "from lightning.pytorch import LightningModule\n"
+    "from tests import zoo\n"
+    "model = zoo.gpt2()[0]\n"
+    "optimizer = torch.optim.AdamW(model.parameters())\n"
+    "dataset = [{'input_ids': tokens, 'labels': tokens} for tokens in zoo.ids(10)]\n"
+    "loader = torch.utils.data.DataLoader(dataset, batch_size=2)\n"
+    "class Module(LightningModule):\n"
+    "    def __init__(self): super().__init__(); self.model = zoo.gpt2()[0].train()\n"
+    "    def training_step(self, batch): return self.model(**batch).loss\n"
+    "    def configure_optimizers(self): return torch.optim.AdamW(self.parameters())\n"
+    "module = Module()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("document", "prelude"),
+    [("README.md", PRELUDE), ("docs/quickstart.md", PRELUDE), ("docs/integrations.md", PRELUDE_OF_INTEGRATIONS)],
+    ids=["README", "quickstart", "integrations"],
+)
+def test_every_python_snippet_runs_in_order(document, prelude, tmp_path, service):
+    """In one program, after the model, the optimizer and the data that every reader has."""
     snippets = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
     assert snippets
-    prelude = (
-        "import torch\n"
-        "from tests import zoo\n"
-        "model, forward = zoo.gpt2()\n"
-        "optimizer = torch.optim.AdamW(model.parameters())\n"
-        "loader = range(5)\n"
-        "def train_step(model, optimizer, batch):\n"
-        "    loss = forward().square().mean(); loss.backward(); optimizer.step(); optimizer.zero_grad(); return loss\n"
-    )
     program = tmp_path / "snippets.py"
     program.write_text(prelude + "\n".join(snippets).replace("http://127.0.0.1:8731", service.url))
     run([program], tmp_path, service)
 
 
-class TestEveryMetricHasItsPlace:
-    def test_in_the_table_of_measures(self):
-        table = (ROOT / "docs/measures.md").read_text()
-        missing = [metric.name for metric in CATALOGUE if f"| `{metric.name}` | {metric.axis} |" not in table]
-        assert missing == []
+def test_the_tables_of_measures_are_those_of_the_catalogue():
+    from scripts.measures_page import PAGE, page
 
-    def test_and_the_table_names_no_other(self):
-        rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", (ROOT / "docs/measures.md").read_text(), re.MULTILINE)
-        assert sorted(rows) == sorted((metric.name, metric.axis) for metric in CATALOGUE)
+    assert PAGE.read_text() == page(PAGE.read_text()), "run python scripts/measures_page.py"
 
 
 def test_the_documents_link_to_files_that_exist():

@@ -19,15 +19,18 @@ COMMON = {"tsemon.catalogue", "tsemon.wire", "tsemon.errors"}
 # Who imports whom, ours and others', besides the standard library, COMMON and its own unit. Who is not named here
 # imports nothing else.
 PICTURE = {
-    "tsemon": "tsemon.monitor",
+    "tsemon": "tsemon.monitor tsemon.status",
     "tsemon.__main__": "tsemon.cli",
-    "tsemon.monitor": "torch tsemon.probes tsemon.transport tsemon.schedule tsemon.sample tsemon.faults tsemon.registration",
+    "tsemon.monitor": "torch tsemon.probes tsemon.transport tsemon.schedule tsemon.sample tsemon.status "
+    "tsemon.faults tsemon.registration",
     "tsemon.registration": "torch",
     "tsemon.sample": "torch tsemon.probes",
+    "tsemon.status": "tsemon.transport",
     "tsemon.probes": "torch tsemon.measures",
     "tsemon.measures": "torch",
     "tsemon.models": "torch",
     "tsemon.train": "torch sklearn tsemon.models",
+    "tsemon.integrations": "torch tsemon transformers lightning accelerate",
     "tsemon.demo": "torch rich tsemon tsemon.train tsemon_client",
     "tsemon.cli": "typer tsemon tsemon.demo tsemon.transport tsemon_server.main tsemon_server.settings",
     "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.ingest tsemon_server.alerts tsemon_server.queries "

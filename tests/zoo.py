@@ -40,6 +40,38 @@ def vit(**kwargs):
     return model, lambda: model(pixels).logits
 
 
+def t5(**kwargs):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    model = T5ForConditionalGeneration(
+        T5Config(vocab_size=100, d_model=32, num_heads=4, d_kv=8, d_ff=64, num_layers=3, **kwargs)
+    )
+    return model, lambda: model(input_ids=ids(), decoder_input_ids=ids()).logits
+
+
+def distilbert(**kwargs):
+    from transformers import DistilBertConfig, DistilBertForMaskedLM
+
+    model = DistilBertForMaskedLM(
+        DistilBertConfig(vocab_size=100, dim=32, n_heads=4, n_layers=3, hidden_dim=64, **kwargs)
+    )
+    return model, lambda: model(ids()).logits
+
+
+def gpt_neox(**kwargs):
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=100, **SIZES, **kwargs))
+    return model, lambda: model(ids()).logits
+
+
+def bloom(**kwargs):
+    from transformers import BloomConfig, BloomForCausalLM
+
+    model = BloomForCausalLM(BloomConfig(vocab_size=100, hidden_size=32, n_head=4, n_layer=3, **kwargs))
+    return model, lambda: model(ids()).logits
+
+
 def torch_encoder():
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64), 3, enable_nested_tensor=False)
     x_TBD = torch.randn(12, 4, 32, generator=torch.Generator().manual_seed(1))
@@ -71,3 +103,71 @@ def our_language_model():
 
 
 MODELS = (bert, gpt2, llama, vit, torch_encoder, torch_decoder, our_vision_transformer, our_language_model)
+
+
+# Models that differ in what some probes look for.
+
+
+def albert(**kwargs):
+    """One block's weights, applied three times."""
+    from transformers import AlbertConfig, AlbertForMaskedLM
+
+    model = AlbertForMaskedLM(AlbertConfig(vocab_size=100, embedding_size=16, **SIZES, **kwargs))
+    return model, lambda: model(ids()).logits
+
+
+def t5():
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    model = T5ForConditionalGeneration(
+        T5Config(vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0)
+    )
+    return model, lambda: model(ids(), decoder_input_ids=ids(tokens=9)).logits
+
+
+def gemma2():
+    """A second norm on what attention and the feed-forward part return, before they meet the residual."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    model = Gemma2ForCausalLM(Gemma2Config(vocab_size=100, head_dim=8, num_key_value_heads=2, **SIZES))
+    return model, lambda: model(ids()).logits
+
+
+def olmo2():
+    """A norm on what they return, and none on what they get; queries and keys are normalised, too."""
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    model = Olmo2ForCausalLM(Olmo2Config(vocab_size=100, num_key_value_heads=4, pad_token_id=0, **SIZES))
+    return model, lambda: model(ids()).logits
+
+
+def qwen3():
+    """Norms inside attention, and heads that are together wider than the model."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=100, head_dim=16, num_key_value_heads=2, **SIZES))
+    return model, lambda: model(ids()).logits
+
+
+def gptj():
+    """Attention and feed-forward part side by side."""
+    from transformers import GPTJConfig, GPTJForCausalLM
+
+    config = GPTJConfig(vocab_size=100, n_embd=32, n_head=4, n_layer=3, rotary_dim=4, bos_token_id=0, eos_token_id=1)
+    model = GPTJForCausalLM(config)
+    return model, lambda: model(ids()).logits
+
+
+def gpt_neox():
+    """The same, each with a norm of its own on the block's input."""
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=100, **SIZES))
+    return model, lambda: model(ids()).logits
+
+
+def mixtral():
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    model = MixtralForCausalLM(MixtralConfig(vocab_size=100, num_local_experts=4, num_key_value_heads=2, **SIZES))
+    return model, lambda: model(ids()).logits

@@ -14,7 +14,8 @@ __version__ = "0.1.0"
 __all__ = ["Alert", "Monitor", "Status", "__version__", "attach"]
 
 if TYPE_CHECKING:
-    from tsemon.monitor import Monitor, Status, attach
+    from tsemon.monitor import Monitor, attach
+    from tsemon.status import Status
 else:
     # The service and the client import this package for its wire format alone: for them, no torch.
     def __getattr__(name):

@@ -124,3 +124,9 @@ class ServerRefused(TsemonError):
     """The service answered, and will not take this request however often it is sent."""
 
     code = "server_refused"
+
+
+class RanksDisagree(TsemonError):
+    """The processes that train one model together do not attach in the same way, or one of them could not."""
+
+    code = "ranks_disagree"

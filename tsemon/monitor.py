@@ -13,10 +13,10 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
 import torch.distributed as dist
@@ -25,16 +25,29 @@ from torch import Tensor, nn
 from tsemon.catalogue import TIERS
 from tsemon.errors import InvalidArgument, SpoolError
 from tsemon.faults import Faults
-from tsemon.probes import Probe, ProbeBatch, Ranks, check_probe_batch, find_blocks
+from tsemon.probes import (
+    Block,
+    Probe,
+    ProbeBatch,
+    Ranks,
+    Reading,
+    Span,
+    agree,
+    arrange,
+    check_probe_batch,
+    find_blocks,
+)
 from tsemon.registration import as_optimizers, chosen_measures, collection, registration
 from tsemon.sample import Sample
-from tsemon.schedule import Cadence, Spent
-from tsemon.transport import HttpDelivery, MemorySpool, Outbox, OutboxStats, SilentOutbox, Spool
+from tsemon.schedule import NUM_WARM_UP, Cadence, Spent
+from tsemon.status import Status
+from tsemon.transport import HttpDelivery, MemorySpool, Outbox, SilentOutbox, Spool
 from tsemon.wire import Alert, RunState
 
 log = logging.getLogger("tsemon")
 
 SPOOL_DIR = ".tsemon"
+T = TypeVar("T")
 
 
 def attach(
@@ -55,6 +68,7 @@ def attach(
     resume: int | None = None,
     spool_dir: str | os.PathLike[str] | None = None,
     process_group: dist.ProcessGroup | None = None,
+    stage: int | None = None,
     probe_batch: ProbeBatch | None = None,
 ) -> Monitor:
     """Watch `model` while it trains; call `step` on the result after every optimizer step.
@@ -66,100 +80,82 @@ def attach(
     budget: tsemon's share of wall time on the training thread, more than 0 and at most 1.
     measures: names of the catalogue, by default all but those that it has on demand only.
     blocks, attention: the transformer blocks in depth order and the self-attention of each, as modules or dotted names,
-        for models where they are not found.
+        for models where they are not found. A block that is applied several times is named once for each.
     on_alert: called from `step`, on the training thread, when an alert fires or resolves. Default: a log line.
     config, tags: kept with the run.
     resume: the step at which training goes on; frames of earlier attempts from there on are hidden.
     spool_dir: where frames wait until the service has them, by default `.tsemon`.
     process_group: processes that train this model together and all call `attach`. Their samples and their shards of the
-        parameters are measured as one, in one collective a sample, and rank 0 of the group sends the frames.
+        parameters are measured as one, in one collective a sample, and rank 0 of the group sends the frames. Ranks that
+        hold blocks of different names are taken for the stages of a pipeline, in the order of ranks.
+    stage: this rank's stage, from 0, in a pipeline whose stages give their blocks the same names.
     probe_batch: a few sequences for the passes that tsemon makes itself, to look into a compiled model and at what
         scaled parameters would give: a tensor, a tuple of positional arguments, or a dict of keyword arguments of
         `model`. By default the first few of the first sampled batch are kept. Such a pass is eager and in eval mode; it
         leaves parameters, buffers, attributes and random states as they were, but your own hooks in the model fire.
 
-    Raises, all of them under TsemonError: NoBlocksFound, InvalidArgument, UnknownMetric (for `measures`), and SpoolError
-    when there is neither a server nor a folder that can be written. Nothing raises after this.
+    Raises, all of them under TsemonError: NoBlocksFound, InvalidArgument, UnknownMetric (for `measures`), SpoolError when
+    there is neither a server nor a folder that can be written, and in every rank of a group where it raises in one.
+    Nothing raises after this.
     """
-    if not isinstance(model, nn.Module):
-        raise InvalidArgument(f"attach() watches a torch.nn.Module, got {type(model).__name__}")
-    optimizers = as_optimizers(optimizer)
-    if on_alert is not None and not callable(on_alert):
-        raise InvalidArgument(f"on_alert is called with an alert, so it must be callable, got {on_alert!r}")
-    chosen = chosen_measures(measures)
-    if probe_batch is not None:
-        check_probe_batch(probe_batch)
-    cadence = Cadence(every, budget)
-    found = find_blocks(
-        model,
-        None if blocks is None else collection("blocks", blocks),
-        None if attention is None else collection("attention", attention),
-    )
-    body = registration(
-        project=project, run=run, config=config, tags=tags, blocks=[block.name for block in found], resume=resume
-    )
     ranks = None if process_group is None else Ranks(process_group)
+    together = _alone if ranks is None else ranks.together
+
+    def check() -> tuple[list[torch.optim.Optimizer], set[str], Cadence, list[Block]]:
+        if not isinstance(model, nn.Module):
+            raise InvalidArgument(f"attach() watches a torch.nn.Module, got {type(model).__name__}")
+        if on_alert is not None and not callable(on_alert):
+            raise InvalidArgument(f"on_alert is called with an alert, so it must be callable, got {on_alert!r}")
+        if stage is not None and (ranks is None or isinstance(stage, bool) or not isinstance(stage, int) or stage < 0):
+            raise InvalidArgument(
+                f"stage is this rank's place in a pipeline, an int >= 0 with process_group=, got {stage!r}"
+            )
+        if probe_batch is not None:
+            check_probe_batch(probe_batch)
+        found = find_blocks(
+            model,
+            None if blocks is None else collection("blocks", blocks),
+            None if attention is None else collection("attention", attention),
+        )
+        # What the ranks agree on comes a sample late.
+        cadence = Cadence(every, budget, num_warm_up=NUM_WARM_UP + (ranks is not None))
+        return as_optimizers(optimizer), chosen_measures(measures), cadence, found
+
+    optimizers, chosen, cadence, found = together(check)
+    names = [block.name for block in found]
+    attention_names = [block.name for block in found if block.attention is not None]
+    if ranks is not None:
+        agree(ranks, every=every, budget=budget, measures=sorted(chosen), resume=resume)
+        stages = arrange(ranks.exchange((stage, names)), ranks.rank)
+        ranks.stage_size, names = stages.size, stages.names
+        found = [replace(block, number=stages.first + block.number) for block in found]
     server = server or os.environ.get("TSEMON_SERVER") or None
     faults = Faults()
-    outbox: Outbox | SilentOutbox = SilentOutbox()
-    if ranks is None or ranks.rank == 0:
+
+    body = together(
+        lambda: registration(project=project, run=run, config=config, tags=tags, blocks=names, resume=resume)
+    )
+
+    def open_outbox() -> Outbox | SilentOutbox:
+        if ranks is not None and ranks.rank > 0:
+            return SilentOutbox()
         delivery = HttpDelivery(server) if server else None
         spool = _open_spool(spool_dir, body, delivery is not None, faults.warn)
-        outbox = Outbox(spool, delivery, on_warning=faults.warn)
+        return Outbox(spool, delivery, on_warning=faults.warn)
+
     return Monitor(
-        Probe(model, optimizers, found, faults.contain, ranks=ranks, probe_batch=probe_batch),
+        Probe(model, optimizers, found, faults.contain, depth=len(names), ranks=ranks, probe_batch=probe_batch),
         cadence,
-        outbox,
+        together(open_outbox),
         faults,
+        ranks=ranks,
         measures=chosen,
         on_alert=on_alert,
         first_step=resume or 0,
-        block_names=[block.name for block in found],
-        attention_names=[block.name for block in found if block.attention is not None],
+        block_names=names,
+        attention_names=attention_names,
         server=server,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Status:
-    """What a monitor does at the moment. `print` it."""
-
-    blocks: Sequence[str]
-    """Names of the blocks that were found, in depth order."""
-    attentions: Sequence[str]
-    """Names of the blocks in which a self-attention was found."""
-    measured: Sequence[str]
-    """Metrics in the last sampled frame."""
-    not_measured: Mapping[str, str]
-    """Metric to the reason why the last sampled frame lacks it, in whole or in part."""
-    notes: Sequence[str]
-    """What to know about the values of the last sampled frame."""
-    server: str | None
-    delivery: OutboxStats
-    gap: int
-    """Steps between two samples."""
-    overhead_ratio: float
-    """tsemon's own share of wall time on the training thread since attach."""
-    faults: Sequence[str]
-    """What went wrong inside tsemon and was contained, the newest last."""
-    num_faults: int
-
-    def __str__(self) -> str:
-        sent = self.delivery
-        lines = [
-            f"blocks       {len(self.blocks)}: {_ends(self.blocks)}",
-            f"attentions   {len(self.attentions)}",
-            f"measured     {', '.join(self.measured) or 'nothing yet'}",
-            *(f"not measured {name}: {reason}" for name, reason in self.not_measured.items()),
-            *(f"note         {note}" for note in self.notes),
-            f"server       {self.server or f'none: frames stay in {sent.spool_folder}'}",
-            f"frames       {sent.num_sent} sent, {sent.num_pending} pending, {sent.num_dropped} dropped",
-            f"cost         {self.overhead_ratio:.2%} of wall time, a sample every {self.gap} steps",
-        ]
-        if sent.last_error:
-            lines.append(f"last error   {sent.last_error}")
-        lines += [f"fault        {fault}" for fault in self.faults]
-        return "\n".join(lines)
 
 
 class _Newest(NamedTuple):
@@ -169,6 +165,8 @@ class _Newest(NamedTuple):
     spent: Spent
     total_cost_s: float
     """Seconds in tsemon on the training thread up to its end."""
+    waited_s: float = 0.0
+    """Seconds in the collective of all ranks."""
 
 
 class Monitor:
@@ -181,6 +179,7 @@ class Monitor:
         outbox: Outbox | SilentOutbox,
         faults: Faults,
         *,
+        ranks: Ranks | None,
         measures: Collection[str],
         on_alert: Callable[[Alert], None] | None,
         first_step: int,
@@ -193,6 +192,7 @@ class Monitor:
         self._cadence = cadence
         self._outbox = outbox
         self._faults = faults
+        self._ranks = ranks
         self._measures = frozenset(measures)
         self._on_alert = on_alert
         self._block_names = block_names
@@ -204,9 +204,9 @@ class Monitor:
         self._last_sample_at = self._attached_at = time.perf_counter()
         self._outside_hooks_s = self._device_s = 0.0
         self._newest = _Newest(None, Spent(0.0, 0.0, is_slow=False), 0.0)
-        self._measured: Sequence[str] = ()
-        self._not_measured: Mapping[str, str] = {}
-        self._notes: Sequence[str] = ()
+        self._measured: set[str] = set()
+        self._not_measured: dict[str, str] = {}
+        self._how: dict[str, str] = {}
         self._pid = os.getpid()
         self._faults.guard(self._arm, probe)
         self._close_at_exit = _closing_at_exit(weakref.ref(self))
@@ -233,6 +233,11 @@ class Monitor:
         self._tell_alerts()
 
     @property
+    def is_sampling(self) -> bool:
+        """Whether the step under way is a sampled one. Who has a scalar that is dear, or to be given once, asks first."""
+        return self._probe is not None and self._step >= self._next_sample
+
+    @property
     def alerts(self) -> list[Alert]:
         """The alerts of this run that fire now, as the service last said."""
         return [alert for alert in self._outbox.alerts() if alert.state == "firing"]
@@ -243,13 +248,14 @@ class Monitor:
         return Status(
             blocks=self._block_names,
             attentions=self._attention_names,
-            measured=self._measured,
-            not_measured=self._not_measured,
-            notes=self._notes,
+            how=dict(self._how),
+            measured=sorted(self._measured),
+            not_measured=dict(self._not_measured),
             server=self._server,
             delivery=self._outbox.stats(),
             gap=self._cadence.gap,
             overhead_ratio=self._overhead_ratio(),
+            sample_s=self._newest.spent.cost_s,
             faults=self._faults.recent,
             num_faults=self._faults.count,
         )
@@ -296,25 +302,55 @@ class Monitor:
         if before.sample is not None:
             self._device_s += before.sample.device_s
             spent = spent._replace(cost_s=max(spent.cost_s, before.sample.device_s))
-        reading = probe.collect(to_agree=(spent.cost_s, spent.step_s))
-        spans = probe.take_spans()
-        probe.disarm()
         given = ({} if loss is None else {"loss": loss}) | dict(scalars)
+        # Of the wait for the slowest rank only what it costs that rank is tsemon's.
+        waited_s = 0.0 if self._ranks is None else self._ranks.waited_s
+        reading = probe.collect(
+            step=self._step,
+            given=given,
+            to_agree=(spent.cost_s, spent.step_s, -before.waited_s, float(before.spent.is_slow)),
+        )
+        waited_s = 0.0 if self._ranks is None else self._ranks.waited_s - waited_s
+        spans = probe.take_spans()
+        self._faults.guard(probe.disarm)
+        given = {name: value for name, value in given.items() if name not in reading.scalars}
         own = {"overhead_ratio": self._overhead_ratio(), "contained_faults": float(self._faults.count)}
-        sample = Sample(reading, own | given, self._step, self._faults.contain, spans)
-        self._measured, self._not_measured, self._notes = sample.names, probe.not_measured, probe.notes
-        self._outbox.put(sample.to_frame)
+        sample = self._packed(reading, own | given, spans)
+        self._remember(probe, sample.names)
+        self._faults.guard(self._outbox.put, sample.to_frame)
 
         if before.sample is not None and before.sample.has_agreed:
-            cost_s, step_s = before.sample.agreed()
-            spent = Spent(cost_s, step_s, before.spent.is_slow)
+            spent = self._agreed(before.sample, spent)
         gap = self._cadence.next_gap(spent)
         now = time.perf_counter()
-        self._outside_hooks_s += (now - start) - (probe.cost_s - in_hooks_s)
+        self._outside_hooks_s += (now - start) - (probe.cost_s - in_hooks_s) - waited_s
         cost_s = self._cost_s - before.total_cost_s
-        self._newest = _Newest(sample, Spent(cost_s, 0.0, is_slow), self._cost_s)
+        self._newest = _Newest(sample, Spent(cost_s, 0.0, is_slow), self._cost_s, waited_s)
         self._last_sample_at = now
         self._last_sample, self._next_sample = self._step, self._step + gap
+
+    def _remember(self, probe: Probe, names: Collection[str]) -> None:
+        """For the status: of metrics that not every sample has, the newest one that had them counts."""
+        self._measured = (self._measured - probe.wanted) | set(names)
+        self._not_measured = {n: why for n, why in self._not_measured.items() if n not in probe.wanted}
+        self._not_measured |= probe.not_measured
+        self._how |= probe.how
+
+    def _packed(self, reading: Reading, given: Mapping[str, Tensor | float], spans: Sequence[Span]) -> Sample:
+        try:
+            return Sample(reading, given, self._step, self._faults.contain, spans)
+        except Exception as error:
+            # What the ranks agreed on is kept whatever else is lost: without it this one would sample other steps.
+            self._faults.contain(error)
+            return Sample(Reading(agreed=reading.agreed), {}, self._step, self._faults.contain)
+
+    def _agreed(self, sample: Sample, spent: Spent) -> Spent:
+        """What the sample before `sample` cost the slowest rank, as all of them know by now."""
+        cost_s, step_s, minus_waited_s, is_slow, num_new = sample.agreed()
+        self._outside_hooks_s -= minus_waited_s
+        if num_new and self._ranks is not None:
+            self._ranks.renew()
+        return Spent(cost_s, step_s, bool(is_slow))
 
     @property
     def _cost_s(self) -> float:
@@ -352,6 +388,10 @@ def _closing_at_exit(monitor: weakref.ref[Monitor]) -> Callable[[], None]:
     return close
 
 
+def _alone(prepare: Callable[[], T]) -> T:
+    return prepare()
+
+
 def _open_spool(
     root: str | os.PathLike[str] | None, registration: Mapping[str, Any], has_server: bool, warn: Callable[[str], None]
 ) -> Spool | MemorySpool:
@@ -368,7 +408,3 @@ def _open_spool(
             raise error if isinstance(error, SpoolError) else SpoolError(f"spool_dir {str(root)!r}: {error}") from error
         warn(f"{error}. Frames wait in memory instead: what the service has not received is lost at exit")
         return MemorySpool(registration, writer)
-
-
-def _ends(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]}, ..., {names[-1]}"

@@ -34,10 +34,11 @@ class Cadence:
     """Every N steps, or as often as a budget allows.
 
     With a budget, the gap to the next sample is what keeps cost / (gap x step time) at the budget, from running averages
-    of both, so it follows a run that becomes faster or slower.
+    of both. When a run becomes faster, one sample comes too early and the next is within the budget again; when it
+    becomes slower, samples are scarce for a few gaps.
     """
 
-    def __init__(self, every: int | None = None, budget: float = 0.01) -> None:
+    def __init__(self, every: int | None = None, budget: float = 0.01, num_warm_up: int = NUM_WARM_UP) -> None:
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
             raise InvalidArgument(f"every is a number of optimizer steps, expected an int of at least 1, got {every!r}")
         if not isinstance(budget, int | float) or not 0 < budget <= 1:
@@ -49,6 +50,7 @@ class Cadence:
         self._cost_s: dict[bool, float | None] = {False: None, True: None}  # by whether the sample is a slow one
         self._step_s: float | None = None
         self._num_samples = 0
+        self._num_warm_up = num_warm_up
         self.gap = every or FIRST_GAP
 
     @property
@@ -59,9 +61,10 @@ class Cadence:
     def next_gap(self, spent: Spent) -> int:
         """Steps from this sample to the next, told what the newest sample cost of which that is known."""
         self._num_samples += 1
-        if self._every is None and self._num_samples > NUM_WARM_UP:
+        if self._every is None and self._num_samples > self._num_warm_up:
             self._cost_s[spent.is_slow] = _blend(self._cost_s[spent.is_slow], spent.cost_s)
-            self._step_s = _blend(self._step_s, spent.step_s)
+            # Faster steps are believed at once, because the budget is a limit; slower ones, among them a pause, by and by.
+            self._step_s = min(_blend(self._step_s, spent.step_s), spent.step_s)
             usual, slow = self._cost_s[False] or spent.cost_s, self._cost_s[True] or 0.0
             mean_cost_s = usual + max(slow - usual, 0.0) / SLOW_EVERY
             wanted = mean_cost_s / (self._budget * self._step_s) if self._step_s else MAX_GAP

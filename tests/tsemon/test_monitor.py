@@ -124,7 +124,6 @@ class TestAttach:
             ({"run": "r", "config": {"a": "\ud800"}}, InvalidArgument, "config is kept as JSON"),
             ({"run": "r", "config": {"a": "x" * 9_000_000}}, InvalidArgument, "config takes 8.6 MiB"),
             ({"run": "r", "optimizer": torch.optim.AdamW}, InvalidArgument, "optimizer is the torch.optim.Optimizer"),
-            ({"run": "r", "blocks": ["layers.0", "layers.0"]}, InvalidArgument, "the same module twice"),
             ({"run": "r", "spool_dir": 5}, InvalidArgument, "spool_dir is the path of a folder"),
             ({"run": "r", "spool_dir": "a\0b"}, SpoolError, "null"),
             ({"run": "r", "measures": [[1]]}, UnknownMetric, "not in the catalogue"),
@@ -140,6 +139,8 @@ class TestAttach:
             ({"run": "r", "server": "localhost:8731"}, InvalidArgument, "http"),
             ({"run": "r", "config": {"model": object()}}, InvalidArgument, "config"),
             ({"run": "r", "optimizer": "adam"}, InvalidArgument, "optimizer"),
+            ({"run": "r", "process_group": "world"}, InvalidArgument, "process_group is a group of torch.distributed"),
+            ({"run": "r", "stage": 1}, InvalidArgument, "stage is this rank's place in a pipeline"),
             ({"run": "r", "spool_dir": "/proc/no-such-folder"}, SpoolError, "/proc/no-such-folder"),
         ],
     )
@@ -245,7 +246,7 @@ class TestStep:
 
     def test_contains_a_probe_that_raises(self, attached, tmp_path, monkeypatch, caplog):
         model, forward, optimizer, monitor = attached
-        monkeypatch.setattr("tsemon.probes.activations.token_statistics", lambda *_: 1 / 0)
+        monkeypatch.setattr("tsemon.probes.states.token_statistics", lambda *_: 1 / 0)
         with caplog.at_level(logging.WARNING, "tsemon"):
             train(model, forward, 3, monitor, optimizer)
         monitor.close()
@@ -266,6 +267,16 @@ class TestStep:
         with tsemon.attach(model, run="r", every=10, resume=800, spool_dir=tmp_path) as monitor:
             train(model, forward, 11, monitor)
         assert [frame["step"] for frame in frames_in(tmp_path)] == [800, 810]
+
+    def test_tells_whether_the_step_under_way_is_sampled(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        told = []
+        with tsemon.attach(model, run="r", every=2, spool_dir=tmp_path) as monitor:
+            for _ in range(4):
+                told.append(monitor.is_sampling)
+                train(model, forward, 1, monitor)
+        assert told == [True, False, True, False]
+        assert not monitor.is_sampling, "closed"
 
     def test_stays_within_the_budget(self, tmp_path):
         model, forward = zoo.torch_encoder()
@@ -354,9 +365,25 @@ class TestStatus:
         model, forward, optimizer, monitor = attached
         train(model, forward, 1, monitor, optimizer)
         text = str(monitor)
-        assert "blocks       3: layers.0, layers.1, layers.2" in text
+        assert "blocks        3: layers.0, layers.1, layers.2" in text
         assert "token_similarity" in text
-        assert "a sample every 1 steps" in text
+        assert " ms every 1 steps" in text
+
+    def test_groups_what_is_not_measured_by_the_reason(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", every=1, spool_dir=tmp_path) as monitor:
+            train(model, forward, 1, monitor)
+        reasons = [line for line in str(monitor).splitlines() if "no optimizer was given" in line]
+        assert len(reasons) == 1
+        assert "grad_norm" in reasons[0]
+        assert "update_norm" in reasons[0]
+
+    def test_remembers_what_only_some_samples_measure(self, attached):
+        model, forward, optimizer, monitor = attached
+        train(model, forward, 2, monitor, optimizer)  # the first is a slow one
+        assert "effective_rank" in monitor.status.measured
+        slow = next(line for line in str(monitor).splitlines() if line.startswith("  slow"))
+        assert "effective_rank" in slow
 
     def test_tells_of_an_unreachable_server_and_loses_nothing(self, tmp_path):
         model, forward = zoo.torch_encoder()

@@ -33,6 +33,25 @@ class TestCadence:
             cadence.next_gap(Spent(1.03 if is_slow else 0.03, 0.1, is_slow))
         assert cadence.gap == math.ceil((0.03 + 1.0 / SLOW_EVERY) / 0.001)
 
+    def test_is_within_the_budget_one_sample_after_steps_became_five_times_faster(self):
+        cadence = Cadence(budget=0.01)
+        settle(cadence, 0.03, 0.1)
+        gaps = [settle(cadence, 0.03, 0.02, samples=1) for _ in range(10)]
+        assert max(0.03 / (gap * 0.02) for gap in gaps) <= 0.01
+
+    def test_stays_within_the_budget_while_it_follows_a_run_that_becomes_five_times_slower(self):
+        cadence = Cadence(budget=0.01)
+        settle(cadence, 0.03, 0.02)
+        gaps = [settle(cadence, 0.03, 0.1, samples=1) for _ in range(20)]
+        assert max(0.03 / (gap * 0.1) for gap in gaps) <= 0.01
+        assert gaps[-1] == 31  # 30 and what the average still has of the fast steps, rounded up
+
+    def test_is_back_at_its_pace_one_sample_after_a_pause(self):
+        cadence = Cadence(budget=0.01)
+        settle(cadence, 0.03, 0.1)
+        cadence.next_gap(Spent(0.03, 0.1 + 60.0 / cadence.gap, is_slow=False))  # an evaluation of a minute
+        assert settle(cadence, 0.03, 0.1, samples=1) == 30
+
     def test_does_not_believe_the_first_sample_which_pays_for_the_warm_up(self):
         cadence = Cadence(budget=0.01)
         assert cadence.next_gap(Spent(0.0, 0.0, is_slow=True)) == FIRST_GAP  # nothing is known yet

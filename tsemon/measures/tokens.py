@@ -34,6 +34,8 @@ class TokenStatistics:
     """Number of valid tokens."""
     scale: Tensor
     """Largest |x|. Energies are held relative to it, so that no square over- or underflows. NaN or inf if X is."""
+    first_ratio: Tensor
+    """Length of the first valid token against the mean length of the others; NaN of one token, or of zero others."""
 
     @property
     def similarity(self) -> Tensor:
@@ -68,7 +70,8 @@ def token_statistics(x_BTD: Tensor, valid_BT: Tensor | None = None, *, skip_zero
         x_BTD = torch.where(valid_BT.bool().unsqueeze(-1), x_BTD, 0.0)
         count_B = weight_BT1.sum(dim=(-2, -1))
 
-    scale_B = torch.linalg.vector_norm(x_BTD, ord=torch.inf, dim=(-2, -1))
+    # Largest |x|. On a CPU the infinity norm takes as long as everything else here together.
+    scale_B = torch.maximum(x_BTD.amax(dim=(-2, -1)), -x_BTD.amin(dim=(-2, -1)))
     # Not x / scale: dividing zeros by their scale 0 gives NaN, and a matrix of zeros still has a (zero) energy.
     x_BTD = x_BTD / torch.where(scale_B > 0, scale_B, 1.0)[..., None, None].clamp_min(torch.finfo(x_BTD.dtype).tiny)
     mean_BD = x_BTD.sum(dim=-2) / count_B[..., None]
@@ -94,7 +97,18 @@ def token_statistics(x_BTD: Tensor, valid_BT: Tensor | None = None, *, skip_zero
         mean_token=mean_BD,
         count=num_directions_B if skip_zero else count_B,
         scale=scale_B,
+        first_ratio=_first_ratio(length_BT, valid_BT),
     )
+
+
+def _first_ratio(length_BT: Tensor, valid_BT: Tensor | None) -> Tensor:
+    """The lengths of padding are 0."""
+    if valid_BT is None:
+        others_B = length_BT[..., 1:].sum(dim=-1) / (length_BT.shape[-1] - 1 or torch.nan)
+        return ratio(length_BT[..., 0], others_B)
+    first_B1 = valid_BT.int().argmax(dim=-1, keepdim=True)  # on the left there may be padding
+    others_B = length_BT.scatter(-1, first_B1, 0.0).sum(dim=-1) / (valid_BT.sum(dim=-1) - 1)
+    return ratio(length_BT.gather(-1, first_B1)[..., 0], others_B)
 
 
 def token_similarity(x_BTD: Tensor, valid_BT: Tensor | None = None) -> Tensor:

@@ -5,7 +5,7 @@ from tsemon.probes.held import ProbeBatch, check_probe_batch
 from tsemon.probes.hooks import Span
 from tsemon.probes.part import OnHost, Reading
 from tsemon.probes.probe import Probe
-from tsemon.probes.ranks import Ranks
+from tsemon.probes.ranks import Ranks, agree, arrange
 
 __all__ = [
     "Block",
@@ -15,6 +15,8 @@ __all__ = [
     "Ranks",
     "Reading",
     "Span",
+    "agree",
+    "arrange",
     "check_probe_batch",
     "find_blocks",
 ]

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from tsemon.measures import normalized_row_entropy
+from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import Block, is_compiled, may_take_fast_path
 from tsemon.probes.hooks import Guard, Hooks
 from tsemon.probes.padding import Padding
@@ -52,10 +53,11 @@ class AttentionProbe(Part):
 
     METRICS = ("attention_entropy", "attention_entropy_min")
 
-    def __init__(self, blocks: list[Block], depth: int, padding: Padding) -> None:
+    def __init__(self, blocks: list[Block], depth: int, padding: Padding, calls: Calls) -> None:
         self._blocks = blocks
         self._depth = depth
         self._padding = padding
+        self._calls = calls
         self._sums_H: dict[int, dict[str, Tensor]] = {}
 
     def forget(self) -> None:
@@ -65,7 +67,7 @@ class AttentionProbe(Part):
         """Tap the blocks' attention for the pass that begins."""
         self.forget()
         tapped = set[int]()
-        for block in self._blocks:
+        for block in self._calls.to_hook:
             # Of one attention that several blocks share, only the first layer's pass could be told from the others.
             if block.attention is None or id(block.attention) in tapped or is_compiled(block.module):
                 continue
@@ -106,8 +108,9 @@ class AttentionProbe(Part):
 
     def _take(self, guard: Guard, block: Block, scores: Callable[[], Sampled]) -> None:
         """Runs inside the attention module's forward, between its own operations."""
-        if block.number not in self._sums_H:
-            guard.run(self._measure, block, scores)
+        layer = self._calls.current(block)
+        if layer is not None and layer.number not in self._sums_H:
+            guard.run(self._measure, layer, scores)
 
     def _measure(self, block: Block, scores: Callable[[], Sampled]) -> None:
         scores_BHTS, visible_BHTS, rows, size = scores()

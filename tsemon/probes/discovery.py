@@ -7,12 +7,13 @@ import itertools
 import re
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tsemon.errors import InvalidArgument, NoBlocksFound
 
@@ -26,6 +27,7 @@ class Block:
     """One transformer block, and the places in it where a probe can listen."""
 
     name: str
+    """Where it is in the model; of a module that several layers share, also which of them: "layer (2 of 12)"."""
     number: int
     """Its place in the depth of the whole model, from 0; in a pipeline's later stage the first block is not 0."""
     module: nn.Module
@@ -48,17 +50,17 @@ def find_blocks(
 
     A stack is a `ModuleList` or `Sequential` whose children are of one class and each hold a self-attention; several
     stacks (an encoder and a decoder) follow each other. `blocks` and `attention` name modules instead, by dotted name or
-    as modules, for models where that does not hold. Raises NoBlocksFound, or InvalidArgument for a name that is not in
-    the model.
+    as modules, for models where that does not hold. A module that is applied several times (ALBERT, Universal
+    Transformers) is as many blocks; `blocks` names it once for each. Raises NoBlocksFound, or InvalidArgument for a name
+    that is not in the model.
     """
     names = {id(module): name for name, module in model.named_modules()}
     if blocks is not None:
         found, stacks = [_resolve(model, names, entry) for entry in blocks], [0] * len(blocks)
     else:
         numbered = [(child, number) for number, stack in enumerate(_stacks(model)) for child in stack.children()]
+        numbered = [layer for layer in numbered for _ in range(_num_applications(model, len(numbered)))]
         found, stacks = [child for child, _ in numbered], [number for _, number in numbered]
-    if len({id(module) for module in found}) < len(found):
-        raise InvalidArgument("blocks= names the same module twice; give each block once, in depth order")
     if not found:
         raise NoBlocksFound(_describe_candidates(model))
     if attention is None:
@@ -70,8 +72,10 @@ def find_blocks(
             f"attention= needs one module per block: there are {len(found)} blocks, got {len(attention)} attentions"
         )
     return [
-        Block(names[id(module)], number, module, attended, _deescalation(module), _has_tokens_first(module), stack)
-        for number, (module, attended, stack) in enumerate(zip(found, attentions, stacks, strict=True))
+        Block(name, number, module, attended, _deescalation(module), _has_tokens_first(module), stack)
+        for number, (name, module, attended, stack) in enumerate(
+            zip(_names(found, names), found, attentions, stacks, strict=True)
+        )
     ]
 
 
@@ -97,6 +101,42 @@ def may_take_fast_path(module: nn.Module) -> bool:
     if module.training or not torch.backends.mha.get_fastpath_enabled():
         return False
     return not any(parameter.requires_grad for parameter in module.parameters())
+
+
+def hides_from_hooks(block: Block) -> bool:
+    """Whether a hook on the block, or in it, would send its layer another way than PyTorch's fused kernel."""
+    return isinstance(block.module, nn.TransformerEncoderLayer) and may_take_fast_path(block.module)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a linear layer, GPT-2's Conv1D among them."""
+    weight = getattr(module, "weight", None)
+    is_conv1d = type(module).__name__ == "Conv1D" and isinstance(weight, Tensor) and weight.ndim == 2
+    return isinstance(module, nn.Linear) or is_conv1d
+
+
+def widths(linear: nn.Module) -> tuple[int, int]:
+    """What a linear layer takes and what it gives."""
+    if isinstance(linear, nn.Linear):
+        return linear.in_features, linear.out_features
+    weight = linear.weight
+    assert isinstance(weight, Tensor)  # as is_linear wants it
+    return weight.shape[0], weight.shape[1]
+
+
+def hidden_width(block: Block) -> int | None:
+    """D, which is what the first linear layer of the self-attention takes."""
+    if block.attention is None:
+        return None
+    return next((widths(module)[0] for module in block.attention.modules() if is_linear(module)), None)
+
+
+def innermost_attention(attention: nn.Module) -> nn.Module:
+    """What computes attention in a module that is called so but may do more: add the residual, normalise the sum."""
+    inner = _self_attention(attention)
+    if inner is None or not any(is_linear(module) for module in inner.children()):
+        return attention
+    return innermost_attention(inner)
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -158,6 +198,24 @@ def _is_stack(module: nn.Module) -> bool:
         and len({type(child) for child in children}) == 1
         and all(_self_attention(child) is not None for child in children)
     )
+
+
+def _num_applications(model: nn.Module, num_found: int) -> int:
+    """How often each module is applied in a row: ALBERT's config tells that it has fewer groups of weights than layers."""
+    for config in (getattr(module, "config", None) for module in model.modules()):
+        num_layers = getattr(config, "num_hidden_layers", 0)
+        if num_found and getattr(config, "num_hidden_groups", 0) == num_found and num_layers % num_found == 0:
+            return int(num_layers // num_found)
+    return 1
+
+
+def _names(found: list[nn.Module], names: dict[int, str]) -> Iterator[str]:
+    """The module's name; of a module that is several layers, also which of them."""
+    total, so_far = Counter(map(id, found)), Counter[int]()
+    for module in found:
+        so_far[id(module)] += 1
+        suffix = f" ({so_far[id(module)]} of {total[id(module)]})" if total[id(module)] > 1 else ""
+        yield names[id(module)] + suffix
 
 
 def _self_attention(block: nn.Module) -> nn.Module | None:

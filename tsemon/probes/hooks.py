@@ -25,7 +25,7 @@ class Guard:
     """Runs what hooks do: contained, timed, and out of sight of everything that the user's own code has switched on."""
 
     def __init__(self, on_fault: Callable[[Exception], None], device: torch.device | None = None) -> None:
-        self._on_fault = on_fault
+        self.on_fault = on_fault
         self._is_on_cuda = device is not None and device.type == "cuda"
         self._depth = 0
         self._spans: list[Span] = []
@@ -36,17 +36,34 @@ class Guard:
 
     def run(self, hook: Callable[..., None], *args: Any) -> None:
         """Call `hook` out of sight, count its time, and contain whatever goes wrong in it."""
-        self.is_grad_enabled = torch.is_grad_enabled()
-        self.contain(_unseen, hook, *args)
+        with self._counted():
+            self.contain(hook, *args)
 
-    def contain(self, function: Callable[..., None], *args: Any) -> None:
-        """Call `function` as it is, count its time, and contain whatever goes wrong in it."""
+    def contain(self, hook: Callable[..., None], *args: Any) -> None:
+        """The same without counting: while ranks wait for each other, it is not tsemon that takes the time."""
+        self.is_grad_enabled = torch.is_grad_enabled()
+        try:
+            # The user's modes must not see our operations: selective checkpointing would keep our tensors for the
+            # model's, a mode that simulates quantisation would draw from the random state.
+            with torch.no_grad(), full_precision(), _disable_current_modes(), torch._C.DisableTorchFunction():
+                hook(*args)
+        except Exception as error:
+            self.on_fault(error)
+
+    def run_model(self, function: Callable[..., None], *args: Any) -> None:
+        """Call what calls the model, counted and contained as well; a model may need modes that a hook must not meet."""
+        with self._counted():
+            try:
+                function(*args)
+            except Exception as error:
+                self.on_fault(error)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
         start, span = time.perf_counter(), self._begin()
         self._depth += 1
         try:
-            function(*args)
-        except Exception as error:
-            self._on_fault(error)
+            yield
         finally:
             self._depth -= 1
             if self._depth == 0:
@@ -212,13 +229,6 @@ class Guarded:
     def __reduce__(self) -> tuple[Any, ...]:
         # From the standard library: whoever loads the model need not have tsemon.
         return getattr, (nullcontext(), "__exit__")
-
-
-def _unseen(hook: Callable[..., None], *args: Any) -> None:
-    # The user's modes must not see our operations: selective checkpointing would keep our tensors for the model's, a
-    # mode that simulates quantisation would draw from the random state.
-    with torch.no_grad(), full_precision(), _disable_current_modes(), torch._C.DisableTorchFunction():
-        hook(*args)
 
 
 @contextmanager

@@ -1,39 +1,92 @@
-"""Listen to the optimizer: norms of parameters, gradients and updates per block, and how updates align with weights.
+"""Listen to the optimizers: norms of parameters, gradients and updates per block, and the directions that they take.
 
-The update of Adam and AdamW is rebuilt from the optimizer's own state, one block at a time, so that no second copy of
-the parameters is held. Other optimizers need such a copy, for one step, and get it only where it is small.
+Of each kind of number there is one sum per group of parameters: the blocks, and the ends that `groups` names. The update
+of Adam, AdamW and SGD follows from the optimizer's own state. Other optimizers need a copy of the parameters, for one
+step, and get it only where it is small.
 """
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 
+from tsemon.probes.coordinates import Coordinates, stride_of
 from tsemon.probes.discovery import Block
+from tsemon.probes.groups import (
+    EMBEDDING,
+    HEAD,
+    NUM_ENDS,
+    OTHER,
+    group_parameters,
+    is_sharded,
+    is_tied,
+    local,
+    output_head,
+    share,
+)
+from tsemon.probes.growth import NormGrowth
 from tsemon.probes.hooks import Hooks
-from tsemon.probes.part import COUNT, Part, Partial, Reading, stacked
+from tsemon.probes.part import COUNT, OnHost, Part, Partial, Reading, stacked
+from tsemon.probes.query_key import Slices, queries_and_keys
 from tsemon.probes.ranks import Ranks
+from tsemon.probes.updates import (
+    Update,
+    after_adam,
+    before_sgd,
+    by_setting,
+    dots,
+    follows_from_gradient,
+    follows_from_state,
+    squares,
+)
 
 MAX_COPY_BYTES = 256 * 2**20
-"""Largest model whose parameters are copied for one step to measure an update that cannot be rebuilt."""
+"""Largest parameters that are copied for one step to measure an update that does not follow from the optimizer's state."""
 
-OTHER = -1
-"""The group of parameters that belong to no block but count in the total: final norms, heads, projections."""
+ALL_HERE = "/here"
+"""Ends the name of the share of processes that gave the sum of the name before it: what one lacks is not the whole."""
+
+
+@dataclass(slots=True)
+class _Stepper:
+    """One optimizer, the parameters that it trains, and what it did in this sample."""
+
+    optimizer: torch.optim.Optimizer
+    groups: dict[int, list[nn.Parameter]]
+    num_steps: int = 0
+    has_closure: bool = False
+    squares: dict[int, Tensor] = field(default_factory=dict)
+    """|w|^2 of each parameter before the step, by its id."""
+    moving: frozenset[int] = frozenset()
+    """The parameters that the step changes, by their id."""
+    copies: dict[int, list[Tensor]] = field(default_factory=dict)
+    learning_rate: Tensor | float | None = None
 
 
 class ParameterProbe(Part):
-    """Squared sums per block at one optimizer step, gathered in the hooks around it."""
+    """Sums per group at one optimizer step, gathered in the hooks around it."""
 
-    PARAMETERS = ("param_norm", "total_param_norm")
-    GRADIENTS = ("grad_norm", "total_grad_norm", "learning_rate")
-    UPDATES = ("update_norm", "update_ratio", "update_alignment", "step_size")
-    METRICS = PARAMETERS + GRADIENTS + UPDATES
+    PARAMETERS = ("param_norm", "total_param_norm", "embedding_param_norm", "head_param_norm")
+    GROWTH = ("norm_growth_exponent", "norm_growth_r2")
+    DIRECTION = ("direction_cosine",)
+    QUERY_KEY = ("grad_norm_qk",)
+    GRADIENT_NORMS = ("grad_norm", "total_grad_norm", "embedding_grad_norm", "head_grad_norm")
+    GRADIENT_DIRECTIONS = ("gradient_alignment", "gradient_cosine")
+    GRADIENTS = (*GRADIENT_NORMS, *GRADIENT_DIRECTIONS, *QUERY_KEY, "learning_rate")
+    UPDATES = (
+        "update_norm",
+        "update_ratio",
+        "update_alignment",
+        "step_size",
+        "embedding_update_norm",
+        "head_update_norm",
+    )
+    METRICS = PARAMETERS + GROWTH + DIRECTION + GRADIENTS + UPDATES
 
     def __init__(
         self,
@@ -47,241 +100,425 @@ class ParameterProbe(Part):
         self._blocks = blocks
         self._depth = depth
         self._ranks = ranks
-        optimizer = optimizers[0] if optimizers else None
-        # A wrapper, such as Accelerate's, steps through the optimizer inside it.
-        inner = getattr(optimizer, "optimizer", None)
-        self._optimizer = inner if isinstance(inner, torch.optim.Optimizer) else optimizer
+        self._optimizers = [_inner(optimizer) for optimizer in optimizers]
+        self._weights, self._gradients = Coordinates(), Coordinates()
+        self._growth = NormGrowth()
         self._groups: dict[int, list[nn.Parameter]] = {}
-        self._before: dict[int, list[Tensor]] = {}
-        self._stepping: dict[int, list[nn.Parameter]] = {}
+        self._steppers: list[_Stepper] = []
+        self._strides: dict[int, int] = {}
+        self._shares: dict[int, float] = {}
+        self._query_key: dict[int, list[Slices]] = {}
+        self._no_query_key: dict[str, str] = {}
         self._sums: dict[str, dict[int, Tensor]] = {}
-        self._learning_rate: Tensor | float | None = None
-        self._num_steps = 0
 
     def arm(self, hooks: Hooks) -> None:
-        """Hook the optimizer for its next step."""
+        """Hook the optimizers for their next step."""
         self.forget()
         # Anew each time: parameters may have been replaced, moved, or given another precision.
-        self._groups = _group_parameters(self._model, self._blocks)
-        if _is_usable(self._optimizer) and not any(_is_sharded(p) for p in self._all()):
-            hooks.around_step(self._optimizer, self._read_before, self._read_after)
+        self._groups = group_parameters(self._model, self._blocks)
+        num_ranks = 1 if self._ranks is None else self._ranks.stage_size
+        self._shares = {id(p): share(p, num_ranks) for p in self._all()}
+        self._strides = {group: stride_of([local(p) for p in params]) for group, params in self._groups.items()}
+        if self._why_unreadable() is None and all(_is_usable(optimizer) for optimizer in self._optimizers):
+            self._find_queries_and_keys()
+            self._steppers = self._share_out()
+            for stepper in self._steppers:
+                before, after = partial(self._before_step, stepper), partial(self._after_step, stepper)
+                hooks.around_step(stepper.optimizer, before, after)
 
     def forget(self) -> None:
-        self._groups, self._before, self._stepping, self._sums = {}, {}, {}, {}
-        self._learning_rate, self._num_steps = None, 0
+        self._groups, self._steppers, self._sums, self._query_key = {}, [], {}, {}
+        self._strides, self._shares, self._no_query_key = {}, {}, {}
 
     def collect(self) -> dict[str, Partial]:
-        if "param" not in self._sums and not any(_is_sharded(p) for p in self._all()):
-            self._sums["param"] = {group: _squared_norm(params) for group, params in self._groups.items()}
-        groups = [*range(self._depth), OTHER]
+        if self._why_unreadable() is None:
+            self._read_what_stood_still()
+            if "direction_cosine" in self.wanted:
+                self._expect("direction")
+                for group, params in self._groups.items():
+                    self._compare(self._weights, "direction", group, group, params)
+        groups = [*range(self._depth), OTHER, EMBEDDING, HEAD]
         found: dict[str, Partial] = {}
         for kind, by_group in self._sums.items():
-            found[kind] = Partial(stacked(by_group.get(group) for group in groups).double())
+            if by_group:
+                values = stacked(by_group.get(group) for group in groups).double()
+            else:
+                values = torch.zeros(len(groups), dtype=torch.float64)
+            found[kind] = Partial(values)
             found[kind + COUNT] = Partial(torch.tensor([group in by_group for group in groups], dtype=torch.float64))
+            found[kind + ALL_HERE] = Partial(torch.tensor(1 / (self._ranks.size if self._ranks else 1)).double())
         return found
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
-        layers, scalars = dict[str, Tensor](), dict[str, Tensor]()
-        for kind, per_block, in_all in (
+        found = _Sums(sums)
+        layers, scalars = dict[str, Tensor](), dict[str, Tensor | OnHost | float]()
+        for kind, metric, total in (
             ("param", "param_norm", "total_param_norm"),
             ("grad", "grad_norm", "total_grad_norm"),
             ("update", "update_norm", "step_size"),
         ):
-            if kind in sums:
-                layers[per_block] = _per_block(sums, kind).sqrt()
-                scalars[in_all] = sums[kind].sum().sqrt()
-        if "update" in sums:
-            update, before, dot = (_per_block(sums, kind) for kind in ("update", "before", "dot"))
-            layers["update_ratio"] = (update / before).sqrt()
-            layers["update_alignment"] = dot / (update * before).sqrt()
-            scalars["update_alignment"] = sums["dot"].sum() / (sums["update"].sum() * sums["before"].sum()).sqrt()
-        reading = Reading(
-            {name: value.float() for name, value in layers.items()},
-            scalars={name: value.float() for name, value in scalars.items()},
-        )
-        if self._learning_rate is not None:
-            reading.scalars["learning_rate"] = self._learning_rate
+            if kind in found:
+                layers[metric], scalars[total] = found.blocks(kind).sqrt(), found.total(kind).sqrt()
+                for group, end in ((EMBEDDING, "embedding"), (HEAD, "head")):
+                    if group in self._groups or self._ranks is not None:
+                        scalars[f"{end}_{metric}"] = found[kind][group].sqrt()
+        if "update" in found:
+            layers["update_ratio"] = (found.blocks("update") / found.blocks("before")).sqrt()
+        for metric, kinds in (
+            ("update_alignment", ("update_dot", "update", "before")),
+            ("gradient_alignment", ("grad_dot", "grad", "before")),
+            ("direction_cosine", ("direction", "direction_now", "direction_before")),
+            ("gradient_cosine", ("turn", "turn_now", "turn_before")),
+        ):
+            if all(kind in found for kind in kinds):
+                layers[metric] = _cosine(*(found.blocks(kind) for kind in kinds))
+                scalars[metric] = _cosine(*(found.total(kind) for kind in kinds))
+        layers.pop("gradient_cosine", None)  # a run's alone
+        if "qk" in found:
+            layers["grad_norm_qk"] = found.blocks("qk").sqrt()
+        floats = {name: value.float() for name, value in scalars.items() if isinstance(value, Tensor)}
+        reading = Reading({name: value.float() for name, value in layers.items()}, scalars=dict(floats))
+        if "param" in found:
+            norm, growth, step = found.total("param").sqrt(), self._growth, self.step
+            reading.scalars["norm_growth_exponent"] = OnHost(norm, partial(growth.exponent, step))
+            reading.scalars["norm_growth_r2"] = OnHost(norm, partial(growth.r2, step))
+        rates = (stepper.learning_rate for stepper in self._steppers if stepper.learning_rate is not None)
+        if (rate := next(rates, None)) is not None:
+            reading.scalars["learning_rate"] = rate
         return reading
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
-        parameters = self._all()
-        if any(_is_sharded(p) for p in parameters):
+        if (why := self._why_unreadable()) is not None:
+            return dict.fromkeys(self.METRICS, why)
+        missing = self._why_no_ends()
+        if "direction" not in self._sums or not self._sums["direction"]:
+            missing["direction_cosine"] = "this is the first sample: there is none before to compare with"
+        if (why := self._why_no_step()) is not None:
+            return missing | dict.fromkeys(self.GRADIENTS + self.UPDATES, why)
+        return missing | self._why_no_gradients() | self._why_no_updates()
+
+    # Why not.
+
+    def _why_unreadable(self) -> str | None:
+        if self._ranks is None and any(is_sharded(p) for p in self._all()):
             # Their norms would take a collective, and one that only some ranks join hangs them all.
-            return dict.fromkeys(self.METRICS, "the parameters are sharded over processes (DTensor)")
-        if self._optimizer is None:
-            return dict.fromkeys(self.GRADIENTS + self.UPDATES, "no optimizer was given to attach()")
-        if not _is_usable(self._optimizer):
-            reason = f"{type(self._optimizer).__name__} is not a torch.optim.Optimizer with parameter groups"
-            return dict.fromkeys(self.GRADIENTS + self.UPDATES, reason)
-        if self._num_steps == 0:
-            reason = "the optimizer given to attach() made no step since the last call of monitor.step()"
-            return dict.fromkeys(self.GRADIENTS + self.UPDATES, reason)
-        missing: dict[str, str] = {}
-        if "grad" not in self._sums:
-            missing |= dict.fromkeys(("grad_norm", "total_grad_norm"), "no parameter had a gradient")
-        if not self._rebuilds() and self._num_bytes() > MAX_COPY_BYTES:
-            reason = (
-                f"the update of {type(self._optimizer).__name__} can be measured only with a copy of the parameters, and "
-                f"{self._num_bytes() / 2**20:.0f} MiB is over the limit of {MAX_COPY_BYTES / 2**20:.0f} MiB"
+            return "the parameters are sharded over processes (DTensor): attach(process_group=...) on all of them"
+        if any(part > 1 for part in self._shares.values()):
+            return "the processes of attach(process_group=...) hold only some of the shards of the parameters"
+        return None
+
+    def _why_no_ends(self) -> dict[str, str]:
+        head = output_head(self._model, self._blocks)
+        if HEAD not in self._groups and head is not None and is_tied(self._model, head):
+            return dict.fromkeys(_of("head"), "the output head is tied to the embedding, and counts as embedding")
+        if self._ranks is not None:  # another stage of the pipeline may have what is not here
+            return {}
+        absent = [end for group, end in ((EMBEDDING, "embedding"), (HEAD, "head")) if group not in self._groups]
+        return {name: f"found no {end} outside the blocks" for end in absent for name in _of(end)}
+
+    def _why_no_step(self) -> str | None:
+        if not self._optimizers:
+            return "no optimizer was given to attach()"
+        for optimizer in self._optimizers:
+            if not _is_usable(optimizer):
+                return f"{type(optimizer).__name__} is not a torch.optim.Optimizer with parameter groups"
+        if not any(stepper.num_steps for stepper in self._steppers):
+            return "the optimizer given to attach() made no step since the last call of monitor.step()"
+        return None
+
+    def _why_no_gradients(self) -> dict[str, str]:
+        missing = dict.fromkeys(self.QUERY_KEY, "; ".join(dict.fromkeys(self._no_query_key.values())))
+        missing = {name: why for name, why in missing.items() if why}
+        if not self._sums.get("turn"):
+            missing["gradient_cosine"] = "this is the first sample: there is none before to compare with"
+        if any(s.has_closure and not self._follows(s) for s in self._steppers) and self._copy_bytes() > MAX_COPY_BYTES:
+            missing["gradient_alignment"] = (
+                "after a closure it takes a copy of the parameters, which are over the limit"
             )
-            return missing | dict.fromkeys(self.UPDATES, reason)
-        if self._num_steps > 1:
-            reason = f"the first of {self._num_steps} optimizer steps since the last call of monitor.step()"
-            return missing | dict.fromkeys(self.UPDATES, reason)
-        owned = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
-        strangers = sum(p.requires_grad and id(p) not in owned for p in parameters)
-        if strangers:
-            reason = f"without {strangers} of {len(parameters)} parameters, which another optimizer must train"
-            missing |= dict.fromkeys(self.UPDATES, reason)
+        if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in self._optimizers):
+            missing["gradient_alignment"] = "the last gradient of LBFGS is one of parameters on the way"
+        if any(p.grad is not None and p.grad.is_sparse for p in self._groups.get(EMBEDDING, ())):
+            missing["embedding_grad_norm"] = "the gradient of the embedding is sparse"
+        if not self._sums.get("grad"):
+            names = (*self.GRADIENT_NORMS, *self.GRADIENT_DIRECTIONS, *self.QUERY_KEY)
+            missing |= dict.fromkeys(names, "no parameter had a gradient")
+        if late := sum(stepper.num_steps == 0 for stepper in self._steppers):
+            reason = f"without the parameters of {late} of {len(self._steppers)} optimizers, which made no step"
+            missing |= dict.fromkeys((*self.GRADIENT_NORMS, *self.GRADIENT_DIRECTIONS, *self.QUERY_KEY), reason)
         return missing
+
+    def _why_no_updates(self) -> dict[str, str]:
+        copied = [s for s in self._steppers if not self._follows(s)]
+        if copied and self._copy_bytes() > MAX_COPY_BYTES:
+            reason = (
+                f"the update of {type(copied[0].optimizer).__name__} can be measured only with a copy of the parameters, "
+                f"and {self._copy_bytes() / 2**20:.0f} MiB is over the limit of {MAX_COPY_BYTES / 2**20:.0f} MiB"
+            )
+            return dict.fromkeys(self.UPDATES, reason)
+        if (num_steps := max(stepper.num_steps for stepper in self._steppers)) > 1:
+            reason = f"the first of {num_steps} optimizer steps since the last call of monitor.step()"
+            return dict.fromkeys(self.UPDATES, reason)
+        owned = {id(p) for s in self._steppers for g in s.optimizer.param_groups for p in g["params"]}
+        if strangers := sum(p.requires_grad and id(p) not in owned for p in self._all()):
+            reason = f"without {strangers} of {len(self._all())} parameters, which another optimizer must train"
+            return dict.fromkeys(self.UPDATES, reason)
+        return {}
+
+    # What is measured, and by whom.
 
     def _all(self) -> list[nn.Parameter]:
         return [p for params in self._groups.values() for p in params]
 
-    def _num_bytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self._all())
+    def _share_out(self) -> list[_Stepper]:
+        """Each parameter goes to the optimizer that trains it; those that none of them trains to the first."""
+        owner = {id(p): i for i, o in enumerate(self._optimizers) for g in o.param_groups for p in g["params"]}
+        steppers = [_Stepper(optimizer, {}) for optimizer in self._optimizers]
+        for group, params in self._groups.items():
+            for p in params:
+                if steppers:
+                    steppers[owner.get(id(p), 0)].groups.setdefault(group, []).append(p)
+        return steppers
 
-    def _rebuilds(self) -> bool:
-        """Whether the update follows from the optimizer's state; not in half precision, where much of it is rounded away."""
-        is_wide = all(p.dtype in (torch.float32, torch.float64) for p in self._all())
-        return type(self._optimizer) in (torch.optim.Adam, torch.optim.AdamW) and is_wide
+    def _find_queries_and_keys(self) -> None:
+        for block in self._blocks if "grad_norm_qk" in self.wanted else ():
+            found = "found no self-attention" if block.attention is None else queries_and_keys(block.attention)
+            if isinstance(found, str):
+                self._no_query_key[block.name] = f"{found} ({block.name})" if block.attention is None else found
+            else:
+                self._query_key[block.number] = found
 
-    def _read_before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._num_steps:
+    def _follows(self, stepper: _Stepper) -> bool:
+        """Whether the update follows from the optimizer's state; not in half precision, where much is rounded away."""
+        params = [p for own in stepper.groups.values() for p in own]
+        if not all(p.dtype in (torch.float32, torch.float64) for p in params):
+            return False
+        if follows_from_gradient(stepper.optimizer):
+            return not stepper.has_closure and not any(p.grad is not None and p.grad.is_sparse for p in params)
+        return follows_from_state(stepper.optimizer)
+
+    @property
+    def _wants_updates(self) -> bool:
+        """After a closure, what gradients align with comes from the update."""
+        return bool(self.wanted & {*self.UPDATES, "gradient_alignment"})
+
+    def _copy_bytes(self) -> int:
+        copied = [p for s in self._steppers if not self._follows(s) for own in s.groups.values() for p in own]
+        return sum(local(p).numel() * p.element_size() for p in copied)
+
+    # The hooks.
+
+    def _before_step(self, stepper: _Stepper, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if stepper.num_steps:
             return
-        # Here and not after: many loops clear the gradients before they call monitor.step(). Only a closure makes them
+        # Gradients here and not after: many loops clear them before they call monitor.step(). Only a closure makes them
         # anew inside the step.
-        has_closure = any(closure is not None for closure in (*args[1:2], kwargs.get("closure")))
-        if not has_closure:
-            self._read_gradients(optimizer)
-        self._stepping = {
-            group: [p for p in params if has_closure or p.grad is not None] for group, params in self._groups.items()
-        }
-        if not self._rebuilds() and self._num_bytes() <= MAX_COPY_BYTES:
-            self._before = {group: [p.detach().clone() for p in params] for group, params in self._groups.items()}
+        stepper.has_closure = any(closure is not None for closure in (*args[1:2], kwargs.get("closure")))
+        stepper.squares = self._read_parameters(stepper.groups, "before")
+        if not stepper.has_closure:
+            self._read_gradients(stepper)
+            stepper.moving = _moving(stepper)  # here, too: a hook on the step may clear the gradients
+        if not self._wants_updates:
+            pass
+        elif self._follows(stepper):
+            if follows_from_gradient(stepper.optimizer):
+                self._predict(stepper)
+        elif self._copy_bytes() <= MAX_COPY_BYTES:
+            stepper.copies = {group: [local(p).clone() for p in params] for group, params in stepper.groups.items()}
         # A schedule may have changed it by the time that monitor.step() is called.
-        lr = optimizer.param_groups[0].get("lr")
-        self._learning_rate = lr.detach().clone() if isinstance(lr, Tensor) else lr
+        lr = stepper.optimizer.param_groups[0].get("lr")
+        stepper.learning_rate = lr.detach().clone() if isinstance(lr, Tensor) else lr
 
-    def _read_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales the gradients itself
-        for group, params in self._groups.items():
-            gradients = [p.grad for p in params if p.grad is not None and not p.grad.is_sparse]
-            if gradients:
-                squared = _squared_norm(gradients)
-                squared = squared if scale is None else squared / scale.to(squared.device).square()
-                self._sums.setdefault("grad", {})[group] = squared
-
-    def _read_after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._num_steps += 1
-        if self._num_steps > 1:
+    def _after_step(self, stepper: _Stepper, *_: Any) -> None:
+        stepper.num_steps += 1
+        if stepper.num_steps > 1:
             return
-        if "grad" not in self._sums:
-            self._read_gradients(optimizer)
-        self._sums["param"] = {group: _squared_norm(params) for group, params in self._groups.items()}
-        if self._rebuilds():
-            self._rebuild(optimizer)
+        if stepper.has_closure:
+            self._read_gradients(stepper)
+            stepper.moving = _moving(stepper)
+        self._read_parameters(stepper.groups)
+        if self._wants_updates and follows_from_state(stepper.optimizer) and self._follows(stepper):
+            self._rebuild(stepper)
         else:
-            for group, before in self._before.items():
-                deltas = [p.detach() - b for p, b in zip(self._groups[group], before, strict=True)]
-                self._add(group, before, deltas)
-        self._before, self._stepping = {}, {}
+            self._subtract(stepper)
+        stepper.copies = {}
 
-    def _rebuild(self, optimizer: torch.optim.Optimizer) -> None:
-        settings = {id(p): g for g in optimizer.param_groups for p in g["params"]}
-        for group, params in self._groups.items():
-            by_setting: dict[int, list[nn.Parameter]] = defaultdict(list)
-            for p in self._stepping.get(group, ()):
-                if id(p) in settings and "exp_avg" in optimizer.state.get(p, ()):
-                    by_setting[id(settings[id(p)])].append(p)
-            for stepped in by_setting.values():
-                before, deltas = _adam_update(optimizer, settings[id(stepped[0])], stepped)
-                self._add(group, before, deltas)
-            moved = {id(p) for stepped in by_setting.values() for p in stepped}
-            if still := [p for p in params if id(p) not in moved]:
-                squared = _squared_norm(still)
-                self._sum(group, torch.zeros_like(squared), squared, torch.zeros_like(squared))
+    def _read_what_stood_still(self) -> None:
+        """The parameters whose optimizer made no step, all of them where none did."""
+        if not self._steppers:
+            self._read_parameters(self._groups)
+        for stepper in self._steppers:
+            if stepper.num_steps == 0:
+                self._read_parameters(stepper.groups)
+                if "update" in self._sums:
+                    self._read_parameters(stepper.groups, "before")
+                    self._stand_still(stepper)
 
-    def _add(self, group: int, before: list[Tensor], deltas: list[Tensor]) -> None:
-        dots = [torch.dot(b.reshape(-1).float(), d.reshape(-1).float()) for b, d in zip(before, deltas, strict=True)]
-        dot = torch.stack([dot.to(dots[0].device, non_blocking=True) for dot in dots]).sum()
-        self._sum(group, _squared_norm(deltas), _squared_norm(before), dot)
+    def _stand_still(self, stepper: _Stepper) -> None:
+        """A group of which nothing moves has an update of zero; to others it adds nothing."""
+        for kind in ("update", "update_dot"):
+            for group, params in stepper.groups.items():
+                self._sum(kind, group, torch.zeros((), dtype=torch.float64, device=params[0].device))
 
-    def _sum(self, group: int, update: Tensor, before: Tensor, dot: Tensor) -> None:
-        for kind, value in (("update", update), ("before", before), ("dot", dot)):
-            found = self._sums.setdefault(kind, {})
-            found[group] = found[group] + value.to(found[group].device) if group in found else value
+    def _read_parameters(self, groups: Mapping[int, list[nn.Parameter]], kind: str = "param") -> dict[int, Tensor]:
+        found: dict[int, Tensor] = {}
+        for group, params in groups.items():
+            squares_P = squares([local(p) for p in params])
+            self._add(kind, group, params, squares_P)
+            found |= {id(p): square for p, square in zip(params, squares_P.unbind(), strict=True)}
+        return found
+
+    def _read_gradients(self, stepper: _Stepper) -> None:
+        scale = getattr(stepper.optimizer, "grad_scale", None)  # a fused optimizer unscales the gradients itself
+        self._expect("grad", "grad_dot", "qk", "turn", "turn_now", "turn_before")
+        for group, params in stepper.groups.items():
+            params = _with_gradient(params)
+            if params:
+                gradients = _gradients(params)
+                by = 1.0 if scale is None else scale.to(gradients[0].device).double()
+                self._add("grad", group, params, squares(gradients) / by**2)
+                if not stepper.has_closure and "gradient_alignment" in self.wanted:
+                    self._add("grad_dot", group, params, dots(gradients, [local(p) for p in params]) / by)
+                if "gradient_cosine" in self.wanted:
+                    self._compare(self._gradients, "turn", group, (group, id(stepper.optimizer)), params, gradients)
+            self._read_queries_and_keys(group, params, scale)
+
+    def _read_queries_and_keys(self, group: int, params: list[nn.Parameter], scale: Tensor | None) -> None:
+        own = {id(p) for p in params}
+        for slices in self._query_key.get(group, ()):
+            gradient = slices.parameter.grad
+            if id(slices.parameter) in own and gradient is not None and (parts := list(slices.of(gradient))):
+                squared = squares(parts).sum().unsqueeze(0)
+                by = 1.0 if scale is None else scale.to(squared.device).double()
+                self._add("qk", group, [slices.parameter], squared / by**2)
+
+    def _predict(self, stepper: _Stepper) -> None:
+        self._stand_still(stepper)
+        for group, params in stepper.groups.items():
+            for setting, stepping in by_setting(stepper.optimizer, _with_gradient(params)):
+                self._add_update(group, before_sgd(stepper.optimizer, setting, stepping, self._shares_of(stepping)))
+
+    def _rebuild(self, stepper: _Stepper) -> None:
+        self._stand_still(stepper)
+        for group, params in stepper.groups.items():
+            state = stepper.optimizer.state
+            moved = [p for p in params if id(p) in stepper.moving and "exp_avg" in state.get(p, ())]
+            for setting, stepped in by_setting(stepper.optimizer, moved):
+                gradients = _gradients(stepped) if stepper.has_closure else None
+                w_w_P = torch.stack([stepper.squares[id(p)] for p in stepped])
+                shares = self._shares_of(stepped)
+                self._add_update(group, after_adam(stepper.optimizer, setting, stepped, shares, w_w_P, gradients))
+
+    def _subtract(self, stepper: _Stepper) -> None:
+        if stepper.copies:
+            self._stand_still(stepper)
+        for group, copies in stepper.copies.items():
+            params = stepper.groups[group]
+            for p, before in zip(params, copies, strict=True):
+                change = local(p) - before
+                self._add("update", group, [p], squares([change]))
+                self._add("update_dot", group, [p], dots([change], [before]))
+                is_here = p.grad is not None and not p.grad.is_sparse
+                if stepper.has_closure and is_here and not isinstance(stepper.optimizer, torch.optim.LBFGS):
+                    self._add("grad_dot", group, [p], dots(_gradients([p]), [before]))
+
+    # Sums.
+
+    def _compare(
+        self,
+        coordinates: Coordinates,
+        kind: str,
+        group: int,
+        key: object,
+        params: list[nn.Parameter],
+        tensors: list[Tensor] | None = None,
+    ) -> None:
+        if group == EMBEDDING:
+            return
+        self._expect(kind, f"{kind}_now", f"{kind}_before")
+        tensors = [local(p) for p in params] if tensors is None else tensors
+        products = coordinates.compare(key, tensors, self._shares_of(params), self._strides[group])
+        if products is not None:
+            for name, value in zip((kind, f"{kind}_now", f"{kind}_before"), products, strict=True):
+                self._sum(name, group, value)
+
+    def _add_update(self, group: int, update: Update) -> None:
+        self._sum("update", group, update.squared)
+        self._sum("update_dot", group, update.dot)
+        if update.gradient_dot is not None:
+            self._sum("grad_dot", group, update.gradient_dot)
+
+    def _add(self, kind: str, group: int, params: Sequence[nn.Parameter], values_P: Tensor) -> None:
+        shares = self._shares_of(params)
+        if len(set(shares)) == 1:
+            self._sum(kind, group, values_P.sum() * shares[0])
+        else:
+            self._sum(kind, group, torch.stack([v * part for v, part in zip(values_P, shares, strict=True)]).sum())
+
+    def _sum(self, kind: str, group: int, value: Tensor) -> None:
+        found = self._sums.setdefault(kind, {})
+        found[group] = found[group] + value.to(found[group].device) if group in found else value
+
+    def _expect(self, *kinds: str) -> None:
+        """What is looked for and not found is nothing, which is for ranks to know."""
+        for kind in kinds:
+            self._sums.setdefault(kind, {})
+
+    def _shares_of(self, params: Sequence[nn.Parameter]) -> list[float]:
+        return [self._shares[id(p)] for p in params]
 
 
-def _adam_update(
-    optimizer: torch.optim.Optimizer, setting: dict[str, Any], params: list[nn.Parameter]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Parameters before an Adam step that has just been made, and their change.
+class _Sums:
+    """Sums of all processes by kind and group; NaN where nothing was measured, or some process gave none."""
 
-    w' = (1 - lr wd) w + u  with  u = -lr / (1 - b1^t) m / (sqrt(v) / sqrt(1 - b2^t) + eps)    (Adam, arXiv 1412.6980;
-    AdamW, arXiv 1711.05101; without decoupled decay wd counts as 0 here, being in m already)
-    """
-    states = [optimizer.state[p] for p in params]
-    beta1, beta2 = setting["betas"]
-    lr, steps = setting["lr"], [s["step"] for s in states]
-    decoupled = isinstance(optimizer, torch.optim.AdamW) or setting.get("decoupled_weight_decay", False)
-    decay = lr * setting["weight_decay"] if decoupled else 0.0
-    second = "max_exp_avg_sq" if setting.get("amsgrad") else "exp_avg_sq"
+    def __init__(self, sums: Mapping[str, Tensor]) -> None:
+        self._sums = sums
 
-    denominators = torch._foreach_sqrt([s[second] for s in states])
-    for m, step in zip(denominators, steps, strict=True):
-        m.div_(_sqrt(1 - beta2**step)).add_(setting["eps"])
-    deltas = list(torch._foreach_div([s["exp_avg"] for s in states], denominators))
-    for delta, step in zip(deltas, steps, strict=True):
-        delta.mul_(-lr / (1 - beta1**step))
-    if (found_inf := getattr(optimizer, "found_inf", None)) is not None:
-        # A fused optimizer decides on the device whether a scaled step is skipped.
-        keep = (found_inf == 0).to(deltas[0].dtype)
-        deltas, decay = [delta.mul_(keep.to(delta.device)) for delta in deltas], decay * keep
-    before = [(p.detach() - delta).div_(1 - decay) for p, delta in zip(params, deltas, strict=True)]
-    for delta, b in zip(deltas, before, strict=True):
-        delta.sub_(b * decay)
-    return before, deltas
+    def __contains__(self, kind: str) -> bool:
+        return kind in self._sums
+
+    def __getitem__(self, kind: str) -> Tensor:
+        return torch.where(self._is_known(kind), self._sums[kind], torch.nan)
+
+    def blocks(self, kind: str) -> Tensor:
+        return self[kind][:-NUM_ENDS]
+
+    def total(self, kind: str) -> Tensor:
+        """Over all groups but the embeddings."""
+        is_known = self._is_known(kind)
+        total = self._sums[kind][:-NUM_ENDS].sum() + self._sums[kind][OTHER] + self._sums[kind][HEAD]
+        return torch.where(is_known.any(), total, torch.nan)
+
+    def _is_known(self, kind: str) -> Tensor:
+        device = self._sums[kind].device
+        is_whole = self._sums[kind + ALL_HERE].to(device, non_blocking=True) > 1 - 1e-6
+        return is_whole & (self._sums[kind + COUNT].to(device, non_blocking=True) > 0)
 
 
-def _sqrt(value: Tensor | float) -> Tensor | float:
-    return value.sqrt() if isinstance(value, Tensor) else math.sqrt(value)
+def _cosine(dot: Tensor, squared: Tensor, other: Tensor) -> Tensor:
+    return (dot / (squared * other).sqrt()).clamp(-1, 1)  # rounding may leave it outside
 
 
-def _squared_norm(tensors: Iterable[Tensor]) -> Tensor:
-    """|x|^2 over all tensors, in float32 or wider, as a scalar on the device of the first."""
-    tensors = [t.detach() for t in tensors]
-    norms = torch._foreach_norm(tensors, 2, torch.float32 if _is_narrow(tensors) else None)
-    return torch.stack([n.to(norms[0].device, non_blocking=True) for n in norms]).square().sum()
+def _moving(stepper: _Stepper) -> frozenset[int]:
+    return frozenset(id(p) for params in stepper.groups.values() for p in _with_gradient(params))
 
 
-def _is_narrow(tensors: Iterable[Tensor]) -> bool:
-    return any(t.dtype in (torch.float16, torch.bfloat16) for t in tensors)
+def _with_gradient(params: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    return [p for p in params if p.grad is not None and not p.grad.is_sparse]
 
 
-def _per_block(sums: Mapping[str, Tensor], kind: str) -> Tensor:
-    """One entry per block; NaN where there was nothing to measure."""
-    is_measured = sums[kind + COUNT].to(sums[kind].device) > 0
-    return torch.where(is_measured, sums[kind], torch.nan)[:-1]
+def _gradients(params: Sequence[nn.Parameter]) -> list[Tensor]:
+    return [local(p.grad) for p in params if p.grad is not None]
+
+
+def _of(end: str) -> list[str]:
+    return [name for name in ParameterProbe.METRICS if name.startswith(f"{end}_")]
+
+
+def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """A wrapper, such as Accelerate's, steps through the optimizer inside it."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 def _is_usable(optimizer: object) -> TypeGuard[torch.optim.Optimizer]:
     return isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "param_groups")
-
-
-def _is_sharded(parameter: nn.Parameter) -> bool:
-    return hasattr(parameter, "to_local")
-
-
-def _group_parameters(model: nn.Module, blocks: list[Block]) -> dict[int, list[nn.Parameter]]:
-    """Parameters by block, each counted once, without embeddings and scalars (as arXiv 2010.09697, Appendix A)."""
-    left_out = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-    groups: dict[int, list[nn.Parameter]] = {}
-    for group, module in [*((block.number, block.module) for block in blocks), (OTHER, model)]:
-        for parameter in module.parameters():
-            if id(parameter) in left_out or isinstance(parameter, UninitializedParameter):
-                continue
-            if parameter.numel() > 1 and parameter.is_floating_point():
-                left_out.add(id(parameter))
-                groups.setdefault(group, []).append(parameter)
-    return groups

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tsemon.probes.discovery import Block
 from tsemon.probes.hooks import Hooks
 
 Merge = Literal["sum", "max", "min"]
@@ -53,12 +54,17 @@ class Part:
 
     wanted: frozenset[str] = frozenset()
     """Which of METRICS this step should give. A part from which none is wanted is left out of the step."""
+    step: int = 0
+    """The number of the step that is collected."""
 
     def arm(self, hooks: Hooks) -> None:
         """Hook what is called once a step."""
 
     def listen(self, hooks: Hooks) -> None:
         """Hook the blocks for the pass that begins."""
+
+    def enter(self, block: Block, args: Any, kwargs: Any) -> None:
+        """A block of the pass is about to run with these arguments."""
 
     def forget(self) -> None:
         """Let go of what was seen."""
@@ -70,6 +76,10 @@ class Part:
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         """Metrics from the sums of all processes, and from what cannot be summed."""
         return Reading()
+
+    def how(self) -> str:
+        """In a few words, what the numbers of this step were made from."""
+        return ""
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         """Metric to the reason why this step lacks it, in whole or in part. `why_unseen`: why no hook fired."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -10,17 +11,23 @@ from torch import Tensor, nn
 
 from tsemon.probes.activations import ActivationProbe
 from tsemon.probes.attention import AttentionProbe
-from tsemon.probes.discovery import Block, compiled_around, is_compiled, path_to_gate, runs_compiled
+from tsemon.probes.calls import Calls
+from tsemon.probes.discovery import Block, compiled_around, hides_from_hooks, is_compiled, path_to_gate, runs_compiled
+from tsemon.probes.escalation import EscalationProbe
 from tsemon.probes.extra_pass import ExtraPass
+from tsemon.probes.feedforward import FeedForwardProbe
 from tsemon.probes.held import HeldBatch, ProbeBatch
 from tsemon.probes.hooks import Guard, Hooks, Span
+from tsemon.probes.outputs import OutputProbe
 from tsemon.probes.padding import Padding
 from tsemon.probes.parameters import ParameterProbe
 from tsemon.probes.part import Part, Partial, Reading
-from tsemon.probes.ranks import Ranks
+from tsemon.probes.ranks import Ranks, given_means, given_partials
 from tsemon.probes.saturation import SaturationProbe
+from tsemon.probes.states import HiddenStates
 
 AGREED = "agreed"
+EXTRA = "extra pass"
 MAX_SEARCHES = 3
 """Samples after which nothing that was compiled later is looked for any more."""
 V = TypeVar("V")
@@ -57,23 +64,29 @@ class Probe:
         self._guard = Guard(on_fault, self._device)
         self._outer, self._inner, self._extra = (Hooks(self._guard) for _ in range(3))
         self._padding = Padding(num_stacks=1 + max(block.stack for block in blocks))
+        self._calls = Calls(blocks)
+        states = HiddenStates(blocks, self._padding)
         self._held = HeldBatch(model, probe_batch, can_cut=not any(block.tokens_first for block in blocks))
         self._plain_pass, self._scaled_pass = ExtraPass(self._held), ExtraPass(self._held)
-        self._is_open = self._is_hidden = self._has_stood_in = False
-        self._num_searches = 0
-        self._activations = ActivationProbe(blocks, depth, self._padding)
         self._saturation = SaturationProbe(model, blocks, depth, self._padding)
         self._parts: dict[str, Part] = {
-            "activations": self._activations,
-            "attention": AttentionProbe(blocks, depth, self._padding),
+            "activations": ActivationProbe(blocks, depth, states, self._calls),
+            "escalation": EscalationProbe(blocks, depth, states, self._calls),
+            "attention": AttentionProbe(blocks, depth, self._padding, self._calls),
+            "feedforward": FeedForwardProbe(blocks, depth, self._padding, self._calls),
+            "outputs": OutputProbe(self._path, blocks, self._padding),
             "parameters": ParameterProbe(model, blocks, depth, optimizers, ranks),
             "saturation": self._saturation,
         }
         self._saw_train_mode: bool | None = None
+        self._is_open = self._is_hidden = self._is_in_extra_pass = self._has_stood_in = False
+        self._num_searches = 0
+        self.wanted: frozenset[str] = frozenset()
+        """Which metrics the step that is, or was, armed should give."""
         self.not_measured: dict[str, str] = {}
         """Metric to the reason why the last sampled step lacks it, in whole or in part."""
-        self.notes: list[str] = []
-        """What to know about the values of the last sampled step."""
+        self.how: dict[str, str] = {}
+        """In words, what the numbers of each part were made from in the last sampled step."""
 
     @property
     def cost_s(self) -> float:
@@ -87,21 +100,31 @@ class Probe:
     def arm(self, wanted: Collection[str]) -> None:
         """Watch the next step for these metrics."""
         self._saw_train_mode, self._is_open = None, False
+        self.wanted = frozenset(wanted)
         for part in self._parts.values():
             part.wanted = frozenset(part.METRICS) & frozenset(wanted)
-        if self._saturation.wanted or any(part.wanted for part in self._listening()):
-            for module in self._path:
-                self._outer.before(module, self._padding.read)
-            if not self._held.is_final and (self._saturation.wanted or self._runs_compiled()):
-                self._hold_inputs()
-            if self._is_gate_called:
-                self._outer.before(self._gate, self._open)
-                self._outer.after(self._gate, self._close)
-            else:
-                self._outer.before(self._blocks[0].module, self._open_at_first_block)
         for part in self._parts.values():
-            if part.wanted:
+            if part.wanted and part not in self._listening():
                 part.arm(self._outer)
+        if not self._runs_compiled():
+            self._watch_passes(self._outer)
+        if not self._held.is_final and (self._saturation.wanted or self._runs_compiled()):
+            self._hold_inputs()
+
+    def _watch_passes(self, hooks: Hooks) -> None:
+        """Be there when a pass comes through the gate."""
+        listening = [part for part in self._listening() if part.wanted]
+        if not listening:
+            return
+        for module in self._path:
+            hooks.before(module, self._padding.read)
+        for part in listening:
+            part.arm(hooks)
+        if self._is_gate_called:
+            hooks.before(self._gate, self._open)
+            hooks.after(self._gate, self._close)
+        else:
+            hooks.before(self._blocks[0].module, self._open_at_first_block)
 
     def disarm(self) -> None:
         """Take every hook out again, and let go of what was seen."""
@@ -113,25 +136,28 @@ class Probe:
         self._forget()
         self._padding.forget()
 
-    def collect(self, to_agree: Sequence[float] = ()) -> Reading:
+    def collect(
+        self, *, step: int = 0, given: Mapping[str, Tensor | float] | None = None, to_agree: Sequence[float] = ()
+    ) -> Reading:
         """What the armed step gave. The tensors are on the model's device and nothing has waited for them.
 
-        to_agree: numbers of which all ranks should know the largest.
+        Where there are ranks, the reading has the means over ranks of the scalars that are `given`, and `agreed`: the
+        largest of each of the numbers `to_agree`, and how many quantities some rank could not merge for want of a place.
         """
         reading = Reading()
-        self.not_measured, self.notes = {}, []
+        self.not_measured = {}
         self._guard.run(self._drop_failed_pass)
         self._pass_again()
         partials: dict[str, Partial] = {}
-        if self._ranks is not None:
-            partials[AGREED] = Partial(torch.tensor(to_agree, dtype=torch.float64), "max")
         for name, part in self._parts.items():  # each by itself: a fault in one leaves the others
+            part.step = step
             if part.wanted:
                 self._guard.run(self._gather, name, part, partials)
         sums = {name: partial.value for name, partial in partials.items()}
         if self._ranks is not None:
-            self._guard.run(self._merge, self._ranks, partials, sums)
+            self._guard.contain(self._merge, self._ranks, partials, sums, given or {}, to_agree)
             reading.agreed = sums.get(AGREED)
+            reading.scalars |= given_means(sums)
         for name, part in self._parts.items():
             if part.wanted:
                 self._guard.run(self._finish, name, part, sums, reading)
@@ -142,9 +168,18 @@ class Probe:
     def _gather(self, name: str, part: Part, partials: dict[str, Partial]) -> None:
         partials |= {f"{name}.{key}": partial for key, partial in part.collect().items()}
 
-    def _merge(self, ranks: Ranks, partials: Mapping[str, Partial], sums: dict[str, Tensor]) -> None:
-        sums.clear()  # half of the ranks' sums are nobody's
-        sums |= ranks.merge(partials, self._device)
+    def _merge(
+        self,
+        ranks: Ranks,
+        partials: dict[str, Partial],
+        sums: dict[str, Tensor],
+        given: Mapping[str, Tensor | float],
+        to_agree: Sequence[float],
+    ) -> None:
+        partials |= given_partials(given)
+        numbers = [*to_agree, ranks.num_new(partials)]
+        partials[AGREED] = Partial(torch.tensor(numbers, dtype=torch.float64), "max")
+        sums |= ranks.merge(partials, self._device, self._guard.on_fault)
 
     def _finish(self, name: str, part: Part, sums: Mapping[str, Tensor], reading: Reading) -> None:
         own = {key.removeprefix(f"{name}."): value for key, value in sums.items() if key.startswith(f"{name}.")}
@@ -153,6 +188,7 @@ class Probe:
         reading.heads |= _wanted(found.heads, part.wanted)
         reading.scalars |= _wanted(found.scalars, part.wanted)
         why = part.why_missing(self._why_unseen())
+        self.how[name] = part.how()
         self.not_measured |= {metric: reason for metric, reason in why.items() if metric in part.wanted}
 
     def _hold_inputs(self) -> None:
@@ -180,30 +216,39 @@ class Probe:
             return
         plain, scaled = self._plain_pass, self._scaled_pass
         try:
-            self._guard.contain(plain.run, self._begin_plain)
+            self._is_in_extra_pass = self._is_hidden
+            self._guard.run_model(plain.run, self._begin_plain)
+            self._is_in_extra_pass = False
             if self._saturation.wanted and plain.why_not is None:
-                self._guard.contain(scaled.run, self._begin_scaled, self._saturation.scale)
+                self._guard.run_model(scaled.run, self._begin_scaled, self._saturation.scale)
         finally:
+            self._is_in_extra_pass = False
             self._extra.remove()
             self._inner.remove()
             self._padding.forget()
         self._saturation.why_not = plain.why_not or scaled.why_not
+        self.how[EXTRA] = ""
         if is_worth_it and plain.why_not is None:
-            self.notes.append(
+            self.how[EXTRA] = (
                 f"activations and attention are of an extra pass, eager and in eval mode, over {self._held}, not of the "
                 "current batch: the model runs compiled"
             )
 
     def _begin_plain(self) -> None:
-        self._extra.remove()
+        self._begin_extra()
         if self._saturation.wanted:
             self._saturation.listen_to_plain(self._extra)
         if self._is_hidden:
-            self._listen()
+            self._watch_passes(self._extra)
 
     def _begin_scaled(self) -> None:
-        self._extra.remove()
+        self._begin_extra()
         self._saturation.listen_to_scaled(self._extra)
+
+    def _begin_extra(self) -> None:
+        self._extra.remove()
+        for module in self._path:
+            self._extra.before(module, self._padding.read)
 
     def _runs_compiled(self) -> bool:
         return any(map(runs_compiled, self._path)) or any(is_compiled(block.module) for block in self._blocks)
@@ -236,6 +281,9 @@ class Probe:
 
     def _open(self, gate: nn.Module, *_: Any) -> None:
         self._drop_failed_pass()
+        if self._is_in_extra_pass:
+            self._listen()
+            return
         # Without gradients it is an evaluation. With them, one in eval mode may be, too: the first pass in train mode
         # takes its place. (Who trains in eval mode, to be rid of dropout, makes no other.)
         is_first = self._saw_train_mode is None
@@ -248,16 +296,27 @@ class Probe:
 
     def _listen(self) -> None:
         self._inner.remove()
+        self._calls.begin()
+        for block in self._calls.to_hook:
+            if not hides_from_hooks(block):
+                self._inner.before(block.module, functools.partial(self._enter, block))
         for part in self._listening():
             part.forget()
             if part.wanted:
                 part.listen(self._inner)
 
-    def _open_at_first_block(self, block: nn.Module, args: Any, kwargs: Any) -> None:
+    def _open_at_first_block(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         was = self._saw_train_mode
-        self._open(block)
-        if self._saw_train_mode is not was and self._activations.wanted:
-            self._activations.take_input(args, kwargs)  # too late for a hook of its own
+        self._open(module)
+        if self._saw_train_mode is not was or self._is_in_extra_pass:
+            self._enter(self._blocks[0], module, args, kwargs)  # too late for a hook of its own
+
+    def _enter(self, block: Block, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._calls.enter(module)
+        layer = self._calls.current(block)
+        for part in self._listening():
+            if layer is not None and part.wanted and type(part).enter is not Part.enter:
+                self._guard.run(part.enter, layer, args, kwargs)
 
     def _close(self, gate: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._is_open = False

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from tsemon.measures import saturation
-from tsemon.probes.activations import _first_hidden_state as hidden_state
 from tsemon.probes.discovery import Block
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.padding import Padding
 from tsemon.probes.part import Part, Partial, Reading, counted, mean, stacked
+from tsemon.probes.states import hidden_state
 
 MAX_TOKENS = 64
 """Tokens compared per layer at the most, evenly spread over those of the held sequences that are no padding."""

@@ -7,8 +7,26 @@ from torch.nn import functional as F
 
 from tests import zoo
 from tests.tsemon.probes.probing import ALL, hidden_states, num_hooks, probe_of, reading_of
-from tsemon.measures import token_similarity, token_statistics
+from tsemon.measures import effective_rank, token_similarity, token_statistics
 from tsemon.probes.activations import _metrics, _sums
+
+EVERY_SAMPLE = (
+    "token_similarity",
+    "token_diversity",
+    "centred_token_similarity",
+    "global_diversity",
+    "cosine_similarity",
+    "hfc_lfc",
+    "batch_similarity",
+    "hidden_rms",
+    "hidden_max",
+    "first_hidden_norm_ratio",
+)
+
+
+def on_host(value):
+    """What the exporter's thread makes of it."""
+    return value.finish(value.raw)
 
 
 class TestActivations:
@@ -24,7 +42,15 @@ class TestActivations:
             centred_share = [(torch.linalg.norm(projector @ x) / torch.linalg.norm(x)) ** 2 for x in centred]
             unit = F.normalize(x_BTD, dim=-1)
             cosines = [(u @ u.T)[~torch.eye(tokens, dtype=torch.bool)].mean() for u in unit]
+            norms = x_BTD.norm(dim=-1)
             expected = {
+                "global_diversity": centred.square().sum() / x_BTD.square().sum(),
+                "hfc_lfc": torch.stack(
+                    [torch.linalg.norm(x - projector @ x) / torch.linalg.norm(projector @ x) for x in x_BTD]
+                ).mean(),
+                "hidden_max": x_BTD.abs().max(),
+                "first_hidden_norm_ratio": (norms[:, 0] / norms[:, 1:].mean(dim=1)).mean(),
+                "batch_similarity": token_similarity(x_BTD.mean(dim=1)),
                 "token_similarity": torch.stack(share).mean(),
                 "token_diversity": 1 - torch.stack(share).mean(),
                 "centred_token_similarity": torch.stack(centred_share).mean(),
@@ -38,6 +64,64 @@ class TestActivations:
                     got, value.double(), rtol=1e-4, atol=1e-6, msg=f"{name}[{entry}]: {got}, {value}"
                 )
 
+    def test_have_the_effective_ranks_that_the_measure_gives(self, any_model):
+        model, forward = any_model
+        model.eval()
+        reading, _ = reading_of(model, forward)
+        ranks = {name: on_host(reading.layers[name]) for name in ("effective_rank", "batch_rank")}
+        for entry, x_BTD in enumerate(hidden_states(model, forward)):
+            means_BD = x_BTD.mean(dim=1)
+            expected = {
+                "effective_rank": effective_rank(x_BTD[0]),
+                "batch_rank": effective_rank(means_BD - means_BD.mean(dim=0)),
+            }
+            for name, value in expected.items():
+                # The hidden states' mean tokens are of float32; where a rank is near 1, that is all its digits.
+                torch.testing.assert_close(ranks[name][entry].double(), value, rtol=1e-3, atol=0, msg=name)
+
+    def test_take_their_effective_rank_from_the_first_sequence_that_is_finite(self):
+        torch.manual_seed(0)
+        model, _ = zoo.torch_encoder()
+        x_TBD = torch.randn(12, 4, 32)
+        x_TBD[3, 0, 5] = math.nan
+        reading, _ = reading_of(model, lambda: model(x_TBD))
+        healthy_3D = x_TBD[:, 1:].mean(dim=0)
+        for name, expected in (
+            ("effective_rank", effective_rank(x_TBD[:, 1])),
+            ("batch_rank", effective_rank(healthy_3D - healthy_3D.mean(dim=0))),
+        ):
+            torch.testing.assert_close(on_host(reading.layers[name])[0], expected, rtol=1e-4, atol=0, msg=name)
+
+    def test_find_the_first_token_behind_padding_on_the_left(self):
+        torch.manual_seed(0)
+        x_BTD = torch.randn(2, 6, 8)
+        x_BTD[:, 2] *= 100
+        valid_BT = (torch.arange(6) >= 2).expand(2, 6)
+        got = _metrics(_sums(token_statistics(x_BTD, valid_BT), width=8))["first_hidden_norm_ratio"]
+        norms = x_BTD.norm(dim=-1)
+        torch.testing.assert_close(got, (norms[:, 2] / norms[:, 3:].mean(dim=1)).mean())
+
+    @pytest.mark.parametrize("scale", [1e-20, 1e20])
+    def test_do_not_depend_on_the_scale_but_where_they_measure_it(self, scale):
+        torch.manual_seed(0)
+        x_BTD = torch.randn(4, 6, 8) + torch.randn(8)
+        usual = _metrics(_sums(token_statistics(x_BTD), width=8))
+        scaled = _metrics(_sums(token_statistics(x_BTD * scale), width=8))
+        for name, value in usual.items():
+            expected = value * scale if name in ("hidden_max", "hidden_rms") else value
+            torch.testing.assert_close(scaled[name], expected, msg=name)
+
+    def test_keep_a_global_diversity_where_all_that_is_left_is_small(self):
+        """1 - shared has no digit of this in float32."""
+        torch.manual_seed(0)
+        own_BTD = 1e-5 * torch.randn(4, 6, 8, dtype=torch.float64)
+        x_BTD = (1 + own_BTD).float()
+        got = _metrics(_sums(token_statistics(x_BTD), width=8))["global_diversity"]
+        centred = x_BTD.double() - x_BTD.double().mean(dim=(0, 1))
+        expected = centred.square().sum() / x_BTD.double().square().sum()
+        # The mean is right to 6e-8 of 1, the differences from it are 1e-5.
+        torch.testing.assert_close(got.double(), expected, rtol=1e-3, atol=0)
+
     def test_keep_float32_under_autocast(self):
         torch.manual_seed(0)
         model, forward = zoo.bert()
@@ -50,6 +134,11 @@ class TestActivations:
         torch.testing.assert_close(
             reading.layers["cosine_similarity"][-1].double(), cosines.mean(), rtol=1e-5, atol=1e-6
         )
+        centred = x_BTD - x_BTD.mean(dim=(0, 1))
+        expected = centred.square().sum() / x_BTD.square().sum()
+        torch.testing.assert_close(reading.layers["global_diversity"][-1].double(), expected, rtol=1e-4, atol=0)
+        got = on_host(reading.layers["effective_rank"])[-1].double()
+        torch.testing.assert_close(got, effective_rank(x_BTD[0]), rtol=1e-4, atol=0)
 
     def test_leave_padding_out(self):
         torch.manual_seed(0)
@@ -59,8 +148,11 @@ class TestActivations:
         mask[:, keep:] = 0
         padded, _ = reading_of(model, lambda: model(ids, attention_mask=mask).logits)
         short, _ = reading_of(model, lambda: model(ids[:, :keep]).logits)
-        for name in ("token_similarity", "token_diversity", "cosine_similarity", "hidden_rms"):
-            torch.testing.assert_close(padded.layers[name], short.layers[name], rtol=1e-4, atol=1e-6)
+        for name in EVERY_SAMPLE:
+            torch.testing.assert_close(padded.layers[name], short.layers[name], rtol=1e-4, atol=1e-6, msg=name)
+        for name in ("effective_rank", "batch_rank"):
+            expected = on_host(short.layers[name])
+            torch.testing.assert_close(on_host(padded.layers[name]), expected, rtol=1e-3, atol=0, msg=name)
 
     def test_see_only_the_first_of_several_micro_batches(self):
         torch.manual_seed(0)
@@ -130,8 +222,13 @@ class TestActivations:
         valid_BT = torch.ones(4, 6, dtype=torch.bool)
         valid_BT[3] = False
         got = _metrics(_sums(token_statistics(x_BTD, valid_BT), width=8))
-        for name in ("token_similarity", "centred_token_similarity", "cosine_similarity", "hidden_rms"):
+        for name in EVERY_SAMPLE:
             torch.testing.assert_close(got[name], good[name], msg=name)
+
+    def test_are_undefined_where_no_sequence_is_finite(self):
+        got = _metrics(_sums(token_statistics(torch.full((2, 6, 8), math.nan)), width=8))
+        assert got.pop("nonfinite") == 1
+        assert all(value.isnan() for value in got.values())
 
     def test_weigh_sequences_by_their_tokens_in_the_mean_of_the_batch(self):
         torch.manual_seed(0)
@@ -143,8 +240,15 @@ class TestActivations:
         common = torch.cat(centred).mean(dim=0)
         torch.testing.assert_close(got, torch.stack([token_similarity(x - common) for x in centred]).mean())
 
-    def test_know_no_centred_similarity_of_a_single_sequence(self):
-        assert _metrics(_sums(token_statistics(torch.randn(1, 6, 8)), width=8))["centred_token_similarity"].isnan()
+    def test_know_of_a_single_sequence_nothing_that_needs_several(self):
+        torch.manual_seed(0)
+        x_BTD = torch.randn(1, 6, 8)
+        got = _metrics(_sums(token_statistics(x_BTD), width=8))
+        assert {name for name, value in got.items() if value.isnan()} == {
+            "centred_token_similarity",
+            "batch_similarity",
+        }
+        torch.testing.assert_close(got["global_diversity"], got["token_diversity"])
 
     def test_find_the_mask_whoever_on_the_way_was_given_it(self):
         class Wrapped(nn.Module):

@@ -19,8 +19,13 @@ from tsemon.errors import InvalidArgument
 from tsemon.models import CausalLanguageModel
 from tsemon.probes.activations import ActivationProbe
 from tsemon.probes.attention import AttentionProbe
+from tsemon.probes.escalation import EscalationProbe
+from tsemon.probes.feedforward import FeedForwardProbe
+from tsemon.probes.outputs import OutputProbe
+from tsemon.probes.part import OnHost
 
-FORWARD = {*ActivationProbe.METRICS, *AttentionProbe.METRICS}
+PARTS = (ActivationProbe, AttentionProbe, EscalationProbe, FeedForwardProbe, OutputProbe)
+FORWARD = {metric for part in PARTS for metric in part.METRICS}
 
 
 def language_model():
@@ -100,7 +105,8 @@ def sample(probe, step, measures=ALL):
 
 
 def values(reading):
-    return {name: value for name, value in reading.layers.items() if name in FORWARD}
+    found = {name: value for name, value in (reading.layers | reading.scalars).items() if name in FORWARD}
+    return {name: value.finish(value.raw) if isinstance(value, OnHost) else value for name, value in found.items()}
 
 
 def expected(model, inputs):
@@ -127,7 +133,7 @@ class TestACompiledModel:
         assert set(wanted) >= {"token_similarity", "attention_entropy"}
         torch.testing.assert_close(found, wanted, equal_nan=True)
         assert not FORWARD & {*probe.not_measured}
-        assert "eager and in eval mode, over 4 held sequences, not of the current batch" in probe.notes[0]
+        assert "eager and in eval mode, over 4 held sequences, not of the current batch" in probe.how["extra pass"]
 
     @pytest.mark.parametrize("compile_model", SETUPS)
     def test_trains_bit_for_bit_as_if_nobody_watched(self, compile_model, tmp_path):
@@ -209,7 +215,7 @@ class TestACompiledModel:
         assert "give attach(..., probe_batch=...)" in without.not_measured["token_similarity"]
         found = sample(given, lambda: compiled(zoo.ids()))
         torch.testing.assert_close(values(found), expected(eager, zoo.ids(2)), equal_nan=True)
-        assert "over 2 held sequences" in given.notes[0]
+        assert "over 2 held sequences" in given.how["extra pass"]
 
     def test_keeps_the_graph_of_a_function_around_it_that_was_called_before(self):
         model, backend = language_model(), Counting()
@@ -250,7 +256,7 @@ class TestACompiledModel:
         model, forward = zoo.our_language_model()
         reading, probe = reading_of(model, forward, probe_batch=zoo.ids(1))
         alone, _ = reading_of(model, forward, measures=FORWARD)
-        assert probe.notes == []
+        assert probe.how["extra pass"] == ""
         torch.testing.assert_close(values(reading), values(alone), equal_nan=True)
 
 

@@ -1,33 +1,51 @@
+import itertools
 import math
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
+from torch.optim import SGD, Adam, AdamW
 
 from tests import zoo
-from tests.tsemon.probes.probing import ALL, probe_of, reading_of
-from tsemon.probes import find_blocks
+from tests.tsemon.probes.probing import ALL, probe_of, raise_fault, reading_of
+from tsemon.measures import power_law_fit
+from tsemon.probes import Probe, find_blocks
+from tsemon.probes.coordinates import MAX_COORDINATES, Coordinates, stride_of
+from tsemon.probes.growth import MAX_POINTS, NormGrowth
+from tsemon.probes.query_key import queries_and_keys
 
 
 class TestParameters:
+    @pytest.mark.parametrize("num_steps", [0, 3])  # the moments of a first step are not those of a later one
     @pytest.mark.parametrize(
-        "make_optimizer",
+        ("kind", "settings"),
         [
-            lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
-            lambda p: torch.optim.AdamW(p, lr=1e-2, amsgrad=True),
-            lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True),
-            lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
-            lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=0.1),
-            lambda p: torch.optim.SGD(p, lr=1e-1, momentum=0.9, nesterov=True, weight_decay=0.1),
-            lambda p: torch.optim.RMSprop(p, lr=1e-3),
+            (AdamW, {"weight_decay": 0.1}),
+            (AdamW, {"amsgrad": True}),
+            (AdamW, {"maximize": True}),
+            (AdamW, {"foreach": True}),
+            (AdamW, {"fused": True}),
+            (AdamW, {"lr": torch.tensor(1e-2), "foreach": False}),
+            (AdamW, {"lr": torch.tensor(1e-2), "fused": True, "weight_decay": 10.0}),
+            (Adam, {"weight_decay": 0.1}),
+            (Adam, {"decoupled_weight_decay": True, "weight_decay": 1.0, "maximize": True}),
+            (SGD, {"lr": 0.1}),
+            (SGD, {"lr": torch.tensor(0.1), "weight_decay": 0.1, "fused": True}),
+            (SGD, {"lr": 0.1, "weight_decay": 0.1, "maximize": True}),
+            (SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}),
+            (SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "foreach": True}),
+            (SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "maximize": True, "fused": True}),
+            (torch.optim.RMSprop, {"lr": 1e-3}),
+            (torch.optim.NAdam, {"lr": 1e-3}),
         ],
-        ids=["adamw", "adamw-amsgrad", "adamw-foreach", "adamw-fused", "adam", "sgd", "rmsprop"],
+        ids=lambda value: value.__name__ if isinstance(value, type) else ",".join(value) if value else "plain",
     )
-    def test_updates_equal_the_difference_of_the_parameters(self, make_optimizer):
+    def test_updates_equal_the_difference_of_the_parameters(self, kind, settings, num_steps):
         torch.manual_seed(0)
         model, forward = zoo.gpt2()
-        optimizer = make_optimizer(model.parameters())
-        for _ in range(3):  # so that the moments are not those of a first step
+        optimizer = kind(model.parameters(), **({"lr": 1e-2} | settings))
+        for _ in range(num_steps):
             forward().square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -44,6 +62,7 @@ class TestParameters:
                 "update_norm": (new - old).norm(),
                 "update_ratio": (new - old).norm() / old.norm(),
                 "update_alignment": F.cosine_similarity(new - old, old, dim=0),
+                "gradient_alignment": F.cosine_similarity(gradient, old, dim=0),
             }
             for name, value in expected.items():
                 torch.testing.assert_close(reading.layers[name][layer].double(), value, rtol=1e-3, atol=1e-5, msg=name)
@@ -63,15 +82,18 @@ class TestParameters:
         after = torch.cat([p.detach().double().flatten() for p in model.transformer.h[0].parameters()])
         torch.testing.assert_close(got.double(), (after - before).norm(), rtol=1e-3, atol=0)
 
+    @pytest.mark.parametrize("kind", [AdamW, SGD])
     @pytest.mark.parametrize("fused", [False, True])
     @pytest.mark.parametrize("overflows", [False, True])
-    def test_gradients_and_updates_are_those_without_the_loss_scale(self, fused, overflows):
+    @pytest.mark.parametrize("is_first_step", [False, True])
+    def test_gradients_and_updates_are_those_without_the_loss_scale(self, kind, fused, overflows, is_first_step):
         torch.manual_seed(0)
         model, forward = zoo.gpt2()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
-        forward().square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        optimizer = kind(model.parameters(), lr=1e-2, weight_decay=0.1, fused=fused)
+        if not is_first_step:
+            forward().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
         block = model.transformer.h[0]
         probe = probe_of(model, optimizer)
@@ -125,27 +147,29 @@ class TestParameters:
         assert reading.layers["param_norm"].isnan().tolist() == [False, True, False]
         assert all(reading.scalars[name].isnan() for name in ("total_grad_norm", "total_param_norm", "step_size"))
 
-    @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
-    def test_ratio_and_alignment_are_against_the_whole_block_when_part_of_it_is_frozen(self, kind):
+    # The output is normalised, so its mean square hardly has a gradient: a small step would be lost in rounding.
+    @pytest.mark.parametrize(("kind", "lr"), [(torch.optim.AdamW, 1e-1), (torch.optim.SGD, 1e5)])
+    def test_ratio_and_alignment_are_against_the_whole_block_when_part_of_it_is_frozen(self, kind, lr):
         torch.manual_seed(0)
         model, forward = zoo.torch_encoder()
         for layer in model.layers:
             layer.linear1.requires_grad_(False)
         before = torch.cat([p.detach().double().flatten() for p in model.layers[0].parameters()])
-        reading, _ = reading_of(model, forward, kind(model.parameters(), lr=1e-1))
+        reading, _ = reading_of(model, forward, kind(model.parameters(), lr=lr))
         delta = torch.cat([p.detach().double().flatten() for p in model.layers[0].parameters()]) - before
         got = reading.layers["update_ratio"][0].double()
         torch.testing.assert_close(got, delta.norm() / before.norm(), rtol=1e-3, atol=0)
         got, alignment = reading.layers["update_alignment"][0].double(), F.cosine_similarity(delta, before, dim=0)
         torch.testing.assert_close(got, alignment, rtol=1e-3, atol=2e-5)
 
-    @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
-    def test_a_frozen_block_does_not_move_and_counts_in_the_whole(self, kind):
+    # The output is normalised, so its mean square hardly has a gradient: a small step would be lost in rounding.
+    @pytest.mark.parametrize(("kind", "lr"), [(torch.optim.AdamW, 1e-1), (torch.optim.SGD, 1e5)])
+    def test_a_frozen_block_does_not_move_and_counts_in_the_whole(self, kind, lr):
         torch.manual_seed(0)
         model, forward = zoo.torch_encoder()
         model.layers[0].requires_grad_(False)
         before = torch.cat([p.detach().double().flatten() for p in model.parameters()])
-        reading, _ = reading_of(model, forward, kind(model.parameters(), lr=1e-1))
+        reading, _ = reading_of(model, forward, kind(model.parameters(), lr=lr))
         delta = torch.cat([p.detach().double().flatten() for p in model.parameters()]) - before
         assert reading.layers["update_norm"][0] == 0
         assert reading.layers["update_ratio"][0] == 0
@@ -164,7 +188,7 @@ class TestParameters:
         model, forward = zoo.torch_encoder()
         reading, probe = reading_of(model, forward, Wrapper(torch.optim.AdamW(model.parameters())))
         assert (reading.layers["update_norm"] > 0).all()
-        assert probe.not_measured == {}
+        assert probe.not_measured.keys().isdisjoint({"update_norm", "grad_norm"})
 
     def test_several_steps_are_said_to_be_several(self):
         model, forward = zoo.torch_encoder()
@@ -199,12 +223,377 @@ class TestParameters:
         optimizer.param_groups[0]["lr"] = 0.1  # as a schedule does
         assert probe.collect().scalars["learning_rate"] == 0.5
 
-    def test_gradients_are_seen_although_the_loop_clears_them(self):
+    @pytest.mark.parametrize("clears_in_a_hook", [False, True])
+    def test_gradients_are_seen_although_the_loop_clears_them(self, clears_in_a_hook):
         model, forward = zoo.torch_encoder()
         optimizer = torch.optim.AdamW(model.parameters())
+        if clears_in_a_hook:
+            optimizer.register_step_post_hook(lambda *_: optimizer.zero_grad())
         probe = probe_of(model, optimizer)
         probe.arm(ALL)
         forward().square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        assert (probe.collect().layers["grad_norm"] > 0).all()
+        reading = probe.collect()
+        assert (reading.layers["grad_norm"] > 0).all()
+        assert (reading.layers["update_norm"] > 0).all()
+
+
+def flat(tensors):
+    return torch.cat([t.detach().double().flatten() for t in tensors])
+
+
+def counted(model):
+    """The parameters that count in totals."""
+    left_out = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    return [p for p in model.parameters() if id(p) not in left_out and p.numel() > 1]
+
+
+class TestSeveralOptimizers:
+    def test_are_measured_as_one(self):
+        readings = []
+        for split in (False, True):
+            torch.manual_seed(0)
+            model, forward = zoo.gpt2()
+            params = list(model.parameters())
+            optimizers = [AdamW(part, lr=1e-2) for part in ((params[::2], params[1::2]) if split else (params,))]
+            probe = Probe(model, optimizers, find_blocks(model), raise_fault)
+            for _ in range(2):
+                probe.arm(ALL)
+                forward().square().mean().backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                reading = probe.collect()
+                not_measured = probe.not_measured
+                probe.disarm()
+            assert not_measured.keys().isdisjoint({"update_norm", "grad_norm", "gradient_cosine"})
+            readings.append(reading)
+        one, several = readings
+        for name in ("grad_norm", "update_norm", "update_ratio", "update_alignment", "gradient_alignment"):
+            torch.testing.assert_close(several.layers[name], one.layers[name])
+        for name in ("total_grad_norm", "step_size", "gradient_cosine", "direction_cosine"):
+            torch.testing.assert_close(several.scalars[name], one.scalars[name])
+
+    def test_may_each_step_in_the_backward_pass(self):
+        """One optimizer per parameter, which steps and frees the gradient as soon as that is there."""
+        torch.manual_seed(0)
+        model, forward = zoo.gpt2()
+        before = flat(counted(model))
+        gradients = {}
+        optimizers = {p: AdamW([p], lr=1e-2) for p in model.parameters()}
+
+        def step(p):
+            gradients[p] = p.grad.clone()
+            optimizers[p].step()
+            p.grad = None
+
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(step)
+        probe = Probe(model, list(optimizers.values()), find_blocks(model), raise_fault)
+        probe.arm(ALL)
+        forward().square().mean().backward()
+        reading = probe.collect()
+        assert "update_norm" not in probe.not_measured
+        expected = flat(gradients[p] for p in counted(model)).norm()
+        torch.testing.assert_close(reading.scalars["total_grad_norm"].double(), expected, rtol=1e-5, atol=0)
+        moved = flat(counted(model)) - before
+        torch.testing.assert_close(reading.scalars["step_size"].double(), moved.norm(), rtol=1e-4, atol=0)
+
+    @pytest.mark.parametrize("kind", [AdamW, SGD, torch.optim.RMSprop])
+    def test_of_which_a_scaler_skips_one_move_what_they_move(self, kind):
+        torch.manual_seed(0)
+        model, forward = zoo.gpt2()
+        halves = [list(model.transformer.h[0].parameters()), list(model.transformer.h[1:].parameters())]
+        optimizers = [kind(half, lr=1e-2) for half in halves]
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        probe = Probe(model, optimizers, find_blocks(model), raise_fault)
+        probe.arm(ALL)
+        scaler.scale(forward().square().mean()).backward()
+        halves[0][0].grad.fill_(torch.inf)
+        before = flat(halves[1])
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        reading = probe.collect()
+        assert reading.layers["update_norm"][0] == 0
+        assert reading.layers["update_ratio"][0] == 0
+        assert "1 of 2 optimizers" in probe.not_measured["grad_norm"]
+        moved = (flat(halves[1]) - before).norm()
+        torch.testing.assert_close(reading.layers["update_norm"][1:].double().norm(), moved, rtol=1e-4, atol=1e-9)
+
+
+class TestClosures:
+    @pytest.mark.parametrize("kind", [AdamW, SGD, torch.optim.RMSprop])
+    def test_give_the_gradient_of_the_parameters_before_the_step(self, kind):
+        torch.manual_seed(0)
+        model, forward = zoo.gpt2()
+        optimizer = kind(model.parameters(), lr=1e-2)
+        before = flat(model.transformer.h[0].parameters())
+        probe = probe_of(model, optimizer)
+        probe.arm(ALL)
+
+        def closure():
+            loss = forward().square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        reading = probe.collect()
+        gradient = flat(p.grad for p in model.transformer.h[0].parameters())
+        expected = {
+            "gradient_alignment": F.cosine_similarity(gradient, before, dim=0),
+            "update_norm": (flat(model.transformer.h[0].parameters()) - before).norm(),
+        }
+        for name, value in expected.items():
+            torch.testing.assert_close(reading.layers[name][0].double(), value, rtol=1e-3, atol=1e-6)
+
+    def test_of_lbfgs_give_the_whole_update_and_no_alignment_of_the_gradient(self):
+        torch.manual_seed(0)
+        model, forward = zoo.torch_encoder()
+        model.register_parameter("out", nn.Parameter(torch.randn(32)))
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+        before = flat(model.parameters())
+        probe = probe_of(model, optimizer)
+        probe.arm(ALL)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = (forward() @ model.out).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        reading = probe.collect()
+        moved = (flat(model.parameters()) - before).norm()
+        torch.testing.assert_close(reading.scalars["step_size"].double(), moved, rtol=1e-4, atol=0)
+        assert "LBFGS" in probe.not_measured["gradient_alignment"]
+        assert reading.layers["gradient_alignment"].isnan().all()
+
+
+class TestEnds:
+    def test_are_given_apart(self):
+        torch.manual_seed(0)
+        model, forward = zoo.our_language_model()
+        ends = {
+            "embedding": [model.embed.weight, model.positions.weight],
+            "head": list(model.head.parameters()),
+        }
+        before = {end: flat(params) for end, params in ends.items()}
+        reading, probe = reading_of(model, forward, AdamW(model.parameters(), lr=1e-2))
+        for end, params in ends.items():
+            gradient = flat(p.grad for p in params)
+            for metric, value in (
+                ("param", flat(params)),
+                ("grad", gradient),
+                ("update", flat(params) - before[end]),
+            ):
+                got = reading.scalars[f"{end}_{metric}_norm"].double()
+                torch.testing.assert_close(got, value.norm(), rtol=1e-4, atol=1e-7)
+        assert not any(name.startswith(("embedding_", "head_")) for name in probe.not_measured)
+
+    def test_are_one_where_they_are_tied(self):
+        model, forward = zoo.gpt2()
+        reading, probe = reading_of(model, forward, AdamW(model.parameters()))
+        expected = flat([model.transformer.wte.weight, model.transformer.wpe.weight]).norm()
+        torch.testing.assert_close(reading.scalars["embedding_param_norm"].double(), expected, rtol=1e-5, atol=0)
+        assert "head_param_norm" not in reading.scalars
+        assert "tied to the embedding" in probe.not_measured["head_param_norm"]
+
+    def test_may_be_positions_and_a_classifier(self):
+        model, forward = zoo.vit()
+        reading, _ = reading_of(model, forward, AdamW(model.parameters()))
+        positions = model.vit.embeddings.position_embeddings.detach().norm()
+        torch.testing.assert_close(reading.scalars["embedding_param_norm"], positions)
+        head = flat(model.classifier.parameters()).float().norm()
+        torch.testing.assert_close(reading.scalars["head_param_norm"], head)
+
+    def test_count_in_the_totals_but_for_the_embeddings(self):
+        model, forward = zoo.our_language_model()
+        reading, _ = reading_of(model, forward, AdamW(model.parameters()))
+        expected = flat(counted(model)).float().norm()
+        torch.testing.assert_close(reading.scalars["total_param_norm"], expected)
+
+    def test_say_that_a_sparse_gradient_is_left_out(self):
+        model, forward = zoo.our_language_model()
+        model.embed.sparse = True
+        dense = [p for p in model.parameters() if p is not model.embed.weight]
+        optimizers = [AdamW(dense), torch.optim.SparseAdam([model.embed.weight])]
+        probe = Probe(model, optimizers, find_blocks(model), raise_fault)
+        probe.arm(ALL)
+        forward().square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        reading = probe.collect()
+        assert "sparse" in probe.not_measured["embedding_grad_norm"]
+        assert reading.scalars["embedding_update_norm"] > 0
+
+
+class TestQueriesAndKeys:
+    @pytest.mark.parametrize("make", [zoo.gpt2, zoo.torch_encoder, zoo.our_language_model])
+    def test_are_the_first_two_thirds_of_a_packed_projection(self, make):
+        torch.manual_seed(0)
+        model, forward = make()
+        reading, probe = reading_of(model, forward, SGD(model.parameters(), lr=1e-3))
+        attention = find_blocks(model)[1].attention
+        if make is zoo.gpt2:
+            weight, bias = attention.c_attn.weight.grad.T, attention.c_attn.bias.grad
+        elif make is zoo.torch_encoder:
+            weight, bias = attention.in_proj_weight.grad, attention.in_proj_bias.grad
+        else:
+            weight, bias = attention.to_query_key_value.weight.grad, attention.to_query_key_value.bias.grad
+        assert weight.shape == (96, 32)
+        expected = flat([weight[:64], bias[:64]]).norm().float()
+        torch.testing.assert_close(reading.layers["grad_norm_qk"][1], expected, rtol=1e-4, atol=0)
+        assert "grad_norm_qk" not in probe.not_measured
+
+    @pytest.mark.parametrize(
+        ("make", "names", "num_parameters"),
+        [
+            (zoo.bert, ("query", "key"), 4),
+            (zoo.llama, ("q_proj", "k_proj"), 2),  # without biases
+            (zoo.vit, ("q_proj", "k_proj"), 4),
+            (zoo.t5, ("q", "k"), 2),
+            (zoo.distilbert, ("q_lin", "k_lin"), 4),
+        ],
+    )
+    def test_are_the_projections_that_are_named_so(self, make, names, num_parameters):
+        torch.manual_seed(0)
+        model, forward = make()
+        reading, _ = reading_of(model, forward, SGD(model.parameters(), lr=1e-3))
+        attention = find_blocks(model)[0].attention
+        parameters = dict(attention.named_parameters())
+        own = [p.grad for name, p in parameters.items() if name.split(".")[-2] in names]
+        assert len(own) == num_parameters
+        torch.testing.assert_close(reading.layers["grad_norm_qk"][0], flat(own).norm().float(), rtol=1e-4, atol=0)
+
+    @pytest.mark.parametrize("make", [zoo.gpt_neox, zoo.bloom])
+    def test_lie_head_by_head_in_an_interleaved_projection(self, make):
+        torch.manual_seed(0)
+        model, forward = make()
+        reading, _ = reading_of(model, forward, SGD(model.parameters(), lr=1e-3))
+        packed = find_blocks(model)[0].attention.query_key_value
+        rows = packed.weight.grad.view(4, 3, 8, 32)[:, :2], packed.bias.grad.view(4, 3, 8)[:, :2]
+        torch.testing.assert_close(reading.layers["grad_norm_qk"][0], flat(rows).norm().float(), rtol=1e-4, atol=0)
+
+    def test_are_fewer_rows_where_heads_share_keys(self):
+        attention = nn.Module()
+        attention.num_heads, attention.num_key_value_heads = 4, 2
+        attention.qkv_proj = nn.Linear(32, (4 + 2 * 2) * 8, bias=False)
+        (found,) = queries_and_keys(attention)
+        assert (found.axis, found.stretches) == (0, ((0, 48),))
+
+    def test_are_told_apart_by_no_guess(self):
+        attention = nn.Module()
+        attention.qkv = nn.Linear(32, 80)
+        assert queries_and_keys(attention) == "cannot tell queries and keys from values in qkv of Module"
+
+    def test_say_where_they_were_not_found(self):
+        model, _ = zoo.gpt2()
+        for block in model.transformer.h:
+            block.attn.c_attn = nn.Linear(32, 100)
+        probe = probe_of(model, AdamW(model.parameters()))
+        probe.arm(ALL)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        probe._parts["parameters"]._optimizers[0].step()
+        reading = probe.collect()
+        assert "c_attn of GPT2Attention" in probe.not_measured["grad_norm_qk"]
+        assert "grad_norm_qk" not in reading.layers or reading.layers["grad_norm_qk"].isnan().all()
+
+
+class TestDirections:
+    def test_compare_with_the_sample_before(self):
+        torch.manual_seed(0)
+        model, forward = zoo.gpt2()
+        optimizer = AdamW(model.parameters(), lr=1e-2)
+        probe = probe_of(model, optimizer)
+        seen = []
+        for step in range(2):
+            optimizer.zero_grad()
+            probe.arm(ALL)
+            forward().square().mean().backward()
+            gradient = flat(p.grad for p in counted(model))
+            optimizer.step()
+            reading = probe.collect(step=step)
+            seen.append((gradient, flat(counted(model)), flat(model.transformer.h[1].parameters())))
+            if step == 0:
+                assert "first sample" in probe.not_measured["direction_cosine"]
+                assert reading.layers["direction_cosine"].isnan().all()
+            probe.disarm()
+        gradient, weights, block = (F.cosine_similarity(*pair, dim=0).float() for pair in zip(*seen, strict=True))
+        torch.testing.assert_close(reading.scalars["gradient_cosine"], gradient, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(reading.scalars["direction_cosine"], weights, rtol=1e-6, atol=0)
+        torch.testing.assert_close(reading.layers["direction_cosine"][1], block, rtol=1e-6, atol=0)
+        assert "direction_cosine" not in probe.not_measured
+
+    def test_keep_no_more_than_so_many_coordinates(self):
+        tensors = [torch.zeros(513, 768), torch.zeros(768)]
+        stride = stride_of(tensors)
+        coordinates = Coordinates()
+        coordinates.compare(0, tensors, [1.0, 1.0], stride)
+        (kept,) = coordinates._kept[0][0]
+        assert MAX_COORDINATES * 0.8 < kept.numel() <= MAX_COORDINATES
+        assert math.gcd(stride, 768) == 1, "or only some columns would ever be seen"
+
+    def test_are_estimated_from_a_part_of_a_large_block(self):
+        torch.manual_seed(0)
+        before = [torch.randn(1000, 500), torch.randn(77)]
+        now = [x + torch.randn_like(x) for x in before]
+        coordinates, stride = Coordinates(), stride_of(before)
+        assert stride > 1
+        assert coordinates.compare("w", before, [1.0, 1.0], stride) is None
+        dot, squared, other = coordinates.compare("w", now, [1.0, 1.0], stride)
+        # Of 62,000 coordinates the standard deviation of a cosine is at most 0.004, that of a square 0.6 %.
+        torch.testing.assert_close(dot / (squared * other).sqrt(), torch.tensor(0.5**0.5).double(), rtol=0, atol=0.012)
+        torch.testing.assert_close(squared, flat(now).square().sum(), rtol=0.02, atol=0)
+
+
+class TestNormGrowth:
+    def test_finds_the_exponent(self):
+        growth = NormGrowth()
+        for step in range(100, 400, 5):
+            norm = torch.tensor(50 + 0.3 * (step - 100) ** 0.6, dtype=torch.float64)
+            exponent, r2 = growth.exponent(step, norm), growth.r2(step, norm)
+        assert exponent.item() == pytest.approx(0.6, abs=1e-9)
+        assert r2.item() == pytest.approx(1.0, abs=1e-9)
+
+    def test_says_nothing_before_there_are_enough_points(self):
+        growth = NormGrowth()
+        known = [not growth.exponent(step, torch.tensor(1.0 + step)).isnan() for step in range(12)]
+        assert known == [False] * 8 + [True] * 4
+
+    def test_says_nothing_of_a_norm_that_shrinks(self):
+        growth = NormGrowth()
+        norms = [10.0, *([10.5] * 10), *([9.0] * 20)]
+        found = [growth.exponent(step, torch.tensor(norm)) for step, norm in enumerate(norms)]
+        assert not found[10].isnan()
+        assert found[-1].isnan()
+
+    def test_keeps_so_many_points_evenly_in_the_logarithm(self):
+        growth, rising = NormGrowth(), range(3 * MAX_POINTS)
+        for step in rising:
+            growth.exponent(step, torch.tensor(1.0 + step**0.5, dtype=torch.float64))
+        steps = [step for step, _ in growth._points]
+        assert len(steps) == MAX_POINTS
+        assert steps[:3] == [0, 1, 2]
+        assert steps[-1] == rising[-1]
+        gaps = [math.log(later / step) for step, later in itertools.pairwise(steps[200:])]
+        assert max(gaps) < 4 * min(gaps)
+
+    def test_is_the_fit_of_the_norms_in_the_frames(self):
+        torch.manual_seed(0)
+        model, forward = zoo.our_language_model()
+        optimizer = AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+        probe, norms = probe_of(model, optimizer), []
+        for step in range(7, 40, 2):  # t counts from the first sample
+            optimizer.zero_grad()
+            probe.arm({"norm_growth_exponent", "norm_growth_r2"})
+            forward().square().mean().backward()
+            optimizer.step()
+            scalars = probe.collect(step=step).scalars
+            norms.append(flat(counted(model)).norm())
+            exponent, r2 = (value.finish(value.raw) for value in scalars.values())
+            probe.disarm()
+        fit = power_law_fit(torch.arange(2, 2 * len(norms), 2), torch.stack(norms[1:]) - norms[0])
+        torch.testing.assert_close(exponent, fit.exponent, rtol=1e-4, atol=0)
+        torch.testing.assert_close(r2, fit.r2, rtol=1e-4, atol=0)

@@ -154,4 +154,43 @@ class TestAGuest:
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
         reading, _ = reading_of(model, lambda: model(torch.empty(4, 12, 32, device="meta")), optimizer)
         assert reading.layers["token_similarity"].device.type == "meta"
-        assert {"update_norm", "attention_entropy"} <= set(reading.layers)
+        assert {"update_norm", "attention_entropy", "effective_rank", "escalation_rate", "dead_units"} <= set(
+            reading.layers
+        )
+
+    def test_reads_nothing_back_from_the_device_where_there_are_masks_and_logits(self):
+        from tsemon.models import CausalLanguageModel
+
+        class Masked(CausalLanguageModel):
+            def forward(self, ids, attention_mask):
+                return super().forward(ids)
+
+        with torch.device("meta"):
+            model = Masked(vocab=100, context=16, depth=3, width=32, heads=4, ffn=64, tau=0.5)
+            ids, mask = torch.zeros(4, 12, dtype=torch.long), torch.ones(4, 12)
+        reading, _ = reading_of(model, lambda: model(ids, mask))
+        expected = {"effective_rank", "batch_rank", "escalation_rate", "dead_units", "first_hidden_norm_ratio"}
+        assert expected <= set(reading.layers)
+        assert reading.scalars["output_variation"].device.type == "meta"
+
+    def test_changes_no_bit_of_training(self, any_model):
+        model, forward = any_model
+        twin, start = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+
+        def trained(watched):
+            model.load_state_dict(twin)
+            model.zero_grad()
+            torch.set_rng_state(start)
+            optimizer = torch.optim.AdamW(model.parameters())
+            probe = probe_of(model, optimizer)
+            if watched:
+                probe.arm(ALL)
+            forward().float().square().mean().backward()
+            optimizer.step()
+            probe.collect()
+            probe.disarm()
+            return [p.detach().clone() for p in model.parameters()], torch.get_rng_state()
+
+        (watched, watched_rng), (alone, rng) = trained(True), trained(False)
+        assert all(torch.equal(a, b) for a, b in zip(watched, alone, strict=True))
+        assert torch.equal(watched_rng, rng)

@@ -1,0 +1,192 @@
+import copy
+import pickle
+
+import lightning.pytorch as pl
+import pytest
+import pytorch_lightning
+import torch
+from torch.utils.data import DataLoader
+
+from tests import zoo
+from tests.tsemon.integrations.recording import count_steps, ids, recorded
+from tsemon.errors import NoBlocksFound
+from tsemon.integrations.lightning import TsemonCallback
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on workers, checkpoints and small data sets
+
+# 5 batches of 2, accumulated by 2: the third and last step of an epoch has one batch only.
+SAMPLES = ids(10)
+
+
+class Training:
+    def __init__(self, **kwargs):
+        super().__init__()
+        self.gpt = zoo.gpt2(**kwargs)[0].train()
+        self.losses = []
+
+    def training_step(self, batch, batch_idx):
+        loss = self.gpt(batch, labels=batch).loss
+        self.losses.append(loss.item())
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.gpt(batch, labels=batch)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters())
+        self.steps = count_steps(optimizer)
+        return optimizer
+
+
+class GPT(Training, pl.LightningModule):
+    pass
+
+
+class OldGPT(Training, pytorch_lightning.LightningModule):
+    pass
+
+
+class ManualGPT(GPT):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss
+
+
+class RaisingGPT(GPT):
+    def on_train_batch_start(self, batch, batch_idx):
+        if self.global_step == 2:
+            raise RuntimeError("out of luck")
+
+
+@pytest.fixture
+def fit(tmp_path):
+    """Fit a small GPT-2 from the same seed; the module, with what it saw."""
+
+    def fit(callback=None, *, also=(), module=GPT, lightning=pl, validate=False, resume=None, **arguments):
+        torch.manual_seed(0)
+        module = module()
+        defaults = {
+            "accelerator": "cpu",
+            "max_epochs": 2,
+            "accumulate_grad_batches": 2,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "default_root_dir": tmp_path / "trainer",
+        }
+        trainer = lightning.Trainer(callbacks=[*([callback] if callback else []), *also], **defaults | arguments)
+        loader = DataLoader(SAMPLES, batch_size=2)
+        trainer.fit(module, loader, DataLoader(SAMPLES[:4], batch_size=2) if validate else None, ckpt_path=resume)
+        return module
+
+    return fit
+
+
+def callback(folder, **options):
+    return TsemonCallback(**{"run": "r", "every": 1, "spool_dir": folder} | options)
+
+
+class TestLightningsCallback:
+    def test_is_attached_by_one_line_and_finishes_the_run(self, fit, tmp_path):
+        watching = callback(tmp_path / "run")
+        fit(watching)
+        run = recorded(tmp_path / "run")
+        assert run.state == "finished"
+        assert watching.monitor.status.not_measured == {}
+        assert watching.monitor.status.num_faults == 0
+        assert all({"token_similarity", "grad_norm", "update_norm"} <= {*frame["layers"]} for frame in run.frames)
+
+    def test_steps_once_for_each_step_of_the_optimizer(self, fit, tmp_path):
+        module = fit(callback(tmp_path / "run"))
+        assert len(module.steps) == 6
+        assert recorded(tmp_path / "run").steps == [0, 1, 2, 3, 4, 5]
+
+    def test_gives_the_loss_of_the_last_batch_of_a_step(self, fit, tmp_path):
+        module = fit(callback(tmp_path / "run"))
+        in_float32 = pytest.approx([module.losses[i] for i in (1, 3, 4, 6, 8, 9)], rel=1e-6)
+        assert recorded(tmp_path / "run").losses == in_float32
+
+    def test_leaves_the_parameters_bit_equal(self, fit, tmp_path):
+        plain, watched = fit(), fit(callback(tmp_path / "run"))
+        assert watched.losses == plain.losses
+        assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
+
+    def test_does_not_measure_sanity_checks_and_validations(self, fit, tmp_path):
+        def measured(name, **arguments):
+            without_dropout = {
+                "resid_pdrop": 0,
+                "embd_pdrop": 0,
+                "attn_pdrop": 0,
+            }  # a loader draws from the random state
+            fit(callback(tmp_path / name), module=lambda: GPT(**without_dropout), **arguments)
+            return recorded(tmp_path / name).measured
+
+        plain = measured("plain")
+        assert measured("validated", validate=True, val_check_interval=1, num_sanity_val_steps=2) == plain
+
+    def test_leaves_resume_and_every_other_option_to_the_user(self, fit, tmp_path):
+        fit(callback(tmp_path / "run", every=4, resume=100, measures=["token_similarity"]))
+        run = recorded(tmp_path / "run")
+        assert run.steps == [100, 104]
+        assert {*run.frames[0]["layers"]} == {"token_similarity"}
+
+    def test_serves_the_trainer_of_pytorch_lightning(self, fit, tmp_path):
+        module = fit(callback(tmp_path / "run"), module=OldGPT, lightning=pytorch_lightning)
+        run = recorded(tmp_path / "run")
+        assert (run.state, len(run.steps)) == ("finished", len(module.steps))
+
+
+class TestManualOptimization:
+    def test_is_counted_and_its_loss_is_taken_as_it_is(self, fit, tmp_path):
+        module = fit(callback(tmp_path / "run"), module=ManualGPT, accumulate_grad_batches=1)
+        run = recorded(tmp_path / "run")
+        assert len(run.steps) == len(module.steps) == 10
+        assert run.losses == pytest.approx(module.losses, rel=1e-6)  # float32
+
+
+class TestATrainingThatGoesOnFromACheckpoint:
+    @pytest.mark.parametrize("is_watched_before", [True, False])
+    def test_goes_on_counting_there(self, is_watched_before, fit, tmp_path):
+        saving = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=4, filename="{step}")
+        fit(callback(tmp_path / "first") if is_watched_before else None, also=[saving], enable_checkpointing=True)
+        fit(callback(tmp_path / "second"), resume=tmp_path / "step=4.ckpt")
+        assert recorded(tmp_path / "second").steps == [4, 5]
+
+
+class TestATrainingThatRaises:
+    def test_failed(self, fit, tmp_path):
+        with pytest.raises(RuntimeError, match="out of luck"):
+            fit(callback(tmp_path / "run"), module=RaisingGPT)
+        run = recorded(tmp_path / "run")
+        assert (run.state, run.steps) == ("failed", [0, 1])
+
+
+class TestWhatAttachRefuses:
+    def test_raises_from_fit_before_its_first_step(self, fit, tmp_path):
+        class Linear(GPT):
+            def __init__(self):
+                super().__init__()
+                self.gpt = torch.nn.Linear(2, 2)
+
+        watching = callback(tmp_path)
+        with pytest.raises(NoBlocksFound, match=r"in Linear.*Name the blocks: attach\(\.\.\., blocks="):
+            fit(watching, module=Linear)
+        assert watching.monitor is None
+
+
+class TestACopyOfTheCallback:
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+    def test_has_the_options_and_no_monitor(self, copied, fit, tmp_path):
+        watching = callback(tmp_path / "run")
+        fit(watching)
+        copy = copied(watching)
+        assert (copy.options, copy.monitor) == (watching.options, None)

@@ -1,0 +1,55 @@
+"""Two processes of a data-parallel training each, on one machine, by the launcher that comes with PyTorch."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.tsemon.integrations.recording import recorded
+
+TRANSFORMERS = """
+from transformers import Trainer, TrainingArguments
+from tests.tsemon.integrations.test_transformers import SAMPLES, callback, zoo
+args = TrainingArguments(f"{folder}/trainer", report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no",
+    per_device_train_batch_size=1, num_train_epochs=1, ddp_backend="gloo")
+watching = callback(f"{folder}/run")
+Trainer(zoo.gpt2()[0], args, train_dataset=SAMPLES, callbacks=[watching]).train()
+monitor = watching.monitor
+"""
+LIGHTNING = """
+from tests.tsemon.integrations.test_lightning import GPT, SAMPLES, DataLoader, callback, pl
+watching = callback(f"{folder}/run")
+trainer = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, callbacks=[watching],
+    enable_checkpointing=False, enable_progress_bar=False, default_root_dir=folder)
+trainer.fit(GPT(), DataLoader(SAMPLES))
+monitor = watching.monitor
+"""
+ACCELERATE = """
+from tests.tsemon.integrations.test_accelerate import train
+*_, attached = train(f"{folder}/run", batch_size=1)
+monitor = attached.monitor
+"""
+
+
+@pytest.mark.parametrize(
+    ("training", "block", "num_steps"),
+    [
+        (TRANSFORMERS, "transformer.h.0", 5),
+        (LIGHTNING, "gpt.transformer.h.0", 5),
+        (ACCELERATE, "transformer.h.0", 6),
+    ],
+    ids=["transformers", "lightning", "accelerate"],
+)
+def test_only_the_main_process_attaches(training, block, num_steps, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import os; folder = {str(tmp_path)!r}\n{training}\n"
+        "open(f'{folder}/watched-' + os.environ['RANK'], 'w').write(monitor.status.blocks[0] if monitor else 'nothing')\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"watched-{rank}").read_text() for rank in (0, 1)] == [block, "nothing"]
+    run = recorded(tmp_path / "run")
+    assert (run.state, run.steps) == ("finished", [*range(num_steps)])
+    assert all({"token_similarity", "grad_norm"} <= {*frame["layers"]} for frame in run.frames)

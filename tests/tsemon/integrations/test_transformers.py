@@ -1,0 +1,198 @@
+import copy
+import gc
+import pickle
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from tests import zoo
+from tests.tsemon.integrations.recording import count_steps, ids, recorded
+from tsemon.errors import InvalidArgument, NoBlocksFound
+from tsemon.integrations.transformers import TsemonCallback
+
+# 5 batches of 2, accumulated by 2: the third and last step of an epoch has one batch only.
+SAMPLES = [{"input_ids": tokens, "labels": tokens} for tokens in ids(10)]
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Train a small GPT-2 from the same seed; the Trainer, with what was trained in it."""
+
+    def train(callback=None, *, also=(), model=None, resume=None, **arguments):
+        torch.manual_seed(0)
+        model = model or zoo.gpt2()[0]
+        defaults = {
+            "output_dir": str(tmp_path / "trainer"),
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+            "num_train_epochs": 2,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+            "use_cpu": True,
+        }
+        trainer = Trainer(
+            model=model,
+            args=TrainingArguments(**defaults | arguments),
+            train_dataset=SAMPLES,
+            eval_dataset=SAMPLES[:4],
+            callbacks=[*([callback] if callback else []), *also],
+        )
+        trainer.create_optimizer()
+        trainer.steps = count_steps(trainer.optimizer)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    return train
+
+
+def callback(folder, **options):
+    return TsemonCallback(**{"run": "r", "every": 1, "spool_dir": folder} | options)
+
+
+def logged_losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+class Raising(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            raise RuntimeError("out of luck")
+
+
+class TestTheTrainersCallback:
+    def test_is_attached_by_one_line_and_finishes_the_run(self, train, tmp_path):
+        watching = callback(tmp_path / "run")
+        train(watching)
+        run = recorded(tmp_path / "run")
+        assert run.state == "finished"
+        assert watching.monitor.status.not_measured == {}
+        assert watching.monitor.status.num_faults == 0
+        assert all({"token_similarity", "grad_norm", "update_norm"} <= {*frame["layers"]} for frame in run.frames)
+
+    def test_steps_once_for_each_step_of_the_optimizer(self, train, tmp_path):
+        trainer = train(callback(tmp_path / "run"))
+        assert len(trainer.steps) == 6
+        assert recorded(tmp_path / "run").steps == [0, 1, 2, 3, 4, 5]
+
+    def test_leaves_the_parameters_bit_equal(self, train, tmp_path):
+        plain, watched = train(), train(callback(tmp_path / "run"))
+        assert logged_losses(watched) == logged_losses(plain)
+        pairs = zip(plain.model.parameters(), watched.model.parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+    def test_does_not_measure_evaluations(self, train, tmp_path):
+        def measured(name, **arguments):
+            model = zoo.gpt2(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)[0]  # a loader draws from the random state
+            train(callback(tmp_path / name), model=model, **arguments)
+            return recorded(tmp_path / name).measured
+
+        torch.manual_seed(0)
+        plain = measured("plain")
+        torch.manual_seed(0)
+        assert measured("evaluated", eval_strategy="steps", eval_steps=1, eval_on_start=True) == plain
+
+    def test_leaves_resume_and_every_other_option_to_the_user(self, train, tmp_path):
+        train(callback(tmp_path / "run", every=4, resume=100, measures=["token_similarity"]))
+        run = recorded(tmp_path / "run")
+        assert run.steps == [100, 104]
+        assert {*run.frames[0]["layers"]} == {"token_similarity"}
+
+    def test_is_let_go_when_its_trainer_is(self, train, tmp_path):
+        watching = callback(tmp_path / "run")
+        kept = weakref.ref(watching)
+        train(watching)
+        del watching
+        gc.collect()
+        assert kept() is None
+
+
+class TestTheLossInItsFrames:
+    def test_is_the_one_that_the_trainer_logged_before_the_step(self, train, tmp_path):
+        trainer = train(callback(tmp_path / "run"))
+        assert recorded(tmp_path / "run").losses == [None, *logged_losses(trainer)[:-1]]
+
+    def test_comes_once_for_each_log(self, train, tmp_path):
+        trainer = train(callback(tmp_path / "run"), logging_steps=2)
+        first, second, _ = logged_losses(trainer)
+        assert recorded(tmp_path / "run").losses == [None, None, first, None, second, None]
+
+    def test_waits_for_the_next_frame(self, train, tmp_path):
+        trainer = train(callback(tmp_path / "run", every=4), logging_steps=3)
+        first, _ = logged_losses(trainer)
+        run = recorded(tmp_path / "run")
+        assert (run.steps, run.losses) == ([0, 4], [None, first])
+
+
+class TestATrainingThatGoesOnFromACheckpoint:
+    def test_goes_on_counting_there(self, train, tmp_path):
+        trainer = train(callback(tmp_path / "first"), save_strategy="steps", save_steps=4)
+        checkpoint = f"{trainer.args.output_dir}/checkpoint-4"
+        trainer = train(callback(tmp_path / "second"), resume=checkpoint)
+        assert recorded(tmp_path / "first").steps == [0, 1, 2, 3, 4, 5]
+        assert recorded(tmp_path / "second").steps == [4, 5]
+
+    def test_may_be_watched_from_there_only(self, train, tmp_path):
+        trainer = train(save_strategy="steps", save_steps=4)
+        train(callback(tmp_path / "run"), resume=f"{trainer.args.output_dir}/checkpoint-4")
+        assert recorded(tmp_path / "run").steps == [4, 5]
+
+
+class TestATrainingThatRaises:
+    def test_failed_when_its_trainer_is_forgotten(self, train, tmp_path):
+        with pytest.raises(RuntimeError, match="out of luck"):
+            train(callback(tmp_path / "run"), also=[Raising()])
+        gc.collect()
+        run = recorded(tmp_path / "run")
+        assert (run.state, run.steps) == ("failed", [0, 1])
+
+    def test_failed_when_the_same_callback_begins_another(self, train, tmp_path):
+        watching = callback(tmp_path / "first")
+        with pytest.raises(RuntimeError, match="out of luck"):
+            train(watching, also=[Raising()])
+        watching.options["spool_dir"] = tmp_path / "second"
+        train(watching)
+        assert recorded(tmp_path / "first").state == "failed"
+        assert recorded(tmp_path / "second").state == "finished"
+
+    def test_failed_when_the_interpreter_exits_though_the_error_was_caught(self, tmp_path):
+        code = (
+            "from transformers import Trainer, TrainingArguments\n"
+            "from tests.tsemon.integrations.test_transformers import SAMPLES, Raising, callback, zoo\n"
+            f"args = TrainingArguments({str(tmp_path / 'trainer')!r}, report_to='none', use_cpu=True, disable_tqdm=True,\n"
+            "    per_device_train_batch_size=2)\n"
+            f"callbacks = [callback({str(tmp_path / 'run')!r}), Raising()]\n"
+            "trainer = Trainer(zoo.gpt2()[0], args, train_dataset=SAMPLES, callbacks=callbacks)\n"
+            "try:\n"
+            "    trainer.train()\n"
+            "except RuntimeError:\n"
+            "    pass\n"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=300)
+        assert recorded(tmp_path / "run").state == "failed"
+
+
+class TestWhatAttachRefuses:
+    def test_raises_from_train_before_its_first_step(self, train, tmp_path):
+        watching = callback(tmp_path, blocks=["transformer.layers.0"])
+        with pytest.raises(InvalidArgument, match=r"no module named 'transformer\.layers\.0'"):
+            train(watching)
+        assert watching.monitor is None
+
+    def test_raises_for_a_model_without_blocks(self, train, tmp_path):
+        with pytest.raises(NoBlocksFound, match=r"Name the blocks: attach\(\.\.\., blocks="):
+            train(callback(tmp_path), model=torch.nn.Linear(2, 2))
+
+
+class TestACopyOfTheCallback:
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+    def test_has_the_options_and_no_monitor(self, copied, train, tmp_path):
+        watching = callback(tmp_path / "run")
+        train(watching)
+        copy = copied(watching)
+        assert (copy.options, copy.monitor) == (watching.options, None)

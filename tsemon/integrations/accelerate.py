@@ -1,0 +1,66 @@
+"""Accelerate: `monitor = attach(accelerator, model, optimizer, run="gpt")`, then `monitor.step(loss=loss)` a batch."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import tsemon
+from tsemon.errors import MissingPackage
+from tsemon.wire import RunState
+
+try:
+    from accelerate import Accelerator
+except ImportError as error:
+    raise MissingPackage(
+        f"tsemon.integrations.accelerate needs accelerate; pip install 'tsemon[integrations]' ({error})"
+    ) from error
+
+
+def attach(
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    run: str,
+    **options: Any,
+) -> MainProcessMonitor:
+    """Watch what `accelerator.prepare` returned; call `step` on the result in or after every `accelerator.accumulate`.
+
+    `options` are those of `tsemon.attach`, `resume=` among them: Accelerate does not know the step at which a training
+    goes on. Wrong ones, and a model in which no blocks are found, raise here.
+    """
+    if not (accelerator.is_main_process or "process_group" in options):
+        return MainProcessMonitor(accelerator, None)
+    watched = accelerator.unwrap_model(model)
+    return MainProcessMonitor(accelerator, tsemon.attach(watched, optimizer, run=run, **options))
+
+
+class MainProcessMonitor:
+    """Counts the batches after which the optimizer steps. Does nothing in processes that were not attached to."""
+
+    def __init__(self, accelerator: Accelerator, monitor: tsemon.Monitor | None) -> None:
+        self.monitor = monitor
+        """None in other processes than the main one."""
+        self._accelerator = accelerator
+
+    def step(self, loss: Tensor | float | None = None, **scalars: Tensor | float) -> None:
+        """Say that one batch is done; `loss` and `scalars` as for `tsemon.Monitor.step`."""
+        if self.monitor is not None and self._accelerator.sync_gradients:
+            self.monitor.step(loss=loss, **scalars)
+
+    def close(self, *, state: RunState = "finished", timeout_s: float = 5.0) -> None:
+        """As `tsemon.Monitor.close`."""
+        if self.monitor is not None:
+            self.monitor.close(state=state, timeout_s=timeout_s)
+
+    def __enter__(self) -> MainProcessMonitor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(state="finished" if kind is None else "failed")

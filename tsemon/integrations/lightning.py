@@ -1,0 +1,64 @@
+"""Lightning: `Trainer(..., callbacks=[TsemonCallback(run="vit")])`. The same class serves `pytorch_lightning`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tsemon
+from tsemon.errors import MissingPackage
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise MissingPackage(
+        f"tsemon.integrations.lightning needs lightning; pip install 'tsemon[integrations]' ({error})"
+    ) from error
+
+
+class TsemonCallback(Callback):
+    """Attaches when the training starts, steps with `trainer.global_step`, and closes when the training ends.
+
+    `options` are those of `tsemon.attach`. What is wrong in them, and a model in which no blocks are found, raises from
+    `trainer.fit()`, before its first step. Only the main process attaches, unless
+    `options` have a `process_group`, whose processes all do. `monitor` is None before the training.
+
+    The step n of a frame is the one that takes `global_step` from n to n + 1; a training that goes on from a checkpoint
+    goes on counting there. Under manual optimization a batch is one step,
+    however many optimizer steps it makes.
+
+    `loss` is that of the step's last batch, undivided by the number of accumulated ones; it stays on the device.
+    """
+
+    def __init__(self, *, run: str, **options: Any) -> None:
+        self.options = {"run": run} | options
+        self.monitor: tsemon.Monitor | None = None
+        self._global_step = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._global_step = trainer.global_step
+        if trainer.is_global_zero or "process_group" in self.options:
+            options: dict[str, Any] = {"resume": trainer.global_step or None} | self.options
+            self.monitor = tsemon.attach(pl_module, trainer.optimizers, **options)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self.monitor is not None and trainer.global_step > self._global_step:
+            self._global_step = trainer.global_step
+            loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+            if loss is not None and self.monitor.is_sampling:
+                loss = loss * trainer.accumulate_grad_batches  # which Lightning divided it by
+            self.monitor.step(loss=loss)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.monitor is not None:
+            self.monitor.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self.monitor is not None:
+            self.monitor.close(state="failed")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is not attached."""
+        return self.__dict__ | {"monitor": None}

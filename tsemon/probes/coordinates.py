@@ -1,0 +1,67 @@
+"""A few coordinates of each block's parameters, kept from sample to sample, to see in which direction they go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MAX_COORDINATES = 65_536
+"""Kept per group of parameters: 256 KiB. A cosine estimated from so many misses by 0.004 (sd) at the most."""
+
+
+class Products(NamedTuple):
+    """Of the vector now and the one of the sample before, scaled up from coordinates to the whole, in float64."""
+
+    dot: Tensor
+    now: Tensor
+    """|now|^2"""
+    before: Tensor
+    """|before|^2"""
+
+
+class Coordinates:
+    """Evenly strided coordinates of vectors that are seen once a sample."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, tuple[list[Tensor], Tensor]] = {}
+
+    def compare(
+        self, key: Hashable, tensors: Sequence[Tensor], shares: Sequence[float], stride: int
+    ) -> Products | None:
+        """Keep the coordinates of one vector, and compare them with those kept under the same key before."""
+        now = _pick(tensors, shares, stride)
+        now_now = _dot(now, now) * stride
+        before, before_before = self._kept.get(key, ([], now_now))
+        self._kept[key] = now, now_now
+        if [x.shape for x in before] != [x.shape for x in now]:
+            return None
+        return Products(_dot(before, now) * stride, now_now, before_before)
+
+
+def stride_of(tensors: Sequence[Tensor]) -> int:
+    """So many entries lie between two coordinates. It shares no factor with a row: that would pick the same columns."""
+    stride = max(1, math.ceil(sum(t.numel() for t in tensors) / MAX_COORDINATES))
+    while any(math.gcd(stride, t.shape[-1]) > 1 for t in tensors if t.ndim > 1 and t.numel()):
+        stride += 1
+    return stride
+
+
+def _pick(tensors: Sequence[Tensor], shares: Sequence[float], stride: int) -> list[Tensor]:
+    """One vector per device."""
+    picked: dict[torch.device, list[Tensor]] = {}
+    position = 0
+    for tensor, share in zip(tensors, shares, strict=True):
+        values = tensor.reshape(-1)[-position % stride :: stride]
+        values = values * math.sqrt(share) if share != 1 else values  # in a product of two it is whole
+        picked.setdefault(tensor.device, []).append(values.float())
+        position += tensor.numel()
+    return [torch.cat(values) for values in picked.values()]
+
+
+def _dot(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
+    parts = [torch.dot(x.double(), y.double()) for x, y in zip(xs, ys, strict=True)]
+    return torch.stack([part.to(parts[0].device, non_blocking=True) for part in parts]).sum()

@@ -1,0 +1,148 @@
+"""Listen to what the model answers: how much its predictions depend on the input.
+
+Axes: B samples, T tokens, N predictions, R chosen ones, V classes.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from tsemon.measures.linear import ratio
+from tsemon.probes.discovery import Block, hidden_width, is_linear, widths
+from tsemon.probes.hooks import Hooks
+from tsemon.probes.padding import Padding, evenly_spread
+from tsemon.probes.part import Part, Partial, Reading, counted, mean
+
+MAX_PREDICTIONS = 256
+HEAD_NAMES = ("lm_head", "head", "classifier")
+
+
+class OutputProbe(Part):
+    """Token diversity of the predicted probabilities of one forward pass.
+
+    The logits are in the output of the outermost module that the pass came through: called so, or as wide as the
+    model's output head.
+    """
+
+    METRICS = ("output_variation",)
+
+    def __init__(self, path: Sequence[nn.Module], blocks: list[Block], padding: Padding) -> None:
+        self._path = path
+        self._blocks = blocks
+        self._padding = padding
+        self._running = set[nn.Module]()
+        self._measured = set[nn.Module]()
+        """Modules through which the pass that is measured came, and that have not returned yet."""
+        self._masks = padding
+        self._variation: Tensor | None = None
+        self._why_missing: str | None = None
+
+    def arm(self, hooks: Hooks) -> None:
+        self._running.clear()
+        for module in self._path:
+            hooks.before(module, self._enter)
+            hooks.after(module, self._leave)
+
+    def listen(self, hooks: Hooks) -> None:
+        self.forget()
+        # The outermost modules return when the pass is over for everybody else.
+        self._measured = set(self._running)
+        self._masks = copy.copy(self._padding)
+
+    def forget(self) -> None:
+        self._measured, self._masks = set(), self._padding
+        self._variation = self._why_missing = None
+
+    def collect(self) -> dict[str, Partial]:
+        if self._variation is None:
+            return {}
+        return {name: Partial(value) for name, value in counted("output_variation", self._variation[None]).items()}
+
+    def finish(self, sums: Mapping[str, Tensor]) -> Reading:
+        return Reading(scalars={name: mean(sums, name) for name in self.METRICS if name in sums})
+
+    def why_missing(self, why_unseen: str) -> dict[str, str]:
+        if self._variation is not None:
+            return {}
+        return {"output_variation": self._why_missing or f"the model's output was not seen: {why_unseen}"}
+
+    @functools.cached_property
+    def _width(self) -> int | None:
+        # Not before it is needed: what asks the user's model has to be contained.
+        return _head_width(self._path[0], self._blocks)
+
+    def _enter(self, module: nn.Module, *_: Any) -> None:
+        self._running.add(module)
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._running.discard(module)
+        if module not in self._measured:
+            return
+        self._measured.discard(module)
+        logits = _logits(output, self._width)
+        if logits is not None:
+            self._variation = _variation(logits.detach(), self._masks.valid(self._blocks[-1].stack, *logits.shape[:2]))
+        elif self._variation is None:
+            self._why_missing = self._why_no_logits(module, output)
+
+    def _why_no_logits(self, module: nn.Module, output: Any) -> str:
+        name = type(module).__name__
+        if output is None:
+            return f"{name} did not return"
+        head = "the model has no output head" if self._width is None else f"the output head gives {self._width}"
+        return (
+            f"the output of {name} holds no tensor named logits, nor one that is known to be logits by the size of its last "
+            f"axis: {head}"
+        )
+
+
+def _variation(logits: Tensor, valid_BT: Tensor | None) -> Tensor:
+    """token_diversity of evenly spread rows of probabilities; rows with NaN do not count, and one alone varies nothing."""
+    logits_NV = logits.flatten(0, -2)
+    if valid_BT is None or logits.ndim != 3:
+        valid_N = torch.ones(logits_NV.shape[:1], dtype=torch.bool, device=logits.device)
+    else:
+        valid_N = valid_BT.flatten()
+    index_R, is_chosen_R = evenly_spread(valid_N, MAX_PREDICTIONS)
+    p_RV = logits_NV.index_select(0, index_R).float().softmax(dim=-1)
+    counts_R1 = (is_chosen_R & p_RV.sum(dim=-1).isfinite())[:, None]
+    count = counts_R1.sum()
+    p_RV = torch.where(counts_R1, p_RV, 0.0)
+    own_RV = torch.where(counts_R1, p_RV - p_RV.sum(dim=0) / count, 0.0)
+    variation = ratio(torch.linalg.vector_norm(own_RV), torch.linalg.vector_norm(p_RV)).square()
+    return torch.where(count > 1, variation, torch.nan)
+
+
+def _logits(output: Any, width: int | None) -> Tensor | None:
+    """What is called logits, or else the first floating tensor of two axes or more if its last axis is `width`."""
+    values = dict(output) if isinstance(output, Mapping) else {}
+    named = values.get("logits", getattr(output, "logits", None))
+    if _may_be_logits(named):
+        return named
+    items = values.values() if values else output if isinstance(output, tuple | list) else (output,)
+    first = next((item for item in items if _may_be_logits(item)), None)
+    return first if first is not None and first.shape[-1] == width else None
+
+
+def _may_be_logits(value: Any) -> TypeGuard[Tensor]:
+    is_whole = isinstance(value, Tensor) and not hasattr(value, "to_local")
+    return is_whole and value.ndim >= 2 and value.is_floating_point()
+
+
+def _head_width(model: nn.Module, blocks: Sequence[Block]) -> int | None:
+    """How many classes the model's output head has. A layer that gives hidden states, such as a pooler, is no head."""
+    inside = {module for block in blocks for module in block.module.modules()}
+    outside = {name: module for name, module in model.named_modules() if module not in inside}
+    heads = [module for name, module in outside.items() if name.rpartition(".")[2] in HEAD_NAMES]
+    given = getattr(model, "get_output_embeddings", lambda: None)()
+    for head in (given, *heads, model):
+        layers = [] if head is None else [m for m in head.modules() if is_linear(m) and m in set(outside.values())]
+        if layers and (classes := widths(layers[-1])[1]) != hidden_width(blocks[0]):
+            return classes
+    return None

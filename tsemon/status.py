@@ -1,0 +1,71 @@
+"""What a monitor says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tsemon.catalogue import TIERS
+from tsemon.transport import OutboxStats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """What a monitor does at the moment. `print` it."""
+
+    blocks: Sequence[str]
+    """Names of the blocks that were found, in depth order."""
+    attentions: Sequence[str]
+    """Names of the blocks in which a self-attention was found."""
+    how: Mapping[str, str]
+    """What was listened to: a sentence on what the newest numbers of each kind were made from."""
+    measured: Sequence[str]
+    """Metrics in the newest sample that was to have them."""
+    not_measured: Mapping[str, str]
+    """Metric to the reason why that sample lacks it, in whole or in part."""
+    server: str | None
+    delivery: OutboxStats
+    gap: int
+    """Steps between two samples."""
+    overhead_ratio: float
+    """tsemon's own share of wall time on the training thread since attach."""
+    sample_s: float
+    """Seconds that the newest sample took of the training thread."""
+    faults: Sequence[str]
+    """What went wrong inside tsemon and was contained, the newest last."""
+    num_faults: int
+
+    def __str__(self) -> str:
+        sent = self.delivery
+        lines = [
+            ("blocks", f"{len(self.blocks)}: {_ends(self.blocks)}"),
+            ("attentions", str(len(self.attentions))),
+            *((kind, sentence) for kind, sentence in self.how.items() if sentence),
+            *(("measured" if tier == "every" else f"  {tier}", names) for tier, names in self._measured_by_tier()),
+            *(("not measured", text) for text in self._gaps()),
+            ("server", self.server or f"none: frames stay in {sent.spool_folder}"),
+            ("frames", f"{sent.num_sent} sent, {sent.num_pending} pending, {sent.num_dropped} dropped"),
+            ("cost", f"{self.overhead_ratio:.2%} of wall time, {self.sample_s * 1e3:.1f} ms every {self.gap} steps"),
+        ]
+        if sent.last_error:
+            lines.append(("last error", sent.last_error))
+        lines += [("fault", fault) for fault in self.faults]
+        return "\n".join(f"{label:<14}{text}" for label, text in lines)
+
+    def _measured_by_tier(self) -> Iterator[tuple[str, str]]:
+        if not self.measured:
+            yield "every", "nothing yet"
+        for tier in ("every", "slow", "demand"):
+            if names := [name for name in self.measured if TIERS.get(name, "every") == tier]:
+                yield tier, ", ".join(names)
+
+    def _gaps(self) -> list[str]:
+        """One text for each reason."""
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in self.not_measured.items():
+            by_reason.setdefault(reason, []).append(name)
+        return [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+
+
+def _ends(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]}, ..., {names[-1]}"
