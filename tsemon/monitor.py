@@ -25,7 +25,18 @@ from torch import Tensor, nn
 from tsemon.catalogue import TIERS
 from tsemon.errors import InvalidArgument, SpoolError
 from tsemon.faults import Faults
-from tsemon.probes import Block, Probe, Ranks, Reading, Span, agree, arrange, find_blocks
+from tsemon.probes import (
+    Block,
+    Probe,
+    ProbeBatch,
+    Ranks,
+    Reading,
+    Span,
+    agree,
+    arrange,
+    check_probe_batch,
+    find_blocks,
+)
 from tsemon.registration import as_optimizers, chosen_measures, chosen_rows, collection, registration
 from tsemon.sample import Sample
 from tsemon.schedule import NUM_WARM_UP, Cadence, Spent
@@ -59,6 +70,7 @@ def attach(
     spool_dir: str | os.PathLike[str] | None = None,
     process_group: dist.ProcessGroup | None = None,
     stage: int | None = None,
+    probe_batch: ProbeBatch | None = None,
 ) -> Monitor:
     """Watch `model` while it trains; call `step` on the result after every optimizer step.
 
@@ -80,6 +92,10 @@ def attach(
         parameters are measured as one, in one collective a sample, and rank 0 of the group sends the frames. Ranks that
         hold blocks of different names are taken for the stages of a pipeline, in the order of ranks.
     stage: this rank's stage, from 0, in a pipeline whose stages give their blocks the same names.
+    probe_batch: a few sequences for the passes that tsemon makes itself, to look into a compiled model and at what
+        scaled parameters would give: a tensor, a tuple of positional arguments, or a dict of keyword arguments of
+        `model`. By default the first few of the first sampled batch are kept. Such a pass is eager and in eval mode; it
+        leaves parameters, buffers, attributes and random states as they were, but your own hooks in the model fire.
 
     Raises, all of them under TsemonError: NoBlocksFound, InvalidArgument, UnknownMetric (for `measures`), SpoolError when
     there is neither a server nor a folder that can be written, and in every rank of a group where it raises in one.
@@ -97,6 +113,8 @@ def attach(
             raise InvalidArgument(
                 f"stage is this rank's place in a pipeline, an int >= 0 with process_group=, got {stage!r}"
             )
+        if probe_batch is not None:
+            check_probe_batch(probe_batch)
         found = find_blocks(
             model,
             None if blocks is None else collection("blocks", blocks),
@@ -129,7 +147,16 @@ def attach(
         return Outbox(spool, delivery, on_warning=faults.warn)
 
     return Monitor(
-        Probe(model, optimizers, found, faults.contain, depth=len(names), ranks=ranks, attention_rows=rows),
+        Probe(
+            model,
+            optimizers,
+            found,
+            faults.contain,
+            depth=len(names),
+            ranks=ranks,
+            attention_rows=rows,
+            probe_batch=probe_batch,
+        ),
         cadence,
         together(open_outbox),
         faults,

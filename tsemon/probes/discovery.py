@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
+import sys
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from tsemon.errors import InvalidArgument, NoBlocksFound
@@ -93,7 +98,9 @@ def may_take_fast_path(module: nn.Module) -> bool:
 
     It may where nothing trains: in eval mode, without parameters that want a gradient.
     """
-    return not module.training and not any(parameter.requires_grad for parameter in module.parameters())
+    if module.training or not torch.backends.mha.get_fastpath_enabled():
+        return False
+    return not any(parameter.requires_grad for parameter in module.parameters())
 
 
 def hides_from_hooks(block: Block) -> bool:
@@ -139,12 +146,40 @@ def is_compiled(module: nn.Module) -> bool:
 
 def runs_compiled(module: nn.Module) -> bool:
     """Whether a call of this very module runs compiled."""
-    own_forward = vars(module).get("forward")
-    return bool(
-        getattr(module, "_compiled_call_impl", None)
-        or hasattr(module, "_orig_mod")
-        or hasattr(own_forward, "_torchdynamo_orig_callable")
+    own = vars(module)
+    return not _eager.is_forced and bool(
+        own.get("_compiled_call_impl")
+        or "_orig_mod" in own.get("_modules", ())
+        or hasattr(own.get("forward"), "_torchdynamo_orig_callable")
     )
+
+
+def compiled_around(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """What `torch.compile` has made of these modules, wherever it is kept."""
+    if (dynamo := sys.modules.get("torch._dynamo")) is None:
+        return []
+    wrappers = [found for found in gc.get_objects() if issubclass(type(found), dynamo.OptimizedModule)]
+    inside = [(module, wrapper) for wrapper in wrappers for module in modules if wrapper._orig_mod is module]
+    return [wrapper for _, wrapper in inside if wrapper not in modules]
+
+
+class _Eager(threading.local):
+    is_forced = False
+
+
+_eager = _Eager()
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Run what is compiled as it was written, on all threads: nothing is compiled for it, and no graph changes."""
+    _eager.is_forced = True
+    try:
+        # Without dynamo nothing is compiled; to import it takes seconds.
+        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+            yield
+    finally:
+        _eager.is_forced = False
 
 
 def _stacks(module: nn.Module) -> Iterator[nn.Module]:

@@ -35,17 +35,9 @@ class Guard:
         """Whether the code around the hook that runs, or ran last, records gradients."""
 
     def run(self, hook: Callable[..., None], *args: Any) -> None:
-        """Call `hook`, count its time, and contain whatever goes wrong in it."""
-        start, span = time.perf_counter(), self._begin()
-        self._depth += 1
-        try:
+        """Call `hook` out of sight, count its time, and contain whatever goes wrong in it."""
+        with self._counted():
             self.contain(hook, *args)
-        finally:
-            self._depth -= 1
-            if self._depth == 0:
-                self.cost_s += time.perf_counter() - start
-            if span is not None:
-                span[1].record()
 
     def contain(self, hook: Callable[..., None], *args: Any) -> None:
         """The same without counting: while ranks wait for each other, it is not tsemon that takes the time."""
@@ -53,10 +45,31 @@ class Guard:
         try:
             # The user's modes must not see our operations: selective checkpointing would keep our tensors for the
             # model's, a mode that simulates quantisation would draw from the random state.
-            with torch.no_grad(), _full_precision(), _disable_current_modes(), torch._C.DisableTorchFunction():
+            with torch.no_grad(), full_precision(), _disable_current_modes(), torch._C.DisableTorchFunction():
                 hook(*args)
         except Exception as error:
             self.on_fault(error)
+
+    def run_model(self, function: Callable[..., None], *args: Any) -> None:
+        """Call what calls the model, counted and contained as well; a model may need modes that a hook must not meet."""
+        with self._counted():
+            try:
+                function(*args)
+            except Exception as error:
+                self.on_fault(error)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        start, span = time.perf_counter(), self._begin()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self.cost_s += time.perf_counter() - start
+            if span is not None:
+                span[1].record()
 
     def take_spans(self) -> list[Span]:
         """Where on the device's own clock hooks ran since the last call: its time passes after the launch."""
@@ -81,15 +94,21 @@ class Hooks:
         """Counts the removals. An interrupt may leave a hook behind; it does nothing in a later generation."""
         self._handles: list[Any] = []
         self._within: list[tuple[nn.Module, Context]] = []
+        self._called: list[tuple[nn.Module, CalledCompiled]] = []
 
     def before(self, module: nn.Module, hook: Callable[..., None]) -> None:
         """Call hook(module, args, kwargs) before the module's forward."""
         self._handles.append(module.register_forward_pre_hook(Guarded(self, hook), with_kwargs=True))
 
-    def after(self, module: nn.Module, hook: Callable[..., None], *, always: bool = False) -> None:
-        """Call hook(module, args, kwargs, output) after the module's forward; `always`: also when that raised."""
-        guarded = Guarded(self, hook)
-        self._handles.append(module.register_forward_hook(guarded, with_kwargs=True, always_call=always))
+    def before_compiled(self, module: nn.Module, hook: Callable[..., None]) -> None:
+        """The same for a module that was compiled in place: its own hooks are inside the graph, or left out of it."""
+        called = CalledCompiled(module, Guarded(self, hook))
+        module._compiled_call_impl = called
+        self._called.append((module, called))
+
+    def after(self, module: nn.Module, hook: Callable[..., None]) -> None:
+        """Call hook(module, args, kwargs, output) after the module's forward, unless that raised."""
+        self._handles.append(module.register_forward_hook(Guarded(self, hook), with_kwargs=True))
 
     def within(self, module: nn.Module, context: Context) -> None:
         """Run the module's forward within `context()`.
@@ -122,6 +141,34 @@ class Hooks:
                 if not forward.contexts:
                     forward.put_back(module)
             self._within.pop()
+        while self._called:
+            module, called = self._called[-1]
+            called.take_out(module)
+            self._called.pop()
+
+
+class CalledCompiled:
+    """Stands in for the compiled call of a module, and tells a hook of it. It is never traced, copied or pickled."""
+
+    def __init__(self, module: nn.Module, hook: Guarded) -> None:
+        self._module = module
+        self._compiled: Any = module._compiled_call_impl
+        self._hook = hook
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._hook(self._module, args, kwargs)
+        return self._compiled(*args, **kwargs)
+
+    def take_out(self, module: nn.Module) -> None:
+        """Let the module make its compiled call itself again, or another monitor's stand-in that was there before."""
+        if module._compiled_call_impl is self:
+            module._compiled_call_impl = self._compiled
+            return
+        outer = module._compiled_call_impl
+        while isinstance(outer, CalledCompiled):
+            if outer._compiled is self:
+                outer._compiled = self._compiled
+            outer = outer._compiled
 
 
 class ForwardWithin:
@@ -185,7 +232,7 @@ class Guarded:
 
 
 @contextmanager
-def _full_precision() -> Iterator[None]:
+def full_precision() -> Iterator[None]:
     """Without autocast, which would turn a float32 product inside a hook into a bfloat16 one."""
     with ExitStack() as stack:
         for device in ("cpu", "cuda"):

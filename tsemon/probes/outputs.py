@@ -47,7 +47,7 @@ class OutputProbe(Part):
         self._running.clear()
         for module in self._path:
             hooks.before(module, self._enter)
-            hooks.after(module, self._leave, always=True)
+            hooks.after(module, self._leave)
 
     def listen(self, hooks: Hooks) -> None:
         self.forget()

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from tsemon.probes.activations import ActivationProbe
 from tsemon.probes.attention import AttentionProbe
 from tsemon.probes.calls import Calls
-from tsemon.probes.discovery import Block, hides_from_hooks, path_to_gate, runs_compiled
+from tsemon.probes.discovery import Block, compiled_around, hides_from_hooks, is_compiled, path_to_gate, runs_compiled
 from tsemon.probes.escalation import EscalationProbe
+from tsemon.probes.extra_pass import ExtraPass
 from tsemon.probes.feedforward import FeedForwardProbe
+from tsemon.probes.held import HeldBatch, ProbeBatch
 from tsemon.probes.hooks import Guard, Hooks, Span
 from tsemon.probes.mixing import MixingProbe
 from tsemon.probes.outputs import OutputProbe
@@ -23,10 +25,14 @@ from tsemon.probes.parameters import ParameterProbe
 from tsemon.probes.part import Part, Partial, Reading
 from tsemon.probes.ranks import Ranks, given_means, given_partials
 from tsemon.probes.rows import MAX_ROWS, Rows
+from tsemon.probes.saturation import SaturationProbe
 from tsemon.probes.states import HiddenStates
 from tsemon.probes.values import ValueProbe
 
 AGREED = "agreed"
+EXTRA = "extra pass"
+MAX_SEARCHES = 3
+"""Samples after which nothing that was compiled later is looked for any more."""
 V = TypeVar("V")
 
 
@@ -36,6 +42,8 @@ class Probe:
     Two sets of hooks. The outer ones, from `arm` to `disarm`, watch the optimizer and the gate: the module that holds all
     blocks. When a training pass comes through the gate, the inner ones go into the blocks, for that pass alone. So an
     evaluation between two steps meets no hook inside the blocks, and of several micro-batches only the first is measured.
+
+    Where blocks run compiled the inner hooks would not fire, so they go in for an extra pass over a held batch instead.
     """
 
     def __init__(
@@ -48,6 +56,7 @@ class Probe:
         depth: int | None = None,
         ranks: Ranks | None = None,
         attention_rows: Rows = MAX_ROWS,
+        probe_batch: ProbeBatch | None = None,
     ) -> None:
         depth = len(blocks) if depth is None else depth
         self._blocks = blocks
@@ -57,10 +66,13 @@ class Probe:
         self._ranks = ranks
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._guard = Guard(on_fault, self._device)
-        self._outer, self._inner = Hooks(self._guard), Hooks(self._guard)
+        self._outer, self._inner, self._extra = (Hooks(self._guard) for _ in range(3))
         self._padding = Padding(num_stacks=1 + max(block.stack for block in blocks))
         self._calls = Calls(blocks)
         states = HiddenStates(blocks, self._padding)
+        self._held = HeldBatch(model, probe_batch, can_cut=not any(block.tokens_first for block in blocks))
+        self._plain_pass, self._scaled_pass = ExtraPass(self._held), ExtraPass(self._held)
+        self._saturation = SaturationProbe(model, blocks, depth, self._padding)
         self._parts: dict[str, Part] = {
             "activations": ActivationProbe(blocks, depth, states, self._calls),
             "escalation": EscalationProbe(blocks, depth, states, self._calls),
@@ -70,8 +82,11 @@ class Probe:
             "feedforward": FeedForwardProbe(blocks, depth, self._padding, self._calls),
             "outputs": OutputProbe(self._path, blocks, self._padding),
             "parameters": ParameterProbe(model, blocks, depth, optimizers, ranks),
+            "saturation": self._saturation,
         }
         self._saw_train_mode: bool | None = None
+        self._is_open = self._is_hidden = self._is_in_extra_pass = self._has_stood_in = False
+        self._num_searches = 0
         self.wanted: frozenset[str] = frozenset()
         """Which metrics the step that is, or was, armed should give."""
         self.not_measured: dict[str, str] = {}
@@ -90,27 +105,38 @@ class Probe:
 
     def arm(self, wanted: Collection[str]) -> None:
         """Watch the next step for these metrics."""
-        self._saw_train_mode = None
+        self._saw_train_mode, self._is_open = None, False
         self.wanted = frozenset(wanted)
         for part in self._parts.values():
             part.wanted = frozenset(part.METRICS) & frozenset(wanted)
-        if any(part.wanted for part in self._listening()):
-            for module in self._path:
-                self._outer.before(module, self._padding.read)
         for part in self._parts.values():
-            if part.wanted:
+            if part.wanted and part not in self._listening():
                 part.arm(self._outer)
-        if any(part.wanted for part in self._listening()):
-            if self._is_gate_called:
-                self._outer.before(self._gate, self._open)
-                self._outer.after(self._gate, self._close, always=True)
-            else:
-                self._outer.before(self._blocks[0].module, self._open_at_first_block)
+        if not self._runs_compiled():
+            self._watch_passes(self._outer)
+        if not self._held.is_final and (self._saturation.wanted or self._runs_compiled()):
+            self._hold_inputs()
+
+    def _watch_passes(self, hooks: Hooks) -> None:
+        """Be there when a pass comes through the gate."""
+        listening = [part for part in self._listening() if part.wanted]
+        if not listening:
+            return
+        for module in self._path:
+            hooks.before(module, self._padding.read)
+        for part in listening:
+            part.arm(hooks)
+        if self._is_gate_called:
+            hooks.before(self._gate, self._open)
+            hooks.after(self._gate, self._close)
+        else:
+            hooks.before(self._blocks[0].module, self._open_at_first_block)
 
     def disarm(self) -> None:
         """Take every hook out again, and let go of what was seen."""
         try:
             self._inner.remove()
+            self._extra.remove()
         finally:
             self._outer.remove()
         self._forget()
@@ -126,6 +152,8 @@ class Probe:
         """
         reading = Reading()
         self.not_measured = {}
+        self._guard.run(self._drop_failed_pass)
+        self._pass_again()
         partials: dict[str, Partial] = {}
         for name, part in self._parts.items():  # each by itself: a fault in one leaves the others
             part.step = step
@@ -140,6 +168,7 @@ class Probe:
             if part.wanted:
                 self._guard.run(self._finish, name, part, sums, reading)
         self._guard.run(self._check_gate)
+        self._guard.run(self._find_compiled)
         return reading
 
     def _gather(self, name: str, part: Part, partials: dict[str, Partial]) -> None:
@@ -168,12 +197,81 @@ class Probe:
         self.how[name] = part.how()
         self.not_measured |= {metric: reason for metric, reason in why.items() if metric in part.wanted}
 
+    def _hold_inputs(self) -> None:
+        """Take the inputs of the outermost module through which a training pass comes."""
+
+        def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._guard.is_grad_enabled:
+                self._held.take(module, args, kwargs)
+
+        for module in self._path:
+            if getattr(module, "_compiled_call_impl", None) is None:
+                self._outer.before(module, take)
+            elif self._held.inputs is not None or not self._has_stood_in:
+                # Where a function around it is compiled, too, that compiles it again. So if it was in vain: never again.
+                self._has_stood_in = True
+                self._outer.before_compiled(module, take)
+            if runs_compiled(module):
+                return  # what is inside is traced
+
+    def _pass_again(self) -> None:
+        """Run the model on the held batch where that is the only way to what is wanted."""
+        self._is_hidden = self._runs_compiled() or (self._held.is_given and self._saw_train_mode is None)
+        is_worth_it = self._is_hidden and any(part.wanted for part in self._listening())
+        if not (is_worth_it or self._saturation.wanted):
+            return
+        plain, scaled = self._plain_pass, self._scaled_pass
+        try:
+            self._is_in_extra_pass = self._is_hidden
+            self._guard.run_model(plain.run, self._begin_plain)
+            self._is_in_extra_pass = False
+            if self._saturation.wanted and plain.why_not is None:
+                self._guard.run_model(scaled.run, self._begin_scaled, self._saturation.scale)
+        finally:
+            self._is_in_extra_pass = False
+            self._extra.remove()
+            self._inner.remove()
+            self._padding.forget()
+        self._saturation.why_not = plain.why_not or scaled.why_not
+        self.how[EXTRA] = ""
+        if is_worth_it and plain.why_not is None:
+            self.how[EXTRA] = (
+                f"activations and attention are of an extra pass, eager and in eval mode, over {self._held}, not of the "
+                "current batch: the model runs compiled"
+            )
+
+    def _begin_plain(self) -> None:
+        self._begin_extra()
+        if self._saturation.wanted:
+            self._saturation.listen_to_plain(self._extra)
+        if self._is_hidden:
+            self._watch_passes(self._extra)
+
+    def _begin_scaled(self) -> None:
+        self._begin_extra()
+        self._saturation.listen_to_scaled(self._extra)
+
+    def _begin_extra(self) -> None:
+        self._extra.remove()
+        for module in self._path:
+            self._extra.before(module, self._padding.read)
+
+    def _runs_compiled(self) -> bool:
+        return any(map(runs_compiled, self._path)) or any(is_compiled(block.module) for block in self._blocks)
+
+    def _find_compiled(self) -> None:
+        """A model that was compiled after it was attached is called by a module that nobody has told us of."""
+        if self._saw_train_mode is None and self._held.inputs is None and self._num_searches < MAX_SEARCHES:
+            self._num_searches += 1
+            self._path = [*compiled_around(self._path), *self._path]
+
     def _check_gate(self) -> None:
         # Some call the blocks without their owner's forward, from a training_step for one. Then the first block is the
         # gate from now on, unless hooks there between passes would disable its fast path, or be compiled.
         first = self._blocks[0].module
         if (
             self._saw_train_mode is None
+            and not self._is_hidden
             and not isinstance(first, nn.TransformerEncoderLayer)
             and not runs_compiled(first)
         ):
@@ -188,13 +286,21 @@ class Probe:
             part.forget()
 
     def _open(self, gate: nn.Module, *_: Any) -> None:
+        self._drop_failed_pass()
+        if self._is_in_extra_pass:
+            self._listen()
+            return
         # Without gradients it is an evaluation. With them, one in eval mode may be, too: the first pass in train mode
         # takes its place. (Who trains in eval mode, to be rid of dropout, makes no other.)
         is_first = self._saw_train_mode is None
         is_better = self._saw_train_mode is False and gate.training
-        if not self._guard.is_grad_enabled or not (is_first or is_better) or runs_compiled(gate):
+        if not self._guard.is_grad_enabled or not (is_first or is_better) or self._runs_compiled():
             return
         self._saw_train_mode = gate.training
+        self._is_open = self._is_gate_called
+        self._listen()
+
+    def _listen(self) -> None:
         self._inner.remove()
         self._calls.begin()
         for block in self._calls.to_hook:
@@ -208,7 +314,7 @@ class Probe:
     def _open_at_first_block(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         was = self._saw_train_mode
         self._open(module)
-        if self._saw_train_mode is not was:
+        if self._saw_train_mode is not was or self._is_in_extra_pass:
             self._enter(self._blocks[0], module, args, kwargs)  # too late for a hook of its own
 
     def _enter(self, block: Block, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -219,18 +325,29 @@ class Probe:
                 self._guard.run(part.enter, layer, args, kwargs)
 
     def _close(self, gate: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._is_open = False
         self._inner.remove()
         self._padding.forget()
-        if output is None:  # the pass failed half way; it may be tried again
+
+    def _drop_failed_pass(self) -> None:
+        """Forget a pass that came to no end; it may be tried again.
+
+        Known only afterwards: a hook that is called in any case is one that dynamo compiles anew for.
+        """
+        if self._is_open:
+            self._close(self._gate, (), {}, None)
             self._saw_train_mode = None
             for part in self._listening():
                 part.forget()
 
     def _why_unseen(self) -> str:
+        if self._is_hidden and self._plain_pass.why_not is not None:
+            return self._plain_pass.why_not
         if self._saw_train_mode is None:
             return (
                 f"no training pass came through {type(self._gate).__name__}, which holds the blocks, since the last call of "
-                "monitor.step() (is the model compiled, or called by another name than forward?)"
+                "monitor.step() (is the model compiled? Attach what torch.compile returned, or give attach(..., "
+                "probe_batch=...). Or is it called by another name than forward?)"
             )
         return "hooks in the blocks did not fire (are they compiled, or frozen in eval mode?)"
 

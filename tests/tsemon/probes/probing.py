@@ -10,8 +10,8 @@ def raise_fault(error):
     raise error
 
 
-def probe_of(model, optimizer=None, on_fault=raise_fault):
-    return Probe(model, [] if optimizer is None else [optimizer], find_blocks(model), on_fault)
+def probe_of(model, optimizer=None, on_fault=raise_fault, **options):
+    return Probe(model, [] if optimizer is None else [optimizer], find_blocks(model), on_fault, **options)
 
 
 def num_hooks(model):
