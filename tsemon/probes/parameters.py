@@ -98,6 +98,8 @@ class ParameterProbe:
         missing: dict[str, str] = {}
         if "grad" not in self._sums:
             missing |= dict.fromkeys(("grad_norm", "total_grad_norm"), "no parameter had a gradient")
+        elif without := sum(block not in self._sums["grad"] for block in range(len(self._blocks))):
+            missing["grad_norm"] = f"{without} of {len(self._blocks)} blocks had no gradient (are they frozen?)"
         if not self._rebuilds() and self._num_bytes() > MAX_COPY_BYTES:
             reason = (
                 f"the update of {type(self._optimizer).__name__} can be measured only with a copy of the parameters, and "

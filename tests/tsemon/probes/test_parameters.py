@@ -125,6 +125,13 @@ class TestParameters:
         assert reading.layers["param_norm"].isnan().tolist() == [False, True, False]
         assert all(reading.scalars[name].isnan() for name in ("total_grad_norm", "total_param_norm", "step_size"))
 
+    def test_of_a_frozen_block_there_is_no_gradient_and_that_is_said(self):
+        model, forward = zoo.our_language_model()
+        model.blocks[0].requires_grad_(False)
+        reading, probe = reading_of(model, forward, torch.optim.AdamW(model.parameters()))
+        assert reading.layers["grad_norm"].isnan().tolist() == [True, False, False]
+        assert probe.not_measured == {"grad_norm": "1 of 3 blocks had no gradient (are they frozen?)"}
+
     @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
     def test_ratio_and_alignment_are_against_the_whole_block_when_part_of_it_is_frozen(self, kind):
         torch.manual_seed(0)
