@@ -1,6 +1,6 @@
 """Write docs/compatibility.md from what the tests of set-ups saw. It is never typed.
 
-    python -m pytest tests/setups && python scripts/compatibility.py
+python -m pytest tests/setups && python scripts/compatibility.py
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ It is written by `scripts/compatibility.py` and held against the tests, never ty
 - hidden states, attention, gradients, updates: measured in every block, and equal to what plain hooks and the definition
   give. Where something is missing, the last column repeats what `monitor.status` says.
 - same graphs: `torch.compile` compiles neither more nor other graphs.
-- leaves nothing: after `close()` there is no hook and no attribute that was not there before; attached again, it measures again.
+- leaves nothing: after `close()` there is no hook and no attribute that was not there before; attached again, it measures
+  again.
 - copies, pickles: `copy.deepcopy` and `pickle` of the watched model do what they do without tsemon.
 - A dash: does not apply.
 """

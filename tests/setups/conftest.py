@@ -22,9 +22,7 @@ def matrix(pytestconfig):
     yield matrix
     if (cache := getattr(pytestconfig, "cache", None)) is not None:
         kept = {row["name"]: row["line"] for row in cache.get(compatibility.CACHE_KEY, [])}
-        rows = [
-            {"kind": row.kind, "name": row.name, "line": matrix.line(row) or kept.get(row.name)} for row in ROWS
-        ]
+        rows = [{"kind": row.kind, "name": row.name, "line": matrix.line(row) or kept.get(row.name)} for row in ROWS]
         cache.set(compatibility.CACHE_KEY, rows)
 
 

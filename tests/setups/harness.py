@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tsemon
-from tests.setups.matrix import FAMILIES, Row
+from tests.setups.matrix import Row
 from tests.setups.models import GPT
 from tests.tsemon.test_monitor import frames_in, values_of
 from tsemon.probes import find_blocks
@@ -48,9 +48,9 @@ class Setup(Row):
     lacks: Mapping[str, str] = field(default_factory=dict)
     """Family to what monitor.status says (a regular expression) where it cannot be measured, or not wholly."""
     twin: Callable[[], Training] | None = None
-    """The same numbers from code that plain hooks can watch, where `build` makes a model that they cannot."""
-    compares: Sequence[str] = FAMILIES
-    """Families of which plain hooks and arithmetic give the same value."""
+    """The same training for plain hooks to watch, where they cannot watch this."""
+    attention_twin: Callable[[], Training] | None = None
+    """The same training with attention weights in plain sight, where there are none in this."""
 
     def __str__(self):
         return self.name
@@ -121,12 +121,12 @@ def watched(setup, every):
 
 
 def copied(setup, watch):
-    """Trains as ever, while the model is copied and pickled between steps. Returns the outcome, and what became of the copies."""
+    """The outcome of training while the model is copied and pickled between steps, and what became of the copies."""
     training, losses, copies = seeded(setup.build), [], []
     with tempfile.TemporaryDirectory() as folder:
         monitor = attach(training, folder) if watch else None
         for _ in range(NUM_STEPS):
-            copies.append([_state_of(make, training.model) for make in (copy.deepcopy, _pickled)])
+            copies += [_state_of(make, training.model) for make in (copy.deepcopy, _pickled)]
             losses.append(training.step())
             if monitor is not None:
                 monitor.step(loss=losses[-1])
@@ -141,9 +141,9 @@ def _pickled(model):
 
 def _state_of(make_copy, model):
     try:
-        return {name: value.clone() for name, value in make_copy(model).state_dict().items()}
-    except Exception as error:  # what torch itself cannot copy or pickle
-        return type(error)
+        return dict(make_copy(model).state_dict())
+    except Exception as error:  # what cannot be copied or pickled without tsemon either
+        return {type(error).__name__: torch.zeros(())}
 
 
 class Footprint:
@@ -176,7 +176,9 @@ class PlainHooks:
         self.optimizer = training.optimizer
         self.states, self.weights, self.gradients = [], [], None
         first, *_ = self.blocks
-        first.module.register_forward_pre_hook(lambda _, args, kwargs: self.keep((*args, *kwargs.values())), with_kwargs=True)
+        first.module.register_forward_pre_hook(
+            lambda _, args, kwargs: self.keep((*args, *kwargs.values())), with_kwargs=True
+        )
         for block in self.blocks:
             block.module.register_forward_hook(lambda _, args, output: self.keep(output))
             if hasattr(block.attention, "weights_seen"):
@@ -198,14 +200,19 @@ class PlainHooks:
         has_gradients = any(p.grad is not None for group in self.groups for p in group)
         if self.gradients is None and has_gradients:
             scale = getattr(self.optimizer, "grad_scale", None)
-            self.gradients = [_norm([p.grad for p in group if p.grad is not None]) / (scale or 1) for group in self.groups]
+            self.gradients = [
+                _norm([p.grad for p in group if p.grad is not None]) / (scale or 1) for group in self.groups
+            ]
 
     def step(self, training):
         """Metric to values per entry."""
         before = [[p.detach().double().clone() for p in group] for group in self.groups]
         self.states, self.weights, self.gradients = [], [], None
         training.step()
-        deltas = [[p.detach().double() - b for p, b in zip(*group, strict=True)] for group in zip(self.groups, before, strict=True)]
+        deltas = [
+            [p.detach().double() - b for p, b in zip(*group, strict=True)]
+            for group in zip(self.groups, before, strict=True)
+        ]
         states = self.states[: len(self.blocks) + 1]  # a later pass is a micro-batch of its own, or recomputation
         found = {
             "token_similarity": [_token_similarity(x_BTD) for x_BTD in states],
@@ -222,7 +229,16 @@ class PlainHooks:
 
 @functools.cache
 def seen_plainly(setup):
-    training = seeded(setup.twin or setup.build)
+    """Metric to values, for each step."""
+    found = _seen_in(setup.twin or setup.build)
+    if setup.attention_twin is not None:
+        for step, in_twin in zip(found, _seen_in(setup.attention_twin), strict=True):
+            step["attention_entropy"] = in_twin["attention_entropy"]
+    return found
+
+
+def _seen_in(build):
+    training = seeded(build)
     hooks = PlainHooks(training)
     return [hooks.step(training) for _ in range(NUM_STEPS)]
 

@@ -95,7 +95,7 @@ def checkpointed(use_reentrant):
 
 
 def loop(name, build):
-    return Setup(kind="Loops", name=name, build=build, twin=lambda: build(manual))
+    return Setup(kind="Loops", name=name, build=build, attention_twin=lambda: build(manual))
 
 
 SETUPS = [

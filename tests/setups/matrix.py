@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-BIT_EQUAL, GRAPHS, CLEAN, COPIES = "trains bit-equal", "same graphs", "leaves nothing", "copies, pickles"
-FAMILIES = HIDDEN_STATES, ATTENTION, GRADIENTS, UPDATES = "hidden states", "attention", "gradients", "updates"
-COLUMNS = (BIT_EQUAL, *FAMILIES, GRAPHS, CLEAN, COPIES)
+from scripts.compatibility import COLUMNS
+
+BIT_EQUAL, HIDDEN_STATES, ATTENTION, GRADIENTS, UPDATES, GRAPHS, CLEAN, COPIES = COLUMNS
+FAMILIES = (HIDDEN_STATES, ATTENTION, GRADIENTS, UPDATES)
 EAGER = tuple(column for column in COLUMNS if column != GRAPHS)
 
 YES, IN_PART, NO = "yes", "in part", "no"

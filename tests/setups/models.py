@@ -28,7 +28,8 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x_BTD):
         batch, tokens, width = x_BTD.shape
         query, key, value = (
-            part.view(batch, tokens, HEADS, width // HEADS).transpose(1, 2) for part in self.c_attn(x_BTD).split(width, -1)
+            part.view(batch, tokens, HEADS, width // HEADS).transpose(1, 2)
+            for part in self.c_attn(x_BTD).split(width, -1)
         )
         if self.is_fused:
             mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
