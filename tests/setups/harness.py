@@ -7,17 +7,20 @@ import copy
 import functools
 import pickle
 import random
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 import tsemon
-from tests.setups.matrix import Row
+from tests.setups.matrix import ATTENTION, GRADIENTS, HIDDEN_STATES, UPDATES, Row, family_cell
 from tests.setups.models import GPT
 from tests.tsemon.test_monitor import frames_in, values_of
 from tsemon.probes import find_blocks
@@ -96,17 +99,19 @@ def attach(training, folder, every=1, **options):
 def outcome_of(training, losses, **more):
     return Outcome(
         losses=torch.stack(losses).detach(),
-        state={name: value.detach().clone() for name, value in training.model.state_dict().items()},
+        state={name: _here(value).detach().clone() for name, value in training.model.state_dict().items()},
         random_state=(torch.get_rng_state(), random.getstate()),
         num_graphs=len(training.graphs),
         **more,
     )
 
 
-@functools.cache
-def unwatched(setup):
+def train(setup):
     training = seeded(setup.build)
     return outcome_of(training, [training.step() for _ in range(NUM_STEPS)])
+
+
+unwatched = functools.cache(train)
 
 
 @functools.cache
@@ -118,6 +123,24 @@ def watched(setup, every):
                 losses.append(training.step())
                 monitor.step(loss=losses[-1])
         return outcome_of(training, losses, frames=frames_in(folder), status=monitor.status)
+
+
+def attached_twice(setup, *, watch=True):
+    """Traces that a guest left in a training process, and what it measured, from two visits in a row."""
+    training = seeded(setup.build)
+    training.step()
+    before, traces, names = Footprint(training), [], []
+    for _ in range(2):
+        with tempfile.TemporaryDirectory() as folder, attach(training, folder) if watch else nullcontext() as monitor:
+            for _ in range(2):
+                loss = training.step()
+                if watch:
+                    monitor.step(loss=loss)
+            if watch:
+                monitor.close()
+                names.append({name for frame in frames_in(folder) for name in frame["layers"]})
+        traces.append(Footprint(training).differs_from(before))
+    return traces, names
 
 
 def copied(setup, watch):
@@ -150,16 +173,18 @@ class Footprint:
     """Everything in a model, its optimizer and torch where a guest could have left something."""
 
     def __init__(self, training):
-        self.modules = {
-            name: (sorted(vars(module)), *(len(getattr(module, hooks)) for hooks in _MODULE_HOOKS))
-            for name, module in training.model.named_modules()
-        }
-        self.parameters = {name: len(p._backward_hooks or ()) for name, p in training.model.named_parameters()}
-        self.optimizer = [len(getattr(training.optimizer, hooks, ())) for hooks in _OPTIMIZER_HOOKS]
-        self.torch = (F.scaled_dot_product_attention, F.softmax, len(torch.nn.modules.module._global_forward_hooks))
+        places = {"torch": (F.scaled_dot_product_attention, F.softmax, len(nn.modules.module._global_forward_hooks))}
+        for name, module in training.model.named_modules():
+            hooks = [len(getattr(module, kind)) for kind in _MODULE_HOOKS]
+            places[f"module {name}"] = (sorted(vars(module)), hooks)
+        for name, parameter in training.model.named_parameters():
+            places[f"parameter {name}"] = len(parameter._backward_hooks or ())
+        places["optimizer"] = [len(getattr(training.optimizer, kind, ())) for kind in _OPTIMIZER_HOOKS]
+        self.places = places
 
-    def __eq__(self, other):
-        return vars(self) == vars(other)
+    def differs_from(self, before):
+        """The places where something else stands than before."""
+        return [place for place, found in self.places.items() if found != before.places[place]]
 
 
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -244,7 +269,17 @@ def _seen_in(build):
 
 
 def _norm(tensors):
-    return torch.stack([t.detach().double().square().sum() for t in tensors]).sum().sqrt()
+    return torch.stack([_whole(t.detach().double().square().sum()) for t in tensors]).sum().sqrt()
+
+
+def _whole(value):
+    """Of a tensor that is sharded over processes, the whole; all processes must ask for it."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _here(value):
+    """Of a tensor that is sharded over processes, the part that is here."""
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _token_similarity(x_BTD):
@@ -263,6 +298,34 @@ def values(frame, metric):
     return torch.tensor(values_of(frame, metric), dtype=torch.float64) if metric in frame["layers"] else None
 
 
+METRICS = {
+    HIDDEN_STATES: ("token_similarity", "hidden_rms"),
+    ATTENTION: ("attention_entropy",),
+    GRADIENTS: ("grad_norm",),
+    UPDATES: ("update_norm", "update_ratio"),
+}
+TOLERANCE = {HIDDEN_STATES: 1e-5, ATTENTION: 1e-4, GRADIENTS: 1e-5, UPDATES: 2e-3}
+"""Relative. Sums are in float32; the fused kernel and the softmax in plain sight round differently; an update is told
+from weights a thousand times larger, themselves rounded to float32."""
+
+
+def answer(setup, family, outcome):
+    """The table's cell, from the last frame: what must be learned about a model is learned by the first."""
+    found = [values(outcome.frames[-1], metric) for metric in METRICS[family]]
+    cell = family_cell(found, METRICS[family], outcome.status.not_measured)
+    assert re.search(setup.lacks.get(family, "^$"), cell.words), f"{family} of {setup}: {cell}"
+    return cell
+
+
+def assert_measured_as(plain, frames, family):
+    """Wherever both have a value, in every step."""
+    for expected, frame in zip(plain, frames, strict=True):
+        for metric in METRICS[family]:
+            measured = values(frame, metric)
+            if measured is not None and metric in expected:
+                torch.testing.assert_close(measured, expected[metric], rtol=TOLERANCE[family], atol=1e-7)
+
+
 def batches(batch=4, tokens=12):
     generator = torch.Generator().manual_seed(7)
     while True:
@@ -278,10 +341,10 @@ def adamw(parameters, **options):
     return torch.optim.AdamW(parameters, lr=1e-3, **options)
 
 
-def plain_loop(make_model=GPT, make_optimizer=adamw, loss_of=next_token_loss, **more):
+def plain_loop(make_model=GPT, make_optimizer=adamw, loss_of=next_token_loss, data=None, **more):
     """The loop that every other one is a variation of."""
     model = make_model()
-    optimizer, data = make_optimizer(model.parameters()), batches()
+    optimizer, data = make_optimizer(model.parameters()), data or batches()
 
     def step():
         loss = loss_of(model, next(data))

@@ -1,46 +1,11 @@
 """What holds for every way to train."""
 
-import re
-
 import pytest
 import torch
 
 from tests.setups.every import SETUPS
-from tests.setups.harness import (
-    Footprint,
-    attach,
-    copied,
-    frames_in,
-    seeded,
-    seen_plainly,
-    unwatched,
-    values,
-    watched,
-)
-from tests.setups.matrix import (
-    ATTENTION,
-    BIT_EQUAL,
-    CLEAN,
-    COPIES,
-    FAMILIES,
-    GRADIENTS,
-    GRAPHS,
-    HIDDEN_STATES,
-    UPDATES,
-    YES,
-    Cell,
-    family_cell,
-)
-
-METRICS = {
-    HIDDEN_STATES: ("token_similarity", "hidden_rms"),
-    ATTENTION: ("attention_entropy",),
-    GRADIENTS: ("grad_norm",),
-    UPDATES: ("update_norm", "update_ratio"),
-}
-TOLERANCE = {HIDDEN_STATES: 1e-5, ATTENTION: 1e-4, GRADIENTS: 1e-5, UPDATES: 2e-3}
-"""Relative. Sums are in float32; the fused kernel and the softmax in plain sight round differently; an update is told
-from weights a thousand times larger, themselves rounded to float32."""
+from tests.setups.harness import answer, assert_measured_as, attached_twice, copied, seen_plainly, unwatched, watched
+from tests.setups.matrix import BIT_EQUAL, CLEAN, COPIES, FAMILIES, GRAPHS, YES, Cell
 
 
 @pytest.mark.parametrize("setup", SETUPS, ids=str)
@@ -54,27 +19,12 @@ class TestEverySetup:
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_is_measured_or_told_why_not(self, setup, family, matrix):
-        """The last frame: what must be learned about a model is learned by the first."""
-        frame, status = watched(setup, 1).frames[-1], watched(setup, 1).status
-        cell = family_cell([values(frame, metric) for metric in METRICS[family]], METRICS[family], status.not_measured)
-        assert re.search(setup.lacks.get(family, "^$"), cell.words)
-        matrix.record(setup, family, cell)
+        matrix.record(setup, family, answer(setup, family, watched(setup, 1)))
 
-    def test_is_left_as_it_was_found(self, setup, matrix, tmp_path):
-        training = seeded(setup.build)
-        training.step()
-        before = Footprint(training)
-        names = []
-        for attempt in "ab":
-            with attach(training, tmp_path / attempt) as monitor:
-                training.step()
-                monitor.step()
-                training.step()
-                monitor.step()
-            assert Footprint(training) == before
-            assert monitor.status.faults == ()
-            names.append({name for frame in frames_in(tmp_path / attempt) for name in frame["layers"]})
-        assert names[0] <= names[1], "attached again, it is measured again"
+    def test_is_left_as_it_was_found(self, setup, matrix):
+        traces, (first, second) = attached_twice(setup)
+        assert traces == [[], []]
+        assert first <= second, "attached again, it is measured again"
         matrix.record(setup, CLEAN, Cell(YES))
 
     def test_is_copied_and_pickled_while_armed_as_without_tsemon(self, setup, matrix):
@@ -92,11 +42,7 @@ class TestEverySetup:
 )
 class TestWhatIsMeasuredWholly:
     def test_is_what_plain_hooks_measure(self, setup, family):
-        for frame, plain in zip(watched(setup, 1).frames, seen_plainly(setup), strict=True):
-            for metric in METRICS[family]:
-                measured, expected = values(frame, metric), plain.get(metric)
-                if measured is not None and expected is not None:
-                    torch.testing.assert_close(measured, expected, rtol=TOLERANCE[family], atol=1e-7)
+        assert_measured_as(seen_plainly(setup), watched(setup, 1).frames, family)
 
 
 @pytest.mark.parametrize("setup", [setup for setup in SETUPS if GRAPHS in setup.columns], ids=str)
