@@ -1,7 +1,5 @@
 """torch.compile, of the whole and of parts, attached before the first call and after it."""
 
-import shutil
-
 import torch
 from torch._dynamo.backends.registry import lookup_backend
 
@@ -61,7 +59,7 @@ def the_loss(backend_name, is_called_first):
     return training
 
 
-def setups(name, build, lacks):
+def setups(name, build, lacks, more_graphs=""):
     return [
         Setup(
             kind="torch.compile",
@@ -70,6 +68,7 @@ def setups(name, build, lacks):
             build=lambda first=is_called_first: build(first),
             twin=lambda first=is_called_first: training_of(uncompiled, "eager", first),
             lacks=lacks,
+            more_graphs="" if is_called_first else more_graphs,
         )
         for is_called_first in (False, True)
     ]
@@ -85,7 +84,12 @@ SETUPS = [
         lambda first: training_of(per_block, "eager", first),
         dict.fromkeys((HIDDEN_STATES, ATTENTION), "are they compiled"),
     ),
-    *setups("a compiled function that calls the model", lambda first: the_loss("eager", first), UNSEEN),
+    *setups(
+        "a compiled function that calls the model",
+        lambda first: the_loss("eager", first),
+        UNSEEN,
+        "compiled once more, for the steps without hooks: torch looks at the hooks of a module that compiled code calls",
+    ),
     Setup(
         kind="torch.compile",
         name="torch.compile(model), dropout",
@@ -94,15 +98,13 @@ SETUPS = [
         twin=lambda: training_of(uncompiled, "eager", False, dropout=0.1),
         lacks=UNSEEN,
     ),
+    Setup(
+        kind="torch.compile",
+        name="torch.compile(model), inductor",
+        columns=COLUMNS,
+        build=lambda: training_of(wrapped, "inductor", False),
+        twin=lambda: training_of(uncompiled, "eager", False),
+        lacks=UNSEEN,
+        needs_program="g++",
+    ),
 ]
-if shutil.which("g++"):
-    SETUPS.append(
-        Setup(
-            kind="torch.compile",
-            name="torch.compile(model), inductor",
-            columns=COLUMNS,
-            build=lambda: training_of(wrapped, "inductor", False),
-            twin=lambda: training_of(uncompiled, "eager", False),
-            lacks=UNSEEN,
-        )
-    )

@@ -52,6 +52,10 @@ class Setup(Row):
     """Family to what monitor.status says (a regular expression) where it cannot be measured, or not wholly."""
     twin: Callable[[], Training] | None = None
     """The same training for plain hooks to watch, where they cannot watch this."""
+    more_graphs: str = ""
+    """Why the compiler makes one more graph when it meets hooks, where it does."""
+    needs_program: str = ""
+    """Skipped where it is not installed."""
     attention_twin: Callable[[], Training] | None = None
     """The same training with attention weights in plain sight, where there are none in this."""
 
