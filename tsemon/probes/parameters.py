@@ -45,6 +45,7 @@ class ParameterProbe:
         self._sums: dict[str, dict[int, Tensor]] = {}
         self._learning_rate: Tensor | float | None = None
         self._num_steps = 0
+        self._is_stepping = False
 
     def arm(self, hooks: Hooks) -> None:
         """Hook the optimizer for its next step."""
@@ -56,7 +57,7 @@ class ParameterProbe:
 
     def forget(self) -> None:
         self._groups, self._before, self._stepping, self._sums = {}, {}, {}, {}
-        self._learning_rate, self._num_steps = None, 0
+        self._learning_rate, self._num_steps, self._is_stepping = None, 0, False
 
     def collect(self) -> tuple[dict[str, Tensor], dict[str, Tensor | float]]:
         """Metrics per block, and of the run."""
@@ -139,6 +140,7 @@ class ParameterProbe:
         return torch.stack([value.to(found[0].device, non_blocking=True) for value in found]).sum()
 
     def _read_before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._is_stepping = True
         if self._num_steps:
             return
         # Here and not after: many loops clear the gradients before they call monitor.step(). Only a closure makes them
@@ -165,6 +167,10 @@ class ParameterProbe:
                 self._sums.setdefault("grad", {})[group] = squared
 
     def _read_after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        # Where an optimizer's step calls that of the class it extends, torch calls the hooks of both.
+        if not self._is_stepping:
+            return
+        self._is_stepping = False
         self._num_steps += 1
         if self._num_steps > 1:
             return

@@ -184,6 +184,17 @@ class TestParameters:
         probe.collect()
         assert "the first of 3 optimizer steps" in probe.not_measured["update_norm"]
 
+    def test_a_step_that_calls_the_step_it_extends_is_one(self):
+        class Extended(torch.optim.AdamW):
+            def step(self, closure=None):
+                return super().step(closure)
+
+        model, forward = zoo.torch_encoder()
+        torch.optim.AdamW(model.parameters())  # from the first on, torch calls hooks around the step of its class
+        reading, probe = reading_of(model, forward, Extended(model.parameters()))
+        assert probe.not_measured == {}
+        assert (reading.layers["update_norm"] > 0).all()
+
     def test_parameters_of_another_optimizer_are_said_to_be_missing(self):
         model, forward = zoo.torch_encoder()
         _, probe = reading_of(model, forward, torch.optim.AdamW(model.layers[0].parameters()))
