@@ -94,7 +94,10 @@ class ParameterProbe:
             reason = f"{type(self._optimizer).__name__} is not a torch.optim.Optimizer with parameter groups"
             return dict.fromkeys(self.GRADIENTS + self.UPDATES, reason)
         if self._num_steps == 0:
-            reason = "the optimizer given to attach() made no step since the last call of monitor.step()"
+            reason = (
+                "the optimizer given to attach() made no step since the last call of monitor.step(), or none that could "
+                "be seen (is its step compiled?)"
+            )
             return dict.fromkeys(self.GRADIENTS + self.UPDATES, reason)
         missing: dict[str, str] = {}
         if "grad" not in self._sums:
