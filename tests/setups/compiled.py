@@ -1,10 +1,13 @@
 """torch.compile, of the whole and of parts, attached before the first call and after it."""
 
+import dataclasses
+import functools
+
 import torch
 from torch._dynamo.backends.registry import lookup_backend
 
 from tests.setups.harness import GPT, Setup, next_token_loss, plain_loop
-from tests.setups.matrix import ATTENTION, COLUMNS, HIDDEN_STATES
+from tests.setups.matrix import ATTENTION, COLUMNS, GRADIENTS, HIDDEN_STATES, UPDATES
 
 
 class Counting:
@@ -38,19 +41,32 @@ def uncompiled(model, backend):
     return model
 
 
-def training_of(compiled, backend_name, is_called_first, **options):
+def training_of(compile_model, backend_name, is_called_first, **options):
     """Without dropout by default: where tsemon looks at a pass of its own, that has other masks."""
     backend = Counting(backend_name)
-    model = compiled(GPT(**{"dropout": 0.0, **options}), backend)
+    model = compile_model(GPT(**{"dropout": 0.0, **options}), backend)
     training = plain_loop(lambda: model, graphs=backend.graphs)
     if is_called_first:
         training.step()
     return training
 
 
-def the_loss(backend_name, is_called_first):
+def model_inside(is_called_first):
+    """What is compiled trains; what is inside it is watched."""
+    training = training_of(wrapped, "eager", is_called_first)
+    return dataclasses.replace(training, model=training.model._orig_mod)
+
+
+def optimizer_step():
+    backend = Counting("eager")
+    training = plain_loop(lambda: GPT(dropout=0.0), graphs=backend.graphs)
+    training.optimizer.step = torch.compile(training.optimizer.step, backend=backend)
+    return training
+
+
+def the_loss(is_called_first):
     """The model is called from a compiled function; it is not compiled itself."""
-    backend = Counting(backend_name)
+    backend = Counting("eager")
     training = plain_loop(
         lambda: GPT(dropout=0.0), loss_of=torch.compile(next_token_loss, backend=backend), graphs=backend.graphs
     )
@@ -59,51 +75,42 @@ def the_loss(backend_name, is_called_first):
     return training
 
 
-def setups(name, build, lacks, more_graphs=""):
-    return [
-        Setup(
-            kind="torch.compile",
-            name=f"{name}, attached {'after' if is_called_first else 'before'} the first call",
-            columns=COLUMNS,
-            build=lambda first=is_called_first: build(first),
-            twin=lambda first=is_called_first: training_of(uncompiled, "eager", first),
-            lacks=lacks,
-            more_graphs="" if is_called_first else more_graphs,
-        )
-        for is_called_first in (False, True)
-    ]
+def compiled(name, build, **more):
+    more.setdefault("twin", functools.partial(training_of, uncompiled, "eager", False))
+    return Setup(kind="torch.compile", name=name, columns=COLUMNS, build=build, **more)
+
+
+def before_and_after(name, build, more_graphs="", **more):
+    """Attached to what has not been compiled yet, and to what has."""
+    yield compiled(f"{name}, attached before the first call", lambda: build(False), more_graphs=more_graphs, **more)
+    more["twin"] = functools.partial(training_of, uncompiled, "eager", True)
+    yield compiled(f"{name}, attached after the first call", lambda: build(True), **more)
 
 
 UNSEEN = dict.fromkeys((HIDDEN_STATES, ATTENTION), "is the model compiled")
+UNSEEN_INSIDE = dict.fromkeys((HIDDEN_STATES, ATTENTION), "are they compiled")
+UNSEEN_STEP = dict.fromkeys((GRADIENTS, UPDATES), "is its step compiled")
+ONCE_MORE = "compiled once more, for steps without hooks: torch looks at the hooks of a module that compiled code calls"
 
 SETUPS = [
-    *setups("torch.compile(model)", lambda first: training_of(wrapped, "aot_eager", first), UNSEEN),
-    *setups("model.compile()", lambda first: training_of(in_place, "eager", first), UNSEEN),
-    *setups(
-        "block.compile() of each block",
-        lambda first: training_of(per_block, "eager", first),
-        dict.fromkeys((HIDDEN_STATES, ATTENTION), "are they compiled"),
+    *before_and_after("torch.compile(model)", lambda first: training_of(wrapped, "aot_eager", first), lacks=UNSEEN),
+    *before_and_after("torch.compile(model), the model inside", model_inside, lacks=UNSEEN),
+    *before_and_after("model.compile()", lambda first: training_of(in_place, "eager", first), lacks=UNSEEN),
+    *before_and_after(
+        "block.compile() of each block", lambda first: training_of(per_block, "eager", first), lacks=UNSEEN_INSIDE
     ),
-    *setups(
-        "a compiled function that calls the model",
-        lambda first: the_loss("eager", first),
-        UNSEEN,
-        "compiled once more, for the steps without hooks: torch looks at the hooks of a module that compiled code calls",
-    ),
-    Setup(
-        kind="torch.compile",
-        name="torch.compile(model), dropout",
-        columns=COLUMNS,
-        build=lambda: training_of(wrapped, "aot_eager", False, dropout=0.1),
+    *before_and_after("a compiled function that calls the model", the_loss, ONCE_MORE, lacks=UNSEEN),
+    compiled("a compiled optimizer step", optimizer_step, lacks=UNSEEN_STEP),
+    compiled(
+        "torch.compile(model), dropout",
+        lambda: training_of(wrapped, "aot_eager", False, dropout=0.1),
         twin=lambda: training_of(uncompiled, "eager", False, dropout=0.1),
         lacks=UNSEEN,
     ),
-    Setup(
-        kind="torch.compile",
-        name="torch.compile(model), inductor",
-        columns=COLUMNS,
-        build=lambda: training_of(wrapped, "inductor", False),
-        twin=lambda: training_of(uncompiled, "eager", False),
+    compiled(
+        "torch.compile(model), inductor",
+        lambda: training_of(wrapped, "inductor", False, depth=1),
+        twin=lambda: training_of(uncompiled, "eager", False, depth=1),
         lacks=UNSEEN,
         needs_program="g++",
     ),

@@ -80,6 +80,24 @@ def scheduled(make_model=GPT):
     return Training(model=model, optimizer=optimizer, step=step)
 
 
+class Tokens(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.randint(3, 100, (12,))  # from the worker's own random state
+
+
+def loading(make_model=GPT):
+    """Each epoch of two steps forks its workers anew."""
+
+    def epochs():
+        while True:
+            yield from torch.utils.data.DataLoader(Tokens(), batch_size=4, shuffle=True, num_workers=2)
+
+    return plain_loop(make_model, data=epochs())
+
+
 def in_eval_mode(make_model=GPT):
     """To be rid of dropout, as in some fine-tuning."""
     training = plain_loop(make_model)
@@ -104,6 +122,7 @@ SETUPS = [
     loop("gradient clipping", clipping),
     loop("learning rate schedule", scheduled),
     loop("evaluation between steps", evaluating),
+    loop("DataLoader with two workers", loading),
     loop("training in eval mode", in_eval_mode),
     loop("gradient checkpointing, reentrant", checkpointed(True)),
     loop("gradient checkpointing, not reentrant", checkpointed(False)),

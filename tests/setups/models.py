@@ -56,13 +56,13 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """In the style of nanoGPT: a ModuleDict of parts, the head tied to the token embedding."""
 
-    def __init__(self, *, is_fused=True, dropout=0.1, checkpointing=None):
+    def __init__(self, *, is_fused=True, dropout=0.1, depth=DEPTH, checkpointing=None):
         super().__init__()
         self.transformer = nn.ModuleDict(
             {
                 "wte": nn.Embedding(VOCABULARY, WIDTH),
                 "wpe": nn.Embedding(CONTEXT, WIDTH),
-                "h": nn.ModuleList(Block(is_fused, dropout) for _ in range(DEPTH)),
+                "h": nn.ModuleList(Block(is_fused, dropout) for _ in range(depth)),
                 "ln_f": nn.LayerNorm(WIDTH),
             }
         )

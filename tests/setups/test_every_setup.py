@@ -9,6 +9,11 @@ from tests.setups.every import SETUPS
 from tests.setups.harness import answer, assert_measured_as, attached_twice, copied, seen_plainly, unwatched, watched
 from tests.setups.matrix import BIT_EQUAL, CLEAN, COPIES, FAMILIES, GRAPHS, IN_PART, YES, Cell
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.* is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable.* is deprecated:FutureWarning"),
+]
+
 
 def wherever_possible(*values):
     """A parameter set, skipped on a machine that cannot run its set-up."""

@@ -3,6 +3,8 @@
 import resource
 import shutil
 import socket
+import subprocess
+import sys
 import traceback
 from contextlib import contextmanager, nullcontext
 
@@ -227,8 +229,35 @@ class TestAnInterruptInStep:
             with broken_torch("stack", KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
                 monitor.step(loss=loss)
             monitor.step(loss=training.step())
+            assert "the first of 2 optimizer steps" in monitor.status.not_measured["update_norm"]
+            monitor.step(loss=training.step())
             assert monitor.status.not_measured == {}
         assert Footprint(training).differs_from(before) == []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What a process and its child left. A deadlock in either is a timeout here."""
+    folder = tmp_path_factory.mktemp("fork")
+    program = [sys.executable, "-m", "tests.setups.forking", folder, "http://127.0.0.1:9"]
+    subprocess.run(program, check=True, timeout=120)
+    return folder
+
+
+class TestAForkedProcess:
+    @pytest.mark.parametrize("process", ["parent", "child"])
+    def test_trains_on_as_without_tsemon(self, folder, process):
+        outcome = torch.load(folder / process, weights_only=False)  # classes of ours are in it
+        # Python seeds its own generator anew in every forked child.
+        assert outcome.differs_from(unwatched(PLAIN)) == ["random state of Python"] * (process == "child")
+
+    def test_exits_as_it_likes(self, folder):
+        assert (folder / "exit code").read_text() == "7"
+
+    def test_neither_ends_the_run_nor_writes_into_it(self, folder):
+        frames = frames_in(folder / "spool")
+        assert [frame["seq"] for frame in frames] == list(range(NUM_STEPS))
+        assert measured(frames) == measured(watched(PLAIN, 1).frames)
 
 
 class TestDelivery:
