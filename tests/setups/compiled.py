@@ -112,6 +112,7 @@ SETUPS = [
         lambda: training_of(wrapped, "inductor", False, depth=1),
         twin=lambda: training_of(uncompiled, "eager", False, depth=1),
         lacks=UNSEEN,
+        num_blocks=1,
         needs_program="g++",
     ),
 ]

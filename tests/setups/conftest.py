@@ -21,8 +21,9 @@ def matrix(pytestconfig):
     matrix = Matrix()
     yield matrix
     if (cache := getattr(pytestconfig, "cache", None)) is not None:
-        kept = {row["name"]: row["line"] for row in cache.get(compatibility.CACHE_KEY, [])}
-        rows = [{"kind": row.kind, "name": row.name, "line": matrix.line(row) or kept.get(row.name)} for row in ROWS]
+        kept = {row["name"]: row["cells"] for row in cache.get(compatibility.CACHE_KEY, [])}
+        cells = {row.name: matrix.cells(row) or kept.get(row.name, []) for row in ROWS}
+        rows = [{"kind": row.kind, "name": row.name, "cells": cells[row.name]} for row in ROWS]
         cache.set(compatibility.CACHE_KEY, rows)
 
 

@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 import tsemon
+from tests.frames import frames_in, values_of
 from tests.setups.matrix import ATTENTION, GRADIENTS, HIDDEN_STATES, UPDATES, Row, family_cell
-from tests.setups.models import GPT
-from tests.tsemon.test_monitor import frames_in, values_of
+from tests.setups.models import DEPTH, GPT
 from tsemon.probes import find_blocks
 
 NUM_STEPS = 4
@@ -48,6 +48,7 @@ class Setup(Row):
     """A way to train. `build` makes it anew, from the seed that is set when it is called."""
 
     build: Callable[[], Training]
+    num_blocks: int = DEPTH
     lacks: Mapping[str, str] = field(default_factory=dict)
     """Family to what monitor.status says (a regular expression) where it cannot be measured, or not wholly."""
     twin: Callable[[], Training] | None = None

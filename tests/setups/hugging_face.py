@@ -48,8 +48,13 @@ NAMES = {
     zoo.vit: "ViT",
     zoo.t5: "T5",
 }
+NUM_BLOCKS = {zoo.albert: 1, zoo.t5: 4}
+"""ALBERT's layers are one module, and count as one."""
 PAIRS = {
-    make: [hugging_face(f"{name}, {attention}", fine_tuning(make, attention)) for attention in ("eager", "sdpa")]
+    make: [
+        hugging_face(f"{name}, {attention}", fine_tuning(make, attention), num_blocks=NUM_BLOCKS.get(make, 3))
+        for attention in ("eager", "sdpa")
+    ]
     for make, name in NAMES.items()
 }
 """Each model with its attention computed in both ways."""

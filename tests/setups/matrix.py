@@ -29,6 +29,9 @@ class Cell:
     """What monitor.status says about it."""
 
 
+NOTHING = Cell("-")
+
+
 def family_cell(found, metrics: Sequence[str], not_measured: Mapping[str, str]) -> Cell:
     """What the table says of a family of metrics, from its values in a frame (None: not there) and the status.
 
@@ -52,15 +55,10 @@ class Matrix:
     def record(self, row: Row, column: str, cell: Cell) -> None:
         self._cells.setdefault(row, {})[column] = cell
 
-    def line(self, row: Row) -> str | None:
-        """The row as it stands in the document, None where it is not complete."""
-        cells = self._cells.get(row, {})
-        if any(column not in cells for column in row.columns):
-            return None
-        answers = [cells[column].answer if column in row.columns else "-" for column in COLUMNS]
-        notes: dict[str, list[str]] = {}
-        for column in row.columns:
-            if cells[column].words:
-                notes.setdefault(cells[column].words, []).append(column)
-        text = "; ".join(f"{', '.join(columns)}: {words}" for words, columns in notes.items())
-        return "| " + " | ".join([row.name, *answers, text.replace("|", "\\|")]) + " |"
+    def cells(self, row: Row) -> list[list[str]]:
+        """The row as it stands in the document, column by column; empty where it is not complete."""
+        seen = self._cells.get(row, {})
+        if any(column not in seen for column in row.columns):
+            return []
+        cells = [seen[column] if column in row.columns else NOTHING for column in COLUMNS]
+        return [[cell.answer, cell.words] for cell in cells]

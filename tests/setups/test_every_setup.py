@@ -31,6 +31,9 @@ class TestEverySetup:
             assert outcome.status.faults == ()
         matrix.record(setup, BIT_EQUAL, Cell(YES))
 
+    def test_is_seen_block_by_block(self, setup):
+        assert len(watched(setup, 1).status.blocks) == setup.num_blocks
+
     @pytest.mark.parametrize("family", FAMILIES)
     def test_is_measured_or_told_why_not(self, setup, family, matrix):
         matrix.record(setup, family, answer(setup, family, watched(setup, 1)))

@@ -75,7 +75,7 @@ SETUPS = [
     module("TransformerEncoder, batch_first", regression(lambda: encoder(batch_first=True), apply)),
     module("TransformerEncoder, norm_first", regression(lambda: encoder(batch_first=True, norm_first=True), apply)),
     module("TransformerDecoder, causal", regression(decoder, causal)),
-    module("Transformer, encoder and decoder", regression(both, lambda model, x: model(x, x.flip(1)))),
+    module("Transformer, encoder and decoder", regression(both, lambda model, x: model(x, x.flip(1))), num_blocks=4),
     module(
         "a head on a frozen TransformerEncoder in eval mode",
         regression(OnFrozenEncoder, apply),
