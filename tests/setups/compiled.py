@@ -59,7 +59,7 @@ def model_inside(is_called_first):
 
 def optimizer_step():
     backend = Counting("eager")
-    training = plain_loop(lambda: GPT(dropout=0.0), graphs=backend.graphs)
+    training = plain_loop(lambda: GPT(dropout=0.0, depth=1), graphs=backend.graphs)
     training.optimizer.step = torch.compile(training.optimizer.step, backend=backend)
     return training
 
@@ -100,10 +100,16 @@ SETUPS = [
         "block.compile() of each block", lambda first: training_of(per_block, "eager", first), lacks=UNSEEN_INSIDE
     ),
     *before_and_after("a compiled function that calls the model", the_loss, ONCE_MORE, lacks=UNSEEN),
-    compiled("a compiled optimizer step", optimizer_step, lacks=UNSEEN_STEP),
+    compiled(
+        "a compiled optimizer step",
+        optimizer_step,
+        twin=lambda: training_of(uncompiled, "eager", False, depth=1),
+        num_blocks=1,
+        lacks=UNSEEN_STEP,
+    ),
     compiled(
         "torch.compile(model), dropout",
-        lambda: training_of(wrapped, "aot_eager", False, dropout=0.1),
+        lambda: training_of(wrapped, "eager", False, dropout=0.1),
         twin=lambda: training_of(uncompiled, "eager", False, dropout=0.1),
         lacks=UNSEEN,
     ),

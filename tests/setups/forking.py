@@ -20,6 +20,8 @@ def main(folder, server):
             if child:
                 _, status = os.waitpid(child, 0)
                 (folder / "exit code").write_text(str(os.waitstatus_to_exitcode(status)))
+                is_ended = (monitor.status.delivery.spool_folder / "end.json").exists()
+                (folder / "run").write_text("ended" if is_ended else "goes on")
         losses.append(training.step())
         monitor.step(loss=losses[-1])
     monitor.close(timeout_s=0.5)

@@ -97,11 +97,31 @@ class Stage(nn.Module):
         return x if self.head is None else self.head(x)
 
 
+class AroundMultiheadAttention(nn.Module):
+    """A block by hand around the attention of torch.nn."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+        self.dropout = nn.Dropout(0.1)
+        self.feed_forward = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU())
+
+    def forward(self, x_BTD):
+        y_BTD = self.norm(x_BTD)
+        hidden = torch.ones(x_BTD.shape[1], x_BTD.shape[1], dtype=torch.bool).triu(1)
+        mixed_BTD, _ = self.attention(y_BTD, y_BTD, y_BTD, attn_mask=hidden, need_weights=False)
+        x_BTD = x_BTD + self.dropout(mixed_BTD)
+        return x_BTD + self.feed_forward(x_BTD)
+
+
 class Mixer(CausalSelfAttention):
     """Attention, but nothing in its name says so."""
 
 
 class Cell(nn.Module):
+    """A block by another name."""
+
     def __init__(self, dropout=0.1):
         super().__init__()
         self.mix = Mixer(True, dropout)
@@ -113,12 +133,12 @@ class Cell(nn.Module):
 
 
 class Tower(nn.Module):
-    """A transformer by other names."""
+    """Blocks of any kind, one on the other."""
 
-    def __init__(self):
+    def __init__(self, make_block=Cell):
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.cells = nn.ModuleList(Cell() for _ in range(DEPTH))
+        self.cells = nn.ModuleList(make_block() for _ in range(DEPTH))
         self.out = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, ids_BT):

@@ -255,6 +255,7 @@ class TestAForkedProcess:
         assert (folder / "exit code").read_text() == "7"
 
     def test_neither_ends_the_run_nor_writes_into_it(self, folder):
+        assert (folder / "run").read_text() == "goes on"
         frames = frames_in(folder / "spool")
         assert [frame["seq"] for frame in frames] == list(range(NUM_STEPS))
         assert measured(frames) == measured(watched(PLAIN, 1).frames)

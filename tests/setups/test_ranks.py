@@ -49,6 +49,6 @@ class TestOnSeveralProcesses:
 class TestDataParallelTraining:
     @pytest.mark.parametrize("family", [GRADIENTS, UPDATES])
     def test_has_the_gradients_and_updates_of_one_process_with_the_whole_batch(self, seen, family):
-        setup = next(setup for setup in ranks.SETUPS if setup.build is ranks.data_parallel)
-        for rank in setup.watching:
-            assert_measured_as(seen_plainly(ranks.JOINT), seen[rank][setup.name].watched[1].frames, family)
+        for setup in (setup for setup in ranks.SETUPS if setup.build is ranks.data_parallel):
+            for rank in setup.watching:
+                assert_measured_as(seen_plainly(ranks.JOINT), seen[rank][setup.name].watched[1].frames, family)
