@@ -8,7 +8,7 @@ from tests.setups.every import ROWS
 
 class TestTheTableOfSetups:
     def test_says_what_was_seen(self, matrix):
-        """Of every set-up whose tests have all run, and passed, in this session."""
+        """Of every set-up whose tests have all run, and passed."""
         committed = compatibility.read(compatibility.DOCUMENT.read_text())
         seen = {row.name: cells for row in ROWS if (cells := matrix.cells(row))}
         different = {name: cells for name, cells in seen.items() if cells != committed.get(name)}
