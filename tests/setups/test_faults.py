@@ -8,11 +8,13 @@ import subprocess
 import sys
 import traceback
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import tsemon
 from tests.setups import loops
 from tests.setups.harness import (
     GPT,
@@ -31,6 +33,7 @@ from tests.setups.harness import (
 from tests.setups.matrix import ATTENTION, GRADIENTS, HIDDEN_STATES, UPDATES
 from tests.setups.test_side_by_side import measured
 
+TORCH, TSEMON = (f"{Path(package.__file__).parent}/" for package in (torch, tsemon))
 PLAIN = loops.SETUPS[0]
 PLACES = ["attention", "forward", "backward", "optimizer"]
 ERRORS = [RuntimeError, torch.OutOfMemoryError, KeyboardInterrupt]
@@ -81,9 +84,7 @@ def with_fuse(place, fuse):
 def users_frames(error):
     """The traceback without what torch and tsemon do in between."""
     frames = traceback.extract_tb(error.__traceback__)
-    return [
-        (f.filename, f.name, f.lineno) for f in frames if "/torch/" not in f.filename and "/tsemon/" not in f.filename
-    ]
+    return [(f.filename, f.name, f.lineno) for f in frames if not f.filename.startswith((TORCH, TSEMON))]
 
 
 class Broken:
@@ -227,7 +228,7 @@ def interrupt_at(num_calls):
     calls = itertools.count(1)
 
     def profile(frame, event, _):
-        if event == "call" and "/tsemon/" in frame.f_code.co_filename and next(calls) == num_calls:
+        if event == "call" and frame.f_code.co_filename.startswith(TSEMON) and next(calls) == num_calls:
             sys.setprofile(None)
             raise KeyboardInterrupt
 
