@@ -22,6 +22,7 @@ PICTURE = {
     "tsemon": "tsemon.monitor",
     "tsemon.__main__": "tsemon.cli",
     "tsemon.monitor": "torch tsemon.probes tsemon.transport tsemon.schedule tsemon.sample tsemon.faults tsemon.registration",
+    "tsemon.registration": "torch",
     "tsemon.sample": "torch tsemon.probes",
     "tsemon.probes": "torch tsemon.measures",
     "tsemon.measures": "torch",

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 log = logging.getLogger("tsemon")
 
@@ -16,9 +16,9 @@ MAX_LOGGED_TRACES = 1
 class Faults:
     """What went wrong inside tsemon: counted, kept for the status, logged a few times, never raised."""
 
-    def __init__(self, warnings: Sequence[str] = ()) -> None:
+    def __init__(self) -> None:
         self.count = 0
-        self._recent: deque[str] = deque(warnings, maxlen=20)
+        self._recent: deque[str] = deque(maxlen=20)
         self._lock = threading.Lock()  # the exporter's threads warn, too
 
     @property

@@ -16,18 +16,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from tsemon.catalogue import TIERS
 from tsemon.errors import InvalidArgument, SpoolError
 from tsemon.faults import Faults
-from tsemon.probes import Probe, find_blocks
-from tsemon.registration import chosen_measures, collection, registration
+from tsemon.probes import Probe, ProbeBatch, Ranks, check_probe_batch, find_blocks
+from tsemon.registration import as_optimizers, chosen_measures, collection, registration
 from tsemon.sample import Sample
-from tsemon.schedule import Cadence
-from tsemon.transport import HttpDelivery, MemorySpool, Outbox, OutboxStats, Spool
+from tsemon.schedule import Cadence, Spent
+from tsemon.transport import HttpDelivery, MemorySpool, Outbox, OutboxStats, SilentOutbox, Spool
 from tsemon.wire import Alert, RunState
 
 log = logging.getLogger("tsemon")
@@ -37,7 +39,7 @@ SPOOL_DIR = ".tsemon"
 
 def attach(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     run: str,
     project: str = "default",
@@ -52,32 +54,40 @@ def attach(
     tags: Sequence[str] = (),
     resume: int | None = None,
     spool_dir: str | os.PathLike[str] | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    probe_batch: ProbeBatch | None = None,
 ) -> Monitor:
     """Watch `model` while it trains; call `step` on the result after every optimizer step.
 
-    optimizer: whose updates are measured; without it there are no gradients and updates in the frames.
+    optimizer: whose updates are measured, one or several; without it there are no gradients and updates in the frames.
     run, project: the name under which the service keeps the run. The same names again are a new attempt at the same run.
     server: base URL of the service, by default that of TSEMON_SERVER. Without one the spool folder is the run.
     every: sample each so many optimizer steps. Without it, as often as tsemon's own cost stays within `budget`.
     budget: tsemon's share of wall time on the training thread, more than 0 and at most 1.
-    measures: names of the catalogue, by default all.
+    measures: names of the catalogue, by default all but those that it has on demand only.
     blocks, attention: the transformer blocks in depth order and the self-attention of each, as modules or dotted names,
         for models where they are not found.
     on_alert: called from `step`, on the training thread, when an alert fires or resolves. Default: a log line.
     config, tags: kept with the run.
     resume: the step at which training goes on; frames of earlier attempts from there on are hidden.
     spool_dir: where frames wait until the service has them, by default `.tsemon`.
+    process_group: processes that train this model together and all call `attach`. Their samples and their shards of the
+        parameters are measured as one, in one collective a sample, and rank 0 of the group sends the frames.
+    probe_batch: a few sequences for the passes that tsemon makes itself, to look into a compiled model and at what
+        scaled parameters would give: a tensor, a tuple of positional arguments, or a dict of keyword arguments of
+        `model`. By default the first few of the first sampled batch are kept. Such a pass is eager and in eval mode; it
+        leaves parameters, buffers, attributes and random states as they were, but your own hooks in the model fire.
 
     Raises, all of them under TsemonError: NoBlocksFound, InvalidArgument, UnknownMetric (for `measures`), and SpoolError
     when there is neither a server nor a folder that can be written. Nothing raises after this.
     """
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"attach() watches a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(optimizer, type) or (optimizer is not None and not callable(getattr(optimizer, "step", None))):
-        raise InvalidArgument(f"optimizer is the torch.optim.Optimizer that trains the model, got {optimizer!r}")
+    optimizers = as_optimizers(optimizer)
     if on_alert is not None and not callable(on_alert):
         raise InvalidArgument(f"on_alert is called with an alert, so it must be callable, got {on_alert!r}")
     chosen = chosen_measures(measures)
+    check_probe_batch(probe_batch)
     cadence = Cadence(every, budget)
     found = find_blocks(
         model,
@@ -87,20 +97,20 @@ def attach(
     body = registration(
         project=project, run=run, config=config, tags=tags, blocks=[block.name for block in found], resume=resume
     )
+    ranks = None if process_group is None else Ranks(process_group)
     server = server or os.environ.get("TSEMON_SERVER") or None
-    delivery = HttpDelivery(server) if server else None
-    warnings: list[str] = []
-    spool = _open_spool(spool_dir, body, delivery is not None, warnings)
-    faults = Faults(warnings)
-    probe = Probe(model, optimizer, found, chosen, faults.contain)
-    outbox = Outbox(spool, delivery, on_warning=faults.warn)
-    for warning in warnings:
-        log.warning("tsemon: %s", warning)
+    faults = Faults()
+    outbox: Outbox | SilentOutbox = SilentOutbox()
+    if ranks is None or ranks.rank == 0:
+        delivery = HttpDelivery(server) if server else None
+        spool = _open_spool(spool_dir, body, delivery is not None, faults.warn)
+        outbox = Outbox(spool, delivery, on_warning=faults.warn)
     return Monitor(
-        probe,
+        Probe(model, optimizers, found, faults.contain, ranks=ranks, probe_batch=probe_batch),
         cadence,
         outbox,
         faults,
+        measures=chosen,
         on_alert=on_alert,
         first_step=resume or 0,
         block_names=[block.name for block in found],
@@ -121,6 +131,8 @@ class Status:
     """Metrics in the last sampled frame."""
     not_measured: Mapping[str, str]
     """Metric to the reason why the last sampled frame lacks it, in whole or in part."""
+    notes: Sequence[str]
+    """What to know about the values of the last sampled frame."""
     server: str | None
     delivery: OutboxStats
     gap: int
@@ -138,6 +150,7 @@ class Status:
             f"attentions   {len(self.attentions)}",
             f"measured     {', '.join(self.measured) or 'nothing yet'}",
             *(f"not measured {name}: {reason}" for name, reason in self.not_measured.items()),
+            *(f"note         {note}" for note in self.notes),
             f"server       {self.server or f'none: frames stay in {sent.spool_folder}'}",
             f"frames       {sent.num_sent} sent, {sent.num_pending} pending, {sent.num_dropped} dropped",
             f"cost         {self.overhead_ratio:.2%} of wall time, a sample every {self.gap} steps",
@@ -148,6 +161,15 @@ class Status:
         return "\n".join(lines)
 
 
+class _Newest(NamedTuple):
+    """The newest sample, and what it cost as far as that is known."""
+
+    sample: Sample | None
+    spent: Spent
+    total_cost_s: float
+    """Seconds in tsemon on the training thread up to its end."""
+
+
 class Monitor:
     """A guest in a training loop. Made by `attach`; usable as a context manager."""
 
@@ -155,9 +177,10 @@ class Monitor:
         self,
         probe: Probe,
         cadence: Cadence,
-        outbox: Outbox,
+        outbox: Outbox | SilentOutbox,
         faults: Faults,
         *,
+        measures: Collection[str],
         on_alert: Callable[[Alert], None] | None,
         first_step: int,
         block_names: Sequence[str],
@@ -169,6 +192,7 @@ class Monitor:
         self._cadence = cadence
         self._outbox = outbox
         self._faults = faults
+        self._measures = frozenset(measures)
         self._on_alert = on_alert
         self._block_names = block_names
         self._attention_names = attention_names
@@ -177,11 +201,13 @@ class Monitor:
         self._next_sample = first_step
         self._last_sample = first_step - 1
         self._last_sample_at = self._attached_at = time.perf_counter()
-        self._cost_at_last_sample_s = self._outside_hooks_s = 0.0
+        self._outside_hooks_s = self._device_s = 0.0
+        self._newest = _Newest(None, Spent(0.0, 0.0, is_slow=False), 0.0)
         self._measured: Sequence[str] = ()
         self._not_measured: Mapping[str, str] = {}
+        self._notes: Sequence[str] = ()
         self._pid = os.getpid()
-        self._faults.guard(probe.arm)
+        self._faults.guard(self._arm, probe)
         self._close_at_exit = _closing_at_exit(weakref.ref(self))
         atexit.register(self._close_at_exit)
 
@@ -201,7 +227,7 @@ class Monitor:
         self._step += 1
         if probe is not None and self._step == self._next_sample:
             start = time.perf_counter()
-            self._faults.guard(probe.arm)
+            self._faults.guard(self._arm, probe)
             self._outside_hooks_s += time.perf_counter() - start
         self._tell_alerts()
 
@@ -218,6 +244,7 @@ class Monitor:
             attentions=self._attention_names,
             measured=self._measured,
             not_measured=self._not_measured,
+            notes=self._notes,
             server=self._server,
             delivery=self._outbox.stats(),
             gap=self._cadence.gap,
@@ -256,22 +283,36 @@ class Monitor:
     def __str__(self) -> str:
         return str(self.status)
 
+    def _arm(self, probe: Probe) -> None:
+        tiers = {"every", "slow", "demand"} if self._cadence.is_slow else {"every"}
+        probe.arm({name for name in self._measures if TIERS[name] in tiers})
+
     def _sample(self, probe: Probe, loss: Tensor | float | None, scalars: Mapping[str, Tensor | float]) -> None:
         start, in_hooks_s = time.perf_counter(), probe.cost_s
-        reading = probe.collect()
+        before, is_slow = self._newest, self._cadence.is_slow
+        elapsed_s = start - self._last_sample_at - (self._cost_s - before.total_cost_s)
+        spent = before.spent._replace(step_s=max(elapsed_s, 0.0) / (self._step - self._last_sample))
+        if before.sample is not None:
+            self._device_s += before.sample.device_s
+            spent = spent._replace(cost_s=max(spent.cost_s, before.sample.device_s))
+        reading = probe.collect(to_agree=(spent.cost_s, spent.step_s))
+        spans = probe.take_spans()
         probe.disarm()
         given = ({} if loss is None else {"loss": loss}) | dict(scalars)
         own = {"overhead_ratio": self._overhead_ratio(), "contained_faults": float(self._faults.count)}
-        sample = Sample(reading, own | given, self._step, self._faults.contain)
-        self._measured, self._not_measured = sample.names, probe.not_measured
+        sample = Sample(reading, own | given, self._step, self._faults.contain, spans)
+        self._measured, self._not_measured, self._notes = sample.names, probe.not_measured, probe.notes
         self._outbox.put(sample.to_frame)
 
+        if before.sample is not None and before.sample.has_agreed:
+            cost_s, step_s = before.sample.agreed()
+            spent = Spent(cost_s, step_s, before.spent.is_slow)
+        gap = self._cadence.next_gap(spent)
         now = time.perf_counter()
         self._outside_hooks_s += (now - start) - (probe.cost_s - in_hooks_s)
-        gap = self._cadence.after_sample(
-            self._cost_s - self._cost_at_last_sample_s, now - self._last_sample_at, self._step - self._last_sample
-        )
-        self._cost_at_last_sample_s, self._last_sample_at = self._cost_s, now
+        cost_s = self._cost_s - before.total_cost_s
+        self._newest = _Newest(sample, Spent(cost_s, 0.0, is_slow), self._cost_s)
+        self._last_sample_at = now
         self._last_sample, self._next_sample = self._step, self._step + gap
 
     @property
@@ -279,7 +320,9 @@ class Monitor:
         return self._outside_hooks_s + (0.0 if self._probe is None else self._probe.cost_s)
 
     def _overhead_ratio(self) -> float:
-        return self._cost_s / max(time.perf_counter() - self._attached_at, 1e-9)
+        """A device's time passes beside the thread's, so the longer of both counts."""
+        cost_s = max(self._cost_s, self._device_s)
+        return cost_s / max(time.perf_counter() - self._attached_at, 1e-9)
 
     def _tell_alerts(self) -> None:
         for alert in self._outbox.take_events():
@@ -309,7 +352,7 @@ def _closing_at_exit(monitor: weakref.ref[Monitor]) -> Callable[[], None]:
 
 
 def _open_spool(
-    root: str | os.PathLike[str] | None, registration: Mapping[str, Any], has_server: bool, warnings: list[str]
+    root: str | os.PathLike[str] | None, registration: Mapping[str, Any], has_server: bool, warn: Callable[[str], None]
 ) -> Spool | MemorySpool:
     host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40].strip("-") or "host"
     writer = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
@@ -322,7 +365,7 @@ def _open_spool(
     except (SpoolError, ValueError) as error:  # ValueError: a path that no file can have
         if not has_server:
             raise error if isinstance(error, SpoolError) else SpoolError(f"spool_dir {str(root)!r}: {error}") from error
-        warnings.append(f"{error}. Frames wait in memory instead: what the service has not received is lost at exit")
+        warn(f"{error}. Frames wait in memory instead: what the service has not received is lost at exit")
         return MemorySpool(registration, writer)
 
 

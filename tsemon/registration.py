@@ -8,7 +8,9 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from tsemon.catalogue import CATALOGUE, nearest
+import torch
+
+from tsemon.catalogue import TIERS, nearest
 from tsemon.errors import InvalidArgument, UnknownMetric
 from tsemon.wire import MAX_BLOCK_NAME, MAX_BLOCKS, MAX_BODY_BYTES, MAX_STEP, MAX_TAGS, NAME
 
@@ -42,17 +44,27 @@ def registration(
 
 
 def chosen_measures(measures: Collection[str] | None) -> set[str]:
-    """The names of the metrics to measure. Raises UnknownMetric."""
-    known = {metric.name for metric in CATALOGUE}
+    """The names of the metrics to measure, by default all but those on demand. Raises UnknownMetric."""
     if measures is None:
-        return known
+        return {name for name, tier in TIERS.items() if tier != "demand"}
     chosen = collection("measures", measures)
     for name in chosen:
-        if not isinstance(name, str) or name not in known:
+        if not isinstance(name, str) or name not in TIERS:
             raise UnknownMetric(
-                f"measures= names {name!r}, which is not in the catalogue; {nearest(str(name), list(known))}"
+                f"measures= names {name!r}, which is not in the catalogue; {nearest(str(name), list(TIERS))}"
             )
     return set(chosen)
+
+
+def as_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """One optimizer, several or None as a list. Raises InvalidArgument."""
+    if optimizer is None:
+        return []
+    optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    for each in optimizers:
+        if isinstance(each, type) or not callable(getattr(each, "step", None)):
+            raise InvalidArgument(f"optimizer is the torch.optim.Optimizer that trains the model, got {each!r}")
+    return optimizers
 
 
 def collection(name: str, values: Any) -> list[Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tsemon.errors import InvalidArgument
-from tsemon.probes import Reading
+from tsemon.probes import OnHost, Reading, Span
 from tsemon.wire import MAX_SCALARS, METRIC_NAME, Array, Frame
 
 
@@ -24,11 +25,16 @@ class Sample:
         given: Mapping[str, Tensor | float],
         step: int,
         on_fault: Callable[[Exception], None],
+        spans: Sequence[Span] = (),
     ) -> None:
         self._step = step
+        self._on_fault = on_fault
+        self._spans = spans
         self._time = time.time()
         self._scalars: dict[str, float] = {}
-        self._parts: list[tuple[str, str, tuple[int, ...]]] = []
+        self._parts: list[_Part] = []
+        self.device_s = 0.0
+        """Seconds of the device's time that the hooks of this step took; known once the frame was made."""
         tensors: list[Tensor] = []
         if len(given) > MAX_SCALARS // 2:
             on_fault(InvalidArgument(f"{len(given)} scalars were given to monitor.step(), {MAX_SCALARS // 2} are kept"))
@@ -42,36 +48,73 @@ class Sample:
                 try:
                     if not re.fullmatch(METRIC_NAME, name):
                         raise InvalidArgument("a name has letters, digits and _./:- only, and at most 128 of them")
-                    if not isinstance(value, Tensor):
+                    if isinstance(value, float | int):
                         self._scalars[name] = float(value)
                         continue
-                    if group == "scalars" and value.numel() != 1:
-                        raise InvalidArgument(f"a tensor of shape {tuple(value.shape)} is not one number")
-                    tensors.append(value.detach().reshape(-1).to(torch.float32))
-                    self._parts.append((group, name, tuple(value.shape)))
+                    raw, finish = value if isinstance(value, OnHost) else (value, None)
+                    if not isinstance(raw, Tensor):
+                        self._scalars[name] = float(raw)
+                        continue
+                    if group == "scalars" and finish is None and raw.numel() != 1:
+                        raise InvalidArgument(f"a tensor of shape {tuple(raw.shape)} is not one number")
+                    # What is finished here may need the digits of float64: its bits travel as those of two float32.
+                    dtype = raw.dtype if finish and raw.dtype == torch.float64 else torch.float32
+                    tensors.append(raw.detach().to(dtype).reshape(-1).view(torch.float32))
+                    self._parts.append(_Part(group, name, tuple(raw.shape), dtype, finish))
                 except Exception as error:
                     on_fault(InvalidArgument(f"{name!r} given to monitor.step() was left out: {error}"))
+        if reading.agreed is not None:
+            tensors.append(reading.agreed.float())
+        self._num_agreed = 0 if reading.agreed is None else reading.agreed.numel()
         self._packed, self._copied = _to_host(tensors)
 
     @property
     def names(self) -> list[str]:
-        return sorted({*self._scalars, *(name for _, name, _ in self._parts)})
+        return sorted({*self._scalars, *(part.name for part in self._parts)})
 
     def to_frame(self, seq: int) -> Frame:
         """Wait for the copy and unpack it. Called by the exporter's thread."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        values = self._packed.tolist()
+        self._wait()
+        if self._spans:
+            self.device_s = sum(start.elapsed_time(end) for start, end in self._spans) / 1e3
         groups: dict[str, dict[str, Array]] = {"layers": {}, "heads": {}}
         scalars, offset = dict(self._scalars), 0
-        for group, name, shape in self._parts:
-            size = math.prod(shape)
-            if group == "scalars":
-                scalars[name] = values[offset]
-            else:
-                groups[group][name] = Array.of(values[offset : offset + size], shape)
+        for part in self._parts:
+            size = math.prod(part.shape) * part.dtype.itemsize // 4
+            values = self._packed[offset : offset + size].clone().view(part.dtype).view(part.shape)
             offset += size
+            try:
+                values = values if part.finish is None else part.finish(values)
+                if part.group == "scalars":
+                    scalars[part.name] = values.item()
+                else:
+                    groups[part.group][part.name] = Array.of(values.flatten().tolist(), tuple(values.shape))
+            except Exception as error:
+                self._on_fault(error)
         return Frame(seq, self._step, self._time, scalars, groups["layers"], groups["heads"])
+
+    @property
+    def has_agreed(self) -> bool:
+        return self._num_agreed > 0
+
+    def agreed(self) -> tuple[float, ...]:
+        """What the ranks agreed on in this sample. Read a sample later, when the copy is long done."""
+        self._wait()
+        return tuple(self._packed[self._packed.numel() - self._num_agreed :].tolist())
+
+    def _wait(self) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()
+
+
+class _Part(NamedTuple):
+    """One metric in the packed tensor."""
+
+    group: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    finish: Callable[[Tensor], Tensor] | None
 
 
 def _to_host(tensors: list[Tensor]) -> tuple[Tensor, torch.cuda.Event | None]:

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from tsemon.errors import InvalidArgument
 
 MAX_GAP = 1000
 """Steps between two samples at the most, however dear a sample is: rules need something to look at."""
 FIRST_GAP = 10
-"""Steps from the first sample, which pays for every warm-up and says nothing about cost, to the second."""
+"""Steps between the first samples, until the cost of one is known."""
+NUM_WARM_UP = 2
+"""Samples before the first whose news counts: what a sample cost is known at the next, and the first of all pays for
+every warm-up."""
+SLOW_EVERY = 10
+"""One sample in so many takes the measures of the slow tier, too; the first is one of them."""
 SMOOTHING = 0.3
 """Weight of the newest sample in the running averages that steer the cadence."""
+
+
+class Spent(NamedTuple):
+    """What a sample cost, and what there was to spend it on."""
+
+    cost_s: float
+    step_s: float
+    """Wall time of a step without tsemon's, mean over the steps since the sample before."""
+    is_slow: bool
+    """Whether it took the measures of the slow tier, too."""
 
 
 class Cadence:
@@ -30,21 +46,25 @@ class Cadence:
             )
         self._every = every
         self._budget = budget
-        self._cost_s: float | None = None
+        self._cost_s: dict[bool, float | None] = {False: None, True: None}  # by whether the sample is a slow one
         self._step_s: float | None = None
         self._num_samples = 0
         self.gap = every or FIRST_GAP
 
-    def after_sample(self, cost_s: float, elapsed_s: float, num_steps: int) -> int:
-        """Steps from this sample to the next.
+    @property
+    def is_slow(self) -> bool:
+        """Whether the next sample takes the measures of the slow tier, too."""
+        return self._num_samples % SLOW_EVERY == 0
 
-        `cost_s`: what this sample cost; `elapsed_s`: wall time of the last `num_steps` steps, this one included.
-        """
+    def next_gap(self, spent: Spent) -> int:
+        """Steps from this sample to the next, told what the newest sample cost of which that is known."""
         self._num_samples += 1
-        if self._every is None and self._num_samples > 1:
-            self._cost_s = _blend(self._cost_s, cost_s)
-            self._step_s = _blend(self._step_s, max(elapsed_s - cost_s, 0.0) / num_steps)
-            wanted = self._cost_s / (self._budget * self._step_s) if self._step_s else MAX_GAP
+        if self._every is None and self._num_samples > NUM_WARM_UP:
+            self._cost_s[spent.is_slow] = _blend(self._cost_s[spent.is_slow], spent.cost_s)
+            self._step_s = _blend(self._step_s, spent.step_s)
+            usual, slow = self._cost_s[False] or spent.cost_s, self._cost_s[True] or 0.0
+            mean_cost_s = usual + max(slow - usual, 0.0) / SLOW_EVERY
+            wanted = mean_cost_s / (self._budget * self._step_s) if self._step_s else MAX_GAP
             self.gap = min(max(math.ceil(wanted), 1), MAX_GAP)
         return self.gap
 

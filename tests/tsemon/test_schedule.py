@@ -1,13 +1,14 @@
+import math
+
 import pytest
 
 from tsemon.errors import InvalidArgument
-from tsemon.schedule import FIRST_GAP, MAX_GAP, Cadence
+from tsemon.schedule import FIRST_GAP, MAX_GAP, SLOW_EVERY, Cadence, Spent
 
 
 def settle(cadence, cost_s, step_s, samples=40):
     for _ in range(samples):
-        gap = cadence.gap
-        cadence.after_sample(cost_s, gap * step_s + cost_s, gap)
+        cadence.next_gap(Spent(cost_s, step_s, is_slow=False))
     return cadence.gap
 
 
@@ -25,8 +26,17 @@ class TestCadence:
         assert settle(cadence, 0.03, 0.1) == 30
         assert settle(cadence, 0.03, 0.02) == 150
 
+    def test_counts_what_only_some_samples_cost(self):
+        cadence = Cadence(budget=0.01)
+        for _ in range(100):
+            is_slow = cadence.is_slow
+            cadence.next_gap(Spent(1.03 if is_slow else 0.03, 0.1, is_slow))
+        assert cadence.gap == math.ceil((0.03 + 1.0 / SLOW_EVERY) / 0.001)
+
     def test_does_not_believe_the_first_sample_which_pays_for_the_warm_up(self):
-        assert Cadence(budget=0.01).after_sample(cost_s=10.0, elapsed_s=11.0, num_steps=1) == FIRST_GAP
+        cadence = Cadence(budget=0.01)
+        assert cadence.next_gap(Spent(0.0, 0.0, is_slow=True)) == FIRST_GAP  # nothing is known yet
+        assert cadence.next_gap(Spent(10.0, 1.0, is_slow=True)) == FIRST_GAP  # what the first one cost
 
     def test_samples_now_and_then_however_dear_it_is(self):
         assert settle(Cadence(budget=0.001), cost_s=100.0, step_s=0.001) == MAX_GAP

@@ -1,6 +1,20 @@
 """Find blocks, hook them on sampled steps, and reduce what passes by on the device."""
 
 from tsemon.probes.discovery import Block, find_blocks
-from tsemon.probes.probe import Probe, Reading
+from tsemon.probes.held import ProbeBatch, check_probe_batch
+from tsemon.probes.hooks import Span
+from tsemon.probes.part import OnHost, Reading
+from tsemon.probes.probe import Probe
+from tsemon.probes.ranks import Ranks
 
-__all__ = ["Block", "Probe", "Reading", "find_blocks"]
+__all__ = [
+    "Block",
+    "OnHost",
+    "Probe",
+    "ProbeBatch",
+    "Ranks",
+    "Reading",
+    "Span",
+    "check_probe_batch",
+    "find_blocks",
+]

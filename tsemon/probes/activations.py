@@ -5,6 +5,7 @@ Axes: B samples, T tokens, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from tsemon.measures import TokenStatistics, token_statistics
 from tsemon.probes.discovery import Block, may_take_fast_path
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.padding import Padding
+from tsemon.probes.part import COUNT, Part, Partial, Reading, counted, mean, stacked
 
 
-class ActivationProbe:
+class ActivationProbe(Part):
     """Token statistics of one forward pass, entry 0 being the first block's input."""
 
     DEESCALATED = "deescalated_token_similarity"
@@ -30,13 +32,14 @@ class ActivationProbe:
         DEESCALATED,
     )
 
-    def __init__(self, blocks: list[Block], padding: Padding) -> None:
+    def __init__(self, blocks: list[Block], depth: int, padding: Padding) -> None:
         self._blocks = blocks
+        self._depth = depth
         self._padding = padding
-        self._tokens_first = [block.tokens_first for block in blocks]
+        self._tokens_first = {block.number for block in blocks if block.tokens_first}
         self._shapes: dict[int, torch.Size] = {}
         self._entries: dict[int, dict[str, Tensor]] = {}
-        self._deescalated: dict[int, Tensor] = {}
+        self._deescalated: dict[int, dict[str, Tensor]] = {}
 
     def forget(self) -> None:
         self._shapes, self._entries, self._deescalated = {}, {}, {}
@@ -44,85 +47,93 @@ class ActivationProbe:
     def listen(self, hooks: Hooks) -> None:
         """Hook the blocks for the pass that begins."""
         self.forget()
-        for number, block in enumerate(self._blocks):
+        for block in self._blocks:
             if isinstance(block.module, nn.TransformerEncoderLayer) and may_take_fast_path(block.module):
                 continue  # a hook on it, or in it, would send it another way
-            if number == 0:
-                hooks.before(block.module, lambda _, args, kwargs: self._take(0, (args, kwargs)))
+            if block is self._blocks[0]:
+                hooks.before(block.module, lambda _, args, kwargs: self.take_input(args, kwargs))
             if isinstance(block.attention, nn.MultiheadAttention) and not block.attention.batch_first:
-                hooks.before(block.attention, lambda _, args, kwargs, number=number: self._check_axes(number, args))
-            entry = number + 1
+                hooks.before(block.attention, lambda _, args, kwargs, block=block: self._check_axes(block, args))
             if block.deescalation is None:
-                hooks.after(block.module, lambda _, args, kwargs, output, entry=entry: self._take(entry, output))
+                hooks.after(block.module, lambda _, args, kwargs, output, block=block: self._take_output(block, output))
             else:
                 # What the block computed stands before the operator: after it with tau = 1 the similarity is always 0.
-                hooks.before(block.deescalation, lambda _, args, kwargs, entry=entry: self._take(entry, (args, kwargs)))
+                hooks.before(
+                    block.deescalation, lambda _, args, kwargs, block=block: self._take_output(block, (args, kwargs))
+                )
                 hooks.after(
                     block.deescalation,
-                    lambda _, args, kwargs, output, entry=entry: self._take_deescalated(entry, output),
+                    lambda _, args, kwargs, output, block=block: self._take_deescalated(block, output),
                 )
 
     def take_input(self, args: Any, kwargs: Any) -> None:
-        """Take the first block's input where no hook could: from its arguments."""
-        self._take(0, (args, kwargs))
+        """Take the first block's input from its arguments."""
+        first = self._blocks[0]
+        self._take(first.number, first, (args, kwargs))
 
-    def collect(self) -> dict[str, Tensor]:
-        """Metric name to one value per entry; NaN where a hook did not fire, nothing at all where none did."""
-        if not self._entries:
-            return {}
-        device = next(iter(self._entries.values()))["hidden_rms"].device
-        absent = torch.full((), torch.nan, device=device)
-
-        def stack(values: list[Tensor | None]) -> Tensor:
-            return torch.stack([absent if v is None else v.to(device, non_blocking=True) for v in values])
-
-        num_entries = len(self._blocks) + 1
-        found = {
-            metric: stack([self._entries.get(entry, {}).get(metric) for entry in range(num_entries)])
-            for metric in self.METRICS
-            if metric != self.DEESCALATED
-        }
-        if self._deescalated:
-            found[self.DEESCALATED] = stack([self._deescalated.get(entry) for entry in range(1, num_entries)])
+    def collect(self) -> dict[str, Partial]:
+        found: dict[str, Partial] = {}
+        for entries, first in ((self._entries, 0), (self._deescalated, 1)):
+            for name in {name for sums in entries.values() for name in sums}:
+                values = [entries.get(entry, {}).get(name) for entry in range(first, self._depth + 1)]
+                found[name] = Partial(stacked(values))
         return found
 
+    def finish(self, sums: Mapping[str, Tensor]) -> Reading:
+        return Reading(dict(_metrics(sums)))
+
+    def why_missing(self, why_unseen: str) -> dict[str, str]:
+        if (missed := self._num_entries - len(self._entries)) == 0:
+            return {}
+        return dict.fromkeys(
+            self.METRICS,
+            f"{missed} of {self._num_entries} hidden states were not seen: {why_unseen}, or the block passed no tensor of "
+            "shape (batch, tokens, width)",
+        )
+
     @property
-    def num_entries(self) -> int:
-        """How many hidden states were seen; depth + 1 when all is well."""
-        return len(self._entries)
+    def _num_entries(self) -> int:
+        return len(self._blocks) + 1
 
-    def _take(self, entry: int, value: Any) -> None:
+    def _take_output(self, block: Block, value: Any) -> None:
+        self._take(block.number + 1, block, value)
+
+    def _take(self, entry: int, block: Block, value: Any) -> None:
         # A block that runs again in the same pass is recomputed, or shared by several layers.
-        if entry not in self._entries and (x_BTD := self._hidden_state(entry, value)) is not None:
-            self._entries[entry] = _averages(token_statistics(x_BTD, self._valid(entry, x_BTD)), width=x_BTD.shape[-1])
+        if entry not in self._entries and (x_BTD := self._hidden_state(entry, block, value)) is not None:
+            self._entries[entry] = _sums(token_statistics(x_BTD, self._valid(block, x_BTD)), width=x_BTD.shape[-1])
 
-    def _take_deescalated(self, entry: int, value: Any) -> None:
-        if entry not in self._deescalated and (x_BTD := self._hidden_state(entry, value)) is not None:
-            self._deescalated[entry] = token_statistics(x_BTD, self._valid(entry, x_BTD)).similarity.nanmean()
+    def _take_deescalated(self, block: Block, value: Any) -> None:
+        entry = block.number + 1
+        if entry not in self._deescalated and (x_BTD := self._hidden_state(entry, block, value)) is not None:
+            stats = token_statistics(x_BTD, self._valid(block, x_BTD))
+            self._deescalated[entry] = counted(self.DEESCALATED, stats.similarity)
 
-    def _hidden_state(self, entry: int, value: Any) -> Tensor | None:
+    def _hidden_state(self, entry: int, block: Block, value: Any) -> Tensor | None:
         x = _first_hidden_state(value)
         if x is None:
             return None
         self._shapes[entry] = x.shape
         x = x.detach()
-        return x.transpose(0, 1) if self._tokens_first[max(entry, 1) - 1] else x
+        return x.transpose(0, 1) if block.number in self._tokens_first else x
 
-    def _check_axes(self, number: int, args: tuple[Any, ...]) -> None:
+    def _check_axes(self, block: Block, args: tuple[Any, ...]) -> None:
         """A block may turn its batch-first states round for an attention that wants tokens first."""
-        came = self._shapes.get(number)
+        came = self._shapes.get(block.number)
         if (
-            self._tokens_first[number]
+            block.number in self._tokens_first
             and came is not None
             and args
             and isinstance(args[0], Tensor)
             and args[0].shape != came
         ):
-            self._tokens_first = [False] * len(self._blocks)
-            self._entries.pop(0, None)  # measured before this could be known; from the next sample on it is right
+            self._tokens_first.clear()
+            self._entries.pop(
+                self._blocks[0].number, None
+            )  # measured before this could be known; right from the next on
 
-    def _valid(self, entry: int, x_BTD: Tensor) -> Tensor | None:
-        return self._padding.valid(self._blocks[max(entry, 1) - 1].stack, x_BTD.shape[0], x_BTD.shape[1])
+    def _valid(self, block: Block, x_BTD: Tensor) -> Tensor | None:
+        return self._padding.valid(block.stack, x_BTD.shape[0], x_BTD.shape[1])
 
 
 def _first_hidden_state(value: Any) -> Tensor | None:
@@ -137,8 +148,12 @@ def _first_hidden_state(value: Any) -> Tensor | None:
     return next((x for x in map(_first_hidden_state, value) if x is not None), None)
 
 
-def _averages(stats: TokenStatistics, width: int) -> dict[str, Tensor]:
-    """Mean over samples of each sample's ratio; a sample that is not finite, or all padding, does not count."""
+ENERGY = "energy"
+"""Of the hidden states, over tokens and width: the root of its mean is `hidden_rms`."""
+
+
+def _sums(stats: TokenStatistics, width: int) -> dict[str, Tensor]:
+    """Sums over samples of each sample's ratio; a sample that is not finite, or all padding, does not count."""
     counts_B = stats.scale.isfinite() & (stats.count > 0)
     count_B = torch.where(counts_B, stats.count, 0.0)
     # The mean token of the whole batch, in units of the batch's largest entry so that no square overflows.
@@ -152,10 +167,19 @@ def _averages(stats: TokenStatistics, width: int) -> dict[str, Tensor]:
     # One sample is its own mean: nothing is left of it to be shared.
     centred_B = torch.where(counts_B & (counts_B.sum() > 1), centred_B / (centred_B + own_B), torch.nan)
     return {
-        "token_similarity": stats.similarity.nanmean(),
-        "token_diversity": stats.diversity.nanmean(),
-        "centred_token_similarity": centred_B.nanmean(),
-        "cosine_similarity": stats.cosine.nanmean(),
-        "hidden_rms": scale * (energy / (count_B.sum() * width)).sqrt(),
-        "nonfinite": 1 - stats.scale.isfinite().to(stats.scale.dtype).mean(),
+        **counted("token_similarity", stats.similarity),
+        **counted("token_diversity", stats.diversity),
+        **counted("centred_token_similarity", centred_B),
+        **counted("cosine_similarity", stats.cosine),
+        **counted("nonfinite", 1 - stats.scale.isfinite().to(stats.scale.dtype)),
+        ENERGY: scale.double().square() * energy,  # the square of 1e20 is no float32
+        ENERGY + COUNT: count_B.sum().double() * width,
     }
+
+
+def _metrics(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `_sums`, those of all ranks together, come to."""
+    found = {name: mean(sums, name) for name in ActivationProbe.METRICS if name in sums}
+    if ENERGY in sums:
+        found["hidden_rms"] = mean(sums, ENERGY).sqrt().float()
+    return found

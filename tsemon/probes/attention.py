@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from tsemon.measures import normalized_row_entropy
 from tsemon.probes.discovery import Block, is_compiled, may_take_fast_path
 from tsemon.probes.hooks import Guard, Hooks
 from tsemon.probes.padding import Padding
+from tsemon.probes.part import Part, Partial, Reading, counted, mean, stacked
 
 MAX_ROWS = 64
 """Query rows weighed per head at the most, evenly spread. 32 of 1,024 rows, all that 8 heads leave, miss by 0.004 (sd)."""
@@ -46,67 +47,75 @@ class Sampled(NamedTuple):
     """Sequences and queries that there are in all."""
 
 
-class AttentionProbe:
+class AttentionProbe(Part):
     """Row entropy per head of every block's self-attention in one forward pass."""
 
     METRICS = ("attention_entropy", "attention_entropy_min")
 
-    def __init__(self, blocks: list[Block], padding: Padding) -> None:
+    def __init__(self, blocks: list[Block], depth: int, padding: Padding) -> None:
         self._blocks = blocks
+        self._depth = depth
         self._padding = padding
-        self._entropy_H: dict[int, Tensor] = {}
+        self._sums_H: dict[int, dict[str, Tensor]] = {}
 
     def forget(self) -> None:
-        self._entropy_H = {}
+        self._sums_H = {}
 
     def listen(self, hooks: Hooks) -> None:
         """Tap the blocks' attention for the pass that begins."""
         self.forget()
         tapped = set[int]()
-        for layer, block in enumerate(self._blocks):
+        for block in self._blocks:
             # Of one attention that several blocks share, only the first layer's pass could be told from the others.
             if block.attention is None or id(block.attention) in tapped or is_compiled(block.module):
                 continue
             tapped.add(id(block.attention))
             has_fast_path = any(isinstance(part, nn.MultiheadAttention) for part in block.attention.modules())
             if not (has_fast_path and may_take_fast_path(block.attention)):
-                take = functools.partial(self._take, hooks.guard, layer)
+                take = functools.partial(self._take, hooks.guard, block)
                 num_heads = getattr(block.attention, "num_heads", None)
                 hooks.within(block.attention, functools.partial(AttentionTap, take, num_heads))
 
-    def collect(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Per layer, and per layer and head; NaN for blocks that were not seen, nothing at all where none was."""
-        if not self._entropy_H:
-            return {}, {}
-        num_heads = max(entropy_H.numel() for entropy_H in self._entropy_H.values())
-        sample = next(iter(self._entropy_H.values()))
-        entropy_LH = sample.new_full((len(self._blocks), num_heads), torch.nan)
-        for layer, entropy_H in self._entropy_H.items():
-            entropy_LH[layer, : entropy_H.numel()] = entropy_H.to(sample.device, non_blocking=True)
+    def collect(self) -> dict[str, Partial]:
+        found: dict[str, Partial] = {}
+        for name in {name for sums_H in self._sums_H.values() for name in sums_H}:
+            found[name] = Partial(stacked(self._sums_H.get(layer, {}).get(name) for layer in range(self._depth)))
+        return found
+
+    def finish(self, sums: Mapping[str, Tensor]) -> Reading:
+        if "attention_entropy" not in sums:
+            return Reading()
+        entropy_LH = mean(sums, "attention_entropy")
         lowest_L = torch.where(entropy_LH.isnan(), torch.inf, entropy_LH).amin(dim=-1)
         layers = {
             "attention_entropy": entropy_LH.nanmean(dim=-1),
             "attention_entropy_min": torch.where(lowest_L.isinf(), torch.nan, lowest_L),
         }
-        return layers, {"attention_entropy": entropy_LH}
+        return Reading(dict(layers), {"attention_entropy": entropy_LH})
 
-    @property
-    def num_layers(self) -> int:
-        """In how many blocks attention was seen."""
-        return len(self._entropy_H)
+    def why_missing(self, why_unseen: str) -> dict[str, str]:
+        if without := [block.name for block in self._blocks if block.attention is None]:
+            return dict.fromkeys(self.METRICS, f"found no self-attention in {', '.join(without)}")
+        if (missed := len(self._blocks) - len(self._sums_H)) > 0:
+            return dict.fromkeys(
+                self.METRICS,
+                f"attention was not seen in {missed} of {len(self._blocks)} blocks: {why_unseen}, or the block computed it "
+                "without scaled_dot_product_attention or softmax",
+            )
+        return {}
 
-    def _take(self, guard: Guard, layer: int, scores: Callable[[], Sampled]) -> None:
+    def _take(self, guard: Guard, block: Block, scores: Callable[[], Sampled]) -> None:
         """Runs inside the attention module's forward, between its own operations."""
-        if layer not in self._entropy_H:
-            guard.run(self._measure, layer, scores)
+        if block.number not in self._sums_H:
+            guard.run(self._measure, block, scores)
 
-    def _measure(self, layer: int, scores: Callable[[], Sampled]) -> None:
+    def _measure(self, block: Block, scores: Callable[[], Sampled]) -> None:
         scores_BHTS, visible_BHTS, rows, size = scores()
-        valid_BT = self._padding.valid(self._blocks[layer].stack, *size)
+        valid_BT = self._padding.valid(block.stack, *size)
         if valid_BT is not None:  # padding asks nothing
             valid_BT = valid_BT[: scores_BHTS.shape[0]].index_select(1, rows)
             visible_BHTS = visible_BHTS & valid_BT[:, None, :, None]
-        self._entropy_H[layer] = normalized_row_entropy(scores_BHTS, visible_BHTS).nanmean(dim=0)
+        self._sums_H[block.number] = counted("attention_entropy", normalized_row_entropy(scores_BHTS, visible_BHTS))
 
 
 class AttentionTap(TorchFunctionMode):

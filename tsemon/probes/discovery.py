@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
+import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from tsemon.errors import InvalidArgument, NoBlocksFound
@@ -21,6 +26,8 @@ class Block:
     """One transformer block, and the places in it where a probe can listen."""
 
     name: str
+    number: int
+    """Its place in the depth of the whole model, from 0; in a pipeline's later stage the first block is not 0."""
     module: nn.Module
     attention: nn.Module | None
     deescalation: nn.Module | None
@@ -63,8 +70,8 @@ def find_blocks(
             f"attention= needs one module per block: there are {len(found)} blocks, got {len(attention)} attentions"
         )
     return [
-        Block(names[id(module)], module, attended, _deescalation(module), _has_tokens_first(module), stack)
-        for module, attended, stack in zip(found, attentions, stacks, strict=True)
+        Block(names[id(module)], number, module, attended, _deescalation(module), _has_tokens_first(module), stack)
+        for number, (module, attended, stack) in enumerate(zip(found, attentions, stacks, strict=True))
     ]
 
 
@@ -87,7 +94,9 @@ def may_take_fast_path(module: nn.Module) -> bool:
 
     It may where nothing trains: in eval mode, without parameters that want a gradient.
     """
-    return not module.training and not any(parameter.requires_grad for parameter in module.parameters())
+    if module.training or not torch.backends.mha.get_fastpath_enabled():
+        return False
+    return not any(parameter.requires_grad for parameter in module.parameters())
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -97,12 +106,40 @@ def is_compiled(module: nn.Module) -> bool:
 
 def runs_compiled(module: nn.Module) -> bool:
     """Whether a call of this very module runs compiled."""
-    own_forward = vars(module).get("forward")
-    return bool(
-        getattr(module, "_compiled_call_impl", None)
-        or hasattr(module, "_orig_mod")
-        or hasattr(own_forward, "_torchdynamo_orig_callable")
+    own = vars(module)
+    return not _eager.is_forced and bool(
+        own.get("_compiled_call_impl")
+        or "_orig_mod" in own.get("_modules", ())
+        or hasattr(own.get("forward"), "_torchdynamo_orig_callable")
     )
+
+
+def compiled_around(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """What `torch.compile` has made of these modules, wherever it is kept."""
+    if (dynamo := sys.modules.get("torch._dynamo")) is None:
+        return []
+    wrappers = [found for found in gc.get_objects() if issubclass(type(found), dynamo.OptimizedModule)]
+    inside = [(module, wrapper) for wrapper in wrappers for module in modules if wrapper._orig_mod is module]
+    return [wrapper for _, wrapper in inside if wrapper not in modules]
+
+
+class _Eager(threading.local):
+    is_forced = False
+
+
+_eager = _Eager()
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Run what is compiled as it was written, on all threads: nothing is compiled for it, and no graph changes."""
+    _eager.is_forced = True
+    try:
+        # Without dynamo nothing is compiled; to import it takes seconds.
+        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+            yield
+    finally:
+        _eager.is_forced = False
 
 
 def _stacks(module: nn.Module) -> Iterator[nn.Module]:

@@ -15,31 +15,57 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 Context = Callable[[], AbstractContextManager[object]]
+Span = tuple[torch.cuda.Event, torch.cuda.Event]
+
+MAX_SPANS = 10_000
+"""More hooks than that run in no step. It bounds what a run without samples could pile up."""
 
 
 class Guard:
     """Runs what hooks do: contained, timed, and out of sight of everything that the user's own code has switched on."""
 
-    def __init__(self, on_fault: Callable[[Exception], None]) -> None:
+    def __init__(self, on_fault: Callable[[Exception], None], device: torch.device | None = None) -> None:
         self._on_fault = on_fault
+        self._is_on_cuda = device is not None and device.type == "cuda"
+        self._depth = 0
+        self._spans: list[Span] = []
         self.cost_s = 0.0
         """Seconds spent inside hooks so far, on the thread that trains."""
         self.is_grad_enabled = True
         """Whether the code around the hook that runs, or ran last, records gradients."""
 
     def run(self, hook: Callable[..., None], *args: Any) -> None:
-        """Call `hook`, count its time, and contain whatever goes wrong in it."""
-        start = time.perf_counter()
+        """Call `hook` out of sight, count its time, and contain whatever goes wrong in it."""
         self.is_grad_enabled = torch.is_grad_enabled()
+        self.contain(_unseen, hook, *args)
+
+    def contain(self, function: Callable[..., None], *args: Any) -> None:
+        """Call `function` as it is, count its time, and contain whatever goes wrong in it."""
+        start, span = time.perf_counter(), self._begin()
+        self._depth += 1
         try:
-            # The user's modes must not see our operations: selective checkpointing would keep our tensors for the
-            # model's, a mode that simulates quantisation would draw from the random state.
-            with torch.no_grad(), _full_precision(), _disable_current_modes(), torch._C.DisableTorchFunction():
-                hook(*args)
+            function(*args)
         except Exception as error:
             self._on_fault(error)
         finally:
-            self.cost_s += time.perf_counter() - start
+            self._depth -= 1
+            if self._depth == 0:
+                self.cost_s += time.perf_counter() - start
+            if span is not None:
+                span[1].record()
+
+    def take_spans(self) -> list[Span]:
+        """Where on the device's own clock hooks ran since the last call: its time passes after the launch."""
+        spans, self._spans = self._spans, []
+        return spans
+
+    def _begin(self) -> Span | None:
+        if not self._is_on_cuda or self._depth or len(self._spans) >= MAX_SPANS:
+            return None
+        span = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        span[0].record()
+        self._spans.append(span)
+        return span
 
 
 class Hooks:
@@ -51,6 +77,7 @@ class Hooks:
         """Counts the removals. An interrupt may leave a hook behind; it does nothing in a later generation."""
         self._handles: list[Any] = []
         self._within: list[tuple[nn.Module, Context]] = []
+        self._called: list[tuple[nn.Module, CalledCompiled]] = []
 
     def before(self, module: nn.Module, hook: Callable[..., None]) -> None:
         """Call hook(module, args, kwargs) before the module's forward."""
@@ -72,6 +99,15 @@ class Hooks:
         forward.contexts.append(context)
         self._within.append((module, context))
 
+    def before_compiled(self, module: nn.Module, hook: Callable[..., None]) -> None:
+        """Call hook(module, args, kwargs) before each call of a module that was compiled in place.
+
+        Its own hooks are inside the graph, or left out of it.
+        """
+        called = CalledCompiled(module, Guarded(self, hook))
+        module._compiled_call_impl = called
+        self._called.append((module, called))
+
     def around_step(
         self, optimizer: torch.optim.Optimizer, before: Callable[..., None], after: Callable[..., None]
     ) -> None:
@@ -92,6 +128,34 @@ class Hooks:
                 if not forward.contexts:
                     forward.put_back(module)
             self._within.pop()
+        while self._called:
+            module, called = self._called[-1]
+            called.take_out(module)
+            self._called.pop()
+
+
+class CalledCompiled:
+    """Stands in for the compiled call of a module, and tells a hook of it. It is never traced, copied or pickled."""
+
+    def __init__(self, module: nn.Module, hook: Guarded) -> None:
+        self._module = module
+        self._compiled: Any = module._compiled_call_impl
+        self._hook = hook
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._hook(self._module, args, kwargs)
+        return self._compiled(*args, **kwargs)
+
+    def take_out(self, module: nn.Module) -> None:
+        """Let the module make its compiled call itself again, or another monitor's stand-in that was there before."""
+        if module._compiled_call_impl is self:
+            module._compiled_call_impl = self._compiled
+            return
+        outer = module._compiled_call_impl
+        while isinstance(outer, CalledCompiled):
+            if outer._compiled is self:
+                outer._compiled = self._compiled
+            outer = outer._compiled
 
 
 class ForwardWithin:
@@ -154,8 +218,15 @@ class Guarded:
         return getattr, (nullcontext(), "__exit__")
 
 
+def _unseen(hook: Callable[..., None], *args: Any) -> None:
+    # The user's modes must not see our operations: selective checkpointing would keep our tensors for the model's, a
+    # mode that simulates quantisation would draw from the random state.
+    with torch.no_grad(), full_precision(), _disable_current_modes(), torch._C.DisableTorchFunction():
+        hook(*args)
+
+
 @contextmanager
-def _full_precision() -> Iterator[None]:
+def full_precision() -> Iterator[None]:
     """Without autocast, which would turn a float32 product inside a hook into a bfloat16 one."""
     with ExitStack() as stack:
         for device in ("cpu", "cuda"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -17,6 +17,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from tsemon.probes.discovery import Block
 from tsemon.probes.hooks import Hooks
+from tsemon.probes.part import COUNT, Part, Partial, Reading, stacked
+from tsemon.probes.ranks import Ranks
 
 MAX_COPY_BYTES = 256 * 2**20
 """Largest model whose parameters are copied for one step to measure an update that cannot be rebuilt."""
@@ -25,7 +27,7 @@ OTHER = -1
 """The group of parameters that belong to no block but count in the total: final norms, heads, projections."""
 
 
-class ParameterProbe:
+class ParameterProbe(Part):
     """Squared sums per block at one optimizer step, gathered in the hooks around it."""
 
     PARAMETERS = ("param_norm", "total_param_norm")
@@ -33,9 +35,19 @@ class ParameterProbe:
     UPDATES = ("update_norm", "update_ratio", "update_alignment", "step_size")
     METRICS = PARAMETERS + GRADIENTS + UPDATES
 
-    def __init__(self, model: nn.Module, blocks: list[Block], optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: list[Block],
+        depth: int,
+        optimizers: Sequence[torch.optim.Optimizer],
+        ranks: Ranks | None = None,
+    ) -> None:
         self._model = model
         self._blocks = blocks
+        self._depth = depth
+        self._ranks = ranks
+        optimizer = optimizers[0] if optimizers else None
         # A wrapper, such as Accelerate's, steps through the optimizer inside it.
         inner = getattr(optimizer, "optimizer", None)
         self._optimizer = inner if isinstance(inner, torch.optim.Optimizer) else optimizer
@@ -59,31 +71,40 @@ class ParameterProbe:
         self._groups, self._before, self._stepping, self._sums = {}, {}, {}, {}
         self._learning_rate, self._num_steps, self._is_stepping = None, 0, False
 
-    def collect(self) -> tuple[dict[str, Tensor], dict[str, Tensor | float]]:
-        """Metrics per block, and of the run."""
+    def collect(self) -> dict[str, Partial]:
         if "param" not in self._sums and not any(_is_sharded(p) for p in self._all()):
             self._sums["param"] = {group: _squared_norm(params) for group, params in self._groups.items()}
-        layers, scalars = {}, dict[str, Tensor | float]()
+        groups = [*range(self._depth), OTHER]
+        found: dict[str, Partial] = {}
+        for kind, by_group in self._sums.items():
+            found[kind] = Partial(stacked(by_group.get(group) for group in groups).double())
+            found[kind + COUNT] = Partial(torch.tensor([group in by_group for group in groups], dtype=torch.float64))
+        return found
+
+    def finish(self, sums: Mapping[str, Tensor]) -> Reading:
+        layers, scalars = dict[str, Tensor](), dict[str, Tensor]()
         for kind, per_block, in_all in (
             ("param", "param_norm", "total_param_norm"),
             ("grad", "grad_norm", "total_grad_norm"),
             ("update", "update_norm", "step_size"),
         ):
-            if kind in self._sums:
-                layers[per_block] = self._per_block(kind).sqrt()
-                scalars[in_all] = self._in_all(kind).sqrt()
-        if "update" in self._sums:
-            update, before, dot = (self._per_block(kind) for kind in ("update", "before", "dot"))
+            if kind in sums:
+                layers[per_block] = _per_block(sums, kind).sqrt()
+                scalars[in_all] = sums[kind].sum().sqrt()
+        if "update" in sums:
+            update, before, dot = (_per_block(sums, kind) for kind in ("update", "before", "dot"))
             layers["update_ratio"] = (update / before).sqrt()
             layers["update_alignment"] = dot / (update * before).sqrt()
-            total = (self._in_all("update") * self._in_all("before")).sqrt()
-            scalars["update_alignment"] = self._in_all("dot") / total
+            scalars["update_alignment"] = sums["dot"].sum() / (sums["update"].sum() * sums["before"].sum()).sqrt()
+        reading = Reading(
+            {name: value.float() for name, value in layers.items()},
+            scalars={name: value.float() for name, value in scalars.items()},
+        )
         if self._learning_rate is not None:
-            scalars["learning_rate"] = self._learning_rate
-        return layers, scalars
+            reading.scalars["learning_rate"] = self._learning_rate
+        return reading
 
-    def why_missing(self) -> dict[str, str]:
-        """Metric to the reason why it is not measured, or not wholly."""
+    def why_missing(self, why_unseen: str) -> dict[str, str]:
         parameters = self._all()
         if any(_is_sharded(p) for p in parameters):
             # Their norms would take a collective, and one that only some ranks join hangs them all.
@@ -130,17 +151,6 @@ class ParameterProbe:
         """Whether the update follows from the optimizer's state; not in half precision, where much of it is rounded away."""
         is_wide = all(p.dtype in (torch.float32, torch.float64) for p in self._all())
         return type(self._optimizer) in (torch.optim.Adam, torch.optim.AdamW) and is_wide
-
-    def _per_block(self, kind: str) -> Tensor:
-        """One entry per block; NaN where there was nothing to measure."""
-        found = self._sums[kind]
-        device = next(iter(found.values())).device
-        absent = torch.full((), torch.nan, device=device)
-        return torch.stack([found.get(g, absent).to(device, non_blocking=True) for g in range(len(self._blocks))])
-
-    def _in_all(self, kind: str) -> Tensor:
-        found = list(self._sums[kind].values())
-        return torch.stack([value.to(found[0].device, non_blocking=True) for value in found]).sum()
 
     def _read_before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._is_stepping = True
@@ -260,6 +270,12 @@ def _is_narrow(tensors: Iterable[Tensor]) -> bool:
     return any(t.dtype in (torch.float16, torch.bfloat16) for t in tensors)
 
 
+def _per_block(sums: Mapping[str, Tensor], kind: str) -> Tensor:
+    """One entry per block; NaN where there was nothing to measure."""
+    is_measured = sums[kind + COUNT].to(sums[kind].device) > 0
+    return torch.where(is_measured, sums[kind], torch.nan)[:-1]
+
+
 def _is_usable(optimizer: object) -> TypeGuard[torch.optim.Optimizer]:
     return isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "param_groups")
 
@@ -272,7 +288,7 @@ def _group_parameters(model: nn.Module, blocks: list[Block]) -> dict[int, list[n
     """Parameters by block, each counted once, without embeddings and scalars (as arXiv 2010.09697, Appendix A)."""
     left_out = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     groups: dict[int, list[nn.Parameter]] = {}
-    for group, module in [*enumerate(block.module for block in blocks), (OTHER, model)]:
+    for group, module in [*((block.number, block.module) for block in blocks), (OTHER, model)]:
         for parameter in module.parameters():
             if id(parameter) in left_out or isinstance(parameter, UninitializedParameter):
                 continue

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from tsemon.probes.activations import ActivationProbe
 from tsemon.probes.attention import AttentionProbe
-from tsemon.probes.discovery import Block, path_to_gate, runs_compiled
-from tsemon.probes.hooks import Guard, Hooks
+from tsemon.probes.discovery import Block, compiled_around, is_compiled, path_to_gate, runs_compiled
+from tsemon.probes.extra_pass import ExtraPass
+from tsemon.probes.held import HeldBatch, ProbeBatch
+from tsemon.probes.hooks import Guard, Hooks, Span
 from tsemon.probes.padding import Padding
 from tsemon.probes.parameters import ParameterProbe
+from tsemon.probes.part import Part, Partial, Reading
+from tsemon.probes.ranks import Ranks
+from tsemon.probes.saturation import SaturationProbe
 
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What one sampled step gave, still on the device."""
-
-    layers: dict[str, Tensor]
-    heads: dict[str, Tensor]
-    scalars: dict[str, Tensor | float]
+AGREED = "agreed"
+MAX_SEARCHES = 3
+"""Samples after which nothing that was compiled later is looked for any more."""
+V = TypeVar("V")
 
 
 class Probe:
@@ -32,156 +32,245 @@ class Probe:
     Two sets of hooks. The outer ones, from `arm` to `disarm`, watch the optimizer and the gate: the module that holds all
     blocks. When a training pass comes through the gate, the inner ones go into the blocks, for that pass alone. So an
     evaluation between two steps meets no hook inside the blocks, and of several micro-batches only the first is measured.
+
+    Where blocks run compiled the inner hooks would not fire, so they go in for an extra pass over a held batch instead.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: Sequence[torch.optim.Optimizer],
         blocks: list[Block],
-        measures: Collection[str],
         on_fault: Callable[[Exception], None],
+        *,
+        depth: int | None = None,
+        ranks: Ranks | None = None,
+        probe_batch: ProbeBatch | None = None,
     ) -> None:
+        depth = len(blocks) if depth is None else depth
         self._blocks = blocks
         self._path = path_to_gate(model, blocks)
         self._gate = self._path[-1]
         self._is_gate_called = True
-        self._measures = measures
-        self._guard = Guard(on_fault)
-        self._outer, self._inner = Hooks(self._guard), Hooks(self._guard)
+        self._ranks = ranks
+        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._guard = Guard(on_fault, self._device)
+        self._outer, self._inner, self._extra = (Hooks(self._guard) for _ in range(3))
         self._padding = Padding(num_stacks=1 + max(block.stack for block in blocks))
-        self._activations = ActivationProbe(blocks, self._padding)
-        self._attention = AttentionProbe(blocks, self._padding)
-        self._parameters = ParameterProbe(model, blocks, optimizer)
+        self._held = HeldBatch(model, probe_batch, can_cut=not any(block.tokens_first for block in blocks))
+        self._plain_pass, self._scaled_pass = ExtraPass(self._held), ExtraPass(self._held)
+        self._is_in_extra_pass = self._is_hidden = False
+        self._num_searches = 0
+        self._activations = ActivationProbe(blocks, depth, self._padding)
+        self._saturation = SaturationProbe(model, blocks, depth, self._padding)
+        self._parts: dict[str, Part] = {
+            "activations": self._activations,
+            "attention": AttentionProbe(blocks, depth, self._padding),
+            "parameters": ParameterProbe(model, blocks, depth, optimizers, ranks),
+            "saturation": self._saturation,
+        }
         self._saw_train_mode: bool | None = None
         self.not_measured: dict[str, str] = {}
         """Metric to the reason why the last sampled step lacks it, in whole or in part."""
+        self.notes: list[str] = []
+        """What to know about the values of the last sampled step."""
 
     @property
     def cost_s(self) -> float:
         """Seconds spent in hooks so far, on the thread that trains."""
         return self._guard.cost_s
 
-    def arm(self) -> None:
-        """Watch the next step."""
+    def take_spans(self) -> list[Span]:
+        """Where on the device's clock the hooks of this step ran."""
+        return self._guard.take_spans()
+
+    def arm(self, wanted: Collection[str]) -> None:
+        """Watch the next step for these metrics."""
         self._saw_train_mode = None
-        if self._wants(self._activations.METRICS) or self._wants(self._attention.METRICS):
+        for part in self._parts.values():
+            part.wanted = frozenset(part.METRICS) & frozenset(wanted)
+        if self._saturation.wanted or any(part.wanted for part in self._listening()):
             for module in self._path:
+                self._hold_inputs(module)
                 self._outer.before(module, self._padding.read)
             if self._is_gate_called:
                 self._outer.before(self._gate, self._open)
                 self._outer.after(self._gate, self._close, always=True)
             else:
                 self._outer.before(self._blocks[0].module, self._open_at_first_block)
-        if self._wants(self._parameters.METRICS):
-            self._parameters.arm(self._outer)
+        for part in self._parts.values():
+            if part.wanted:
+                part.arm(self._outer)
 
     def disarm(self) -> None:
         """Take every hook out again, and let go of what was seen."""
         try:
             self._inner.remove()
+            self._extra.remove()
         finally:
             self._outer.remove()
-        for part in (self._activations, self._attention, self._parameters, self._padding):
-            part.forget()
+        self._forget()
+        self._padding.forget()
 
-    def collect(self) -> Reading:
-        """What the armed step gave. The tensors are on the model's device and nothing has waited for them."""
-        reading = Reading({}, {}, {})
-        self.not_measured = {}
-        self._guard.run(self._collect, reading)
-        for part in (reading.layers, reading.heads, reading.scalars):
-            for name in part.keys() - self._measures:
-                del part[name]
-        self.not_measured = {name: why for name, why in self.not_measured.items() if name in self._measures}
+    def collect(self, to_agree: Sequence[float] = ()) -> Reading:
+        """What the armed step gave. The tensors are on the model's device and nothing has waited for them.
+
+        to_agree: numbers of which all ranks should know the largest.
+        """
+        reading = Reading()
+        self.not_measured, self.notes = {}, []
+        self._pass_again()
+        partials: dict[str, Partial] = {}
+        if self._ranks is not None:
+            partials[AGREED] = Partial(torch.tensor(to_agree, dtype=torch.float64), "max")
+        for name, part in self._parts.items():  # each by itself: a fault in one leaves the others
+            if part.wanted:
+                self._guard.run(self._gather, name, part, partials)
+        sums = {name: partial.value for name, partial in partials.items()}
+        if self._ranks is not None:
+            self._guard.run(self._merge, self._ranks, partials, sums)
+            reading.agreed = sums.get(AGREED)
+        for name, part in self._parts.items():
+            if part.wanted:
+                self._guard.run(self._finish, name, part, sums, reading)
+        self._guard.run(self._check_gate)
+        self._guard.run(self._find_compiled)
         return reading
+
+    def _gather(self, name: str, part: Part, partials: dict[str, Partial]) -> None:
+        partials |= {f"{name}.{key}": partial for key, partial in part.collect().items()}
+
+    def _merge(self, ranks: Ranks, partials: Mapping[str, Partial], sums: dict[str, Tensor]) -> None:
+        sums.clear()  # half of the ranks' sums are nobody's
+        sums |= ranks.merge(partials, self._device)
+
+    def _finish(self, name: str, part: Part, sums: Mapping[str, Tensor], reading: Reading) -> None:
+        own = {key.removeprefix(f"{name}."): value for key, value in sums.items() if key.startswith(f"{name}.")}
+        found = part.finish(own)
+        reading.layers |= _wanted(found.layers, part.wanted)
+        reading.heads |= _wanted(found.heads, part.wanted)
+        reading.scalars |= _wanted(found.scalars, part.wanted)
+        why = part.why_missing(self._why_unseen())
+        self.not_measured |= {metric: reason for metric, reason in why.items() if metric in part.wanted}
+
+    def _hold_inputs(self, module: nn.Module) -> None:
+        """Take the inputs of the module, the outermost that is called, when a training pass comes through it."""
+
+        def take(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._guard.is_grad_enabled:
+                self._held.take(module, args, kwargs)
+
+        if getattr(module, "_compiled_call_impl", None) is None:
+            self._outer.before(module, take)
+        else:
+            self._outer.before_compiled(module, take)
+
+    def _pass_again(self) -> None:
+        """Run the model on the held batch where that is the only way to what is wanted."""
+        self._is_hidden = self._runs_compiled() or (self._held.is_given and self._saw_train_mode is None)
+        is_worth_it = self._is_hidden and any(part.wanted for part in self._listening())
+        if not (is_worth_it or self._saturation.wanted):
+            return
+        plain, scaled = self._plain_pass, self._scaled_pass
+        self._is_in_extra_pass = True
+        try:
+            self._guard.contain(plain.run, self._begin_plain)
+            if self._saturation.wanted and plain.why_not is None:
+                self._guard.contain(scaled.run, self._begin_scaled, self._saturation.scale)
+        finally:
+            self._is_in_extra_pass = False
+            self._extra.remove()
+            self._inner.remove()
+            self._padding.forget()
+        self._saturation.why_not = plain.why_not or scaled.why_not
+        if is_worth_it and plain.why_not is None:
+            self.notes.append(
+                f"activations and attention are of an extra pass, eager and in eval mode, over {self._held}, not of the "
+                "current batch: the model runs compiled"
+            )
+
+    def _begin_plain(self) -> None:
+        self._extra.remove()
+        if self._saturation.wanted:
+            self._saturation.listen_to_plain(self._extra)
+        if self._is_hidden:
+            self._listen()
+
+    def _begin_scaled(self) -> None:
+        self._extra.remove()
+        self._saturation.listen_to_scaled(self._extra)
+
+    def _runs_compiled(self) -> bool:
+        return any(map(runs_compiled, self._path)) or any(is_compiled(block.module) for block in self._blocks)
+
+    def _find_compiled(self) -> None:
+        """A model that was compiled after it was attached is called by a module that nobody has told us of."""
+        if self._saw_train_mode is None and self._held.inputs is None and self._num_searches < MAX_SEARCHES:
+            self._num_searches += 1
+            self._path = [*compiled_around(self._path), *self._path]
+
+    def _check_gate(self) -> None:
+        # Some call the blocks without their owner's forward, from a training_step for one. Then the first block is the
+        # gate from now on, unless hooks there between passes would disable its fast path, or be compiled.
+        first = self._blocks[0].module
+        if (
+            self._saw_train_mode is None
+            and not self._is_hidden
+            and not isinstance(first, nn.TransformerEncoderLayer)
+            and not runs_compiled(first)
+        ):
+            self._is_gate_called = False
+
+    def _listening(self) -> list[Part]:
+        """The parts that look into a forward pass."""
+        return [part for part in self._parts.values() if type(part).listen is not Part.listen]
+
+    def _forget(self) -> None:
+        for part in self._parts.values():
+            part.forget()
 
     def _open(self, gate: nn.Module, *_: Any) -> None:
         # Without gradients it is an evaluation. With them, one in eval mode may be, too: the first pass in train mode
         # takes its place. (Who trains in eval mode, to be rid of dropout, makes no other.)
         is_first = self._saw_train_mode is None
         is_better = self._saw_train_mode is False and gate.training
-        if not self._guard.is_grad_enabled or not (is_first or is_better) or runs_compiled(gate):
+        if not self._guard.is_grad_enabled or not (is_first or is_better) or self._runs_compiled():
             return
         self._saw_train_mode = gate.training
+        self._listen()
+
+    def _listen(self) -> None:
         self._inner.remove()
-        if self._wants(self._activations.METRICS):
-            self._activations.listen(self._inner)
-        if self._wants(self._attention.METRICS):
-            self._attention.listen(self._inner)
+        for part in self._listening():
+            part.forget()
+            if part.wanted:
+                part.listen(self._inner)
 
     def _open_at_first_block(self, block: nn.Module, args: Any, kwargs: Any) -> None:
         was = self._saw_train_mode
         self._open(block)
-        if self._saw_train_mode is not was and self._wants(self._activations.METRICS):
+        if self._saw_train_mode is not was and self._activations.wanted:
             self._activations.take_input(args, kwargs)  # too late for a hook of its own
 
     def _close(self, gate: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._inner.remove()
         self._padding.forget()
-        if output is None:  # the pass failed half way; it may be tried again
+        if output is None and not self._is_in_extra_pass:  # the pass failed half way; it may be tried again
             self._saw_train_mode = None
-            self._activations.forget()
-            self._attention.forget()
-
-    def _wants(self, names: Collection[str]) -> bool:
-        return any(name in self._measures for name in names)
-
-    def _collect(self, reading: Reading) -> None:
-        # Some call the blocks without their owner's forward, from a training_step for one. Then the first block is the
-        # gate from now on, unless hooks there between passes would disable its fast path, or be compiled.
-        first = self._blocks[0].module
-        if (
-            self._saw_train_mode is None
-            and not isinstance(first, nn.TransformerEncoderLayer)
-            and not runs_compiled(first)
-        ):
-            self._is_gate_called = False
-        # Each part by itself: a fault in one leaves the others.
-        if self._wants(self._activations.METRICS):
-            self._guard.run(self._collect_activations, reading)
-        if self._wants(self._attention.METRICS):
-            self._guard.run(self._collect_attention, reading)
-        if self._wants(self._parameters.METRICS):
-            self._guard.run(self._collect_parameters, reading)
-
-    def _collect_activations(self, reading: Reading) -> None:
-        reading.layers.update(self._activations.collect())
-        all_entries = len(self._blocks) + 1
-        if (missed := all_entries - self._activations.num_entries) > 0:
-            self._miss(
-                self._activations.METRICS,
-                f"{missed} of {all_entries} hidden states were not seen: {self._why_unseen()}, or the block passed no "
-                "tensor of shape (batch, tokens, width)",
-            )
-
-    def _collect_attention(self, reading: Reading) -> None:
-        layers, heads = self._attention.collect()
-        reading.layers.update(layers)
-        reading.heads.update(heads)
-        without = [block.name for block in self._blocks if block.attention is None]
-        if without:
-            self._miss(self._attention.METRICS, f"found no self-attention in {', '.join(without)}")
-        elif (missed := len(self._blocks) - self._attention.num_layers) > 0:
-            self._miss(
-                self._attention.METRICS,
-                f"attention was not seen in {missed} of {len(self._blocks)} blocks: {self._why_unseen()}, or the block "
-                "computed it without scaled_dot_product_attention or softmax",
-            )
-
-    def _collect_parameters(self, reading: Reading) -> None:
-        layers, scalars = self._parameters.collect()
-        reading.layers.update(layers)
-        reading.scalars.update(scalars)
-        self.not_measured.update(self._parameters.why_missing())
+            for part in self._listening():
+                part.forget()
 
     def _why_unseen(self) -> str:
+        if self._is_hidden and self._plain_pass.why_not is not None:
+            return self._plain_pass.why_not
         if self._saw_train_mode is None:
             return (
                 f"no training pass came through {type(self._gate).__name__}, which holds the blocks, since the last call of "
-                "monitor.step() (is the model compiled, or called by another name than forward?)"
+                "monitor.step() (is the model compiled? Attach what torch.compile returned, or give attach(..., "
+                "probe_batch=...). Or is it called by another name than forward?)"
             )
         return "hooks in the blocks did not fire (are they compiled, or frozen in eval mode?)"
 
-    def _miss(self, names: Collection[str], reason: str) -> None:
-        self.not_measured.update(dict.fromkeys(names, reason))
+
+def _wanted(found: Mapping[str, V], wanted: Collection[str]) -> dict[str, V]:
+    return {name: value for name, value in found.items() if name in wanted}

@@ -4,7 +4,18 @@ from tsemon.transport.folders import find_spools
 from tsemon.transport.http import HttpDelivery
 from tsemon.transport.memory import MemorySpool
 from tsemon.transport.outbox import Outbox, OutboxStats
+from tsemon.transport.silent import SilentOutbox
 from tsemon.transport.spool import Spool
 from tsemon.transport.sync import Synced, sync
 
-__all__ = ["HttpDelivery", "MemorySpool", "Outbox", "OutboxStats", "Spool", "Synced", "find_spools", "sync"]
+__all__ = [
+    "HttpDelivery",
+    "MemorySpool",
+    "Outbox",
+    "OutboxStats",
+    "SilentOutbox",
+    "Spool",
+    "Synced",
+    "find_spools",
+    "sync",
+]

@@ -10,17 +10,17 @@ def raise_fault(error):
     raise error
 
 
-def probe_of(model, optimizer=None, measures=ALL, on_fault=raise_fault):
-    return Probe(model, optimizer, find_blocks(model), measures, on_fault)
+def probe_of(model, optimizer=None, on_fault=raise_fault, **options):
+    return Probe(model, [] if optimizer is None else [optimizer], find_blocks(model), on_fault, **options)
 
 
 def num_hooks(model):
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
-def reading_of(model, forward, optimizer=None, **kwargs):
+def reading_of(model, forward, optimizer=None, measures=ALL, **kwargs):
     probe = probe_of(model, optimizer, **kwargs)
-    probe.arm()
+    probe.arm(measures)
     output = forward()
     if optimizer is not None:
         output.float().square().mean().backward()

@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests import zoo
-from tests.tsemon.probes.probing import hidden_states, num_hooks, probe_of, reading_of
+from tests.tsemon.probes.probing import ALL, hidden_states, num_hooks, probe_of, reading_of
 from tsemon.measures import token_similarity, token_statistics
-from tsemon.probes.activations import _averages
+from tsemon.probes.activations import _metrics, _sums
 
 
 class TestActivations:
@@ -75,7 +75,7 @@ class TestActivations:
         model, forward = zoo.gpt2()
         expected, _ = reading_of(model.eval(), forward)
         probe = probe_of(model)
-        probe.arm()
+        probe.arm(ALL)
         with torch.no_grad():
             model.eval()(zoo.ids().flip(0).flip(1))
             model.train()(zoo.ids().flip(0).flip(1))
@@ -91,7 +91,7 @@ class TestActivations:
         model, forward = zoo.our_language_model()  # without dropout, so that both modes compute the same
         expected, _ = reading_of(model, forward)
         probe = probe_of(model)
-        probe.arm()
+        probe.arm(ALL)
         model.eval()(zoo.ids().flip(0).flip(1))
         model.train()
         forward()
@@ -115,7 +115,7 @@ class TestActivations:
         expected = torch.stack([token_similarity(x).mean() for x in expected])
         probe = probe_of(model)
         for is_first in (True, False):
-            probe.arm()
+            probe.arm(ALL)
             model(x_BTD)
             got = probe.collect().layers["token_similarity"]
             probe.disarm()
@@ -125,11 +125,11 @@ class TestActivations:
     def test_leave_a_sequence_out_that_is_not_finite_or_all_padding(self):
         torch.manual_seed(0)
         x_BTD = torch.randn(4, 6, 8) + torch.randn(4, 1, 8)
-        good = _averages(token_statistics(x_BTD[:2]), width=8)
+        good = _metrics(_sums(token_statistics(x_BTD[:2]), width=8))
         x_BTD[2, 0, 0] = math.inf
         valid_BT = torch.ones(4, 6, dtype=torch.bool)
         valid_BT[3] = False
-        got = _averages(token_statistics(x_BTD, valid_BT), width=8)
+        got = _metrics(_sums(token_statistics(x_BTD, valid_BT), width=8))
         for name in ("token_similarity", "centred_token_similarity", "cosine_similarity", "hidden_rms"):
             torch.testing.assert_close(got[name], good[name], msg=name)
 
@@ -138,13 +138,13 @@ class TestActivations:
         x_BTD = torch.randn(2, 6, 8) + torch.randn(2, 1, 8)
         valid_BT = torch.ones(2, 6, dtype=torch.bool)
         valid_BT[1, 2:] = False
-        got = _averages(token_statistics(x_BTD, valid_BT), width=8)["centred_token_similarity"]
+        got = _metrics(_sums(token_statistics(x_BTD, valid_BT), width=8))["centred_token_similarity"]
         centred = [x_BTD[0], x_BTD[1, :2]]
         common = torch.cat(centred).mean(dim=0)
         torch.testing.assert_close(got, torch.stack([token_similarity(x - common) for x in centred]).mean())
 
     def test_know_no_centred_similarity_of_a_single_sequence(self):
-        assert _averages(token_statistics(torch.randn(1, 6, 8)), width=8)["centred_token_similarity"].isnan()
+        assert _metrics(_sums(token_statistics(torch.randn(1, 6, 8)), width=8))["centred_token_similarity"].isnan()
 
     def test_find_the_mask_whoever_on_the_way_was_given_it(self):
         class Wrapped(nn.Module):
@@ -182,7 +182,7 @@ class TestActivations:
         model, x_BTD = Lightning(), torch.randn(2, 6, 32)
         probe = probe_of(model)
         for is_first in (True, False):
-            probe.arm()
+            probe.arm(ALL)
             model.training_step(x_BTD)
             reading = probe.collect()
             probe.disarm()
@@ -198,7 +198,7 @@ class TestActivations:
         model, forward = zoo.our_language_model()
         expected, _ = reading_of(model, forward)
         probe = probe_of(model)
-        probe.arm()
+        probe.arm(ALL)
         failing = model.blocks[1].register_forward_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model(zoo.ids().flip(0))

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests import zoo
-from tests.tsemon.probes.probing import num_hooks, probe_of, reading_of
+from tests.tsemon.probes.probing import ALL, num_hooks, probe_of, reading_of
 from tsemon.measures import normalized_row_entropy
 from tsemon.probes.attention import sampled_scores
 
@@ -123,7 +123,7 @@ class TestAttentionEntropy:
         model, x_BTD = Tuned().train(), torch.randn(3, 8, 16)
         expected = model(x_BTD)
         probe = probe_of(model)
-        probe.arm()
+        probe.arm(ALL)
         assert torch.equal(model(x_BTD), expected)
         probe.collect()
         assert "frozen in eval mode" in probe.not_measured["token_similarity"]
@@ -164,7 +164,7 @@ class TestAttentionEntropy:
         model, _ = zoo.our_language_model()
         own = model.blocks[0].attention.register_forward_hook(interrupt)
         probe = probe_of(model)
-        probe.arm()
+        probe.arm(ALL)
         with pytest.raises(KeyboardInterrupt):
             model(zoo.ids())
         assert torch.overrides._get_current_function_mode_stack() == []
@@ -191,7 +191,7 @@ class TestAttentionEntropy:
         original = F.scaled_dot_product_attention
         model = nn.Sequential(Broken())
         probe = probe_of(model)
-        probe.arm()
+        probe.arm(ALL)
         with pytest.raises((RuntimeError, AssertionError)):
             model(torch.randn(2, 5, 16))
         probe.disarm()

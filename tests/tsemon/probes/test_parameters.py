@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from tests import zoo
-from tests.tsemon.probes.probing import probe_of, reading_of
+from tests.tsemon.probes.probing import ALL, probe_of, reading_of
 from tsemon.probes import find_blocks
 
 
@@ -56,7 +56,7 @@ class TestParameters:
         probe = probe_of(model, optimizer)
         model.to(torch.bfloat16)
         before = torch.cat([p.detach().double().flatten() for p in model.transformer.h[0].parameters()])
-        probe.arm()
+        probe.arm(ALL)
         forward().square().mean().backward()
         optimizer.step()
         got = probe.collect().layers["update_norm"][0]
@@ -75,7 +75,7 @@ class TestParameters:
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
         block = model.transformer.h[0]
         probe = probe_of(model, optimizer)
-        probe.arm()
+        probe.arm(ALL)
         loss = forward().square().mean()
         plain = torch.autograd.grad(loss, list(block.parameters()), retain_graph=True)
         scaler.scale(loss).backward()
@@ -99,7 +99,7 @@ class TestParameters:
         model, forward = zoo.torch_encoder()
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         probe = probe_of(model, optimizer)
-        probe.arm()
+        probe.arm(ALL)
 
         def closure():
             optimizer.zero_grad()
@@ -116,7 +116,7 @@ class TestParameters:
         model, forward = zoo.torch_encoder()
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         probe = probe_of(model, optimizer)
-        probe.arm()
+        probe.arm(ALL)
         forward().sum().backward()
         next(model.layers[1].parameters()).grad[0, 0] = math.nan
         optimizer.step()
@@ -177,7 +177,7 @@ class TestParameters:
         model, forward = zoo.torch_encoder()
         optimizer = torch.optim.AdamW(model.parameters())
         probe = probe_of(model, optimizer)
-        probe.arm()
+        probe.arm(ALL)
         for _ in range(3):
             forward().sum().backward()
             optimizer.step()
@@ -211,7 +211,7 @@ class TestParameters:
         model, forward = zoo.torch_encoder()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         probe = probe_of(model, optimizer)
-        probe.arm()
+        probe.arm(ALL)
         forward().sum().backward()
         optimizer.step()
         optimizer.param_groups[0]["lr"] = 0.1  # as a schedule does
@@ -221,7 +221,7 @@ class TestParameters:
         model, forward = zoo.torch_encoder()
         optimizer = torch.optim.AdamW(model.parameters())
         probe = probe_of(model, optimizer)
-        probe.arm()
+        probe.arm(ALL)
         forward().square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

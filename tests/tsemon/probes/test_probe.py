@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tests import zoo
-from tests.tsemon.probes.probing import num_hooks, probe_of, reading_of
+from tests.tsemon.probes.probing import ALL, num_hooks, probe_of, reading_of
 
 
 class TestNotMeasured:
@@ -64,7 +64,7 @@ class TestAGuest:
             x = torch.randn(3, 8, 32)
             probe = probe_of(model)
             if watched:
-                probe.arm()
+                probe.arm(ALL)
             (model(x) ** 2).mean().backward()
             probe.disarm()
             return [p.grad for p in model.parameters()]
@@ -79,7 +79,7 @@ class TestAGuest:
             compiled(zoo.ids())
         probe = probe_of(model)
         for _ in range(3):
-            probe.arm()
+            probe.arm(ALL)
             compiled(zoo.ids()).sum().backward()  # raises where a graph breaks
             probe.collect()
             probe.disarm()
@@ -88,7 +88,7 @@ class TestAGuest:
         model, forward = zoo.torch_encoder()
         optimizer = torch.optim.AdamW(model.parameters())
         probe = probe_of(model, optimizer)
-        probe.arm()
+        probe.arm(ALL)
         remove, calls = torch.utils.hooks.RemovableHandle.remove, []
 
         def interrupted(handle):
@@ -124,7 +124,7 @@ class TestAGuest:
         probe = probe_of(model)
         for _ in range(6):
             model(zoo.ids()).sum().backward()
-            probe.arm()
+            probe.arm(ALL)
             model(zoo.ids()).sum().backward()
             probe.collect()
             probe.disarm()
@@ -141,7 +141,7 @@ class TestAGuest:
     def test_does_not_come_along_when_the_model_is_copied_or_pickled(self):
         model, _ = zoo.torch_encoder()
         probe = probe_of(model)
-        probe.arm()
+        probe.arm(ALL)
         for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             twin(torch.randn(12, 4, 32))
         assert "token_similarity" not in probe.collect().layers

@@ -1,0 +1,36 @@
+"""The outbox of a process whose samples go out with those of another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tsemon.transport.outbox import OutboxStats
+from tsemon.wire import Alert, Frame, RunState
+
+
+class SilentOutbox:
+    """Sends nothing: rank 0 sends for the whole group, and alerts ride back to it alone."""
+
+    def put(self, make_frame: Callable[[int], Frame]) -> bool:
+        return True
+
+    def alerts(self) -> list[Alert]:
+        return []
+
+    def take_events(self) -> list[Alert]:
+        return []
+
+    def stats(self) -> OutboxStats:
+        return OutboxStats(
+            num_sent=0,
+            num_pending=0,
+            num_dropped=0,
+            num_refused=0,
+            num_failed_samples=0,
+            last_error=None,
+            connected=False,
+            spool_folder=None,
+        )
+
+    def close(self, timeout_s: float = 5.0, state: RunState = "finished") -> None:
+        pass
