@@ -88,16 +88,15 @@ def before_and_after(name, build, more_graphs="", **more):
 
 
 UNSEEN = dict.fromkeys((HIDDEN_STATES, ATTENTION), "is the model compiled")
-UNSEEN_INSIDE = dict.fromkeys((HIDDEN_STATES, ATTENTION), "are they compiled")
 UNSEEN_STEP = dict.fromkeys((GRADIENTS, UPDATES), "is its step compiled")
 ONCE_MORE = "compiled once more, for steps without hooks: torch looks at the hooks of a module that compiled code calls"
 
 SETUPS = [
-    *before_and_after("torch.compile(model)", lambda first: training_of(wrapped, "aot_eager", first), lacks=UNSEEN),
-    *before_and_after("torch.compile(model), the model inside", model_inside, lacks=UNSEEN),
-    *before_and_after("model.compile()", lambda first: training_of(in_place, "eager", first), lacks=UNSEEN),
+    *before_and_after("torch.compile(model)", lambda first: training_of(wrapped, "aot_eager", first), held_batch=0),
+    *before_and_after("torch.compile(model), the model inside", model_inside, held_batch=1),
+    *before_and_after("model.compile()", lambda first: training_of(in_place, "eager", first), held_batch=0),
     *before_and_after(
-        "block.compile() of each block", lambda first: training_of(per_block, "eager", first), lacks=UNSEEN_INSIDE
+        "block.compile() of each block", lambda first: training_of(per_block, "eager", first), held_batch=0
     ),
     *before_and_after("a compiled function that calls the model", the_loss, ONCE_MORE, lacks=UNSEEN),
     compiled(
@@ -111,13 +110,13 @@ SETUPS = [
         "torch.compile(model), dropout",
         lambda: training_of(wrapped, "eager", False, dropout=0.1),
         twin=lambda: training_of(uncompiled, "eager", False, dropout=0.1),
-        lacks=UNSEEN,
+        held_batch=0,
     ),
     compiled(
         "torch.compile(model), inductor",
         lambda: training_of(wrapped, "inductor", False, depth=1),
         twin=lambda: training_of(uncompiled, "eager", False, depth=1),
-        lacks=UNSEEN,
+        held_batch=0,
         num_blocks=1,
         needs_program="g++",
     ),

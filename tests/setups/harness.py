@@ -53,6 +53,8 @@ class Setup(Row):
     """Family to what monitor.status says (a regular expression) where it cannot be measured, or not wholly."""
     twin: Callable[[], Training] | None = None
     """The same training for plain hooks to watch, where they cannot watch this."""
+    held_batch: int | None = None
+    """Where hidden states and attention are those of an extra pass after the step, in eval mode: over which batch."""
     more_graphs: str = ""
     """Why the compiler makes one more graph when it meets hooks, where it does."""
     needs_program: str = ""
@@ -199,8 +201,10 @@ _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 class PlainHooks:
     """The plainest of observers: the same quantities from their definitions, in float64, at every step."""
 
-    def __init__(self, training):
-        model = getattr(training.model, "_orig_mod", training.model)
+    def __init__(self, training, held_batch=None):
+        self.model = model = getattr(training.model, "_orig_mod", training.model)
+        self.held_batch, self.inputs = held_batch, []
+        model.register_forward_pre_hook(lambda _, args: self.inputs.append(args))
         options = {name: training.options.get(name) for name in ("blocks", "attention")}
         self.blocks = find_blocks(model, **options)
         self.optimizer = training.optimizer
@@ -221,6 +225,14 @@ class PlainHooks:
             self.optimizer.register_step_pre_hook(lambda *_: self.read_gradients())
             self.optimizer.register_step_post_hook(lambda *_: self.read_gradients())
 
+    def look_again(self):
+        self.states, self.weights = [], []
+        self.model.eval()
+        with torch.no_grad():
+            self.model(*self.inputs[min(self.held_batch, len(self.inputs) - 1)])
+        self.inputs.pop()
+        self.model.train()
+
     def keep(self, value):
         value = value[0] if isinstance(value, tuple) else value
         self.states.append((value.transpose(0, 1) if self.blocks[0].tokens_first else value).detach().double())
@@ -239,6 +251,8 @@ class PlainHooks:
         before = [[p.detach().double().clone() for p in group] for group in self.groups]
         self.states, self.weights, self.gradients = [], [], None
         training.step()
+        if self.held_batch is not None:
+            self.look_again()
         deltas = [
             [p.detach().double() - b for p, b in zip(*group, strict=True)]
             for group in zip(self.groups, before, strict=True)
@@ -260,16 +274,16 @@ class PlainHooks:
 @functools.cache
 def seen_plainly(setup):
     """Metric to values, for each step."""
-    found = _seen_in(setup.twin or setup.build)
+    found = _seen_in(setup.twin or setup.build, setup.held_batch)
     if setup.attention_twin is not None:
         for step, in_twin in zip(found, _seen_in(setup.attention_twin), strict=True):
             step["attention_entropy"] = in_twin["attention_entropy"]
     return found
 
 
-def _seen_in(build):
+def _seen_in(build, held_batch=None):
     training = seeded(build)
-    hooks = PlainHooks(training)
+    hooks = PlainHooks(training, held_batch)
     return [hooks.step(training) for _ in range(NUM_STEPS)]
 
 
