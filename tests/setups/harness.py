@@ -314,6 +314,12 @@ TOLERANCE = {HIDDEN_STATES: 1e-5, ATTENTION: 1e-4, GRADIENTS: 1e-5, UPDATES: 2e-
 from weights a thousand times larger, themselves rounded to float32."""
 
 
+def missing(status):
+    """What status says of the families' metrics."""
+    known = {metric for metrics in METRICS.values() for metric in metrics}
+    return {metric: why for metric, why in status.not_measured.items() if metric in known}
+
+
 def answer(setup, family, outcome):
     """The table's cell, from the last frame: what must be learned about a model is learned by the first."""
     found = [values(outcome.frames[-1], metric) for metric in METRICS[family]]
