@@ -209,14 +209,16 @@ class PlainHooks:
         first.module.register_forward_pre_hook(
             lambda _, args, kwargs: self.keep((*args, *kwargs.values())), with_kwargs=True
         )
+        for module in {id(block.module): block.module for block in self.blocks}.values():
+            module.register_forward_hook(lambda _, args, output: self.keep(output))
         for block in self.blocks:
-            block.module.register_forward_hook(lambda _, args, output: self.keep(output))
             if hasattr(block.attention, "weights_seen"):
                 block.attention.weights_seen.register_forward_hook(lambda _, args, output: self.weights.append(output))
-        embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-        self.groups = [
-            [p for p in block.module.parameters() if p.numel() > 1 and id(p) not in embeddings] for block in self.blocks
-        ]
+        counted = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+        self.groups = []
+        for block in self.blocks:  # what is shared belongs to the first that has it
+            self.groups.append([p for p in block.module.parameters() if p.numel() > 1 and id(p) not in counted])
+            counted |= {id(p) for p in self.groups[-1]}
         if self.optimizer is not None:
             self.optimizer.register_step_pre_hook(lambda *_: self.read_gradients())
             self.optimizer.register_step_post_hook(lambda *_: self.read_gradients())
@@ -274,7 +276,8 @@ def _seen_in(build):
 
 
 def _norm(tensors):
-    return torch.stack([_whole(t.detach().double().square().sum()) for t in tensors]).sum().sqrt()
+    squares = [_whole(t.detach().double().square().sum()) for t in tensors]
+    return torch.stack(squares).sum().sqrt() if squares else torch.tensor(torch.nan, dtype=torch.float64)
 
 
 def _whole(value):
@@ -334,7 +337,9 @@ def assert_measured_as(plain, frames, family):
         for metric in METRICS[family]:
             measured = values(frame, metric)
             if measured is not None and metric in expected:
-                torch.testing.assert_close(measured, expected[metric], rtol=TOLERANCE[family], atol=1e-7)
+                torch.testing.assert_close(
+                    measured, expected[metric], rtol=TOLERANCE[family], atol=1e-7, equal_nan=True
+                )
 
 
 def batches(batch=4, tokens=12):

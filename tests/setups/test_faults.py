@@ -213,14 +213,14 @@ class TestAMeasureThatBreaks:
         with attach(training, tmp_path) as monitor:
             monitor.step(loss=training.step())
             with broken_torch(part, interrupt), pytest.raises(KeyboardInterrupt) as raised:
-                training.step()
+                monitor.step(loss=training.step())
             assert raised.value is interrupt
             training.optimizer.zero_grad()
-            monitor.step(loss=training.step())
+            for _ in range(2):
+                monitor.step(loss=training.step())
             assert missing(monitor.status) == {}
             assert monitor.status.faults == ()
         assert Footprint(training).differs_from(before) == []
-        assert [frame["step"] for frame in frames_in(tmp_path)] == [0, 1]
 
 
 @contextmanager
