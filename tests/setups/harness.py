@@ -206,9 +206,7 @@ class PlainHooks:
         self.optimizer = training.optimizer
         self.states, self.weights, self.gradients = [], [], None
         first, *_ = self.blocks
-        first.module.register_forward_pre_hook(
-            lambda _, args, kwargs: self.keep((*args, *kwargs.values())), with_kwargs=True
-        )
+        first.module.register_forward_pre_hook(self.keep_first, with_kwargs=True)
         for module in {id(block.module): block.module for block in self.blocks}.values():
             module.register_forward_hook(lambda _, args, output: self.keep(output))
         for block in self.blocks:
@@ -222,6 +220,10 @@ class PlainHooks:
         if self.optimizer is not None:
             self.optimizer.register_step_pre_hook(lambda *_: self.read_gradients())
             self.optimizer.register_step_post_hook(lambda *_: self.read_gradients())
+
+    def keep_first(self, _, args, kwargs):
+        if not self.states:
+            self.keep((*args, *kwargs.values()))
 
     def keep(self, value):
         value = value[0] if isinstance(value, tuple) else value
