@@ -210,17 +210,17 @@ class PlainHooks:
         self.optimizer = training.optimizer
         self.states, self.weights, self.gradients = [], [], None
         first, *_ = self.blocks
-        first.module.register_forward_pre_hook(
-            lambda _, args, kwargs: self.keep((*args, *kwargs.values())), with_kwargs=True
-        )
+        first.module.register_forward_pre_hook(self.keep_first, with_kwargs=True)
+        for module in {id(block.module): block.module for block in self.blocks}.values():
+            module.register_forward_hook(lambda _, args, output: self.keep(output))
         for block in self.blocks:
-            block.module.register_forward_hook(lambda _, args, output: self.keep(output))
             if hasattr(block.attention, "weights_seen"):
                 block.attention.weights_seen.register_forward_hook(lambda _, args, output: self.weights.append(output))
-        embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-        self.groups = [
-            [p for p in block.module.parameters() if p.numel() > 1 and id(p) not in embeddings] for block in self.blocks
-        ]
+        counted = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+        self.groups = []
+        for block in self.blocks:  # what is shared belongs to the first that has it
+            self.groups.append([p for p in block.module.parameters() if p.numel() > 1 and id(p) not in counted])
+            counted |= {id(p) for p in self.groups[-1]}
         if self.optimizer is not None:
             self.optimizer.register_step_pre_hook(lambda *_: self.read_gradients())
             self.optimizer.register_step_post_hook(lambda *_: self.read_gradients())
@@ -232,6 +232,10 @@ class PlainHooks:
             self.model(*self.inputs[min(self.held_batch, len(self.inputs) - 1)])
         self.inputs.pop()
         self.model.train()
+
+    def keep_first(self, _, args, kwargs):
+        if not self.states:
+            self.keep((*args, *kwargs.values()))
 
     def keep(self, value):
         value = value[0] if isinstance(value, tuple) else value
@@ -288,7 +292,8 @@ def _seen_in(build, held_batch=None):
 
 
 def _norm(tensors):
-    return torch.stack([_whole(t.detach().double().square().sum()) for t in tensors]).sum().sqrt()
+    squares = [_whole(t.detach().double().square().sum()) for t in tensors]
+    return torch.stack(squares).sum().sqrt() if squares else torch.tensor(torch.nan, dtype=torch.float64)
 
 
 def _whole(value):
@@ -328,6 +333,12 @@ TOLERANCE = {HIDDEN_STATES: 1e-5, ATTENTION: 1e-4, GRADIENTS: 1e-5, UPDATES: 2e-
 from weights a thousand times larger, themselves rounded to float32."""
 
 
+def missing(status):
+    """What status says of the families' metrics."""
+    known = {metric for metrics in METRICS.values() for metric in metrics}
+    return {metric: why for metric, why in status.not_measured.items() if metric in known}
+
+
 def answer(setup, family, outcome):
     """The table's cell, from the last frame: what must be learned about a model is learned by the first."""
     found = [values(outcome.frames[-1], metric) for metric in METRICS[family]]
@@ -342,7 +353,9 @@ def assert_measured_as(plain, frames, family):
         for metric in METRICS[family]:
             measured = values(frame, metric)
             if measured is not None and metric in expected:
-                torch.testing.assert_close(measured, expected[metric], rtol=TOLERANCE[family], atol=1e-7)
+                torch.testing.assert_close(
+                    measured, expected[metric], rtol=TOLERANCE[family], atol=1e-7, equal_nan=True
+                )
 
 
 def batches(batch=4, tokens=12):
