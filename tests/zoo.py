@@ -32,6 +32,31 @@ def llama(**kwargs):
     return model, lambda: model(ids()).logits
 
 
+def qwen2(**kwargs):
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=100, num_key_value_heads=2, **SIZES, **kwargs))
+    return model, lambda: model(ids()).logits
+
+
+def albert(**kwargs):
+    """All its layers are one and the same module."""
+    from transformers import AlbertConfig, AlbertForMaskedLM
+
+    model = AlbertForMaskedLM(AlbertConfig(vocab_size=100, embedding_size=16, **SIZES, **kwargs))
+    return model, lambda: model(ids()).logits
+
+
+def t5(**kwargs):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0, **kwargs
+    )
+    model = T5ForConditionalGeneration(config)
+    return model, lambda: model(input_ids=ids(), labels=ids(tokens=8)).logits
+
+
 def vit(**kwargs):
     from transformers import ViTConfig, ViTForImageClassification
 
@@ -70,28 +95,10 @@ def our_language_model():
     return model, lambda: model(ids())
 
 
-MODELS = (bert, gpt2, llama, vit, torch_encoder, torch_decoder, our_vision_transformer, our_language_model)
+MODELS = (bert, gpt2, llama, qwen2, vit, torch_encoder, torch_decoder, our_vision_transformer, our_language_model)
 
 
 # Models that differ in what some probes look for.
-
-
-def albert(**kwargs):
-    """One block's weights, applied three times."""
-    from transformers import AlbertConfig, AlbertForMaskedLM
-
-    model = AlbertForMaskedLM(AlbertConfig(vocab_size=100, embedding_size=16, **SIZES, **kwargs))
-    return model, lambda: model(ids()).logits
-
-
-def t5(**kwargs):
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(
-        vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0, **kwargs
-    )
-    model = T5ForConditionalGeneration(config)
-    return model, lambda: model(ids(), decoder_input_ids=ids(tokens=9)).logits
 
 
 def gemma2():

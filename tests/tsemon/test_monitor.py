@@ -1,5 +1,4 @@
 import gc
-import json
 import logging
 import math
 import subprocess
@@ -11,21 +10,10 @@ import torch
 
 import tsemon
 from tests import zoo
+from tests.frames import frames_in, values_of
 from tsemon.catalogue import CATALOGUE, LAYERED, num_entries
 from tsemon.errors import InvalidArgument, NoBlocksFound, SpoolError, TsemonError, UnknownMetric
 from tsemon.transport import Spool, find_spools
-
-
-def frames_in(folder):
-    """What the monitors that wrote to this folder delivered there, in order."""
-    frames = []
-    for path in find_spools(folder):
-        spool = Spool.open(path)
-        while (batch := spool.next_batch()) is not None:
-            frames += [json.loads(frame) for frame in batch.frames]
-            spool.acknowledge(batch.ends[-1])
-        spool.close()
-    return frames
 
 
 def num_hooks(model, optimizer=None):
@@ -33,15 +21,6 @@ def num_hooks(model, optimizer=None):
     if optimizer is not None:
         count += len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
     return count
-
-
-def values_of(frame, metric, group="layers"):
-    import base64
-    from array import array
-
-    values = array("f")
-    values.frombytes(base64.b64decode(frame[group][metric]["f32"]))
-    return values.tolist()
 
 
 def train(model, forward, num_steps, monitor=None, optimizer=None):

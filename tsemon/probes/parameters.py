@@ -58,6 +58,7 @@ class _Stepper:
 
     optimizer: torch.optim.Optimizer
     groups: dict[int, list[nn.Parameter]]
+    is_stepping: bool = False
     num_steps: int = 0
     has_closure: bool = False
     squares: dict[int, Tensor] = field(default_factory=dict)
@@ -223,7 +224,10 @@ class ParameterProbe(Part):
             if not _is_usable(optimizer):
                 return f"{type(optimizer).__name__} is not a torch.optim.Optimizer with parameter groups"
         if not any(stepper.num_steps for stepper in self._steppers):
-            return "the optimizer given to attach() made no step since the last call of monitor.step()"
+            return (
+                "the optimizer given to attach() made no step since the last call of monitor.step(), or none that could be "
+                "seen (is its step compiled?)"
+            )
         return None
 
     def _why_no_gradients(self) -> dict[str, str]:
@@ -242,6 +246,10 @@ class ParameterProbe(Part):
         if not self._sums.get("grad"):
             names = (*self.GRADIENT_NORMS, *self.GRADIENT_DIRECTIONS, *self.QUERY_KEY)
             missing |= dict.fromkeys(names, "no parameter had a gradient")
+        elif without := sum(
+            block.number in self._groups and block.number not in self._sums["grad"] for block in self._blocks
+        ):
+            missing["grad_norm"] = f"{without} of {len(self._blocks)} blocks had no gradient (are they frozen?)"
         if late := sum(stepper.num_steps == 0 for stepper in self._steppers):
             reason = f"without the parameters of {late} of {len(self._steppers)} optimizers, which made no step"
             missing |= dict.fromkeys((*self.GRADIENT_NORMS, *self.GRADIENT_DIRECTIONS, *self.QUERY_KEY), reason)
@@ -308,6 +316,7 @@ class ParameterProbe(Part):
     # The hooks.
 
     def _before_step(self, stepper: _Stepper, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        stepper.is_stepping = True
         if stepper.num_steps:
             return
         # Gradients here and not after: many loops clear them before they call monitor.step(). Only a closure makes them
@@ -329,6 +338,10 @@ class ParameterProbe(Part):
         stepper.learning_rate = lr.detach().clone() if isinstance(lr, Tensor) else lr
 
     def _after_step(self, stepper: _Stepper, *_: Any) -> None:
+        # Where an optimizer's step calls that of the class it extends, torch calls the hooks of both.
+        if not stepper.is_stepping:
+            return
+        stepper.is_stepping = False
         stepper.num_steps += 1
         if stepper.num_steps > 1:
             return

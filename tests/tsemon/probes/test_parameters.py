@@ -147,6 +147,13 @@ class TestParameters:
         assert reading.layers["param_norm"].isnan().tolist() == [False, True, False]
         assert all(reading.scalars[name].isnan() for name in ("total_grad_norm", "total_param_norm", "step_size"))
 
+    def test_of_a_frozen_block_there_is_no_gradient_and_that_is_said(self):
+        model, forward = zoo.our_language_model()
+        model.blocks[0].requires_grad_(False)
+        reading, probe = reading_of(model, forward, torch.optim.AdamW(model.parameters()))
+        assert reading.layers["grad_norm"].isnan().tolist() == [True, False, False]
+        assert probe.not_measured["grad_norm"] == "1 of 3 blocks had no gradient (are they frozen?)"
+
     # The output is normalised, so its mean square hardly has a gradient: a small step would be lost in rounding.
     @pytest.mark.parametrize(("kind", "lr"), [(torch.optim.AdamW, 1e-1), (torch.optim.SGD, 1e5)])
     def test_ratio_and_alignment_are_against_the_whole_block_when_part_of_it_is_frozen(self, kind, lr):
@@ -200,6 +207,17 @@ class TestParameters:
             optimizer.step()
         probe.collect()
         assert "the first of 3 optimizer steps" in probe.not_measured["update_norm"]
+
+    def test_a_step_that_calls_the_step_it_extends_is_one(self):
+        class Extended(torch.optim.AdamW):
+            def step(self, closure=None):
+                return super().step(closure)
+
+        model, forward = zoo.torch_encoder()
+        torch.optim.AdamW(model.parameters())  # from the first on, torch calls hooks around the step of its class
+        reading, probe = reading_of(model, forward, Extended(model.parameters()))
+        assert probe.not_measured == {}
+        assert (reading.layers["update_norm"] > 0).all()
 
     def test_parameters_of_another_optimizer_are_said_to_be_missing(self):
         model, forward = zoo.torch_encoder()

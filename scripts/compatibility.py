@@ -1,0 +1,103 @@
+"""Write docs/compatibility.md from what the tests of set-ups saw. It is never typed.
+
+python -m pytest tests/setups && python scripts/compatibility.py
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypedDict
+
+ROOT = Path(__file__).parent.parent
+DOCUMENT = ROOT / "docs/compatibility.md"
+CACHE_KEY = "tsemon/compatibility"
+SEEN = ROOT / ".pytest_cache/v" / CACHE_KEY
+"""Where pytest keeps a value of its cache."""
+COMMAND = "python -m pytest tests/setups; python scripts/compatibility.py"
+
+COLUMNS = (
+    "trains bit-equal",
+    "hidden states",
+    "attention",
+    "gradients",
+    "updates",
+    "same graphs",
+    "leaves nothing",
+    "copies, pickles",
+)
+HEADER = """# Ways to train, and what tsemon does in each
+
+`tests/setups` trains a small model in each of these ways, with tsemon and without. This table is what was seen there.
+It is written by `scripts/compatibility.py` and held against the tests, never typed.
+
+- trains bit-equal: losses, parameters, buffers and random state are the same, bit for bit, with every step sampled and
+  with every second.
+- hidden states, attention, gradients, updates: measured in every block, and equal to what plain hooks and the definition
+  give. A number leads to what `monitor.status` says of what is missing.
+- same graphs: `torch.compile` compiles neither more nor other graphs.
+- leaves nothing: after `close()` there is no hook and no attribute that was not there before; attached again, it measures
+  again.
+- copies, pickles: `copy.deepcopy` and `pickle` of the watched model do what they do without tsemon.
+- A dash: does not apply.
+"""
+
+
+WORDS = "What the numbers stand for, in the words of `monitor.status`:"
+
+
+class Row(TypedDict):
+    kind: str
+    name: str
+    cells: list[list[str]]
+    """An answer and what was said about it, column by column."""
+
+
+def main() -> int:
+    if not SEEN.exists():
+        print(f"nothing has been seen yet ({SEEN} is not there); run: {COMMAND}", file=sys.stderr)
+        return 1
+    rows: list[Row] = json.loads(SEEN.read_text())
+    unseen = [row["name"] for row in rows if not row["cells"]]
+    if unseen:
+        print(f"not seen, or not passed: {', '.join(unseen)}; run: {COMMAND}", file=sys.stderr)
+        return 1
+    DOCUMENT.write_text(render(rows))
+    print(f"{DOCUMENT.relative_to(ROOT)}: {len(rows)} ways to train")
+    return 0
+
+
+def render(rows: Sequence[Row]) -> str:
+    lines = ["| way to train | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    numbers: dict[str, int] = {}
+    for kind, group in itertools.groupby(rows, key=lambda row: row["kind"]):
+        lines.append(f"| **{kind}** |" + " |" * len(COLUMNS))
+        for row in group:
+            cells = [_cell(answer, words, numbers) for answer, words in row["cells"]]
+            lines.append("| " + " | ".join([row["name"], *cells]) + " |")
+    notes = [f"[{number}] {words}" for words, number in numbers.items()]
+    return "\n\n".join([HEADER.rstrip(), "\n".join(lines), WORDS, *notes]) + "\n"
+
+
+def read(document: str) -> dict[str, list[list[str]]]:
+    """From what `render` wrote: way to train to its cells, each an answer and what was said about it."""
+    notes = dict(re.findall(r"^\[(\d+)\] (.+)$", document, re.MULTILINE))
+    rows = re.findall(r"^\| ([^*|]+) \| (.+) \|$", document, re.MULTILINE)
+    return {name: [_read_cell(cell, notes) for cell in cells.split(" | ")] for name, cells in rows[1:]}
+
+
+def _cell(answer: str, words: str, numbers: dict[str, int]) -> str:
+    return f"{answer} [{numbers.setdefault(words, len(numbers) + 1)}]" if words else answer
+
+
+def _read_cell(cell: str, notes: dict[str, str]) -> list[str]:
+    answer, _, number = cell.rstrip("]").partition(" [")
+    return [answer, notes[number] if number else ""]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

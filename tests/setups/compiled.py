@@ -1,0 +1,123 @@
+"""torch.compile, of the whole and of parts, attached before the first call and after it."""
+
+import dataclasses
+import functools
+
+import torch
+from torch._dynamo.backends.registry import lookup_backend
+
+from tests.setups.harness import GPT, Setup, next_token_loss, plain_loop
+from tests.setups.matrix import ATTENTION, COLUMNS, GRADIENTS, HIDDEN_STATES, UPDATES
+
+
+class Counting:
+    """A backend of torch.compile that keeps the graphs it is given."""
+
+    def __init__(self, name):
+        self.graphs = []
+        self._compile = lookup_backend(name)
+
+    def __call__(self, graph, inputs):
+        self.graphs.append(graph)
+        return self._compile(graph, inputs)
+
+
+def wrapped(model, backend):
+    return torch.compile(model, backend=backend)
+
+
+def in_place(model, backend):
+    model.compile(backend=backend)
+    return model
+
+
+def per_block(model, backend):
+    for block in model.transformer["h"]:
+        block.compile(backend=backend)
+    return model
+
+
+def uncompiled(model, backend):
+    return model
+
+
+def training_of(compile_model, backend_name, is_called_first, **options):
+    """Without dropout by default: where tsemon looks at a pass of its own, that has other masks."""
+    backend = Counting(backend_name)
+    model = compile_model(GPT(**{"dropout": 0.0, **options}), backend)
+    training = plain_loop(lambda: model, graphs=backend.graphs)
+    if is_called_first:
+        training.step()
+    return training
+
+
+def model_inside(is_called_first):
+    """What is compiled trains; what is inside it is watched."""
+    training = training_of(wrapped, "eager", is_called_first)
+    return dataclasses.replace(training, model=training.model._orig_mod)
+
+
+def optimizer_step():
+    backend = Counting("eager")
+    training = plain_loop(lambda: GPT(dropout=0.0, depth=1), graphs=backend.graphs)
+    training.optimizer.step = torch.compile(training.optimizer.step, backend=backend)
+    return training
+
+
+def the_loss(is_called_first):
+    """The model is called from a compiled function; it is not compiled itself."""
+    backend = Counting("eager")
+    training = plain_loop(
+        lambda: GPT(dropout=0.0), loss_of=torch.compile(next_token_loss, backend=backend), graphs=backend.graphs
+    )
+    if is_called_first:
+        training.step()
+    return training
+
+
+def compiled(name, build, **more):
+    more.setdefault("twin", functools.partial(training_of, uncompiled, "eager", False))
+    return Setup(kind="torch.compile", name=name, columns=COLUMNS, build=build, **more)
+
+
+def before_and_after(name, build, more_graphs="", **more):
+    """Attached to what has not been compiled yet, and to what has."""
+    yield compiled(f"{name}, attached before the first call", lambda: build(False), more_graphs=more_graphs, **more)
+    more["twin"] = functools.partial(training_of, uncompiled, "eager", True)
+    yield compiled(f"{name}, attached after the first call", lambda: build(True), **more)
+
+
+UNSEEN = dict.fromkeys((HIDDEN_STATES, ATTENTION), "is the model compiled")
+UNSEEN_STEP = dict.fromkeys((GRADIENTS, UPDATES), "is its step compiled")
+ONCE_MORE = "compiled once more, for steps without hooks: torch looks at the hooks of a module that compiled code calls"
+
+SETUPS = [
+    *before_and_after("torch.compile(model)", lambda first: training_of(wrapped, "aot_eager", first), held_batch=0),
+    *before_and_after("torch.compile(model), the model inside", model_inside, held_batch=1),
+    *before_and_after("model.compile()", lambda first: training_of(in_place, "eager", first), held_batch=0),
+    *before_and_after(
+        "block.compile() of each block", lambda first: training_of(per_block, "eager", first), held_batch=0
+    ),
+    *before_and_after("a compiled function that calls the model", the_loss, ONCE_MORE, lacks=UNSEEN),
+    compiled(
+        "a compiled optimizer step",
+        optimizer_step,
+        twin=lambda: training_of(uncompiled, "eager", False, depth=1),
+        num_blocks=1,
+        lacks=UNSEEN_STEP,
+    ),
+    compiled(
+        "torch.compile(model), dropout",
+        lambda: training_of(wrapped, "eager", False, dropout=0.1),
+        twin=lambda: training_of(uncompiled, "eager", False, dropout=0.1),
+        held_batch=0,
+    ),
+    compiled(
+        "torch.compile(model), inductor",
+        lambda: training_of(wrapped, "inductor", False, depth=1),
+        twin=lambda: training_of(uncompiled, "eager", False, depth=1),
+        held_batch=0,
+        num_blocks=1,
+        needs_program="g++",
+    ),
+]

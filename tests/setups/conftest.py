@@ -1,0 +1,32 @@
+import pytest
+import torch
+
+from scripts import compatibility
+from tests.setups.every import ROWS
+from tests.setups.matrix import Matrix
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """These models are too small for two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def matrix(pytestconfig):
+    """What the tests see, for docs/compatibility.md: kept in pytest's cache, where scripts/compatibility.py reads it."""
+    matrix = Matrix()
+    yield matrix
+    if (cache := getattr(pytestconfig, "cache", None)) is not None:
+        kept = {row["name"]: row["cells"] for row in cache.get(compatibility.CACHE_KEY, [])}
+        cells = {row.name: matrix.cells(row) or kept.get(row.name, []) for row in ROWS}
+        rows = [{"kind": row.kind, "name": row.name, "cells": cells[row.name]} for row in ROWS]
+        cache.set(compatibility.CACHE_KEY, rows)
+
+
+def pytest_collection_modifyitems(items):
+    """The table is looked at when it is filled."""
+    items.sort(key=lambda item: item.path.name == "test_table.py")

@@ -1,0 +1,388 @@
+"""How a way to train is written down, and what is seen when it runs with tsemon, without it, and under plain hooks.
+
+Axes: B samples, T tokens, D width, H heads.
+"""
+
+import copy
+import functools
+import pickle
+import random
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+
+import tsemon
+from tests.frames import frames_in, values_of
+from tests.setups.matrix import ATTENTION, GRADIENTS, HIDDEN_STATES, UPDATES, Row, family_cell
+from tests.setups.models import DEPTH, GPT
+from tsemon.probes import find_blocks
+
+NUM_STEPS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A set-up, built."""
+
+    model: nn.Module
+    """What attach is given."""
+    optimizer: torch.optim.Optimizer | None
+    step: Callable[[], torch.Tensor]
+    """Makes one optimizer step and returns the loss."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of attach."""
+    graphs: Sequence[object] = ()
+    """What the compiler has compiled so far."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Setup(Row):
+    """A way to train. `build` makes it anew, from the seed that is set when it is called."""
+
+    build: Callable[[], Training]
+    num_blocks: int = DEPTH
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    """Family to what monitor.status says (a regular expression) where it cannot be measured, or not wholly."""
+    twin: Callable[[], Training] | None = None
+    """The same training for plain hooks to watch, where they cannot watch this."""
+    held_batch: int | None = None
+    """Where hidden states and attention are those of an extra pass after the step, in eval mode: over which batch."""
+    more_graphs: str = ""
+    """Why the compiler makes one more graph when it meets hooks, where it does."""
+    needs_program: str = ""
+    """Skipped where it is not installed."""
+    attention_twin: Callable[[], Training] | None = None
+    """The same training with attention weights in plain sight, where there are none in this."""
+
+    def __str__(self):
+        return self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """All that a run left."""
+
+    losses: torch.Tensor
+    state: Mapping[str, torch.Tensor]
+    random_state: tuple[Any, ...]
+    num_graphs: int
+    frames: Sequence[Mapping[str, Any]] = ()
+    status: tsemon.Status | None = None
+
+    def differs_from(self, other):
+        """Names of what is not bit-equal."""
+        tensors = {
+            "losses": (self.losses, other.losses),
+            "random state of torch": (self.random_state[0], other.random_state[0]),
+            **{name: (value, other.state[name]) for name, value in self.state.items()},
+        }
+        different = [name for name, (a, b) in tensors.items() if not torch.equal(a, b)]
+        return different + ["random state of Python"] * (self.random_state[1] != other.random_state[1])
+
+
+def seeded(build):
+    torch._dynamo.reset()
+    random.seed(0)
+    torch.manual_seed(0)
+    training = build()
+    torch.manual_seed(1)
+    return training
+
+
+def attach(training, folder, every=1, **options):
+    return tsemon.attach(
+        training.model, training.optimizer, run="r", every=every, spool_dir=folder, **{**training.options, **options}
+    )
+
+
+def outcome_of(training, losses, **more):
+    return Outcome(
+        losses=torch.stack(losses).detach(),
+        state={name: _here(value).detach().clone() for name, value in training.model.state_dict().items()},
+        random_state=(torch.get_rng_state(), random.getstate()),
+        num_graphs=len(training.graphs),
+        **more,
+    )
+
+
+def train(setup):
+    training = seeded(setup.build)
+    return outcome_of(training, [training.step() for _ in range(NUM_STEPS)])
+
+
+unwatched = functools.cache(train)
+
+
+@functools.cache
+def watched(setup, every):
+    training, losses = seeded(setup.build), []
+    with tempfile.TemporaryDirectory() as folder:
+        with attach(training, folder, every) as monitor:
+            for _ in range(NUM_STEPS):
+                losses.append(training.step())
+                monitor.step(loss=losses[-1])
+        return outcome_of(training, losses, frames=frames_in(folder), status=monitor.status)
+
+
+def attached_twice(setup, *, watch=True):
+    """Traces that a guest left in a training process, and what it measured, from two visits in a row."""
+    training = seeded(setup.build)
+    training.step()
+    before, traces, names = Footprint(training), [], []
+    for _ in range(2):
+        with tempfile.TemporaryDirectory() as folder, attach(training, folder) if watch else nullcontext() as monitor:
+            for _ in range(2):
+                loss = training.step()
+                if watch:
+                    monitor.step(loss=loss)
+            if watch:
+                monitor.close()
+                names.append({name for frame in frames_in(folder) for name in frame["layers"]})
+        traces.append(Footprint(training).differs_from(before))
+    return traces, names
+
+
+def copied(setup, watch):
+    """The outcome of training while the model is copied and pickled between steps, and what became of the copies."""
+    training, losses, copies = seeded(setup.build), [], []
+    with tempfile.TemporaryDirectory() as folder:
+        monitor = attach(training, folder) if watch else None
+        for _ in range(NUM_STEPS):
+            copies += [_state_of(make, training.model) for make in (copy.deepcopy, _pickled)]
+            losses.append(training.step())
+            if monitor is not None:
+                monitor.step(loss=losses[-1])
+        if monitor is not None:
+            monitor.close()
+        return outcome_of(training, losses), copies
+
+
+def _pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def _state_of(make_copy, model):
+    try:
+        return dict(make_copy(model).state_dict())
+    except Exception as error:  # what cannot be copied or pickled without tsemon either
+        return {type(error).__name__: torch.zeros(())}
+
+
+class Footprint:
+    """Everything in a model, its optimizer and torch where a guest could have left something."""
+
+    def __init__(self, training):
+        places = {"torch": (F.scaled_dot_product_attention, F.softmax, len(nn.modules.module._global_forward_hooks))}
+        for name, module in training.model.named_modules():
+            hooks = [len(getattr(module, kind)) for kind in _MODULE_HOOKS]
+            places[f"module {name}"] = (sorted(vars(module)), hooks)
+        for name, parameter in training.model.named_parameters():
+            places[f"parameter {name}"] = len(parameter._backward_hooks or ())
+        places["optimizer"] = [len(getattr(training.optimizer, kind, ())) for kind in _OPTIMIZER_HOOKS]
+        self.places = places
+
+    def differs_from(self, before):
+        """The places where something else stands than before."""
+        return [place for place, found in self.places.items() if found != before.places[place]]
+
+
+_MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+class PlainHooks:
+    """The plainest of observers: the same quantities from their definitions, in float64, at every step."""
+
+    def __init__(self, training, held_batch=None):
+        self.model = model = getattr(training.model, "_orig_mod", training.model)
+        self.held_batch, self.inputs = held_batch, []
+        model.register_forward_pre_hook(lambda _, args: self.inputs.append(args))
+        options = {name: training.options.get(name) for name in ("blocks", "attention")}
+        self.blocks = find_blocks(model, **options)
+        self.optimizer = training.optimizer
+        self.states, self.weights, self.gradients = [], [], None
+        first, *_ = self.blocks
+        first.module.register_forward_pre_hook(self.keep_first, with_kwargs=True)
+        for module in {id(block.module): block.module for block in self.blocks}.values():
+            module.register_forward_hook(lambda _, args, output: self.keep(output))
+        for block in self.blocks:
+            if hasattr(block.attention, "weights_seen"):
+                block.attention.weights_seen.register_forward_hook(lambda _, args, output: self.weights.append(output))
+        counted = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+        self.groups = []
+        for block in self.blocks:  # what is shared belongs to the first that has it
+            self.groups.append([p for p in block.module.parameters() if p.numel() > 1 and id(p) not in counted])
+            counted |= {id(p) for p in self.groups[-1]}
+        if self.optimizer is not None:
+            self.optimizer.register_step_pre_hook(lambda *_: self.read_gradients())
+            self.optimizer.register_step_post_hook(lambda *_: self.read_gradients())
+
+    def look_again(self):
+        self.states, self.weights = [], []
+        self.model.eval()
+        with torch.no_grad():
+            self.model(*self.inputs[min(self.held_batch, len(self.inputs) - 1)])
+        self.inputs.pop()
+        self.model.train()
+
+    def keep_first(self, _, args, kwargs):
+        if not self.states:
+            self.keep((*args, *kwargs.values()))
+
+    def keep(self, value):
+        value = value[0] if isinstance(value, tuple) else value
+        self.states.append((value.transpose(0, 1) if self.blocks[0].tokens_first else value).detach().double())
+
+    def read_gradients(self):
+        """Before the step, or after it where a closure has made them only there."""
+        has_gradients = any(p.grad is not None for group in self.groups for p in group)
+        if self.gradients is None and has_gradients:
+            scale = getattr(self.optimizer, "grad_scale", None)
+            self.gradients = [
+                _norm([p.grad for p in group if p.grad is not None]) / (scale or 1) for group in self.groups
+            ]
+
+    def step(self, training):
+        """Metric to values per entry."""
+        before = [[p.detach().double().clone() for p in group] for group in self.groups]
+        self.states, self.weights, self.gradients = [], [], None
+        training.step()
+        if self.held_batch is not None:
+            self.look_again()
+        deltas = [
+            [p.detach().double() - b for p, b in zip(*group, strict=True)]
+            for group in zip(self.groups, before, strict=True)
+        ]
+        states = self.states[: len(self.blocks) + 1]  # a later pass is a micro-batch of its own, or recomputation
+        found = {
+            "token_similarity": [_token_similarity(x_BTD) for x_BTD in states],
+            "hidden_rms": [x_BTD.square().mean().sqrt() for x_BTD in states],
+            "update_norm": [_norm(delta) for delta in deltas],
+            "update_ratio": [_norm(d) / _norm(b) for d, b in zip(deltas, before, strict=True)],
+        }
+        if self.gradients is not None:
+            found["grad_norm"] = self.gradients
+        if self.weights:
+            found["attention_entropy"] = [_causal_entropy(w_BHTT) for w_BHTT in self.weights[: len(self.blocks)]]
+        return {name: torch.stack(values).double() for name, values in found.items()}
+
+
+@functools.cache
+def seen_plainly(setup):
+    """Metric to values, for each step."""
+    found = _seen_in(setup.twin or setup.build, setup.held_batch)
+    if setup.attention_twin is not None:
+        for step, in_twin in zip(found, _seen_in(setup.attention_twin), strict=True):
+            step["attention_entropy"] = in_twin["attention_entropy"]
+    return found
+
+
+def _seen_in(build, held_batch=None):
+    training = seeded(build)
+    hooks = PlainHooks(training, held_batch)
+    return [hooks.step(training) for _ in range(NUM_STEPS)]
+
+
+def _norm(tensors):
+    squares = [_whole(t.detach().double().square().sum()) for t in tensors]
+    return torch.stack(squares).sum().sqrt() if squares else torch.tensor(torch.nan, dtype=torch.float64)
+
+
+def _whole(value):
+    """Of a tensor that is sharded over processes, the whole; all processes must ask for it."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _here(value):
+    """Of a tensor that is sharded over processes, the part that is here."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _token_similarity(x_BTD):
+    shared_B = x_BTD.mean(dim=1).square().sum(dim=1) * x_BTD.shape[1]
+    return (shared_B / x_BTD.square().sum(dim=(1, 2))).mean()
+
+
+def _causal_entropy(weights_BHTT):
+    entropy_BHT = torch.special.entr(weights_BHTT.detach().double()).sum(dim=-1)
+    visible_T = torch.arange(1, weights_BHTT.shape[-1] + 1)
+    return (entropy_BHT / visible_T.log())[..., 1:].mean()
+
+
+def values(frame, metric):
+    """Values of a layered metric in a frame, or None where the frame lacks it."""
+    return torch.tensor(values_of(frame, metric), dtype=torch.float64) if metric in frame["layers"] else None
+
+
+METRICS = {
+    HIDDEN_STATES: ("token_similarity", "hidden_rms"),
+    ATTENTION: ("attention_entropy",),
+    GRADIENTS: ("grad_norm",),
+    UPDATES: ("update_norm", "update_ratio"),
+}
+TOLERANCE = {HIDDEN_STATES: 1e-5, ATTENTION: 1e-4, GRADIENTS: 1e-5, UPDATES: 2e-3}
+"""Relative. Sums are in float32; the fused kernel and the softmax in plain sight round differently; an update is told
+from weights a thousand times larger, themselves rounded to float32."""
+
+
+def missing(status):
+    """What status says of the families' metrics."""
+    known = {metric for metrics in METRICS.values() for metric in metrics}
+    return {metric: why for metric, why in status.not_measured.items() if metric in known}
+
+
+def answer(setup, family, outcome):
+    """The table's cell, from the last frame: what must be learned about a model is learned by the first."""
+    found = [values(outcome.frames[-1], metric) for metric in METRICS[family]]
+    cell = family_cell(found, METRICS[family], outcome.status.not_measured)
+    assert re.search(setup.lacks.get(family, "^$"), cell.words), f"{family} of {setup}: {cell}"
+    return cell
+
+
+def assert_measured_as(plain, frames, family):
+    """Wherever both have a value, in every step."""
+    for expected, frame in zip(plain, frames, strict=True):
+        for metric in METRICS[family]:
+            measured = values(frame, metric)
+            if measured is not None and metric in expected:
+                torch.testing.assert_close(
+                    measured, expected[metric], rtol=TOLERANCE[family], atol=1e-7, equal_nan=True
+                )
+
+
+def batches(batch=4, tokens=12):
+    generator = torch.Generator().manual_seed(7)
+    while True:
+        yield torch.randint(3, 100, (batch, tokens), generator=generator)
+
+
+def next_token_loss(model, ids_BT):
+    logits_BTV = model(ids_BT)
+    return F.cross_entropy(logits_BTV[:, :-1].flatten(0, 1).float(), ids_BT[:, 1:].flatten())
+
+
+def adamw(parameters, **options):
+    return torch.optim.AdamW(parameters, lr=1e-3, **options)
+
+
+def plain_loop(make_model=GPT, make_optimizer=adamw, loss_of=next_token_loss, data=None, **more):
+    """The loop that every other one is a variation of."""
+    model = make_model()
+    optimizer, data = make_optimizer(model.parameters()), data or batches()
+
+    def step():
+        loss = loss_of(model, next(data))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Training(model=model, optimizer=optimizer, step=step, **more)

@@ -1,0 +1,129 @@
+"""Loops around one and the same model."""
+
+import torch
+
+from tests.setups.harness import GPT, Setup, Training, adamw, batches, next_token_loss, plain_loop
+
+
+def manual(**options):
+    """The same numbers by a softmax in plain sight."""
+    return GPT(is_fused=False, **options)
+
+
+def accumulating(make_model=GPT):
+    model = make_model()
+    optimizer, data = adamw(model.parameters()), batches()
+
+    def step():
+        losses = []
+        for _ in range(3):
+            losses.append(next_token_loss(model, next(data)) / 3)
+            losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return torch.stack(losses).sum().detach()
+
+    return Training(model=model, optimizer=optimizer, step=step)
+
+
+def clipping(make_model=GPT):
+    model = make_model()
+    optimizer, data = adamw(model.parameters()), batches()
+
+    def step():
+        optimizer.zero_grad()
+        loss = next_token_loss(model, next(data))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        return loss.detach()
+
+    return Training(model=model, optimizer=optimizer, step=step)
+
+
+def evaluating(make_model=GPT):
+    """An evaluation before and after every step."""
+    model = make_model()
+    optimizer, data, held_out = adamw(model.parameters()), batches(), next(batches(2))
+
+    def evaluate():
+        model.eval()
+        with torch.no_grad():
+            next_token_loss(model, held_out)
+        model.train()
+
+    def step():
+        loss = next_token_loss(model, next(data))
+        evaluate()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        evaluate()
+        return loss.detach()
+
+    return Training(model=model, optimizer=optimizer, step=step)
+
+
+def scheduled(make_model=GPT):
+    model = make_model()
+    optimizer, data = adamw(model.parameters()), batches()
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=10)
+
+    def step():
+        loss = next_token_loss(model, next(data))
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Training(model=model, optimizer=optimizer, step=step)
+
+
+class Tokens(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.randint(3, 100, (12,))  # from the worker's own random state
+
+
+def loading(make_model=GPT):
+    """Each epoch of two steps forks its workers anew."""
+
+    def epochs():
+        while True:
+            yield from torch.utils.data.DataLoader(Tokens(), batch_size=4, shuffle=True, num_workers=2)
+
+    return plain_loop(make_model, data=epochs())
+
+
+def in_eval_mode(make_model=GPT):
+    """To be rid of dropout, as in some fine-tuning."""
+    training = plain_loop(make_model)
+    training.model.eval()
+    return training
+
+
+def checkpointed(use_reentrant):
+    def build(make_model=GPT):
+        return plain_loop(lambda: make_model(checkpointing={"use_reentrant": use_reentrant}))
+
+    return build
+
+
+def loop(name, build):
+    return Setup(kind="Loops", name=name, build=build, attention_twin=lambda: build(manual))
+
+
+SETUPS = [
+    loop("plain loop", plain_loop),
+    loop("gradient accumulation", accumulating),
+    loop("gradient clipping", clipping),
+    loop("learning rate schedule", scheduled),
+    loop("evaluation between steps", evaluating),
+    loop("DataLoader with two workers", loading),
+    loop("training in eval mode", in_eval_mode),
+    loop("gradient checkpointing, reentrant", checkpointed(True)),
+    loop("gradient checkpointing, not reentrant", checkpointed(False)),
+]

@@ -1,0 +1,54 @@
+"""Training on two processes over gloo, on the CPU."""
+
+import pytest
+import torch
+
+from tests.setups import ranks
+from tests.setups.harness import answer, assert_measured_as, seen_plainly
+from tests.setups.matrix import BIT_EQUAL, CLEAN, FAMILIES, GRADIENTS, UPDATES, YES, Cell
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """What each rank saw: one pair of processes goes through all set-ups."""
+    folder = tmp_path_factory.mktemp("ranks")
+    torch.multiprocessing.spawn(ranks.work, args=(str(folder),), nprocs=ranks.NUM_RANKS)
+    # Written by this very test: classes of ours are in it.
+    return [torch.load(folder / f"rank{rank}", weights_only=False) for rank in range(ranks.NUM_RANKS)]
+
+
+@pytest.mark.parametrize("setup", ranks.SETUPS, ids=str)
+class TestOnSeveralProcesses:
+    def test_every_rank_trains_as_without_tsemon(self, setup, seen, matrix):
+        for rank in seen:
+            for outcome in rank[setup.name].watched.values():
+                assert outcome.differs_from(rank[setup.name].unwatched) == []
+                assert outcome.status is None or outcome.status.faults == ()
+        matrix.record(setup, BIT_EQUAL, Cell(YES))
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_every_rank_that_watches_measures_or_tells_why_not(self, setup, family, seen, matrix):
+        cells = {answer(setup, family, seen[rank][setup.name].watched[1]) for rank in setup.watching}
+        assert len(cells) == 1, "the ranks answer alike"
+        matrix.record(setup, family, cells.pop())
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_what_is_measured_is_what_plain_hooks_measure_on_that_rank(self, setup, family, seen):
+        for rank in setup.watching:
+            on_rank = seen[rank][setup.name]
+            assert_measured_as(on_rank.plain, on_rank.watched[1].frames, family)
+
+    def test_every_rank_is_left_as_it_was_found(self, setup, seen, matrix):
+        for rank in seen:
+            traces, names = rank[setup.name].visits
+            assert traces == [[], []]
+            assert names[:1] == names[1:], "attached again, it measures the same again"
+        matrix.record(setup, CLEAN, Cell(YES))
+
+
+class TestDataParallelTraining:
+    @pytest.mark.parametrize("family", [GRADIENTS, UPDATES])
+    def test_has_the_gradients_and_updates_of_one_process_with_the_whole_batch(self, seen, family):
+        for setup in (setup for setup in ranks.SETUPS if setup.build is ranks.data_parallel):
+            for rank in setup.watching:
+                assert_measured_as(seen_plainly(ranks.JOINT), seen[rank][setup.name].watched[1].frames, family)
