@@ -17,6 +17,7 @@ from tsemon.probes.ranks import arrange
 ROOT = Path(__file__).parents[3]
 OF_ITS_OWN_BATCH = {"centred_token_similarity", "global_diversity", "batch_similarity", "batch_rank"}
 """Metrics that compare samples with each other: a rank has only its own."""
+OF_ITS_OWN_BATCH |= {"saturation", "saturation_scale"}  # of a few sequences that each rank holds
 OF_ITS_OWN_PROCESS = {"overhead_ratio", "contained_faults"}
 
 
