@@ -22,7 +22,7 @@ from tsemon.probes.mixing import MixingProbe
 from tsemon.probes.outputs import OutputProbe
 from tsemon.probes.padding import Padding
 from tsemon.probes.parameters import ParameterProbe
-from tsemon.probes.part import Part, Partial, Reading
+from tsemon.probes.part import OnHost, Part, Partial, Reading
 from tsemon.probes.ranks import Ranks, given_means, given_partials
 from tsemon.probes.rows import MAX_ROWS, Rows
 from tsemon.probes.saturation import SaturationProbe
@@ -195,6 +195,12 @@ class Probe:
         reading.scalars |= _wanted(found.scalars, part.wanted)
         why = part.why_missing(self._why_unseen())
         self.how[name] = part.how()
+        if self._ranks is not None and self._ranks.stage_size < self._ranks.size:
+            why |= {
+                metric: "of the blocks of this process's stage alone: its last step is done on the host"
+                for metric, value in found.layers.items()
+                if isinstance(value, OnHost)
+            }
         self.not_measured |= {metric: reason for metric, reason in why.items() if metric in part.wanted}
 
     def _hold_inputs(self) -> None:
