@@ -351,6 +351,9 @@ class TestStatus:
         assert "blocks        3: layers.0, layers.1, layers.2" in text
         assert "token_similarity" in text
         assert " ms every 1 steps" in text
+        assert "activations   4 of 4 hidden states of shape (12, 4, 32)" in text
+        assert "attention     in 3 of 3 blocks, 12 of 12 query rows per head, 4 of 4 sequences" in text
+        assert "AdamW's update from its state" in text
 
     def test_groups_what_is_not_measured_by_the_reason(self, tmp_path):
         model, forward = zoo.torch_encoder()

@@ -75,6 +75,9 @@ class SaturationProbe(Part):
             return Reading()
         return Reading({"saturation": mean(sums, "saturation")}, scalars={"saturation_scale": self.scale})
 
+    def how(self) -> str:
+        return f"parameters times {self.scale:g} in extra passes, eager and in eval mode" if self._sums else ""
+
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         if (missed := len(self._blocks) + 1 - len(self._sums)) == 0:
             return {}
