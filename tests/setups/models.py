@@ -124,11 +124,12 @@ class Cell(nn.Module):
 
     def __init__(self, dropout=0.1):
         super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
         self.mix = Mixer(True, dropout)
         self.feed = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x_BTD):
-        x_BTD = x_BTD + self.mix(x_BTD)
+        x_BTD = x_BTD + self.mix(self.norm(x_BTD))
         return x_BTD + self.feed(x_BTD).tanh()
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.setups import ranks
-from tests.setups.harness import answer, assert_measured_as, seen_plainly
+from tests.setups.harness import METRICS, answer, assert_measured_as, seen_plainly
 from tests.setups.matrix import BIT_EQUAL, CLEAN, FAMILIES, GRADIENTS, UPDATES, YES, Cell
 
 
@@ -32,7 +32,7 @@ class TestOnSeveralProcesses:
         assert len(cells) == 1, "the ranks answer alike"
         matrix.record(setup, family, cells.pop())
 
-    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("family", METRICS)
     def test_what_is_measured_is_what_plain_hooks_measure_on_that_rank(self, setup, family, seen):
         for rank in setup.watching:
             on_rank = seen[rank][setup.name]
