@@ -5,6 +5,7 @@ import functools
 
 import torch
 from torch._dynamo.backends.registry import lookup_backend
+from torch._inductor.compile_fx import compile_fx
 
 from tests.setups.harness import GPT, Setup, batches, next_token_loss, plain_loop
 from tests.setups.matrix import (
@@ -22,9 +23,9 @@ from tests.setups.matrix import (
 class Counting:
     """A backend of torch.compile that keeps the graphs it is given."""
 
-    def __init__(self, name):
+    def __init__(self, backend):
         self.graphs = []
-        self._compile = lookup_backend(name)
+        self._compile = lookup_backend(backend)
 
     def __call__(self, graph, inputs):
         self.graphs.append(graph)
@@ -50,9 +51,9 @@ def uncompiled(model, backend):
     return model
 
 
-def training_of(compile_model, backend_name, is_called_first, **options):
+def training_of(compile_model, backend, is_called_first, **options):
     """Without dropout by default: where tsemon looks at a pass of its own, that has other masks."""
-    backend = Counting(backend_name)
+    backend = Counting(backend)
     model = compile_model(GPT(**{"dropout": 0.0, **options}), backend)
     training = plain_loop(lambda: model, graphs=backend.graphs)
     if is_called_first:
@@ -74,6 +75,12 @@ def compiled_after_attach(**options):
     return plain_loop(
         lambda: model, loss_of=lambda _, ids_BT: next_token_loss(compiled, ids_BT), graphs=backend.graphs, **options
     )
+
+
+def with_less_overhead():
+    """The settings of a mode, which a backend of one's own would not get."""
+    settings = torch._inductor.list_mode_options("reduce-overhead")
+    return training_of(wrapped, functools.partial(compile_fx, config_patches=settings), False, depth=1)
 
 
 def optimizer_step():
@@ -133,6 +140,7 @@ SETUPS = [
         lambda: dataclasses.replace(the_loss(False), options=PROBE_BATCH),
         twin=lambda: dataclasses.replace(training_of(uncompiled, "eager", False), options=PROBE_BATCH),
         held_batch=0,
+        more_graphs=ONCE_MORE,
     ),
     compiled(
         "a compiled optimizer step",
@@ -150,6 +158,14 @@ SETUPS = [
     compiled(
         "torch.compile(model), inductor",
         lambda: training_of(wrapped, "inductor", False, depth=1),
+        twin=lambda: training_of(uncompiled, "eager", False, depth=1),
+        held_batch=0,
+        num_blocks=1,
+        needs_program="g++",
+    ),
+    compiled(
+        'torch.compile(model, mode="reduce-overhead")',
+        with_less_overhead,
         twin=lambda: training_of(uncompiled, "eager", False, depth=1),
         held_batch=0,
         num_blocks=1,

@@ -31,8 +31,6 @@ SETUPS = [
         lambda: plain_loop(lambda: Tower(AroundMultiheadAttention)),
         lacks=NO_FEED_FORWARD,
     ),
-    by_hand(
-        "blocks and attention pointed at", lambda: plain_loop(Tower, options=POINTED_AT), lacks=NO_FEED_FORWARD
-    ),
+    by_hand("blocks and attention pointed at", lambda: plain_loop(Tower, options=POINTED_AT), lacks=NO_FEED_FORWARD),
     by_hand("tsemon.models", lambda: plain_loop(ours)),
 ]

@@ -76,12 +76,14 @@ class Setup(Row):
     num_blocks: int = DEPTH
     lacks: Mapping[str, str] = field(default_factory=dict)
     """Family to what monitor.status says (a regular expression) where it cannot be measured, or not wholly."""
+    partial: Sequence[str] = ()
+    """Families of which tsemon measures less than plain hooks do, and says so."""
     twin: Callable[[], Training] | None = None
     """The same training for plain hooks to watch, where they cannot watch this."""
     held_batch: int | None = None
     """Where hidden states and attention are those of an extra pass after the step, in eval mode: over which batch."""
     more_graphs: str = ""
-    """Why the compiler makes one more graph when it meets hooks, where it does."""
+    """Why the compiler makes one more graph when it meets hooks in some steps and none in others, where it does."""
     needs_program: str = ""
     """Skipped where it is not installed."""
     attention_twin: Callable[[], Training] | None = None

@@ -32,9 +32,10 @@ class OutputProbe(Part):
 
     METRICS = ("output_variation",)
 
-    def __init__(self, path: Sequence[nn.Module], blocks: list[Block], padding: Padding) -> None:
+    def __init__(self, path: Sequence[nn.Module], blocks: list[Block], depth: int, padding: Padding) -> None:
         self._path = path
         self._blocks = blocks
+        self._depth = depth
         self._padding = padding
         self._running = set[nn.Module]()
         self._measured = set[nn.Module]()
@@ -68,7 +69,8 @@ class OutputProbe(Part):
         return Reading(scalars={name: mean(sums, name) for name in self.METRICS if name in sums})
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
-        if self._variation is not None:
+        is_last_stage = self._blocks[-1].number + 1 == self._depth
+        if self._variation is not None or not is_last_stage:
             return {}
         return {"output_variation": self._why_missing or f"the model's output was not seen: {why_unseen}"}
 
