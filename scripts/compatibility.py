@@ -24,8 +24,12 @@ COLUMNS = (
     "trains bit-equal",
     "hidden states",
     "attention",
+    "feed-forward",
+    "outputs",
+    "parameters",
     "gradients",
     "updates",
+    "saturation",
     "same graphs",
     "leaves nothing",
     "copies, pickles",
@@ -36,9 +40,9 @@ HEADER = """# Ways to train, and what tsemon does in each
 It is written by `scripts/compatibility.py` and held against the tests, never typed.
 
 - trains bit-equal: losses, parameters, buffers and random state are the same, bit for bit, with every step sampled and
-  with every second.
-- hidden states, attention, gradients, updates: measured in every block, and equal to what plain hooks and the definition
-  give. A number leads to what `monitor.status` says of what is missing.
+  with every second; and nobody is warned of anything new.
+- hidden states to saturation: all of these [measures](measures.md) are there in every block, and where plain hooks find
+  them by their definition, too, they are equal. A number leads to what `monitor.status` says of what is missing.
 - same graphs: `torch.compile` compiles neither more nor other graphs.
 - leaves nothing: after `close()` there is no hook and no attribute that was not there before; attached again, it measures
   again.

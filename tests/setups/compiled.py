@@ -5,17 +5,27 @@ import functools
 
 import torch
 from torch._dynamo.backends.registry import lookup_backend
+from torch._inductor.compile_fx import compile_fx
 
-from tests.setups.harness import GPT, Setup, next_token_loss, plain_loop
-from tests.setups.matrix import ATTENTION, COLUMNS, GRADIENTS, HIDDEN_STATES, UPDATES
+from tests.setups.harness import GPT, Setup, batches, next_token_loss, plain_loop
+from tests.setups.matrix import (
+    ATTENTION,
+    COLUMNS,
+    FEED_FORWARD,
+    GRADIENTS,
+    HIDDEN_STATES,
+    OUTPUTS,
+    SATURATION,
+    UPDATES,
+)
 
 
 class Counting:
     """A backend of torch.compile that keeps the graphs it is given."""
 
-    def __init__(self, name):
+    def __init__(self, backend):
         self.graphs = []
-        self._compile = lookup_backend(name)
+        self._compile = lookup_backend(backend)
 
     def __call__(self, graph, inputs):
         self.graphs.append(graph)
@@ -41,9 +51,9 @@ def uncompiled(model, backend):
     return model
 
 
-def training_of(compile_model, backend_name, is_called_first, **options):
+def training_of(compile_model, backend, is_called_first, **options):
     """Without dropout by default: where tsemon looks at a pass of its own, that has other masks."""
-    backend = Counting(backend_name)
+    backend = Counting(backend)
     model = compile_model(GPT(**{"dropout": 0.0, **options}), backend)
     training = plain_loop(lambda: model, graphs=backend.graphs)
     if is_called_first:
@@ -55,6 +65,22 @@ def model_inside(is_called_first):
     """What is compiled trains; what is inside it is watched."""
     training = training_of(wrapped, "eager", is_called_first)
     return dataclasses.replace(training, model=training.model._orig_mod)
+
+
+def compiled_after_attach(**options):
+    """Where the model is called for the first time, it has been attached."""
+    backend = Counting("eager")
+    model = GPT(dropout=0.0)
+    compiled = torch.compile(model, backend=backend)
+    return plain_loop(
+        lambda: model, loss_of=lambda _, ids_BT: next_token_loss(compiled, ids_BT), graphs=backend.graphs, **options
+    )
+
+
+def with_less_overhead():
+    """The settings of a mode, which a backend of one's own would not get."""
+    settings = torch._inductor.list_mode_options("reduce-overhead")
+    return training_of(wrapped, functools.partial(compile_fx, config_patches=settings), False, depth=1)
 
 
 def optimizer_step():
@@ -87,18 +113,35 @@ def before_and_after(name, build, more_graphs="", **more):
     yield compiled(f"{name}, attached after the first call", lambda: build(True), **more)
 
 
-UNSEEN = dict.fromkeys((HIDDEN_STATES, ATTENTION), "is the model compiled")
+LOOKED_INTO = (HIDDEN_STATES, ATTENTION, FEED_FORWARD, OUTPUTS, SATURATION)
+UNSEEN = dict.fromkeys(LOOKED_INTO, "no training pass came through")
+LATE = {family: words for family, words in UNSEEN.items() if family != OUTPUTS}
+"""Found at the second sample: what not every sample has, the first has not."""
+PROBE_BATCH = {"probe_batch": next(batches(3))}
 UNSEEN_STEP = dict.fromkeys((GRADIENTS, UPDATES), "is its step compiled")
 ONCE_MORE = "compiled once more, for steps without hooks: torch looks at the hooks of a module that compiled code calls"
 
 SETUPS = [
     *before_and_after("torch.compile(model)", lambda first: training_of(wrapped, "aot_eager", first), held_batch=0),
-    *before_and_after("torch.compile(model), the model inside", model_inside, held_batch=1),
+    *before_and_after("torch.compile(model), the model inside", model_inside, held_batch=1, lacks=LATE),
+    compiled(
+        "torch.compile(model), the model inside, attach(probe_batch=...)",
+        lambda: compiled_after_attach(options=PROBE_BATCH),
+        twin=lambda: dataclasses.replace(training_of(uncompiled, "eager", False), options=PROBE_BATCH),
+        held_batch=0,
+    ),
     *before_and_after("model.compile()", lambda first: training_of(in_place, "eager", first), held_batch=0),
     *before_and_after(
         "block.compile() of each block", lambda first: training_of(per_block, "eager", first), held_batch=0
     ),
     *before_and_after("a compiled function that calls the model", the_loss, ONCE_MORE, lacks=UNSEEN),
+    compiled(
+        "a compiled function that calls the model, attach(probe_batch=...)",
+        lambda: dataclasses.replace(the_loss(False), options=PROBE_BATCH),
+        twin=lambda: dataclasses.replace(training_of(uncompiled, "eager", False), options=PROBE_BATCH),
+        held_batch=0,
+        more_graphs=ONCE_MORE,
+    ),
     compiled(
         "a compiled optimizer step",
         optimizer_step,
@@ -115,6 +158,14 @@ SETUPS = [
     compiled(
         "torch.compile(model), inductor",
         lambda: training_of(wrapped, "inductor", False, depth=1),
+        twin=lambda: training_of(uncompiled, "eager", False, depth=1),
+        held_batch=0,
+        num_blocks=1,
+        needs_program="g++",
+    ),
+    compiled(
+        'torch.compile(model, mode="reduce-overhead")',
+        with_less_overhead,
         twin=lambda: training_of(uncompiled, "eager", False, depth=1),
         held_batch=0,
         num_blocks=1,

@@ -9,8 +9,9 @@ import pickle
 import random
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +22,29 @@ from torch.nn import functional as F
 
 import tsemon
 from tests.frames import frames_in, values_of
-from tests.setups.matrix import ATTENTION, GRADIENTS, HIDDEN_STATES, UPDATES, Row, family_cell
+from tests.setups.matrix import (
+    ATTENTION,
+    FEED_FORWARD,
+    GRADIENTS,
+    HIDDEN_STATES,
+    OUTPUTS,
+    PARAMETERS,
+    SATURATION,
+    UPDATES,
+    Row,
+    family_cell,
+)
 from tests.setups.models import DEPTH, GPT
+from tsemon.catalogue import TIERS
 from tsemon.probes import find_blocks
+from tsemon.probes.activations import ActivationProbe
+from tsemon.probes.attention import AttentionProbe
+from tsemon.probes.escalation import EscalationProbe
+from tsemon.probes.feedforward import FeedForwardProbe
+from tsemon.probes.outputs import OutputProbe
+from tsemon.probes.parameters import ParameterProbe
+from tsemon.probes.saturation import SaturationProbe
+from tsemon.probes.values import ValueProbe
 
 NUM_STEPS = 4
 
@@ -34,13 +55,17 @@ class Training:
 
     model: nn.Module
     """What attach is given."""
-    optimizer: torch.optim.Optimizer | None
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
     step: Callable[[], torch.Tensor]
     """Makes one optimizer step and returns the loss."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of attach."""
     graphs: Sequence[object] = ()
     """What the compiler has compiled so far."""
+
+    @property
+    def optimizers(self):
+        return [*self.optimizer] if isinstance(self.optimizer, Sequence) else [self.optimizer] * bool(self.optimizer)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,12 +76,14 @@ class Setup(Row):
     num_blocks: int = DEPTH
     lacks: Mapping[str, str] = field(default_factory=dict)
     """Family to what monitor.status says (a regular expression) where it cannot be measured, or not wholly."""
+    partial: Sequence[str] = ()
+    """Families of which tsemon measures less than plain hooks do, and says so."""
     twin: Callable[[], Training] | None = None
     """The same training for plain hooks to watch, where they cannot watch this."""
     held_batch: int | None = None
     """Where hidden states and attention are those of an extra pass after the step, in eval mode: over which batch."""
     more_graphs: str = ""
-    """Why the compiler makes one more graph when it meets hooks, where it does."""
+    """Why the compiler makes one more graph when it meets hooks in some steps and none in others, where it does."""
     needs_program: str = ""
     """Skipped where it is not installed."""
     attention_twin: Callable[[], Training] | None = None
@@ -74,6 +101,7 @@ class Outcome:
     state: Mapping[str, torch.Tensor]
     random_state: tuple[Any, ...]
     num_graphs: int
+    warnings: frozenset[str] = frozenset()
     frames: Sequence[Mapping[str, Any]] = ()
     status: tsemon.Status | None = None
 
@@ -86,6 +114,10 @@ class Outcome:
         }
         different = [name for name, (a, b) in tensors.items() if not torch.equal(a, b)]
         return different + ["random state of Python"] * (self.random_state[1] != other.random_state[1])
+
+    def warns_beyond(self, other):
+        """Of what it warns and the other does not."""
+        return self.warnings - other.warnings
 
 
 def seeded(build):
@@ -113,9 +145,22 @@ def outcome_of(training, losses, **more):
     )
 
 
+@contextmanager
+def all_warnings():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+
+
 def train(setup):
-    training = seeded(setup.build)
-    return outcome_of(training, [training.step() for _ in range(NUM_STEPS)])
+    with all_warnings() as caught:
+        training = seeded(setup.build)
+        losses = [training.step() for _ in range(NUM_STEPS)]
+    return outcome_of(training, losses, warnings=_texts(caught))
+
+
+def _texts(caught):
+    return frozenset(f"{warning.category.__name__}: {warning.message}" for warning in caught)
 
 
 unwatched = functools.cache(train)
@@ -123,13 +168,15 @@ unwatched = functools.cache(train)
 
 @functools.cache
 def watched(setup, every):
-    training, losses = seeded(setup.build), []
     with tempfile.TemporaryDirectory() as folder:
-        with attach(training, folder, every) as monitor:
-            for _ in range(NUM_STEPS):
-                losses.append(training.step())
-                monitor.step(loss=losses[-1])
-        return outcome_of(training, losses, frames=frames_in(folder), status=monitor.status)
+        with all_warnings() as caught:
+            training, losses = seeded(setup.build), []
+            with attach(training, folder, every) as monitor:
+                for _ in range(NUM_STEPS):
+                    losses.append(training.step())
+                    monitor.step(loss=losses[-1])
+        frames = frames_in(folder)
+        return outcome_of(training, losses, warnings=_texts(caught), frames=frames, status=monitor.status)
 
 
 def attached_twice(setup, *, watch=True):
@@ -186,7 +233,8 @@ class Footprint:
             places[f"module {name}"] = (sorted(vars(module)), hooks)
         for name, parameter in training.model.named_parameters():
             places[f"parameter {name}"] = len(parameter._backward_hooks or ())
-        places["optimizer"] = [len(getattr(training.optimizer, kind, ())) for kind in _OPTIMIZER_HOOKS]
+        for number, optimizer in enumerate(training.optimizers):
+            places[f"optimizer {number}"] = [len(getattr(optimizer, kind, ())) for kind in _OPTIMIZER_HOOKS]
         self.places = places
 
     def differs_from(self, before):
@@ -203,12 +251,13 @@ class PlainHooks:
 
     def __init__(self, training, held_batch=None):
         self.model = model = getattr(training.model, "_orig_mod", training.model)
-        self.held_batch, self.inputs = held_batch, []
+        self.held_batch, self.inputs, self.output = held_batch, [], None
+        self.given_batch = training.options.get("probe_batch")
         model.register_forward_pre_hook(lambda _, args: self.inputs.append(args))
+        model.register_forward_hook(lambda _, args, output: self.keep_output(output))
         options = {name: training.options.get(name) for name in ("blocks", "attention")}
         self.blocks = find_blocks(model, **options)
-        self.optimizer = training.optimizer
-        self.states, self.weights, self.gradients = [], [], None
+        self.states, self.weights, self.squares = [], [], {}
         first, *_ = self.blocks
         first.module.register_forward_pre_hook(self.keep_first, with_kwargs=True)
         for module in {id(block.module): block.module for block in self.blocks}.values():
@@ -221,17 +270,24 @@ class PlainHooks:
         for block in self.blocks:  # what is shared belongs to the first that has it
             self.groups.append([p for p in block.module.parameters() if p.numel() > 1 and id(p) not in counted])
             counted |= {id(p) for p in self.groups[-1]}
-        if self.optimizer is not None:
-            self.optimizer.register_step_pre_hook(lambda *_: self.read_gradients())
-            self.optimizer.register_step_post_hook(lambda *_: self.read_gradients())
+        for optimizer in training.optimizers:
+            read = functools.partial(self.read_gradients, optimizer)
+            optimizer.register_step_pre_hook(lambda *_, read=read: read())
+            optimizer.register_step_post_hook(lambda *_, read=read: read())
 
     def look_again(self):
-        self.states, self.weights = [], []
+        self.states, self.weights, self.output = [], [], None
+        batch = self.inputs[min(self.held_batch, len(self.inputs) - 1)]
         self.model.eval()
         with torch.no_grad():
-            self.model(*self.inputs[min(self.held_batch, len(self.inputs) - 1)])
+            self.model(*(batch if self.given_batch is None else (self.given_batch,)))
         self.inputs.pop()
         self.model.train()
+
+    def keep_output(self, output):
+        """Of the first pass, but for an evaluation."""
+        if self.output is None:
+            self.output = output
 
     def keep_first(self, _, args, kwargs):
         if not self.states:
@@ -241,19 +297,17 @@ class PlainHooks:
         value = value[0] if isinstance(value, tuple) else value
         self.states.append((value.transpose(0, 1) if self.blocks[0].tokens_first else value).detach().double())
 
-    def read_gradients(self):
-        """Before the step, or after it where a closure has made them only there."""
-        has_gradients = any(p.grad is not None for group in self.groups for p in group)
-        if self.gradients is None and has_gradients:
-            scale = getattr(self.optimizer, "grad_scale", None)
-            self.gradients = [
-                _norm([p.grad for p in group if p.grad is not None]) / (scale or 1) for group in self.groups
-            ]
+    def read_gradients(self, optimizer):
+        """Before the step, or after it where a closure has made them only there; all that are there at the first sight."""
+        scale = getattr(optimizer, "grad_scale", None) or 1
+        for p in (p for group in self.groups for p in group):
+            if p.grad is not None and id(p) not in self.squares:
+                self.squares[id(p)] = _square(p.grad) / scale**2
 
     def step(self, training):
         """Metric to values per entry."""
         before = [[p.detach().double().clone() for p in group] for group in self.groups]
-        self.states, self.weights, self.gradients = [], [], None
+        self.states, self.weights, self.output, self.squares = [], [], None, {}
         training.step()
         if self.held_batch is not None:
             self.look_again()
@@ -268,8 +322,10 @@ class PlainHooks:
             "update_norm": [_norm(delta) for delta in deltas],
             "update_ratio": [_norm(d) / _norm(b) for d, b in zip(deltas, before, strict=True)],
         }
-        if self.gradients is not None:
-            found["grad_norm"] = self.gradients
+        if self.squares:
+            found["grad_norm"] = [_root([self.squares.get(id(p)) for p in group]) for group in self.groups]
+        if (logits := getattr(self.output, "logits", self.output)) is not None:
+            found["output_variation"] = [_variation(logits)]
         if self.weights:
             found["attention_entropy"] = [_causal_entropy(w_BHTT) for w_BHTT in self.weights[: len(self.blocks)]]
         return {name: torch.stack(values).double() for name, values in found.items()}
@@ -292,7 +348,15 @@ def _seen_in(build, held_batch=None):
 
 
 def _norm(tensors):
-    squares = [_whole(t.detach().double().square().sum()) for t in tensors]
+    return _root([_square(t) for t in tensors])
+
+
+def _square(tensor):
+    return _whole(tensor.detach().double().square().sum())
+
+
+def _root(squares):
+    squares = [square for square in squares if square is not None]
     return torch.stack(squares).sum().sqrt() if squares else torch.tensor(torch.nan, dtype=torch.float64)
 
 
@@ -311,6 +375,11 @@ def _token_similarity(x_BTD):
     return (shared_B / x_BTD.square().sum(dim=(1, 2))).mean()
 
 
+def _variation(logits):
+    p_NV = logits.detach().double().flatten(0, -2).softmax(dim=-1)
+    return (p_NV - p_NV.mean(dim=0)).square().sum() / p_NV.square().sum()
+
+
 def _causal_entropy(weights_BHTT):
     entropy_BHT = torch.special.entr(weights_BHTT.detach().double()).sum(dim=-1)
     visible_T = torch.arange(1, weights_BHTT.shape[-1] + 1)
@@ -318,17 +387,38 @@ def _causal_entropy(weights_BHTT):
 
 
 def values(frame, metric):
-    """Values of a layered metric in a frame, or None where the frame lacks it."""
-    return torch.tensor(values_of(frame, metric), dtype=torch.float64) if metric in frame["layers"] else None
+    """Values of a metric in a frame, or None where the frame lacks it."""
+    if metric in frame["layers"]:
+        return torch.tensor(values_of(frame, metric), dtype=torch.float64)
+    value = frame["scalars"].get(metric)
+    return None if value is None else torch.tensor([value], dtype=torch.float64)
 
 
+MEASURED = {
+    # De-escalation is a step that these models do not have.
+    HIDDEN_STATES: sorted({*ActivationProbe.METRICS, *EscalationProbe.METRICS} - {ActivationProbe.DEESCALATED}),
+    ATTENTION: AttentionProbe.METRICS + ValueProbe.METRICS,
+    FEED_FORWARD: FeedForwardProbe.METRICS,
+    OUTPUTS: OutputProbe.METRICS,
+    # Not of the ends, which not every model has, nor the growth, which so few steps do not tell.
+    PARAMETERS: ("param_norm", "total_param_norm", *ParameterProbe.DIRECTION),
+    GRADIENTS: (
+        *("grad_norm", "total_grad_norm", "learning_rate"),
+        *(*ParameterProbe.GRADIENT_DIRECTIONS, *ParameterProbe.QUERY_KEY),
+    ),
+    UPDATES: ("update_norm", "update_ratio", "update_alignment", "step_size"),
+    SATURATION: SaturationProbe.METRICS,
+}
+"""All that a family consists of."""
 METRICS = {
     HIDDEN_STATES: ("token_similarity", "hidden_rms"),
     ATTENTION: ("attention_entropy",),
+    OUTPUTS: ("output_variation",),
     GRADIENTS: ("grad_norm",),
     UPDATES: ("update_norm", "update_ratio"),
 }
-TOLERANCE = {HIDDEN_STATES: 1e-5, ATTENTION: 1e-4, GRADIENTS: 1e-5, UPDATES: 2e-3}
+"""What plain hooks measure, too."""
+TOLERANCE = {HIDDEN_STATES: 1e-5, ATTENTION: 1e-4, OUTPUTS: 1e-4, GRADIENTS: 1e-5, UPDATES: 2e-3}
 """Relative. Sums are in float32; the fused kernel and the softmax in plain sight round differently; an update is told
 from weights a thousand times larger, themselves rounded to float32."""
 
@@ -340,9 +430,11 @@ def missing(status):
 
 
 def answer(setup, family, outcome):
-    """The table's cell, from the last frame: what must be learned about a model is learned by the first."""
-    found = [values(outcome.frames[-1], metric) for metric in METRICS[family]]
-    cell = family_cell(found, METRICS[family], outcome.status.not_measured)
+    """The table's cell, from the last frame: what must be learned about a model is learned by the first, and what needs
+    a sample before has one. What not every sample has, only the first does."""
+    first, *_, last = outcome.frames
+    found = [values(first if TIERS[metric] == "slow" else last, metric) for metric in MEASURED[family]]
+    cell = family_cell(found, MEASURED[family], outcome.status.not_measured)
     assert re.search(setup.lacks.get(family, "^$"), cell.words), f"{family} of {setup}: {cell}"
     return cell
 

@@ -2,10 +2,12 @@
 
 from tests import zoo
 from tests.setups.harness import Setup, plain_loop
+from tests.setups.matrix import GRADIENTS, HIDDEN_STATES, PARAMETERS, UPDATES
 
 DROPOUT = {
     zoo.bert: {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.0},
     zoo.albert: {"hidden_dropout_prob": 0.1},
+    zoo.gpt_neox: {"hidden_dropout": 0.1},
     zoo.gpt2: {"attn_pdrop": 0.0},
     zoo.llama: {},
     zoo.qwen2: {},
@@ -42,17 +44,26 @@ def hugging_face(name, build, **more):
 NAMES = {
     zoo.bert: "BERT",
     zoo.albert: "ALBERT, one layer shared by all",
+    zoo.gpt_neox: "GPT-NeoX, attention and feed-forward side by side",
     zoo.gpt2: "GPT-2",
     zoo.llama: "Llama, grouped queries",
     zoo.qwen2: "Qwen2, grouped queries",
     zoo.vit: "ViT",
     zoo.t5: "T5",
 }
-NUM_BLOCKS = {zoo.albert: 1, zoo.t5: 4}
-"""ALBERT's layers are one module, and count as one."""
+NUM_BLOCKS = {zoo.t5: 4}
+LACKS = {
+    zoo.albert: dict.fromkeys((PARAMETERS, GRADIENTS, UPDATES), "what several share is counted in the first"),
+    zoo.gpt_neox: {HIDDEN_STATES: "the feed-forward part runs beside attention"},
+}
 PAIRS = {
     make: [
-        hugging_face(f"{name}, {attention}", fine_tuning(make, attention), num_blocks=NUM_BLOCKS.get(make, 3))
+        hugging_face(
+            f"{name}, {attention}",
+            fine_tuning(make, attention),
+            num_blocks=NUM_BLOCKS.get(make, 3),
+            lacks=LACKS.get(make, {}),
+        )
         for attention in ("eager", "sdpa")
     ]
     for make, name in NAMES.items()

@@ -1,5 +1,7 @@
 """Loops around one and the same model."""
 
+import itertools
+
 import torch
 
 from tests.setups.harness import GPT, Setup, Training, adamw, batches, next_token_loss, plain_loop
@@ -10,20 +12,30 @@ def manual(**options):
     return GPT(is_fused=False, **options)
 
 
-def accumulating(make_model=GPT):
-    model = make_model()
-    optimizer, data = adamw(model.parameters()), batches()
+def accumulating(*nums_passes):
+    """Over so many passes in a step, and in the step after it, and around again."""
 
-    def step():
-        losses = []
-        for _ in range(3):
-            losses.append(next_token_loss(model, next(data)) / 3)
-            losses[-1].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return torch.stack(losses).sum().detach()
+    def build(make_model=GPT):
+        model = make_model()
+        optimizer, data, nums = adamw(model.parameters()), batches(), itertools.cycle(nums_passes)
 
-    return Training(model=model, optimizer=optimizer, step=step)
+        def step():
+            losses, num_passes = [], next(nums)
+            for _ in range(num_passes):
+                losses.append(next_token_loss(model, next(data)) / num_passes)
+                losses[-1].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return torch.stack(losses).sum().detach()
+
+        return Training(model=model, optimizer=optimizer, step=step)
+
+    return build
+
+
+def with_all_rows(make_model=GPT):
+    """Far more than the 64 that are weighed by default."""
+    return plain_loop(make_model, data=batches(16), options={"attention_rows": "all"})
 
 
 def clipping(make_model=GPT):
@@ -118,12 +130,14 @@ def loop(name, build):
 
 SETUPS = [
     loop("plain loop", plain_loop),
-    loop("gradient accumulation", accumulating),
+    loop("gradient accumulation", accumulating(3)),
+    loop("gradient accumulation, the last of an epoch shorter", accumulating(3, 3, 1)),
     loop("gradient clipping", clipping),
     loop("learning rate schedule", scheduled),
     loop("evaluation between steps", evaluating),
     loop("DataLoader with two workers", loading),
     loop("training in eval mode", in_eval_mode),
+    loop('attach(attention_rows="all")', with_all_rows),
     loop("gradient checkpointing, reentrant", checkpointed(True)),
     loop("gradient checkpointing, not reentrant", checkpointed(False)),
 ]

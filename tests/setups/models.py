@@ -124,12 +124,13 @@ class Cell(nn.Module):
 
     def __init__(self, dropout=0.1):
         super().__init__()
+        self.first_norm, self.second_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.mix = Mixer(True, dropout)
         self.feed = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x_BTD):
-        x_BTD = x_BTD + self.mix(x_BTD)
-        return x_BTD + self.feed(x_BTD).tanh()
+        x_BTD = x_BTD + self.mix(self.first_norm(x_BTD))
+        return x_BTD + self.feed(self.second_norm(x_BTD)).tanh()
 
 
 class Tower(nn.Module):

@@ -1,5 +1,7 @@
 """Optimizers, one or several, around one and the same model."""
 
+import functools
+
 import torch
 
 from tests.setups.harness import GPT, Setup, Training, batches, next_token_loss, plain_loop
@@ -17,8 +19,8 @@ def split(model):
     return matrices, [p for p in model.parameters() if id(p) not in chosen]
 
 
-def two_optimizers(make_first):
-    """attach is given the first."""
+def two_optimizers(make_first, *, are_both_given):
+    """For the blocks' matrices, and for the rest."""
 
     def build(make_model=GPT):
         model = make_model()
@@ -33,7 +35,7 @@ def two_optimizers(make_first):
                 optimizer.zero_grad()
             return loss.detach()
 
-        return Training(model=model, optimizer=first, step=step)
+        return Training(model=model, optimizer=[first, second] if are_both_given else first, step=step)
 
     return build
 
@@ -67,7 +69,7 @@ def with_closure(make_model=GPT):
     return Training(model=model, optimizer=optimizer, step=step)
 
 
-def in_backward(make_model=GPT):
+def in_backward(are_given, make_model=GPT):
     """An optimizer for each parameter, which steps as soon as the gradient is there."""
     model = make_model()
     optimizers = {p: torch.optim.AdamW([p], lr=1e-3) for p in model.parameters()}
@@ -85,7 +87,7 @@ def in_backward(make_model=GPT):
         loss.backward()
         return loss.detach()
 
-    return Training(model=model, optimizer=None, step=step)
+    return Training(model=model, optimizer=[*optimizers.values()] if are_given else None, step=step)
 
 
 def without_optimizer(make_model=GPT):
@@ -100,6 +102,13 @@ def optimizer(name, build, **more):
 NO_OPTIMIZER = dict.fromkeys((GRADIENTS, UPDATES), "no optimizer was given")
 ANOTHERS = {UPDATES: "which another optimizer must train"}
 
+
+def of_two(name, make_first):
+    yield optimizer(f"{name}, both given", two_optimizers(make_first, are_both_given=True))
+    given_first = two_optimizers(make_first, are_both_given=False)
+    yield optimizer(f"{name}, the first given", given_first, lacks=ANOTHERS, partial=[UPDATES])
+
+
 SETUPS = [
     optimizer("AdamW", with_optimizer(lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=False))),
     optimizer("AdamW, foreach", with_optimizer(lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=True))),
@@ -108,13 +117,15 @@ SETUPS = [
     optimizer("Adam, amsgrad", with_optimizer(lambda p: torch.optim.Adam(p, lr=1e-3, amsgrad=True))),
     optimizer("SGD, momentum", with_optimizer(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))),
     optimizer("Adafactor", with_optimizer(lambda p: torch.optim.Adafactor(p, lr=1e-2))),
-    optimizer("Muon, with AdamW for the rest", two_optimizers(torch.optim.Muon), lacks=ANOTHERS),
+    *of_two("Muon and AdamW", torch.optim.Muon),
+    *of_two("SGD and AdamW", lambda p: torch.optim.SGD(p, lr=0.1)),
+    *of_two("two AdamW", lambda p: torch.optim.AdamW(p, lr=1e-3)),
+    optimizer("LBFGS, with its closure", with_closure, lacks={GRADIENTS: "the last gradient of LBFGS"}),
+    optimizer("an optimizer in the backward pass for each parameter, all given", functools.partial(in_backward, True)),
     optimizer(
-        "two AdamW",
-        two_optimizers(lambda p: torch.optim.AdamW(p, lr=1e-3)),
-        lacks=ANOTHERS,
+        "an optimizer in the backward pass for each parameter, none given",
+        functools.partial(in_backward, False),
+        lacks=NO_OPTIMIZER,
     ),
-    optimizer("LBFGS, with its closure", with_closure),
-    optimizer("an optimizer in the backward pass", in_backward, lacks=NO_OPTIMIZER),
     optimizer("no optimizer given to attach", without_optimizer, lacks=NO_OPTIMIZER),
 ]

@@ -18,7 +18,7 @@ def scaled(first_scale, **options):
     def build(make_model=GPT):
         model = make_model()
         optimizer, data = adamw(model.parameters(), **options), batches()
-        scaler = torch.amp.GradScaler("cpu", init_scale=first_scale, backoff_factor=2.0**-60)
+        scaler = torch.amp.GradScaler("cpu", init_scale=first_scale, backoff_factor=2.0**-90)
 
         def step():
             with torch.autocast("cpu", torch.float16):
@@ -66,6 +66,7 @@ SETUPS = [
     narrow("autocast to float16, GradScaler", scaled(1024.0)),
     narrow("autocast to float16, GradScaler, fused AdamW", scaled(1024.0, fused=True)),
     narrow("GradScaler that skips a step", scaled(2.0**100)),
+    narrow("GradScaler that skips a step, fused AdamW", scaled(2.0**100, fused=True)),
     narrow("GradScaler, unscaled and clipped by hand", unscaled_by_hand),
     narrow("parameters in bfloat16", in_dtype(torch.bfloat16)),
     narrow("parameters in float64", in_dtype(torch.float64), attention_twin=lambda: in_dtype(torch.float64)(manual)),

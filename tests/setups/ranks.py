@@ -1,9 +1,10 @@
 """Training on two processes: the same model on both, sharded over both, and cut in two."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.setups.harness import (
@@ -20,7 +21,18 @@ from tests.setups.harness import (
     train,
     watched,
 )
-from tests.setups.matrix import BIT_EQUAL, CLEAN, FAMILIES, GRADIENTS, UPDATES
+from tests.setups.matrix import (
+    ATTENTION,
+    BIT_EQUAL,
+    CLEAN,
+    FAMILIES,
+    GRADIENTS,
+    HIDDEN_STATES,
+    OUTPUTS,
+    PARAMETERS,
+    SATURATION,
+    UPDATES,
+)
 from tests.setups.models import DEPTH, Stage
 
 NUM_RANKS = 2
@@ -32,6 +44,12 @@ class RankedSetup(Setup):
 
     watching: tuple[int, ...] = (0, 1)
     """The ranks that attach."""
+    whole: Setup | None = None
+    """What the ranks train together, in one process, where they are measured together and rank 0 alone has frames."""
+
+    @property
+    def writing(self):
+        return self.watching if self.whole is None else (0,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +73,11 @@ def data_parallel():
     return plain_loop(lambda: DistributedDataParallel(GPT(dropout=0.0)), data=halves())
 
 
+def together(build):
+    """The same, measured over all ranks."""
+    return lambda: dataclasses.replace(build(), options={"process_group": distributed.group.WORLD})
+
+
 def sharded():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -68,9 +91,15 @@ def sharded():
     return plain_loop(make_model, data=halves())
 
 
+def untied(is_fused=True):
+    gpt = GPT(dropout=0.0, is_fused=is_fused)
+    gpt.lm_head.weight = nn.Parameter(gpt.lm_head.weight.detach().clone())
+    return gpt
+
+
 def pipeline():
     """By hand: activations go forward, their gradients come back."""
-    rank, gpt, data = distributed.get_rank(), GPT(dropout=0.0), batches()
+    rank, gpt, data = distributed.get_rank(), untied(), batches()
     model = Stage(gpt, 0, 2) if rank == 0 else Stage(gpt, 2, DEPTH)
     optimizer = adamw(model.parameters())
 
@@ -105,21 +134,53 @@ def ranked(name, build, **more):
     return RankedSetup(kind="Several processes", name=name, columns=columns, build=build, **more)
 
 
-SHARDED = dict.fromkeys((GRADIENTS, UPDATES), "sharded over processes")
+def in_one_process(name, build):
+    """`build` takes a model's maker, to be watched with attention in plain sight, too."""
+    return Setup(kind="One process", name=name, build=build, attention_twin=lambda: build(is_fused=False))
 
-JOINT = Setup(
-    kind="One process",
-    name="both halves of every batch",
-    build=lambda: plain_loop(lambda: GPT(dropout=0.0), data=batches(8)),
-)
-"""What data parallel training amounts to."""
+
+def with_both_halves(is_fused=True):
+    return plain_loop(lambda: GPT(dropout=0.0, is_fused=is_fused), data=batches(8))
+
+
+def with_both_stages(is_fused=True):
+    return plain_loop(lambda: untied(is_fused))
+
+
+HALVES = in_one_process("both halves of every batch", with_both_halves)
+STAGES = in_one_process("both stages", with_both_stages)
+
+SHARDED = dict.fromkeys((PARAMETERS, GRADIENTS, UPDATES, SATURATION), "sharded over processes")
+HALF_OUTPUTS = [OUTPUTS]
+"""Predictions are compared with those of the same rank."""
+BY_STAGE = dict.fromkeys((HIDDEN_STATES, ATTENTION), "this process's stage alone") | {
+    SATURATION: "a stage of a pipeline"
+}
 
 SETUPS = [
     ranked("DistributedDataParallel, attached on rank 0", data_parallel, watching=(0,)),
     ranked("DistributedDataParallel, attached on every rank", data_parallel),
+    ranked(
+        "DistributedDataParallel, attach(process_group=...)",
+        together(data_parallel),
+        whole=HALVES,
+        partial=HALF_OUTPUTS,
+    ),
     ranked("FSDP2 (fully_shard), attached on rank 0", sharded, watching=(0,), lacks=SHARDED),
     ranked("FSDP2 (fully_shard), attached on every rank", sharded, lacks=SHARDED),
-    ranked("pipeline of two stages, attached on each", pipeline),
+    ranked(
+        "FSDP2 (fully_shard), attach(process_group=...)",
+        together(sharded),
+        whole=HALVES,
+        partial=HALF_OUTPUTS,
+        lacks={SATURATION: "sharded over processes"},
+    ),
+    ranked(
+        "pipeline of two stages, attached on each",
+        pipeline,
+        lacks={OUTPUTS: "^$|holds no tensor named logits"},  # the last stage has them
+    ),
+    ranked("pipeline of two stages, attach(process_group=...)", together(pipeline), whole=STAGES, lacks=BY_STAGE),
 ]
 
 
@@ -136,6 +197,6 @@ def see(setup, is_watching):
     return Seen(
         unwatched=train(setup),
         watched={every: watched(setup, every) if is_watching else train(setup) for every in (1, 2)},
-        plain=seen_plainly(setup),
+        plain=seen_plainly(setup) if setup.whole is None else [],
         visits=attached_twice(setup, watch=is_watching),
     )

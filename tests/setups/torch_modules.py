@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tests.setups.harness import Setup, Training, adamw
-from tests.setups.matrix import ATTENTION, GRADIENTS, HIDDEN_STATES
+from tests.setups.matrix import ATTENTION, FEED_FORWARD, GRADIENTS, HIDDEN_STATES, OUTPUTS, UPDATES
 
 
 def regression(make_model, call, shape=(4, 12, 32)):
@@ -63,12 +63,15 @@ class OnFrozenEncoder(nn.Module):
 
 
 def module(name, build, **more):
+    more.setdefault("lacks", NO_LOGITS)
     return Setup(kind="Models of torch.nn", name=name, build=build, **more)
 
 
 def apply(model, x):
     return model(x)
 
+
+NO_LOGITS = {OUTPUTS: "holds no tensor named logits"}
 
 SETUPS = [
     module("TransformerEncoder", regression(encoder, apply, shape=(12, 4, 32))),
@@ -79,6 +82,8 @@ SETUPS = [
     module(
         "a head on a frozen TransformerEncoder in eval mode",
         regression(OnFrozenEncoder, apply),
-        lacks=dict.fromkeys((HIDDEN_STATES, ATTENTION), "frozen in eval mode") | {GRADIENTS: "frozen"},
+        lacks=NO_LOGITS
+        | dict.fromkeys((HIDDEN_STATES, ATTENTION, FEED_FORWARD), "frozen in eval mode")
+        | dict.fromkeys((GRADIENTS, UPDATES), "had no gradient"),
     ),
 ]

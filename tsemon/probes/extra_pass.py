@@ -8,9 +8,11 @@ optimizer's step and the next forward pass.
 from __future__ import annotations
 
 import random
+import threading
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -162,19 +164,50 @@ def _times(parameter: nn.Parameter, scale: float) -> nn.Parameter:
 
 @contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Out of the user's contexts, with the random states put back: eager, no gradients, no autocast, no fused encoder."""
+    """Out of the user's contexts, with the random states put back: eager, no gradients, no autocast, no fused encoder, and
+    silent."""
     cuda = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     python, has_fast_path = random.getstate(), torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         stack.callback(random.setstate, python)
         stack.callback(torch.backends.mha.set_fastpath_enabled, has_fast_path)
         stack.enter_context(torch.random.fork_rng(devices=cuda))
-        for context in (torch.no_grad(), full_precision(), _disable_current_modes(), eagerly()):
+        for context in (silent(), torch.no_grad(), full_precision(), _disable_current_modes(), eagerly()):
             stack.enter_context(context)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             stack.enter_context(NoCommunication())  # type: ignore[no-untyped-call]
         torch.backends.mha.set_fastpath_enabled(False)  # hooks see nothing of it
         yield
+
+
+class ThisThread:
+    """Matches the text of every warning, on one thread, until it is closed."""
+
+    def __init__(self) -> None:
+        self._ident: int | None = threading.get_ident()
+
+    def match(self, _: str) -> bool:
+        return threading.get_ident() == self._ident
+
+    def close(self) -> None:
+        self._ident = None
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Nobody is warned of a pass that is not theirs, such as of one without gradients through a checkpoint.
+
+    Not by `warnings.catch_warnings`: it is for all threads, and what has been shown once would be shown once more.
+    """
+    here, filters = ThisThread(), cast(list[Any], warnings.filters)
+    ignore = ("ignore", here, Warning, None, 0)
+    filters.insert(0, ignore)
+    try:
+        yield
+    finally:
+        here.close()  # for those who have copied the list
+        with suppress(ValueError):
+            filters.remove(ignore)
 
 
 class NoCommunication(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -32,9 +32,10 @@ class OutputProbe(Part):
 
     METRICS = ("output_variation",)
 
-    def __init__(self, path: Sequence[nn.Module], blocks: list[Block], padding: Padding) -> None:
+    def __init__(self, path: Sequence[nn.Module], blocks: list[Block], depth: int, padding: Padding) -> None:
         self._path = path
         self._blocks = blocks
+        self._depth = depth
         self._padding = padding
         self._running = set[nn.Module]()
         self._measured = set[nn.Module]()
@@ -71,7 +72,8 @@ class OutputProbe(Part):
         if self._measured:  # a hook that is called in any case is one that dynamo compiles anew for
             outermost = next(module for module in self._path if module in self._measured)
             return {"output_variation": f"{type(outermost).__name__} did not return"}
-        if self._variation is not None:
+        is_last_stage = self._blocks[-1].number + 1 == self._depth
+        if self._variation is not None or not is_last_stage:
             return {}
         return {"output_variation": self._why_missing or f"the model's output was not seen: {why_unseen}"}
 

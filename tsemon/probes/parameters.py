@@ -88,6 +88,8 @@ class ParameterProbe(Part):
         "head_update_norm",
     )
     METRICS = PARAMETERS + GROWTH + DIRECTION + GRADIENTS + UPDATES
+    GRADIENTS_OF_BLOCKS = ("grad_norm", *QUERY_KEY, "gradient_alignment")
+    UPDATES_OF_BLOCKS = ("update_norm", "update_ratio", "update_alignment")
 
     def __init__(
         self,
@@ -196,7 +198,7 @@ class ParameterProbe(Part):
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         if (why := self._why_unreadable()) is not None:
             return dict.fromkeys(self.METRICS, why)
-        missing = self._why_no_ends()
+        missing = self._why_not_of_every_block() | self._why_no_ends()
         if "direction" not in self._sums or not self._sums["direction"]:
             missing["direction_cosine"] = "this is the first sample: there is none before to compare with"
         if (why := self._why_no_step()) is not None:
@@ -212,6 +214,15 @@ class ParameterProbe(Part):
         if any(part > 1 for part in self._shares.values()):
             return "the processes of attach(process_group=...) hold only some of the shards of the parameters"
         return None
+
+    def _why_not_of_every_block(self) -> dict[str, str]:
+        without = sum(block.number not in self._groups for block in self._blocks)
+        reason = (
+            f"{without} of {len(self._blocks)} blocks have no parameters of their own: what several share is counted in the "
+            "first of them"
+        )
+        names = ("param_norm", *self.DIRECTION, *self.GRADIENTS_OF_BLOCKS, *self.UPDATES_OF_BLOCKS)
+        return dict.fromkeys(names if without else (), reason)
 
     def _why_no_ends(self) -> dict[str, str]:
         head = output_head(self._model, self._blocks)
@@ -249,12 +260,13 @@ class ParameterProbe(Part):
         if any(p.grad is not None and p.grad.is_sparse for p in self._groups.get(EMBEDDING, ())):
             missing["embedding_grad_norm"] = "the gradient of the embedding is sparse"
         if not self._sums.get("grad"):
-            names = (*self.GRADIENT_NORMS, *self.GRADIENT_DIRECTIONS, *self.QUERY_KEY)
+            names = (*self.GRADIENT_NORMS, *self.GRADIENT_DIRECTIONS, *self.QUERY_KEY, "update_alignment")
             missing |= dict.fromkeys(names, "no parameter had a gradient")
         elif without := sum(
             block.number in self._groups and block.number not in self._sums["grad"] for block in self._blocks
         ):
-            missing["grad_norm"] = f"{without} of {len(self._blocks)} blocks had no gradient (are they frozen?)"
+            reason = f"{without} of {len(self._blocks)} blocks had no gradient (are they frozen?)"
+            missing = dict.fromkeys((*self.GRADIENTS_OF_BLOCKS, "update_alignment"), reason) | missing
         if late := sum(stepper.num_steps == 0 for stepper in self._steppers):
             reason = f"without the parameters of {late} of {len(self._steppers)} optimizers, which made no step"
             missing |= dict.fromkeys((*self.GRADIENT_NORMS, *self.GRADIENT_DIRECTIONS, *self.QUERY_KEY), reason)

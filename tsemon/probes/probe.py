@@ -80,7 +80,7 @@ class Probe:
             "values": ValueProbe(blocks, depth, self._padding, self._calls),
             "mixing": MixingProbe(blocks, depth, self._padding, self._calls),
             "feedforward": FeedForwardProbe(blocks, depth, self._padding, self._calls),
-            "outputs": OutputProbe(self._path, blocks, self._padding),
+            "outputs": OutputProbe(self._path, blocks, depth, self._padding),
             "parameters": ParameterProbe(model, blocks, depth, optimizers, ranks),
             "saturation": self._saturation,
         }

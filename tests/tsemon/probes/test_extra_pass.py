@@ -3,7 +3,9 @@
 import copy
 import random
 import types
-from collections import OrderedDict, namedtuple
+import warnings
+from collections import Counter, OrderedDict, namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -432,6 +434,42 @@ class TestTheModelAfterwards:
             reading = held_probe(model, lambda: model(zoo.ids())).collect()
         assert seen == [(True, True), (False, False), (False, False)]
         assert reading.layers["saturation"].isfinite().all()
+
+
+class Warner(nn.Module):
+    """Warns in every pass; and another thread does, which knows nothing of passes."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = language_model()
+        self.passes = []
+
+    def forward(self, ids_BT):
+        self.passes.append(ids_BT)
+        warnings.warn("here", UserWarning, stacklevel=1)
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(warnings.warn, "there", UserWarning, 1).result()
+        return self.model(ids_BT)
+
+
+class TestWhoIsWarned:
+    def test_is_warned_of_the_passes_of_the_training_and_of_other_threads(self):
+        model = Warner()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            reading_of(model, lambda: model(zoo.ids()), measures={"saturation"})
+        assert len(model.passes) == 3
+        assert Counter(str(warning.message) for warning in caught) == {"here": 1, "there": 3}
+
+    def test_is_not_warned_once_more_of_what_is_shown_once(self):
+        model = Warner()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            before = [*warnings.filters]
+            for _ in range(2):
+                reading_of(model, lambda: model(zoo.ids()), measures={"saturation"})
+            assert [*warnings.filters] == before
+        assert Counter(str(warning.message) for warning in caught)["here"] == 1
 
 
 class Fussy(nn.Module):

@@ -151,8 +151,23 @@ class TestParameters:
         model, forward = zoo.our_language_model()
         model.blocks[0].requires_grad_(False)
         reading, probe = reading_of(model, forward, torch.optim.AdamW(model.parameters()))
-        assert reading.layers["grad_norm"].isnan().tolist() == [True, False, False]
-        assert probe.not_measured["grad_norm"] == "1 of 3 blocks had no gradient (are they frozen?)"
+        for name in ("grad_norm", "grad_norm_qk", "gradient_alignment", "update_alignment"):
+            assert reading.layers[name].isnan().tolist() == [True, False, False]
+            assert probe.not_measured[name] == "1 of 3 blocks had no gradient (are they frozen?)"
+
+    def test_of_layers_that_share_them_count_in_the_first_and_that_is_said(self):
+        model, forward = zoo.albert()
+        reading, probe = reading_of(model, forward, torch.optim.AdamW(model.parameters()))
+        for name in (
+            "param_norm",
+            "grad_norm",
+            "grad_norm_qk",
+            "gradient_alignment",
+            "update_norm",
+            "update_alignment",
+        ):
+            assert reading.layers[name].isnan().tolist() == [False, True, True]
+            assert probe.not_measured[name].startswith("2 of 3 blocks have no parameters of their own")
 
     # The output is normalised, so its mean square hardly has a gradient: a small step would be lost in rounding.
     @pytest.mark.parametrize(("kind", "lr"), [(torch.optim.AdamW, 1e-1), (torch.optim.SGD, 1e5)])
@@ -216,7 +231,7 @@ class TestParameters:
         model, forward = zoo.torch_encoder()
         torch.optim.AdamW(model.parameters())  # from the first on, torch calls hooks around the step of its class
         reading, probe = reading_of(model, forward, Extended(model.parameters()))
-        assert probe.not_measured == {}
+        assert "update_norm" not in probe.not_measured
         assert (reading.layers["update_norm"] > 0).all()
 
     def test_parameters_of_another_optimizer_are_said_to_be_missing(self):

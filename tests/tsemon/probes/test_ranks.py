@@ -162,6 +162,7 @@ class TestPipeline:
     def test_misses_no_end_that_another_stage_has(self, two):
         for result in two.of("pipeline"):
             assert not any(name.startswith(("embedding_", "head_")) for name in result["not_measured"])
+            assert "output_variation" not in result["not_measured"]
 
     @pytest.mark.parametrize(
         ("scenario", "names"),
