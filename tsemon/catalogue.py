@@ -49,8 +49,8 @@ class Metric:
 
 COST_LEGEND = (
     "B sequences in the batch, T tokens in each, D width, F width of the feed-forward part, H heads, K width of a head, "
-    "m query rows weighed (64 at most), b sequences of which they are (as many as 2^18 weights allow), s at most 64 evenly "
-    "spread tokens, S held sequences (4 at most), N parameters of the block (of all, for a run), c coordinates that are "
+    "m query rows weighed (64 at most), b sequences of which they are (as many as 2^18 weights allow), "
+    "S held sequences (4 at most), N parameters of the block (of all, for a run), c coordinates that are "
     "kept (65,536 at most), r predictions (256 at most), V classes; activations of 2 or 4 bytes, everything else of 4"
 )
 
@@ -317,7 +317,7 @@ CATALOGUE: tuple[Metric, ...] = (
         name="positions_attended",
         axis="block",
         title="tokens that a query attends to",
-        equation="mean over rows i of #{j : A_ij > 1e-5}",
+        equation="mean over rows i of #{j : A_ij > 1e-5}, in the network as it is; the paper counts in the saturated one",
         source=f"{MERRILL}, Section 4.3",
         flops="2 b H m T",
         traffic="5 b H m T",
@@ -350,7 +350,7 @@ CATALOGUE: tuple[Metric, ...] = (
         name="value_top_eigenvalue",
         axis="block",
         title="largest eigenvalue of the values' second moment",
-        equation="lambda_1 of 1/T sum_i v_i v_i', heads side by side",
+        equation="lambda_1 of 1/T sum_i v_i v_i', heads side by side, of up to 256 evenly spread tokens of one sequence",
         source=f"{VALUES}, Eq. 12",
         flops="2 * 256^2 D + 10 * 256^3 on the host",
         traffic="8 * 256 D",

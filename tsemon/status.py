@@ -42,6 +42,7 @@ class Status:
             ("attentions", str(len(self.attentions))),
             *((kind, sentence) for kind, sentence in self.how.items() if sentence),
             *(("measured" if tier == "every" else f"  {tier}", names) for tier, names in self._measured_by_tier()),
+            *(("  on demand", f"{name}: attach(measures=[...])") for name in self._on_demand()),
             *(("not measured", text) for text in self._gaps()),
             ("server", self.server or f"none: frames stay in {sent.spool_folder}"),
             ("frames", f"{sent.num_sent} sent, {sent.num_pending} pending, {sent.num_dropped} dropped"),
@@ -58,6 +59,9 @@ class Status:
         for tier in ("every", "slow", "demand"):
             if names := [name for name in self.measured if TIERS.get(name, "every") == tier]:
                 yield tier, ", ".join(names)
+
+    def _on_demand(self) -> list[str]:
+        return [name for name, tier in TIERS.items() if tier == "demand" and name not in self.measured]
 
     def _gaps(self) -> list[str]:
         """One text for each reason."""

@@ -257,11 +257,13 @@ def _resolve(model: nn.Module, names: dict[int, str], entry: nn.Module | str) ->
 
 
 def _describe_candidates(model: nn.Module) -> str:
-    lists = [f"{name} ({_kinds(m)})" for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m)]
-    nearest = f"the lists of modules in it are {', '.join(lists)}" if lists else "it holds no list of modules"
+    lists = {name: _kinds(m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m)}
+    found = ", ".join(f"{name} ({kinds})" for name, kinds in lists.items())
+    nearest = f"the lists of modules in it are {found}" if lists else "it holds no list of modules"
+    example = f"{next(iter(lists), 'layers')}.0"
     return (
         f"found no transformer blocks in {type(model).__name__}: expected a ModuleList or Sequential whose modules are of "
-        f"one class and each hold a self-attention; {nearest}. Name the blocks: attach(..., blocks=['layers.0', ...])"
+        f"one class and each hold a self-attention; {nearest}. Name the blocks: attach(..., blocks=[{example!r}, ...])"
     )
 
 

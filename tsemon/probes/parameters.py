@@ -29,7 +29,7 @@ from tsemon.probes.groups import (
     output_head,
     share,
 )
-from tsemon.probes.growth import NormGrowth
+from tsemon.probes.growth import MIN_POINTS, NormGrowth
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.part import COUNT, OnHost, Part, Partial, Reading, stacked
 from tsemon.probes.query_key import Slices, queries_and_keys
@@ -47,6 +47,9 @@ from tsemon.probes.updates import (
 
 MAX_COPY_BYTES = 256 * 2**20
 """Largest parameters that are copied for one step to measure an update that does not follow from the optimizer's state."""
+
+COMPARING = ("direction_cosine", "gradient_cosine")
+"""What a sample has only if there was one before."""
 
 ALL_HERE = "/here"
 """Ends the name of the share of processes that gave the sum of the name before it: what one lacks is not the whole."""
@@ -106,6 +109,7 @@ class ParameterProbe(Part):
         self._optimizers = [_inner(optimizer) for optimizer in optimizers]
         self._weights, self._gradients = Coordinates(), Coordinates()
         self._growth = NormGrowth()
+        self._num_samples = 0
         self._groups: dict[int, list[nn.Parameter]] = {}
         self._steppers: list[_Stepper] = []
         self._strides: dict[int, int] = {}
@@ -134,6 +138,7 @@ class ParameterProbe(Part):
         self._strides, self._shares, self._no_query_key = {}, {}, {}
 
     def collect(self) -> dict[str, Partial]:
+        self._num_samples += 1
         if self._why_unreadable() is None:
             self._read_what_stood_still()
             if "direction_cosine" in self.wanted:
@@ -177,6 +182,9 @@ class ParameterProbe(Part):
                 layers[metric] = _cosine(*(found.blocks(kind) for kind in kinds))
                 scalars[metric] = _cosine(*(found.total(kind) for kind in kinds))
         layers.pop("gradient_cosine", None)  # a run's alone
+        for metric in COMPARING if self._num_samples == 1 else ():
+            layers.pop(metric, None)
+            scalars.pop(metric, None)
         if "qk" in found:
             layers["grad_norm_qk"] = found.blocks("qk").sqrt()
         floats = {name: value.float() for name, value in scalars.items() if isinstance(value, Tensor)}
@@ -199,8 +207,12 @@ class ParameterProbe(Part):
         if (why := self._why_unreadable()) is not None:
             return dict.fromkeys(self.METRICS, why)
         missing = self._why_not_of_every_block() | self._why_no_ends()
-        if "direction" not in self._sums or not self._sums["direction"]:
-            missing["direction_cosine"] = "this is the first sample: there is none before to compare with"
+        if self._num_samples == 1:
+            missing |= dict.fromkeys(COMPARING, "this is the first sample: there is none before to compare with")
+        if self._num_samples <= MIN_POINTS:
+            missing |= dict.fromkeys(
+                self.GROWTH, f"takes {MIN_POINTS} samples after the first, this is number {self._num_samples - 1}"
+            )
         if (why := self._why_no_step()) is not None:
             return missing | dict.fromkeys(self.GRADIENTS + self.UPDATES, why)
         return missing | self._why_no_gradients() | self._why_no_updates()
@@ -249,8 +261,6 @@ class ParameterProbe(Part):
     def _why_no_gradients(self) -> dict[str, str]:
         missing = dict.fromkeys(self.QUERY_KEY, "; ".join(dict.fromkeys(self._no_query_key.values())))
         missing = {name: why for name, why in missing.items() if why}
-        if not self._sums.get("turn"):
-            missing["gradient_cosine"] = "this is the first sample: there is none before to compare with"
         if any(s.has_closure and not self._follows(s) for s in self._steppers) and self._copy_bytes() > MAX_COPY_BYTES:
             missing["gradient_alignment"] = (
                 "after a closure it takes a copy of the parameters, which are over the limit"

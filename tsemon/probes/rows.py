@@ -18,10 +18,9 @@ Rows = int | Literal["all"]
 """How many query rows per head are weighed at the most; "all" of all sequences."""
 
 MAX_ROWS = 64
-"""By default. 32 of 1,024 rows, all that 8 heads leave, miss a head's entropy by 0.004 (sd)."""
+"""By default. 32 of 1,024 rows miss a head's entropy by 0.004 (sd)."""
 WEIGHTS_PER_ROW = 2**12
-"""Times the rows, the attention weights that are computed per layer, as long as this leaves a sequence and `MIN_ROWS`."""
-MIN_ROWS = 8
+"""Times the rows, the attention weights that are computed per layer, as long as this leaves a sequence."""
 CHUNK_WEIGHTS = 2**20
 """Attention weights in memory at a time; a single row of all heads may be more."""
 ATTENDED = 1e-5
@@ -49,9 +48,8 @@ def choose(size: Size, at_most: Rows, device: torch.device) -> Chosen:
     batch, heads, queries, keys = size
     if at_most == "all":
         return Chosen(batch, torch.arange(queries, device=device), 1.0, 1.0)
-    target = WEIGHTS_PER_ROW * at_most
-    num_rows = min(queries, at_most, max(MIN_ROWS, target // (heads * keys)))
-    num_samples = min(batch, max(1, target // (heads * keys * num_rows)))
+    num_rows = min(queries, at_most)
+    num_samples = min(batch, max(1, WEIGHTS_PER_ROW * at_most // (heads * keys * num_rows)))
     rows = (torch.arange(num_rows, device=device) * 2 + 1) * queries // (2 * num_rows)
     return Chosen(num_samples, rows, num_samples / batch, num_rows / queries)
 
@@ -115,7 +113,8 @@ def _weigh(scores: Scores, rows: Tensor, valid_BT: Tensor, first_B: Tensor) -> S
     attended_BHR = (weights_BHRS - ATTENDED * total_BHR[..., None]).gt_(0).sum(dim=-1)
     factor_BHR = torch.where(counts_BHR, 1 / total_BHR, 0.0)
     received_BS = (factor_BHR.flatten(1).unsqueeze(1) @ weights_BHRS.flatten(1, 2)).squeeze(1)
-    highest_BHR = torch.where(counts_BHR, highest_BHR1.squeeze(-1), -torch.inf)
+    highest_BHR = highest_BHR1.squeeze(-1)
+    highest_BHR = torch.where(counts_BHR & ~highest_BHR.isnan(), highest_BHR, -torch.inf)
     return Sums(
         rows_BH=_sum(counts_BHR, 1.0),
         attended_BH=_sum(counts_BHR, attended_BHR + 0 * total_BHR),
