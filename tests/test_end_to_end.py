@@ -340,6 +340,7 @@ class TestTheDemo:
 
         def take_terminal():
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job, such as a test run, ignores it
 
         streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal, "preexec_fn": take_terminal}
         with open(keyboard, "r+b", buffering=0) as screen, demo_process(tmp_path, **streams) as demo:

@@ -19,10 +19,11 @@ COMMON = {"tsemon.catalogue", "tsemon.wire", "tsemon.errors"}
 # Who imports whom, ours and others', besides the standard library, COMMON and its own unit. Who is not named here
 # imports nothing else.
 PICTURE = {
-    "tsemon": "tsemon.monitor tsemon.status",
+    "tsemon": "tsemon.attaching tsemon.monitor tsemon.status",
     "tsemon.__main__": "tsemon.cli",
-    "tsemon.monitor": "torch tsemon.probes tsemon.transport tsemon.schedule tsemon.sample tsemon.status "
-    "tsemon.faults tsemon.registration",
+    "tsemon.attaching": "torch tsemon.monitor tsemon.probes tsemon.transport tsemon.schedule tsemon.faults "
+    "tsemon.registration",
+    "tsemon.monitor": "torch tsemon.probes tsemon.transport tsemon.schedule tsemon.sample tsemon.status tsemon.faults",
     "tsemon.registration": "torch",
     "tsemon.sample": "torch tsemon.probes",
     "tsemon.status": "tsemon.transport",
@@ -117,10 +118,10 @@ class TestTheTrainingSide:
 
     def test_gives_all_that_it_names(self):
         run_python(
-            "import tsemon, tsemon.monitor, tsemon.wire\n"
+            "import tsemon, tsemon.attaching, tsemon.monitor, tsemon.status, tsemon.wire\n"
             "assert set(tsemon.__all__) <= set(dir(tsemon))\n"
             "from tsemon import *\n"
-            "assert (attach, Monitor, Status) == (tsemon.monitor.attach, tsemon.monitor.Monitor, tsemon.monitor.Status)\n"
+            "assert (attach, Monitor, Status) == (tsemon.attaching.attach, tsemon.monitor.Monitor, tsemon.status.Status)\n"
             "assert (Alert, __version__) == (tsemon.wire.Alert, tsemon.__version__)\n"
             "assert not hasattr(tsemon, 'atach')\n"
         )

@@ -14,16 +14,19 @@ __version__ = "0.1.0"
 __all__ = ["Alert", "Monitor", "Status", "__version__", "attach"]
 
 if TYPE_CHECKING:
-    from tsemon.monitor import Monitor, attach
+    from tsemon.attaching import attach
+    from tsemon.monitor import Monitor
     from tsemon.status import Status
 else:
     # The service and the client import this package for its wire format alone: for them, no torch.
     def __getattr__(name):
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from tsemon import monitor
+        from tsemon.attaching import attach
+        from tsemon.monitor import Monitor
+        from tsemon.status import Status
 
-        return getattr(monitor, name)
+        return {"attach": attach, "Monitor": Monitor, "Status": Status}[name]
 
     def __dir__():
         return sorted({*globals(), *__all__})

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from tsemon.catalogue import TIERS, nearest
 from tsemon.errors import InvalidArgument, UnknownMetric
@@ -66,6 +67,18 @@ def chosen_rows(attention_rows: object) -> int | Literal["all"]:
             f"'all', got {attention_rows!r}"
         )
     return attention_rows
+
+
+def check_arguments(model: object, on_alert: object, stage: object, *, has_group: bool) -> None:
+    """Raises InvalidArgument for what `attach` cannot use."""
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(f"attach() watches a torch.nn.Module, got {type(model).__name__}")
+    if on_alert is not None and not callable(on_alert):
+        raise InvalidArgument(f"on_alert is called with an alert, so it must be callable, got {on_alert!r}")
+    if stage is not None and (not has_group or isinstance(stage, bool) or not isinstance(stage, int) or stage < 0):
+        raise InvalidArgument(
+            f"stage is this rank's place in a pipeline, an int >= 0 with process_group=, got {stage!r}"
+        )
 
 
 def as_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:

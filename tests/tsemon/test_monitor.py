@@ -13,6 +13,7 @@ from tests import zoo
 from tests.frames import frames_in, values_of
 from tsemon.catalogue import CATALOGUE, LAYERED, num_entries
 from tsemon.errors import InvalidArgument, NoBlocksFound, SpoolError, TsemonError, UnknownMetric
+from tsemon.schedule import SLOW_EVERY
 from tsemon.transport import Spool, find_spools
 
 
@@ -178,16 +179,19 @@ class TestStep:
 
     def test_measures_the_whole_catalogue(self, tmp_path):
         model, forward = zoo.our_language_model()  # de-escalated, so that nothing is missing
-        optimizer = torch.optim.AdamW(model.parameters())
-        with tsemon.attach(model, optimizer, run="r", every=1, spool_dir=tmp_path) as monitor:
-            train(model, forward, 1, monitor, optimizer)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        every = {metric.name for metric in CATALOGUE}
+        with tsemon.attach(model, optimizer, run="r", every=1, measures=every, spool_dir=tmp_path) as monitor:
+            train(model, forward, SLOW_EVERY + 1, monitor, optimizer)
             assert monitor.status.not_measured == {}
-        frame = frames_in(tmp_path)[0]
-        assert {*frame["layers"], *frame["scalars"]} == {metric.name for metric in CATALOGUE}
+        frame = frames_in(tmp_path)[SLOW_EVERY]  # by then growth has an exponent, and what compares has a sample before
+        assert {*frame["layers"], *frame["scalars"]} == every
         for name, metric in LAYERED.items():
             assert frame["layers"][name]["shape"] == [num_entries(metric, 3)], name
             assert all(math.isfinite(value) for value in values_of(frame, name)), name
-        assert {name: array["shape"] for name, array in frame["heads"].items()} == {"attention_entropy": [3, 4]}
+        assert all(math.isfinite(value) for value in frame["scalars"].values())
+        heads = {name: array["shape"] for name, array in frame["heads"].items()}
+        assert heads == {name: [3, 4] for name, metric in LAYERED.items() if metric.per_head}
 
     def test_keeps_further_scalars(self, attached, tmp_path):
         *_, monitor = attached
@@ -347,6 +351,9 @@ class TestStatus:
         assert "blocks        3: layers.0, layers.1, layers.2" in text
         assert "token_similarity" in text
         assert " ms every 1 steps" in text
+        assert "activations   4 of 4 hidden states of shape (12, 4, 32)" in text
+        assert "attention     in 3 of 3 blocks, 12 of 12 query rows per head, 4 of 4 sequences" in text
+        assert "AdamW's update from its state" in text
 
     def test_groups_what_is_not_measured_by_the_reason(self, tmp_path):
         model, forward = zoo.torch_encoder()

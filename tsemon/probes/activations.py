@@ -98,6 +98,12 @@ class ActivationProbe(Part):
                 reading.layers[name] = OnHost(gram_LKK, effective_ranks)
         return reading
 
+    def how(self) -> str:
+        if not self._shapes:
+            return ""
+        shape = next(iter(self._shapes.values()))
+        return f"{len(self._entries)} of {self._num_entries} hidden states of shape {tuple(shape)}"
+
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         if (missed := self._num_entries - len(self._entries)) == 0:
             return {}

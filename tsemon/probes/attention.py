@@ -40,10 +40,11 @@ class AttentionProbe(AttentionPart):
         super().__init__(blocks, depth, padding, calls)
         self._rows = rows
         self._sums: dict[int, dict[str, Tensor]] = {}
+        self._chosen = ""
 
     def forget(self) -> None:
         super().forget()
-        self._sums = {}
+        self._sums, self._chosen = {}, ""
 
     def look(self, block: Block, seen: Seen) -> bool:
         if seen.scores is None:
@@ -55,6 +56,7 @@ class AttentionProbe(AttentionPart):
             valid_BT = torch.ones(batch, queries, dtype=torch.bool, device=scores.device)
         first_B, num_keys_B = _tokens(scores, self._padding.valid(block.stack, batch, keys))
         chosen = choose(scores.size, self._rows, scores.device)
+        self._chosen = f"{len(chosen.rows)} of {queries} query rows per head, {chosen.num_samples} of {batch} sequences"
         sums = weigh(scores, chosen, valid_BT, first_B)
         self._sums[block.number] = _of_samples(sums, num_keys_B, chosen)
         return True
@@ -79,6 +81,9 @@ class AttentionProbe(AttentionPart):
         layers["attention_entropy_se"] = _standard_error(sums[SPREAD])
         layers["importance_entropy"] = mean(sums, "importance_entropy")
         return Reading(dict(layers), dict(heads))
+
+    def how(self) -> str:
+        return f"in {len(self._sums)} of {len(self._blocks)} blocks, {self._chosen}" if self._chosen else ""
 
 
 def _tokens(scores: Scores, valid_BS: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -61,7 +61,7 @@ class OutputProbe(Part):
         self._variation = self._why_missing = None
 
     def collect(self) -> dict[str, Partial]:
-        if self._variation is None:
+        if self._variation is None or self._measured:
             return {}
         return {name: Partial(value) for name, value in counted("output_variation", self._variation[None]).items()}
 
@@ -69,6 +69,9 @@ class OutputProbe(Part):
         return Reading(scalars={name: mean(sums, name) for name in self.METRICS if name in sums})
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
+        if self._measured:  # a hook that is called in any case is one that dynamo compiles anew for
+            outermost = next(module for module in self._path if module in self._measured)
+            return {"output_variation": f"{type(outermost).__name__} did not return"}
         is_last_stage = self._blocks[-1].number + 1 == self._depth
         if self._variation is not None or not is_last_stage:
             return {}
@@ -95,8 +98,6 @@ class OutputProbe(Part):
 
     def _why_no_logits(self, module: nn.Module, output: Any) -> str:
         name = type(module).__name__
-        if output is None:
-            return f"{name} did not return"
         head = "the model has no output head" if self._width is None else f"the output head gives {self._width}"
         return (
             f"the output of {name} holds no tensor named logits, nor one that is known to be logits by the size of its last "

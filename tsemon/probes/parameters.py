@@ -190,6 +190,11 @@ class ParameterProbe(Part):
             reading.scalars["learning_rate"] = rate
         return reading
 
+    def how(self) -> str:
+        sources = ("from a copy of the parameters", "from its state")
+        steppers = [f"{type(s.optimizer).__name__}'s update {sources[self._follows(s)]}" for s in self._steppers]
+        return ", ".join([f"{len(self._all())} tensors", *dict.fromkeys(steppers)])
+
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         if (why := self._why_unreadable()) is not None:
             return dict.fromkeys(self.METRICS, why)

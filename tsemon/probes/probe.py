@@ -22,7 +22,7 @@ from tsemon.probes.mixing import MixingProbe
 from tsemon.probes.outputs import OutputProbe
 from tsemon.probes.padding import Padding
 from tsemon.probes.parameters import ParameterProbe
-from tsemon.probes.part import Part, Partial, Reading
+from tsemon.probes.part import OnHost, Part, Partial, Reading
 from tsemon.probes.ranks import Ranks, given_means, given_partials
 from tsemon.probes.rows import MAX_ROWS, Rows
 from tsemon.probes.saturation import SaturationProbe
@@ -85,7 +85,7 @@ class Probe:
             "saturation": self._saturation,
         }
         self._saw_train_mode: bool | None = None
-        self._is_open = self._is_hidden = self._is_in_extra_pass = self._has_stood_in = False
+        self._is_open = self._is_hidden = self._is_in_extra_pass = False
         self._num_searches = 0
         self.wanted: frozenset[str] = frozenset()
         """Which metrics the step that is, or was, armed should give."""
@@ -114,7 +114,7 @@ class Probe:
                 part.arm(self._outer)
         if not self._runs_compiled():
             self._watch_passes(self._outer)
-        if not self._held.is_final and (self._saturation.wanted or self._runs_compiled()):
+        if not self._held.is_final and (self._saturation.needs_passes or self._runs_compiled()):
             self._hold_inputs()
 
     def _watch_passes(self, hooks: Hooks) -> None:
@@ -195,6 +195,12 @@ class Probe:
         reading.scalars |= _wanted(found.scalars, part.wanted)
         why = part.why_missing(self._why_unseen())
         self.how[name] = part.how()
+        if self._ranks is not None and self._ranks.stage_size < self._ranks.size:
+            why |= {
+                metric: "of the blocks of this process's stage alone: its last step is done on the host"
+                for metric, value in found.layers.items()
+                if isinstance(value, OnHost)
+            }
         self.not_measured |= {metric: reason for metric, reason in why.items() if metric in part.wanted}
 
     def _hold_inputs(self) -> None:
@@ -207,9 +213,7 @@ class Probe:
         for module in self._path:
             if getattr(module, "_compiled_call_impl", None) is None:
                 self._outer.before(module, take)
-            elif self._held.inputs is not None or not self._has_stood_in:
-                # Where a function around it is compiled, too, that compiles it again. So if it was in vain: never again.
-                self._has_stood_in = True
+            else:
                 self._outer.before_compiled(module, take)
             if runs_compiled(module):
                 return  # what is inside is traced
@@ -218,14 +222,14 @@ class Probe:
         """Run the model on the held batch where that is the only way to what is wanted."""
         self._is_hidden = self._runs_compiled() or (self._held.is_given and self._saw_train_mode is None)
         is_worth_it = self._is_hidden and any(part.wanted for part in self._listening())
-        if not (is_worth_it or self._saturation.wanted):
+        if not (is_worth_it or self._saturation.needs_passes):
             return
         plain, scaled = self._plain_pass, self._scaled_pass
         try:
             self._is_in_extra_pass = self._is_hidden
             self._guard.run_model(plain.run, self._begin_plain)
             self._is_in_extra_pass = False
-            if self._saturation.wanted and plain.why_not is None:
+            if self._saturation.needs_passes and plain.why_not is None:
                 self._guard.run_model(scaled.run, self._begin_scaled, self._saturation.scale)
         finally:
             self._is_in_extra_pass = False
@@ -242,7 +246,7 @@ class Probe:
 
     def _begin_plain(self) -> None:
         self._begin_extra()
-        if self._saturation.wanted:
+        if self._saturation.needs_passes:
             self._saturation.listen_to_plain(self._extra)
         if self._is_hidden:
             self._watch_passes(self._extra)

@@ -42,6 +42,11 @@ class SaturationProbe(Part):
         self._sums: dict[int, dict[str, Tensor]] = {}
 
     @property
+    def needs_passes(self) -> bool:
+        """Whether this step should measure it: not of a pipeline's stage, which cannot scale the stages before it."""
+        return bool(self.wanted) and len(self._blocks) == self._depth
+
+    @property
     def scale(self) -> float:
         return HALF_SCALE if any(p.dtype == torch.float16 for p in self._model.parameters()) else SCALE
 
@@ -70,9 +75,14 @@ class SaturationProbe(Part):
             return Reading()
         return Reading({"saturation": mean(sums, "saturation")}, scalars={"saturation_scale": self.scale})
 
+    def how(self) -> str:
+        return f"parameters times {self.scale:g} in extra passes, eager and in eval mode" if self._sums else ""
+
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         if (missed := len(self._blocks) + 1 - len(self._sums)) == 0:
             return {}
+        if len(self._blocks) < self._depth:
+            return dict.fromkeys(self.METRICS, "a stage of a pipeline cannot scale the stages before it")
         reason = f"{missed} of {len(self._blocks) + 1} hidden states were not seen in an extra pass of the scaled model"
         return dict.fromkeys(self.METRICS, self.why_not or reason)
 

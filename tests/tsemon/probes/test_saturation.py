@@ -76,7 +76,7 @@ class Odd(nn.Module):
     def forward(self, x):
         h = self.norm(x)
         h = h + self.attention(h, h, h)[0]
-        h = h + self.recurrent(h)[0]
+        h = h + h.norm(dim=-1, keepdim=True) * self.recurrent(F.normalize(h, dim=-1))[0]
         h = self.normed(h) * self.listed[0] + torch.stack([*self.listed]).sum(0)
         h = Doubled.apply(h, self.own) + F.linear(h, self.tied.weight[:16]) + self._parameters["own"]
         return x + self.norm(h)
@@ -199,6 +199,23 @@ class TestSaturation:
         reading, _ = measured(model, lambda: model(zoo.ids()))
         is_finite = reading.layers["saturation"].isfinite().tolist()
         assert (is_finite[0], is_finite[-1]) == (True, False)
+
+    def test_is_undefined_where_a_single_token_overflows(self):
+        """The mean of the others would be that of the tame ones."""
+        model = nn.Sequential(nn.Embedding(100, 16), nn.Sequential(*[Explosive() for _ in range(3)]))
+        model[0].weight.data[zoo.ids()[0, 0]] = 1e36
+        reading, _ = measured(model, lambda: model(zoo.ids()))
+        assert reading.layers["saturation"][0].isnan()
+
+    def test_is_of_the_same_sequences_for_who_trains_in_eval_mode(self):
+        model = zoo.our_language_model()[0].eval()
+        probe, found = probe_of(model), []
+        for ids in (zoo.ids(), zoo.ids().flip(1)):
+            probe.arm(WANTED)
+            model(ids)
+            found.append(probe.collect().layers["saturation"])
+            probe.disarm()
+        assert torch.equal(*found)
 
     def test_is_of_the_parameters_own_dtype_under_autocast(self):
         model, _ = zoo.our_language_model()

@@ -1,0 +1,165 @@
+"""`attach`: everything that a user may get wrong is found out here, before the training begins."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tsemon.errors import InvalidArgument, SpoolError
+from tsemon.faults import Faults
+from tsemon.monitor import Monitor
+from tsemon.probes import Block, Probe, ProbeBatch, Ranks, agree, arrange, check_probe_batch, find_blocks
+from tsemon.registration import as_optimizers, check_arguments, chosen_measures, chosen_rows, collection, registration
+from tsemon.schedule import NUM_WARM_UP, Cadence
+from tsemon.transport import HttpDelivery, MemorySpool, Outbox, SilentOutbox, Spool
+from tsemon.wire import Alert
+
+SPOOL_DIR = ".tsemon"
+T = TypeVar("T")
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    *,
+    run: str,
+    project: str = "default",
+    server: str | None = None,
+    every: int | None = None,
+    budget: float = 0.01,
+    measures: Collection[str] | None = None,
+    blocks: Sequence[nn.Module | str] | None = None,
+    attention: Sequence[nn.Module | str] | None = None,
+    attention_rows: int | Literal["all"] = 64,
+    on_alert: Callable[[Alert], None] | None = None,
+    config: Mapping[str, Any] | None = None,
+    tags: Sequence[str] = (),
+    resume: int | None = None,
+    spool_dir: str | os.PathLike[str] | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    stage: int | None = None,
+    probe_batch: ProbeBatch | None = None,
+) -> Monitor:
+    """Watch `model` while it trains; call `step` on the result after every optimizer step.
+
+    optimizer: whose updates are measured, one or several; without it there are no gradients and updates in the frames.
+    run, project: the name under which the service keeps the run. The same names again are a new attempt at the same run.
+    server: base URL of the service, by default that of TSEMON_SERVER. Without one the spool folder is the run.
+    every: sample each so many optimizer steps. Without it, as often as tsemon's own cost stays within `budget`.
+    budget: tsemon's share of wall time on the training thread, more than 0 and at most 1.
+    measures: names of the catalogue, by default all but those that it has on demand only.
+    blocks, attention: the transformer blocks in depth order and the self-attention of each, as modules or dotted names,
+        for models where they are not found. A block that is applied several times is named once for each.
+    attention_rows: how many query rows of attention are weighed, per head and at the most, to stand for all; "all" weighs
+        every row of every sequence, exactly, in memory that grows with the number of tokens and not with its square.
+    on_alert: called from `step`, on the training thread, when an alert fires or resolves. Default: a log line.
+    config, tags: kept with the run.
+    resume: the step at which training goes on; frames of earlier attempts from there on are hidden.
+    spool_dir: where frames wait until the service has them, by default `.tsemon`.
+    process_group: processes that train this model together and all call `attach`. Their samples and their shards of the
+        parameters are measured as one, in one collective a sample, and rank 0 of the group sends the frames. Ranks that
+        hold blocks of different names are taken for the stages of a pipeline, in the order of ranks.
+    stage: this rank's stage, from 0, in a pipeline whose stages give their blocks the same names.
+    probe_batch: a few sequences for the passes that tsemon makes itself, to look into a compiled model and at what
+        scaled parameters would give: a tensor, a tuple of positional arguments, or a dict of keyword arguments of
+        `model`. By default the first few of the first sampled batch are kept. Such a pass is eager and in eval mode; it
+        leaves parameters, buffers, attributes and random states as they were, but your own hooks in the model fire.
+
+    Raises, all of them under TsemonError: NoBlocksFound, InvalidArgument, UnknownMetric (for `measures`), SpoolError when
+    there is neither a server nor a folder that can be written, and in every rank of a group where it raises in one.
+    Nothing raises after this.
+    """
+    ranks = None if process_group is None else Ranks(process_group)
+    # What raises in one rank raises in all of them: the others would wait for it for ever.
+    together = _alone if ranks is None else ranks.together
+
+    def check() -> tuple[list[torch.optim.Optimizer], set[str], int | Literal["all"], Cadence, list[Block]]:
+        check_arguments(model, on_alert, stage, has_group=ranks is not None)
+        if probe_batch is not None:
+            check_probe_batch(probe_batch)
+        found = find_blocks(
+            model,
+            None if blocks is None else collection("blocks", blocks),
+            None if attention is None else collection("attention", attention),
+        )
+        # What the ranks agree on comes a sample late.
+        cadence = Cadence(every, budget, num_warm_up=NUM_WARM_UP + (ranks is not None))
+        return as_optimizers(optimizer), chosen_measures(measures), chosen_rows(attention_rows), cadence, found
+
+    optimizers, chosen, rows, cadence, found = together(check)
+    names = [block.name for block in found]
+    attention_names = [block.name for block in found if block.attention is not None]
+    if ranks is not None:
+        agree(ranks, every=every, budget=budget, measures=sorted(chosen), resume=resume)
+        stages = arrange(ranks.exchange((stage, names)), ranks.rank)
+        ranks.stage_size, names = stages.size, stages.names
+        found = [replace(block, number=stages.first + block.number) for block in found]
+    body = together(
+        lambda: registration(project=project, run=run, config=config, tags=tags, blocks=names, resume=resume)
+    )
+    server = server or os.environ.get("TSEMON_SERVER") or None
+    faults = Faults()
+    is_sender = ranks is None or ranks.rank == 0
+    outbox = together(lambda: _open_outbox(server, spool_dir, body, faults) if is_sender else SilentOutbox())
+    probe = Probe(
+        model,
+        optimizers,
+        found,
+        faults.contain,
+        depth=len(names),
+        ranks=ranks,
+        attention_rows=rows,
+        probe_batch=probe_batch,
+    )
+    return Monitor(
+        probe,
+        cadence,
+        outbox,
+        faults,
+        ranks=ranks,
+        measures=chosen,
+        on_alert=on_alert,
+        first_step=resume or 0,
+        block_names=names,
+        attention_names=attention_names,
+        server=server,
+    )
+
+
+def _alone(prepare: Callable[[], T]) -> T:
+    return prepare()
+
+
+def _open_outbox(
+    server: str | None, spool_dir: str | os.PathLike[str] | None, body: Mapping[str, Any], faults: Faults
+) -> Outbox:
+    delivery = HttpDelivery(server) if server else None
+    return Outbox(_open_spool(spool_dir, body, delivery is not None, faults.warn), delivery, on_warning=faults.warn)
+
+
+def _open_spool(
+    root: str | os.PathLike[str] | None, registration: Mapping[str, Any], has_server: bool, warn: Callable[[str], None]
+) -> Spool | MemorySpool:
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40].strip("-") or "host"
+    writer = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
+    try:
+        folder = Path(root or SPOOL_DIR).expanduser()
+    except (TypeError, RuntimeError) as error:
+        raise InvalidArgument(f"spool_dir is the path of a folder, got {root!r}") from error
+    try:
+        return Spool.create(folder, registration, writer)
+    except (SpoolError, ValueError) as error:  # ValueError: a path that no file can have
+        if not has_server:
+            raise error if isinstance(error, SpoolError) else SpoolError(f"spool_dir {str(root)!r}: {error}") from error
+        warn(f"{error}. Frames wait in memory instead: what the service has not received is lost at exit")
+        return MemorySpool(registration, writer)
