@@ -153,7 +153,9 @@ STAGES = in_one_process("both stages", with_both_stages)
 SHARDED = dict.fromkeys((PARAMETERS, GRADIENTS, UPDATES, SATURATION), "sharded over processes")
 HALF_OUTPUTS = [OUTPUTS]
 """Predictions are compared with those of the same rank."""
-BY_STAGE = dict.fromkeys((HIDDEN_STATES, ATTENTION), "this process's stage alone") | {SATURATION: "a stage of a pipeline"}
+BY_STAGE = dict.fromkeys((HIDDEN_STATES, ATTENTION), "this process's stage alone") | {
+    SATURATION: "a stage of a pipeline"
+}
 
 SETUPS = [
     ranked("DistributedDataParallel, attached on rank 0", data_parallel, watching=(0,)),
