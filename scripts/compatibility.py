@@ -42,7 +42,8 @@ It is written by `scripts/compatibility.py` and held against the tests, never ty
 - trains bit-equal: losses, parameters, buffers and random state are the same, bit for bit, with every step sampled and
   with every second; and nobody is warned of anything new.
 - hidden states to saturation: all of these [measures](measures.md) are there in every block, and where plain hooks find
-  them by their definition, too, they are equal. A number leads to what `monitor.status` says of what is missing.
+  them by their definition, too, they are equal. A number leads to what `monitor.status` says of what is missing. What
+  only every tenth sample has is looked for in the first.
 - same graphs: `torch.compile` compiles neither more nor other graphs.
 - leaves nothing: after `close()` there is no hook and no attribute that was not there before; attached again, it measures
   again.
