@@ -88,6 +88,8 @@ class Setup(Row):
     """Skipped where it is not installed."""
     attention_twin: Callable[[], Training] | None = None
     """The same training with attention weights in plain sight, where there are none in this."""
+    shows_weights: bool = False
+    """Whether plain hooks must see attention's weights; of other models it is no matter."""
 
     def __str__(self):
         return self.name
@@ -262,9 +264,10 @@ class PlainHooks:
         first.module.register_forward_pre_hook(self.keep_first, with_kwargs=True)
         for module in {id(block.module): block.module for block in self.blocks}.values():
             module.register_forward_hook(lambda _, args, output: self.keep(output))
-        for block in self.blocks:
-            if hasattr(block.attention, "weights_seen"):
-                block.attention.weights_seen.register_forward_hook(lambda _, args, output: self.weights.append(output))
+        for module in {
+            part for block in self.blocks if block.attention is not None for part in block.attention.modules()
+        }:
+            module.register_forward_hook(lambda _, args, output: self.keep_weights(output))
         counted = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
         self.groups = []
         for block in self.blocks:  # what is shared belongs to the first that has it
@@ -297,6 +300,12 @@ class PlainHooks:
         value = value[0] if isinstance(value, tuple) else value
         self.states.append((value.transpose(0, 1) if self.blocks[0].tokens_first else value).detach().double())
 
+    def keep_weights(self, output):
+        """Of an attention that returns them, or that passes them through a module."""
+        for value in output if isinstance(output, tuple) else (output,):
+            if _is_attention(value) and not any(value is weights for weights in self.weights):
+                self.weights.append(value)
+
     def read_gradients(self, optimizer):
         """Before the step, or after it where a closure has made them only there; all that are there at the first sight."""
         scale = getattr(optimizer, "grad_scale", None) or 1
@@ -327,7 +336,7 @@ class PlainHooks:
         if (logits := getattr(self.output, "logits", self.output)) is not None:
             found["output_variation"] = [_variation(logits)]
         if self.weights:
-            found["attention_entropy"] = [_causal_entropy(w_BHTT) for w_BHTT in self.weights[: len(self.blocks)]]
+            found["attention_entropy"] = [_row_entropy(w_BHTT) for w_BHTT in self.weights[: len(self.blocks)]]
         return {name: torch.stack(values).double() for name, values in found.items()}
 
 
@@ -337,7 +346,7 @@ def seen_plainly(setup):
     found = _seen_in(setup.twin or setup.build, setup.held_batch)
     if setup.attention_twin is not None:
         for step, in_twin in zip(found, _seen_in(setup.attention_twin), strict=True):
-            step["attention_entropy"] = in_twin["attention_entropy"]
+            step |= {"attention_entropy": in_twin["attention_entropy"]}
     return found
 
 
@@ -380,10 +389,18 @@ def _variation(logits):
     return (p_NV - p_NV.mean(dim=0)).square().sum() / p_NV.square().sum()
 
 
-def _causal_entropy(weights_BHTT):
+def _is_attention(value):
+    """Rows that sum to one, one for each token."""
+    if not isinstance(value, torch.Tensor) or value.ndim != 4 or value.shape[-1] != value.shape[-2]:
+        return False
+    return bool(((value.detach().float().sum(dim=-1) - 1).abs() < 1e-2).all())
+
+
+def _row_entropy(weights_BHTT):
+    """Over the largest that a row can have; these small models give every key that may be seen some weight."""
     entropy_BHT = torch.special.entr(weights_BHTT.detach().double()).sum(dim=-1)
-    visible_T = torch.arange(1, weights_BHTT.shape[-1] + 1)
-    return (entropy_BHT / visible_T.log())[..., 1:].mean()
+    visible_BHT = (weights_BHTT > 0).sum(dim=-1).double()
+    return (entropy_BHT / visible_BHT.log())[visible_BHT > 1].mean()
 
 
 def values(frame, metric):
@@ -439,15 +456,16 @@ def answer(setup, family, outcome):
     return cell
 
 
-def assert_measured_as(plain, frames, family):
-    """Wherever both have a value, in every step."""
+def assert_measured_as(plain, frames, family, may_lack=False):
+    """Whatever plain hooks saw. A step may lack it, where it was skipped for one, but not all of them."""
+    seen, measured = set(), set()
     for expected, frame in zip(plain, frames, strict=True):
-        for metric in METRICS[family]:
-            measured = values(frame, metric)
-            if measured is not None and metric in expected:
-                torch.testing.assert_close(
-                    measured, expected[metric], rtol=TOLERANCE[family], atol=1e-7, equal_nan=True
-                )
+        for metric in expected.keys() & METRICS[family]:
+            seen.add(metric)
+            if (got := values(frame, metric)) is not None:
+                measured.add(metric)
+                torch.testing.assert_close(got, expected[metric], rtol=TOLERANCE[family], atol=1e-7, equal_nan=True)
+    assert may_lack or measured == seen
 
 
 def batches(batch=4, tokens=12):

@@ -63,6 +63,8 @@ PAIRS = {
             fine_tuning(make, attention),
             num_blocks=NUM_BLOCKS.get(make, 3),
             lacks=LACKS.get(make, {}),
+            attention_twin=fine_tuning(make, "eager"),
+            shows_weights=True,
         )
         for attention in ("eager", "sdpa")
     ]
