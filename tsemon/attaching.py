@@ -72,8 +72,8 @@ def attach(
     stage: this rank's stage, from 0, in a pipeline whose stages give their blocks the same names.
     probe_batch: a few sequences for the passes that tsemon makes itself, to look into a compiled model and at what
         scaled parameters would give: a tensor, a tuple of positional arguments, or a dict of keyword arguments of
-        `model`. By default the first few of the first sampled batch are kept. Such a pass is eager and in eval mode; it
-        leaves parameters, buffers, attributes and random states as they were, but your own hooks in the model fire.
+        `model`. By default the first few of the first sampled batch are kept. Such a pass runs a stand-in for the model,
+        eager and in eval mode; the model is not touched, and your own hooks in it do not fire.
 
     Raises, all of them under TsemonError: NoBlocksFound, InvalidArgument, UnknownMetric (for `measures`), SpoolError when
     there is neither a server nor a folder that can be written, and in every rank of a group where it raises in one.

@@ -1,16 +1,17 @@
 """Run a model once more, on held sequences, and leave no trace of it.
 
 Where blocks run compiled no hook fires in them, and a model whose parameters are scaled is not the one that trains: what
-is measured there comes from a pass of its own. It runs the uncompiled module in eval mode without gradients, between an
-optimizer's step and the next forward pass.
+is measured there comes from a pass of its own. It runs a stand-in for the uncompiled module, in eval mode without gradients,
+between an optimizer's step and the next forward pass.
 """
 
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast
 
@@ -23,9 +24,14 @@ from tsemon.errors import InvalidArgument
 from tsemon.probes.discovery import eagerly
 from tsemon.probes.held import HeldBatch
 from tsemon.probes.hooks import full_precision
+from tsemon.probes.stand_in import stand_in
 
 MAX_FAILURES = 3
 """So often a pass may fail before it is given up for good."""
+
+
+Prepare = Callable[[Mapping[nn.Module, nn.Module]], None]
+"""Is given what stands in for each module of the model."""
 
 
 class ExtraPass:
@@ -37,8 +43,8 @@ class ExtraPass:
         self.why_not: str | None = None
         """Why the last pass that was asked for did not come about."""
 
-    def run(self, prepare: Callable[[], None], scale: float = 1.0) -> None:
-        """Run the model with all parameters times `scale`; `prepare` may hook it, and is called for each try.
+    def run(self, prepare: Prepare, scale: float = 1.0) -> None:
+        """Run a stand-in with all parameters times `scale`; `prepare` may hook it, and is called for each try.
 
         Raises what the model raises, unless the whole batch runs where its beginning did not.
         """
@@ -55,13 +61,14 @@ class ExtraPass:
                     self._fail(error)
                     raise
 
-    def _pass(self, prepare: Callable[[], None], scale: float) -> None:
+    def _pass(self, prepare: Prepare, scale: float) -> None:
         model, inputs = self._held.module, self._held.inputs
         if inputs is not None:
-            with _undisturbed(model), unchanged(model, scale):
-                prepare()
+            with _undisturbed(model):
+                modules = stand_in(model, scale)
+                prepare(modules)
                 copied = inputs.map(Tensor.clone)
-                model(*copied.args, **copied.kwargs)
+                modules[model](*copied.args, **copied.kwargs)
             self._held.accept()
 
     def _fail(self, error: Exception) -> None:
@@ -76,8 +83,6 @@ def _why_impossible(held: HeldBatch) -> str | None:
     modules = {type(module).__name__ for module in held.module.modules()}
     if "FullyShardedDataParallel" in modules or any(map(_is_sharded, held.module.parameters())):
         return "its parameters are sharded over processes, so an extra pass would have to gather them"
-    if any(isinstance(module, torch.jit.ScriptModule) for module in held.module.modules()):
-        return "parts of it are TorchScript, which an extra pass could not put back as it was"
     if held.inputs is None:
         return held.why_not or (
             f"no training pass came through {type(held.module).__name__} since attach, so no sequences are held for an "
@@ -92,84 +97,16 @@ def _is_sharded(parameter: Tensor) -> bool:
 
 
 @contextmanager
-def unchanged(model: nn.Module, scale: float = 1.0) -> Iterator[None]:
-    """Put the model into eval mode, with parameters times `scale`, and afterwards back as it was, whatever happens.
-
-    Meanwhile its parameters and buffers are copies. What stays is what a forward does to objects that it shares with
-    others: a list that it appends to, a file that it writes.
-    """
-    before = [(vars(module), dict(vars(module))) for module in model.modules()]
-    buffers: dict[int, Tensor] = {}
-    try:
-        for own, was in before:
-            own["_parameters"] = Copies(was["_parameters"], scale)
-            own["_buffers"] = {name: _copied_once(buffer, buffers) for name, buffer in was["_buffers"].items()}
-            own["training"] = False
-            for name, value in was.items():  # recurrent layers have a list of their weights, too
-                if isinstance(value, list) and any(isinstance(item, nn.Parameter) for item in value):
-                    own[name] = [_times(item, scale) if isinstance(item, nn.Parameter) else item for item in value]
-        yield
-    finally:
-        try:
-            _put_back(before)
-        except BaseException:  # an interrupt in the middle of it
-            _put_back(before)
-            raise
-
-
-def _put_back(before: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    for own, was in before:
-        for name in own.keys() - was.keys():
-            own.pop(name, None)
-        own.update(was)
-
-
-def _copied_once(buffer: Tensor | None, copies: dict[int, Tensor]) -> Tensor | None:
-    """A buffer may stand in several modules."""
-    if buffer is None:
-        return None
-    return copies.setdefault(id(buffer), buffer.detach().clone())
-
-
-class Copies(dict[str, nn.Parameter | None]):
-    """A module's parameters, each handed out as a copy, times `scale`: only those in use take memory."""
-
-    def __init__(self, parameters: dict[str, nn.Parameter | None], scale: float) -> None:
-        super().__init__(parameters)
-        self._scale = scale
-
-    def __getitem__(self, name: str) -> nn.Parameter | None:
-        parameter = super().__getitem__(name)
-        return None if parameter is None else _times(parameter, self._scale)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return default if super().get(name) is None else self[name]
-
-    def values(self) -> Any:
-        return [self[name] for name in self]
-
-    def items(self) -> Any:
-        return ((name, self[name]) for name in self)
-
-
-def _times(parameter: nn.Parameter, scale: float) -> nn.Parameter:
-    is_scaled = scale != 1 and (parameter.is_floating_point() or parameter.is_complex())
-    if type(parameter) is not nn.Parameter:
-        if is_scaled:
-            raise InvalidArgument(f"parameters of class {type(parameter).__name__} cannot be scaled")
-        return parameter
-    value = parameter.detach() * scale if is_scaled else parameter.detach().clone()
-    return nn.Parameter(value, requires_grad=parameter.requires_grad)
-
-
-@contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
     """Out of the user's contexts, with the random states put back: eager, no gradients, no autocast, no fused encoder, and
     silent."""
     cuda = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     python, has_fast_path = random.getstate(), torch.backends.mha.get_fastpath_enabled()
+    numpy = sys.modules.get("numpy")
     with ExitStack() as stack:
         stack.callback(random.setstate, python)
+        if numpy is not None:
+            stack.callback(numpy.random.set_state, numpy.random.get_state())
         stack.callback(torch.backends.mha.set_fastpath_enabled, has_fast_path)
         stack.enter_context(torch.random.fork_rng(devices=cuda))
         for context in (silent(), torch.no_grad(), full_precision(), _disable_current_modes(), eagerly()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import MethodType
 from typing import Any
@@ -92,13 +92,17 @@ class Hooks:
         self.guard = guard
         self.generation = 0
         """Counts the removals. An interrupt may leave a hook behind; it does nothing in a later generation."""
+        self.stand_ins: Mapping[nn.Module, nn.Module] | None = None
+        """What runs in the place of each module, where that is not the module itself. It is hooked in its place."""
         self._handles: list[Any] = []
         self._within: list[tuple[nn.Module, Context]] = []
         self._called: list[tuple[nn.Module, CalledCompiled]] = []
 
     def before(self, module: nn.Module, hook: Callable[..., None]) -> None:
         """Call hook(module, args, kwargs) before the module's forward."""
-        self._handles.append(module.register_forward_pre_hook(Guarded(self, hook), with_kwargs=True))
+        if (runs := self._that_runs(module)) is not None:
+            guarded = Guarded(self, functools.partial(_as, module, hook))
+            self._handles.append(runs.register_forward_pre_hook(guarded, with_kwargs=True))
 
     def before_compiled(self, module: nn.Module, hook: Callable[..., None]) -> None:
         """The same for a module that was compiled in place: its own hooks are inside the graph, or left out of it."""
@@ -108,18 +112,21 @@ class Hooks:
 
     def after(self, module: nn.Module, hook: Callable[..., None]) -> None:
         """Call hook(module, args, kwargs, output) after the module's forward, unless that raised."""
-        self._handles.append(module.register_forward_hook(Guarded(self, hook), with_kwargs=True))
+        if (runs := self._that_runs(module)) is not None:
+            guarded = Guarded(self, functools.partial(_as, module, hook))
+            self._handles.append(runs.register_forward_hook(guarded, with_kwargs=True))
 
     def within(self, module: nn.Module, context: Context) -> None:
         """Run the module's forward within `context()`.
 
         Not two hooks that enter and leave it: an interrupt would go past the second, and a second thread between them.
         """
-        forward = vars(module).get("forward")
-        if not isinstance(forward, ForwardWithin):
-            forward = module.forward = ForwardWithin(module)
-        forward.contexts.append(context)
-        self._within.append((module, context))
+        if (runs := self._that_runs(module)) is not None:
+            forward = vars(runs).get("forward")
+            if not isinstance(forward, ForwardWithin):
+                forward = runs.forward = ForwardWithin(runs)
+            forward.contexts.append(context)
+            self._within.append((runs, context))
 
     def around_step(
         self, optimizer: torch.optim.Optimizer, before: Callable[..., None], after: Callable[..., None]
@@ -127,6 +134,10 @@ class Hooks:
         """Call before(optimizer, args, kwargs) and after(optimizer, args, kwargs) around the optimizer's step."""
         self._handles.append(optimizer.register_step_pre_hook(Guarded(self, before)))
         self._handles.append(optimizer.register_step_post_hook(Guarded(self, after)))
+
+    def _that_runs(self, module: nn.Module) -> nn.Module | None:
+        """None for a wrapper around what has a stand-in: it does not run."""
+        return module if self.stand_ins is None else self.stand_ins.get(module)
 
     def remove(self) -> None:
         """Take all of them out again. An interrupt in the middle leaves the rest to the next call."""
@@ -145,6 +156,11 @@ class Hooks:
             module, called = self._called[-1]
             called.take_out(module)
             self._called.pop()
+
+
+def _as(module: nn.Module, hook: Callable[..., None], _: nn.Module, *rest: Any) -> None:
+    """Call the hook with the module that it was meant for, whatever stood in for it."""
+    hook(module, *rest)
 
 
 class CalledCompiled:
@@ -178,7 +194,7 @@ class ForwardWithin:
         self.contexts: list[Context] = []
         self._module = module
         self._forward = module.forward
-        self._own = vars(module).get("forward")
+        self.own = vars(module).get("forward")
         """A forward that somebody else has put on this very module."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -192,22 +208,22 @@ class ForwardWithin:
     # An interrupt may leave it in the module, and what people do then is to save the model.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
-        if self._own is not None:
-            own: Callable[..., Any] = copy.deepcopy(self._own, memo)
+        if self.own is not None:
+            own: Callable[..., Any] = copy.deepcopy(self.own, memo)
             return own
         copied = memo[id(self._module)]
         return MethodType(type(copied).forward, copied)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._own is not None:
-            return functools.partial, (self._own,)
+        if self.own is not None:
+            return functools.partial, (self.own,)
         return getattr, (self._module, "forward")  # where it is loaded, its class's
 
     def put_back(self, module: nn.Module) -> None:
         """Let the module run its own forward again."""
         del module.forward
-        if self._own is not None:
-            module.forward = self._own
+        if self.own is not None:
+            module.forward = self.own
 
 
 class Guarded:

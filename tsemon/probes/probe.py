@@ -233,8 +233,9 @@ class Probe:
                 self._guard.run_model(scaled.run, self._begin_scaled, self._saturation.scale)
         finally:
             self._is_in_extra_pass = False
-            self._extra.remove()
-            self._inner.remove()
+            for hooks in (self._extra, self._inner):
+                hooks.remove()
+                hooks.stand_ins = None
             self._padding.forget()
         self._saturation.why_not = plain.why_not or scaled.why_not
         self.how[EXTRA] = ""
@@ -244,19 +245,21 @@ class Probe:
                 "current batch: the model runs compiled"
             )
 
-    def _begin_plain(self) -> None:
-        self._begin_extra()
+    def _begin_plain(self, stand_ins: Mapping[nn.Module, nn.Module]) -> None:
+        self._begin_extra(stand_ins)
         if self._saturation.needs_passes:
             self._saturation.listen_to_plain(self._extra)
         if self._is_hidden:
             self._watch_passes(self._extra)
 
-    def _begin_scaled(self) -> None:
-        self._begin_extra()
+    def _begin_scaled(self, stand_ins: Mapping[nn.Module, nn.Module]) -> None:
+        self._begin_extra(stand_ins)
         self._saturation.listen_to_scaled(self._extra)
 
-    def _begin_extra(self) -> None:
-        self._extra.remove()
+    def _begin_extra(self, stand_ins: Mapping[nn.Module, nn.Module]) -> None:
+        for hooks in (self._extra, self._inner):
+            hooks.remove()
+            hooks.stand_ins = stand_ins
         for module in self._path:
             self._extra.before(module, self._padding.read)
 

@@ -12,7 +12,7 @@ from tests import zoo
 from tests.tsemon.probes.probing import hidden_states, probe_of, reading_of
 from tsemon.measures import saturation
 from tsemon.models import CausalLanguageModel
-from tsemon.probes import extra_pass
+from tsemon.probes import stand_in
 
 WANTED = {"saturation", "saturation_scale"}
 
@@ -251,7 +251,7 @@ class TestSaturation:
         probe = probe_of(model)
         probe.arm(WANTED)
         forward()
-        times, copies, num_alive = extra_pass._times, [], []
+        times, copies, num_alive = stand_in._tensor, [], []
 
         def counted(parameter, scale):
             copied = times(parameter, scale)
@@ -259,7 +259,7 @@ class TestSaturation:
             num_alive.append(sum(copy() is not None for copy in copies))
             return copied
 
-        monkeypatch.setattr(extra_pass, "_times", counted)
+        monkeypatch.setattr(stand_in, "_tensor", counted)
         probe.collect()
         assert max(num_alive) == 2  # a weight and its bias
 
