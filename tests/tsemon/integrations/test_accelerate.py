@@ -46,7 +46,9 @@ class TestAttach:
         *_, monitor = train(tmp_path)
         run = recorded(tmp_path)
         assert run.state == "finished"
-        assert monitor.monitor.status.not_measured == {}
+        assert monitor.monitor.status.not_measured.keys().isdisjoint(
+            {"token_similarity", "attention_entropy", "update_norm"}
+        )
         assert monitor.monitor.status.num_faults == 0
         assert all({"token_similarity", "grad_norm", "update_norm"} <= {*frame["layers"]} for frame in run.frames)
 

@@ -101,7 +101,9 @@ class TestLightningsCallback:
         fit(watching)
         run = recorded(tmp_path / "run")
         assert run.state == "finished"
-        assert watching.monitor.status.not_measured == {}
+        assert watching.monitor.status.not_measured.keys().isdisjoint(
+            {"token_similarity", "attention_entropy", "update_norm"}
+        )
         assert watching.monitor.status.num_faults == 0
         assert all({"token_similarity", "grad_norm", "update_norm"} <= {*frame["layers"]} for frame in run.frames)
 
