@@ -22,6 +22,7 @@ from tsemon.probes import (
     Ranks,
     Reading,
     Span,
+    ThreadState,
 )
 from tsemon.sample import Sample
 from tsemon.schedule import Cadence, Spent
@@ -91,6 +92,13 @@ class Monitor:
 
         Never raises, never waits for the device: a tensor given here is copied with everything else.
         """
+        state = ThreadState()
+        try:
+            self._end_step(loss, scalars)
+        finally:  # an interrupt passes
+            state.put_back()
+
+    def _end_step(self, loss: Tensor | float | None, scalars: Mapping[str, Tensor | float]) -> None:
         probe = self._probe
         if probe is not None and self._step >= self._next_sample:
             try:

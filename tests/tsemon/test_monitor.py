@@ -268,6 +268,17 @@ class TestStep:
             assert monitor.status.gap > 1
         assert len(frames_in(tmp_path)) < 60
 
+    def test_leaves_gradients_on_when_an_interrupt_passes(self, attached, monkeypatch):
+        def interrupted(*args, **kwargs):
+            torch._C._set_grad_enabled(False)
+            raise KeyboardInterrupt
+
+        *_, monitor = attached
+        monkeypatch.setattr(monitor._probe, "collect", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            monitor.step()
+        assert torch.is_grad_enabled()
+
 
 class TestClose:
     def test_leaves_no_hook(self, attached):

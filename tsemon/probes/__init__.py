@@ -2,7 +2,7 @@
 
 from tsemon.probes.discovery import Block, find_blocks
 from tsemon.probes.held import ProbeBatch, check_probe_batch
-from tsemon.probes.hooks import Span
+from tsemon.probes.hooks import Span, ThreadState
 from tsemon.probes.part import OnHost, Reading
 from tsemon.probes.probe import Probe
 from tsemon.probes.ranks import Ranks, agree, arrange
@@ -15,6 +15,7 @@ __all__ = [
     "Ranks",
     "Reading",
     "Span",
+    "ThreadState",
     "agree",
     "arrange",
     "check_probe_batch",

@@ -110,17 +110,34 @@ def hides_from_hooks(block: Block) -> bool:
 
 def is_linear(module: nn.Module) -> bool:
     """Whether it is a linear layer, GPT-2's Conv1D among them."""
-    weight = getattr(module, "weight", None)
-    is_conv1d = type(module).__name__ == "Conv1D" and isinstance(weight, Tensor) and weight.ndim == 2
-    return isinstance(module, nn.Linear) or is_conv1d
+    if isinstance(module, nn.Linear):
+        return True
+    return is_conv1d(module) and (weight := held(module, "weight")) is not None and weight.ndim == 2
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether it is GPT-2's, whose weight is (in, out). A parametrization makes a class of its own of it."""
+    return any(kind.__name__ == "Conv1D" for kind in type(module).__mro__)
+
+
+def held(module: nn.Module, name: str) -> Tensor | None:
+    """The tensor that the module keeps by this name, or from which its parametrization makes one.
+
+    To ask the module itself would run the parametrization, which may draw random numbers, count its calls, or be cached.
+    """
+    own = vars(module)
+    if (parametrizations := own["_modules"].get("parametrizations")) is not None and name in parametrizations:
+        own, name = vars(parametrizations[name]), "original"
+    value = own["_parameters"].get(name, own.get(name))
+    return value if isinstance(value, Tensor) else None
 
 
 def widths(linear: nn.Module) -> tuple[int, int]:
     """What a linear layer takes and what it gives."""
     if isinstance(linear, nn.Linear):
         return linear.in_features, linear.out_features
-    weight = linear.weight
-    assert isinstance(weight, Tensor)  # as is_linear wants it
+    weight = held(linear, "weight")
+    assert weight is not None  # as is_linear wants it
     return weight.shape[0], weight.shape[1]
 
 

@@ -57,7 +57,8 @@ class EscalationProbe(Part):
             inside = set(attention.modules())
             hides = not any(map(_is_norm, inside))  # what is inside need not be watched
             for module in block.module.modules():
-                if any(module.children()) or (hides and module in inside):
+                is_leaf = is_linear(module) or not any(module.children())  # a parametrization is a child
+                if not is_leaf or (hides and module in inside):
                     continue
                 if is_linear(module) and module in inside:
                     hooks.before(module, self._meet_inside)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from tsemon.probes.discovery import Block
+from tsemon.probes.discovery import Block, held
 
 OTHER, EMBEDDING, HEAD = -3, -2, -1
 """The groups behind those of the blocks: what belongs to no block, and the two ends. They count from the end."""
@@ -61,8 +61,10 @@ def output_head(model: nn.Module, blocks: Sequence[Block]) -> nn.Module | None:
 
 def is_tied(model: nn.Module, head: nn.Module) -> bool:
     """Whether the head's weight is that of an embedding."""
-    weights = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    return id(getattr(head, "weight", None)) in weights
+    weight = held(head, "weight")
+    return weight is not None and any(
+        weight is held(module, "weight") for module in model.modules() if isinstance(module, nn.Embedding)
+    )
 
 
 def local(tensor: Tensor) -> Tensor:

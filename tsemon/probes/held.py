@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import enum
 import types
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -88,13 +89,15 @@ class HeldBatch:
         self._candidates = []
         try:
             whole = Inputs(args, kwargs).map(lambda tensor: _widened(_own(tensor), parameter))
+            size = whole.batch_size
+            can_cut = self._can_cut and size is not None and size > MAX_SEQUENCES
+            cut = [whole.map(lambda tensor: _first(tensor, size))] if can_cut and size is not None else []
         except InvalidArgument as error:
             self.why_not = str(error)
-            return
-        size = whole.batch_size
-        if self._can_cut and size is not None and size > MAX_SEQUENCES:
-            self._candidates = [whole.map(lambda tensor: _first(tensor, size))]
-        self._candidates.append(whole)
+        except Exception as error:  # containers and tensors of other kinds may raise whatever they like
+            self.why_not = f"the model's inputs cannot be copied: {type(error).__name__}: {error}"
+        else:
+            self._candidates = [*cut, whole]
 
     def accept(self) -> None:
         """The first choice has run; let go of the other."""
@@ -168,7 +171,7 @@ def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(*(_map(item, change) for item in value))
     if isinstance(value, list | tuple):
         return type(value)(_map(item, change) for item in value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | UserDict):  # other mappings' copies may share what they hold with the user's own
         copied: Any = copy.copy(value)
         for key, item in value.items():
             copied[key] = _map(item, change)

@@ -21,6 +21,25 @@ MAX_SPANS = 10_000
 """More hooks than that run in no step. It bounds what a run without samples could pile up."""
 
 
+class ThreadState:
+    """Whether gradients and autocast are on in this thread, to be put back at the very end.
+
+    A context manager is no protection from an interrupt: between what it switches and its entry, or in its exit, nothing
+    switches back.
+    """
+
+    def __init__(self) -> None:
+        self.is_grad_enabled = torch.is_grad_enabled()
+        self._has_autocast = {device: torch.is_autocast_enabled(device) for device in ("cpu", "cuda")}
+
+    def put_back(self) -> None:
+        if torch.is_grad_enabled() != self.is_grad_enabled:
+            torch._C._set_grad_enabled(self.is_grad_enabled)
+        for device, was_enabled in self._has_autocast.items():
+            if torch.is_autocast_enabled(device) != was_enabled:
+                torch.set_autocast_enabled(device, was_enabled)
+
+
 class Guard:
     """Runs what hooks do: contained, timed, and out of sight of everything that the user's own code has switched on."""
 
@@ -41,7 +60,8 @@ class Guard:
 
     def contain(self, hook: Callable[..., None], *args: Any) -> None:
         """The same without counting: while ranks wait for each other, it is not tsemon that takes the time."""
-        self.is_grad_enabled = torch.is_grad_enabled()
+        state = ThreadState()
+        self.is_grad_enabled = state.is_grad_enabled
         try:
             # The user's modes must not see our operations: selective checkpointing would keep our tensors for the
             # model's, a mode that simulates quantisation would draw from the random state.
@@ -49,14 +69,19 @@ class Guard:
                 hook(*args)
         except Exception as error:
             self.on_fault(error)
+        finally:
+            state.put_back()
 
     def run_model(self, function: Callable[..., None], *args: Any) -> None:
         """Call what calls the model, counted and contained as well; a model may need modes that a hook must not meet."""
-        with self._counted():
-            try:
+        state = ThreadState()
+        try:
+            with self._counted():
                 function(*args)
-            except Exception as error:
-                self.on_fault(error)
+        except Exception as error:
+            self.on_fault(error)
+        finally:
+            state.put_back()
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from tsemon.probes.discovery import held, is_conv1d
 from tsemon.probes.groups import is_sharded, local
 
 SEPARATE = frozenset(
@@ -67,7 +68,7 @@ def queries_and_keys(attention: nn.Module) -> list[Slices] | str:
             found += _of_multihead(module)
         elif kind in SEPARATE:
             found += [Slices(parameter) for parameter in module.parameters()]
-        elif kind in PACKED and isinstance(weight := getattr(module, "weight", None), nn.Parameter):
+        elif kind in PACKED and isinstance(weight := held(module, "weight"), nn.Parameter):
             stretches = _stretches(kind, attention, module, weight)
             if stretches is None:
                 return f"cannot tell queries and keys from values in {name} of {type(attention).__name__}"
@@ -77,17 +78,17 @@ def queries_and_keys(attention: nn.Module) -> list[Slices] | str:
 
 def _of_multihead(module: nn.MultiheadAttention) -> Iterator[Slices]:
     queries_and_keys = ((0, 2 * module.embed_dim),)
-    if module.in_proj_weight is None:  # keys or values of another width
-        yield from (Slices(module.q_proj_weight), Slices(module.k_proj_weight))
-    else:
-        yield Slices(module.in_proj_weight, 0, queries_and_keys)
-    if module.in_proj_bias is not None:
-        yield Slices(module.in_proj_bias, 0, queries_and_keys)
+    for name in ("in_proj_weight", "in_proj_bias"):
+        if isinstance(packed := held(module, name), nn.Parameter):
+            yield Slices(packed, 0, queries_and_keys)
+    for name in ("q_proj_weight", "k_proj_weight"):  # where keys or values are of another width
+        if isinstance(separate := held(module, name), nn.Parameter):
+            yield Slices(separate)
 
 
 def _packed(module: nn.Module, weight: nn.Parameter, stretches: tuple[tuple[int, int], ...]) -> Iterator[Slices]:
     yield Slices(weight, _output_axis(module), stretches)
-    if isinstance(bias := getattr(module, "bias", None), nn.Parameter):
+    if isinstance(bias := held(module, "bias"), nn.Parameter):
         yield Slices(bias, 0, stretches)
 
 
@@ -114,7 +115,7 @@ def _stretches(
 
 
 def _output_axis(module: nn.Module) -> int:
-    return 1 if type(module).__name__ == "Conv1D" else 0
+    return 1 if is_conv1d(module) else 0
 
 
 def _number(attention: nn.Module, names: tuple[str, ...]) -> int | None:

@@ -1,0 +1,47 @@
+import pytest
+import torch
+
+from tests.tsemon.probes.probing import raise_fault
+from tsemon.probes.hooks import Guard
+
+
+def nothing():
+    pass
+
+
+def interrupt_in(monkeypatch, context, method):
+    """Let an interrupt arrive once in the context manager's entry, after it has switched, or in its exit, before that."""
+    original = getattr(context, method)
+
+    def interrupted(self, *args):
+        if method == "__enter__":
+            original(self, *args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(context, method, interrupted)
+
+
+class TestAnInterruptInAHook:
+    @pytest.mark.parametrize("context", [torch.no_grad, torch.autocast])
+    @pytest.mark.parametrize("method", ["__enter__", "__exit__"])
+    @pytest.mark.parametrize("call", ["run", "contain"])
+    def test_leaves_gradients_and_autocast_as_they_were(self, monkeypatch, context, method, call):
+        guard = Guard(raise_fault)
+        with torch.autocast("cpu", torch.bfloat16), monkeypatch.context() as patch:
+            interrupt_in(patch, context, method)
+            with pytest.raises(KeyboardInterrupt):
+                getattr(guard, call)(nothing)
+            assert torch.is_grad_enabled()
+            assert torch.is_autocast_enabled("cpu")
+            patch.undo()
+
+    def test_leaves_them_as_they_were_around_a_pass_of_the_model(self):
+        def interrupted():
+            torch._C._set_grad_enabled(False)
+            torch.set_autocast_enabled("cpu", True)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            Guard(raise_fault).run_model(interrupted)
+        assert torch.is_grad_enabled()
+        assert not torch.is_autocast_enabled("cpu")
