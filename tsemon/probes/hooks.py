@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -117,9 +118,16 @@ class Hooks:
         self.guard = guard
         self.generation = 0
         """Counts the removals. An interrupt may leave a hook behind; it does nothing in a later generation."""
+        self.thread: int | None = None
+        """The thread on which the pass runs that they are for; None: any. Another may evaluate the model meanwhile."""
         self._handles: list[Any] = []
         self._within: list[tuple[nn.Module, Context]] = []
         self._called: list[tuple[nn.Module, CalledCompiled]] = []
+
+    @property
+    def are_concerned(self) -> bool:
+        """Whether what runs now is what they are for."""
+        return self.thread in (None, threading.get_ident())
 
     def before(self, module: nn.Module, hook: Callable[..., None]) -> None:
         """Call hook(module, args, kwargs) before the module's forward."""
@@ -245,7 +253,11 @@ class Guarded:
 
     def __call__(self, *args: Any) -> None:
         # Traced into a graph it would break that graph, or raise where the user has forbidden breaks.
-        if not torch.compiler.is_compiling() and self._generation == self._hooks.generation:
+        if (
+            not torch.compiler.is_compiling()
+            and self._generation == self._hooks.generation
+            and self._hooks.are_concerned
+        ):
             self._hooks.guard.run(self._hook, *args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:

@@ -16,7 +16,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -68,7 +68,8 @@ class AttentionPart(Part):
             if not (has_fast_path and may_take_fast_path(block.attention)):
                 report = functools.partial(self._report, hooks, block)
                 num_heads = getattr(block.attention, "num_heads", None)
-                hooks.within(block.attention, functools.partial(tapped, report, num_heads, places))
+                tap = functools.partial(tapped, report, num_heads, places)
+                hooks.within(block.attention, lambda tap=tap: tap() if hooks.are_concerned else nullcontext())
 
     def look(self, block: Block, seen: Seen) -> bool:
         """Measure what was seen of the block; whether there was something to measure. Runs inside its forward."""
