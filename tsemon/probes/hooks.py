@@ -51,6 +51,8 @@ class Guard:
         self._spans: list[Span] = []
         self.cost_s = 0.0
         """Seconds spent inside hooks so far, on the thread that trains."""
+        self.has_met_transform = False
+        """Whether a hook was left out because the model ran under a transform of torch.func."""
         self.is_grad_enabled = True
         """Whether the code around the hook that runs, or ran last, records gradients."""
 
@@ -127,7 +129,10 @@ class Hooks:
     @property
     def are_concerned(self) -> bool:
         """Whether what runs now is what they are for."""
-        return self.thread in (None, threading.get_ident())
+        if self.thread not in (None, threading.get_ident()):
+            return False
+        self.guard.has_met_transform |= is_transformed()
+        return not is_transformed()
 
     def before(self, module: nn.Module, hook: Callable[..., None]) -> None:
         """Call hook(module, args, kwargs) before the module's forward."""
@@ -266,6 +271,14 @@ class Guarded:
     def __reduce__(self) -> tuple[Any, ...]:
         # From the standard library: whoever loads the model need not have tsemon.
         return getattr, (nullcontext(), "__exit__")
+
+
+def is_transformed() -> bool:
+    """Whether vmap, grad or another transform of torch.func is under way: tensors are not what they seem, then."""
+    try:
+        return torch._C._functorch.maybe_current_level() is not None
+    except AttributeError:  # a PyTorch that has it elsewhere
+        return False
 
 
 @contextmanager

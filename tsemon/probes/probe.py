@@ -107,6 +107,7 @@ class Probe:
     def arm(self, wanted: Collection[str]) -> None:
         """Watch the next step for these metrics."""
         self._saw_train_mode, self._is_open = None, False
+        self._guard.has_met_transform = False
         self.wanted = frozenset(wanted)
         for part in self._parts.values():
             part.wanted = frozenset(part.METRICS) & frozenset(wanted)
@@ -279,6 +280,7 @@ class Probe:
         if (
             self._saw_train_mode is None
             and not self._is_hidden
+            and not self._guard.has_met_transform
             and not isinstance(first, nn.TransformerEncoderLayer)
             and not runs_compiled(first)
         ):
@@ -366,6 +368,8 @@ class Probe:
     def _why_unseen(self) -> str:
         if self._is_hidden and self._plain_pass.why_not is not None:
             return self._plain_pass.why_not
+        if self._guard.has_met_transform:
+            return "the model runs under transforms of torch.func (vmap, grad), where hooks see no plain tensors"
         if self._saw_train_mode is None:
             return (
                 f"no training pass came through {type(self._gate).__name__}, which holds the blocks, since the last call of "
