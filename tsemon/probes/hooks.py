@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -50,6 +51,8 @@ class Guard:
         self._spans: list[Span] = []
         self.cost_s = 0.0
         """Seconds spent inside hooks so far, on the thread that trains."""
+        self.has_met_transform = False
+        """Whether a hook was left out because the model ran under a transform of torch.func."""
         self.is_grad_enabled = True
         """Whether the code around the hook that runs, or ran last, records gradients."""
 
@@ -119,9 +122,19 @@ class Hooks:
         """Counts the removals. An interrupt may leave a hook behind; it does nothing in a later generation."""
         self.stand_ins: Mapping[nn.Module, nn.Module] | None = None
         """What runs in the place of each module, where that is not the module itself. It is hooked in its place."""
+        self.thread: int | None = None
+        """The thread on which the pass runs that they are for; None: any. Another may evaluate the model meanwhile."""
         self._handles: list[Any] = []
         self._within: list[tuple[nn.Module, Context]] = []
         self._called: list[tuple[nn.Module, CalledCompiled]] = []
+
+    @property
+    def are_concerned(self) -> bool:
+        """Whether what runs now is what they are for."""
+        if self.thread not in (None, threading.get_ident()):
+            return False
+        self.guard.has_met_transform |= is_transformed()
+        return not is_transformed()
 
     def before(self, module: nn.Module, hook: Callable[..., None]) -> None:
         """Call hook(module, args, kwargs) before the module's forward."""
@@ -261,7 +274,11 @@ class Guarded:
 
     def __call__(self, *args: Any) -> None:
         # Traced into a graph it would break that graph, or raise where the user has forbidden breaks.
-        if not torch.compiler.is_compiling() and self._generation == self._hooks.generation:
+        if (
+            not torch.compiler.is_compiling()
+            and self._generation == self._hooks.generation
+            and self._hooks.are_concerned
+        ):
             self._hooks.guard.run(self._hook, *args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
@@ -270,6 +287,14 @@ class Guarded:
     def __reduce__(self) -> tuple[Any, ...]:
         # From the standard library: whoever loads the model need not have tsemon.
         return getattr, (nullcontext(), "__exit__")
+
+
+def is_transformed() -> bool:
+    """Whether vmap, grad or another transform of torch.func is under way: tensors are not what they seem, then."""
+    try:
+        return torch._C._functorch.maybe_current_level() is not None
+    except AttributeError:  # a PyTorch that has it elsewhere
+        return False
 
 
 @contextmanager

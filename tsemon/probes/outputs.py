@@ -7,20 +7,29 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from tsemon.measures.linear import ratio
 from tsemon.probes.discovery import Block, hidden_width, is_linear, widths
+from tsemon.probes.held import PARALLEL
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.padding import Padding, evenly_spread
 from tsemon.probes.part import Part, Partial, Reading, counted, mean
 
 MAX_PREDICTIONS = 256
 HEAD_NAMES = ("lm_head", "head", "classifier")
+
+
+class Running(NamedTuple):
+    """A module that has not returned yet, and the thread on which it runs."""
+
+    module: nn.Module
+    thread: int
 
 
 class OutputProbe(Part):
@@ -37,8 +46,8 @@ class OutputProbe(Part):
         self._blocks = blocks
         self._depth = depth
         self._padding = padding
-        self._running = set[nn.Module]()
-        self._measured = set[nn.Module]()
+        self._running = set[Running]()
+        self._measured = set[Running]()
         """Modules through which the pass that is measured came, and that have not returned yet."""
         self._masks = padding
         self._variation: Tensor | None = None
@@ -52,8 +61,11 @@ class OutputProbe(Part):
 
     def listen(self, hooks: Hooks) -> None:
         self.forget()
-        # The outermost modules return when the pass is over for everybody else.
-        self._measured = set(self._running)
+        # The outermost modules return when the pass is over for everybody else; DataParallel does on a thread of its own.
+        here = threading.get_ident()
+        self._measured = {
+            running for running in self._running if running.thread == here or type(running.module).__name__ in PARALLEL
+        }
         self._masks = copy.copy(self._padding)
 
     def forget(self) -> None:
@@ -70,7 +82,8 @@ class OutputProbe(Part):
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         if self._measured:  # a hook that is called in any case is one that dynamo compiles anew for
-            outermost = next(module for module in self._path if module in self._measured)
+            measured = {running.module for running in self._measured}
+            outermost = next(module for module in self._path if module in measured)
             return {"output_variation": f"{type(outermost).__name__} did not return"}
         is_last_stage = self._blocks[-1].number + 1 == self._depth
         if self._variation is not None or not is_last_stage:
@@ -83,13 +96,14 @@ class OutputProbe(Part):
         return _head_width(self._path[0], self._blocks)
 
     def _enter(self, module: nn.Module, *_: Any) -> None:
-        self._running.add(module)
+        self._running.add(Running(module, threading.get_ident()))
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self._running.discard(module)
-        if module not in self._measured:
+        running = Running(module, threading.get_ident())
+        self._running.discard(running)
+        if running not in self._measured:
             return
-        self._measured.discard(module)
+        self._measured.discard(running)
         logits = _logits(output, self._width)
         if logits is not None:
             self._variation = _variation(logits.detach(), self._masks.valid(self._blocks[-1].stack, *logits.shape[:2]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -106,6 +107,7 @@ class Probe:
     def arm(self, wanted: Collection[str]) -> None:
         """Watch the next step for these metrics."""
         self._saw_train_mode, self._is_open = None, False
+        self._guard.has_met_transform = False
         self.wanted = frozenset(wanted)
         for part in self._parts.values():
             part.wanted = frozenset(part.METRICS) & frozenset(wanted)
@@ -123,7 +125,7 @@ class Probe:
         if not listening:
             return
         for module in self._path:
-            hooks.before(module, self._padding.read)
+            hooks.before(module, self._read_padding)
         for part in listening:
             part.arm(hooks)
         if self._is_gate_called:
@@ -225,6 +227,7 @@ class Probe:
         if not (is_worth_it or self._saturation.needs_passes):
             return
         plain, scaled = self._plain_pass, self._scaled_pass
+        self._extra.thread = threading.get_ident()
         try:
             self._is_in_extra_pass = self._is_hidden
             self._guard.run_model(plain.run, self._begin_plain)
@@ -233,6 +236,7 @@ class Probe:
                 self._guard.run_model(scaled.run, self._begin_scaled, self._saturation.scale)
         finally:
             self._is_in_extra_pass = False
+            self._extra.thread = None
             for hooks in (self._extra, self._inner):
                 hooks.remove()
                 hooks.stand_ins = None
@@ -279,6 +283,7 @@ class Probe:
         if (
             self._saw_train_mode is None
             and not self._is_hidden
+            and not self._guard.has_met_transform
             and not isinstance(first, nn.TransformerEncoderLayer)
             and not runs_compiled(first)
         ):
@@ -292,7 +297,18 @@ class Probe:
         for part in self._parts.values():
             part.forget()
 
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether this thread runs the model while a pass on another is measured."""
+        return not self._extra.are_concerned or (self._is_open and not self._inner.are_concerned)
+
+    def _read_padding(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self._is_elsewhere:
+            self._padding.read(module, args, kwargs)
+
     def _open(self, gate: nn.Module, *_: Any) -> None:
+        if self._is_elsewhere:
+            return
         self._drop_failed_pass()
         if self._is_in_extra_pass:
             self._listen()
@@ -309,6 +325,7 @@ class Probe:
 
     def _listen(self) -> None:
         self._inner.remove()
+        self._inner.thread = threading.get_ident()
         self._calls.begin()
         for block in self._calls.to_hook:
             if not hides_from_hooks(block):
@@ -332,6 +349,10 @@ class Probe:
                 self._guard.run(part.enter, layer, args, kwargs)
 
     def _close(self, gate: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not self._is_elsewhere:
+            self._end_pass()
+
+    def _end_pass(self) -> None:
         self._is_open = False
         self._inner.remove()
         self._padding.forget()
@@ -342,7 +363,7 @@ class Probe:
         Known only afterwards: a hook that is called in any case is one that dynamo compiles anew for.
         """
         if self._is_open:
-            self._close(self._gate, (), {}, None)
+            self._end_pass()
             self._saw_train_mode = None
             for part in self._listening():
                 part.forget()
@@ -350,6 +371,8 @@ class Probe:
     def _why_unseen(self) -> str:
         if self._is_hidden and self._plain_pass.why_not is not None:
             return self._plain_pass.why_not
+        if self._guard.has_met_transform:
+            return "the model runs under transforms of torch.func (vmap, grad), where hooks see no plain tensors"
         if self._saw_train_mode is None:
             return (
                 f"no training pass came through {type(self._gate).__name__}, which holds the blocks, since the last call of "

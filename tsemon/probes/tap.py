@@ -16,7 +16,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -68,7 +68,7 @@ class AttentionPart(Part):
             if not (has_fast_path and may_take_fast_path(block.attention)):
                 report = functools.partial(self._report, hooks, block)
                 num_heads = getattr(block.attention, "num_heads", None)
-                hooks.within(block.attention, functools.partial(tapped, report, num_heads, places))
+                hooks.within(block.attention, functools.partial(_tapped_by, hooks, report, num_heads, places))
 
     def look(self, block: Block, seen: Seen) -> bool:
         """Measure what was seen of the block; whether there was something to measure. Runs inside its forward."""
@@ -88,7 +88,7 @@ class AttentionPart(Part):
 
     def _report(self, hooks: Hooks, block: Block, seen: Seen) -> None:
         layer = self._calls.current(block)
-        if layer is not None and layer.number not in self._seen:
+        if layer is not None and layer.number not in self._seen and hooks.are_concerned:
             hooks.guard.run(self._look, layer, seen)
 
     def _look(self, block: Block, seen: Seen) -> None:
@@ -298,6 +298,12 @@ def _put_back(namespace: dict[str, Any], name: str) -> None:
 
 
 ABSENT = object()
+
+
+def _tapped_by(
+    hooks: Hooks, report: Callable[[Seen], None], num_heads: int | None, places: Iterable[Place]
+) -> AbstractContextManager[None]:
+    return tapped(report, num_heads, places) if hooks.are_concerned else nullcontext()
 
 
 @contextmanager
