@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tsemon.catalogue import TIERS
 from tsemon.errors import InvalidArgument
 from tsemon.probes import OnHost, Reading, Span
 from tsemon.wire import MAX_SCALARS, METRIC_NAME, Array, Frame
@@ -46,7 +47,7 @@ class Sample:
         ):
             for name, value in values.items():
                 try:
-                    if not re.fullmatch(METRIC_NAME, name):
+                    if name not in TIERS and not re.fullmatch(METRIC_NAME, name):
                         raise InvalidArgument("a name has letters, digits and _./:- only, and at most 128 of them")
                     if isinstance(value, float | int):
                         self._scalars[name] = float(value)
@@ -59,7 +60,8 @@ class Sample:
                         raise InvalidArgument(f"a tensor of shape {tuple(raw.shape)} is not one number")
                     # What is finished here may need the digits of float64: its bits travel as those of two float32.
                     dtype = raw.dtype if finish and raw.dtype == torch.float64 else torch.float32
-                    tensors.append(raw.detach().to(dtype).reshape(-1).view(torch.float32))
+                    flat = raw.detach().to(dtype).reshape(-1)
+                    tensors.append(flat if dtype == torch.float32 else flat.view(torch.float32))
                     self._parts.append(_Part(group, name, tuple(raw.shape), dtype, finish))
                 except Exception as error:
                     on_fault(InvalidArgument(f"{name!r} given to monitor.step() was left out: {error}"))

@@ -65,7 +65,11 @@ class ExtraPass:
         model, inputs = self._held.module, self._held.inputs
         if inputs is not None:
             with _undisturbed(model):
-                modules = stand_in(model, scale)
+                try:
+                    modules = stand_in(model, scale)
+                except InvalidArgument as error:
+                    self._num_failures, self.why_not = MAX_FAILURES, f"there is no stand-in for the model: {error}"
+                    return
                 prepare(modules)
                 copied = inputs.map(Tensor.clone)
                 modules[model](*copied.args, **copied.kwargs)
