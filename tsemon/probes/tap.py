@@ -15,6 +15,7 @@ import functools
 import inspect
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ class Seen(NamedTuple):
     """What the weights are multiplied with, (B, H, S, K); it may turn out to be none."""
 
 
-class AttentionPart(Part):
+class AttentionPart(Part, ABC):
     """A part that looks at the first attention of each block's self-attention module."""
 
     def __init__(self, blocks: list[Block], depth: int, padding: Padding, calls: Calls) -> None:
@@ -70,9 +71,9 @@ class AttentionPart(Part):
                 num_heads = getattr(block.attention, "num_heads", None)
                 hooks.within(block.attention, functools.partial(_tapped_by, hooks, report, num_heads, places))
 
+    @abstractmethod
     def look(self, block: Block, seen: Seen) -> bool:
         """Measure what was seen of the block; whether there was something to measure. Runs inside its forward."""
-        raise NotImplementedError
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         if without := [block.name for block in self._blocks if block.attention is None]:

@@ -92,15 +92,18 @@ def in_words(weights_BHTT, is_causal):
     }
 
 
+HUGGING_FACE = (zoo.bert, zoo.gpt2, zoo.llama, zoo.vit)
+
+
 class TestAttentionMeasures:
-    @pytest.mark.parametrize("attn_implementation", ["sdpa", "eager"])
-    @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-    def test_equal_their_definitions_on_the_models_own_weights_and_values(self, make, attn_implementation):
-        is_hugging_face = make in (zoo.bert, zoo.gpt2, zoo.llama, zoo.vit)
-        if attn_implementation == "eager" and not is_hugging_face:
-            pytest.skip("has one implementation")
-        kwargs = {"attn_implementation": attn_implementation} if is_hugging_face else {}
-        model, _ = sharpened(make, **kwargs)
+    @pytest.mark.parametrize(
+        ("make", "options"),
+        [(make, {"attn_implementation": kind}) for make in HUGGING_FACE for kind in ("sdpa", "eager")]
+        + [(make, {}) for make in MODELS if make not in HUGGING_FACE],
+        ids=lambda value: getattr(value, "__name__", None) or "".join(value.values()) or "own",
+    )
+    def test_equal_their_definitions_on_the_models_own_weights_and_values(self, make, options):
+        model, _ = sharpened(make, **options)
         forward = inputs_of(make)
         reading, probe = reading_of(model, lambda: forward(model))
         weights, values = recorded(model, forward)
