@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-OURS = ("unsampled", "sampled", "amortised")
+OURS = ("unsampled", "sampled", "sampled, slow tier too", "amortised")
 """Rows that are tsemon's; they have a colour of their own."""
 
 
