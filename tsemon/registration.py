@@ -88,7 +88,10 @@ def as_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
     optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
     for each in optimizers:
         if isinstance(each, type) or not callable(getattr(each, "step", None)):
-            raise InvalidArgument(f"optimizer is the torch.optim.Optimizer that trains the model, got {each!r}")
+            what = f"the class {each.__name__}" if isinstance(each, type) else type(each).__name__
+            raise InvalidArgument(
+                f"optimizer is the torch.optim.Optimizer that trains the model, or a list of several, got {what}"
+            )
     return optimizers
 
 

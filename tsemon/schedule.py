@@ -48,6 +48,8 @@ class Cadence:
         self._every = every
         self._budget = budget
         self._cost_s: dict[bool, float | None] = {False: None, True: None}  # by whether the sample is a slow one
+        self._first_slow_s = 0.0
+        """What the first sample cost, warm-ups and all: an upper bound, until another of the slow tier is known."""
         self._step_s: float | None = None
         self._num_samples = 0
         self._num_warm_up = num_warm_up
@@ -61,11 +63,13 @@ class Cadence:
     def next_gap(self, spent: Spent) -> int:
         """Steps from this sample to the next, told what the newest sample cost of which that is known."""
         self._num_samples += 1
+        if spent.is_slow and self._num_samples <= self._num_warm_up:
+            self._first_slow_s = spent.cost_s
         if self._every is None and self._num_samples > self._num_warm_up:
             self._cost_s[spent.is_slow] = _blend(self._cost_s[spent.is_slow], spent.cost_s)
             # Faster steps are believed at once, because the budget is a limit; slower ones, among them a pause, by and by.
             self._step_s = min(_blend(self._step_s, spent.step_s), spent.step_s)
-            usual, slow = self._cost_s[False] or spent.cost_s, self._cost_s[True] or 0.0
+            usual, slow = self._cost_s[False] or spent.cost_s, self._cost_s[True] or self._first_slow_s
             mean_cost_s = usual + max(slow - usual, 0.0) / SLOW_EVERY
             wanted = mean_cost_s / (self._budget * self._step_s) if self._step_s else MAX_GAP
             self.gap = min(max(math.ceil(wanted), 1), MAX_GAP)

@@ -33,6 +33,12 @@ class TestCadence:
             cadence.next_gap(Spent(1.03 if is_slow else 0.03, 0.1, is_slow))
         assert cadence.gap == math.ceil((0.03 + 1.0 / SLOW_EVERY) / 0.001)
 
+    def test_expects_the_slow_tier_to_cost_what_the_first_sample_did_until_it_is_known(self):
+        cadence = Cadence(budget=0.01)
+        for cost_s, is_slow in ((0.0, False), (1.03, True), (0.03, False)):  # nothing is known at the first
+            cadence.next_gap(Spent(cost_s, 0.1, is_slow))
+        assert cadence.gap == math.ceil((0.03 + 1.0 / SLOW_EVERY) / 0.001)
+
     def test_is_within_the_budget_one_sample_after_steps_became_five_times_faster(self):
         cadence = Cadence(budget=0.01)
         settle(cadence, 0.03, 0.1)

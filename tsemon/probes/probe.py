@@ -272,7 +272,9 @@ class Probe:
 
     def _find_compiled(self) -> None:
         """A model that was compiled after it was attached is called by a module that nobody has told us of."""
-        if self._saw_train_mode is None and self._held.inputs is None and self._num_searches < MAX_SEARCHES:
+        looks_inside = self._saturation.wanted or any(part.wanted for part in self._listening())
+        is_lost = looks_inside and self._saw_train_mode is None and self._held.inputs is None
+        if is_lost and self._num_searches < MAX_SEARCHES:  # it looks at every object there is
             self._num_searches += 1
             self._path = [*compiled_around(self._path), *self._path]
 
