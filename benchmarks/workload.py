@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsemon.models import CausalLanguageModel
+from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
 
 SIZES = {
     "tiny": {"vocab": 512, "context": 64, "depth": 2, "width": 64, "heads": 4, "ffn": 128},
@@ -32,7 +32,7 @@ class Workload:
         torch.manual_seed(0)
         self.size, self.batch, self.dtype, self.compiled = size, batch, dtype, compiled
         self.device = torch.device(device)
-        self.model = CausalLanguageModel(**SIZES[size]).to(self.device)
+        self.model = CausalLanguageModel(CausalLanguageModelConfig(**SIZES[size])).to(self.device)
         self.called: Any = torch.compile(self.model) if compiled else self.model
         """What the step calls: the model, or what torch.compile made of it."""
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)

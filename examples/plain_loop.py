@@ -6,11 +6,11 @@ Frames go to the service at TSEMON_SERVER; without one they wait in ./.tsemon un
 import torch
 
 import tsemon
-from tsemon.models import CausalLanguageModel
+from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
 from tsemon.train.data import standard_library_text, text_batches
 
 torch.manual_seed(0)
-model = CausalLanguageModel(vocab=256, context=64, depth=6, width=64, heads=4, ffn=256)
+model = CausalLanguageModel(CausalLanguageModelConfig(vocab=256, context=64, depth=6, width=64, heads=4, ffn=256))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 batches = text_batches(standard_library_text(100_000), context=64, batch_size=8, seed=0)
 

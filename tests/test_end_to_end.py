@@ -23,7 +23,7 @@ from tests import zoo
 from tests.service import ServiceProcess, await_service
 from tsemon.demo import summarize
 from tsemon.demo.board import Board, Row
-from tsemon.models import VisionTransformer
+from tsemon.models import VisionTransformer, VisionTransformerConfig
 from tsemon.train.presets import DIGITS
 from tsemon.transport import sync
 from tsemon_client import Client
@@ -210,9 +210,8 @@ class TestARunThatIsWatched:
 
     def test_shows_what_the_model_computed(self, service, client, tmp_path):
         torch.manual_seed(0)
-        model = VisionTransformer(
-            image_size=16, patch=4, channels=1, num_classes=10, depth=6, width=32, heads=4, ffn=64, tau=None
-        )
+        sizes = {"image_size": 16, "patch": 4, "channels": 1, "num_classes": 10, "depth": 6, "width": 32}
+        model = VisionTransformer(VisionTransformerConfig(**sizes, heads=4, ffn=64))
         images = torch.randn(8, 1, 16, 16)
         with tsemon.attach(model, run="vit", server=service.url, every=1, spool_dir=tmp_path / "spool") as monitor:
             seen = []

@@ -79,19 +79,20 @@ def torch_decoder():
 
 
 def our_vision_transformer():
-    from tsemon.models import VisionTransformer
+    from tsemon.models import VisionTransformer, VisionTransformerConfig
 
-    model = VisionTransformer(
-        image_size=16, patch=4, channels=1, num_classes=10, depth=3, width=32, heads=4, ffn=64, tau=None
-    )
+    sizes = {"image_size": 16, "patch": 4, "channels": 1, "num_classes": 10, "depth": 3, "width": 32}
+    model = VisionTransformer(VisionTransformerConfig(**sizes, heads=4, ffn=64))
     x = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(1))
     return model, lambda: model(x)
 
 
 def our_language_model():
-    from tsemon.models import CausalLanguageModel
+    from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
 
-    model = CausalLanguageModel(vocab=100, context=16, depth=3, width=32, heads=4, ffn=64, tau=0.5)
+    model = CausalLanguageModel(
+        CausalLanguageModelConfig(vocab=100, context=16, depth=3, width=32, heads=4, ffn=64, tau=0.5)
+    )
     return model, lambda: model(ids())
 
 

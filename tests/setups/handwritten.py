@@ -12,9 +12,9 @@ POINTED_AT = {
 
 
 def ours():
-    from tsemon.models import CausalLanguageModel
+    from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
 
-    return CausalLanguageModel(vocab=100, context=16, depth=3, width=32, heads=4, ffn=64, tau=None)
+    return CausalLanguageModel(CausalLanguageModelConfig(vocab=100, context=16, depth=3, width=32, heads=4, ffn=64))
 
 
 def by_hand(name, build, **more):

@@ -1,15 +1,41 @@
-"""Reference models: the classic post-norm transformer, which fails when deep, and its de-escalated twin."""
+"""Reference models of the papers: the classic post-norm transformer, which fails when deep, and all that its fate taught."""
 
-from tsemon.models.blocks import DeEscalatedBlock, DeEscalation, FeedForward, PostNormBlock, SelfAttention
-from tsemon.models.language import CausalLanguageModel
-from tsemon.models.vision import VisionTransformer
+from tsemon.models.attention import SelfAttention, attend
+from tsemon.models.blocks import (
+    BlockConfig,
+    BranchNormBlock,
+    DeEscalatedBlock,
+    DeEscalation,
+    FeedForward,
+    PostNormBlock,
+    PreNormBlock,
+)
+from tsemon.models.cache import Cache
+from tsemon.models.encoder import Encoder, EncoderConfig, TextEncoder, TextEncoderConfig
+from tsemon.models.generation import generate
+from tsemon.models.language import CausalLanguageModel, CausalLanguageModelConfig
+from tsemon.models.reparameterised import ReparameterisedAttention
+from tsemon.models.vision import VisionTransformer, VisionTransformerConfig
 
 __all__ = [
+    "BlockConfig",
+    "BranchNormBlock",
+    "Cache",
     "CausalLanguageModel",
+    "CausalLanguageModelConfig",
     "DeEscalatedBlock",
     "DeEscalation",
+    "Encoder",
+    "EncoderConfig",
     "FeedForward",
     "PostNormBlock",
+    "PreNormBlock",
+    "ReparameterisedAttention",
     "SelfAttention",
+    "TextEncoder",
+    "TextEncoderConfig",
     "VisionTransformer",
+    "VisionTransformerConfig",
+    "attend",
+    "generate",
 ]

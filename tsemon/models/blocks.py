@@ -1,4 +1,4 @@
-"""Transformer blocks of the classic, post-norm architecture, and the one that holds token similarity down.
+"""Transformer blocks: classic post-norm, pre-norm, the norm on the branch, and the one that holds token similarity down.
 
 Axes: `B` batch, `T` tokens, `D` width, `H` heads, `F` hidden width of the feed-forward network.
 Weights start as PyTorch's layers start them. Xavier's larger weights make a deep de-escalated model's gradient explode.
@@ -6,55 +6,79 @@ Weights start as PyTorch's layers start them. Xavier's larger weights make a dee
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
-from tsemon.errors import InvalidArgument, ShapeError
+from tsemon.errors import InvalidArgument
+from tsemon.models.attention import AttentionPath, SelfAttention
+from tsemon.models.cache import Cache
+from tsemon.models.reparameterised import Reparameterisation, ReparameterisedAttention
+
+Activation = Literal["gelu", "relu"]
+Norm = Literal["post", "pre", "branch"]
+Place = Literal["output", "feed_forward", "attention"]
 
 
-class SelfAttention(nn.Module):
-    """Multi-head self-attention: P X W of Algorithm 1, with P = softmax(Q K' / sqrt(D / H)) for each head.
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig:
+    """Sizes and rules of one block. Raises InvalidArgument for rules that contradict each other."""
 
-    Takes and returns (B, T, D). Where `causal`, token t sees tokens 0 to t.
-    Raises InvalidArgument unless `heads` divides `width`, ShapeError when the input has another width.
-    """
+    width: int
+    """D"""
+    heads: int
+    ffn: int
+    """F"""
+    norm: Norm = "post"
+    """Where the norms stand: after the sum (the original Transformer), before each branch, or at each branch's end."""
+    alpha: float = 1.0
+    """Weighs attention against the residual (Algorithm 1 of Classic Transformers)."""
+    activation: Activation = "gelu"
+    causal: bool = False
+    tau: float | None = None
+    """Share of the mean token that a de-escalated block gives up (Eq. 21), from 0 to 1; None for none at all."""
+    tau_at: Place = "output"
+    """Where it is given up: after the last norm, at the feed-forward network's input, or after attention."""
+    learn_tau: bool = False
+    full_mean: bool = False
+    """Take the mean of the whole sequence in a causal model too. It tells early tokens about late ones: for study only."""
+    score_scale: float | None = None
+    """Of the attention scores; None is 1 / sqrt(D / H)."""
+    norm_affine: bool = True
+    """Whether norms have weights and biases."""
+    reparameterisation: Reparameterisation | None = None
+    """Eigenvalues that the values' and output's weights are held to."""
+    attention: AttentionPath = "sdpa"
 
-    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
-        super().__init__()
-        if heads < 1 or width < 1 or width % heads:
-            raise InvalidArgument(
-                f"width must be a positive multiple of heads, got width {width} and {heads} heads; "
-                "choose a width that the number of heads divides"
-            )
-        self.heads = heads
-        self.causal = causal
-        self.to_query_key_value = nn.Linear(width, 3 * width)
-        self.to_output = nn.Linear(width, width)
+    def __post_init__(self) -> None:
+        if self.tau is not None and self.norm != "post":
+            raise InvalidArgument(f"de-escalation is for post-norm blocks, got tau={self.tau} with norm={self.norm!r}")
+        if self.tau is None and (self.learn_tau or self.full_mean):
+            raise InvalidArgument("learn_tau and full_mean say how tau works, but tau is None; give tau a number")
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        width = self.to_output.in_features
-        if x_BTD.ndim != 3 or x_BTD.shape[2] != width:
-            raise ShapeError(f"expected (batch, tokens, {width}), got {tuple(x_BTD.shape)}")
-        qkv_BTHK = self.to_query_key_value(x_BTD).unflatten(2, (3 * self.heads, -1))
-        query, key, value = qkv_BTHK.transpose(1, 2).chunk(3, dim=1)
-        # Called by its full name, at call time: whoever watches attention from outside may wrap the function.
-        mixed_BHTK = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
-        y_BTD: Tensor = self.to_output(mixed_BHTK.transpose(1, 2).flatten(2))
-        return y_BTD
+    def norms(self) -> nn.LayerNorm:
+        return nn.LayerNorm(self.width, elementwise_affine=self.norm_affine)
 
 
 class FeedForward(nn.Module):
-    """phi(X W1) W2 of Algorithm 1, with biases and phi = GELU. Takes and returns (B, T, D)."""
+    """phi(X W1) W2 of Algorithm 1, with biases; phi is GELU or ReLU. Takes and returns (B, T, D)."""
 
-    def __init__(self, width: int, ffn: int) -> None:
+    def __init__(self, width: int, ffn: int, activation: Activation = "gelu") -> None:
         super().__init__()
         if ffn < 1:
             raise InvalidArgument(f"the feed-forward network needs a hidden width of at least 1, got {ffn}")
+        if activation not in ("gelu", "relu"):
+            raise InvalidArgument(f"activation must be 'gelu' or 'relu', got {activation!r}")
         self.expand = nn.Linear(width, ffn)
+        self.activation = activation
         self.contract = nn.Linear(ffn, width)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        y_BTD: Tensor = self.contract(torch.nn.functional.gelu(self.expand(x_BTD)))
+        hidden_BTF = self.expand(x_BTD)
+        phi = torch.nn.functional.gelu if self.activation == "gelu" else torch.nn.functional.relu
+        y_BTD: Tensor = self.contract(phi(hidden_BTF))
         return y_BTD
 
 
@@ -64,75 +88,167 @@ class DeEscalation(nn.Module):
     Classic Transformers (arXiv 2312.06182), Eq. 21. tau = 0 changes nothing, tau = 1 removes all token similarity.
     The mean over a whole sequence tells early tokens about late ones. Where `causal`, token t gives up the mean of
     tokens 0 to t instead: P is lower triangular, its row t is 1/(t + 1), and tau = 1 turns token 0 into zeros.
+    Where `learn`, tau is a parameter that starts at the given value and is free to leave [0, 1].
 
     Takes and returns (B, T, D). Sequences are full: padding would count as tokens.
     Raises InvalidArgument unless tau is in [0, 1].
     """
 
-    def __init__(self, tau: float, causal: bool = False) -> None:
+    def __init__(self, tau: float, causal: bool = False, learn: bool = False) -> None:
         super().__init__()
         if not 0.0 <= tau <= 1.0:
             raise InvalidArgument(f"tau is the share of the mean token to remove, from 0 to 1, got {tau}")
-        self.tau = tau
+        self.tau = nn.Parameter(torch.tensor(float(tau))) if learn else tau
         self.causal = causal
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        mean = prefix_mean(x_BTD) if self.causal else x_BTD.mean(dim=1, keepdim=True)
+    def forward(self, x_BTD: Tensor, cache: Cache | None = None) -> Tensor:
+        mean = self._prefix_mean(x_BTD, cache) if self.causal else x_BTD.mean(dim=1, keepdim=True)
         return x_BTD - self.tau * mean  # (I - tau P) X, Eq. 21
 
+    def _prefix_mean(self, x_BTD: Tensor, cache: Cache | None) -> Tensor:
+        """Mean of tokens 0 to t, for each t, those in the cache among them. Sums run in float32 or wider."""
+        sums_BTD = x_BTD.cumsum(dim=1, dtype=torch.promote_types(x_BTD.dtype, torch.float32))
+        counts_T = torch.arange(1, x_BTD.shape[1] + 1, device=x_BTD.device)
+        if cache is not None:
+            sums_BTD = sums_BTD + cache.total(self, sums_BTD[:, -1:])
+            counts_T = counts_T + cache.num_tokens
+        return (sums_BTD / counts_T[:, None]).to(x_BTD.dtype)
+
     def extra_repr(self) -> str:
-        return f"tau={self.tau}, causal={self.causal}"
-
-
-def prefix_mean(x_BTD: Tensor) -> Tensor:
-    """Mean of tokens 0 to t, for each t: (B, T, D). Sums run in float32 or wider."""
-    sums_BTD = x_BTD.cumsum(dim=1, dtype=torch.promote_types(x_BTD.dtype, torch.float32))
-    counts_T = torch.arange(1, x_BTD.shape[1] + 1, device=x_BTD.device)
-    return (sums_BTD / counts_T[:, None]).to(x_BTD.dtype)
+        return f"tau={float(self.tau):g}, causal={self.causal}"
 
 
 class PostNormBlock(nn.Module):
-    """Algorithm 1 of Classic Transformers (arXiv 2312.06182): the block of the original Transformer.
+    """Algorithm 1 of Classic Transformers (arXiv 2312.06182): the block of the original Transformer. (B, T, D) to same."""
 
-    Takes and returns (B, T, D). `alpha` weighs attention against the residual.
-    """
-
-    def __init__(self, width: int, heads: int, ffn: int, alpha: float = 1.0, causal: bool = False) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.alpha = alpha
-        self.attention = SelfAttention(width, heads, causal)
-        self.norm1 = nn.LayerNorm(width)
-        self.feed_forward = FeedForward(width, ffn)
-        self.norm2 = nn.LayerNorm(width)
+        self.alpha = config.alpha
+        self.attention = self_attention(config)
+        self.norm1 = config.norms()
+        self.feed_forward = FeedForward(config.width, config.ffn, config.activation)
+        self.norm2 = config.norms()
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        y_BTD = self.norm1(x_BTD + self.alpha * self.attention(x_BTD))  # steps 0 to 2
+    def forward(self, x_BTD: Tensor, cache: Cache | None = None) -> Tensor:
+        y_BTD = self.norm1(x_BTD + self.alpha * self.attention(x_BTD, cache))  # steps 0 to 2
         z_BTD: Tensor = self.norm2(y_BTD + self.feed_forward(y_BTD))  # steps 3 and 4
         return z_BTD
 
 
-class DeEscalatedBlock(PostNormBlock):
-    """Post-norm block that gives up a share `tau` of its token mean at the end (Eq. 21 after Algorithm 1).
+class PreNormBlock(nn.Module):
+    """Eq. 19 of Classic Transformers: the norms stand before each branch, and the residual stream is never normed.
 
-    Takes and returns (B, T, D). It has the parameters of a PostNormBlock: equal seeds give equal weights.
-    To see how alike its tokens grow, look at the input of `deescalation`: at tau = 1 the output shows nothing.
+    Takes and returns (B, T, D). A stack of these ends in a norm of its own (`last_norm`).
     """
 
-    def __init__(
-        self, width: int, heads: int, ffn: int, tau: float = 1.0, alpha: float = 1.0, causal: bool = False
-    ) -> None:
-        super().__init__(width, heads, ffn, alpha, causal)
-        self.deescalation = DeEscalation(tau, causal)
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.alpha = config.alpha
+        self.norm1 = config.norms()
+        self.attention = self_attention(config)
+        self.norm2 = config.norms()
+        self.feed_forward = FeedForward(config.width, config.ffn, config.activation)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        y_BTD: Tensor = self.deescalation(super().forward(x_BTD))
-        return y_BTD
+    def forward(self, x_BTD: Tensor, cache: Cache | None = None) -> Tensor:
+        y_BTD = x_BTD + self.alpha * self.attention(self.norm1(x_BTD), cache)
+        z_BTD: Tensor = y_BTD + self.feed_forward(self.norm2(y_BTD))
+        return z_BTD
 
 
-def stack_of_blocks(depth: int, width: int, heads: int, ffn: int, tau: float | None, causal: bool) -> nn.ModuleList:
-    """`depth` post-norm blocks; with a `tau`, de-escalated ones."""
+class BranchNormBlock(nn.Module):
+    """Definitions 5 and 6 of Parameter Norm Growth (arXiv 2010.09697): x + LN(f(x)), the block of its authors' models.
+
+    Takes and returns (B, T, D). Its output is 1-homogeneous in the parameters, up to biases, whatever they are.
+    """
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.alpha = config.alpha
+        self.attention = self_attention(config)
+        self.norm1 = config.norms()
+        self.feed_forward = FeedForward(config.width, config.ffn, config.activation)
+        self.norm2 = config.norms()
+
+    def forward(self, x_BTD: Tensor, cache: Cache | None = None) -> Tensor:
+        y_BTD = x_BTD + self.norm1(self.alpha * self.attention(x_BTD, cache))
+        z_BTD: Tensor = y_BTD + self.norm2(self.feed_forward(y_BTD))
+        return z_BTD
+
+
+class DeEscalatedBlock(nn.Module):
+    """Post-norm block that gives up a share `tau` of its token mean (Eq. 21) at one place of Algorithm 1.
+
+    Takes and returns (B, T, D). It has the parameters of a PostNormBlock: equal seeds give equal weights.
+    To see how alike its tokens grow, look at the input of the de-escalation: at tau = 1 the output shows nothing.
+    """
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.alpha = config.alpha
+        self.attention = self_attention(config)
+        self.after_attention = deescalation(config, "attention")
+        self.norm1 = config.norms()
+        self.before_feed_forward = deescalation(config, "feed_forward")
+        self.feed_forward = FeedForward(config.width, config.ffn, config.activation)
+        self.norm2 = config.norms()
+        self.deescalation = deescalation(config, "output")
+
+    def forward(self, x_BTD: Tensor, cache: Cache | None = None) -> Tensor:
+        y_BTD = x_BTD + self.alpha * self.attention(x_BTD, cache)
+        y_BTD = self.norm1(_apply(self.after_attention, y_BTD, cache))
+        y_BTD = _apply(self.before_feed_forward, y_BTD, cache)
+        z_BTD = self.norm2(y_BTD + self.feed_forward(y_BTD))
+        return _apply(self.deescalation, z_BTD, cache)
+
+
+def deescalation(config: BlockConfig, place: Place) -> DeEscalation | None:
+    if config.tau is None or config.tau_at != place:
+        return None
+    return DeEscalation(config.tau, config.causal and not config.full_mean, config.learn_tau)
+
+
+def _apply(step: DeEscalation | None, x_BTD: Tensor, cache: Cache | None) -> Tensor:
+    if step is None:
+        return x_BTD
+    y_BTD: Tensor = step(x_BTD, cache)
+    return y_BTD
+
+
+def self_attention(config: BlockConfig) -> nn.Module:
+    width, heads, causal, kind = config.width, config.heads, config.causal, config.reparameterisation
+    if kind is None:
+        return SelfAttention(width, heads, causal, scale=config.score_scale, path=config.attention)
+    return ReparameterisedAttention(width, heads, causal, scale=config.score_scale, path=config.attention, kind=kind)
+
+
+Block = PostNormBlock | PreNormBlock | BranchNormBlock | DeEscalatedBlock
+
+
+def block(config: BlockConfig) -> Block:
+    """The block that the config describes. Raises InvalidArgument for a norm that there is not."""
+    if config.tau is not None:
+        return DeEscalatedBlock(config)
+    match config.norm:
+        case "post":
+            return PostNormBlock(config)
+        case "pre":
+            return PreNormBlock(config)
+        case "branch":
+            return BranchNormBlock(config)
+    raise InvalidArgument(f"norm must be 'post', 'pre' or 'branch', got {config.norm!r}")
+
+
+def stack(config: BlockConfig, depth: int, num_weights: int | None = None) -> nn.ModuleList:
+    """`depth` blocks, by default each with weights of its own; otherwise `num_weights` blocks take turns, each in a row."""
     if depth < 1:
         raise InvalidArgument(f"a model needs a depth of at least one block, got {depth}")
-    if tau is None:
-        return nn.ModuleList(PostNormBlock(width, heads, ffn, causal=causal) for _ in range(depth))
-    return nn.ModuleList(DeEscalatedBlock(width, heads, ffn, tau, causal=causal) for _ in range(depth))
+    num_weights = depth if num_weights is None else num_weights
+    if num_weights < 1 or depth % num_weights:
+        raise InvalidArgument(f"num_weights must divide the depth, got depth {depth} and num_weights {num_weights}")
+    own = [block(config) for _ in range(num_weights)]
+    return nn.ModuleList(own[layer * num_weights // depth] for layer in range(depth))
+
+
+def last_norm(config: BlockConfig) -> nn.Module:
+    """What a stack ends in: nothing norms the residual stream of pre-norm blocks before."""
+    return nn.Identity() if config.norm == "post" else config.norms()

@@ -1,44 +1,75 @@
-"""A small causal language model.
+"""A causal language model of plain blocks.
 
 Axes: `B` batch, `T` tokens, `D` width, `V` vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
 import torch
 from torch import Tensor, nn
 
 from tsemon.errors import InvalidArgument, ShapeError
-from tsemon.models.blocks import stack_of_blocks
+from tsemon.models import presets
+from tsemon.models.blocks import BlockConfig, last_norm, stack
+from tsemon.models.cache import Cache
+from tsemon.models.presets import Presets, Sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalLanguageModelConfig(BlockConfig, Presets):
+    PRESETS: ClassVar[Mapping[str, Sizes]] = presets.LANGUAGE
+    vocab: int
+    context: int
+    depth: int
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vocab < 1 or self.context < 1:
+            raise InvalidArgument(
+                f"vocab and context must be at least 1, got vocab {self.vocab} and context {self.context}"
+            )
+        if not self.causal:
+            raise InvalidArgument("a CausalLanguageModel is causal; a TextEncoder sees the whole sequence")
 
 
 class CausalLanguageModel(nn.Module):
-    """Decoder of post-norm blocks with learned positions and an output layer of its own.
+    """Decoder with learned positions and an output layer of its own.
 
-    Takes token numbers (B, T) with T up to `context`, returns logits (B, T, V) for the token that follows each.
-    `tau=None` is the classic model, a number from 0 to 1 its twin, de-escalated by prefix means.
+    Takes token numbers (B, T), returns logits (B, T, V) for the token that follows each. With a cache, T counts the tokens
+    that it has read too; all in all they are up to `context`. With a `tau` it is de-escalated by prefix means.
     Raises InvalidArgument for sizes that do not fit together, ShapeError for a sequence longer than the context.
     """
 
-    def __init__(
-        self, vocab: int, context: int, depth: int, width: int, heads: int, ffn: int, tau: float | None = None
-    ) -> None:
+    def __init__(self, config: CausalLanguageModelConfig) -> None:
         super().__init__()
-        if vocab < 1 or context < 1:
-            raise InvalidArgument(f"vocab and context must be at least 1, got vocab {vocab} and context {context}")
-        self.context = context
-        self.embed = nn.Embedding(vocab, width)
-        self.positions = nn.Embedding(context, width)
-        self.blocks = stack_of_blocks(depth, width, heads, ffn, tau, causal=True)
-        self.head = nn.Linear(width, vocab)
+        self.config = config
+        self.embed = nn.Embedding(config.vocab, config.width)
+        self.positions = nn.Embedding(config.context, config.width)
+        self.blocks = stack(config, config.depth)
+        self.norm = last_norm(config)
+        self.head = nn.Linear(config.width, config.vocab)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        if tokens_BT.ndim != 2 or tokens_BT.shape[1] > self.context:
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> Self:
+        return cls(CausalLanguageModelConfig.from_preset(name, **overrides))
+
+    def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
+        start = 0 if cache is None else cache.num_tokens
+        if tokens_BT.ndim != 2 or start + tokens_BT.shape[1] > self.config.context:
+            read = f" after {start} in the cache" if start else ""
             raise ShapeError(
-                f"expected (batch, tokens) with at most {self.context} tokens, got {tuple(tokens_BT.shape)}"
+                f"expected (batch, tokens) with at most {self.config.context} tokens, got {tuple(tokens_BT.shape)}{read}"
             )
-        x_BTD = self.embed(tokens_BT) + self.positions(torch.arange(tokens_BT.shape[1], device=tokens_BT.device))
+        end = start + tokens_BT.shape[1]
+        x_BTD = self.embed(tokens_BT) + self.positions(torch.arange(start, end, device=tokens_BT.device))
         for block in self.blocks:
-            x_BTD = block(x_BTD)
-        logits_BTV: Tensor = self.head(x_BTD)
+            x_BTD = block(x_BTD, cache)
+        if cache is not None:
+            cache.num_tokens = end
+        logits_BTV: Tensor = self.head(self.norm(x_BTD))
         return logits_BTV

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,9 @@ def find_blocks(
     if blocks is not None:
         found, stacks = [_resolve(model, names, entry) for entry in blocks], [0] * len(blocks)
     else:
-        numbered = [(child, number) for number, stack in enumerate(_stacks(model)) for child in stack.children()]
+        numbered = [
+            (child, number) for number, stack in enumerate(_stacks(model)) for child in stack
+        ]  # a module is listed as often as it is applied
         numbered = [layer for layer in numbered for _ in range(_num_applications(model, len(numbered)))]
         found, stacks = [child for child, _ in numbered], [number for _, number in numbered]
     if not found:
@@ -199,7 +202,7 @@ def eagerly() -> Iterator[None]:
         _eager.is_forced = False
 
 
-def _stacks(module: nn.Module) -> Iterator[nn.Module]:
+def _stacks(module: nn.Module) -> Iterator[nn.ModuleList | nn.Sequential]:
     """Outermost stacks first to last in the order of registration; nothing inside a stack counts again."""
     if _is_stack(module):
         yield module
@@ -208,7 +211,7 @@ def _stacks(module: nn.Module) -> Iterator[nn.Module]:
             yield from _stacks(child)
 
 
-def _is_stack(module: nn.Module) -> bool:
+def _is_stack(module: nn.Module) -> TypeGuard[nn.ModuleList | nn.Sequential]:
     children = list(module.children())
     return (
         isinstance(module, nn.ModuleList | nn.Sequential)
@@ -255,7 +258,8 @@ def _is_called_attention(name: str, module: nn.Module) -> bool:
 
 
 def _deescalation(block: nn.Module) -> nn.Module | None:
-    return next((module for module in block.modules() if type(module).__name__ == "DeEscalation"), None)
+    last = next(reversed(list(block.children())), None)
+    return last if type(last).__name__ == "DeEscalation" else None
 
 
 def _has_tokens_first(block: nn.Module) -> bool:

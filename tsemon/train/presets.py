@@ -8,12 +8,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from tsemon.models import CausalLanguageModel, VisionTransformer
+from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig, VisionTransformer, VisionTransformerConfig
 from tsemon.train.data import digits, image_batches, standard_library_text, text_batches
 from tsemon.train.loop import train_steps
 
@@ -25,7 +25,7 @@ class DemoPreset:
     name: str
     data: Literal["digits", "text"]
     """Digits are for a VisionTransformer, text for a CausalLanguageModel."""
-    model: Mapping[str, int]
+    model: Mapping[str, Any]
     """The model's sizes: its arguments but `tau`."""
     tau: float
     """Share of the mean token that each block of the de-escalated twin gives up."""
@@ -111,8 +111,8 @@ def start(preset: DemoPreset, tau: float | None) -> Training:
 
 def _model(preset: DemoPreset, tau: float | None) -> nn.Module:
     if preset.data == "digits":
-        return VisionTransformer(**preset.model, tau=tau)
-    return CausalLanguageModel(**preset.model, tau=tau)
+        return VisionTransformer(VisionTransformerConfig(**preset.model, tau=tau))
+    return CausalLanguageModel(CausalLanguageModelConfig(**preset.model, tau=tau))
 
 
 def _batches(preset: DemoPreset) -> Iterator[tuple[Tensor, Tensor]]:

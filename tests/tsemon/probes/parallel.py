@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tsemon
 from tsemon.errors import TsemonError
-from tsemon.models import CausalLanguageModel
+from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
 from tsemon.probes import Probe, Ranks, find_blocks
 from tsemon.probes.part import Partial
 
@@ -29,7 +29,7 @@ SIZES = {"vocab": 30, "context": 8, "depth": 4, "width": 12, "heads": 3, "ffn": 
 
 def language_model():
     torch.manual_seed(0)
-    model = CausalLanguageModel(**SIZES)
+    model = CausalLanguageModel(CausalLanguageModelConfig(**SIZES))
     model.blocks[0].register_parameter("lone", nn.Parameter(torch.ones(1, 5)))  # one row: a shard of it is empty
     return model
 

@@ -334,11 +334,10 @@ class TestActivations:
 
     def test_are_taken_before_and_after_deescalation(self):
         torch.manual_seed(0)
-        from tsemon.models import VisionTransformer
+        from tsemon.models import VisionTransformer, VisionTransformerConfig
 
-        model = VisionTransformer(
-            image_size=16, patch=4, channels=1, num_classes=10, depth=3, width=32, heads=4, ffn=64, tau=1.0
-        )
+        sizes = {"image_size": 16, "patch": 4, "channels": 1, "num_classes": 10, "depth": 3, "width": 32}
+        model = VisionTransformer(VisionTransformerConfig(**sizes, heads=4, ffn=64, tau=1.0))
         reading, _ = reading_of(model, lambda: model(torch.randn(4, 1, 16, 16)))
         assert (reading.layers["token_similarity"][1:] > 1e-3).all()
         assert (reading.layers["deescalated_token_similarity"] < 1e-10).all()

@@ -21,7 +21,7 @@ import tsemon
 from tests import zoo
 from tests.tsemon.probes.probing import ALL, num_hooks, probe_of, reading_of
 from tsemon.errors import InvalidArgument
-from tsemon.models import CausalLanguageModel
+from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
 from tsemon.probes.activations import ActivationProbe
 from tsemon.probes.attention import AttentionProbe
 from tsemon.probes.escalation import EscalationProbe
@@ -35,7 +35,7 @@ FORWARD = {metric for part in PARTS for metric in part.METRICS}
 
 def language_model():
     torch.manual_seed(0)
-    return CausalLanguageModel(vocab=100, context=16, depth=3, width=32, heads=4, ffn=64)
+    return CausalLanguageModel(CausalLanguageModelConfig(vocab=100, context=16, depth=3, width=32, heads=4, ffn=64))
 
 
 class Everybodys(list):

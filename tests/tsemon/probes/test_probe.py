@@ -159,14 +159,16 @@ class TestAGuest:
         )
 
     def test_reads_nothing_back_from_the_device_where_there_are_masks_and_logits(self):
-        from tsemon.models import CausalLanguageModel
+        from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
 
         class Masked(CausalLanguageModel):
             def forward(self, ids, attention_mask):
                 return super().forward(ids)
 
         with torch.device("meta"):
-            model = Masked(vocab=100, context=16, depth=3, width=32, heads=4, ffn=64, tau=0.5)
+            model = Masked(
+                CausalLanguageModelConfig(vocab=100, context=16, depth=3, width=32, heads=4, ffn=64, tau=0.5)
+            )
             ids, mask = torch.zeros(4, 12, dtype=torch.long), torch.ones(4, 12)
         reading, _ = reading_of(model, lambda: model(ids, mask))
         expected = {"effective_rank", "batch_rank", "escalation_rate", "dead_units", "first_hidden_norm_ratio"}

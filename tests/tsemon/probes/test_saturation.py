@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from tests import zoo
 from tests.tsemon.probes.probing import hidden_states, probe_of, reading_of
 from tsemon.measures import saturation
-from tsemon.models import CausalLanguageModel
+from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
 from tsemon.probes import stand_in
 
 WANTED = {"saturation", "saturation_scale"}
@@ -145,7 +145,9 @@ class TestSaturation:
 
     def test_is_low_for_a_standard_block_at_random_initialisation(self):
         torch.manual_seed(0)
-        model = CausalLanguageModel(vocab=257, context=64, depth=4, width=128, heads=4, ffn=512)
+        model = CausalLanguageModel(
+            CausalLanguageModelConfig(vocab=257, context=64, depth=4, width=128, heads=4, ffn=512)
+        )
         reading, _ = measured(model, lambda: model(torch.randint(0, 257, (4, 64))))
         # 0.05 to 0.11 over 1,024 tokens of text; here 64 random ones.
         assert all(0.0 < value < 0.2 for value in reading.layers["saturation"][1:].tolist())

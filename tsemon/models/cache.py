@@ -1,0 +1,35 @@
+"""What a decoder keeps of the tokens it has read, so that the next token costs one token's work."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Cache:
+    """Handed to a decoder again and again; each of its modules finds there what it left.
+
+    One cache belongs to one batch of sequences. It holds no gradient: decoders that read with a cache do not train.
+    """
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        """Tokens read so far, in each sequence of the batch. The model counts them when it has read them."""
+        self._kept: dict[tuple[nn.Module, str], Tensor] = {}
+
+    def append(self, owner: nn.Module, **new: Tensor) -> tuple[Tensor, ...]:
+        """Each tensor with what its owner has kept under that name before it, along the tokens (the axis before last)."""
+        for name, tensor in new.items():
+            before = self._kept.get((owner, name))
+            self._kept[owner, name] = tensor if before is None else torch.cat([before, tensor], dim=-2)
+        return tuple(self._kept[owner, name] for name in new)
+
+    def total(self, owner: nn.Module, new: Tensor) -> Tensor:
+        """What `owner` has added up before this; `new` is added to it for the next time."""
+        before = self._kept.get((owner, "total"), torch.zeros_like(new))
+        self._kept[owner, "total"] = before + new
+        return before
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._kept.values())

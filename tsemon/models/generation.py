@@ -1,0 +1,53 @@
+"""Text from a decoder, token by token.
+
+Axes: `B` batch, `T` tokens, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tsemon.errors import InvalidArgument
+from tsemon.models.cache import Cache
+
+
+@torch.no_grad()
+def generate(
+    model: nn.Module,
+    tokens_BT: Tensor,
+    num_new: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The tokens with `num_new` more, (B, T + num_new), each drawn after all before it.
+
+    model: a decoder with logits = model(tokens, cache=cache), as `CausalLanguageModel` and `Llama` are.
+    temperature: 0 takes the likeliest token; otherwise logits are divided by it and a token is drawn.
+    top_k: draw among the k likeliest only.
+    Raises InvalidArgument for settings out of range, and what the model raises past its context.
+    """
+    if num_new < 0 or temperature < 0 or (top_k is not None and top_k < 1) or tokens_BT.shape[1] < 1:
+        raise InvalidArgument(
+            "generate needs at least one token to go on from, num_new >= 0, temperature >= 0 and top_k >= 1, got "
+            f"{tuple(tokens_BT.shape)} tokens, num_new {num_new}, temperature {temperature} and top_k {top_k}"
+        )
+    cache = Cache()
+    unread_BT = tokens_BT
+    for _ in range(num_new):
+        logits_BV = model(unread_BT, cache=cache)[:, -1]
+        unread_BT = _choose(logits_BV, temperature, top_k, generator)
+        tokens_BT = torch.cat([tokens_BT, unread_BT], dim=1)
+    return tokens_BT
+
+
+def _choose(logits_BV: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
+    if temperature == 0.0:
+        return logits_BV.argmax(dim=1, keepdim=True)
+    if top_k is not None and top_k < logits_BV.shape[1]:
+        kth_B1 = logits_BV.topk(top_k, dim=1).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < kth_B1, -torch.inf)
+    weights_BV = torch.softmax(logits_BV.float() / temperature, dim=1)
+    return torch.multinomial(weights_BV, 1, generator=generator)

@@ -1,0 +1,84 @@
+"""The sizes of the models that the papers study, by name, and how a name and changes to it become a config."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from tsemon.catalogue import nearest
+from tsemon.errors import InvalidArgument
+
+Sizes = Mapping[str, Any]
+
+
+class Presets:
+    """Gives a config dataclass its `from_preset`."""
+
+    PRESETS: ClassVar[Mapping[str, Sizes]]
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> Self:
+        """The preset with these fields replaced. Raises InvalidArgument for a name or a field that there is not."""
+        if name not in cls.PRESETS:
+            raise InvalidArgument(f"{cls.__name__} has no preset named {name!r}; {nearest(name, list(cls.PRESETS))}")
+        assert dataclasses.is_dataclass(cls)
+        fields = [field.name for field in dataclasses.fields(cls)]
+        for field in overrides:
+            if field not in fields:
+                raise InvalidArgument(f"{cls.__name__} has no field named {field!r}; {nearest(field, fields)}")
+        return cls(**{**cls.PRESETS[name], **overrides})
+
+
+_CIFAR = {"image_size": 32, "patch": 4, "channels": 3}
+_DIGITS = {"image_size": 16, "patch": 4, "channels": 1, "num_classes": 10}
+_VIT_80 = {**_CIFAR, "num_classes": 10, "depth": 80, "width": 192, "heads": 8, "ffn": 384}
+
+VISION: Mapping[str, Sizes] = {
+    # Classic Transformers, Table 1. The paper trains all three for CIFAR-10.
+    "vit-80": _VIT_80,
+    "vit-80-pre-norm": {**_VIT_80, "norm": "pre"},
+    "vit-80-de-escalated": {**_VIT_80, "tau": 1.0},
+    # Transformer Oversmoothing, Appendix B: ViT-Ti, trained on CIFAR-100.
+    "vit-ti": {**_CIFAR, "num_classes": 100, "depth": 12, "width": 192, "heads": 3, "ffn": 768, "norm": "pre"},
+    # Small ones for scikit-learn's digits, enlarged to 16 x 16.
+    "digits-48": {**_DIGITS, "depth": 48, "width": 64, "heads": 4, "ffn": 128},
+    "digits-80": {**_DIGITS, "depth": 80, "width": 96, "heads": 8, "ffn": 192},
+}
+
+_NORM_GROWTH = {
+    "vocab": 33_278,
+    "context": 256,
+    "depth": 12,
+    "width": 768,
+    "heads": 12,
+    "ffn": 512,
+    "activation": "relu",
+}
+
+LANGUAGE: Mapping[str, Sizes] = {
+    # Parameter Norm Growth, Appendix A; the vocabulary is that of WikiText-2. 38M parameters beside the embeddings.
+    "norm-growth-post-norm": _NORM_GROWTH,
+    "norm-growth-pre-norm": {**_NORM_GROWTH, "norm": "pre"},
+    # The block of its Appendix D, and of its authors' code: norms on the branches, scores as they come.
+    "norm-growth-branch-norm": {**_NORM_GROWTH, "norm": "branch", "score_scale": 1.0},
+    # A small one for bytes.
+    "bytes-32": {"vocab": 256, "context": 64, "depth": 32, "width": 64, "heads": 4, "ffn": 128},
+}
+
+ENCODER: Mapping[str, Sizes] = {
+    # Classic Transformers, Section 2.4: the random encoder of Figures 2, 3 and 5.
+    "classic-20": {"depth": 20, "width": 512, "heads": 8, "ffn": 2048, "activation": "relu"},
+    "classic-40": {"depth": 40, "width": 512, "heads": 8, "ffn": 2048, "activation": "relu"},
+}
+
+_BERT_BASE = {"vocab": 30_522, "context": 512, "depth": 12, "width": 768, "heads": 12, "ffn": 3072}
+_ALBERT_BASE = {**_BERT_BASE, "vocab": 30_000, "embedding": 128, "num_weights": 1}
+
+TEXT_ENCODER: Mapping[str, Sizes] = {
+    "bert-base": _BERT_BASE,
+    "albert-base": _ALBERT_BASE,
+    # Classic Transformers, Figure 1.
+    "bert-100": {**_BERT_BASE, "depth": 100},
+    "albert-100": {**_ALBERT_BASE, "depth": 100},
+}
