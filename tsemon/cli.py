@@ -85,6 +85,27 @@ def demo(
 
 
 @app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="An experiment, or `all`. `list` names them.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller and fewer: minutes instead of an hour.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for pages, figures and numbers.")] = Path("reproduction"),
+    jobs: Annotated[int, typer.Option(help="Experiments at a time, one thread each.", min=1)] = os.cpu_count() or 1,
+) -> None:
+    """Repeat the papers' experiments and write down what they say beside what we see."""
+    _require("matplotlib", "numpy", "sklearn", "transformers", extra="reproduce")
+    with _leaving_at_ctrl_c():
+        from tsemon.reproduce import EXPERIMENTS
+        from tsemon.reproduce import reproduce as run
+
+    if name == "list":
+        for experiment in EXPERIMENTS.values():
+            typer.echo(f"{experiment.name:<20} {experiment.title} ({experiment.source})")
+        return
+    index = run(EXPERIMENTS if name == "all" else [name], out, quick=quick, jobs=jobs, tell=typer.echo)
+    typer.echo(f"all in one table: {index}")
+
+
+@app.command()
 def sync(
     server: Annotated[str, typer.Option(envvar="TSEMON_SERVER", help="Base URL of the service.")],
     folder: Annotated[Path, typer.Argument(help="Spool folder, as attach() wrote it.")] = Path(".tsemon"),

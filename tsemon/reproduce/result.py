@@ -1,0 +1,53 @@
+"""What an experiment has to show: what the paper says, what we see, and the figures for both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from matplotlib.figure import Figure
+
+Verdict = Literal["yes", "in part", "no"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One sentence of the paper, held against what was measured."""
+
+    paper: str
+    seen: str
+    """With the figures that say so."""
+    agrees: Verdict
+
+
+def verdict(*conditions: bool) -> Verdict:
+    """Yes where all hold, no where none does."""
+    if all(conditions):
+        return "yes"
+    return "in part" if any(conditions) else "no"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[float | int | str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    figure: Figure
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    settings: Mapping[str, Any]
+    """Sizes, seeds, and whatever else another would need to repeat it."""
+    claims: Sequence[Claim]
+    plots: Mapping[str, Plot]
+    """By the name of the file, without its ending."""
+    tables: Sequence[Table] = ()
+    notes: Sequence[str] = field(default=())
+    """Readings that were chosen, what was made smaller, and why figures differ."""
