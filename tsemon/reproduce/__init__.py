@@ -2,51 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
 from tsemon.catalogue import nearest
 from tsemon.errors import InvalidArgument
-from tsemon.reproduce.report import Experiment, write, write_index
-from tsemon.reproduce.result import Result
+from tsemon.reproduce.report import write, write_index
+from tsemon.reproduce.result import Experiment, Result
 
-CLASSIC = "Classic Transformers (arXiv 2312.06182)"
-EXPERIMENTS: Mapping[str, Experiment] = {
-    experiment.name: experiment
-    for experiment in (
-        Experiment(name="bert", title="Token similarity at depth 100", source=f"{CLASSIC}, Figure 1"),
-        Experiment(name="escalation", title="Which step of a block escalates", source=f"{CLASSIC}, Figure 2"),
-        Experiment(name="estimates", title="The rate, and two estimates of it", source=f"{CLASSIC}, Figure 3"),
-        Experiment(name="pre-norm", title="Why pre-norm models escape", source=f"{CLASSIC}, Figure 4"),
-        Experiment(name="de-escalation", title="How much must be given up", source=f"{CLASSIC}, Figure 5"),
-        Experiment(name="deep-vit", title="A vision transformer of 80 blocks", source=f"{CLASSIC}, Figure 6"),
-        Experiment(name="deep-transformer-xl", title="A deep Transformer-XL", source=f"{CLASSIC}, Figure 7"),
-        Experiment(name="concentration", title="How eta concentrates", source=f"{CLASSIC}, Figure 8"),
-        Experiment(
-            name="norm-growth",
-            title="How parameter norms grow",
-            source="Parameter Norm Growth (arXiv 2010.09697), Figures 1 to 5",
-        ),
-        Experiment(
-            name="oversmoothing",
-            title="Models that sharpen and models that smooth",
-            source="Transformer Oversmoothing (arXiv 2401.04301), Tables 1 to 4 and Figure 4",
-        ),
-        Experiment(
-            name="value-residual",
-            title="Whose values attention mixes",
-            source="Value Residual Learning (arXiv 2410.17897), Figures 1, 2, 7 and 12",
-        ),
-    )
-}
-Run = Callable[[bool], Result]
+MODULES: tuple[ModuleType, ...] = ()
+"""Each has an EXPERIMENT, and `run(quick)`, which gives its result."""
+EXPERIMENTS: Mapping[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}
 
 
 def reproduce(
@@ -82,7 +55,7 @@ def run(name: str, folder: Path, *, quick: bool) -> Path:
     )  # what is recorded is read back from its spool, and belongs to nobody's server
     torch.set_num_threads(1)  # small matrices: a second thread costs more than it brings
     torch.manual_seed(0)
-    module = importlib.import_module(f"tsemon.reproduce.{name.replace('-', '_')}")
+    module = next(module for module in MODULES if name == module.EXPERIMENT.name)
     start = time.perf_counter()
     result: Result = module.run(quick)
-    return write(result, EXPERIMENTS[name], folder, quick=quick, seconds=time.perf_counter() - start)
+    return write(result, module.EXPERIMENT, folder, quick=quick, seconds=time.perf_counter() - start)

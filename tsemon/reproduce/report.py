@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,7 @@ from typing import Any
 import torch
 
 import tsemon
-from tsemon.reproduce.result import Result, Table
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """What can be repeated, as the index names it."""
-
-    name: str
-    title: str
-    source: str
-    """Paper and figure."""
+from tsemon.reproduce.result import Experiment, Result, Table
 
 
 def write(result: Result, experiment: Experiment, folder: Path, *, quick: bool, seconds: float) -> Path:

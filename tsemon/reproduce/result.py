@@ -12,6 +12,17 @@ Verdict = Literal["yes", "in part", "no"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What can be repeated, as the index names it."""
+
+    name: str
+    """As on the command line."""
+    title: str
+    source: str
+    """Paper and figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Claim:
     """One sentence of the paper, held against what was measured."""
 
