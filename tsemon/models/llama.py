@@ -87,6 +87,9 @@ class LlamaConfig(ValueRule, Presets):
                 f"key_value_heads must divide heads, got {self.key_value_heads} and {self.heads} heads"
             )
 
+        if self.attention not in ("sdpa", "materialised"):
+            raise InvalidArgument(f"attention must be 'sdpa' or 'materialised', got {self.attention!r}")
+
     @property
     def num_key_value_heads(self) -> int:
         return self.heads if self.key_value_heads is None else self.key_value_heads
