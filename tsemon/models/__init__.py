@@ -15,6 +15,7 @@ from tsemon.models.encoder import Encoder, EncoderConfig, TextEncoder, TextEncod
 from tsemon.models.generation import generate
 from tsemon.models.language import CausalLanguageModel, CausalLanguageModelConfig
 from tsemon.models.reparameterised import ReparameterisedAttention
+from tsemon.models.repeating import RepeatingTransformer, RepeatingTransformerConfig
 from tsemon.models.vision import VisionTransformer, VisionTransformerConfig
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "PostNormBlock",
     "PreNormBlock",
     "ReparameterisedAttention",
+    "RepeatingTransformer",
+    "RepeatingTransformerConfig",
     "SelfAttention",
     "TextEncoder",
     "TextEncoderConfig",

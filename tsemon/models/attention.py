@@ -1,4 +1,4 @@
-"""Self-attention, and the cache that spares a decoder from reading its text again.
+"""Self-attention, fused or written out.
 
 Axes: `B` batch, `T` tokens, `S` tokens that are attended to, `D` width, `H` heads, `K` width of a head.
 """
@@ -31,8 +31,11 @@ def attend(
     Where `causal` the queries are those of the last T of the S tokens, and each sees the tokens up to its own. Keys and
     values may have fewer heads than the queries; neighbouring queries then share one (grouped queries). `scale` is
     1 / sqrt(K) by default. The materialised path writes the T x S weights out, for checks; both give the same.
+    Raises ShapeError where `causal` and T is more than S: a token sees at least itself.
     """
     num_queries, num_keys = query_BHTK.shape[2], key_BHSK.shape[2]
+    if causal and num_queries > num_keys:
+        raise ShapeError(f"causal attention needs at least as many keys as queries, got {num_queries} and {num_keys}")
     if path == "sdpa":
         options: dict[str, Any] = {} if scale is None else {"scale": scale}
         if query_BHTK.shape[1] != key_BHSK.shape[1]:
