@@ -1,4 +1,4 @@
-"""The papers' equations for one sequence x (T, D), step by step and slowly, with the weights of the module that is tested."""
+"""The papers' equations for one sequence x (T, D), slowly, with the weights of the module that is tested."""
 
 import math
 
