@@ -1,6 +1,6 @@
 """Text from a decoder, token by token.
 
-Axes: `B` batch, `T` tokens, `V` vocabulary.
+Axes: `B` batch, `T` tokens, `V` vocabulary, `K` the likeliest of it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def generate(
 def _choose(logits_BV: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
     if temperature == 0.0:
         return logits_BV.argmax(dim=1, keepdim=True)
-    if top_k is not None and top_k < logits_BV.shape[1]:
-        kth_B1 = logits_BV.topk(top_k, dim=1).values[:, -1:]
-        logits_BV = logits_BV.masked_fill(logits_BV < kth_B1, -torch.inf)
-    weights_BV = torch.softmax(logits_BV.float() / temperature, dim=1)
-    return torch.multinomial(weights_BV, 1, generator=generator)
+    num_likely = logits_BV.shape[1] if top_k is None else min(top_k, logits_BV.shape[1])
+    logits_BK, tokens_BK = logits_BV.float().topk(num_likely, dim=1)  # exactly so many, where some are equal too
+    weights_BK = torch.softmax((logits_BK - logits_BK[:, :1]) / temperature, dim=1)
+    return tokens_BK.gather(1, torch.multinomial(weights_BK, 1, generator=generator))

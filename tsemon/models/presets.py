@@ -66,6 +66,14 @@ LANGUAGE: Mapping[str, Sizes] = {
     "bytes-32": {"vocab": 256, "context": 64, "depth": 32, "width": 64, "heads": 4, "ffn": 128},
 }
 
+_REPEATING = {"depth": 48, "width": 64}
+
+REPEATING: Mapping[str, Sizes] = {
+    # Transformer Oversmoothing, Figure 4, which does not tell its sizes.
+    "sharpening": {**_REPEATING, "reparameterisation": "sharpening"},
+    "smoothing": {**_REPEATING, "reparameterisation": "smoothing"},
+}
+
 ENCODER: Mapping[str, Sizes] = {
     # Classic Transformers, Section 2.4: the random encoder of Figures 2, 3 and 5.
     "classic-20": {"depth": 20, "width": 512, "heads": 8, "ffn": 2048, "activation": "relu"},
