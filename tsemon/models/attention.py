@@ -26,13 +26,14 @@ def attend(
     visible_TS: Tensor | None = None,
     path: AttentionPath = "sdpa",
     scale: float | None = None,
+    bias_BHTS: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale Q K') V for each head: (B, H, T, K), with the width of the values.
+    """softmax(scale Q K' + bias) V for each head: (B, H, T, K), with the width of the values.
 
     Where `causal` the queries are those of the last T of the S tokens, and each sees the tokens up to its own; otherwise
-    those that `visible_TS` (bool) names, or all. Keys and values may have fewer heads than the queries; neighbouring
-    queries then share one (grouped queries). `scale` is 1 / sqrt(K) by default. The materialised path writes the T x S
-    weights out, for checks; both give the same.
+    those that `visible_TS` (bool) names, or those to which `bias_BHTS` adds more than -inf, or all. Keys and values may
+    have fewer heads than the queries; neighbouring queries then share one (grouped queries). `scale` is 1 / sqrt(K) by
+    default. The materialised path writes the T x S weights out, for checks; both give the same.
     Raises ShapeError where `causal` and T is more than S: a token sees at least itself.
     """
     num_queries, num_keys = query_BHTK.shape[2], key_BHSK.shape[2]
@@ -44,8 +45,8 @@ def attend(
             options["enable_gqa"] = True
         if causal and 1 < num_queries < num_keys:
             visible_TS = visible(num_queries, num_keys, query_BHTK.device)
-        if visible_TS is not None:
-            options["attn_mask"] = visible_TS
+        if visible_TS is not None or bias_BHTS is not None:
+            options["attn_mask"] = visible_TS if bias_BHTS is None else bias_BHTS
         # Called by its full name, at call time: whoever watches attention from outside may wrap the function.
         return torch.nn.functional.scaled_dot_product_attention(
             query_BHTK, key_BHSK, value_BHSK, is_causal=causal and num_queries == num_keys, **options
@@ -54,6 +55,8 @@ def attend(
     key_BHSK, value_BHSK = key_BHSK.repeat_interleave(groups, 1), value_BHSK.repeat_interleave(groups, 1)
     scale = 1 / math.sqrt(query_BHTK.shape[3]) if scale is None else scale
     scores_BHTS = scale * query_BHTK @ key_BHSK.transpose(2, 3)
+    if bias_BHTS is not None:
+        scores_BHTS = scores_BHTS + bias_BHTS
     if causal:
         visible_TS = visible(num_queries, num_keys, query_BHTK.device)
     if visible_TS is not None:

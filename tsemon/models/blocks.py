@@ -74,6 +74,12 @@ class BlockConfig:
     def norms(self) -> nn.LayerNorm:
         return nn.LayerNorm(self.width, elementwise_affine=self.norm_affine)
 
+    def self_attention(self) -> nn.Module:
+        width, heads, causal, kind = self.width, self.heads, self.causal, self.reparameterisation
+        if kind is None:
+            return SelfAttention(width, heads, causal, scale=self.score_scale, path=self.attention)
+        return ReparameterisedAttention(width, heads, causal, scale=self.score_scale, path=self.attention, kind=kind)
+
 
 class FeedForward(nn.Module):
     """phi(X W1) W2 of Algorithm 1, with biases; phi is GELU or ReLU. Takes and returns (B, T, D)."""
@@ -104,7 +110,7 @@ class DeEscalation(nn.Module):
     Where `learn`, tau is a parameter that starts at the given value and is free to leave [0, 1].
 
     Takes and returns (B, T, D). Sequences are full: padding would count as tokens. Raises InvalidArgument unless tau is in
-    [0, 1], and for a cache that is to spare the mean of the whole sequence.
+    [0, 1], and where the mean of the whole sequence is to go on from what a cache has read.
     """
 
     def __init__(self, tau: float, causal: bool = False, learn: bool = False) -> None:
@@ -115,7 +121,7 @@ class DeEscalation(nn.Module):
         self.causal = causal
 
     def forward(self, x_BTD: Tensor, cache: Cache | None = None) -> Tensor:
-        if cache is not None and not self.causal:
+        if cache is not None and cache.num_tokens and not self.causal:
             raise InvalidArgument("the mean of the whole sequence changes with every token: read without a cache")
         mean = self._prefix_mean(x_BTD, cache) if self.causal else x_BTD.mean(dim=1, keepdim=True)
         return x_BTD - self.tau * mean  # (I - tau P) X, Eq. 21
@@ -140,7 +146,7 @@ class PostNormBlock(nn.Module):
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.alpha = config.alpha
-        self.attention = self_attention(config)
+        self.attention = config.self_attention()
         self.norm1 = config.norms()
         self.feed_forward = FeedForward(config.width, config.ffn, config.activation)
         self.norm2 = config.norms()
@@ -161,7 +167,7 @@ class PreNormBlock(nn.Module):
         super().__init__()
         self.alpha = config.alpha
         self.norm1 = config.norms()
-        self.attention = self_attention(config)
+        self.attention = config.self_attention()
         self.norm2 = config.norms()
         self.feed_forward = FeedForward(config.width, config.ffn, config.activation)
 
@@ -181,7 +187,7 @@ class BranchNormBlock(nn.Module):
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.alpha = config.alpha
-        self.attention = self_attention(config)
+        self.attention = config.self_attention()
         self.norm1 = config.norms()
         self.feed_forward = FeedForward(config.width, config.ffn, config.activation)
         self.norm2 = config.norms()
@@ -202,7 +208,7 @@ class DeEscalatedBlock(nn.Module):
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.alpha = config.alpha
-        self.attention = self_attention(config)
+        self.attention = config.self_attention()
         self.after_attention = deescalation(config, "attention")
         self.norm1 = config.norms()
         self.before_feed_forward = deescalation(config, "feed_forward")
@@ -229,13 +235,6 @@ def _apply(step: DeEscalation | None, x_BTD: Tensor, cache: Cache | None) -> Ten
         return x_BTD
     y_BTD: Tensor = step(x_BTD, cache)
     return y_BTD
-
-
-def self_attention(config: BlockConfig) -> nn.Module:
-    width, heads, causal, kind = config.width, config.heads, config.causal, config.reparameterisation
-    if kind is None:
-        return SelfAttention(width, heads, causal, scale=config.score_scale, path=config.attention)
-    return ReparameterisedAttention(width, heads, causal, scale=config.score_scale, path=config.attention, kind=kind)
 
 
 Block = PostNormBlock | PreNormBlock | BranchNormBlock | DeEscalatedBlock

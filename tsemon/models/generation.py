@@ -5,8 +5,10 @@ Axes: `B` batch, `T` tokens, `V` vocabulary, `K` the likeliest of it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tsemon.errors import InvalidArgument
 from tsemon.models.cache import Cache
@@ -14,7 +16,7 @@ from tsemon.models.cache import Cache
 
 @torch.no_grad()
 def generate(
-    model: nn.Module,
+    model: Callable[..., Tensor],
     tokens_BT: Tensor,
     num_new: int,
     *,
@@ -24,7 +26,8 @@ def generate(
 ) -> Tensor:
     """The tokens with `num_new` more, (B, T + num_new), each drawn after all before it.
 
-    model: a decoder with logits = model(tokens, cache=cache), as `CausalLanguageModel` and `Llama` are.
+    model: a decoder with logits = model(tokens, cache=cache): `CausalLanguageModel`, `Llama`, or the method `read` of a
+        `TransformerXL`.
     temperature: 0 takes the likeliest token; otherwise logits are divided by it and a token is drawn.
     top_k: draw among the k likeliest only.
     Raises InvalidArgument for settings out of range, and what the model raises past its context.

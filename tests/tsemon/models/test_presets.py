@@ -2,7 +2,15 @@ import pytest
 import torch
 
 from tsemon.errors import InvalidArgument
-from tsemon.models import CausalLanguageModel, Encoder, RepeatingTransformer, TextEncoder, VisionTransformer, presets
+from tsemon.models import (
+    CausalLanguageModel,
+    Encoder,
+    RepeatingTransformer,
+    TextEncoder,
+    TransformerXL,
+    VisionTransformer,
+    presets,
+)
 
 ALL = [
     (kind, name)
@@ -12,6 +20,7 @@ ALL = [
         (Encoder, presets.ENCODER),
         (TextEncoder, presets.TEXT_ENCODER),
         (RepeatingTransformer, presets.REPEATING),
+        (TransformerXL, presets.TRANSFORMER_XL),
     )
     for name in named
 ]
