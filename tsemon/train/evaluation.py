@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from tsemon.train.batches import Batch
-from tsemon.train.loop import logits_of
+from tsemon.train.loop import autocast, on_device
 from tsemon.train.processes import Processes
-from tsemon.train.tasks import Task, cross_entropy
+from tsemon.train.tasks import Task
 
 ALONE = Processes()
 
@@ -25,24 +25,24 @@ def evaluate(
     precision: torch.dtype = torch.float32,
     max_batches: int | None = None,
     processes: Processes = ALONE,
-) -> tuple[float, float]:
-    """Mean loss in nats and share of right answers over all targets, in eval mode; NaN where there are none.
+) -> tuple[float, float] | None:
+    """Mean loss in nats and share of right answers over all targets, in eval mode; None where there are none.
 
     Each process takes its rows of each batch. The model is left in the mode that it was in.
+    The share is NaN for models that do not say it.
     """
     task = (task or Task()).fresh()
     was_training = model.training
     model.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=processes.device)  # loss, right answers, targets
+    sums = torch.zeros(3, dtype=torch.float64, device=processes.device)  # losses, right answers, targets
     try:
         for batch in itertools.islice(batches, max_batches):
             inputs, targets = (part[processes.rank :: processes.world] for part in batch)
-            if len(inputs):
-                logits, targets = logits_of(model, (inputs, targets), task, precision)
-                right = (logits.argmax(-1) == targets).sum()
-                count = targets.numel()
-                sums += torch.stack([cross_entropy(logits, targets) * count, right, right.new_tensor(count)])
+            if count := targets.numel():
+                with autocast(processes.device, precision):
+                    means = task.loss_and_accuracy(model, *on_device((inputs, targets), processes.device))
+                sums += count * torch.stack([*means, torch.ones_like(means[0])])
     finally:
         model.train(was_training)
     loss, right, count = processes.sum(sums).tolist()
-    return (loss / count, right / count) if count else (float("nan"), float("nan"))
+    return (loss / count, right / count) if count else None

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tsemon.errors import InvalidArgument
 from tsemon.train.batches import Batch
-from tsemon.train.tasks import Task, cross_entropy
+from tsemon.train.tasks import Task
 
 
 def train_steps(
@@ -50,28 +50,25 @@ def train_steps(
 
 def _accumulate_gradients(model: nn.Module, batches: list[Batch], task: Task, precision: torch.dtype) -> Tensor:
     """The mean loss of the batches, whose gradients it leaves in the parameters."""
+    device = next(model.parameters()).device
     losses = []
     for number, batch in enumerate(batches, start=1):
         with _synchronised(model, number == len(batches)):
-            loss = loss_of(model, batch, task, precision) / len(batches)
+            with autocast(device, precision):
+                loss = task.loss(model, *on_device(batch, device)) / len(batches)
             loss.backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
     return torch.stack(losses).sum()
 
 
-def loss_of(model: nn.Module, batch: Batch, task: Task, precision: torch.dtype = torch.float32) -> Tensor:
-    """The mean loss of one batch, in nats, on the model's device."""
-    logits, targets = logits_of(model, batch, task, precision)
-    return cross_entropy(logits, targets)
+def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
+    """Forward passes in a precision below float32; in float32 it changes nothing."""
+    return torch.autocast(device.type, precision, enabled=precision != torch.float32)
 
 
-def logits_of(model: nn.Module, batch: Batch, task: Task, precision: torch.dtype) -> Batch:
-    """What the model makes of a batch, in float32 or wider, and the targets beside it."""
-    device = next(model.parameters()).device
+def on_device(batch: Batch, device: torch.device) -> Batch:
     inputs, targets = (part.to(device, non_blocking=True) for part in batch)
-    with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-        logits = task.logits(model, inputs)
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)), targets
+    return inputs, targets
 
 
 def _synchronised(model: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[None]:

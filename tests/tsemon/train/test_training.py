@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import math
 
 import pytest
 import torch
@@ -156,6 +157,16 @@ class TestAnEvaluation:
         assert set(seen) == {(False, False)}
         assert training.model.training
 
+    def test_begins_without_a_memory_and_leaves_that_of_the_training(self):
+        training = Training(RECIPES["memory"])
+        next(training.losses)
+        assert training.evaluate() == training.evaluate()
+
+    def test_tells_a_loss_that_is_none(self):
+        training = Training(TINY)
+        torch.nn.init.constant_(training.model.head.bias, torch.nan)
+        assert math.isnan(training.evaluate()["validation_loss"])
+
     def test_tells_nothing_where_nothing_was_set_apart(self):
         assert Training(changed(data=TextData(context=8, validation_ratio=0.0))).evaluate() == {}
 
@@ -163,6 +174,9 @@ class TestAnEvaluation:
 RECIPES = {
     "text": TINY,
     "streamed text": changed(data=TextData(context=8, is_streamed=True)),
+    "memory": changed(
+        model="TransformerXL", sizes=TINY.sizes | {"memory": 8}, data=TextData(context=8, is_streamed=True)
+    ),
     "augmented images": DIGITS,
     "accumulation": changed(accumulation=2),
     "bfloat16": changed(precision="bfloat16"),
