@@ -33,13 +33,13 @@ def run(quick: bool) -> Result:
     trials = 5 if quick else 50
     full, by_width, causal = experiment(trials, depth=20, width=512, heads=8, ffn=2048)
     settings = {
-        "encoder": f"20 post-norm blocks, n = {NUM_TOKENS} tokens, d = 512, h = 8, alpha = 1, q = 2048, ReLU, biases in the "
-        "feed-forward network only, norms without weights",
+        "encoder": f"20 post-norm blocks, n = {NUM_TOKENS} tokens, d = 512, h = 8, alpha = 1, q = 2048, ReLU, biases "
+        "in the feed-forward network only, norms without weights",
         "input": "N(0, 1)",
-        "weights": "values N(0, 1/d), output identity (W of Proposition 9); query, key and feed-forward weights uniform in "
-        "(-1, 1)/sqrt(fan-in), PyTorch's start",
-        "trials": f"{trials} (the paper has 50), weights and input from seeds 0 to {trials - 1}; the three variants of a "
-        "trial share them",
+        "weights": "values N(0, 1/d), output identity (W of Proposition 9); query, key and feed-forward weights "
+        "uniform in (-1, 1)/sqrt(fan-in), PyTorch's start",
+        "trials": f"{trials} (the paper has 50), weights and input from seeds 0 to {trials - 1}; the three variants "
+        "of a trial share them",
         "dtype": "float32",
     }
     return Result(
@@ -48,17 +48,17 @@ def run(quick: bool) -> Result:
         plots={"blocks": figure(full, by_width, causal)},
         tables=[table("Full attention, scores over sqrt(d/h)", full), table("Causal attention", causal)],
         notes=[
-            "Step 3 is the surprise. In the first blocks the feed-forward network does raise xi_1/xi_2. It is ReLU: what it "
-            "lets through has a mean above zero, and so the network adds nearly the same vector to all tokens (its biases "
-            "hardly matter). While tokens share little, that is much of what they share; the escalation rate "
-            "1 + (xi_1/xi_2 - 1) t_sim of the step is small all the same, as t_sim is.",
-            f"Eq. 2 divides the scores by sqrt(d), the code that the paper builds on by sqrt(d/h). Similarity is the same "
-            f"({_first(by_width, 'token similarity', 10)} and {_first(full, 'token similarity', 10)} after block 10); delta "
-            f"and omega of block 1 are {_first(by_width, 'delta')} and {_first(by_width, 'omega')} with sqrt(d), "
-            f"{_first(full, 'delta')} and {_first(full, 'omega')} with sqrt(d/h).",
+            "Step 3 is the surprise. In the first blocks the feed-forward network does raise xi_1/xi_2. It is ReLU: "
+            "what it lets through has a mean above zero, and so the network adds nearly the same vector to all tokens "
+            "(its biases hardly matter). While tokens share little, that is much of what they share; the escalation "
+            "rate 1 + (xi_1/xi_2 - 1) t_sim of the step is small all the same, as t_sim is.",
+            "Eq. 2 divides the scores by sqrt(d), the code that the paper builds on by sqrt(d/h). Similarity is the "
+            f"same ({_first(by_width, 'token similarity', 10)} and {_first(full, 'token similarity', 10)} after block "
+            f"10); delta and omega of block 1 are {_first(by_width, 'delta')} and {_first(by_width, 'omega')} with "
+            f"sqrt(d), {_first(full, 'delta')} and {_first(full, 'omega')} with sqrt(d/h).",
             "Under a causal mask delta is above 1 (1.235 for uniform attention of 64 tokens), so that the condition "
-            "omega + delta < 1 of Theorem 6 never holds and its bound says nothing; |lambda_2|, the largest entry of the "
-            "diagonal below the first, does.",
+            "omega + delta < 1 of Theorem 6 never holds and its bound says nothing; |lambda_2|, the largest entry of "
+            "the diagonal below the first, does.",
             "|lambda_2| is 1 less tsemon's spectral_gap; similarity and the escalation rate are its metrics, too.",
         ],
     )
@@ -123,8 +123,8 @@ def claims(full: Trials, causal: Trials) -> Sequence[Claim]:
         ),
         Claim(
             paper="In step 1, attention and residual, the mean of xi_1/xi_2 stays around 2 from the very beginning.",
-            seen=f"Means over trials from {mean['step 1'].min():.3f} to {mean['step 1'].max():.3f}; one trial varies by "
-            f"{full['step 1'].std(0, ddof=1).mean():.2f} (standard deviation).",
+            seen=f"Means over trials from {mean['step 1'].min():.3f} to {mean['step 1'].max():.3f}; one trial varies "
+            f"by {full['step 1'].std(0, ddof=1).mean():.2f} (standard deviation).",
             agrees=verdict(bool((np.abs(mean["step 1"] - 2) < 0.2).all())),
         ),
         Claim(
@@ -149,9 +149,9 @@ def claims(full: Trials, causal: Trials) -> Sequence[Claim]:
         ),
         Claim(
             paper="With a triangular mask tokens escalate alike, and the spectral gap is around 0.5 (Section 2.6).",
-            seen=f"t_sim {masked['token similarity'][4]:.3f} after block 5, {masked['token similarity'][9]:.3f} after 10, "
-            f"{masked['token similarity'][-1]:.4f} after {len(t_sim)}; gap {gap.min():.2f} to {gap.max():.2f}. Late "
-            f"blocks are slower than without a mask: xi_1/xi_2 of step 1 falls from {masked['step 1'][0]:.2f} to "
+            seen=f"t_sim {masked['token similarity'][4]:.3f} after block 5, {masked['token similarity'][9]:.3f} after "
+            f"10, {masked['token similarity'][-1]:.4f} after {len(t_sim)}; gap {gap.min():.2f} to {gap.max():.2f}. "
+            f"Late blocks are slower than without a mask: xi_1/xi_2 of step 1 falls from {masked['step 1'][0]:.2f} to "
             f"{masked['step 1'][-1]:.2f}.",
             agrees=verdict(masked["token similarity"][-1] > 0.99, bool((np.abs(gap - 0.5) < 0.1).all())),
         ),
@@ -182,8 +182,9 @@ def figure(full: Trials, by_width: Trials, causal: Trials) -> Plot:
     return Plot(
         figure=drawing,
         caption="Means over trials. Attention and residual (step 1) double xi_1/xi_2 in every block, which drives "
-        "similarity to 1; the norms (steps 2 and 4) do nothing, the feed-forward network (step 3) something in the first "
-        "blocks. Attention nears the mean over tokens, except under a causal mask, where delta and |lambda_2| stay up.",
+        "similarity to 1; the norms (steps 2 and 4) do nothing, the feed-forward network (step 3) something in the "
+        "first blocks. Attention nears the mean over tokens, except under a causal mask, where delta and |lambda_2| "
+        "stay up.",
     )
 
 
