@@ -29,8 +29,8 @@ MEASURES = ("token_similarity", "cosine_similarity", "token_diversity")
 BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 XXLARGE = {"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384}
 """What AlbertConfig has by default."""
-OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-ON = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+OFF: Mapping[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+ON: Mapping[str, Any] = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 BERT, DROPOUT, ALBERT, ALBERT_DEFAULT = "BERT", "BERT with dropout", "ALBERT, base sizes", "ALBERT, default sizes"
 
 
@@ -59,7 +59,7 @@ def run(quick: bool) -> Result:
             "the first layer's input. ALBERT has no gradient norm by layer, as its layers share one set of weights.",
             "With dropout each token loses other features in every layer, which holds similarity below 1. So what a "
             "monitor sees in training mode is less than what the same network has in evaluation mode.",
-            "Diversity shrinks per layer by 1 + (d sigma^2)^2 at most, sigma the weights' standard deviation: values "
+            "Near 1 a layer divides diversity by 1 + (d sigma^2)^2, sigma the weights' standard deviation: values "
             "and output are two matrices, with W = W_v W_o. That is 1.094 for BERT base.",
         ],
     )

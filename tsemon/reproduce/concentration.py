@@ -156,7 +156,7 @@ def figure(found: Mapping[int, Eta], sizes_S: Values) -> Plot:
             panel.plot(sizes_S, values_S, "o-", ms=3, label=f"d = {width}")
     for panel in axes:
         panel.set_xlabel("t")
-        panel.legend(fontsize=8)
+    axes[2].legend(fontsize=8, loc="lower right")
     axes[2].set_ylim(bottom=0)
     return Plot(
         figure=drawing,

@@ -68,13 +68,15 @@ def run(quick: bool) -> Result:
     )
 
 
-def experiment(runs: Mapping[Place, int], *, depth: int, width: int, heads: int, ffn: int) -> Curves:
+def experiment(
+    runs: Mapping[Place, int], taus: Sequence[float] = TAUS, *, depth: int, width: int, heads: int, ffn: int
+) -> Curves:
     labels = {place: label for label, place in PLACES.items()}
     found: dict[str, dict[float, list[Values]]] = {}
     for seed in range(max(runs.values())):
         model = random_encoder(seed, depth=depth, width=width, heads=heads, ffn=ffn)
         for place in (place for place, count in runs.items() if seed < count):
-            for tau in TAUS:
+            for tau in taus:
                 seen, after = diversity(twin(model, tau=tau, tau_at=place), seed)
                 found.setdefault(labels[place], {}).setdefault(tau, []).append(seen)
                 if place == "output":
@@ -176,11 +178,11 @@ def figure(curves: Curves) -> Plot:
     )
     for panel, label in zip(axes, labels, strict=True):
         for tau, mean in curves[label].items():
-            panel.semilogy(np.arange(1, len(mean) + 1), mean, label=f"tau = {tau}")
+            panel.plot(np.arange(1, len(mean) + 1), mean, label=f"tau = {tau}")
         panel.set_xlabel("block")
-        panel.set_ylim(1e-12, 2)
+        panel.set_ylim(0, 1.02)
     axes[0].set_ylabel("t_div of the block's output")
-    axes[0].legend(fontsize=8, loc="lower left")
+    axes[-1].legend(fontsize=8)
     return Plot(
         figure=drawing,
         caption="Diversity of tokens, mean over runs. From tau = 0.4 on it stays; below tau = 0.29 it falls "
@@ -193,9 +195,9 @@ def critical_figure(growth: Table) -> Plot:
     for alpha, colour in zip(ALPHAS, COLOURS, strict=False):
         rows = np.array([row for row in growth.rows if row[0] == alpha], dtype=float)
         _, _, tau, _, measured, end = rows.T
-        panel.plot(tau, measured, "o", color=colour, label=f"alpha = {alpha}, measured")
+        panel.plot(tau, measured, "o", color=colour, label=f"alpha = {alpha}")
         smooth = np.linspace(tau.min(), tau.max(), 50)
-        panel.plot(smooth, np.maximum(1, (1 + alpha**2) * (1 - smooth) ** 2), "-", color=colour, label="expected")
+        panel.plot(smooth, np.maximum(1, (1 + alpha**2) * (1 - smooth) ** 2), "-", color=colour)
         right.semilogy(tau, end, "o-", color=colour, label=f"alpha = {alpha}")
         for each in (panel, right):
             each.axvline(critical(alpha), color=colour, linestyle=":")
@@ -203,11 +205,11 @@ def critical_figure(growth: Table) -> Plot:
     right.set_ylabel("t_div")
     for each in (panel, right):
         each.set_xlabel("tau")
-        each.legend(fontsize=8)
+    right.legend(fontsize=8, loc="lower left")
     return Plot(
         figure=drawing,
-        caption="Dotted: the critical tau of each alpha. Left, over the second half of the blocks: below it the odds "
-        "grow by (1 + alpha^2)(1 - tau)^2 in each block, above it not at all.",
+        caption="Dotted: the critical tau of each alpha. Left: points are measured over the second half of the blocks, "
+        "lines are (1 + alpha^2)(1 - tau)^2 where that is above 1. Above the critical tau the odds do not grow.",
     )
 
 

@@ -178,6 +178,7 @@ def figure(full: Trials, by_width: Trials, causal: Trials) -> Plot:
     left.set_ylabel("t_sim of the block's output")
     for panel in (left, middle, right):
         panel.set_xlabel("block")
+        panel.set_xticks(range(0, len(blocks) + 1, 5))
         panel.legend(fontsize=8)
     return Plot(
         figure=drawing,

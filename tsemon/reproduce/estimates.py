@@ -143,6 +143,7 @@ def figure(found: Mapping[str, Values]) -> Plot:
         right.plot(blocks, found[f"{name}, r"], style, label=name)
     for panel in (left, middle, right):
         panel.set_xlabel("block")
+        panel.set_xticks(range(0, len(blocks) + 1, 5))
     for panel in (middle, right):
         panel.legend(fontsize=8)
     return Plot(

@@ -190,7 +190,7 @@ def claims(encoded: Encoded, decoded: Mapping[str, Decoded]) -> Sequence[Claim]:
         Claim(
             paper="It stays below 0.8 after 40 layers.",
             seen=", ".join(f"{name}: {each[-1]:.2f}" for name, each in curves.items())
-            + ". The level is set by the width.",
+            + ". Width, and feed-forward width, set the level.",
             agrees=verdict(*(bool(each[-1] < 0.8) for each in curves.values())),
         ),
         Claim(
