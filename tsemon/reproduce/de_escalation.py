@@ -69,7 +69,7 @@ def run(quick: bool) -> Result:
 
 
 def experiment(
-    runs: Mapping[Place, int], taus: Sequence[float] = TAUS, *, depth: int, width: int, heads: int, ffn: int
+    runs: Mapping[Place, int], *, taus: Sequence[float] = TAUS, depth: int, width: int, heads: int, ffn: int
 ) -> Curves:
     labels = {place: label for label, place in PLACES.items()}
     found: dict[str, dict[float, list[Values]]] = {}

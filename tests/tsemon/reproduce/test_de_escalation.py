@@ -6,7 +6,6 @@ from tsemon.reproduce.de_escalation import (
     AFTER,
     ALPHAS,
     OFFSETS,
-    TAUS,
     around_critical,
     critical,
     diversity,
@@ -39,12 +38,12 @@ class TestDiversity:
 
 class TestExperiment:
     def test_averages_as_many_runs_as_each_place_has(self):
-        curves = experiment({"output": 2, "attention": 1}, **SIZES)
-        runs = [diversity(twin(random_encoder(seed, **SIZES), tau=TAUS[4]), seed) for seed in (0, 1)]
-        assert np.array_equal(curves["after the block's last norm"][TAUS[4]], np.mean([run[0] for run in runs], axis=0))
-        assert np.array_equal(curves[AFTER][TAUS[4]], np.mean([run[1] for run in runs], axis=0))
-        one = diversity(twin(random_encoder(0, **SIZES), tau=TAUS[4], tau_at="attention"), 0)[0]
-        assert np.array_equal(curves["after attention"][TAUS[4]], one)
+        curves = experiment({"output": 2, "attention": 1}, taus=[0.4], **SIZES)
+        runs = [diversity(twin(random_encoder(seed, **SIZES), tau=0.4), seed) for seed in (0, 1)]
+        assert np.array_equal(curves["after the block's last norm"][0.4], np.mean([run[0] for run in runs], axis=0))
+        assert np.array_equal(curves[AFTER][0.4], np.mean([run[1] for run in runs], axis=0))
+        one = diversity(twin(random_encoder(0, **SIZES), tau=0.4, tau_at="attention"), 0)[0]
+        assert np.array_equal(curves["after attention"][0.4], one)
 
 
 class TestCritical:
@@ -54,13 +53,16 @@ class TestCritical:
 
 
 class TestAroundCritical:
-    def test_expects_growth_below_it_alone(self):
-        rows = around_critical(1, **SIZES).rows
+    @pytest.fixture(scope="class")
+    def rows(self):
+        return around_critical(1, **SIZES).rows
+
+    def test_expects_growth_below_it_alone(self, rows):
         assert len(rows) == len(ALPHAS) * len(OFFSETS)
         assert all((expected > 1) == (tau < middle) for _, middle, tau, expected, _, _ in rows)
 
-    def test_measures_the_growth_of_the_odds_over_the_second_half(self):
-        alpha, _, tau, _, growth, end = around_critical(1, **SIZES).rows[0]
+    def test_measures_the_growth_of_the_odds_over_the_second_half(self, rows):
+        alpha, _, tau, _, growth, end = rows[0]
         before, _ = diversity(twin(random_encoder(0, **SIZES), alpha=alpha, tau=tau), 0)
         odds = 1 / before - 1
         assert growth == pytest.approx((odds[3] / odds[1]) ** 0.5)
