@@ -38,14 +38,15 @@ Curves = Mapping[str, Mapping[float, Values]]
 
 
 def run(quick: bool) -> Result:
-    sizes = {"depth": 40, "width": 512, "heads": 8, "ffn": 1024 if quick else 2048}
+    ffn = 1024 if quick else 2048
     runs, others, critical_runs = (1, 1, 1) if quick else (20, 4, 4)
-    curves = experiment(dict(zip(PLACES.values(), (runs, others, others), strict=True)), **sizes)
-    growth = around_critical(critical_runs, **sizes)
+    counts = dict(zip(PLACES.values(), (runs, others, others), strict=True))
+    curves = experiment(counts, depth=40, width=512, heads=8, ffn=ffn)
+    growth = around_critical(critical_runs, depth=40, width=512, heads=8, ffn=ffn)
     return Result(
         settings={
             "encoder": f"that of Figure 2 with 40 blocks: n = {NUM_TOKENS}, d = 512, h = 8, alpha = 1, q = "
-            f"{sizes['ffn']}, X from N(0, 1)",
+            f"{ffn}, X from N(0, 1)",
             "runs": f"{runs} at the block's output (the paper has 20), {others} at the two other places, "
             f"{critical_runs} around each critical tau; weights and input from seeds counted from 0, shared by all "
             "tau, places and alpha",
@@ -57,8 +58,7 @@ def run(quick: bool) -> Result:
         tables=[*map(table, curves, curves.values()), growth],
         notes=[
             "At the block's output tsemon looks before the operator, as afterwards tau = 1 would hide everything. "
-            "What the next block gets is the panel beside it (token_diversity of the output); it is what the paper "
-            "plots.",
+            "What the next block gets is the panel beside it (token_diversity of the output).",
             "Why there is a critical tau: attention and residual multiply the odds t_sim/t_div by xi_1/xi_2, 1 + "
             "alpha^2 where attention is near its mean (Eq. 9), and the operator by (1 - tau)^2. The product is 1 at "
             "tau = 1 - 1/sqrt(1 + alpha^2): 0.106, 0.293 and 0.553 for alpha 0.5, 1 and 2.",
