@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+
+from tsemon.measures import escalation_rate, second_eigenvalue, token_similarity
+from tsemon.reproduce.escalation import STEPS, experiment, trial
+from tsemon.reproduce.random_encoder import caught, forward, head_mix, random_encoder, random_tokens
+
+SIZES = {"depth": 3, "width": 64, "heads": 4, "ffn": 64}
+
+
+class TestTrial:
+    @pytest.fixture
+    def model(self):
+        return random_encoder(3, **SIZES)
+
+    @pytest.fixture
+    def found(self, model):
+        return trial(model, random_tokens(3, 64))
+
+    @pytest.fixture
+    def seen(self, model):
+        with caught(model) as seen:
+            forward(model, random_tokens(3, 64))
+        return seen
+
+    def test_has_the_similarity_of_the_blocks_outputs(self, found, seen):
+        expected = [token_similarity(seen[f"blocks.{layer}"][1]).item() for layer in range(3)]
+        assert found["token similarity"] == pytest.approx(expected, rel=1e-5)  # the frame is float32
+
+    def test_sees_step_1_between_the_blocks_input_and_what_the_norm_gets(self, found, seen):
+        x, y = seen["blocks.1"][0], seen["blocks.1.norm1"][0]
+        similarity = token_similarity(x).item()
+        by_proposition_3 = 1 + (found["step 1"][1] - 1) * similarity
+        assert by_proposition_3 == pytest.approx(escalation_rate(x, y).item(), rel=1e-4)
+        assert found["escalation rate"][1] == pytest.approx(by_proposition_3, rel=1e-4)
+
+    def test_has_four_steps_that_make_up_the_block(self, found, seen):
+        # xi is a ratio of energies, so ratios of steps multiply to that of the block: odds after over odds before
+        before, after = (token_similarity(x).item() for x in seen["blocks.1"])
+        odds = after / (1 - after) / (before / (1 - before))
+        assert np.prod([found[step][1] for step in STEPS]) == pytest.approx(odds, rel=1e-4)
+
+    def test_has_the_second_eigenvalue_of_the_attention_that_ran(self, model, found, seen):
+        p_BHTT = head_mix(model.blocks[2].attention, seen["blocks.2.attention.to_query_key_value"][1])
+        # Arnoldi's method stops after 32 of 64 steps
+        assert found["lambda_2"][2] == pytest.approx(second_eigenvalue(p_BHTT).mean().item(), rel=0.02)
+
+
+class TestExperiment:
+    def test_stacks_trials_of_three_variants_that_share_their_weights(self):
+        full, by_width, causal = experiment(2, **SIZES)
+        assert {name: values.shape for name, values in full.items()} == dict.fromkeys(full, (2, 3))
+        assert (by_width["delta"] < 0.7 * full["delta"]).all()  # scores half as large
+        assert (causal["delta"] > 1).all()  # of uniform causal attention of 64 tokens 1.235
+
+    def test_repeats_itself(self):
+        first, second = (experiment(1, **SIZES)[0] for _ in range(2))
+        assert all(np.array_equal(first[name], second[name]) for name in first)
