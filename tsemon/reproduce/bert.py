@@ -45,7 +45,7 @@ def run(quick: bool) -> Result:
             "and sqrt(8) times larger, so that d sigma^2 is as in the full size"
             if quick
             else "nothing",
-            "initialisation": "the package's default, N(0, 0.02^2), biases 0",
+            "initialisation": "the package's default, N(0, 0.02^2) where not reduced, biases 0",
             "input": f"{SHAPE[0]} sequences of {SHAPE[1]} random ids, all visible; for gradients BERT's "
             "masked-language loss on random labels",
             "dropout": "0, and 0.1 (BERT's default) in 'BERT with dropout'; the paper does not say",
@@ -110,7 +110,7 @@ def claims(found: Mapping[str, Frame]) -> Sequence[Claim]:
             paper="In both models token similarity escalates to 1 with depth.",
             seen=f"BERT: t_sim {t_sim[BERT][0]:.2f} at the embeddings, {t_sim[BERT][20]:.2f} after 20 layers, "
             f"{t_sim[BERT][-1]:.4f} after {len(gradient)} (0.9 from layer {first(t_sim[BERT], 0.9)} on), "
-            f"{int((np.diff(t_sim[BERT]) < 0).sum())} layers lower it. ALBERT: 1 less {t_div[ALBERT][-1]:.1g} at base "
+            f"layers that lower it: {int((np.diff(t_sim[BERT]) < 0).sum())}. ALBERT: 1 less {t_div[ALBERT][-1]:.1g} at base "
             f"sizes; at default sizes {t_sim[ALBERT_DEFAULT][5]:.4f} after 5 layers.",
             agrees=verdict(*(bool(t_sim[name][-1] > 0.99) for name in (BERT, ALBERT, ALBERT_DEFAULT))),
         ),
@@ -131,7 +131,7 @@ def claims(found: Mapping[str, Frame]) -> Sequence[Claim]:
             agrees=verdict(bool(abs(rate - 1 - (BASE["hidden_size"] * 0.02**2) ** 2) < 0.02)),
         ),
         Claim(
-            paper="(Not in the paper) With dropout too.",
+            paper="(The paper does not say whether dropout was on.) With dropout, too, similarity goes to 1.",
             seen=f"With dropout 0.1 BERT's t_sim stays between {plateau.min():.2f} and {plateau.max():.2f} from layer "
             f"40 on; {int((np.diff(t_sim[DROPOUT]) < 0).sum())} of {len(gradient)} layers lower it.",
             agrees=verdict(bool(t_sim[DROPOUT][-1] > 0.99)),
@@ -161,8 +161,8 @@ def figure(found: Mapping[str, Frame]) -> Plot:
         panel.set_xlabel("layer")
     return Plot(
         figure=drawing,
-        caption="BERT and ALBERT at random initialisation. Without dropout all escalate, at their own rates, until "
-        "float32 has no digits left (diversity 1e-13); with dropout BERT levels off.",
+        caption="BERT and ALBERT at random initialisation. Without dropout all escalate, at their own rates; with dropout "
+        "BERT levels off.",
     )
 
 

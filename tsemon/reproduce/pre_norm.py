@@ -68,6 +68,8 @@ def run(quick: bool) -> Result:
             "The paper does not give the sizes of its language models, and the level depends on them. Weights of a "
             "fixed standard deviation 0.02 do more in a wider layer: d 0.02^2 is 0.2 for d = 512 and 1.6 for 4096, "
             "and the feed-forward network, a product of three such layers, gains on attention.",
+            "For the same reason the gap is 0.5 in narrow models only: scores have variance (d sigma^2)^2, 0.04 for d "
+            "= 512 and 2.7 for 4096, and with large ones some token attends mostly to itself.",
         ],
     )
 
@@ -195,10 +197,10 @@ def claims(encoded: Encoded, decoded: Mapping[str, Decoded]) -> Sequence[Claim]:
         ),
         Claim(
             paper="The spectral gap of their triangular attention is approximately 0.5.",
-            seen=f"Mean over layers {gaps.min():.3f} to {gaps.max():.3f}; a single layer "
-            f"{min(each.gap.min() for each in decoded.values()):.2f} to "
-            f"{max(each.gap.max() for each in decoded.values()):.2f}.",
-            agrees=verdict(bool((np.abs(gaps - 0.5) < 0.02).all())),
+            seen="Mean over layers: "
+            + ", ".join(f"{name} {gap:.2f}" for name, gap in zip(decoded, gaps, strict=True))
+            + ".",
+            agrees=verdict(*(bool(abs(gap - 0.5) < 0.03) for gap in gaps)),
         ),
     ]
 
@@ -235,13 +237,13 @@ def decoder_figure(decoded: Mapping[str, Decoded]) -> Plot:
     right.set_ylabel("1 - |lambda_2|, mean over heads")
     left.set_ylim(0, 1)
     right.set_ylim(0, 1)
-    left.legend(fontsize=8, loc="lower right")
+    right.legend(fontsize=8, loc="upper right", ncols=2)
     for panel in (left, right):
         panel.set_xlabel("layer")
     return Plot(
         figure=drawing,
         caption="Llama and Qwen2 at random initialisation, by width; dotted: the 0.8 of the paper. The wider the "
-        "model, the lower its similarity, at the same spectral gap.",
+        "model, the lower its similarity. The gap is about 0.5 where scores are small.",
     )
 
 
