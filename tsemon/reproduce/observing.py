@@ -41,12 +41,14 @@ class Recording:
     frames: list[Frame] = field(default_factory=list)
 
     def series(self, metric: str, layer: int | None = None) -> tuple[Values, Values]:
-        """The steps at which it was measured, and its values: of the run, or of one layer."""
+        """The steps at which it was measured, and its values: of the run, or of one layer. KeyError where it never was."""
         found = [
             (frame.step, frame.scalars[metric] if layer is None else frame.layers[metric][layer])
             for frame in self.frames
             if metric in (frame.scalars if layer is None else frame.layers)
         ]
+        if not found:
+            raise KeyError(metric)
         steps, values = zip(*found, strict=True)
         return np.array(steps), np.array(values)
 
