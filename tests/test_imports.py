@@ -31,7 +31,7 @@ PICTURE = {
     "tsemon.measures": "torch",
     "tsemon.models": "torch",
     "tsemon.train": "torch sklearn tsemon.models",
-    "tsemon.reproduce": "torch numpy matplotlib tsemon tsemon.transport",
+    "tsemon.reproduce": "torch numpy matplotlib tsemon tsemon.transport tsemon.models tsemon.train",
     "tsemon.integrations": "torch tsemon transformers lightning accelerate",
     "tsemon.demo": "torch rich tsemon tsemon.train tsemon_client",
     "tsemon.cli": "typer tsemon tsemon.demo tsemon.reproduce tsemon.transport tsemon_server.main tsemon_server.settings",
