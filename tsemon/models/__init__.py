@@ -14,7 +14,11 @@ from tsemon.models.cache import Cache
 from tsemon.models.encoder import Encoder, EncoderConfig, TextEncoder, TextEncoderConfig
 from tsemon.models.generation import generate
 from tsemon.models.language import CausalLanguageModel, CausalLanguageModelConfig
+from tsemon.models.llama import Llama, LlamaConfig
 from tsemon.models.reparameterised import ReparameterisedAttention
+from tsemon.models.repeating import RepeatingTransformer, RepeatingTransformerConfig
+from tsemon.models.transformer_xl import TransformerXL, TransformerXLConfig
+from tsemon.models.values import ValueRule
 from tsemon.models.vision import VisionTransformer, VisionTransformerConfig
 
 __all__ = [
@@ -28,12 +32,19 @@ __all__ = [
     "Encoder",
     "EncoderConfig",
     "FeedForward",
+    "Llama",
+    "LlamaConfig",
     "PostNormBlock",
     "PreNormBlock",
     "ReparameterisedAttention",
+    "RepeatingTransformer",
+    "RepeatingTransformerConfig",
     "SelfAttention",
     "TextEncoder",
     "TextEncoderConfig",
+    "TransformerXL",
+    "TransformerXLConfig",
+    "ValueRule",
     "VisionTransformer",
     "VisionTransformerConfig",
     "attend",

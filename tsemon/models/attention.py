@@ -1,4 +1,4 @@
-"""Self-attention, and the cache that spares a decoder from reading its text again.
+"""Self-attention, fused or written out.
 
 Axes: `B` batch, `T` tokens, `S` tokens that are attended to, `D` width, `H` heads, `K` width of a head.
 """
@@ -23,22 +23,30 @@ def attend(
     value_BHSK: Tensor,
     *,
     causal: bool,
+    visible_TS: Tensor | None = None,
     path: AttentionPath = "sdpa",
     scale: float | None = None,
+    bias_BHTS: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale Q K') V for each head: (B, H, T, K), with the width of the values.
+    """softmax(scale Q K' + bias) V for each head: (B, H, T, K), with the width of the values.
 
-    Where `causal` the queries are those of the last T of the S tokens, and each sees the tokens up to its own. Keys and
-    values may have fewer heads than the queries; neighbouring queries then share one (grouped queries). `scale` is
-    1 / sqrt(K) by default. The materialised path writes the T x S weights out, for checks; both give the same.
+    Where `causal` the queries are those of the last T of the S tokens, and each sees the tokens up to its own; otherwise
+    those that `visible_TS` (bool) names, or those to which `bias_BHTS` adds more than -inf, or all. Keys and values may
+    have fewer heads than the queries; neighbouring queries then share one (grouped queries). `scale` is 1 / sqrt(K) by
+    default. The materialised path writes the T x S weights out, for checks; both give the same.
+    Raises ShapeError where `causal` and T is more than S: a token sees at least itself.
     """
     num_queries, num_keys = query_BHTK.shape[2], key_BHSK.shape[2]
+    if causal and num_queries > num_keys:
+        raise ShapeError(f"causal attention needs at least as many keys as queries, got {num_queries} and {num_keys}")
     if path == "sdpa":
         options: dict[str, Any] = {} if scale is None else {"scale": scale}
         if query_BHTK.shape[1] != key_BHSK.shape[1]:
             options["enable_gqa"] = True
         if causal and 1 < num_queries < num_keys:
-            options["attn_mask"] = visible(num_queries, num_keys, query_BHTK.device)
+            visible_TS = visible(num_queries, num_keys, query_BHTK.device)
+        if visible_TS is not None or bias_BHTS is not None:
+            options["attn_mask"] = visible_TS if bias_BHTS is None else bias_BHTS
         # Called by its full name, at call time: whoever watches attention from outside may wrap the function.
         return torch.nn.functional.scaled_dot_product_attention(
             query_BHTK, key_BHSK, value_BHSK, is_causal=causal and num_queries == num_keys, **options
@@ -47,8 +55,12 @@ def attend(
     key_BHSK, value_BHSK = key_BHSK.repeat_interleave(groups, 1), value_BHSK.repeat_interleave(groups, 1)
     scale = 1 / math.sqrt(query_BHTK.shape[3]) if scale is None else scale
     scores_BHTS = scale * query_BHTK @ key_BHSK.transpose(2, 3)
+    if bias_BHTS is not None:
+        scores_BHTS = scores_BHTS + bias_BHTS
     if causal:
-        scores_BHTS = scores_BHTS.masked_fill(~visible(num_queries, num_keys, query_BHTK.device), -math.inf)
+        visible_TS = visible(num_queries, num_keys, query_BHTK.device)
+    if visible_TS is not None:
+        scores_BHTS = scores_BHTS.masked_fill(~visible_TS, -math.inf)
     return torch.softmax(scores_BHTS, dim=3) @ value_BHSK
 
 

@@ -6,8 +6,9 @@ Weights start as PyTorch's layers start them. Xavier's larger weights make a dee
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,13 @@ from tsemon.models.reparameterised import Reparameterisation, ReparameterisedAtt
 Activation = Literal["gelu", "relu"]
 Norm = Literal["post", "pre", "branch"]
 Place = Literal["output", "feed_forward", "attention"]
+CHOICES = {
+    "norm": get_args(Norm),
+    "activation": get_args(Activation),
+    "tau_at": get_args(Place),
+    "attention": get_args(AttentionPath),
+    "reparameterisation": (None, *get_args(Reparameterisation)),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +61,24 @@ class BlockConfig:
     attention: AttentionPath = "sdpa"
 
     def __post_init__(self) -> None:
+        for field, choices in CHOICES.items():
+            if (value := getattr(self, field)) not in choices:
+                raise InvalidArgument(f"{field} must be one of {choices}, got {value!r}")
         if self.tau is not None and self.norm != "post":
             raise InvalidArgument(f"de-escalation is for post-norm blocks, got tau={self.tau} with norm={self.norm!r}")
         if self.tau is None and (self.learn_tau or self.full_mean):
             raise InvalidArgument("learn_tau and full_mean say how tau works, but tau is None; give tau a number")
+        if self.full_mean and not self.causal:
+            raise InvalidArgument("full_mean is for causal models; others take the mean of the whole sequence anyway")
 
     def norms(self) -> nn.LayerNorm:
         return nn.LayerNorm(self.width, elementwise_affine=self.norm_affine)
+
+    def self_attention(self) -> nn.Module:
+        width, heads, causal, kind = self.width, self.heads, self.causal, self.reparameterisation
+        if kind is None:
+            return SelfAttention(width, heads, causal, scale=self.score_scale, path=self.attention)
+        return ReparameterisedAttention(width, heads, causal, scale=self.score_scale, path=self.attention, kind=kind)
 
 
 class FeedForward(nn.Module):
@@ -90,8 +109,8 @@ class DeEscalation(nn.Module):
     tokens 0 to t instead: P is lower triangular, its row t is 1/(t + 1), and tau = 1 turns token 0 into zeros.
     Where `learn`, tau is a parameter that starts at the given value and is free to leave [0, 1].
 
-    Takes and returns (B, T, D). Sequences are full: padding would count as tokens.
-    Raises InvalidArgument unless tau is in [0, 1].
+    Takes and returns (B, T, D). Sequences are full: padding would count as tokens. Raises InvalidArgument unless tau is in
+    [0, 1], and where the mean of the whole sequence is to go on from what a cache has read.
     """
 
     def __init__(self, tau: float, causal: bool = False, learn: bool = False) -> None:
@@ -102,6 +121,8 @@ class DeEscalation(nn.Module):
         self.causal = causal
 
     def forward(self, x_BTD: Tensor, cache: Cache | None = None) -> Tensor:
+        if cache is not None and cache.num_tokens and not self.causal:
+            raise InvalidArgument("the mean of the whole sequence changes with every token: read without a cache")
         mean = self._prefix_mean(x_BTD, cache) if self.causal else x_BTD.mean(dim=1, keepdim=True)
         return x_BTD - self.tau * mean  # (I - tau P) X, Eq. 21
 
@@ -115,7 +136,8 @@ class DeEscalation(nn.Module):
         return (sums_BTD / counts_T[:, None]).to(x_BTD.dtype)
 
     def extra_repr(self) -> str:
-        return f"tau={float(self.tau):g}, causal={self.causal}"
+        tau = "learned" if isinstance(self.tau, nn.Parameter) else f"{self.tau:g}"
+        return f"tau={tau}, causal={self.causal}"
 
 
 class PostNormBlock(nn.Module):
@@ -124,7 +146,7 @@ class PostNormBlock(nn.Module):
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.alpha = config.alpha
-        self.attention = self_attention(config)
+        self.attention = config.self_attention()
         self.norm1 = config.norms()
         self.feed_forward = FeedForward(config.width, config.ffn, config.activation)
         self.norm2 = config.norms()
@@ -145,7 +167,7 @@ class PreNormBlock(nn.Module):
         super().__init__()
         self.alpha = config.alpha
         self.norm1 = config.norms()
-        self.attention = self_attention(config)
+        self.attention = config.self_attention()
         self.norm2 = config.norms()
         self.feed_forward = FeedForward(config.width, config.ffn, config.activation)
 
@@ -158,19 +180,20 @@ class PreNormBlock(nn.Module):
 class BranchNormBlock(nn.Module):
     """Definitions 5 and 6 of Parameter Norm Growth (arXiv 2010.09697): x + LN(f(x)), the block of its authors' models.
 
-    Takes and returns (B, T, D). Its output is 1-homogeneous in the parameters, up to biases, whatever they are.
+    Takes and returns (B, T, D). But for biases and attention's softmax the residual stream grows as its parameters do:
+    twice the parameters give twice the output.
     """
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.alpha = config.alpha
-        self.attention = self_attention(config)
+        self.attention = config.self_attention()
         self.norm1 = config.norms()
         self.feed_forward = FeedForward(config.width, config.ffn, config.activation)
         self.norm2 = config.norms()
 
     def forward(self, x_BTD: Tensor, cache: Cache | None = None) -> Tensor:
-        y_BTD = x_BTD + self.norm1(self.alpha * self.attention(x_BTD, cache))
+        y_BTD = x_BTD + self.alpha * self.norm1(self.attention(x_BTD, cache))
         z_BTD: Tensor = y_BTD + self.norm2(self.feed_forward(y_BTD))
         return z_BTD
 
@@ -185,7 +208,7 @@ class DeEscalatedBlock(nn.Module):
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.alpha = config.alpha
-        self.attention = self_attention(config)
+        self.attention = config.self_attention()
         self.after_attention = deescalation(config, "attention")
         self.norm1 = config.norms()
         self.before_feed_forward = deescalation(config, "feed_forward")
@@ -214,28 +237,19 @@ def _apply(step: DeEscalation | None, x_BTD: Tensor, cache: Cache | None) -> Ten
     return y_BTD
 
 
-def self_attention(config: BlockConfig) -> nn.Module:
-    width, heads, causal, kind = config.width, config.heads, config.causal, config.reparameterisation
-    if kind is None:
-        return SelfAttention(width, heads, causal, scale=config.score_scale, path=config.attention)
-    return ReparameterisedAttention(width, heads, causal, scale=config.score_scale, path=config.attention, kind=kind)
-
-
 Block = PostNormBlock | PreNormBlock | BranchNormBlock | DeEscalatedBlock
 
 
+BLOCKS: Mapping[Norm, Callable[[BlockConfig], Block]] = {
+    "post": PostNormBlock,
+    "pre": PreNormBlock,
+    "branch": BranchNormBlock,
+}
+
+
 def block(config: BlockConfig) -> Block:
-    """The block that the config describes. Raises InvalidArgument for a norm that there is not."""
-    if config.tau is not None:
-        return DeEscalatedBlock(config)
-    match config.norm:
-        case "post":
-            return PostNormBlock(config)
-        case "pre":
-            return PreNormBlock(config)
-        case "branch":
-            return BranchNormBlock(config)
-    raise InvalidArgument(f"norm must be 'post', 'pre' or 'branch', got {config.norm!r}")
+    """The block that the config describes."""
+    return BLOCKS[config.norm](config) if config.tau is None else DeEscalatedBlock(config)
 
 
 def stack(config: BlockConfig, depth: int, num_weights: int | None = None) -> nn.ModuleList:
@@ -250,5 +264,5 @@ def stack(config: BlockConfig, depth: int, num_weights: int | None = None) -> nn
 
 
 def last_norm(config: BlockConfig) -> nn.Module:
-    """What a stack ends in: nothing norms the residual stream of pre-norm blocks before."""
+    """What a stack ends in: where blocks do not end in a norm, nothing has normed the residual stream yet."""
     return nn.Identity() if config.norm == "post" else config.norms()

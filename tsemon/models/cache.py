@@ -17,11 +17,17 @@ class Cache:
         """Tokens read so far, in each sequence of the batch. The model counts them when it has read them."""
         self._kept: dict[tuple[nn.Module, str], Tensor] = {}
 
+    def recall(self, owner: nn.Module, name: str) -> Tensor | None:
+        return self._kept.get((owner, name))
+
+    def keep(self, owner: nn.Module, name: str, tensor: Tensor) -> None:
+        self._kept[owner, name] = tensor
+
     def append(self, owner: nn.Module, **new: Tensor) -> tuple[Tensor, ...]:
         """Each tensor with what its owner has kept under that name before it, along the tokens (the axis before last)."""
         for name, tensor in new.items():
-            before = self._kept.get((owner, name))
-            self._kept[owner, name] = tensor if before is None else torch.cat([before, tensor], dim=-2)
+            before = self.recall(owner, name)
+            self.keep(owner, name, tensor if before is None else torch.cat([before, tensor], dim=-2))
         return tuple(self._kept[owner, name] for name in new)
 
     def total(self, owner: nn.Module, new: Tensor) -> Tensor:

@@ -60,22 +60,26 @@ class TextEncoderConfig(BlockConfig, Presets):
     """Kinds of segments, which BERT tells apart."""
     init_std: float = 0.02
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vocab < 1 or self.context < 1 or self.num_types < 1:
+            raise InvalidArgument(
+                "vocab, context and num_types must be at least 1, "
+                f"got vocab {self.vocab}, context {self.context} and num_types {self.num_types}"
+            )
+
 
 class TextEncoder(nn.Module):
     """BERT (arXiv 1810.04805), or with few `num_weights` and a narrow `embedding` ALBERT (1909.11942), to fill in masks.
 
     Takes tokens (B, T) with T up to `context`, and the segment of each, 0 by default. Returns logits (B, T, V). The head
-    shares the token embedding. Weights are normal with `init_std`, biases zero. Sequences are full: no padding is masked.
+    shares the token embedding. Weights are normal with `init_std`, biases zero. Sequences are full: no padding is masked,
+    and there is no dropout. Norms add PyTorch's 1e-5 to the variance, where BERT has 1e-12; ALBERT's GELU is exact here.
     Raises InvalidArgument for sizes that do not fit together, ShapeError for a sequence longer than the context.
     """
 
     def __init__(self, config: TextEncoderConfig) -> None:
         super().__init__()
-        if config.vocab < 1 or config.context < 1 or config.num_types < 1:
-            raise InvalidArgument(
-                "vocab, context and num_types must be at least 1, "
-                f"got vocab {config.vocab}, context {config.context} and num_types {config.num_types}"
-            )
         self.config = config
         embedding = config.width if config.embedding is None else config.embedding
         self.embed = nn.Embedding(config.vocab, embedding)

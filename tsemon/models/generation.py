@@ -1,12 +1,14 @@
 """Text from a decoder, token by token.
 
-Axes: `B` batch, `T` tokens, `V` vocabulary.
+Axes: `B` batch, `T` tokens, `V` vocabulary, `K` the likeliest of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tsemon.errors import InvalidArgument
 from tsemon.models.cache import Cache
@@ -14,7 +16,7 @@ from tsemon.models.cache import Cache
 
 @torch.no_grad()
 def generate(
-    model: nn.Module,
+    model: Callable[..., Tensor],
     tokens_BT: Tensor,
     num_new: int,
     *,
@@ -24,7 +26,8 @@ def generate(
 ) -> Tensor:
     """The tokens with `num_new` more, (B, T + num_new), each drawn after all before it.
 
-    model: a decoder with logits = model(tokens, cache=cache), as `CausalLanguageModel` and `Llama` are.
+    model: a decoder with logits = model(tokens, cache=cache): `CausalLanguageModel`, `Llama`, or the method `read` of a
+        `TransformerXL`.
     temperature: 0 takes the likeliest token; otherwise logits are divided by it and a token is drawn.
     top_k: draw among the k likeliest only.
     Raises InvalidArgument for settings out of range, and what the model raises past its context.
@@ -46,8 +49,7 @@ def generate(
 def _choose(logits_BV: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
     if temperature == 0.0:
         return logits_BV.argmax(dim=1, keepdim=True)
-    if top_k is not None and top_k < logits_BV.shape[1]:
-        kth_B1 = logits_BV.topk(top_k, dim=1).values[:, -1:]
-        logits_BV = logits_BV.masked_fill(logits_BV < kth_B1, -torch.inf)
-    weights_BV = torch.softmax(logits_BV.float() / temperature, dim=1)
-    return torch.multinomial(weights_BV, 1, generator=generator)
+    num_likely = logits_BV.shape[1] if top_k is None else min(top_k, logits_BV.shape[1])
+    logits_BK, tokens_BK = logits_BV.float().topk(num_likely, dim=1)  # exactly so many, where some are equal too
+    weights_BK = torch.softmax((logits_BK - logits_BK[:, :1]) / temperature, dim=1)
+    return tokens_BK.gather(1, torch.multinomial(weights_BK, 1, generator=generator))

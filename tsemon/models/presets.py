@@ -66,6 +66,14 @@ LANGUAGE: Mapping[str, Sizes] = {
     "bytes-32": {"vocab": 256, "context": 64, "depth": 32, "width": 64, "heads": 4, "ffn": 128},
 }
 
+_REPEATING = {"depth": 48, "width": 64}
+
+REPEATING: Mapping[str, Sizes] = {
+    # Transformer Oversmoothing, Figure 4, which does not tell its sizes.
+    "sharpening": {**_REPEATING, "reparameterisation": "sharpening"},
+    "smoothing": {**_REPEATING, "reparameterisation": "smoothing"},
+}
+
 ENCODER: Mapping[str, Sizes] = {
     # Classic Transformers, Section 2.4: the random encoder of Figures 2, 3 and 5.
     "classic-20": {"depth": 20, "width": 512, "heads": 8, "ffn": 2048, "activation": "relu"},
@@ -81,4 +89,29 @@ TEXT_ENCODER: Mapping[str, Sizes] = {
     # Classic Transformers, Figure 1.
     "bert-100": {**_BERT_BASE, "depth": 100},
     "albert-100": {**_ALBERT_BASE, "depth": 100},
+}
+
+_WIKITEXT_103 = {"vocab": 267_735, "cutoffs": (20_000, 40_000, 200_000)}
+_TRANSFORMER_XL = {"context": 150, "memory": 150, "width": 410, "heads": 10, "activation": "relu"}
+_TRANSFORMER_XL_60 = {**_WIKITEXT_103, **_TRANSFORMER_XL, "depth": 60, "ffn": 820}
+
+TRANSFORMER_XL: Mapping[str, Sizes] = {
+    # Transformer-XL, the base for WikiText-103: 151M parameters. Its authors train it with dropout; there is none here.
+    "transformer-xl-16": {**_WIKITEXT_103, **_TRANSFORMER_XL, "depth": 16, "ffn": 2100},
+    # Classic Transformers, Section 3.4: 201M parameters, no dropout. It does not print tau; this is its vision models'.
+    "transformer-xl-60": _TRANSFORMER_XL_60,
+    "transformer-xl-60-pre-norm": {**_TRANSFORMER_XL_60, "norm": "pre"},
+    "transformer-xl-60-de-escalated": {**_TRANSFORMER_XL_60, "tau": 1.0, "tau_at": "feed_forward"},
+    # A small one for bytes. Its weights are to its width what 0.02 is to 410.
+    "transformer-xl-bytes-32": {
+        "vocab": 256,
+        "context": 64,
+        "memory": 64,
+        "depth": 32,
+        "width": 64,
+        "heads": 4,
+        "ffn": 128,
+        "activation": "relu",
+        "init_std": 0.05,
+    },
 }

@@ -20,15 +20,39 @@ RANGES = {"sharpening": (-1.0, 0.0), "smoothing": (0.0, 1.0)}
 """To what psi is clipped."""
 
 
-class ReparameterisedAttention(nn.Module):
-    """Attention with W_V W_proj = V_H L V_H^-1, L = diag(clip(psi, range)): W_V = V_H and W_proj = L V_H^-1.
+class ReparameterisedWeights(nn.Module):
+    """W_V W_proj = V_H L V_H^-1 with L = diag(clip(psi, range)): W_V = V_H and W_proj = L V_H^-1.
 
-    Transformer Oversmoothing (Section 4 and the footnote of Appendix B). With eigenvalues in [-1, 0] the theory says
-    that attention sharpens, in [0, 1] that it smooths. V_H starts by He's initialisation, psi normal with variance 0.1.
-    Gradients go through the inverse, which is taken in float32 or wider.
+    Transformer Oversmoothing (Section 4; the footnote of Appendix C prints the transpose for the inverse). With eigenvalues
+    in [-1, 0] the theory says that attention sharpens, in [0, 1] that it smooths. V_H starts by He's initialisation, psi
+    normal with variance 0.1. Gradients go through the inverse, which is taken in float32 or wider.
+    Raises InvalidArgument for another kind than these two.
+    """
 
-    Takes and returns (B, T, D). Neither values nor output have a bias. Raises InvalidArgument unless `heads` divides
-    `width`, ShapeError when the input has another width.
+    def __init__(self, width: int, kind: Reparameterisation) -> None:
+        super().__init__()
+        if kind not in RANGES:
+            raise InvalidArgument(f"reparameterisation must be 'sharpening' or 'smoothing', got {kind!r}")
+        self.range = RANGES[kind]
+        self.basis = nn.Parameter(torch.empty(width, width))  # V_H
+        nn.init.kaiming_normal_(self.basis)
+        self.psi = nn.Parameter(math.sqrt(0.1) * torch.randn(width))
+
+    def eigenvalues_D(self) -> Tensor:
+        return self.psi.clamp(*self.range)
+
+    def output_weight_DD(self) -> Tensor:
+        """L V_H^-1."""
+        wide = torch.promote_types(self.basis.dtype, torch.float32)
+        weight_DD: Tensor = self.eigenvalues_D().to(wide)[:, None] * torch.linalg.inv(self.basis.to(wide))
+        return weight_DD.to(self.basis.dtype)
+
+
+class ReparameterisedAttention(ReparameterisedWeights):
+    """Multi-head self-attention with values and output by `ReparameterisedWeights`, neither with a bias.
+
+    Takes and returns (B, T, D). Raises InvalidArgument unless `heads` divides `width`, ShapeError when the input has
+    another width.
     """
 
     def __init__(
@@ -41,19 +65,13 @@ class ReparameterisedAttention(nn.Module):
         path: AttentionPath = "sdpa",
         kind: Reparameterisation,
     ) -> None:
-        super().__init__()
         check_heads(width, heads)
-        if kind not in RANGES:
-            raise InvalidArgument(f"reparameterisation must be 'sharpening' or 'smoothing', got {kind!r}")
+        super().__init__(width, kind)
         self.heads = heads
         self.causal = causal
         self.scale = scale
         self.path = path
-        self.range = RANGES[kind]
         self.to_query_key = nn.Linear(width, 2 * width)
-        self.basis = nn.Parameter(torch.empty(width, width))  # V_H
-        nn.init.kaiming_normal_(self.basis)
-        self.psi = nn.Parameter(math.sqrt(0.1) * torch.randn(width))
 
     def forward(self, x_BTD: Tensor, cache: Cache | None = None) -> Tensor:
         if x_BTD.ndim != 3 or x_BTD.shape[2] != len(self.psi):
@@ -65,16 +83,6 @@ class ReparameterisedAttention(nn.Module):
         mixed_BHTK = attend(query, key, value, causal=self.causal, path=self.path, scale=self.scale)
         y_BTD: Tensor = mixed_BHTK.transpose(1, 2).flatten(2) @ self.output_weight_DD()
         return y_BTD
-
-    def eigenvalues_D(self) -> Tensor:
-        return self.psi.clamp(*self.range)
-
-    def output_weight_DD(self) -> Tensor:
-        """L V_H^-1."""
-        wide = torch.promote_types(self.basis.dtype, torch.float32)
-        with torch.autocast(self.basis.device.type, enabled=False):
-            weight_DD: Tensor = self.eigenvalues_D().to(wide)[:, None] * torch.linalg.inv(self.basis.to(wide))
-            return weight_DD.to(self.basis.dtype)
 
     def _heads(self, x_BTD: Tensor) -> Tensor:
         return x_BTD.view(*x_BTD.shape[:2], -1, len(self.psi) // self.heads).transpose(1, 2)

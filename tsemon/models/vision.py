@@ -35,6 +35,11 @@ class VisionTransformerConfig(BlockConfig, Presets):
             raise InvalidArgument(
                 f"image_size must be a positive multiple of patch, got image_size {self.image_size} and patch {self.patch}"
             )
+        if self.channels < 1 or self.num_classes < 1:
+            raise InvalidArgument(
+                "channels and num_classes must be at least 1, "
+                f"got channels {self.channels} and num_classes {self.num_classes}"
+            )
 
 
 class VisionTransformer(nn.Module):

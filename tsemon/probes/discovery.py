@@ -59,9 +59,8 @@ def find_blocks(
     if blocks is not None:
         found, stacks = [_resolve(model, names, entry) for entry in blocks], [0] * len(blocks)
     else:
-        numbered = [
-            (child, number) for number, stack in enumerate(_stacks(model)) for child in stack
-        ]  # a module is listed as often as it is applied
+        # A list may hold one module several times, once for each time that it is applied.
+        numbered = [(child, number) for number, stack in enumerate(_stacks(model)) for child in stack]
         numbered = [layer for layer in numbered for _ in range(_num_applications(model, len(numbered)))]
         found, stacks = [child for child, _ in numbered], [number for _, number in numbered]
     if not found:
@@ -258,7 +257,7 @@ def _is_called_attention(name: str, module: nn.Module) -> bool:
 
 
 def _deescalation(block: nn.Module) -> nn.Module | None:
-    last = next(reversed(list(block.children())), None)
+    last = list(block.modules())[-1]  # however the block is wrapped
     return last if type(last).__name__ == "DeEscalation" else None
 
 

@@ -3,64 +3,24 @@ import math
 import pytest
 import torch
 
-from tsemon.errors import InvalidArgument, ShapeError
-from tsemon.models import DeEscalatedBlock, DeEscalation, FeedForward, PostNormBlock, SelfAttention
+from tests.tsemon.models import written_out
+from tests.tsemon.models.variants import BLOCK, DE_ESCALATED, PLAIN, parametrised
+from tests.tsemon.models.written_out import EXACT, averaging_matrix
+from tsemon.errors import InvalidArgument
+from tsemon.models import BlockConfig, DeEscalatedBlock, DeEscalation, FeedForward
+from tsemon.models.blocks import block
 
-# Two orders of float64 operations on numbers near 1, some tens of operations deep.
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
-
-
-@pytest.fixture
-def x_BTD():
-    return torch.randn(3, 7, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+TAUS = [0.0, 0.375, 1.0]
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-
-
-def attention_written_out(attention, x):
-    """P X W for one sequence x (T, D), head by head, softmax by hand."""
-    tokens, width = x.shape
-    size = width // attention.heads
-    query, key, value = (x @ attention.to_query_key_value.weight.T + attention.to_query_key_value.bias).split(width, 1)
-    heads = []
-    for head in range(attention.heads):
-        cut = slice(head * size, (head + 1) * size)
-        rows = []
-        for i in range(tokens):
-            seen = i + 1 if attention.causal else tokens
-            weights = (query[i, cut] @ key[:seen, cut].T / math.sqrt(size)).exp()
-            rows.append(weights / weights.sum() @ value[:seen, cut])
-        heads.append(torch.stack(rows))
-    return torch.cat(heads, dim=1) @ attention.to_output.weight.T + attention.to_output.bias
-
-
-def norm_written_out(norm, x):
-    centred = x - x.mean(1, keepdim=True)
-    return norm.weight * centred / (centred.square().mean(1, keepdim=True) + norm.eps).sqrt() + norm.bias
-
-
-def feed_forward_written_out(network, x):
-    hidden = x @ network.expand.weight.T + network.expand.bias
-    return (hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2) @ network.contract.weight.T + network.contract.bias
-
-
-def algorithm_1(block, x):
-    y1 = x + block.alpha * attention_written_out(block.attention, x)
-    y2 = norm_written_out(block.norm1, y1)
-    y3 = y2 + feed_forward_written_out(block.feed_forward, y2)
-    return norm_written_out(block.norm2, y3)
-
-
-def averaging_matrix(tokens, causal):
-    """P of Eq. 21, or its lower triangular form."""
-    ones = torch.ones(tokens, tokens, dtype=torch.float64)
-    ones = ones.tril() if causal else ones
-    return ones / ones.sum(1, keepdim=True)
+def make(seed=0, **fields):
+    """The block, with norms that do not start as ones and zeros."""
+    torch.manual_seed(seed)
+    made = block(BlockConfig(**BLOCK, **fields)).double()
+    for name, parameter in made.named_parameters():
+        if name.startswith("norm"):
+            torch.nn.init.normal_(parameter)
+    return made
 
 
 def shared_energy_ratio(x_BTD):
@@ -68,77 +28,85 @@ def shared_energy_ratio(x_BTD):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-class TestSelfAttention:
-    def test_equals_the_softmax_written_out(self, x_BTD, causal):
-        attention = SelfAttention(12, 3, causal).double()
-        expected = torch.stack([attention_written_out(attention, x) for x in x_BTD])
-        torch.testing.assert_close(attention(x_BTD), expected, **EXACT)
+class TestABlock:
+    @pytest.mark.parametrize(**parametrised(PLAIN | DE_ESCALATED))
+    def test_equals_its_equations_written_out(self, x_BTD, causal, fields):
+        config = BlockConfig(**BLOCK, causal=causal, **fields)
+        made = make(causal=causal, **fields)
+        expected = torch.stack([written_out.block(config, made, x) for x in x_BTD])
+        torch.testing.assert_close(made(x_BTD), expected, **EXACT)
 
-    def test_is_looked_up_when_called_so_that_it_can_be_watched(self, x_BTD, causal, monkeypatch):
-        seen = []
-        original = torch.nn.functional.scaled_dot_product_attention
+    @pytest.mark.parametrize("norm", ["post", "pre", "branch"])
+    def test_mixes_no_tokens_when_alpha_is_zero(self, x_BTD, causal, norm):
+        made = make(causal=causal, norm=norm, alpha=0.0)
+        torch.testing.assert_close(made(x_BTD)[:, :1], made(x_BTD[:, :1]), **EXACT)
 
-        def watch(query, key, value, **options):
-            seen.append((tuple(query.shape), options))
-            return original(query, key, value, **options)
+    @pytest.mark.parametrize(**parametrised(PLAIN | DE_ESCALATED))
+    def test_starts_with_the_weights_of_its_twins(self, causal, fields):
+        torch.manual_seed(0)
+        classic = block(BlockConfig(**BLOCK, causal=causal)).state_dict()
+        torch.manual_seed(0)
+        for name, value in block(BlockConfig(**BLOCK, causal=causal, **fields)).state_dict().items():
+            assert torch.equal(value, torch.tensor(0.375) if name.endswith("tau") else classic[name])
 
-        attention = SelfAttention(12, 3, causal).double()
-        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
-        attention(x_BTD)
-        assert seen == [((3, 3, 7, 4), {"is_causal": causal})]
+
+class TestTheMeanOfTheWholeSequence:
+    @pytest.mark.parametrize("tau_at", ["output", "feed_forward", "attention"])
+    def test_is_taken_in_a_causal_block_where_it_is_asked_for(self, x_BTD, tau_at):
+        fields = {"causal": True, "tau": 0.4, "full_mean": True, "tau_at": tau_at}
+        made = make(**fields)
+        expected = torch.stack([written_out.block(BlockConfig(**BLOCK, **fields), made, x) for x in x_BTD])
+        torch.testing.assert_close(made(x_BTD), expected, **EXACT)
 
 
-class TestSizesThatDoNotFit:
-    @pytest.mark.parametrize(("width", "heads"), [(12, 5), (12, 0), (0, 1), (4, 8)])
-    def test_heads_must_divide_the_width(self, width, heads):
-        with pytest.raises(InvalidArgument, match=f"width {width} and {heads} heads"):
-            SelfAttention(width, heads)
+class TestABlockConfig:
+    @pytest.mark.parametrize(
+        ("fields", "words"),
+        [
+            ({"norm": "prae"}, r"norm must be one of \('post', 'pre', 'branch'\), got 'prae'"),
+            ({"activation": "tanh"}, "activation must be"),
+            ({"tau": 0.5, "tau_at": "ffn"}, "tau_at must be"),
+            ({"attention": "flash"}, "attention must be"),
+            ({"reparameterisation": "sharp"}, "reparameterisation must be"),
+            ({"tau": 0.5, "norm": "pre"}, "tau=0.5 with norm='pre'"),
+            ({"learn_tau": True}, "tau is None"),
+            ({"full_mean": True}, "tau is None"),
+            ({"full_mean": True, "tau": 0.5}, "for causal models"),
+        ],
+    )
+    def test_refuses_what_contradicts_itself(self, fields, words):
+        with pytest.raises(InvalidArgument, match=words):
+            BlockConfig(**BLOCK, **fields)
 
-    def test_the_input_has_the_width_of_the_block(self):
-        with pytest.raises(ShapeError, match=r"tokens, 12\), got \(2, 7, 8\)"):
-            PostNormBlock(12, 3, 24)(torch.ones(2, 7, 8))
+    @pytest.mark.parametrize("tau", [-0.1, 1.1, math.nan])
+    def test_gives_a_tau_that_is_a_share(self, tau):
+        with pytest.raises(InvalidArgument, match=f"from 0 to 1, got {tau}"):
+            make(tau=tau)
 
-    def test_the_feed_forward_network_is_not_empty(self):
+
+class TestFeedForward:
+    def test_has_a_hidden_width(self):
         with pytest.raises(InvalidArgument, match="got 0"):
             FeedForward(12, 0)
 
-    @pytest.mark.parametrize("tau", [-0.1, 1.1, math.nan])
-    def test_tau_is_a_share(self, tau):
-        with pytest.raises(InvalidArgument, match=f"from 0 to 1, got {tau}"):
-            DeEscalation(tau)
+    def test_knows_its_activations(self):
+        with pytest.raises(InvalidArgument, match="got 'tanh'"):
+            FeedForward(12, 24, "tanh")
 
 
 @pytest.mark.parametrize("causal", [False, True])
-class TestPostNormBlock:
-    @pytest.mark.parametrize("alpha", [1.0, 0.3])
-    def test_equals_algorithm_1_written_out(self, x_BTD, causal, alpha):
-        block = PostNormBlock(12, 3, 24, alpha=alpha, causal=causal).double()
-        torch.testing.assert_close(block(x_BTD), torch.stack([algorithm_1(block, x) for x in x_BTD]), **EXACT)
-
-    def test_mixes_no_tokens_when_alpha_is_zero(self, x_BTD, causal):
-        block = PostNormBlock(12, 3, 24, alpha=0.0, causal=causal).double()
-        alone = block(x_BTD[:, :1])
-        torch.testing.assert_close(block(x_BTD)[:, :1], alone, **EXACT)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("tau", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("learn", [False, True])
+@pytest.mark.parametrize("tau", TAUS)
 class TestDeEscalation:
-    def test_equals_equation_21_written_out(self, x_BTD, causal, tau):
+    def test_equals_equation_21_written_out(self, x_BTD, causal, learn, tau):
         expected = torch.stack([x - tau * averaging_matrix(7, causal) @ x for x in x_BTD])
-        torch.testing.assert_close(DeEscalation(tau, causal)(x_BTD), expected, **EXACT)
+        torch.testing.assert_close(DeEscalation(tau, causal, learn).double()(x_BTD), expected, **EXACT)
 
-    def test_ends_the_block_and_adds_no_parameter(self, x_BTD, causal, tau):
-        block = DeEscalatedBlock(12, 3, 24, tau, causal=causal).double()
-        classic = PostNormBlock(12, 3, 24, causal=causal).double()
-        classic.load_state_dict(block.state_dict())
-        torch.testing.assert_close(block(x_BTD), DeEscalation(tau, causal)(classic(x_BTD)), rtol=0, atol=0)
-
-    def test_keeps_half_precision(self, x_BTD, causal, tau):
+    def test_keeps_half_precision(self, x_BTD, causal, learn, tau):
         x_BTD = x_BTD.bfloat16()
-        y_BTD = DeEscalation(tau, causal)(x_BTD)
+        y_BTD = DeEscalation(tau, causal, learn).bfloat16()(x_BTD)
         assert y_BTD.dtype == torch.bfloat16
-        # bfloat16 keeps 8 bits; the mean and the difference of numbers up to 4 are each rounded once.
+        # bfloat16 keeps 8 bits; tau, the mean and the difference of numbers up to 4 are each rounded once.
         torch.testing.assert_close(y_BTD.double(), DeEscalation(tau, causal)(x_BTD.double()), rtol=2**-7, atol=2**-6)
 
 
@@ -150,10 +118,11 @@ class TestDeEscalationOfWholeSequences:
         torch.testing.assert_close(shared_energy_ratio(DeEscalation(0.4)(x_BTD)), kept / (kept + 1 - s), **EXACT)
 
     def test_leaves_no_similarity_at_tau_1(self, x_BTD):
-        block = DeEscalatedBlock(12, 3, 24).double()
+        made = make(tau=1.0)
         before = {}
-        block.deescalation.register_forward_hook(lambda _, inputs, __: before.update(x=inputs[0]))
-        after = block(x_BTD)
+        made.deescalation.register_forward_hook(lambda _, inputs, __: before.update(x=inputs[0]))
+        after = made(x_BTD)
+        assert isinstance(made, DeEscalatedBlock)
         assert shared_energy_ratio(before["x"]) > 0.01
         assert shared_energy_ratio(after) < 1e-28  # the square of float64's rounding, with room
 
@@ -167,3 +136,18 @@ class TestDeEscalationByPrefixMeans:
     def test_sums_long_bfloat16_sequences_in_float32(self):
         equal_BTD = torch.full((1, 2000, 1), 1.5, dtype=torch.bfloat16)
         assert (DeEscalation(1.0, causal=True)(equal_BTD) == 0).all()  # a bfloat16 sum would be off by up to 2^-9
+
+
+class TestALearnedTau:
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_has_the_gradient_of_equation_21(self, x_BTD, causal):
+        step = DeEscalation(0.4, causal, learn=True).double()
+        step(x_BTD).square().sum().backward()
+        means = torch.stack([averaging_matrix(7, causal) @ x for x in x_BTD])
+        torch.testing.assert_close(
+            step.tau.grad, (-2 * (x_BTD - 0.4 * means) * means).sum(), rtol=1e-6, atol=0
+        )  # tau is a float32 0.4
+
+    def test_can_be_printed_where_it_has_no_value(self):
+        with torch.device("meta"):
+            assert repr(DeEscalation(0.4, learn=True)) == "DeEscalation(tau=learned, causal=False)"

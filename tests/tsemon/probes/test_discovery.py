@@ -2,7 +2,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests.tsemon.probes.probing import reading_of
 from tsemon.errors import InvalidArgument, NoBlocksFound
+from tsemon.measures import token_similarity
+from tsemon.models import DeEscalation, Encoder, EncoderConfig
 from tsemon.probes import find_blocks
 
 
@@ -46,3 +49,42 @@ class TestFindBlocks:
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         with pytest.raises(InvalidArgument, match="2 blocks, got 1"):
             find_blocks(model, blocks=["0", "1"], attention=["0"])
+
+
+class TestAModuleThatIsSeveralLayers:
+    def test_is_as_many_blocks_as_its_list_has_entries(self):
+        one, other = (nn.TransformerEncoderLayer(8, 2, 8) for _ in range(2))
+        model = nn.Module()
+        model.layers = nn.ModuleList([one, one, other, one])
+        blocks = find_blocks(model)
+        assert [block.module for block in blocks] == [one, one, other, one]
+        assert [block.name for block in blocks] == [
+            "layers.0 (1 of 3)",
+            "layers.0 (2 of 3)",
+            "layers.2",
+            "layers.0 (3 of 3)",
+        ]
+
+    def test_is_measured_in_each_of_its_places(self):
+        model = Encoder(EncoderConfig(width=8, heads=2, ffn=8, depth=4, num_weights=2)).eval()
+        x_BTD = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
+        reading, _ = reading_of(model, lambda: model(x_BTD))
+        states = [x_BTD]
+        for block in model.blocks:
+            states.append(block(states[-1]))
+        expected = token_similarity(torch.stack(states)).mean(1)
+        # Means of float32, taken in two ways.
+        torch.testing.assert_close(torch.as_tensor(reading.layers["token_similarity"]).float(), expected)
+
+
+class TestADeEscalation:
+    @pytest.mark.parametrize("wrap", [lambda block: block, nn.Sequential], ids=["bare", "wrapped"])
+    @pytest.mark.parametrize(
+        ("tau_at", "is_the_end"), [("output", True), ("feed_forward", False), ("attention", False)]
+    )
+    def test_is_the_block_s_end_only_where_it_comes_last(self, tau_at, is_the_end, wrap):
+        model = Encoder(EncoderConfig(width=8, heads=2, ffn=8, depth=2, tau=0.5, tau_at=tau_at))
+        steps = [module for module in model.modules() if isinstance(module, DeEscalation)]
+        model.blocks = nn.ModuleList(wrap(block) for block in model.blocks)
+        assert len(steps) == 2
+        assert [block.deescalation for block in find_blocks(model)] == (steps if is_the_end else [None, None])

@@ -1,0 +1,92 @@
+import math
+
+import pytest
+import torch
+
+from tests.tsemon.models import written_out
+from tests.tsemon.models.written_out import EXACT
+from tsemon.errors import InvalidArgument, ShapeError
+from tsemon.models import SelfAttention, attend
+
+
+def tensors(queries, keys, heads=4, key_heads=4, value_width=5):
+    generator = torch.Generator().manual_seed(1)
+    shapes = (2, heads, queries, 5), (2, key_heads, keys, 5), (2, key_heads, keys, value_width)
+    return [torch.randn(s, dtype=torch.float64, generator=generator, requires_grad=True) for s in shapes]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 1.0])
+class TestAttend:
+    @pytest.mark.parametrize(
+        "sizes",
+        [
+            {"queries": 6, "keys": 6},
+            {"queries": 3, "keys": 6},
+            {"queries": 1, "keys": 6},
+            {"queries": 1, "keys": 1},
+            {"queries": 6, "keys": 6, "key_heads": 2},
+            {"queries": 3, "keys": 6, "key_heads": 1},
+            {"queries": 3, "keys": 6, "value_width": 7},
+        ],
+        ids=str,
+    )
+    def test_gives_the_same_fused_and_written_out_and_so_do_the_gradients(self, sizes, causal, scale):
+        found = []
+        for path in ("sdpa", "materialised"):
+            inputs = tensors(**sizes)
+            output = attend(*inputs, causal=causal, path=path, scale=scale)
+            output.square().sum().backward()
+            found.append([output, *(x.grad for x in inputs)])
+        torch.testing.assert_close(*found, **EXACT)
+
+    def test_takes_the_queries_for_the_last_of_the_tokens(self, causal, scale):
+        query, key, value = tensors(queries=6, keys=6)
+        whole = attend(query, key, value, causal=causal, scale=scale)
+        torch.testing.assert_close(attend(query[:, :, 4:], key, value, causal=causal, scale=scale), whole[:, :, 4:])
+
+    def test_shares_a_key_between_neighbouring_queries(self, causal, scale):
+        query, key, value = tensors(queries=6, keys=6, key_heads=2)
+        shared = attend(query, key, value, causal=causal, scale=scale)
+        for head in range(4):
+            one = [x[:, h : h + 1] for x, h in ((query, head), (key, head // 2), (value, head // 2))]
+            torch.testing.assert_close(shared[:, head : head + 1], attend(*one, causal=causal, scale=scale))
+
+
+class TestCausalAttention:
+    @pytest.mark.parametrize("path", ["sdpa", "materialised"])
+    def test_refuses_a_query_that_would_see_nothing(self, path):
+        with pytest.raises(ShapeError, match="got 6 and 3"):
+            attend(*tensors(queries=6, keys=3), causal=True, path=path)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+class TestSelfAttention:
+    @pytest.mark.parametrize("path", ["sdpa", "materialised"])
+    @pytest.mark.parametrize("scale", [None, 1 / math.sqrt(12)])
+    def test_equals_the_softmax_written_out(self, x_BTD, causal, scale, path):
+        attention = SelfAttention(12, 3, causal, scale=scale, path=path).double()
+        expected = torch.stack([written_out.attention(attention, x, causal, scale) for x in x_BTD])
+        torch.testing.assert_close(attention(x_BTD), expected, **EXACT)
+
+    def test_is_looked_up_when_called_so_that_it_can_be_watched(self, x_BTD, causal, monkeypatch):
+        seen = []
+        original = torch.nn.functional.scaled_dot_product_attention
+
+        def watch(query, key, value, **options):
+            seen.append((tuple(query.shape), options))
+            return original(query, key, value, **options)
+
+        attention = SelfAttention(12, 3, causal).double()
+        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
+        attention(x_BTD)
+        assert seen == [((3, 3, 7, 4), {"is_causal": causal})]
+
+    @pytest.mark.parametrize(("width", "heads"), [(12, 5), (12, 0), (0, 1), (4, 8)])
+    def test_refuses_heads_that_do_not_divide_the_width(self, causal, width, heads):
+        with pytest.raises(InvalidArgument, match=f"width {width} and {heads} heads"):
+            SelfAttention(width, heads, causal)
+
+    def test_tells_the_shape_it_was_given(self, causal):
+        with pytest.raises(ShapeError, match=r"tokens, 12\), got \(2, 7, 8\)"):
+            SelfAttention(12, 3, causal)(torch.ones(2, 7, 8))

@@ -1,0 +1,278 @@
+"""Llama-like language models with the value rules of Value Residual Learning.
+
+Axes: `B` batch, `T` tokens, `S` tokens that are attended to, `D` width, `H` heads, `K` width of a head, `F` hidden width of
+the feed-forward network, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from tsemon.errors import InvalidArgument, ShapeError
+from tsemon.models.attention import AttentionPath, attend, visible
+from tsemon.models.cache import Cache
+from tsemon.models.presets import Presets, Sizes
+from tsemon.models.values import DepthWeighted, Earlier, ValueRule
+
+SIZES: Mapping[str, Sizes] = {
+    # Value Residual Learning, Table 4. Parameters of the plain model with the table's vocabulary of 50,277:
+    "2m": {"depth": 4, "width": 16, "heads": 2, "ffn": 56},  # 1,623,856
+    "82m": {"depth": 8, "width": 512, "heads": 8, "ffn": 1792},  # 81,901,056
+    "180m": {"depth": 12, "width": 768, "heads": 12, "ffn": 2688},  # 179,874,048
+    # The paper trains it and does not print its sizes. These keep the others' head of 64 and ffn of 3.5 widths.
+    "320m": {"depth": 20, "width": 896, "heads": 14, "ffn": 3136},  # 322,949,760
+    "468m": {"depth": 24, "width": 1024, "heads": 16, "ffn": 3584},  # 467,921,920
+}
+
+RULES: Mapping[str, Mapping[str, Any]] = {
+    "vanilla": {},
+    "resformer": {"value_weights": (0.5, 0.5)},  # Eq. 7
+    "resformer-lambda": {"value_weights": (1.0, 2.0)},  # Fig. 8: 2 is best
+    "resformer-learned": {"value_weights": (0.5, 0.5), "learn_value_weights": True},
+    "resformer-previous": {"value_weights": (0.5, 0.5), "value_source": "previous"},  # Fig. 11
+    "resformer-neutreno": {"value_weights": (0.5, 0.5), "neutreno": 0.2},  # Appendix A.3
+    "svformer": {"value_every": None},  # Eq. 10
+    "svformer-anchors": {"value_every": 4},  # Fig. 17
+    "neutreno": {"neutreno": 0.4},  # Eq. 8, Appendix A.3
+    "denseformer": {"dense": "blocks"},
+    "denseformer-attention": {"dense": "attention"},  # Eq. 9
+    "cross-layer": {"cross_layer": True},  # Eq. 2 with m = 1
+    "cross-layer-previous": {"cross_layer": True, "value_source": "previous"},  # Eq. 2 with m = n - 1
+    "identity": {"identity": True, "value_source": "all"},  # Eq. 6
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(ValueRule, Presets):
+    """Sizes and value rule of a model. Presets are a rule and a size: "vanilla-82m", "resformer-82m", ...
+
+    The default vocabulary is that of RedPajama-INCITE-7B-Base's tokenizer, as Table 4 has it. With it the sizes have
+    1.62, 81.9, 179.9, 322.9 and 467.9 million parameters: the 2M, 82M, 180M, 320M and 468M of the paper.
+    Raises InvalidArgument for sizes that do not fit together.
+    """
+
+    PRESETS: ClassVar[Mapping[str, Sizes]] = {
+        f"{rule}-{size}": {**SIZES[size], **RULES[rule]} for rule, size in itertools.product(RULES, SIZES)
+    }
+    vocab: int = 50_277
+    context: int = 2048
+    depth: int
+    width: int
+    heads: int
+    key_value_heads: int | None = None
+    """Fewer than `heads` for grouped queries (GQA); None for as many."""
+    ffn: int
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-6
+    attention: AttentionPath = "sdpa"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("vocab", "context", "depth", "width", "heads", "ffn"):
+            if getattr(self, name) < 1:
+                raise InvalidArgument(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.width % (2 * self.heads):
+            raise InvalidArgument(
+                f"rotary positions need heads of even width, got width {self.width} and {self.heads} heads; "
+                "choose a width that twice the number of heads divides"
+            )
+        if self.num_key_value_heads < 1 or self.heads % self.num_key_value_heads:
+            raise InvalidArgument(
+                f"key_value_heads must divide heads, got {self.key_value_heads} and {self.heads} heads"
+            )
+
+        if self.attention not in ("sdpa", "materialised"):
+            raise InvalidArgument(f"attention must be 'sdpa' or 'materialised', got {self.attention!r}")
+
+    @property
+    def num_key_value_heads(self) -> int:
+        return self.heads if self.key_value_heads is None else self.key_value_heads
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """Without biases; weights start as N(0, 0.02^2)."""
+    layer = nn.Linear(inputs, outputs, bias=False)
+    nn.init.normal_(layer.weight, std=0.02)
+    return layer
+
+
+def rotary_tables(start: int, end: int, like: Tensor, size: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, (T, K / 2) each, of the angles p theta^(-2i / K) at positions p from `start` up to `end`.
+
+    They are made anew for every pass, with angles in float64: a table kept in the model would be rounded with its weights.
+    """
+    exponents = torch.arange(0, size, 2, dtype=torch.float64, device=like.device) / size
+    positions = torch.arange(start, end, dtype=torch.float64, device=like.device)
+    angles = positions[:, None] / theta**exponents
+    wide = torch.promote_types(like.dtype, torch.float32)
+    return angles.cos().to(wide), angles.sin().to(wide)
+
+
+def rotate(x_BHTK: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    """Turns the pairs (x_i, x_(i + K/2)) by their token's angles. The first and second half pair up, as in Llama's code."""
+    cosine, sine = tables
+    left, right = x_BHTK.chunk(2, dim=-1)
+    turned = torch.cat([left * cosine - right * sine, left * sine + right * cosine], dim=-1)
+    return turned.to(x_BHTK.dtype)
+
+
+class LlamaAttention(nn.Module):
+    """Causal self-attention of layer `layer` (from 0) under a value rule.
+
+    Takes (B, T, D) and what the layers before leave; gives (B, T, D) and what is left to the next.
+    The value that attention's weights meet, and whoever watches from outside measures, is W_n: V_n mixed with V_m.
+    In SVFormer it is the same V_1 in all layers. In cross-layer attention it is W_n and then V_m, one behind the other:
+    twice as many tokens as there are. V_n alone is what `to_value` gives.
+    """
+
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        super().__init__()
+        self.config = config
+        key_width = config.width // config.heads * config.num_key_value_heads
+        self.to_query = linear(config.width, config.width)
+        self.to_key = linear(config.width, key_width)
+        # Drawn in any case, so that equal seeds give all rules equal weights.
+        to_value = linear(config.width, key_width)
+        self.to_value = to_value if config.has_value(layer) else None
+        self.value_weights: Tensor | tuple[float, float] = config.value_weights
+        if config.learn_value_weights and layer > 0:
+            self.value_weights = nn.Parameter(torch.tensor(config.value_weights))
+        self.over_depth = DepthWeighted(layer + 1) if config.dense == "attention" else None
+        self.to_output = linear(config.width, config.width)
+
+    def forward(
+        self, x_BTD: Tensor, tables: tuple[Tensor, Tensor], earlier: Earlier, cache: Cache | None = None
+    ) -> tuple[Tensor, Earlier]:
+        query_BHTK = rotate(self._heads(self.to_query(x_BTD)), tables)
+        key_BHSK, value_BHSK = self._keys_and_values(x_BTD, tables, earlier, cache)
+        attended_BHTK = self._attended(query_BHTK, key_BHSK, value_BHSK, earlier)
+        earlier = earlier._replace(
+            keys=self.config.keep(earlier.keys, key_BHSK), values=self.config.keep(earlier.values, value_BHSK)
+        )
+        if self.over_depth is not None:
+            earlier = earlier._replace(attended=(*earlier.attended, attended_BHTK))
+            attended_BHTK = self.over_depth(earlier.attended)  # Eq. 9
+        return self.to_output(attended_BHTK.transpose(1, 2).flatten(2)), earlier
+
+    def _keys_and_values(
+        self, x_BTD: Tensor, tables: tuple[Tensor, Tensor], earlier: Earlier, cache: Cache | None
+    ) -> tuple[Tensor, Tensor]:
+        """K_n and V_n of all tokens. A layer without a value of its own takes the newest, Eq. 10, and caches none."""
+        new = {"key": rotate(self._heads(self.to_key(x_BTD)), tables)}
+        if self.to_value is not None:
+            new["value"] = self._heads(self.to_value(x_BTD))
+        key_BHSK, *own = new.values() if cache is None else cache.append(self, **new)
+        return key_BHSK, (*earlier.values, *own)[-1]
+
+    def _attended(self, query_BHTK: Tensor, key_BHSK: Tensor, value_BHSK: Tensor, earlier: Earlier) -> Tensor:
+        """U_n, before any sum over depth."""
+        rule, tokens, path = self.config, query_BHTK.shape[2], self.config.attention
+        if not earlier.values:
+            return attend(query_BHTK, key_BHSK, value_BHSK, causal=True, path=path)
+        source_BHSK = rule.source(earlier.values)
+        if rule.learn_value_weights or rule.value_weights != (1.0, 0.0):
+            own, other = self.value_weights
+            value_BHSK = own * value_BHSK + other * source_BHSK  # Eq. 7 without A_n
+        if rule.cross_layer:
+            keys_BHSK = torch.cat([key_BHSK, rule.source(earlier.keys)], dim=2)
+            values_BHSK = torch.cat([value_BHSK, source_BHSK], dim=2)
+            visible_TS = visible(tokens, key_BHSK.shape[2], query_BHTK.device).repeat(1, 2)
+            u_BHTK = attend(query_BHTK, keys_BHSK, values_BHSK, causal=False, visible_TS=visible_TS, path=path)  # Eq. 2
+        else:
+            u_BHTK = attend(query_BHTK, key_BHSK, value_BHSK, causal=True, path=path)
+        if rule.neutreno:
+            u_BHTK = u_BHTK + rule.neutreno * self._of_queries(source_BHSK - value_BHSK, tokens)  # Eq. 8
+        if rule.identity:
+            u_BHTK = u_BHTK + self._of_queries(source_BHSK, tokens)  # Eq. 6
+        return u_BHTK
+
+    def _of_queries(self, value_BHSK: Tensor, tokens: int) -> Tensor:
+        """The values of the last tokens, once for each query head that shares them."""
+        groups = self.config.heads // self.config.num_key_value_heads
+        return value_BHSK[:, :, -tokens:].repeat_interleave(groups, dim=1)
+
+    def _heads(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD.reshape(*x_BTD.shape[:2], -1, self.config.width // self.config.heads).transpose(1, 2)
+
+
+class SwiGLU(nn.Module):
+    """(silu(X G) * X W1) W2, without biases. Takes and returns (B, T, D)."""
+
+    def __init__(self, width: int, ffn: int) -> None:
+        super().__init__()
+        self.gate = linear(width, ffn)
+        self.expand = linear(width, ffn)
+        self.contract = linear(ffn, width)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        y_BTD: Tensor = self.contract(torch.nn.functional.silu(self.gate(x_BTD)) * self.expand(x_BTD))
+        return y_BTD
+
+
+class LlamaBlock(nn.Module):
+    """Pre-norm block. Takes (B, T, D) and what the blocks before leave; gives the same for the next."""
+
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        super().__init__()
+        self.norm1 = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.attention = LlamaAttention(config, layer)
+        self.norm2 = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.feed_forward = SwiGLU(config.width, config.ffn)
+        self.over_depth = DepthWeighted(layer + 2) if config.dense == "blocks" else None
+
+    def forward(
+        self, x_BTD: Tensor, tables: tuple[Tensor, Tensor], earlier: Earlier, cache: Cache | None = None
+    ) -> tuple[Tensor, Earlier]:
+        attended_BTD, left = self.attention(self.norm1(x_BTD), tables, earlier, cache)
+        y_BTD = x_BTD + attended_BTD
+        z_BTD = y_BTD + self.feed_forward(self.norm2(y_BTD))
+        if self.over_depth is None:
+            return z_BTD, left
+        states = (*(left.states or (x_BTD,)), z_BTD)
+        return self.over_depth(states), left._replace(states=states)
+
+
+class Llama(nn.Module):
+    """Decoder with RMS norms before each branch, SwiGLU, rotary positions, no biases, and an output layer of its own.
+
+    Takes token numbers (B, T), returns logits (B, T, V) for the token that follows each. With a cache, T counts the tokens
+    that it has read too; all in all they are up to `context`. Weights start as N(0, 0.02^2): equal seeds give equal
+    weights whatever the value rule, which adds or leaves out only its own.
+    Raises ShapeError for a sequence longer than the context.
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab, config.width)
+        nn.init.normal_(self.embed.weight, std=0.02)
+        self.blocks = nn.ModuleList(LlamaBlock(config, layer) for layer in range(config.depth))
+        self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.head = linear(config.width, config.vocab)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> Self:
+        return cls(LlamaConfig.from_preset(name, **overrides))
+
+    def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
+        start = 0 if cache is None else cache.num_tokens
+        if tokens_BT.ndim != 2 or start + tokens_BT.shape[1] > self.config.context:
+            read = f" after {start} in the cache" if start else ""
+            raise ShapeError(
+                f"expected (batch, tokens) with at most {self.config.context} tokens, got {tuple(tokens_BT.shape)}{read}"
+            )
+        end = start + tokens_BT.shape[1]
+        x_BTD, earlier = self.embed(tokens_BT), Earlier()
+        tables = rotary_tables(start, end, x_BTD, self.config.width // self.config.heads, self.config.rope_theta)
+        for block in self.blocks:
+            x_BTD, earlier = block(x_BTD, tables, earlier, cache)
+        if cache is not None:
+            cache.num_tokens = end
+        logits_BTV: Tensor = self.head(self.norm(x_BTD))
+        return logits_BTV
