@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -232,21 +232,24 @@ def gradient_plot(trainings: Mapping[str, Training], xavier: Mapping[str, Traini
             panel.semilogy(np.arange(1, len(norms) + 1), norms, label=name, color=colour)
         panel.set(xlabel="block", ylabel="norm of its parameters' gradient")
         panel.legend(fontsize=8)
-    default.set_ylim(started.get_ylim())
+    default.sharey(started)
+    started.autoscale(axis="y")
     return Plot(
         figure=figure, caption="With Xavier's weights the gradient of the de-escalated model explodes backwards."
     )
 
 
 def training_table(sizes: Sizes, trainings: Mapping[str, Training]) -> Table:
-    rows: list[list[float | str]] = []
+    rows: list[Sequence[float | str]] = []
     for (name, training), lr in zip(trainings.items(), sizes.learning_rates, strict=True):
         windows = training.losses[: 6 * sizes.window].reshape(6, -1).mean(axis=1)
         ends = [training.recording.series(metric, -1)[1] for metric in ("token_similarity", "token_diversity")]
         rows.append(
-            [name, lr, ", ".join(f"{loss:.3f}" for loss in windows)]
-            + [f"{values[0]:.4g} to {values[-1]:.4g}" for values in ends]
-            + [float(training.evaluations[1][-1])]
+            (
+                *(name, lr, ", ".join(f"{loss:.3f}" for loss in windows)),
+                *(f"{values[0]:.4g} to {values[-1]:.4g}" for values in ends),
+                float(training.evaluations[1][-1]),
+            )
         )
     return Table(
         title="Training",
