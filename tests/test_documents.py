@@ -68,8 +68,13 @@ PRELUDE_OF_INTEGRATIONS = (
 
 @pytest.mark.parametrize(
     ("document", "prelude"),
-    [("README.md", PRELUDE), ("docs/quickstart.md", PRELUDE), ("docs/integrations.md", PRELUDE_OF_INTEGRATIONS)],
-    ids=["README", "quickstart", "integrations"],
+    [
+        ("README.md", PRELUDE),
+        ("docs/quickstart.md", PRELUDE),
+        ("docs/integrations.md", PRELUDE_OF_INTEGRATIONS),
+        ("docs/models.md", "import torch\n"),
+    ],
+    ids=["README", "quickstart", "integrations", "models"],
 )
 def test_every_python_snippet_runs_in_order(document, prelude, tmp_path, service):
     """In one program, after the model, the optimizer and the data that every reader has."""
@@ -78,6 +83,12 @@ def test_every_python_snippet_runs_in_order(document, prelude, tmp_path, service
     program = tmp_path / "snippets.py"
     program.write_text(prelude + "\n".join(snippets).replace("http://127.0.0.1:8731", service.url))
     run([program], tmp_path, service)
+
+
+def test_the_tables_of_models_are_those_of_their_presets():
+    from scripts.models_page import PAGE, page
+
+    assert PAGE.read_text() == page(PAGE.read_text()), "run python scripts/models_page.py"
 
 
 def test_the_tables_of_measures_are_those_of_the_catalogue():

@@ -86,7 +86,6 @@ class LlamaConfig(ValueRule, Presets):
             raise InvalidArgument(
                 f"key_value_heads must divide heads, got {self.key_value_heads} and {self.heads} heads"
             )
-
         if self.attention not in ("sdpa", "materialised"):
             raise InvalidArgument(f"attention must be 'sdpa' or 'materialised', got {self.attention!r}")
 
@@ -128,7 +127,8 @@ class LlamaAttention(nn.Module):
     Takes (B, T, D) and what the layers before leave; gives (B, T, D) and what is left to the next.
     The value that attention's weights meet, and whoever watches from outside measures, is W_n: V_n mixed with V_m.
     In SVFormer it is the same V_1 in all layers. In cross-layer attention it is W_n and then V_m, one behind the other:
-    twice as many tokens as there are. V_n alone is what `to_value` gives.
+    twice as many keys as there are tokens, of which the first is layer n's own first token, where sinks are looked for.
+    V_n alone is what `to_value` gives.
     """
 
     def __init__(self, config: LlamaConfig, layer: int) -> None:

@@ -31,6 +31,9 @@ class RepeatingTransformerConfig(Presets):
     """Where the norm stands: after the sum, before attention, or nowhere."""
     gamma: Literal["positive", "negative"] = "positive"
     """Sign of the norm's weights. Their magnitudes are those of normal random numbers, and are not trained."""
+    orthogonal: bool = False
+    """Start V_H as an orthogonal matrix, and not by He's initialisation. H is then symmetric, and the norm's weights, which
+    stand between A X and H, scale its eigenvalues but leave (or turn, where negative) the sign of them all."""
 
     def __post_init__(self) -> None:
         if self.depth < 1 or self.width < 1:
@@ -47,7 +50,8 @@ class RepeatingTransformer(nn.Module):
 
     Takes and returns hidden states (B, T, D). A is computed from the input by Eq. 1, once, or handed in as `weights_BTT`:
     positive rows that sum to one. H has one head and no biases; its eigenvalues are those of `ReparameterisedWeights`.
-    Corollary 3 needs an A whose eigenvalues are real, such as a symmetric one; those of a softmax may be complex.
+    Corollary 3 needs an A whose eigenvalues are real, such as a symmetric one (those of a softmax may be complex), and an H
+    with no eigenvalue of 0; half of them start there, where psi is clipped.
     Raises InvalidArgument for sizes below one, ShapeError when the input has another width.
     """
 
@@ -80,6 +84,8 @@ class RepeatingLayer(nn.Module):
         super().__init__()
         self.norm_before = _fixed_norm(config) if config.norm == "pre" else nn.Identity()
         self.attention = FixedAttention(config.width, config.reparameterisation)
+        if config.orthogonal:
+            nn.init.orthogonal_(self.attention.basis)
         self.norm_after = _fixed_norm(config) if config.norm == "post" else nn.Identity()
 
     def forward(self, x_BTD: Tensor, weights_BTT: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Axes: `B` batch, `T` tokens, `S` tokens that are attended to, `D` width, `H` hea
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -100,5 +101,4 @@ class DepthWeighted(nn.Module):
         self.alpha = nn.Parameter(torch.zeros(num).index_fill(0, torch.tensor(num - 1), 1.0))
 
     def forward(self, tensors: tuple[Tensor, ...]) -> Tensor:
-        terms = [alpha * tensor for alpha, tensor in zip(self.alpha.unbind(), tensors, strict=True)]
-        return torch.stack(terms).sum(dim=0)
+        return functools.reduce(torch.add, map(torch.mul, self.alpha.unbind(), tensors))

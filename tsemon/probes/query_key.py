@@ -26,8 +26,8 @@ SEPARATE = frozenset(
         (("q", "k"), "", "lin"),
     )
     for letter in letters
-)
-"""Projections of queries or keys alone, in lower case and without underscores."""
+) | {"toquerykey"}
+"""Projections of queries, of keys, or of both without values; in lower case and without underscores."""
 PACKED = frozenset({"qkv", "qkvproj", "wqkv", "cattn", "inproj", "toqkv", "toquerykeyvalue", "querykeyvalue"})
 """Projections of queries, keys and values together."""
 INTERLEAVED = "querykeyvalue"

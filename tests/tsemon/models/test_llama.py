@@ -14,7 +14,7 @@ from tsemon.models.llama import RULES, SIZES, rotary_tables, rotate
 
 # Two orders of float64 operations on numbers near 1, some hundreds of operations deep.
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
-SMALL = {"vocab": 13, "context": 16, "depth": 5, "width": 16, "heads": 4, "ffn": 24}
+SMALL = {"vocab": 13, "context": 16, "depth": 5, "width": 16, "heads": 4, "ffn": 24, "rope_theta": 500.0}
 EVERYTHING = {
     "value_source": "previous",
     "value_weights": (0.5, 0.25),
@@ -169,6 +169,7 @@ class TestVanilla:
             num_attention_heads=4,
             num_key_value_heads=2,
             max_position_embeddings=16,
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0},
             rms_norm_eps=1e-6,
             tie_word_embeddings=False,
         )
@@ -378,16 +379,18 @@ class TestSizesThatDoNotFit:
 class TestRotaryPositions:
     @pytest.mark.parametrize(
         ("dtype", "tolerance"),
-        # Half a unit in the last place of numbers up to 2, and for float32 that of the two products before.
-        [(torch.float64, 1e-15), (torch.float32, 4e-7), (torch.bfloat16, 2**-8)],
+        # Of numbers below 1: float64 and float32 round two products and their sum, bfloat16 but the result, from float32.
+        [(torch.float64, 1e-15), (torch.float32, 2e-7), (torch.bfloat16, 2**-9)],
     )
     def test_are_as_exact_far_out_as_the_dtype(self, dtype, tolerance):
-        x = torch.tensor([[[[1.0, -0.5, 0.25, 1.5]]]])
-        result = rotate(x.to(dtype), rotary_tables(60_000, 60_001, x.to(dtype), 4, 10_000.0))
-        expected = [complex(1.0, 0.25) * cmath.exp(60_000j), complex(-0.5, 1.5) * cmath.exp(600j)]
-        expected = torch.tensor([e.real for e in expected] + [e.imag for e in expected], dtype=torch.float64)
-        assert result.dtype == dtype
-        torch.testing.assert_close(result.flatten().double(), expected, rtol=0, atol=tolerance)
+        x_K = torch.tensor([0.5, -0.25, 0.25, 0.75])
+        x_TK = x_K.expand(64, 4).to(dtype)
+        result_TK = rotate(x_TK, rotary_tables(60_000, 60_064, x_TK, 4, 10_000.0))
+        assert result_TK.dtype == dtype
+        for position, result_K in enumerate(result_TK.double(), start=60_000):
+            pairs = complex(0.5, 0.25) * cmath.exp(1j * position), complex(-0.25, 0.75) * cmath.exp(1j * position / 100)
+            expected_K = torch.tensor([*(p.real for p in pairs), *(p.imag for p in pairs)], dtype=torch.float64)
+            torch.testing.assert_close(result_K, expected_K, rtol=0, atol=tolerance)
 
     def test_make_scores_depend_on_distances_alone(self):
         query, key = (

@@ -33,13 +33,14 @@ class TestReparameterisedAttention:
         torch.testing.assert_close(eigenvalues.real.sort().values, expected.sort().values, rtol=0, atol=1e-9)
         assert eigenvalues.imag.abs().max() < 1e-9
 
-    def test_equals_its_equation_for_one_head(self, x_BTD, psi, kind):
-        attention = make(kind, psi=psi)
+    @pytest.mark.parametrize("scale", [None, 1.0])
+    def test_equals_its_equation_for_one_head(self, x_BTD, psi, kind, scale):
+        attention = make(kind, psi=psi, scale=scale)
         basis, weight, bias = attention.basis, *attention.to_query_key.parameters()
         h = basis @ torch.diag(psi.clamp(*RANGES[kind])) @ torch.linalg.inv(basis)
         for x, y in zip(x_BTD, attention(x_BTD), strict=True):
             query, key = (x @ weight.T + bias).split(12, 1)
-            weights = (query @ key.T / 12**0.5).exp()
+            weights = ((12**-0.5 if scale is None else scale) * query @ key.T).exp()
             # The product is taken in another order: the inverse's condition number, some hundreds, times 1e-16.
             torch.testing.assert_close(y, weights / weights.sum(1, keepdim=True) @ x @ h, rtol=1e-10, atol=1e-10)
 

@@ -23,6 +23,12 @@ def symmetric_attention(tokens, seed):
     return (weights + torch.diag(1 - weights.sum(1)))[None]
 
 
+def spread_eigenvalues(model):
+    """Corollary 3 is for eigenvalues in [-1, 0) and in (0, 1]; half of those that the model starts with are clipped to 0."""
+    is_sharpening = model.config.reparameterisation == "sharpening"
+    torch.nn.init.uniform_(model.blocks[0].attention.psi, *((-1, -0.2) if is_sharpening else (0.2, 1)))
+
+
 def states_after_each_layer(config, model, x, weights):
     """Eq. 2 written out for one sequence, by H itself and not by its factors."""
     layer = model.blocks[0]
@@ -59,11 +65,28 @@ class TestARepeatingTransformer:
     @pytest.mark.parametrize("seed", range(5))
     def test_sharpens_or_smooths_as_corollary_3_says(self, kind, seed):
         model = make(seed, reparameterisation=kind, depth=120, width=8)
-        # The corollary is for eigenvalues in [-1, 0) and in (0, 1]: a zero stays as it is.
-        torch.nn.init.uniform_(model.blocks[0].attention.psi, *((-1, -0.2) if kind == "sharpening" else (0.2, 1)))
+        spread_eigenvalues(model)
         x_BTD = torch.randn(1, 10, 8, dtype=torch.float64)
         first, last = hfc_lfc(x_BTD), hfc_lfc(model(x_BTD, symmetric_attention(10, seed)))
         assert last > 100 * first if kind == "sharpening" else last < first / 100
+
+    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize(
+        ("norm", "gamma", "is_reversed"),
+        [
+            (None, "positive", False),
+            ("post", "positive", False),
+            ("post", "negative", False),
+            ("pre", "positive", False),
+            ("pre", "negative", True),
+        ],
+    )
+    def test_goes_as_figure_4_shows_where_h_is_symmetric(self, kind, norm, gamma, is_reversed, seed):
+        model = make(seed, reparameterisation=kind, norm=norm, gamma=gamma, orthogonal=True, depth=48, width=64)
+        spread_eigenvalues(model)
+        x_BTD = torch.randn(4, 16, 64, dtype=torch.float64)
+        first, last = hfc_lfc(x_BTD).mean(), hfc_lfc(model(x_BTD)).mean()
+        assert last > 1.5 * first if (kind == "sharpening") != is_reversed else last < first / 10
 
     @pytest.mark.parametrize("gamma", ["positive", "negative"])
     @pytest.mark.parametrize("norm", ["pre", "post"])

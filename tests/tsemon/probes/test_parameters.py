@@ -10,6 +10,7 @@ from torch.optim import SGD, Adam, AdamW
 from tests import zoo
 from tests.tsemon.probes.probing import ALL, probe_of, raise_fault, reading_of
 from tsemon.measures import power_law_fit
+from tsemon.models import ReparameterisedAttention
 from tsemon.probes import Probe, find_blocks
 from tsemon.probes.coordinates import MAX_COORDINATES, Coordinates, stride_of
 from tsemon.probes.growth import MAX_POINTS, NormGrowth
@@ -478,6 +479,11 @@ class TestQueriesAndKeys:
         expected = flat([weight[:64], bias[:64]]).norm().float()
         torch.testing.assert_close(reading.layers["grad_norm_qk"][1], expected, rtol=1e-4, atol=0)
         assert "grad_norm_qk" not in probe.not_measured
+
+    def test_are_all_of_a_projection_packed_without_values(self):
+        attention = ReparameterisedAttention(32, 4, kind="smoothing")
+        found = [found.parameter for found in queries_and_keys(attention)]
+        assert found == [*attention.to_query_key.parameters()]
 
     @pytest.mark.parametrize(
         ("make", "names", "num_parameters"),

@@ -117,7 +117,7 @@ class TestAGuest:
         model, _ = zoo.our_language_model()
         if where == "inside attention":
             core = torch.compile(lambda x: F.scaled_dot_product_attention(x, x, x), backend=backend, fullgraph=True)
-            model.blocks[0].attention.forward = lambda x_BTD: core(x_BTD.unsqueeze(1)).squeeze(1)
+            model.blocks[0].attention.forward = lambda x_BTD, cache: core(x_BTD.unsqueeze(1)).squeeze(1)
         else:
             module = {"attention": model.blocks[0].attention, "block": model.blocks[0], "model": model}[where]
             module.forward = torch.compile(module.forward, backend=backend, fullgraph=True)
