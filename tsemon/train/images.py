@@ -83,7 +83,8 @@ def image_batches(
 
 def images_in_order(images: Tensor, labels: Tensor, batch_size: int) -> Iterator[Batch]:
     """One pass for an evaluation, with a last batch that may be smaller."""
-    for some_images, some_labels in zip(images.split(batch_size), labels.split(batch_size), strict=True):
+    parts = (torch.split(part, batch_size) for part in (images, labels))
+    for some_images, some_labels in zip(*parts, strict=True):
         yield scaled(some_images), some_labels
 
 

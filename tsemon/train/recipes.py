@@ -43,7 +43,7 @@ SMALL_DIGITS = Recipe(
 
 _VIT_80 = Recipe(
     name="vit-80-cifar10-post-norm",
-    about="Classic Transformers 3.3, Figure 6: 150 epochs. Random crops and mirrors stand for its auto-augmentation.",
+    about="Classic Transformers 3.3, Figure 6, post-norm: 150 epochs. Crops and mirrors in place of auto-augmentation.",
     model="VisionTransformer",
     preset="vit-80",
     data=ImageData(
@@ -59,7 +59,7 @@ _VIT_80 = Recipe(
 )
 _TRANSFORMER_XL_60 = Recipe(
     name="transformer-xl-60-wikitext103-post-norm",
-    about="Classic Transformers 3.4, Figure 7, which shows the first 50,000 steps. Else as Dai et al.'s base model.",
+    about="Classic Transformers 3.4, Figure 7, post-norm; it shows the first 50,000 steps. Else as Dai et al.'s base model.",
     model="TransformerXL",
     preset="transformer-xl-60",
     data=TextData(
@@ -80,7 +80,7 @@ _TRANSFORMER_XL_60 = Recipe(
 )
 _RESFORMER_82M = Recipe(
     name="resformer-82m-slimpajama",
-    about="Value Residual Learning 4.1.1 and Table 4, in bfloat16 and not in float16. Warm-up of Table 4; 4.1.1 says 1,200.",
+    about="Value Residual Learning 4.1.1, Table 4: ResFormer, but in bfloat16. Warm-up of Table 4; 4.1.1 says 1,200.",
     model="Llama",
     preset="resformer-82m",
     data=TextData(
@@ -105,9 +105,14 @@ _RESFORMER_82M = Recipe(
 )
 
 
-def _variant(recipe: Recipe, name: str, **changes: Any) -> Recipe:
-    return replace(recipe, name=name, **changes)
+def _variant(recipe: Recipe, name: str, kind: tuple[str, str], **changes: Any) -> Recipe:
+    """The same, of another kind, which is told instead of that of `recipe`."""
+    return replace(recipe, name=name, about=recipe.about.replace(*kind), **changes)
 
+
+_PRE_NORM = ("post-norm", "pre-norm")
+_DE_ESCALATED = ("post-norm", "post-norm de-escalated")
+_XL = "transformer-xl-60-wikitext103"
 
 RECIPES: Mapping[str, Recipe] = {
     recipe.name: recipe
@@ -115,15 +120,18 @@ RECIPES: Mapping[str, Recipe] = {
         SMALL_TEXT,
         SMALL_DIGITS,
         _VIT_80,
-        _variant(_VIT_80, "vit-80-cifar10-pre-norm", preset="vit-80-pre-norm", learning_rate=1e-4),
-        _variant(_VIT_80, "vit-80-cifar10", preset="vit-80-de-escalated", learning_rate=1e-4),
+        _variant(_VIT_80, "vit-80-cifar10-pre-norm", _PRE_NORM, preset="vit-80-pre-norm", learning_rate=1e-4),
+        _variant(_VIT_80, "vit-80-cifar10", _DE_ESCALATED, preset="vit-80-de-escalated", learning_rate=1e-4),
         _TRANSFORMER_XL_60,
-        _variant(_TRANSFORMER_XL_60, "transformer-xl-60-wikitext103-pre-norm", preset="transformer-xl-60-pre-norm"),
-        _variant(_TRANSFORMER_XL_60, "transformer-xl-60-wikitext103", preset="transformer-xl-60-de-escalated"),
+        _variant(_TRANSFORMER_XL_60, f"{_XL}-pre-norm", _PRE_NORM, preset="transformer-xl-60-pre-norm"),
+        _variant(_TRANSFORMER_XL_60, _XL, _DE_ESCALATED, preset="transformer-xl-60-de-escalated"),
         _RESFORMER_82M,
-        _variant(_RESFORMER_82M, "vanilla-82m-slimpajama", preset="vanilla-82m"),
-        _variant(_RESFORMER_82M, "svformer-82m-slimpajama", preset="svformer-82m"),
-        _variant(_RESFORMER_82M, "neutreno-82m-slimpajama", preset="neutreno-82m"),
+        *(
+            _variant(
+                _RESFORMER_82M, f"{rule.lower()}-82m-slimpajama", ("ResFormer", rule), preset=f"{rule.lower()}-82m"
+            )
+            for rule in ("Vanilla", "SVFormer", "NeuTRENO")
+        ),
     )
 }
 

@@ -63,7 +63,7 @@ def text_in_order(text: Tensor, context: int, batch_size: int) -> Iterator[Batch
     """One pass for an evaluation: windows side by side, (B, T) int64 and a last batch with fewer rows."""
     _check(text, context, batch_size)
     starts = torch.arange(0, len(text) - context, context)
-    for some in starts.split(batch_size):
+    for some in torch.split(starts, batch_size):
         yield _windows(text, some[:, None], context)
 
 

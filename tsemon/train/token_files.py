@@ -139,9 +139,8 @@ def _encode(pieces: Iterable[Piece], tokenizer: Tokenizer, path: Path, code: str
     with path.open("wb") as file:
         for group in tokenizers.in_groups(pieces, GROUP):
             for piece, tokens in zip(group, tokenizer.encode([piece.text for piece in group]), strict=True):
-                ends = piece.ends_document and tokenizer.separator is not None
                 row = array(code, tokens)
-                if ends:
+                if piece.ends_document and tokenizer.separator is not None:
                     row.append(tokenizer.separator)
                 row.tofile(file)
                 num_tokens += len(row)

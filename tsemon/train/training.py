@@ -47,7 +47,7 @@ class Training:
             self.model.parameters(), lr=recipe.learning_rate, betas=recipe.betas, weight_decay=recipe.weight_decay
         )
         self.losses = self._losses()
-        self._processes = processes
+        self.processes = processes
         self._schedule = schedule_of(recipe, self.optimizer)
         self._task = task_of(self.model)
         self._rows = recipe.rows_of_batch(processes.world)
@@ -58,7 +58,7 @@ class Training:
 
     def _losses(self) -> Iterator[Tensor]:
         steps = train_steps(
-            self.model if self._processes.group is None else self._distributed(),
+            self.model if self.processes.group is None else self._distributed(),
             self.optimizer,
             self._batches,
             self._schedule,
@@ -72,7 +72,7 @@ class Training:
             yield loss
 
     def _distributed(self) -> nn.Module:
-        return DistributedDataParallel(self.model, process_group=self._processes.group)
+        return DistributedDataParallel(self.model, process_group=self.processes.group)
 
     def evaluate(self) -> dict[str, float]:
         """`validation_loss`, the mean in nats, and what it means; nothing where no data were set apart."""
@@ -83,7 +83,7 @@ class Training:
             self._task,
             precision=self._precision,
             max_batches=self.recipe.evaluation_batches,
-            processes=self._processes,
+            processes=self.processes,
         )
         if loss != loss and accuracy != accuracy:
             return {}
@@ -98,7 +98,7 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
             "batches": self._batches.state_dict(),
-            "processes": self._processes.gather(self._state_of_process()),
+            "processes": self.processes.gather(self._state_of_process()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -115,23 +115,23 @@ class Training:
             warnings.simplefilter("ignore", UserWarning)
             self._schedule.step()  # the loop had not come to it when it was saved
         self._batches.load_state_dict(state["batches"])
-        self._load_state_of_process(state["processes"][self._processes.rank])
+        self._load_state_of_process(state["processes"][self.processes.rank])
 
     def _state_of_process(self) -> dict[str, Any]:
-        device = self._processes.device
+        device = self.processes.device
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return {"task": self._task.state_dict(), "cpu": torch.random.get_rng_state(), "cuda": cuda}
 
     def _load_state_of_process(self, state: Mapping[str, Any]) -> None:
-        self._task.load_state_dict(state["task"], self._processes.device)
+        self._task.load_state_dict(state["task"], self.processes.device)
         torch.random.set_rng_state(state["cpu"])
-        if state["cuda"] is not None and self._processes.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda"], self._processes.device)
+        if state["cuda"] is not None and self.processes.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda"], self.processes.device)
 
     def _check(self, state: Mapping[str, Any]) -> None:
-        if len(state["processes"]) != self._processes.world:
+        if len(state["processes"]) != self.processes.world:
             raise InvalidArgument(
-                f"the checkpoint was saved by {len(state['processes'])} processes, these are {self._processes.world}; "
+                f"the checkpoint was saved by {len(state['processes'])} processes, these are {self.processes.world}; "
                 "resume with as many"
             )
         before, now = _comparable(state["recipe"]), _comparable(self.recipe.as_dict())
