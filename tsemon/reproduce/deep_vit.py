@@ -15,7 +15,8 @@ from tsemon.models import VisionTransformer
 from tsemon.reproduce.plotting import COLOURS, panels
 from tsemon.reproduce.result import Claim, Experiment, Plot, Result, Table, verdict
 from tsemon.reproduce.training import Training, train
-from tsemon.train.data import Digits, digits, image_batches
+from tsemon.train import digits, image_batches
+from tsemon.train.images import Images
 from tsemon.train.schedules import constant
 
 EXPERIMENT = Experiment(
@@ -101,7 +102,7 @@ def trained(name: str, sizes: Sizes, *, is_xavier: bool = False) -> Training:
     )
 
 
-def accuracy(model: nn.Module, data: Digits) -> float:
+def accuracy(model: nn.Module, data: Images) -> float:
     """The share of the validation images that are told right."""
     return float((model(data.val_images).argmax(dim=1) == data.val_labels).float().mean())
 

@@ -17,7 +17,7 @@ from tsemon.measures import power_law_fit, sqrt_fit
 from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
 from tsemon.reproduce.observing import Frame, Values, observe
 from tsemon.reproduce.training import Training, train
-from tsemon.train.data import standard_library_text, text_batches
+from tsemon.train import standard_library_text, text_batches
 
 MEASURES = (
     "total_param_norm",

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tsemon.errors import InvalidArgument
+from tsemon.train.batches import Batch
 from tsemon.train.tasks import Task, cross_entropy
-
-Batch = tuple[Tensor, Tensor]
-"""Inputs and targets."""
 
 
 def train_steps(

@@ -23,15 +23,16 @@ def constant(optimizer: Optimizer, *, warmup: int = 0) -> LRScheduler:
 def cosine(optimizer: Optimizer, *, warmup: int = 0, total: int, final_ratio: float = 0.1) -> LRScheduler:
     """Half a cosine from the end of the warm-up down to `final_ratio` of the rate at step `total`, and so ever after.
 
-    r + (1 - r) (1 + cos(pi p)) / 2 with p = (t - warmup) / (total - warmup), r = final_ratio.
+    r + (1 - r) (1 + cos(pi p)) / 2 with p = (t - warmup) / (total - warmup), r = final_ratio. A run of fewer steps than its
+    warm-up ends in it.
     """
-    if not 0 <= warmup < total:
-        raise InvalidArgument(f"a cosine needs warmup from 0 to total - 1, got warmup {warmup} of {total} steps")
+    if total < 1:
+        raise InvalidArgument(f"a cosine is over at least 1 step, got a total of {total}")
     if not 0 <= final_ratio <= 1:
         raise InvalidArgument(f"final_ratio is a share of the rate, from 0 to 1, got {final_ratio}")
 
     def factor(step: int) -> float:
-        progress = min(1.0, (step - warmup) / (total - warmup))
+        progress = min(1.0, (step - warmup) / max(total - warmup, 1))
         return final_ratio + (1 - final_ratio) * (1 + math.cos(math.pi * progress)) / 2
 
     return _scaled(optimizer, warmup, factor)

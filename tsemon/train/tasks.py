@@ -32,7 +32,7 @@ class Task:
         """What it carries from batch to batch."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         pass
 
 
@@ -52,10 +52,10 @@ class RecurrentTask(Task):
         return logits
 
     def state_dict(self) -> dict[str, Any]:
-        return {"memory": self._memory}
+        return {"memory": _map(Tensor.cpu, self._memory)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._memory = state["memory"]
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        self._memory = _map(lambda part: part.to(device), state["memory"])
 
 
 def task_of(model: nn.Module) -> Task:

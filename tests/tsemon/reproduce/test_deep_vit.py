@@ -4,7 +4,7 @@ import torch
 from tsemon.measures import token_diversity
 from tsemon.models import VisionTransformer
 from tsemon.reproduce import deep_vit
-from tsemon.train.data import digits, image_batches
+from tsemon.train import digits, image_batches
 
 TINY = deep_vit.Sizes(
     preset="digits-48",

@@ -6,7 +6,7 @@ import torch
 
 from tsemon.measures import param_norm, positions_attended, saturation
 from tsemon.reproduce import growth, norm_growth
-from tsemon.train.data import standard_library_text, text_batches
+from tsemon.train import standard_library_text, text_batches
 
 TINY = growth.Sizes(depth=2, width=16, heads=2, ffn=32, context=16, batch=4, num_steps=24, hold=6, every=2)
 

@@ -45,6 +45,9 @@ class TestACosineSchedule:
         assert used[10:] == pytest.approx([0.2 * PEAK] * 3, rel=1e-12)
         assert min(used[:10]) > 0.2 * PEAK
 
+    def test_ends_in_its_warm_up_where_that_is_longer(self):
+        assert rates(schedules.cosine, 2, warmup=4, total=2) == [PEAK / 4, PEAK / 2]
+
     def test_falls_to_nothing_with_a_final_ratio_of_zero(self):
         assert rates(schedules.cosine, 5, total=4, final_ratio=0.0)[4] == pytest.approx(0.0, abs=1e-16)
 
@@ -98,7 +101,7 @@ class TestEverySchedule:
         ("make", "settings", "told"),
         [
             (schedules.constant, {"warmup": -1}, "0 or more, got -1"),
-            (schedules.cosine, {"warmup": 5, "total": 5}, "got warmup 5 of 5 steps"),
+            (schedules.cosine, {"total": 0}, "got a total of 0"),
             (schedules.cosine, {"total": 5, "final_ratio": 2.0}, "from 0 to 1, got 2.0"),
             (schedules.multi_step, {"total": 5, "at": (1.5,)}, r"got \(1.5,\) of 5"),
             (schedules.multi_step, {"total": 5, "factor": 0.0}, "above 0, got 0.0"),
