@@ -14,11 +14,11 @@ import torch
 
 from tsemon.catalogue import nearest
 from tsemon.errors import InvalidArgument
-from tsemon.reproduce import deep_vit, norm_growth
+from tsemon.reproduce import deep_transformer_xl, deep_vit, norm_growth
 from tsemon.reproduce.report import write, write_index
 from tsemon.reproduce.result import Experiment, Result
 
-MODULES: tuple[ModuleType, ...] = (deep_vit, norm_growth)
+MODULES: tuple[ModuleType, ...] = (deep_transformer_xl, deep_vit, norm_growth)
 """Each has an EXPERIMENT, and `run(quick)`, which gives its result."""
 EXPERIMENTS: Mapping[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}
 
