@@ -31,7 +31,8 @@ PICTURE = {
     "tsemon.measures": "torch",
     "tsemon.models": "torch",
     "tsemon.train": "torch numpy PIL rich sklearn tokenizers zstandard tsemon tsemon.attaching tsemon.models",
-    "tsemon.reproduce": "torch numpy matplotlib transformers tsemon tsemon.transport tsemon.models tsemon.measures",
+    "tsemon.reproduce": "torch numpy matplotlib transformers tsemon tsemon.transport tsemon.measures tsemon.models "
+    "tsemon.train",
     "tsemon.integrations": "torch tsemon transformers lightning accelerate",
     "tsemon.demo": "torch rich tsemon tsemon.train tsemon_client",
     "tsemon.cli": "typer tsemon tsemon.demo tsemon.reproduce tsemon.train tsemon.transport tsemon_server.main "

@@ -14,11 +14,31 @@ import torch
 
 from tsemon.catalogue import nearest
 from tsemon.errors import InvalidArgument
-from tsemon.reproduce import bert, concentration, de_escalation, escalation, estimates, pre_norm
+from tsemon.reproduce import (
+    bert,
+    concentration,
+    de_escalation,
+    deep_transformer_xl,
+    deep_vit,
+    escalation,
+    estimates,
+    norm_growth,
+    pre_norm,
+)
 from tsemon.reproduce.report import write, write_index
 from tsemon.reproduce.result import Experiment, Result
 
-MODULES: tuple[ModuleType, ...] = (bert, escalation, estimates, pre_norm, de_escalation, concentration)
+MODULES: tuple[ModuleType, ...] = (
+    bert,
+    escalation,
+    estimates,
+    pre_norm,
+    de_escalation,
+    deep_vit,
+    deep_transformer_xl,
+    concentration,
+    norm_growth,
+)
 """Each has an EXPERIMENT, and `run(quick)`, which gives its result."""
 EXPERIMENTS: Mapping[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}
 

@@ -1,0 +1,102 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tsemon.measures import param_norm, positions_attended, saturation
+from tsemon.reproduce import growth, norm_growth
+from tsemon.train import standard_library_text, text_batches
+
+TINY = growth.Sizes(depth=2, width=16, heads=2, ffn=32, context=16, batch=4, num_steps=24, hold=6, every=2)
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return {(b, s.name): growth.grown(b, s, TINY) for b in growth.BLOCKS for s in growth.SCHEDULES}
+
+
+def held_out_tokens():
+    return next(text_batches(standard_library_text(), TINY.context, 4, seed=1))[0]
+
+
+class TestATrainingModel:
+    def test_starts_with_the_norm_that_its_weights_have(self, runs):
+        model = TINY.model("pre-norm")
+        counted = [p for name, p in model.named_parameters() if not name.startswith(("embed", "positions"))]
+        # The sample is from after the first step, whose size is its largest difference.
+        steps, norms = runs["pre-norm", "constant"].norms
+        assert abs(norms[0] - param_norm(counted).item()) <= runs["pre-norm", "constant"].series("step_size")[1][0]
+        assert steps.tolist() == list(range(0, 24, 2))
+
+    def test_has_an_entry_for_each_layer_and_head(self, runs):
+        for run in runs.values():
+            assert growth.layer_slopes(run).shape == (2,)
+            assert run.saturation[0].shape == run.saturation[1].shape == (3,)
+            assert run.attended.shape == run.attended_unscaled.shape == (2, 2)
+
+    def test_takes_smaller_steps_under_the_falling_rate(self, runs):
+        held, falling = (runs["post-norm", name].series("step_size")[1] for name in ("constant", "inverse sqrt"))
+        assert falling[-1] < 0.75 * held[-1]  # the rate is half of it by then: sqrt(6 / 24)
+
+
+class TestSaturation:
+    def test_is_the_cosine_of_the_model_with_the_scaled_one(self):
+        model = TINY.model("branch norm").double()
+        states = []
+        for some in (model, growth.scaled(model)):
+            handle = some.blocks[-1].register_forward_hook(lambda _, __, output: states.append(output.detach()))
+            some(held_out_tokens())
+            handle.remove()
+        # tsemon scales by 1024, this by 1000: both are near the limit.
+        expected = saturation(*states).mean().item()
+        assert growth.saturation(model, TINY)[-1] == pytest.approx(expected, abs=0.02)
+
+    def test_of_the_branch_norm_block_is_there_before_any_training(self):
+        assert growth.saturation(TINY.model("branch norm"), TINY)[-1] > 0.6
+        assert growth.saturation(TINY.model("post-norm"), TINY)[-1] < 0.5
+
+
+class TestPositionsAttended:
+    def test_are_what_the_measure_counts_in_the_scaled_network(self):
+        model = growth.scaled(TINY.model("post-norm"))
+        inputs = []
+        first = model.blocks[0].attention
+        first.register_forward_hook(lambda _, args, __: inputs.append(args[0]))
+        model(held_out_tokens())
+        query, key, _ = first.to_query_key_value(inputs[0]).unflatten(2, (6, -1)).transpose(1, 2).chunk(3, dim=1)
+        scores = (query @ key.transpose(2, 3) / math.sqrt(8)).masked_fill(~torch.ones(16, 16).tril().bool(), -math.inf)
+        expected = positions_attended(torch.softmax(scores, dim=3)).mean(dim=0)
+        assert growth.positions_attended(model, TINY)[0] == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+class TestFits:
+    STEPS = np.arange(0.0, 1000, 10)
+
+    def test_know_growth_in_the_square_root(self):
+        fits = growth.Fits.of(self.STEPS, 50 + 0.3 * np.sqrt(self.STEPS))
+        assert (fits.sqrt_r2, fits.exponent) == pytest.approx((1, 0.5), abs=1e-6)
+        assert fits.linear_r2 < 0.97
+
+    def test_know_growth_in_a_straight_line_whose_r2_of_the_square_root_is_high_too(self):
+        fits = growth.Fits.of(self.STEPS, 50 + 0.01 * self.STEPS)
+        assert (fits.linear_r2, fits.exponent) == pytest.approx((1, 1), abs=1e-6)
+        assert fits.sqrt_r2 > 0.95
+
+    def test_do_not_see_a_change_of_the_exponent_before_the_second_half(self):
+        norms = np.where(self.STEPS < 400, self.STEPS / 400, np.sqrt(self.STEPS / 400))
+        assert growth.Fits.of(self.STEPS, norms).exponent == pytest.approx(0.5, abs=1e-6)
+
+
+class TestTheSchedule:
+    def test_is_t5s(self):
+        rates = [growth.inverse_sqrt(step, hold=100) for step in (0, 99, 399)]
+        assert rates == pytest.approx([1, 1, 0.5])
+
+
+class TestThePage:
+    def test_compares_all_runs(self, runs):
+        decayed = growth.grown("pre-norm", growth.DECAYED, TINY)
+        assert decayed.norms[1][-1] < runs["pre-norm", "constant"].norms[1][-1]
+        assert len(norm_growth.claims(TINY, runs, decayed)) == 12
+        assert len(norm_growth.fits_table(runs, decayed).rows) == 7
