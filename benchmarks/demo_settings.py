@@ -1,4 +1,4 @@
-"""Does the post-norm model of each demo preset fail, and does its de-escalated twin learn?
+"""Does the post-norm model of each pair of the demo fail, and does its de-escalated twin learn?
 
 python benchmarks/demo_settings.py digits --seeds 0 1 2
 """
@@ -10,7 +10,8 @@ import time
 
 import torch
 
-from tsemon.train.presets import DIGITS, TEXT, start
+from tsemon.demo.twins import DIGITS, TEXT
+from tsemon.train.training import Training
 
 SHOWN_STEPS = (0, 10, 20, 30, 50, 100, 200, 299)
 
@@ -20,9 +21,9 @@ def token_diversity(x_btd):
     return (centred.square().sum(dim=(1, 2)) / x_btd.square().sum(dim=(1, 2))).mean().item()
 
 
-def measure(preset, tau):
+def measure(recipe):
     """Loss over the last 50 steps, diversity of the last block (before de-escalation) by step, CPU seconds."""
-    training = start(preset, tau)
+    training = Training(recipe)
     diversity = []
     training.model.blocks[-1].norm2.register_forward_hook(
         lambda _, __, output: diversity.append(token_diversity(output.detach()))
@@ -33,21 +34,22 @@ def measure(preset, tau):
 
 
 def main():
-    presets = {preset.name: preset for preset in (DIGITS, TEXT)}
+    pairs = {twins.recipe.name: twins for twins in (DIGITS, TEXT)}
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("preset", choices=presets)
+    parser.add_argument("pair", choices=pairs)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    preset = presets[arguments.preset]
+    twins = pairs[arguments.pair]
+    recipe = twins.recipe
     print(f"{platform.machine()}, torch {torch.__version__}, float32, 1 thread, Python {platform.python_version()}")
-    print(f"{preset.model}, lr {preset.learning_rate}, batch {preset.batch_size}, {preset.num_steps} steps")
+    print(f"{recipe.preset}, lr {recipe.learning_rate}, batch {recipe.batch_size}, {recipe.steps} steps")
     print(
         "seed   tau  last-50 loss  CPU s  token diversity of the last block at step " + ", ".join(map(str, SHOWN_STEPS))
     )
     for seed in arguments.seeds:
-        for tau in (None, preset.tau):
-            loss, diversity, seconds = measure(dataclasses.replace(preset, seed=seed), tau)
+        for tau in (None, twins.tau):
+            loss, diversity, seconds = measure(dataclasses.replace(twins.with_tau(tau), seed=seed))
             shown = " ".join(f"{diversity[step]:.1e}" for step in SHOWN_STEPS)
             print(f"{seed:4} {tau!s:>5} {loss:13.3f} {seconds:6.1f}  {shown}", flush=True)
 

@@ -23,8 +23,8 @@ from tests import zoo
 from tests.service import ServiceProcess, await_service
 from tsemon.demo import summarize
 from tsemon.demo.board import Board, Row
+from tsemon.demo.twins import DIGITS
 from tsemon.models import VisionTransformer, VisionTransformerConfig
-from tsemon.train.presets import DIGITS
 from tsemon.transport import sync
 from tsemon_client import Client
 

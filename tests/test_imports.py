@@ -30,11 +30,12 @@ PICTURE = {
     "tsemon.probes": "torch tsemon.measures",
     "tsemon.measures": "torch",
     "tsemon.models": "torch",
-    "tsemon.train": "torch sklearn tsemon.models",
-    "tsemon.reproduce": "torch numpy matplotlib tsemon tsemon.transport",
+    "tsemon.train": "torch numpy PIL rich sklearn tokenizers zstandard tsemon tsemon.attaching tsemon.models",
+    "tsemon.reproduce": "torch numpy matplotlib tsemon tsemon.measures tsemon.models tsemon.train tsemon.transport",
     "tsemon.integrations": "torch tsemon transformers lightning accelerate",
     "tsemon.demo": "torch rich tsemon tsemon.train tsemon_client",
-    "tsemon.cli": "typer tsemon tsemon.demo tsemon.reproduce tsemon.transport tsemon_server.main tsemon_server.settings",
+    "tsemon.cli": "typer tsemon tsemon.demo tsemon.reproduce tsemon.train tsemon.transport tsemon_server.main "
+    "tsemon_server.settings",
     "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.ingest tsemon_server.alerts tsemon_server.queries "
     "tsemon_server.exposition tsemon_server.ui tsemon_server.store tsemon_server.settings tsemon_server.errors",
     "tsemon_server.errors": "fastapi starlette pydantic",

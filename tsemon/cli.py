@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 import tsemon
-from tsemon.errors import MissingPackage
+from tsemon.errors import InvalidArgument, MissingPackage
 
 app = typer.Typer(
     help="Looks inside transformers while they train.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -103,6 +103,70 @@ def reproduce(
         return
     index = run(EXPERIMENTS if name == "all" else [name], out, quick=quick, jobs=jobs, tell=typer.echo)
     typer.echo(f"all in one table: {index}")
+
+
+@app.command()
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="Name of a recipe; --list shows them.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Text or images to use: a file or a folder.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps.", min=1)] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Another setting of the recipe: seed=1, sizes.depth=8. Repeatable."
+        ),
+    ] = None,
+    run: Annotated[
+        str | None,
+        # torchrun takes --run, wherever it stands, for its own --run-path.
+        typer.Option("--run", "--run-name", help="Name of the run [default: the recipe's and the time]."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    checkpoints: Annotated[Path, typer.Option(help="Folder of checkpoints, one below it for each run.")] = Path(
+        "checkpoints"
+    ),
+    checkpoint_every: Annotated[int | None, typer.Option(help="Steps [default: a tenth of all].", min=1)] = None,
+    keep: Annotated[int, typer.Option(help="Checkpoints to keep, the newest ones.", min=1)] = 2,
+    monitor: Annotated[bool, typer.Option("--monitor/--no-monitor", help="Watch the run with tsemon.")] = True,
+    server: Annotated[str | None, typer.Option(envvar="TSEMON_SERVER", help="Base URL of the service.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda [default: cuda where there is one].")] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="Show the recipes and exit.")] = False,
+) -> None:
+    """Train a reference model. `torchrun --nproc-per-node 8 -m tsemon train ...` shares the work among processes."""
+    _require("numpy", "rich", extra="train")
+    with _leaving_at_ctrl_c():
+        from tsemon.train.command import Options, run_recipe
+        from tsemon.train.recipe import changed
+        from tsemon.train.recipes import RECIPES, recipe_named
+    if show_list or recipe is None:
+        for known in RECIPES.values():
+            typer.echo(f"{known.name}\n    {known.about}")
+        return
+    chosen = dict(_key_and_value(setting) for setting in settings or ())
+    if data is not None:
+        chosen["data.path"] = str(data)
+    if steps is not None:
+        chosen["steps"] = str(steps)
+    run_recipe(
+        changed(recipe_named(recipe), chosen),
+        Options(
+            run=run,
+            resume=resume,
+            folder=checkpoints,
+            checkpoint_every=checkpoint_every,
+            keep=keep,
+            monitor=monitor,
+            server=server,
+            device=device,
+        ),
+    )
+
+
+def _key_and_value(setting: str) -> tuple[str, str]:
+    key, sign, value = setting.partition("=")
+    if not key or not sign:
+        raise InvalidArgument(f"--set takes key=value, got {setting!r}")
+    return key, value
 
 
 @app.command()

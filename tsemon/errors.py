@@ -33,6 +33,12 @@ class MissingPackage(TsemonError, ImportError):
     code = "missing_package"
 
 
+class MissingData(TsemonError, FileNotFoundError):
+    """A data set, a file of it or a checkpoint is not where it was looked for."""
+
+    code = "missing_data"
+
+
 class InvalidFrame(InvalidArgument):
     """A frame or a body of frames that the wire format does not allow."""
 

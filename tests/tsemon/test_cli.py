@@ -17,7 +17,7 @@ class TestTheCommandLine:
 
     def test_lists_its_commands(self):
         shown = run("--help").stdout
-        assert all(name in shown for name in ("serve", "demo", "sync"))
+        assert all(name in shown for name in ("serve", "demo", "train", "sync"))
 
     def test_says_what_to_install_where_typer_is_missing(self):
         code = "import sys; sys.modules['typer'] = None; sys.argv = ['tsemon']; import tsemon.__main__ as m; m.main()"

@@ -6,7 +6,6 @@ table shows what that service answers over REST.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 import shutil
@@ -23,7 +22,8 @@ from rich.console import Console
 import tsemon
 from tsemon.demo.board import Board, Row
 from tsemon.demo.service import service
-from tsemon.train.presets import DIGITS, TEXT, DemoPreset, start
+from tsemon.demo.twins import DIGITS, TEXT, Twins
+from tsemon.train.training import Training
 from tsemon_client import Client
 
 EVERY = 5
@@ -36,14 +36,14 @@ def run_demo(*, text: bool, port: int, database: Path) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.soft_wrap = True  # a file or a pipe has no width
-    preset = TEXT if text else DIGITS
+    twins = TEXT if text else DIGITS
     for received in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(received, lambda number, _: sys.exit(128 + number))
     with service(port, database, console) as (url, server):
         with Client(url) as client:
-            board = Board(client, [Row(name) for name in _run_names(preset)], preset.num_steps, console)
-            losses = _train(preset, url, board, database.parent)
-            summarize(console, board, losses, preset)
+            board = Board(client, [Row(name) for name in _run_names(twins)], twins.recipe.steps, console)
+            losses = _train(twins, url, board, database.parent)
+            summarize(console, board, losses, twins)
         if console.is_terminal:
             console.print(f"\nThe page: [bold]{url}/[/]   The API: {url}/docs")
             console.print("Still serving. Ctrl-C ends it.")
@@ -63,15 +63,15 @@ def _command() -> str:
     return f"{shlex.quote(sys.executable)} -m tsemon"
 
 
-def _train(preset: DemoPreset, url: str, board: Board, spool_dir: Path) -> dict[str, deque[float]]:
+def _train(twins: Twins, url: str, board: Board, spool_dir: Path) -> dict[str, deque[float]]:
     """Both models in turn, step by step, so that they can be watched side by side."""
     # Small matrices: a second thread costs more than it brings, and the service needs a core too.
     torch.set_num_threads(1)
-    losses = {name: deque[float](maxlen=LOSS_WINDOW) for name in _run_names(preset)}
+    losses = {name: deque[float](maxlen=LOSS_WINDOW) for name in _run_names(twins)}
     trainings: list[tuple[str, Iterator[torch.Tensor], tsemon.Monitor]] = []
     try:
-        for name, tau in zip(_run_names(preset), (None, preset.tau), strict=True):
-            training = start(preset, tau)
+        for name, tau in zip(_run_names(twins), (None, twins.tau), strict=True):
+            training = Training(twins.with_tau(tau))
             monitor = tsemon.attach(
                 training.model,
                 training.optimizer,
@@ -79,13 +79,13 @@ def _train(preset: DemoPreset, url: str, board: Board, spool_dir: Path) -> dict[
                 project="demo",
                 server=url,
                 every=EVERY,
-                config={**dataclasses.asdict(preset), "tau": tau},
+                config=training.recipe.as_dict(),
                 spool_dir=spool_dir,
                 on_alert=board.tell,
             )
             trainings.append((name, training.losses, monitor))
         with board:
-            for step in range(preset.num_steps):
+            for step in range(twins.recipe.steps):
                 for name, steps, monitor in trainings:
                     loss = next(steps)
                     monitor.step(loss=loss)
@@ -100,17 +100,17 @@ def _train(preset: DemoPreset, url: str, board: Board, spool_dir: Path) -> dict[
     return losses
 
 
-def _run_names(preset: DemoPreset) -> tuple[str, str]:
-    return f"{preset.name}-post-norm", f"{preset.name}-de-escalated"
+def _run_names(twins: Twins) -> tuple[str, str]:
+    return f"{twins.recipe.name}-post-norm", f"{twins.recipe.name}-de-escalated"
 
 
-def summarize(console: Console, board: Board, losses: dict[str, deque[float]], preset: DemoPreset) -> None:
+def summarize(console: Console, board: Board, losses: dict[str, deque[float]], twins: Twins) -> None:
     """Print what became of each run, as the service has it now."""
     board.refresh()
     console.print("\n[bold]Summary[/]")
     for row in board.rows:
         mean = sum(losses[row.name]) / len(losses[row.name])
-        loss = f"mean loss {mean:.3f} in the last {LOSS_WINDOW} steps, chance is {preset.chance_loss:.3f}"
+        loss = f"mean loss {mean:.3f} in the last {LOSS_WINDOW} steps, chance is {twins.chance_loss:.3f}"
         if row.alert is None:
             console.print(f"[green]{row.name}: no alert[/]; {loss}")
         else:
