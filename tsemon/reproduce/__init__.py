@@ -14,10 +14,11 @@ import torch
 
 from tsemon.catalogue import nearest
 from tsemon.errors import InvalidArgument
+from tsemon.reproduce import oversmoothing, value_residual
 from tsemon.reproduce.report import write, write_index
 from tsemon.reproduce.result import Experiment, Result
 
-MODULES: tuple[ModuleType, ...] = ()
+MODULES: tuple[ModuleType, ...] = (oversmoothing, value_residual)
 """Each has an EXPERIMENT, and `run(quick)`, which gives its result."""
 EXPERIMENTS: Mapping[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}
 
