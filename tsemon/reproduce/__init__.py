@@ -14,13 +14,19 @@ import torch
 
 from tsemon.catalogue import nearest
 from tsemon.errors import InvalidArgument
-from tsemon.reproduce import oversmoothing, value_residual
+from tsemon.reproduce import oversmoothing, value_residual, value_residual_82m
 from tsemon.reproduce.report import write, write_index
 from tsemon.reproduce.result import Experiment, Result
 
-MODULES: tuple[ModuleType, ...] = (oversmoothing, value_residual)
+MODULES: tuple[ModuleType, ...] = (oversmoothing, value_residual, value_residual_82m)
 """Each has an EXPERIMENT, and `run(quick)`, which gives its result."""
 EXPERIMENTS: Mapping[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}
+
+
+def available() -> list[str]:
+    """The experiments that this machine can run."""
+    has_gpu = torch.cuda.is_available()
+    return [name for name, experiment in EXPERIMENTS.items() if has_gpu or not experiment.needs_gpu]
 
 
 def reproduce(

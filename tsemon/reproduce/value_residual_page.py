@@ -20,7 +20,7 @@ def result(trained: Mapping[str, Trained], sizes: Sizes, data: str) -> Result:
     context = sizes.model["context"]
     return Result(
         settings={
-            "models": f"{sizes.model}, {', '.join(sizes.rules)}",
+            "models": f"{sizes.size} with {dict(sizes.model)}; {', '.join(sizes.rules)}",
             "models that stop early": f"{', '.join(sizes.short_rules) or 'none'}, after {sizes.short_steps} steps",
             "data": f"{data}; BOS in front of each sequence, the last 5 % to validate; the paper: 20B tokens of SlimPajama",
             "optimiser": f"AdamW (0.9, 0.95), weight decay 0.1, clip 1, lr {sizes.learning_rate:g}, {sizes.warmup} steps "
