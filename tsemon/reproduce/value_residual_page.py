@@ -133,7 +133,7 @@ def claims_of_values(trained: Mapping[str, Trained]) -> Iterator[Claim]:
     yield Claim(
         paper="Beyond the first layer the first token's value is drained, less so in ResFormer (Fig. 2)",
         seen=f"|v_1| against the others', mean over deeper layers: vanilla {drain.mean():.2f}, ResFormer {other.mean():.2f}",
-        agrees=verdict(bool(drain.mean() < 0.9), bool(other.mean() > drain.mean())),
+        agrees=verdict(bool(drain.mean() < 0.9), bool(other.mean() > drain.mean() + 0.05)),
     )
     peak, other = vanilla["first_hidden_norm_ratio"], resformer["first_hidden_norm_ratio"]
     yield Claim(
