@@ -94,14 +94,14 @@ def reproduce(
     """Repeat the papers' experiments and write down what they say beside what we see."""
     _require("matplotlib", "numpy", "sklearn", "transformers", extra="reproduce")
     with _leaving_at_ctrl_c():
-        from tsemon.reproduce import EXPERIMENTS
+        from tsemon.reproduce import EXPERIMENTS, available
         from tsemon.reproduce import reproduce as run
 
     if name == "list":
         for experiment in EXPERIMENTS.values():
             typer.echo(f"{experiment.name:<20} {experiment.title} ({experiment.source})")
         return
-    index = run(EXPERIMENTS if name == "all" else [name], out, quick=quick, jobs=jobs, tell=typer.echo)
+    index = run(available() if name == "all" else [name], out, quick=quick, jobs=jobs, tell=typer.echo)
     typer.echo(f"all in one table: {index}")
 
 

@@ -39,6 +39,12 @@ class MissingData(TsemonError, FileNotFoundError):
     code = "missing_data"
 
 
+class MissingDevice(TsemonError, RuntimeError):
+    """Something needs a device, such as a GPU, that this machine does not have."""
+
+    code = "missing_device"
+
+
 class InvalidFrame(InvalidArgument):
     """A frame or a body of frames that the wire format does not allow."""
 

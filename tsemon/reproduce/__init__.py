@@ -23,7 +23,10 @@ from tsemon.reproduce import (
     escalation,
     estimates,
     norm_growth,
+    oversmoothing,
     pre_norm,
+    value_residual,
+    value_residual_82m,
 )
 from tsemon.reproduce.report import write, write_index
 from tsemon.reproduce.result import Experiment, Result
@@ -38,9 +41,18 @@ MODULES: tuple[ModuleType, ...] = (
     deep_transformer_xl,
     concentration,
     norm_growth,
+    oversmoothing,
+    value_residual,
+    value_residual_82m,
 )
 """Each has an EXPERIMENT, and `run(quick)`, which gives its result."""
 EXPERIMENTS: Mapping[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}
+
+
+def available() -> list[str]:
+    """The experiments that this machine can run."""
+    has_gpu = torch.cuda.is_available()
+    return [name for name, experiment in EXPERIMENTS.items() if has_gpu or not experiment.needs_gpu]
 
 
 def reproduce(

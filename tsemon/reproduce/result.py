@@ -20,6 +20,7 @@ class Experiment:
     title: str
     source: str
     """Paper and figure."""
+    needs_gpu: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

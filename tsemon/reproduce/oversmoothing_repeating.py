@@ -1,0 +1,134 @@
+"""The 'repeating' models of the oversmoothing theory (Figure 4): one layer again and again, with and without norms.
+
+Axes: `B` batch, `T` tokens, `D` width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tsemon.models import RepeatingTransformer, RepeatingTransformerConfig
+from tsemon.models.reparameterised import Reparameterisation
+from tsemon.reproduce.observing import Values, observe
+from tsemon.reproduce.oversmoothing_theory import random_attention
+from tsemon.reproduce.plotting import COLOURS, panels
+from tsemon.reproduce.result import Claim, Plot, verdict
+
+REPEATING = {"depth": 48, "width": 64, "num_tokens": 32}
+REPEATED_ATTENTION = {"Eq. 1": "attention of the input", "symmetric": "symmetric attention"}
+KINDS: tuple[Reparameterisation, ...] = ("sharpening", "smoothing")
+NORMS: Mapping[str, Mapping[str, Any]] = {
+    "no norm": {},
+    "post-LN, gamma > 0": {"norm": "post", "gamma": "positive"},
+    "post-LN, gamma < 0": {"norm": "post", "gamma": "negative"},
+    "pre-LN, gamma > 0": {"norm": "pre", "gamma": "positive"},
+    "pre-LN, gamma < 0": {"norm": "pre", "gamma": "negative"},
+}
+
+
+def repeating_curve(
+    kind: Reparameterisation, norm: str, attention: str, *, depth: int, width: int, num_tokens: int, num_seeds: int
+) -> Values:
+    """HFC/LFC of a repeating model after 0 to `depth` layers, the geometric mean over seeds.
+
+    Attention is that of the input, Eq. 1, or any of ATTENTION.
+    """
+    curves = []
+    for seed in range(num_seeds):
+        generator = torch.Generator().manual_seed(seed)
+        torch.manual_seed(seed)
+        model = RepeatingTransformer(
+            RepeatingTransformerConfig(depth=depth, width=width, reparameterisation=kind, **NORMS[norm])
+        )
+        x_BTD = torch.randn(8, num_tokens, width, generator=generator)
+        a_BTT = None if attention == "Eq. 1" else random_attention(attention, 8, num_tokens, generator).float()
+        run = partial(_forward, model, x_BTD, a_BTT)
+        curves.append(observe(model, run, measures=["hfc_lfc"]).layers["hfc_lfc"])
+    mean: Values = np.exp(np.log(np.stack(curves)).mean(axis=0))
+    return mean
+
+
+Curves = Mapping[tuple[str, str, str], Values]
+"""HFC/LFC over depth, by attention, kind of weights and norm."""
+
+
+def repeating_curves(num_seeds: int) -> Curves:
+    return {
+        (attention, kind, norm): repeating_curve(kind, norm, attention, num_seeds=num_seeds, **REPEATING)
+        for attention in REPEATED_ATTENTION
+        for kind in KINDS
+        for norm in NORMS
+    }
+
+
+def claims_of_repetition(curves: Curves) -> Iterator[Claim]:
+    def at_end(kind: str, norm: str) -> list[float]:
+        return [float(curves[attention, kind, norm][-1]) for attention in REPEATED_ATTENTION]
+
+    def shown(kind: str, norm: str) -> str:
+        return " and ".join(f"{value:.2g}" for value in at_end(kind, norm))
+
+    def smallest_factor(kind: str, norm: str, other: str) -> float:
+        """By how much a norm's model ends above another's, for every attention."""
+        return min(a / b for a, b in zip(at_end(kind, norm), at_end(kind, other), strict=True))
+
+    start = [float(curves[attention, "sharpening", "no norm"][0]) for attention in REPEATED_ATTENTION]
+    yield Claim(
+        paper="Repeating models: HFC/LFC of smoothing goes to 0, that of sharpening grows (Fig. 4, left)",
+        seen=f"from {start[0]:.1f} to {shown('smoothing', 'no norm')} and to {shown('sharpening', 'no norm')} "
+        "(attention of the input, and a symmetric one)",
+        agrees=verdict(
+            all(value < 1e-3 for value in at_end("smoothing", "no norm")),
+            all(value > first for value, first in zip(at_end("sharpening", "no norm"), start, strict=True)),
+        ),
+    )
+    yield Claim(
+        paper="Post-LN leaves smoothing as it is; sharpening becomes erratic, its trend stays",
+        seen=f"smoothing ends at {shown('smoothing', 'post-LN, gamma > 0')}, sharpening at "
+        f"{shown('sharpening', 'post-LN, gamma > 0')} (from {start[0]:.1f})",
+        agrees=verdict(
+            all(
+                value < first / 100
+                for value, first in zip(at_end("smoothing", "post-LN, gamma > 0"), start, strict=True)
+            ),
+            all(value > first for value, first in zip(at_end("sharpening", "post-LN, gamma > 0"), start, strict=True)),
+        ),
+    )
+    yield Claim(
+        paper="Pre-LN with negative weights reverses what is expected: smoothing models sharpen and sharpening ones smooth",
+        seen=f"smoothing ends at {shown('smoothing', 'pre-LN, gamma > 0')} with positive gamma and at "
+        f"{shown('smoothing', 'pre-LN, gamma < 0')} with negative; sharpening at "
+        f"{shown('sharpening', 'pre-LN, gamma > 0')} and {shown('sharpening', 'pre-LN, gamma < 0')}",
+        agrees=verdict(
+            smallest_factor("smoothing", "pre-LN, gamma < 0", "pre-LN, gamma > 0") > 2,
+            smallest_factor("sharpening", "pre-LN, gamma > 0", "pre-LN, gamma < 0") > 2,
+        ),
+    )
+
+
+def repeating_plot(curves: Curves) -> Plot:
+    shown = [(attention, kind) for attention in REPEATED_ATTENTION for kind in KINDS]
+    figure, axes = panels(*(f"{kind}, {REPEATED_ATTENTION[attention]}" for attention, kind in shown))
+    for panel, (attention, kind) in zip(axes, shown, strict=True):
+        for colour, norm in zip((6, 0, 4, 2, 1), NORMS, strict=True):
+            style = "--" if norm == "post-LN, gamma < 0" else "-"
+            panel.semilogy(curves[attention, kind, norm], style, color=COLOURS[colour], label=norm)
+        panel.set_xlabel("layer")
+        panel.set_ylim(3e-8, 1e7)
+    axes[0].set_ylabel("HFC/LFC")
+    axes[0].legend(fontsize=7)
+    return Plot(
+        figure=figure,
+        caption="One layer, repeated (Fig. 4). Without a norm sharpening (left in each pair) grows and smoothing falls. "
+        "Post-LN's two curves lie on each other: its sign cannot matter. Pre-LN's do not.",
+    )
+
+
+def _forward(model: RepeatingTransformer, *inputs: Tensor | None) -> None:
+    model(*inputs)
