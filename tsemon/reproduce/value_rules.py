@@ -18,7 +18,7 @@ from tsemon.measures import value_spectrum
 from tsemon.models import Llama
 from tsemon.reproduce.observing import Frame, Values, observe, recorded
 from tsemon.train.batches import Batch
-from tsemon.train.loop import loss_of, train_steps
+from tsemon.train.loop import autocast, on_device, train_steps
 from tsemon.train.schedules import cosine
 from tsemon.train.tasks import Task
 from tsemon.train.text import text_batches
@@ -100,8 +100,8 @@ def train(rule: str, sizes: Sizes, batches: Iterable[Batch], val: Batch) -> Trai
     with recorded(model, optimizer, measures=["loss"]) as recording:
         for loss in train_steps(runner, optimizer, batches, schedule, clip_norm=1.0, precision=sizes.precision):
             recording.monitor.step(loss)
-    with torch.no_grad():
-        val_loss = loss_of(model, val, Task(), sizes.precision).item()
+    with torch.no_grad(), autocast(val_tokens_BT.device, sizes.precision):
+        val_loss = Task().loss(model, *on_device(val, val_tokens_BT.device)).item()
     return Trained(
         loss=recording.series("loss")[1],
         start=start,
