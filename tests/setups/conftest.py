@@ -1,18 +1,8 @@
 import pytest
-import torch
 
 from scripts import compatibility
 from tests.setups.every import ROWS
 from tests.setups.matrix import Matrix
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread():
-    """These models are too small for two."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -66,6 +66,7 @@ def reproduce(
     for name in names:
         if name not in EXPERIMENTS:
             raise InvalidArgument(f"no experiment named {name!r}; {nearest(name, list(EXPERIMENTS))}")
+    tell(f"{len(names)} to run, {min(jobs, len(names))} at a time")
     failed: BaseException | None = None
     with ProcessPoolExecutor(max_workers=jobs, mp_context=get_context("spawn")) as pool:
         running = {pool.submit(run, name, folder, quick=quick): name for name in names}
@@ -75,7 +76,7 @@ def reproduce(
             else:
                 tell(f"{running[done]}: failed: {error}")
                 failed = failed or error
-    index = write_index(folder)
+    index = write_index(folder, list(EXPERIMENTS))
     if failed is not None:
         raise failed
     return index
@@ -83,9 +84,8 @@ def reproduce(
 
 def run(name: str, folder: Path, *, quick: bool) -> Path:
     """One experiment, here. Returns the path of its page."""
-    os.environ.pop(
-        "TSEMON_SERVER", None
-    )  # what is recorded is read back from its spool, and belongs to nobody's server
+    # What is recorded is read back from its spool, and belongs on nobody's server.
+    os.environ.pop("TSEMON_SERVER", None)
     torch.set_num_threads(1)  # small matrices: a second thread costs more than it brings
     torch.manual_seed(0)
     module = next(module for module in MODULES if name == module.EXPERIMENT.name)

@@ -37,9 +37,10 @@ def write(result: Result, experiment: Experiment, folder: Path, *, quick: bool, 
     return page
 
 
-def write_index(folder: Path) -> Path:
-    """`README.md`: of each result in the folder, what the paper says and what we see."""
-    bodies = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+def write_index(folder: Path, order: Sequence[str]) -> Path:
+    """`README.md`: of each result in the folder, in this order of names, what the paper says and what we see."""
+    paths = [path for name in order if (path := folder / f"{name}.json").exists()]
+    bodies = [json.loads(path.read_text()) for path in paths]
     lines = [
         "# What the papers' experiments give when they are repeated",
         "",
