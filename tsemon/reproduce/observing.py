@@ -83,8 +83,8 @@ def recorded(
 
 def observe(model: nn.Module, run: Callable[[], Tensor | None], **options: Any) -> Frame:
     """One pass, which changes no weight. `run` calls the model once and may return a loss to go back from; with a loss
-    there are gradients in the frame. Options are those of `recorded`. Dropout works: the model is in training mode. A pass under
-    `no_grad` is none of training, and is not seen."""
+    there are gradients in the frame. Options are those of `recorded`. Dropout works: the model is in training mode.
+    A pass under `no_grad` is none of training, and is not seen."""
     model.train()
     still = torch.optim.SGD(model.parameters(), lr=0.0)
     with recorded(model, still, **options) as recording:
