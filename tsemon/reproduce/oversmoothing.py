@@ -11,7 +11,7 @@ from tsemon.models import ReparameterisedAttention
 from tsemon.reproduce.oversmoothing_repeating import REPEATING, claims_of_repetition, repeating_curves, repeating_plot
 from tsemon.reproduce.oversmoothing_theory import DOUBLINGS, claims_of_theory, pair_table, random_pairs
 from tsemon.reproduce.oversmoothing_training import KINDS, MEASURES, SUBLAYERS, Sizes, Trained, measured, train
-from tsemon.reproduce.plotting import COLOURS, panels
+from tsemon.reproduce.plotting import COLOURS, legend_beside, panels
 from tsemon.reproduce.result import Claim, Experiment, Plot, Result, Table, verdict
 from tsemon.train.images import digits
 
@@ -85,7 +85,9 @@ NOTES = (
     "clip(psi, [-1, 0]) of a normal psi makes half of the eigenvalues exactly 0, which Corollary 3 leaves out: [-1, 0).",
     "With post-LN the sign of gamma cannot matter: the update and the norm are odd functions, so that a negative gamma only "
     "turns the sign of every other layer. Both curves agree to rounding.",
-    "Which attention is symmetric decides whether Proposition 1 holds; a softmax's hardly ever is.",
+    "Which attention is symmetric decides whether Proposition 1 holds; a softmax's hardly ever is. Of the repeating models "
+    "those with A and H symmetric meet all that the theory assumes: H = V_H L V_H' with an orthogonal V_H, and psi uniform "
+    "in its range. The norm's weights spoil the signs of the eigenvalues only of an H that is not symmetric.",
 )
 
 
@@ -159,7 +161,7 @@ def depth_plot(trained: Mapping[str, Trained], plain: Mapping[str, Trained]) -> 
             panel.plot(trained[name].curves[measure], color=colour, label=name)
             panel.plot(plain[name].curves[measure], color=colour, linestyle="--", label=f"{name}, no LN weights")
         panel.set_xlabel("block")
-    axes[1].legend(fontsize=7)
+    legend_beside(figure, axes[1])
     return Plot(
         figure=figure,
         caption="Trained vision transformers, measured at the input and behind each block (Fig. 3 and 6). Low on the left "

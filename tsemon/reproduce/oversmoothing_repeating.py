@@ -11,17 +11,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tsemon.models import RepeatingTransformer, RepeatingTransformerConfig
-from tsemon.models.reparameterised import Reparameterisation
+from tsemon.models.reparameterised import RANGES, Reparameterisation
 from tsemon.reproduce.observing import Values, observe
 from tsemon.reproduce.oversmoothing_theory import random_attention
-from tsemon.reproduce.plotting import COLOURS, panels
+from tsemon.reproduce.plotting import COLOURS, legend_beside, panels
 from tsemon.reproduce.result import Claim, Plot, verdict
 
 REPEATING = {"depth": 48, "width": 64, "num_tokens": 32}
-REPEATED_ATTENTION = {"Eq. 1": "attention of the input", "symmetric": "symmetric attention"}
+MATRICES: Mapping[str, bool] = {"A of Eq. 1": False, "A and H symmetric": True}
+"""Whether the model's two matrices are symmetric: then all eigenvalues are real, and none of H is stretched by its basis."""
 KINDS: tuple[Reparameterisation, ...] = ("sharpening", "smoothing")
 NORMS: Mapping[str, Mapping[str, Any]] = {
     "no norm": {},
@@ -33,21 +34,26 @@ NORMS: Mapping[str, Mapping[str, Any]] = {
 
 
 def repeating_curve(
-    kind: Reparameterisation, norm: str, attention: str, *, depth: int, width: int, num_tokens: int, num_seeds: int
+    kind: Reparameterisation, norm: str, matrices: str, *, depth: int, width: int, num_tokens: int, num_seeds: int
 ) -> Values:
     """HFC/LFC of a repeating model after 0 to `depth` layers, the geometric mean over seeds.
 
-    Attention is that of the input, Eq. 1, or any of ATTENTION.
+    Symmetric ones have eigenvalues of H all over their range; the others, which start as trained models do, many zeros.
     """
     curves = []
     for seed in range(num_seeds):
         generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
         model = RepeatingTransformer(
-            RepeatingTransformerConfig(depth=depth, width=width, reparameterisation=kind, **NORMS[norm])
+            RepeatingTransformerConfig(
+                depth=depth, width=width, reparameterisation=kind, orthogonal=MATRICES[matrices], **NORMS[norm]
+            )
         )
         x_BTD = torch.randn(8, num_tokens, width, generator=generator)
-        a_BTT = None if attention == "Eq. 1" else random_attention(attention, 8, num_tokens, generator).float()
+        a_BTT = None
+        if MATRICES[matrices]:
+            a_BTT = random_attention("symmetric", 8, num_tokens, generator).float()
+            nn.init.uniform_(model.get_parameter("blocks.0.attention.psi"), *RANGES[kind])
         run = partial(_forward, model, x_BTD, a_BTT)
         curves.append(observe(model, run, measures=["hfc_lfc"]).layers["hfc_lfc"])
     mean: Values = np.exp(np.log(np.stack(curves)).mean(axis=0))
@@ -55,13 +61,13 @@ def repeating_curve(
 
 
 Curves = Mapping[tuple[str, str, str], Values]
-"""HFC/LFC over depth, by attention, kind of weights and norm."""
+"""HFC/LFC over depth, by matrices, kind of weights and norm."""
 
 
 def repeating_curves(num_seeds: int) -> Curves:
     return {
-        (attention, kind, norm): repeating_curve(kind, norm, attention, num_seeds=num_seeds, **REPEATING)
-        for attention in REPEATED_ATTENTION
+        (matrices, kind, norm): repeating_curve(kind, norm, matrices, num_seeds=num_seeds, **REPEATING)
+        for matrices in MATRICES
         for kind in KINDS
         for norm in NORMS
     }
@@ -69,20 +75,20 @@ def repeating_curves(num_seeds: int) -> Curves:
 
 def claims_of_repetition(curves: Curves) -> Iterator[Claim]:
     def at_end(kind: str, norm: str) -> list[float]:
-        return [float(curves[attention, kind, norm][-1]) for attention in REPEATED_ATTENTION]
+        return [float(curves[matrices, kind, norm][-1]) for matrices in MATRICES]
 
     def shown(kind: str, norm: str) -> str:
         return " and ".join(f"{value:.2g}" for value in at_end(kind, norm))
 
     def smallest_factor(kind: str, norm: str, other: str) -> float:
-        """By how much a norm's model ends above another's, for every attention."""
+        """By how much a norm's model ends above another's, for both pairs of matrices."""
         return min(a / b for a, b in zip(at_end(kind, norm), at_end(kind, other), strict=True))
 
-    start = [float(curves[attention, "sharpening", "no norm"][0]) for attention in REPEATED_ATTENTION]
+    start = [float(curves[matrices, "sharpening", "no norm"][0]) for matrices in MATRICES]
     yield Claim(
         paper="Repeating models: HFC/LFC of smoothing goes to 0, that of sharpening grows (Fig. 4, left)",
         seen=f"from {start[0]:.1f} to {shown('smoothing', 'no norm')} and to {shown('sharpening', 'no norm')} "
-        "(attention of the input, and a symmetric one)",
+        "(with A of Eq. 1, and with A and H symmetric)",
         agrees=verdict(
             all(value < 1e-3 for value in at_end("smoothing", "no norm")),
             all(value > first for value, first in zip(at_end("sharpening", "no norm"), start, strict=True)),
@@ -113,16 +119,16 @@ def claims_of_repetition(curves: Curves) -> Iterator[Claim]:
 
 
 def repeating_plot(curves: Curves) -> Plot:
-    shown = [(attention, kind) for attention in REPEATED_ATTENTION for kind in KINDS]
-    figure, axes = panels(*(f"{kind}, {REPEATED_ATTENTION[attention]}" for attention, kind in shown))
-    for panel, (attention, kind) in zip(axes, shown, strict=True):
+    shown = [(matrices, kind) for matrices in MATRICES for kind in KINDS]
+    figure, axes = panels(*(f"{kind}, {matrices}" for matrices, kind in shown))
+    for panel, (matrices, kind) in zip(axes, shown, strict=True):
         for colour, norm in zip((6, 0, 4, 2, 1), NORMS, strict=True):
             style = "--" if norm == "post-LN, gamma < 0" else "-"
-            panel.semilogy(curves[attention, kind, norm], style, color=COLOURS[colour], label=norm)
+            panel.semilogy(curves[matrices, kind, norm], style, color=COLOURS[colour], label=norm)
         panel.set_xlabel("layer")
-        panel.set_ylim(3e-8, 1e7)
+        panel.set_ylim(1e-10, 1e7)
     axes[0].set_ylabel("HFC/LFC")
-    axes[0].legend(fontsize=7)
+    legend_beside(figure, axes[0])
     return Plot(
         figure=figure,
         caption="One layer, repeated (Fig. 4). Without a norm sharpening (left in each pair) grows and smoothing falls. "

@@ -19,3 +19,8 @@ def panels(*titles: str, height: float = 3.4) -> tuple[Figure, list[Axes]]:
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def legend_beside(figure: Figure, panel: Axes) -> None:
+    """The panel's legend to the right of all panels, where it hides nothing."""
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside center right", fontsize=8)

@@ -11,7 +11,7 @@ import torch
 from tsemon.catalogue import LAYERED
 from tsemon.measures import importance_entropy
 from tsemon.reproduce.observing import Frame, Values
-from tsemon.reproduce.plotting import panels
+from tsemon.reproduce.plotting import legend_beside, panels
 from tsemon.reproduce.result import Claim, Plot, Result, Table, verdict
 from tsemon.reproduce.value_rules import MEASURES, Sizes, Trained
 
@@ -197,7 +197,7 @@ def attention_plot(trained: Mapping[str, Trained], context: int) -> Plot:
     for panel, label in zip(axes, ("ratio", "nats", "share of rows 2 and on"), strict=True):
         panel.set_xlabel("layer")
         panel.set_ylabel(label)
-    axes[1].legend(fontsize=7)
+    legend_beside(figure, axes[1])
     return Plot(
         figure=figure,
         caption="Random models' tokens grow alike with depth (left, Fig. 1). What trained attention looks at (Fig. 1, 2): "
@@ -225,7 +225,7 @@ def value_plot(trained: Mapping[str, Trained]) -> Plot:
     for panel in axes[:3]:
         panel.set_xlabel("layer")
     axes[3].set_xlabel("rank")
-    axes[0].legend(fontsize=7)
+    legend_beside(figure, axes[0])
     return Plot(
         figure=figure,
         caption="Trained models: a value below 1 on the left is a drain, a hidden state above 1 a peak (Fig. 2); largest "

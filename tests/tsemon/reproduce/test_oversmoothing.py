@@ -108,12 +108,14 @@ class TestRandomPairs:
 class TestARepeatingModel:
     def test_smooths_and_sharpens_as_its_eigenvalues_say(self):
         smoothing, sharpening = (
-            repeating_curve(kind, "no norm", "symmetric", **REPEATED) for kind in ("smoothing", "sharpening")
+            repeating_curve(kind, "no norm", "A and H symmetric", **REPEATED) for kind in ("smoothing", "sharpening")
         )
         assert smoothing[-1] < 0.2 * smoothing[0]
         assert sharpening[-1] > sharpening[0]
 
     def test_does_not_know_the_sign_of_post_norm_weights(self):
-        curves = [repeating_curve("smoothing", f"post-LN, gamma {sign} 0", "Eq. 1", **REPEATED) for sign in (">", "<")]
+        curves = [
+            repeating_curve("smoothing", f"post-LN, gamma {sign} 0", "A of Eq. 1", **REPEATED) for sign in (">", "<")
+        ]
         # In float32; collapsed tokens amplify rounding.
         assert curves[0] == pytest.approx(curves[1], rel=1e-2)
