@@ -23,4 +23,4 @@ def panels(*titles: str, height: float = 3.4) -> tuple[Figure, list[Axes]]:
 
 def legend_beside(figure: Figure, panel: Axes) -> None:
     """The panel's legend to the right of all panels, where it hides nothing."""
-    figure.legend(*panel.get_legend_handles_labels(), loc="outside center right", fontsize=8)
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside right center", fontsize=8)
