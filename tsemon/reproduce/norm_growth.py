@@ -101,7 +101,7 @@ def claims(sizes: Sizes, runs: Mapping[tuple[str, str], Grown], decayed: Grown) 
             paper="The cosine of parameters at one checkpoint with those at the one before approaches 1",
             seen=f"{sizes.every} steps apart it lacks {span(1 - values[1] for values in cosines)} at first and "
             f"{span(1 - values[-1] for values in cosines)} at the end",
-            agrees=verdict(all(1 - values[-1] < (1 - values[1]) / 2 for values in cosines)),
+            agrees=verdict(*(values[-1] > values[1] for values in cosines)),
         ),
         Claim(
             paper="Randomly initialised transformers are not saturated (similarity about 0)",
