@@ -97,6 +97,11 @@ def observe(model: nn.Module, run: Callable[[], Tensor | None], **options: Any) 
     return recording.frames[0]
 
 
+def forward(model: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """A `run` without a loss: one pass, of which nothing is kept."""
+    model(*args, **kwargs)
+
+
 def frames_in(folder: Path) -> list[Frame]:
     """All frames that monitors have written to this folder."""
     frames = []

@@ -9,16 +9,16 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tsemon.measures import cosine_similarity, effective_rank, hfc_lfc
-from tsemon.models import PreNormBlock, VisionTransformer
+from tsemon.models import VisionTransformer
 from tsemon.models.reparameterised import Reparameterisation
-from tsemon.reproduce.observing import Values, observe
+from tsemon.reproduce.observing import Values, forward, observe
+from tsemon.reproduce.random_encoder import caught
 from tsemon.train.images import Images, image_batches
 from tsemon.train.loop import train_steps
 from tsemon.train.schedules import cosine
@@ -84,7 +84,7 @@ def measured(model: VisionTransformer, images: Tensor, labels: Tensor) -> Traine
         for name, measure in MEASURES.items()
         for sublayer in SUBLAYERS
     }
-    frame = observe(model, partial(_forward, model, images), measures=list(MEASURES))
+    frame = observe(model, partial(forward, model, images), measures=list(MEASURES))
     with torch.no_grad():
         accuracy = (model(images).argmax(dim=1) == labels).double().mean().item()
     return Trained(shares=shares, curves={name: frame.layers[name] for name in MEASURES}, accuracy=accuracy)
@@ -92,20 +92,11 @@ def measured(model: VisionTransformer, images: Tensor, labels: Tensor) -> Traine
 
 def sublayer_passes(model: VisionTransformer, images: Tensor) -> Mapping[str, Sequence[tuple[Tensor, Tensor]]]:
     """Hidden states (B, T, D) before and after each sub-layer of pre-norm blocks: attention and MLP with their residual."""
-    seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
-    blocks = [cast(PreNormBlock, block) for block in model.blocks]
-    modules = [module for block in blocks for module in (block.norm1, block.norm2, block)]
-    handles = [
-        module.register_forward_hook(lambda module, args, output: seen.update({module: (args[0], output)}))
-        for module in modules
-    ]
-    with torch.no_grad():
+    with torch.no_grad(), caught(model) as seen:
         model(images)
-    for handle in handles:
-        handle.remove()
     passes: dict[str, list[tuple[Tensor, Tensor]]] = {sublayer: [] for sublayer in SUBLAYERS}
-    for block in blocks:
-        (x, _), (y, _), (_, z) = norm1, norm2, _ = seen[block.norm1], seen[block.norm2], seen[block]
+    for block in (f"blocks.{number}" for number in range(len(model.blocks))):
+        (x, _), (y, _), (_, z) = norm1, norm2, _ = seen[f"{block}.norm1"], seen[f"{block}.norm2"], seen[block]
         passes["attention"].append((x, y))
         passes["LayerNorm"] += [norm1, norm2]
         passes["MLP"].append((y, z))
@@ -115,7 +106,3 @@ def sublayer_passes(model: VisionTransformer, images: Tensor) -> Mapping[str, Se
 def is_raised(measure: Callable[[Tensor], Tensor], before_BTD: Tensor, after_BTD: Tensor) -> bool:
     """Whether the mean over sequences is larger behind the sub-layer."""
     return bool(measure(after_BTD).mean() > measure(before_BTD).mean())
-
-
-def _forward(model: VisionTransformer, images: Tensor) -> None:
-    model(images)

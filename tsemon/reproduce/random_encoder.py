@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tsemon.models import Encoder
 from tsemon.models.attention import attend
+from tsemon.reproduce.observing import forward as forward
 
 NUM_TOKENS = 64
 
@@ -50,11 +51,6 @@ def twin(model: Encoder, **rules: Any) -> Encoder:
 def random_tokens(seed: int, width: int, num_tokens: int = NUM_TOKENS) -> Tensor:
     """X from N(0, 1), (1, T, D)."""
     return torch.randn(1, num_tokens, width, generator=torch.Generator().manual_seed(seed))
-
-
-def forward(model: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """One pass, of which nothing is kept: there is nothing to go back from. Not under `no_grad`, where none would look."""
-    model(*args, **kwargs)
 
 
 @contextmanager
