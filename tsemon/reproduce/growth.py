@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from tsemon.measures import power_law_fit, sqrt_fit
+from tsemon.measures import checkpoint_cosine, power_law_fit, sqrt_fit
 from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
-from tsemon.reproduce.observing import Frame, Values, observe
+from tsemon.reproduce.observing import Frame, Values, forward, observe
 from tsemon.reproduce.training import Training, train
 from tsemon.train import standard_library_text, text_batches
 
@@ -24,7 +25,6 @@ MEASURES = (
     "norm_growth_exponent",
     "step_size",
     "update_alignment",
-    "direction_cosine",
     "param_norm",
 )
 SCALE = 1000.0
@@ -49,6 +49,11 @@ class Sizes:
     """The inverse square root begins after so many steps."""
     learning_rate: float = 1e-3
     every: int = 10
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Checkpoints are an eighth of the steps apart."""
+        return self.num_steps // 8
 
     def model(self, block: str) -> CausalLanguageModel:
         """Equal weights at each call."""
@@ -100,6 +105,10 @@ class Grown:
         return self.training.recording.series(metric, layer)
 
     @property
+    def checkpoint_cosines(self) -> tuple[Values, Values]:
+        return self.training.evaluations
+
+    @property
     def norms(self) -> tuple[Values, Values]:
         return self.series("total_param_norm")
 
@@ -117,6 +126,8 @@ def grown(block: str, schedule: Schedule, sizes: Sizes) -> Grown:
         every=sizes.every,
         measures=MEASURES,
         schedule=LambdaLR(optimizer, lambda step: 1.0 if schedule.is_constant else inverse_sqrt(step, sizes.hold)),
+        evaluate=cosine_with_the_last_checkpoint(model),
+        evaluate_every=sizes.checkpoint_every,
     )
     return Grown(
         training=training,
@@ -124,6 +135,24 @@ def grown(block: str, schedule: Schedule, sizes: Sizes) -> Grown:
         attended=positions_attended(scaled(model), sizes),
         attended_unscaled=positions_attended(model, sizes),
     )
+
+
+def cosine_with_the_last_checkpoint(model: nn.Module) -> Callable[[nn.Module], float]:
+    """Each call is a checkpoint, held against the one before; the first against the weights as they are now."""
+    last = checkpoint(model)
+
+    def cosine(model: nn.Module) -> float:
+        nonlocal last
+        before, last = last, checkpoint(model)
+        return float(checkpoint_cosine(before, last))
+
+    return cosine
+
+
+def checkpoint(model: nn.Module) -> list[Tensor]:
+    """All parameters but embeddings and scalars, as tsemon's norm counts them."""
+    named = model.named_parameters()
+    return [p.detach().clone() for name, p in named if not name.startswith(("embed", "positions"))]
 
 
 def inverse_sqrt(step: int, hold: int) -> float:
@@ -142,11 +171,7 @@ def positions_attended(model: nn.Module, sizes: Sizes) -> Values:
 def observed(model: nn.Module, sizes: Sizes, measure: str) -> Frame:
     """On sequences that it has not been trained on: another seed draws them."""
     tokens_BT, _ = next(text_batches(standard_library_text(), sizes.context, 4, seed=1))
-    return observe(model, lambda: discard(model(tokens_BT)), measures=[measure], attention_rows="all")
-
-
-def discard(_: object) -> None:
-    """No loss: nothing to go back from."""
+    return observe(model, partial(forward, model, tokens_BT), measures=[measure], attention_rows="all")
 
 
 @torch.no_grad()

@@ -6,6 +6,8 @@ import torch
 
 from tsemon.measures import param_norm, positions_attended, saturation
 from tsemon.reproduce import growth, norm_growth
+from tsemon.reproduce.observing import Frame, Recording
+from tsemon.reproduce.training import Training
 from tsemon.train import standard_library_text, text_batches
 
 TINY = growth.Sizes(depth=2, width=16, heads=2, ffn=32, context=16, batch=4, num_steps=24, hold=6, every=2)
@@ -38,6 +40,28 @@ class TestATrainingModel:
     def test_takes_smaller_steps_under_the_falling_rate(self, runs):
         held, falling = (runs["post-norm", name].series("step_size")[1] for name in ("constant", "inverse sqrt"))
         assert falling[-1] < 0.75 * held[-1]  # the rate is half of it by then: sqrt(6 / 24)
+
+
+class TestACheckpoint:
+    def test_holds_what_tsemon_counts(self):
+        model = TINY.model("pre-norm")
+        counted = growth.observed(model, TINY, "total_param_norm").scalars["total_param_norm"]
+        assert param_norm(growth.checkpoint(model)).item() == pytest.approx(counted, rel=1e-5)  # float32, other sums
+
+    def test_is_held_against_the_one_before(self):
+        model = torch.nn.Linear(2, 1, bias=False)
+        cosines = []
+        for weights in ((1.0, 0.0), (1.0, 1.0), (0.0, 1.0), (0.0, 3.0)):
+            model.weight.data[:] = torch.tensor(weights)
+            if weights == (1.0, 0.0):
+                cosine = growth.cosine_with_the_last_checkpoint(model)
+            else:
+                cosines.append(cosine(model))
+        assert cosines == pytest.approx([0.5**0.5, 0.5**0.5, 1])
+
+    def test_is_taken_each_eighth_of_the_training(self, runs):
+        for run in runs.values():
+            assert run.checkpoint_cosines[0].tolist() == [3 * eighth for eighth in range(1, 9)]
 
 
 class TestSaturation:
@@ -100,3 +124,61 @@ class TestThePage:
         assert decayed.norms[1][-1] < runs["pre-norm", "constant"].norms[1][-1]
         assert len(norm_growth.claims(TINY, runs, decayed)) == 12
         assert len(norm_growth.fits_table(runs, decayed).rows) == 7
+
+
+STEPS = np.arange(0.0, 400, 10)
+
+
+def by_hand(norms, *, alignment, steps, cosines, slopes, start, end, attended):
+    """A model that was not trained: what would have been measured, one entry a sample."""
+    frames = [
+        Frame(
+            step=int(step),
+            scalars={"total_param_norm": norm, "update_alignment": align, "step_size": size},
+            layers={"param_norm": 10 + np.array(slopes) * step**0.5},
+            heads={},
+        )
+        for step, norm, align, size in zip(STEPS, norms, alignment, steps, strict=True)
+    ]
+    return growth.Grown(
+        training=Training(
+            losses=np.zeros(1), recording=Recording(None, frames), evaluations=(np.arange(2), np.array(cosines))
+        ),
+        saturation=(np.array([0, start]), np.array([0, end])),
+        attended=np.array(attended),
+        attended_unscaled=np.array(attended),
+    )
+
+
+RISING, FALLING = np.linspace(0, 0.2, len(STEPS)), np.linspace(0.2, 0, len(STEPS))
+AGREEING = {"alignment": FALLING, "steps": np.ones(len(STEPS)), "cosines": (0.9, 0.99), "slopes": (1, 2), "start": 0.1}
+AGREEING |= {"end": 0.99, "attended": (1.0, 30.0)}
+OPPOSED = {"alignment": RISING, "steps": 3 * FALLING, "cosines": (0.99, 0.9), "slopes": (2, 1), "start": 0.9}
+OPPOSED |= {"end": 0.4, "attended": (10.0, 10.0)}
+
+
+def growing(exponent, **measured):
+    return by_hand(50 + 0.1 * STEPS**exponent, **measured)
+
+
+def shrinking(**measured):
+    return by_hand(50 - 0.01 * STEPS, **measured)
+
+
+def verdicts(held, falling, decayed):
+    runs = {(b, s.name): held if s.is_constant else falling for b in growth.BLOCKS for s in growth.SCHEDULES}
+    return [claim.agrees for claim in norm_growth.claims(growth.Sizes(), runs, decayed)]
+
+
+class TestTheVerdicts:
+    def test_are_yes_where_all_is_as_the_paper_says(self):
+        held, falling = growing(0.6, **AGREEING), growing(0.5, **AGREEING)
+        assert verdicts(held, falling, shrinking(**AGREEING)) == ["yes"] * 12
+
+    def test_are_no_where_nothing_is(self):
+        assert verdicts(shrinking(**OPPOSED), shrinking(**OPPOSED), growing(0.5, **OPPOSED)) == ["no"] * 12
+
+    @pytest.mark.parametrize("exponent", [1.0, 4.0])  # r2 of a line in sqrt(t) is 0.96 and, for all runs, too low
+    def test_are_no_for_r2_where_it_is_high_without_proportion_or_never_high(self, exponent):
+        run = growing(exponent, **AGREEING)
+        assert verdicts(run, run, run)[3] == "no"
