@@ -1,9 +1,12 @@
+import numpy as np
 import pytest
 import torch
 
 from tsemon.measures import token_diversity
 from tsemon.models import VisionTransformer
 from tsemon.reproduce import deep_vit
+from tsemon.reproduce.observing import Frame, Recording
+from tsemon.reproduce.training import Training
 from tsemon.train import digits, image_batches
 
 TINY = deep_vit.Sizes(
@@ -78,3 +81,33 @@ class TestThePage:
         assert [row[0] for row in table.rows] == list(deep_vit.VARIANTS)
         mean_of_first_two = trainings["post-norm"].losses[:2].mean()
         assert table.rows[0][2].startswith(f"{mean_of_first_two:.3f}, ")
+
+
+def by_hand(loss, *, diversity=(1.0, 1.0), gradients=(1.0, 1.0)):
+    """A training that did not take place: its loss, the last block's diversity by sample, the blocks' gradients."""
+    frames = [
+        Frame(step=i, scalars={}, layers={"token_diversity": np.array([t]), "grad_norm": np.array(gradients)}, heads={})
+        for i, t in enumerate(diversity)
+    ]
+    losses = np.full(TINY.num_steps, loss)
+    return Training(losses=losses, recording=Recording(None, frames), evaluations=(np.array([1]), np.array([0.5])))
+
+
+class TestTheVerdicts:
+    def test_are_yes_where_all_is_as_the_paper_says(self):
+        trainings = {
+            "post-norm": by_hand(deep_vit.CHANCE, diversity=(1e-2, 1e-3)),
+            "pre-norm": by_hand(1.0),
+            "de-escalated": by_hand(0.9),
+        }
+        claims = deep_vit.claims(TINY, trainings, {"de-escalated": by_hand(0.9)})
+        assert [claim.agrees for claim in claims] == ["yes"] * 6
+
+    def test_are_no_where_nothing_is(self):
+        trainings = {
+            "post-norm": by_hand(1.0, diversity=(0.1, 0.2), gradients=(100, 1)),
+            "pre-norm": by_hand(2.25),
+            "de-escalated": by_hand(2.3, diversity=(0.9, 0.1), gradients=(2, 1)),
+        }
+        claims = deep_vit.claims(TINY, trainings, {"de-escalated": by_hand(2.3, gradients=(2, 1))})
+        assert [claim.agrees for claim in claims] == ["no"] * 6
