@@ -1,10 +1,13 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from tsemon.reproduce import deep_transformer_xl as xl
+from tsemon.reproduce.observing import Frame, Recording
+from tsemon.reproduce.training import Training
 from tsemon.train import standard_library_text, text_streams
 
 TINY = xl.Sizes(depth=3, width=16, context=8, batch=4, num_steps=12, every=4, num_val_rows=8)
@@ -68,3 +71,30 @@ class TestThePage:
     def test_compares_all_variants(self, outcomes):
         assert len(xl.claims(TINY, outcomes, xl.first_gradients(TINY, xl.PREFIX, tau=1.0))) == 5
         assert [row[0] for row in xl.table(TINY, outcomes).rows] == list(xl.VARIANTS)
+
+
+def by_hand(honest, *, at_once=None, diversity=0.5):
+    """A training that did not take place: its losses on other text, and the last block's diversity."""
+    layers = {"token_diversity": np.array([diversity])}
+    recording = Recording(None, [Frame(step=0, scalars={}, layers=layers, heads={})])
+    training = Training(losses=np.full(12, honest), recording=recording, evaluations=(np.zeros(0), np.zeros(0)))
+    return xl.Outcome(training=training, honest=honest, teacher_forced=at_once or honest)
+
+
+class TestTheVerdicts:
+    @pytest.mark.parametrize(
+        ("answer", "outcomes", "exploding"),
+        [
+            ("yes", [by_hand(3.2, diversity=1e-5), by_hand(2.5), by_hand(2.55), by_hand(2.6)], (1.0, 1.0)),
+            ("no", [by_hand(2.5), by_hand(2.5), by_hand(3.2, at_once=3), by_hand(3.3, at_once=2)], (1e5, 1.0)),
+        ],
+    )
+    def test_are_as_the_figures(self, answer, outcomes, exploding):
+        claims = xl.claims(TINY, dict(zip(xl.VARIANTS, outcomes, strict=True)), np.array(exploding))
+        assert [claim.agrees for claim in claims] == [answer] * 5
+
+
+class TestTheTwoMeans:
+    def test_differ_in_nothing_else(self):
+        prefix, full = (TINY.model(name).config for name in (xl.PREFIX, xl.FULL))
+        assert replace(prefix, full_mean=True) == full
