@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tsemon.models import RepeatingTransformer, RepeatingTransformerConfig
 from tsemon.models.reparameterised import RANGES, Reparameterisation
-from tsemon.reproduce.observing import Values, observe
+from tsemon.reproduce.observing import Values, forward, observe
 from tsemon.reproduce.oversmoothing_theory import random_attention
 from tsemon.reproduce.plotting import COLOURS, legend_beside, panels
 from tsemon.reproduce.result import Claim, Plot, verdict
@@ -54,7 +54,7 @@ def repeating_curve(
         if MATRICES[matrices]:
             a_BTT = random_attention("symmetric", 8, num_tokens, generator).float()
             nn.init.uniform_(model.get_parameter("blocks.0.attention.psi"), *RANGES[kind])
-        run = partial(_forward, model, x_BTD, a_BTT)
+        run = partial(forward, model, x_BTD, a_BTT)
         curves.append(observe(model, run, measures=["hfc_lfc"]).layers["hfc_lfc"])
     mean: Values = np.exp(np.log(np.stack(curves)).mean(axis=0))
     return mean
@@ -126,15 +126,11 @@ def repeating_plot(curves: Curves) -> Plot:
             style = "--" if norm == "post-LN, gamma < 0" else "-"
             panel.semilogy(curves[matrices, kind, norm], style, color=COLOURS[colour], label=norm)
         panel.set_xlabel("layer")
-        panel.set_ylim(1e-10, 1e7)
+        panel.set_ylim(1e-8, 1e9)
     axes[0].set_ylabel("HFC/LFC")
     legend_beside(figure, axes[0])
     return Plot(
         figure=figure,
-        caption="One layer, repeated (Fig. 4). Without a norm sharpening (left in each pair) grows and smoothing falls. "
-        "Post-LN's two curves lie on each other: its sign cannot matter. Pre-LN's do not.",
+        caption="One layer, repeated (Fig. 4), sharpening on the left of each pair. By the theory sharpening grows without "
+        "a norm and smoothing falls. Whether the sign of a norm's weights matters shows where its two curves part.",
     )
-
-
-def _forward(model: RepeatingTransformer, *inputs: Tensor | None) -> None:
-    model(*inputs)

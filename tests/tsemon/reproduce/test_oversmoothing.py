@@ -1,16 +1,30 @@
+import numpy as np
 import pytest
 import torch
 
 from tsemon.measures import hfc_lfc
-from tsemon.reproduce.oversmoothing_repeating import repeating_curve
+from tsemon.reproduce.oversmoothing import claims_of_training
+from tsemon.reproduce.oversmoothing_repeating import KINDS as KINDS_REPEATED
+from tsemon.reproduce.oversmoothing_repeating import MATRICES, NORMS, claims_of_repetition, repeating_curve
 from tsemon.reproduce.oversmoothing_theory import (
     ATTENTION,
+    Pairs,
+    claims_of_theory,
     in_the_limit,
     random_attention,
     random_pairs,
     random_weights,
 )
-from tsemon.reproduce.oversmoothing_training import SUBLAYERS, Sizes, is_raised, measured, sublayer_passes, train
+from tsemon.reproduce.oversmoothing_training import (
+    KINDS,
+    SUBLAYERS,
+    Sizes,
+    Trained,
+    is_raised,
+    measured,
+    sublayer_passes,
+    train,
+)
 from tsemon.train.images import digits
 
 SIZES = Sizes(width=24, depth=2, steps=10, batch_size=8)
@@ -119,3 +133,89 @@ class TestARepeatingModel:
         ]
         # In float32; collapsed tokens amplify rounding.
         assert curves[0] == pytest.approx(curves[1], rel=1e-2)
+
+
+def trained_by_hand(hfc_lfc, cosine_similarity, effective_rank, *, accuracy=0.9):
+    """A model that was not trained: share of attention layers that raise each measure, and how each ends, at once."""
+    values = {"hfc_lfc": hfc_lfc, "cosine_similarity": cosine_similarity, "effective_rank": effective_rank}
+    return Trained(
+        shares={(name, "attention"): value for name, value in values.items()},
+        curves={name: np.array([value]) for name, value in values.items()},
+        accuracy=accuracy,
+    )
+
+
+SHARP, MIDDLE, SMOOTH = (1.0, 0.0, 1.0), (0.5, 0.5, 0.5), (0.0, 1.0, 0.0)
+
+
+def training_verdicts(original, sharpening, smoothing, plain_sharpening):
+    trained = dict(zip(KINDS, (original, sharpening, smoothing), strict=True))
+    return [claim.agrees for claim in claims_of_training(trained, {"sharpening": plain_sharpening})]
+
+
+class TestTheVerdictsOnTraining:
+    def test_are_yes_where_kinds_do_as_they_are_made_and_no_where_they_do_the_opposite(self):
+        middle, sharp, smooth = (trained_by_hand(*values) for values in (MIDDLE, SHARP, SMOOTH))
+        assert training_verdicts(middle, sharp, smooth, trained_by_hand(1.1, -0.1, 1.0))[:4] == ["yes"] * 4
+        assert training_verdicts(middle, smooth, sharp, trained_by_hand(-0.1, 1.1, 0.0))[:4] == ["no"] * 4
+
+    @pytest.mark.parametrize(
+        ("accuracies", "answers"),
+        [
+            ((0.9, 0.92, 0.95), ["yes", "yes", "no"]),
+            ((0.9, 0.85, 0.8), ["no", "no", "yes"]),
+            ((0.9, 0.95, 0.85), ["no", "in part", "in part"]),
+        ],
+    )
+    def test_on_accuracy_say_who_beats_the_original(self, accuracies, answers):
+        models = [trained_by_hand(*MIDDLE, accuracy=accuracy) for accuracy in accuracies]
+        assert training_verdicts(*models, models[1])[4:] == answers
+
+
+def curves_by_hand(smoothing, sharpening):
+    """From 1 to these values: without a norm, post-LN and pre-LN with positive and with negative weights."""
+    ends = {
+        kind: dict(zip(NORMS, (none, post, post, pre, flipped), strict=True))
+        for kind, (none, post, pre, flipped) in {"smoothing": smoothing, "sharpening": sharpening}.items()
+    }
+    return {
+        (m, kind, norm): np.array([1.0, ends[kind][norm]])
+        for m in MATRICES
+        for kind in KINDS_REPEATED
+        for norm in NORMS
+    }
+
+
+class TestTheVerdictsOnRepetition:
+    @pytest.mark.parametrize(
+        ("answer", "smoothing", "sharpening"),
+        [
+            ("yes", (1e-6, 1e-6, 0.1, 1.0), (100, 10, 5.0, 0.5)),
+            ("no", (0.5, 0.5, 1.0, 0.1), (0.5, 0.5, 0.1, 1.0)),
+        ],
+    )
+    def test_are_as_the_curves_end(self, answer, smoothing, sharpening):
+        claims = claims_of_repetition(curves_by_hand(smoothing, sharpening))
+        assert [claim.agrees for claim in claims] == [answer] * 3
+
+
+def pairs_by_hand(kind, hfc_lfc, *, real):
+    return Pairs(kinds=(kind,), hfc_lfc_N=torch.tensor([hfc_lfc]), spectrum_is_real_N=torch.tensor([real]))
+
+
+class TestTheVerdictsOnTheTheory:
+    @pytest.mark.parametrize(
+        ("answer", "of_weights", "real"),
+        [
+            ("yes", {"normal": ("perron", 0.0), "sharpening": ("lowest", 1.0), "smoothing": ("perron", 0.0)}, True),
+            ("no", {"normal": ("other", 0.0), "sharpening": ("perron", 1.0), "smoothing": ("lowest", 0.0)}, False),
+        ],
+    )
+    def test_are_as_the_eigenvalues(self, answer, of_weights, real):
+        pairs = {(a, w): pairs_by_hand(*of_weights[w], real=real) for a in ATTENTION for w in of_weights}
+        assert [claim.agrees for claim in claims_of_theory(pairs)] == [answer] * 3
+
+    def test_come_with_the_number_of_sharpening_pairs_that_lose_all(self):
+        kinds = {"normal": ("perron", 0.0), "sharpening": ("lowest", 0.0), "smoothing": ("perron", 1.0)}
+        pairs = {(a, w): pairs_by_hand(*kinds[w], real=True) for a in ATTENTION for w in kinds}
+        assert "goes to 0 in 0 of the former and in 3 of the latter" in list(claims_of_theory(pairs))[2].seen
