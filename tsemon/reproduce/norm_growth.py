@@ -291,6 +291,7 @@ NOTES = (
     "be saturated: saturation is comparable within one architecture only, and says little of training there.",
     "No two modes of heads are promised. Scores grow with the fourth power of c, and ties are rare in real numbers, so "
     "that a head of the scaled network is expected to pick one position. The authors' code multiplies masked scores by "
-    "0 and not by minus infinity, so that future positions keep a score of 0 and may win; here they never do. Their second mode at 41 of "
-    "83 positions may come from that: 41 is the mean number of future positions, uniform causal attention has 42.",
+    "0 and not by minus infinity, so that future positions keep a score of 0 and may win; here they never do. Their second "
+    "mode at 41 of 83 positions may come from that: 41 is the mean number of future positions, uniform causal "
+    "attention has 42.",
 )
