@@ -275,7 +275,7 @@ def settings(sizes: Sizes) -> dict[str, Any]:
         "WikiText-2 and Penn Treebank; C4)",
         "optimizer": f"AdamW, learning rate {sizes.learning_rate:g}; constant with weight decay 0.01, or T5's schedule, "
         f"1 / sqrt(max(t, {sizes.hold})), without weight decay",
-        "steps": f"{sizes.num_steps}, every {sizes.every}th measured",
+        "steps": f"{sizes.num_steps}, every {sizes.every}th measured; checkpoints {sizes.checkpoint_every} steps apart",
         "norms": "of all parameters but embeddings and scalars; saturation at c = 1024, positions attended at c = 1000, of "
         "weights above 1e-5",
         "seeds and dtype": "seed 0 for weights and batches, the same batches for all; float32",
