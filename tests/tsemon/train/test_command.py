@@ -11,6 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tests.frames import frames_in
 from tsemon.cli import app
 from tsemon.errors import TsemonError
 from tsemon.train.checkpoints import Checkpoints
@@ -66,6 +67,18 @@ class TestTrain:
             "step-00000018.pt",
             "step-00000020.pt",
         ]
+
+    def test_tells_tsemon_each_evaluation_once(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        settings = [*SETTINGS, "--set", "evaluate_every=2", "--steps", "6", "--run", "told"]
+        assert CliRunner().invoke(app, ["train", "small-text", *settings]).exit_code == 0
+        frames = frames_in(tmp_path / ".tsemon")
+        told = [frame["step"] for frame in frames if "validation_loss" in frame["scalars"]]
+        sampled = [frame["step"] for frame in frames]
+        # Steps 1, 3 and 5, counted from 0, are followed by an evaluation, which the next frame has.
+        expected = [next((step for step in sampled if step >= evaluated), None) for evaluated in (1, 3, 5)]
+        assert told == [step for step in dict.fromkeys(expected) if step is not None]
+        assert told
 
     def test_goes_on_after_a_kill_as_if_nothing_had_been(self, tmp_path):
         settings = ["small-text", "--steps", "400", *SETTINGS, "--no-monitor", "--run", "killed"]
