@@ -42,6 +42,8 @@ class Options:
     keep: int = 2
     """Checkpoints that are kept."""
     monitor: bool = True
+    every: int | None = None
+    """Steps between samples. By default as tsemon's budget allows."""
     server: str | None = None
     device: str | None = None
 
@@ -84,6 +86,7 @@ def _attached(training: Training, run: str, options: Options, joined: Processes)
         run=run,
         project=PROJECT,
         server=options.server,
+        every=options.every,
         config=training.recipe.as_dict(),
         resume=training.step if options.resume else None,
         process_group=joined.group,
