@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tsemon import models
+from tsemon.models import presets
 
 PAGE = Path(__file__).parent.parent / "docs/models.md"
 MODELS = (
@@ -43,9 +44,9 @@ def _presets() -> Iterator[str]:
 
 
 def _llama() -> Iterator[str]:
-    yield from ("| rule | its fields | " + " | ".join(models.llama.SIZES) + " |", "|---" * 7 + "|")
-    for rule, fields in models.llama.RULES.items():
-        counts = " | ".join(f"{_count(models.Llama, f'{rule}-{size}'):,}" for size in models.llama.SIZES)
+    yield from ("| rule | its fields | " + " | ".join(presets.LLAMA_SIZES) + " |", "|---" * 7 + "|")
+    for rule, fields in presets.VALUE_RULES.items():
+        counts = " | ".join(f"{_count(models.Llama, f'{rule}-{size}'):,}" for size in presets.LLAMA_SIZES)
         listed = ", ".join(f"`{field}={value!r}`" for field, value in fields.items()) or "none"
         yield f"| `{rule}` | {listed} | {counts} |"
 

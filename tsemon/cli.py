@@ -128,6 +128,9 @@ def train(
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps [default: a tenth of all].", min=1)] = None,
     keep: Annotated[int, typer.Option(help="Checkpoints to keep, the newest ones.", min=1)] = 2,
     monitor: Annotated[bool, typer.Option("--monitor/--no-monitor", help="Watch the run with tsemon.")] = True,
+    every: Annotated[
+        int | None, typer.Option(help="Sample each so many steps [default: within 1 % of the time].", min=1)
+    ] = None,
     server: Annotated[str | None, typer.Option(envvar="TSEMON_SERVER", help="Base URL of the service.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda [default: cuda where there is one].")] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Show the recipes and exit.")] = False,
@@ -156,6 +159,7 @@ def train(
             checkpoint_every=checkpoint_every,
             keep=keep,
             monitor=monitor,
+            every=every,
             server=server,
             device=device,
         ),

@@ -75,9 +75,8 @@ REPEATING: Mapping[str, Sizes] = {
 }
 
 ENCODER: Mapping[str, Sizes] = {
-    # Classic Transformers, Section 2.4: the random encoder of Figures 2, 3 and 5.
+    # Classic Transformers, Section 2.4: the random encoder of Figures 2, 3 and, at depth 40, 4 and 5.
     "classic-20": {"depth": 20, "width": 512, "heads": 8, "ffn": 2048, "activation": "relu"},
-    "classic-40": {"depth": 40, "width": 512, "heads": 8, "ffn": 2048, "activation": "relu"},
 }
 
 _BERT_BASE = {"vocab": 30_522, "context": 512, "depth": 12, "width": 768, "heads": 12, "ffn": 3072}
@@ -114,4 +113,31 @@ TRANSFORMER_XL: Mapping[str, Sizes] = {
         "activation": "relu",
         "init_std": 0.05,
     },
+}
+
+LLAMA_SIZES: Mapping[str, Sizes] = {
+    # Value Residual Learning, Table 4. Parameters of the plain model with the table's vocabulary of 50,277:
+    "2m": {"depth": 4, "width": 16, "heads": 2, "ffn": 56},  # 1,623,856
+    "82m": {"depth": 8, "width": 512, "heads": 8, "ffn": 1792},  # 81,901,056
+    "180m": {"depth": 12, "width": 768, "heads": 12, "ffn": 2688},  # 179,874,048
+    # The paper trains it and does not print its sizes. These keep the others' head of 64 and ffn of 3.5 widths.
+    "320m": {"depth": 20, "width": 896, "heads": 14, "ffn": 3136},  # 322,949,760
+    "468m": {"depth": 24, "width": 1024, "heads": 16, "ffn": 3584},  # 467,921,920
+}
+
+VALUE_RULES: Mapping[str, Mapping[str, Any]] = {
+    "vanilla": {},
+    "resformer": {"value_weights": (0.5, 0.5)},  # Eq. 7
+    "resformer-lambda": {"value_weights": (1.0, 2.0)},  # Fig. 8: 2 is best
+    "resformer-learned": {"value_weights": (0.5, 0.5), "learn_value_weights": True},
+    "resformer-previous": {"value_weights": (0.5, 0.5), "value_source": "previous"},  # Fig. 11
+    "resformer-neutreno": {"value_weights": (0.5, 0.5), "neutreno": 0.2},  # Appendix A.3
+    "svformer": {"value_every": None},  # Eq. 10
+    "svformer-anchors": {"value_every": 4},  # Fig. 17
+    "neutreno": {"neutreno": 0.4},  # Eq. 8, Appendix A.3
+    "denseformer": {"dense": "blocks"},
+    "denseformer-attention": {"dense": "attention"},  # Eq. 9
+    "cross-layer": {"cross_layer": True},  # Eq. 2 with m = 1
+    "cross-layer-previous": {"cross_layer": True, "value_source": "previous"},  # Eq. 2 with m = n - 1
+    "identity": {"identity": True, "value_source": "all"},  # Eq. 6
 }

@@ -185,8 +185,8 @@ def figure(curves: Curves) -> Plot:
     axes[-1].legend(fontsize=8)
     return Plot(
         figure=drawing,
-        caption="Diversity of tokens, mean over runs. From tau = 0.4 on it stays; below tau = 0.29 it falls "
-        "exponentially, at any of the three places.",
+        caption="Diversity of tokens, mean over runs, for the operator at each of the three places. A curve that goes on "
+        "falling is one of escalation.",
     )
 
 
@@ -209,7 +209,7 @@ def critical_figure(growth: Table) -> Plot:
     return Plot(
         figure=drawing,
         caption="Dotted: the critical tau of each alpha. Left: points are measured over the second half of the blocks, "
-        "lines are (1 + alpha^2)(1 - tau)^2 where that is above 1. Above the critical tau the odds do not grow.",
+        "lines are (1 + alpha^2)(1 - tau)^2 where that is above 1.",
     )
 
 

@@ -212,7 +212,7 @@ def training_plot(trainings: Mapping[str, Training]) -> Plot:
     loss.set(xlabel="step", ylabel="nats, mean of 10 steps")
     right.set(xlabel="step", ylabel="share", ylim=(0, 1))
     diversity.set(xlabel="step", ylabel="t_div")
-    loss.legend(fontsize=8)
+    figure.legend(*loss.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     return Plot(
         figure=figure,
         caption="A model that learns leaves the dotted line of chance. The less t_div, the more alike are the tokens, from "

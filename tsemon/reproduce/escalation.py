@@ -182,10 +182,9 @@ def figure(full: Trials, by_width: Trials, causal: Trials) -> Plot:
         panel.legend(fontsize=8)
     return Plot(
         figure=drawing,
-        caption="Means over trials. Attention and residual (step 1) double xi_1/xi_2 in every block, which drives "
-        "similarity to 1; the norms (steps 2 and 4) do nothing, the feed-forward network (step 3) something in the "
-        "first blocks. Attention nears the mean over tokens, except under a causal mask, where delta and |lambda_2| "
-        "stay up.",
+        caption="Means over trials. Step 1 is attention with its residual, steps 2 and 4 are the norms, step 3 is the "
+        "feed-forward network with its residual; above 1 a step makes tokens more alike. On the right: 0 is attention "
+        "that takes the mean over all tokens.",
     )
 
 

@@ -42,6 +42,8 @@ class Options:
     keep: int = 2
     """Checkpoints that are kept."""
     monitor: bool = True
+    every: int | None = None
+    """Steps between samples. By default as tsemon's budget allows."""
     server: str | None = None
     device: str | None = None
 
@@ -84,6 +86,7 @@ def _attached(training: Training, run: str, options: Options, joined: Processes)
         run=run,
         project=PROJECT,
         server=options.server,
+        every=options.every,
         config=training.recipe.as_dict(),
         resume=training.step if options.resume else None,
         process_group=joined.group,
@@ -101,21 +104,24 @@ def _train(
     recipe = training.recipe
     checkpoint_every = options.checkpoint_every or math.ceil(recipe.steps / 10)
     per_step = recipe.batch_size * (recipe.data.context if isinstance(recipe.data, TextData) else 1)
-    evaluated: Mapping[str, float] = {}
+    untold: Mapping[str, float] = {}
+    """An evaluation that no frame has yet: it waits for the next sampled step."""
     board = Board(console, recipe.steps, training.step, training.data.unit)
     with board, monitor or contextlib.nullcontext():
         for loss in training.losses:
             step = training.step
             is_last = step == recipe.steps
-            if monitor is not None:
-                monitor.step(loss=loss, **evaluated)
             if is_last or step % SHOW_EVERY == 0:
                 mean_loss = float(joined.sum(loss)) / joined.world
                 board.show(step, mean_loss, training.optimizer.param_groups[0]["lr"], per_step)
             if is_last or (recipe.evaluate_every is not None and step % recipe.evaluate_every == 0):
-                evaluated = training.evaluate()
+                untold = evaluated = training.evaluate()
                 if evaluated:
                     board.show_evaluation(step, evaluated)
+            if monitor is not None:
+                is_told = monitor.is_sampling
+                monitor.step(loss=loss, **untold)
+                untold = {} if is_told else untold
             if is_last or step % checkpoint_every == 0:
                 state = training.state_dict()
                 if joined.is_first:

@@ -10,7 +10,8 @@ from tests.tsemon.probes.probing import reading_of
 from tsemon.errors import InvalidArgument, ShapeError
 from tsemon.measures import first_value_norm_ratio
 from tsemon.models import Cache, Llama, LlamaConfig, generate
-from tsemon.models.llama import RULES, SIZES, rotary_tables, rotate
+from tsemon.models.llama import rotary_tables, rotate
+from tsemon.models.presets import LLAMA_SIZES, VALUE_RULES
 
 # Two orders of float64 operations on numbers near 1, some hundreds of operations deep.
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -26,12 +27,12 @@ EVERYTHING = {
     "dense": "blocks",
     "key_value_heads": 2,
 }
-each_rule = pytest.mark.parametrize("rule", RULES)
-each_rule_and_all_at_once = pytest.mark.parametrize("rule", [*RULES, "everything"])
+each_rule = pytest.mark.parametrize("rule", VALUE_RULES)
+each_rule_and_all_at_once = pytest.mark.parametrize("rule", [*VALUE_RULES, "everything"])
 
 
 def fields_of(rule):
-    return EVERYTHING if rule == "everything" else RULES[rule]
+    return EVERYTHING if rule == "everything" else VALUE_RULES[rule]
 
 
 def llama(rule="vanilla", *, seed=0, spread=None, **changes):
@@ -297,7 +298,7 @@ class TestRulesAtTheStart:
         torch.testing.assert_close(llama(rule)(tokens()), llama(same_as)(tokens()), rtol=0, atol=0)
 
     def test_all_differ_from_vanilla_otherwise(self):
-        idle = [rule for rule in RULES if llama(rule)(tokens()).equal(llama()(tokens()))]
+        idle = [rule for rule in VALUE_RULES if llama(rule)(tokens()).equal(llama()(tokens()))]
         assert idle == ["vanilla", "denseformer", "denseformer-attention"]
 
 
@@ -331,7 +332,7 @@ class TestPresets:
         assert num_parameters / 1e6 == pytest.approx(in_the_paper, rel={"2m": 0.2, "320m": 0.01}.get(size, 0.0015))
 
     def test_are_every_rule_in_every_size(self):
-        assert set(LlamaConfig.PRESETS) == {f"{rule}-{size}" for rule in RULES for size in SIZES}
+        assert set(LlamaConfig.PRESETS) == {f"{rule}-{size}" for rule in VALUE_RULES for size in LLAMA_SIZES}
         config = Llama.from_preset("resformer-2m", vocab=257, context=128, key_value_heads=1).config
         assert (config.value_weights, config.depth, config.vocab, config.num_key_value_heads) == ((0.5, 0.5), 4, 257, 1)
 
