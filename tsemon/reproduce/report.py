@@ -16,6 +16,19 @@ import tsemon
 from tsemon.reproduce.result import Experiment, Result, Table
 
 
+INTRODUCTION = """\
+# What the papers' experiments give when they are repeated
+
+Each page has its settings, seeds, figures and numbers. What is one of tsemon's metrics was measured by tsemon's own probes; a
+verdict is a condition on the figures, so it moves when they do. Where a paper can be read in two ways, or sizes had to be made
+smaller, the page says which were taken.
+
+`tsemon reproduce NAME` repeats one, `tsemon reproduce all` all that the machine can run, `tsemon reproduce list` names them.
+`--quick` takes minutes in place of an hour of CPU time, with fewer steps and trials: some of its verdicts differ. `--out` is the
+folder for pages, `--jobs` how many run at a time, each with one thread.
+"""
+
+
 def write(result: Result, experiment: Experiment, folder: Path, *, quick: bool, seconds: float) -> Path:
     """`NAME.md`, `NAME.json` and the figures, in `folder`. Returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -41,13 +54,7 @@ def write_index(folder: Path, order: Sequence[str]) -> Path:
     """`README.md`: of each result in the folder, in this order of names, what the paper says and what we see."""
     paths = [path for name in order if (path := folder / f"{name}.json").exists()]
     bodies = [json.loads(path.read_text()) for path in paths]
-    lines = [
-        "# What the papers' experiments give when they are repeated",
-        "",
-        "Each page has its settings, seeds and figures; each is written by `tsemon reproduce NAME`, all by "
-        "`tsemon reproduce all`.",
-        "",
-    ]
+    lines = [INTRODUCTION]
     for body in bodies:
         experiment = body["experiment"]
         size = ", the quick version" if body["is_quick"] else ""
