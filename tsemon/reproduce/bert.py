@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from transformers import AlbertConfig, AlbertModel, BertConfig, BertForMaskedLM
 
-from tsemon.reproduce.observing import Frame, Values, observe
+from tsemon.reproduce.observing import Frame, Values, forward, observe
 from tsemon.reproduce.plotting import panels
-from tsemon.reproduce.random_encoder import forward
 from tsemon.reproduce.result import Claim, Experiment, Plot, Result, Table, verdict
 
 EXPERIMENT = Experiment(
@@ -109,7 +108,7 @@ def claims(found: Mapping[str, Frame]) -> Sequence[Claim]:
         Claim(
             paper="In both models token similarity escalates to 1 with depth.",
             seen=f"BERT: t_sim {t_sim[BERT][0]:.2f} at the embeddings, {t_sim[BERT][20]:.2f} after 20 layers, "
-            f"{t_sim[BERT][-1]:.4f} after {len(gradient)} (0.9 from layer {first(t_sim[BERT], 0.9)} on), "
+            f"{t_sim[BERT][-1]:.4f} after {len(gradient)} ({reached(t_sim[BERT], 0.9)}), "
             f"layers that lower it: {int((np.diff(t_sim[BERT]) < 0).sum())}. ALBERT: 1 less {t_div[ALBERT][-1]:.1g} at base "
             f"sizes; at default sizes {t_sim[ALBERT_DEFAULT][5]:.4f} after 5 layers.",
             agrees=verdict(*(bool(t_sim[name][-1] > 0.99) for name in (BERT, ALBERT, ALBERT_DEFAULT))),
@@ -139,8 +138,9 @@ def claims(found: Mapping[str, Frame]) -> Sequence[Claim]:
     ]
 
 
-def first(t_sim: Values, level: float) -> int:
-    return int((t_sim >= level).argmax())
+def reached(t_sim: Values, level: float) -> str:
+    layers = np.flatnonzero(t_sim >= level)
+    return f"{level} from layer {layers[0]} on" if len(layers) else f"{level} in no layer"
 
 
 def figure(found: Mapping[str, Frame]) -> Plot:

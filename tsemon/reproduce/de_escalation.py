@@ -13,9 +13,9 @@ import numpy as np
 from tsemon.measures import token_diversity
 from tsemon.models import Encoder
 from tsemon.models.blocks import Place
-from tsemon.reproduce.observing import Values, observe
+from tsemon.reproduce.observing import Values, forward, observe
 from tsemon.reproduce.plotting import COLOURS, panels
-from tsemon.reproduce.random_encoder import NUM_TOKENS, caught, forward, random_encoder, random_tokens, twin
+from tsemon.reproduce.random_encoder import NUM_TOKENS, caught, random_encoder, random_tokens, twin
 from tsemon.reproduce.result import Claim, Experiment, Plot, Result, Table, verdict
 
 EXPERIMENT = Experiment(

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tsemon.measures import delta, omega, xi
 from tsemon.models import Encoder
-from tsemon.reproduce.observing import Values, observe
+from tsemon.reproduce.observing import Values, forward, observe
 from tsemon.reproduce.plotting import COLOURS, panels
-from tsemon.reproduce.random_encoder import NUM_TOKENS, caught, forward, head_mix, random_encoder, random_tokens, twin
+from tsemon.reproduce.random_encoder import NUM_TOKENS, caught, head_mix, random_encoder, random_tokens, twin
 from tsemon.reproduce.result import Claim, Experiment, Plot, Result, Table, verdict
 
 EXPERIMENT = Experiment(

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from tsemon.models import Encoder
 from tsemon.models.attention import attend
-from tsemon.reproduce.observing import forward as forward
 
 NUM_TOKENS = 64
 

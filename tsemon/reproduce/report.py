@@ -15,17 +15,19 @@ import torch
 import tsemon
 from tsemon.reproduce.result import Experiment, Result, Table
 
-
 INTRODUCTION = """\
 # What the papers' experiments give when they are repeated
 
-Each page has its settings, seeds, figures and numbers. What is one of tsemon's metrics was measured by tsemon's own probes; a
-verdict is a condition on the figures, so it moves when they do. Where a paper can be read in two ways, or sizes had to be made
-smaller, the page says which were taken.
+Each page has its settings, seeds, figures and numbers. What is one of tsemon's metrics was measured by tsemon's own probes;
+a verdict is a condition on the figures, so it moves when they do. Where a paper can be read in two ways, or sizes had to be
+made smaller, the page says which were taken.
 
 `tsemon reproduce NAME` repeats one, `tsemon reproduce all` all that the machine can run, `tsemon reproduce list` names them.
-`--quick` takes minutes in place of an hour of CPU time, with fewer steps and trials: some of its verdicts differ. `--out` is the
+`--quick` takes minutes in place of half an hour, with fewer steps and trials: some of its verdicts differ. `--out` is the
 folder for pages, `--jobs` how many run at a time, each with one thread.
+
+`tsemon reproduce value-residual-82m` needs a CUDA GPU: four models of 82M parameters on 100 MB of text, the files or folders
+that TSEMON_TEXT names (several as in PATH), or the Python sources of the installation where they are enough.
 """
 
 
@@ -38,7 +40,7 @@ def write(result: Result, experiment: Experiment, folder: Path, *, quick: bool, 
         "experiment": asdict(experiment),
         "is_quick": quick,
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": _machine(),
+        "machine": _machine(experiment.needs_gpu),
         "wall_s": round(seconds),
         "settings": dict(result.settings),
         "claims": [asdict(claim) for claim in result.claims],
@@ -101,8 +103,8 @@ def _cell(value: float | int | str) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|")
 
 
-def _machine() -> str:
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
+def _machine(uses_gpu: bool) -> str:
+    device = torch.cuda.get_device_name() if uses_gpu else f"CPU ({platform.machine()})"
     return (
         f"{device}, {torch.get_num_threads()} thread(s), torch {torch.__version__}, "
         f"Python {platform.python_version()}, tsemon {tsemon.__version__}"

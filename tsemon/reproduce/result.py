@@ -34,7 +34,9 @@ class Claim:
 
 
 def verdict(*conditions: bool) -> Verdict:
-    """Yes where all hold, no where none does."""
+    """Yes where all hold, no where none does. Raises ValueError without any: what was not tried does not agree."""
+    if not conditions:
+        raise ValueError("a claim needs at least one condition")
     if all(conditions):
         return "yes"
     return "in part" if any(conditions) else "no"

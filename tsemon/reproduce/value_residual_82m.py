@@ -49,7 +49,8 @@ def run(quick: bool) -> Result:
 
 
 def run_82m(sizes: Sizes, text_bytes: int, *, num_val: int = 8) -> Result:
-    """One pass over the text with each rule. The last token of the vocabulary is BOS, the others are a BPE's of this text.
+    """As many tokens as the text has with each rule, in random windows. The vocabulary's last token is BOS, the others are
+    a BPE's of this text.
 
     Raises MissingData where there is less text than that.
     """

@@ -13,7 +13,7 @@ from tsemon.measures import importance_entropy
 from tsemon.reproduce.observing import Frame, Values
 from tsemon.reproduce.plotting import legend_beside, panels
 from tsemon.reproduce.result import Claim, Plot, Result, Table, verdict
-from tsemon.reproduce.value_rules import MEASURES, Sizes, Trained
+from tsemon.reproduce.value_rules import LAMBDAS, MEASURES, Sizes, Trained
 
 
 def result(trained: Mapping[str, Trained], sizes: Sizes, data: str) -> Result:
@@ -73,31 +73,47 @@ def claims_of_loss(trained: Mapping[str, Trained], sizes: Sizes) -> Iterator[Cla
         f"{np.mean(curves['resformer'] < 0):.0%} of the steps",
         agrees=verdict(last["resformer"] < 0, bool((curves["resformer"] < 0).all())),
     )
-    others = [rule for rule in ("neutreno", "denseformer") if rule in last]
+    others = {"NeuTRENO": "neutreno", "DenseFormer": "denseformer"}
+    rivals = {name: last[rule] for name, rule in others.items() if rule in last}
     yield Claim(
-        paper="ResFormer outperforms NeuTRENO and DenseFormer (Fig. 7, right)",
-        seen=f"ResFormer {last['resformer']:+.3f}, " + ", ".join(f"{rule} {last[rule]:+.3f}" for rule in others),
-        agrees=verdict(*(last["resformer"] < last[rule] for rule in others)),
+        paper=f"ResFormer outperforms {' and '.join(rivals)} (Fig. 7, right)",
+        seen=f"ResFormer {last['resformer']:+.3f}, " + ", ".join(f"{name} {end:+.3f}" for name, end in rivals.items()),
+        agrees=verdict(*(last["resformer"] < end for end in rivals.values())),
     )
-    sv = curves["svformer"]
-    overtaken = int(np.argmax(sv > 0)) if (sv > 0).any() else None
-    yield Claim(
+    yield overtaking(curves["svformer"], sizes.window)
+    if set(LAMBDAS) <= set(curves):
+        ends = {name: last[name] for name in LAMBDAS}
+        yield Claim(
+            paper="Of the variants A_n (V_n + lambda V_1), lambda = 2 is best (Fig. 8)",
+            seen=", ".join(f"{name} {end:+.3f}" for name, end in ends.items())
+            + f", Eq. 7 {at_same_step(curves, 'lambda 2'):+.3f} against vanilla at step {sizes.short_steps}",
+            agrees=verdict(*(ends["lambda 2"] < end for name, end in ends.items() if name != "lambda 2")),
+        )
+    if "cross-layer" in curves:
+        here, there = last["cross-layer"], at_same_step(curves, "cross-layer")
+        yield Claim(
+            paper="ResFormer ends lower than cross-layer attention, which it approximates (Fig. 10)",
+            seen=f"cross-layer {here:+.3f}, ResFormer {there:+.3f} against vanilla at step {sizes.short_steps}",
+            agrees=verdict(there < here),
+        )
+
+
+def at_same_step(curves: Mapping[str, Values], rule: str) -> float:
+    """ResFormer's relative loss where that of a model which stopped early ends."""
+    return float(curves["resformer"][len(curves[rule]) - 1])
+
+
+def overtaking(svformer: Values, window: int) -> Claim:
+    """Given the relative loss from step `window` on."""
+    early = float(svformer[: max(len(svformer) // 4, 1)].mean())
+    behind = np.flatnonzero(svformer <= 0)
+    since = int(behind[-1]) + 1 if len(behind) else 0
+    end = "not surpassed in this run" if svformer[-1] <= 0 else f"surpassed from step {since + window} on"
+    return Claim(
         paper="SVFormer learns faster than vanilla at first, and is gradually surpassed (Fig. 14)",
-        seen=f"{sv.min():+.3f} at best, {sv[-1]:+.3f} at the end; "
-        + ("not surpassed in this run" if overtaken is None else f"surpassed from step {overtaken + sizes.window}"),
-        agrees=verdict(bool(sv.min() < 0), bool(sv[-1] > 0)),
+        seen=f"{early:+.3f} in the first quarter, {svformer.min():+.3f} at best, {svformer[-1]:+.3f} at the end; {end}",
+        agrees=verdict(early < 0, bool(svformer[-1] > 0)),
     )
-    for rule, paper in (
-        ("resformer-lambda", "Of the variants A_n (V_n + lambda V_1), lambda = 2 is best (Fig. 8)"),
-        ("cross-layer", "ResFormer ends lower than cross-layer attention, which it approximates (Fig. 10)"),
-    ):
-        if rule in curves:
-            here, there = float(curves[rule][-1]), float(curves["resformer"][len(curves[rule]) - 1])
-            yield Claim(
-                paper=paper,
-                seen=f"{rule} {here:+.3f}, ResFormer {there:+.3f} against vanilla at step {sizes.short_steps}",
-                agrees=verdict(here < there if rule == "resformer-lambda" else there < here),
-            )
 
 
 def claims_of_attention(trained: Mapping[str, Trained], context: int) -> Iterator[Claim]:
@@ -167,18 +183,21 @@ def uniform_sink_share(num_tokens: int) -> float:
 
 def loss_plot(trained: Mapping[str, Trained], window: int) -> Plot:
     figure, (left, right) = panels("Training loss", "Training loss, less the vanilla model's")
+    longest = len(smoothed(trained["vanilla"].loss, window))
     for rule in trained:
         loss = smoothed(trained[rule].loss, window)
         steps = np.arange(window, window + len(loss))
-        left.plot(steps, loss, label=rule)
-        right.plot(steps, relative(trained, rule, window), label=rule)
+        style = "-" if len(loss) == longest else "--"
+        left.plot(steps, loss, style, label=rule)
+        right.plot(steps, relative(trained, rule, window), style, label=rule)
     for panel in (left, right):
         panel.set_xlabel("step")
         panel.set_ylabel(f"nats, mean of {window} steps")
-    left.legend(fontsize=7)
+    legend_beside(figure, left)
     return Plot(
         figure=figure,
-        caption="Loss of models that see the same batches (Fig. 7): below 0 on the right, better than vanilla.",
+        caption="Loss of models that see the same batches (Fig. 7): below 0 on the right, better than vanilla. Dashed: "
+        "models that stop early.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Llama-like byte models with the value rules of Value Residual Learning, all on the same batches.
+"""Llama-like models with the value rules of Value Residual Learning, all on the same batches.
 
 Axes: `B` batch, `T` tokens, `D` width.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tsemon.measures import value_spectrum
 from tsemon.models import Llama
-from tsemon.reproduce.observing import Frame, Values, observe, recorded
+from tsemon.reproduce.observing import Frame, Values, forward, observe, recorded
 from tsemon.train.batches import Batch
 from tsemon.train.loop import autocast, on_device, train_steps
 from tsemon.train.schedules import cosine
@@ -33,14 +33,17 @@ MEASURES = (
     "value_top_eigenvalue",
 )
 
+LAMBDAS = {f"lambda {value:g}": value for value in (1.0, 2.0, 3.0)}
+"""Of the variants A_n (V_n + lambda V_1)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
     size: str = "2m"
-    """Of tsemon.models.llama, with the fields of `model` in place of its own."""
+    """A preset's, with the fields of `model` in place of its own."""
     model: Mapping[str, int]
     rules: tuple[str, ...] = ("vanilla", "resformer", "svformer", "neutreno", "denseformer")
-    """Of tsemon.models.llama, trained for all steps."""
+    """Presets of tsemon.models or LAMBDAS, trained for all steps."""
     short_rules: tuple[str, ...] = ()
     """Trained for the first `short_steps` of the same schedule."""
     batch_size: int = 8
@@ -91,7 +94,9 @@ def train_all(sizes: Sizes, text: Tensor, *, num_val: int = 32) -> Mapping[str, 
 
 def train(rule: str, sizes: Sizes, batches: Iterable[Batch], val: Batch) -> Trained:
     torch.manual_seed(0)  # equal seeds give all rules equal weights
-    model = Llama.from_preset(f"{rule}-{sizes.size}", **sizes.model).to(sizes.device)
+    fields = {"value_weights": (1.0, LAMBDAS[rule])} if rule in LAMBDAS else {}
+    preset = "vanilla" if rule in LAMBDAS else rule
+    model = Llama.from_preset(f"{preset}-{sizes.size}", **sizes.model, **fields).to(sizes.device)
     val_tokens_BT = val[0].to(sizes.device)
     start = seen_of(model, val_tokens_BT)
     optimizer = torch.optim.AdamW(model.parameters(), lr=sizes.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
@@ -112,7 +117,7 @@ def train(rule: str, sizes: Sizes, batches: Iterable[Batch], val: Batch) -> Trai
 
 
 def seen_of(model: Llama, tokens_BT: Tensor) -> Frame:
-    return observe(model, partial(_forward, model, tokens_BT), measures=MEASURES, attention_rows="all")
+    return observe(model, partial(forward, model, tokens_BT), measures=MEASURES, attention_rows="all")
 
 
 def first_spectrum(model: Llama, tokens_BT: Tensor) -> Values:
@@ -121,7 +126,3 @@ def first_spectrum(model: Llama, tokens_BT: Tensor) -> Values:
     with torch.no_grad():
         values_BTD = block.attention.to_value(block.norm1(model.embed(tokens_BT)))  # type: ignore[union-attr,operator]
     return np.asarray(value_spectrum(values_BTD).mean(dim=0).cpu())
-
-
-def _forward(model: Llama, tokens_BT: Tensor) -> None:
-    model(tokens_BT)

@@ -4,7 +4,7 @@ import torch
 from transformers import AlbertConfig, AlbertModel, BertConfig, BertForMaskedLM
 
 from tsemon.measures import cosine_similarity, token_diversity, token_similarity
-from tsemon.reproduce.bert import OFF, ON, SEED, SHAPE, albert, bert, narrowed
+from tsemon.reproduce.bert import OFF, ON, SEED, SHAPE, albert, bert, narrowed, reached
 
 TINY = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128, "vocab_size": 100}
 MEASURES = {
@@ -65,3 +65,9 @@ class TestNarrowed:
     def test_keeps_what_sets_the_rate(self):
         sizes = narrowed({"hidden_size": 768}, 3)
         assert sizes["hidden_size"] * sizes["initializer_range"] ** 2 == pytest.approx(768 * 0.02**2)
+
+
+class TestReached:
+    def test_says_from_which_layer_on_and_whether_at_all(self):
+        assert reached(np.array([0.1, 0.5, 0.95, 1.0]), 0.9) == "0.9 from layer 2 on"
+        assert reached(np.array([0.1, 0.5]), 0.9) == "0.9 in no layer"

@@ -11,7 +11,8 @@ from tsemon.reproduce.de_escalation import (
     diversity,
     experiment,
 )
-from tsemon.reproduce.random_encoder import caught, forward, random_encoder, random_tokens, twin
+from tsemon.reproduce.observing import forward
+from tsemon.reproduce.random_encoder import caught, random_encoder, random_tokens, twin
 
 SIZES = {"depth": 4, "width": 32, "heads": 4, "ffn": 32}
 

@@ -3,7 +3,8 @@ import pytest
 
 from tsemon.measures import escalation_rate, second_eigenvalue, token_similarity
 from tsemon.reproduce.escalation import STEPS, experiment, trial
-from tsemon.reproduce.random_encoder import caught, forward, head_mix, random_encoder, random_tokens
+from tsemon.reproduce.observing import forward
+from tsemon.reproduce.random_encoder import caught, head_mix, random_encoder, random_tokens
 
 SIZES = {"depth": 3, "width": 64, "heads": 4, "ffn": 64}
 

@@ -1,10 +1,12 @@
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModel, LlamaConfig, Qwen2Config
 
 from tsemon.measures import second_eigenvalue, token_similarity
-from tsemon.reproduce.pre_norm import NUM_TOKENS, SEED, decoder, draw, encoder, sized
-from tsemon.reproduce.random_encoder import caught, forward, random_encoder, random_tokens
+from tsemon.reproduce.observing import forward
+from tsemon.reproduce.pre_norm import NUM_TOKENS, SEED, decoder, draw, encoder, rises_fast_then_slowly, sized
+from tsemon.reproduce.random_encoder import caught, random_encoder, random_tokens
 
 X_BTD = random_tokens(0, 64)
 
@@ -70,3 +72,12 @@ class TestDecoder:
             gap.append(1 - second_eigenvalue(output.attentions[0]).mean().item())
         assert found.similarity == pytest.approx(similarity, rel=1e-4)
         assert found.gap == pytest.approx(gap, rel=1e-4)
+
+
+class TestRisesFastThenSlowly:
+    @pytest.mark.parametrize(
+        ("early", "late", "expected"), [(0.5, 0.05, True), (0.07, 0.0, False), (0.5, -0.01, False), (0.2, 0.2, False)]
+    )
+    def test_is_a_rapid_rise_and_a_small_one_later(self, early, late, expected):
+        curve = np.concatenate([np.linspace(0, early, 6), np.full(14, early), early + np.linspace(0, late, 21)])
+        assert rises_fast_then_slowly(curve) is expected

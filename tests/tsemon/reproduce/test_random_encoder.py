@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from tsemon.reproduce.random_encoder import caught, forward, head_mix, random_encoder, random_tokens, twin
+from tsemon.reproduce.observing import forward
+from tsemon.reproduce.random_encoder import caught, head_mix, random_encoder, random_tokens, twin
 
 SIZES = {"depth": 2, "width": 32, "heads": 4, "ffn": 64}
 X_BTD = random_tokens(0, 32, num_tokens=10)

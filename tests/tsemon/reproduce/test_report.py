@@ -32,6 +32,10 @@ class TestVerdict:
     def test_is_yes_where_all_hold_and_no_where_none_does(self, conditions, expected):
         assert verdict(*conditions) == expected
 
+    def test_needs_something_that_was_tried(self):
+        with pytest.raises(ValueError, match="at least one condition"):
+            verdict()
+
 
 class TestAPage:
     @pytest.fixture

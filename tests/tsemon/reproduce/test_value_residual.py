@@ -1,4 +1,4 @@
-import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,8 +6,16 @@ import torch
 
 from tsemon.measures import first_token_importance, first_value_norm_ratio
 from tsemon.models import Llama
-from tsemon.reproduce.value_residual_page import relative, result, smoothed, uniform_entropy, uniform_sink_share
-from tsemon.reproduce.value_rules import Sizes, first_spectrum, seen_of, train_all, with_bos
+from tsemon.reproduce.value_residual_page import (
+    claims_of_loss,
+    overtaking,
+    relative,
+    result,
+    smoothed,
+    uniform_entropy,
+    uniform_sink_share,
+)
+from tsemon.reproduce.value_rules import LAMBDAS, Sizes, first_spectrum, seen_of, train, train_all, with_bos
 from tsemon.train.text import text_batches
 
 MODEL = {"vocab": 257, "context": 16, "depth": 2, "width": 16, "heads": 2, "ffn": 32}
@@ -103,10 +111,39 @@ class TestRelativeLoss:
         assert not relative(trained, "vanilla", 3).any()
 
 
+class TestOvertaking:
+    @pytest.mark.parametrize(
+        ("curve", "expected", "words"),
+        [
+            ([-0.1, -0.2, -0.1, 0.1, 0.2], "yes", "surpassed from step 13 on"),
+            ([-0.1, -0.2, 0.1, -0.1, -0.1], "in part", "not surpassed"),  # noise does not surpass
+            ([0.1, 0.2, 0.1, -0.1, -0.1], "no", "not surpassed"),
+        ],
+    )
+    def test_is_judged_at_the_start_and_at_the_end(self, curve, expected, words):
+        claim = overtaking(np.array(curve), window=10)
+        assert claim.agrees == expected
+        assert words in claim.seen
+
+
+class TestTheVariants:
+    def test_weigh_the_first_value_by_lambda(self):
+        batches = with_bos(text_batches(TEXT, 15, 2, seed=0), 256)
+        losses = {rule: train(rule, SIZES, [next(batches)], next(batches)).loss for rule in ("vanilla", *LAMBDAS)}
+        assert len({float(loss[0]) for loss in losses.values()}) == 4
+
+    @pytest.mark.parametrize(("best", "expected"), [("lambda 2", "yes"), ("lambda 3", "in part")])
+    def test_are_compared_with_each_other(self, trained, best, expected):
+        runs = {rule: replace(trained["cross-layer"], loss=np.full(5, float(rule != best))) for rule in LAMBDAS}
+        runs["lambda 1"] = replace(runs["lambda 1"], loss=np.full(5, 2.0))
+        claims = {claim.paper[:23]: claim for claim in claims_of_loss({**trained, **runs}, SIZES)}
+        assert claims["Of the variants A_n (V_"].agrees == expected
+
+
 class TestTheResult:
     def test_has_a_row_for_each_model_in_each_table(self, trained):
         shown = result(trained, SIZES, data="random bytes")
         assert all([row[0] for row in table.rows] == list(trained) for table in shown.tables)
         assert all(len(row) == len(table.columns) for table in shown.tables for row in table.rows)
-        paper = list(itertools.chain(claim.paper for claim in shown.claims))
+        paper = [claim.paper for claim in shown.claims]
         assert len(set(paper)) == len(paper)
