@@ -25,7 +25,7 @@ def write(result: Result, experiment: Experiment, folder: Path, *, quick: bool, 
         "experiment": asdict(experiment),
         "is_quick": quick,
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": _machine(),
+        "machine": _machine(experiment),
         "wall_s": round(seconds),
         "settings": dict(result.settings),
         "claims": [asdict(claim) for claim in result.claims],
@@ -94,8 +94,8 @@ def _cell(value: float | int | str) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|")
 
 
-def _machine() -> str:
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
+def _machine(experiment: Experiment) -> str:
+    device = torch.cuda.get_device_name() if experiment.needs_gpu else f"CPU ({platform.machine()})"
     return (
         f"{device}, {torch.get_num_threads()} thread(s), torch {torch.__version__}, "
         f"Python {platform.python_version()}, tsemon {tsemon.__version__}"
