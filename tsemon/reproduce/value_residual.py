@@ -5,7 +5,7 @@ from __future__ import annotations
 from tsemon.catalogue import VALUES
 from tsemon.reproduce.result import Experiment, Result
 from tsemon.reproduce.value_residual_page import result
-from tsemon.reproduce.value_rules import Sizes, train_all
+from tsemon.reproduce.value_rules import LAMBDAS, Sizes, train_all
 from tsemon.train.text import standard_library_text
 
 EXPERIMENT = Experiment(
@@ -14,9 +14,7 @@ EXPERIMENT = Experiment(
     source=f"{VALUES}, Figures 1, 2, 7, 8, 10, 12 and 20",
 )
 BYTES = {"vocab": 257, "context": 128, "depth": 8, "width": 64, "heads": 4, "ffn": 224}
-FULL = Sizes(
-    model=BYTES, steps=1000, short_rules=("resformer-lambda", "resformer-learned", "cross-layer"), short_steps=300
-)
+FULL = Sizes(model=BYTES, steps=1000, short_rules=(*LAMBDAS, "resformer-learned", "cross-layer"), short_steps=300)
 QUICK = Sizes(
     model=BYTES,
     rules=("vanilla", "resformer", "svformer", "neutreno"),

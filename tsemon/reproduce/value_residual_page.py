@@ -13,7 +13,10 @@ from tsemon.measures import importance_entropy
 from tsemon.reproduce.observing import Frame, Values
 from tsemon.reproduce.plotting import legend_beside, panels
 from tsemon.reproduce.result import Claim, Plot, Result, Table, verdict
-from tsemon.reproduce.value_rules import MEASURES, Sizes, Trained
+from tsemon.reproduce.value_rules import LAMBDAS, MEASURES, Sizes, Trained
+
+NAMES = {"neutreno": "NeuTRENO", "denseformer": "DenseFormer"}
+"""As the paper has them, of the rules that ResFormer is compared with."""
 
 
 def result(trained: Mapping[str, Trained], sizes: Sizes, data: str) -> Result:
@@ -25,7 +28,7 @@ def result(trained: Mapping[str, Trained], sizes: Sizes, data: str) -> Result:
             "data": f"{data}; BOS in front of each sequence, the last 5 % to validate; the paper: 20B tokens of SlimPajama",
             "optimiser": f"AdamW (0.9, 0.95), weight decay 0.1, clip 1, lr {sizes.learning_rate:g}, {sizes.warmup} steps "
             f"of warm-up, then a cosine to 10 % at step {sizes.steps}; the paper: 10,000 steps of 2M tokens",
-            "batch": f"{sizes.batch_size} x {context} tokens, the same for all models",
+            "batch": f"{sizes.batch_size} x {context} tokens, random windows of the text, the same for all models",
             "dtype": str(sizes.precision).removeprefix("torch."),
             "seeds": "weights 0, batches 0, validation 1; all models start from the same weights",
             "relative loss": f"mean of the last {sizes.window} steps, less the vanilla model's",
@@ -73,31 +76,49 @@ def claims_of_loss(trained: Mapping[str, Trained], sizes: Sizes) -> Iterator[Cla
         f"{np.mean(curves['resformer'] < 0):.0%} of the steps",
         agrees=verdict(last["resformer"] < 0, bool((curves["resformer"] < 0).all())),
     )
-    others = [rule for rule in ("neutreno", "denseformer") if rule in last]
-    yield Claim(
-        paper="ResFormer outperforms NeuTRENO and DenseFormer (Fig. 7, right)",
-        seen=f"ResFormer {last['resformer']:+.3f}, " + ", ".join(f"{rule} {last[rule]:+.3f}" for rule in others),
-        agrees=verdict(*(last["resformer"] < last[rule] for rule in others)),
-    )
-    sv = curves["svformer"]
-    overtaken = int(np.argmax(sv > 0)) if (sv > 0).any() else None
-    yield Claim(
+    if others := [rule for rule in NAMES if rule in last]:
+        yield Claim(
+            paper=f"ResFormer outperforms {' and '.join(NAMES[rule] for rule in others)} (Fig. 7, right)",
+            seen=f"ResFormer {last['resformer']:+.3f}, " + ", ".join(f"{rule} {last[rule]:+.3f}" for rule in others),
+            agrees=verdict(*(last["resformer"] < last[rule] for rule in others)),
+        )
+    yield claim_of_svformer(curves["svformer"], sizes.window)
+    if sizes.short_rules:
+        yield from claims_of_short(curves, sizes)
+
+
+def claims_of_short(curves: Mapping[str, Values], sizes: Sizes) -> Iterator[Claim]:
+    at = {rule: float(curves[rule][sizes.short_steps - sizes.window]) for rule in ("resformer", *sizes.short_rules)}
+    against = f"against vanilla at step {sizes.short_steps}"
+    if LAMBDAS.keys() <= at.keys():
+        best = at["lambda 2"]
+        yield Claim(
+            paper="Of the variants A_n (V_n + lambda V_1), lambda = 2 is best (Fig. 8)",
+            seen=", ".join(f"{rule} {at[rule]:+.3f}" for rule in LAMBDAS) + f", Eq. 7 {at['resformer']:+.3f} {against}",
+            agrees=verdict(*(best < at[rule] for rule in (*LAMBDAS, "resformer") if rule != "lambda 2")),
+        )
+    if "cross-layer" in at:
+        yield Claim(
+            paper="ResFormer ends lower than cross-layer attention, which it approximates (Fig. 10)",
+            seen=f"cross-layer {at['cross-layer']:+.3f}, ResFormer {at['resformer']:+.3f} {against}",
+            agrees=verdict(at["resformer"] < at["cross-layer"]),
+        )
+
+
+def claim_of_svformer(curve: Values, window: int) -> Claim:
+    early, at = curve[: max(1, len(curve) // 5)].mean(), overtaken(curve)
+    return Claim(
         paper="SVFormer learns faster than vanilla at first, and is gradually surpassed (Fig. 14)",
-        seen=f"{sv.min():+.3f} at best, {sv[-1]:+.3f} at the end; "
-        + ("not surpassed in this run" if overtaken is None else f"surpassed from step {overtaken + sizes.window}"),
-        agrees=verdict(bool(sv.min() < 0), bool(sv[-1] > 0)),
+        seen=f"{early:+.3f} over the first fifth of the steps, {curve.min():+.3f} at best, {curve[-1]:+.3f} at the end; "
+        + ("not surpassed in this run" if at is None else f"surpassed from step {at + window} on"),
+        agrees=verdict(bool(early < 0), at is not None),
     )
-    for rule, paper in (
-        ("resformer-lambda", "Of the variants A_n (V_n + lambda V_1), lambda = 2 is best (Fig. 8)"),
-        ("cross-layer", "ResFormer ends lower than cross-layer attention, which it approximates (Fig. 10)"),
-    ):
-        if rule in curves:
-            here, there = float(curves[rule][-1]), float(curves["resformer"][len(curves[rule]) - 1])
-            yield Claim(
-                paper=paper,
-                seen=f"{rule} {here:+.3f}, ResFormer {there:+.3f} against vanilla at step {sizes.short_steps}",
-                agrees=verdict(here < there if rule == "resformer-lambda" else there < here),
-            )
+
+
+def overtaken(curve: Values) -> int | None:
+    """Where the curve comes above 0 and stays there; None where it ends below, or was never below."""
+    below = np.flatnonzero(curve <= 0)
+    return int(below[-1]) + 1 if curve[-1] > 0 and len(below) else None
 
 
 def claims_of_attention(trained: Mapping[str, Trained], context: int) -> Iterator[Claim]:
@@ -200,7 +221,7 @@ def attention_plot(trained: Mapping[str, Trained], context: int) -> Plot:
     legend_beside(figure, axes[1])
     return Plot(
         figure=figure,
-        caption="Random models' tokens grow alike with depth (left, Fig. 1). What trained attention looks at (Fig. 1, 2): "
+        caption="How alike random models' tokens are (left, Fig. 1). What trained attention looks at (Fig. 1, 2): "
         "an entropy below the dashed line would be concentrated, a share above it a sink.",
     )
 
