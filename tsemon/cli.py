@@ -91,7 +91,10 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for pages, figures and numbers.")] = Path("reproduction"),
     jobs: Annotated[int, typer.Option(help="Experiments at a time, one thread each.", min=1)] = os.cpu_count() or 1,
 ) -> None:
-    """Repeat the papers' experiments and write down what they say beside what we see."""
+    """Repeat the papers' experiments and write down what they say beside what we see.
+
+    TSEMON_TEXT names the files or folders of text, as in PATH, on which value-residual-82m trains.
+    """
     _require("matplotlib", "numpy", "sklearn", "transformers", extra="reproduce")
     with _leaving_at_ctrl_c():
         from tsemon.reproduce import EXPERIMENTS, available
@@ -99,7 +102,8 @@ def reproduce(
 
     if name == "list":
         for experiment in EXPERIMENTS.values():
-            typer.echo(f"{experiment.name:<20} {experiment.title} ({experiment.source})")
+            chosen_by = f"; {experiment.chosen_by}" if experiment.chosen_by else ""
+            typer.echo(f"{experiment.name:<20} {experiment.title} ({experiment.source}){chosen_by}")
         return
     index = run(available() if name == "all" else [name], out, quick=quick, jobs=jobs, tell=typer.echo)
     typer.echo(f"all in one table: {index}")

@@ -56,8 +56,8 @@ def run(quick: bool) -> Result:
         notes=[
             "All by tsemon's metrics token_similarity, cosine_similarity, token_diversity and grad_norm. Layer 0 is "
             "the first layer's input. ALBERT has no gradient norm by layer, as its layers share one set of weights.",
-            "With dropout each token loses other features in every layer, which holds similarity below 1. So what a "
-            "monitor sees in training mode is less than what the same network has in evaluation mode.",
+            "With dropout each token loses other features in every layer, which works against similarity. What a monitor "
+            "sees in training mode is not what the same network has in evaluation mode.",
             "Near 1 a layer divides diversity by 1 + (d sigma^2)^2, sigma the weights' standard deviation: values "
             "and output are two matrices, with W = W_v W_o. That is 1.094 for BERT base.",
         ],
@@ -125,13 +125,13 @@ def claims(found: Mapping[str, Frame]) -> Sequence[Claim]:
         ),
         Claim(
             paper="The convergence to 1 is linear (Section 2.5).",
-            seen=f"From layer 40 on diversity falls {rate:.3f}-fold per layer; 1 + (d sigma^2)^2 = "
+            seen=f"From layer 40 on a layer divides diversity by {rate:.3f}; 1 + (d sigma^2)^2 = "
             f"{1 + (BASE['hidden_size'] * 0.02**2) ** 2:.3f}.",
             agrees=verdict(bool(abs(rate - 1 - (BASE["hidden_size"] * 0.02**2) ** 2) < 0.02)),
         ),
         Claim(
             paper="(The paper does not say whether dropout was on.) With dropout, too, similarity goes to 1.",
-            seen=f"With dropout 0.1 BERT's t_sim stays between {plateau.min():.2f} and {plateau.max():.2f} from layer "
+            seen=f"With dropout 0.1 BERT's t_sim is between {plateau.min():.2f} and {plateau.max():.2f} from layer "
             f"40 on; {int((np.diff(t_sim[DROPOUT]) < 0).sum())} of {len(gradient)} layers lower it.",
             agrees=verdict(bool(t_sim[DROPOUT][-1] > 0.99)),
         ),
@@ -139,8 +139,9 @@ def claims(found: Mapping[str, Frame]) -> Sequence[Claim]:
 
 
 def reached(t_sim: Values, level: float) -> str:
+    """In words, the first layer that has this level."""
     layers = np.flatnonzero(t_sim >= level)
-    return f"{level} from layer {layers[0]} on" if len(layers) else f"{level} in no layer"
+    return f"{level:g} first at layer {layers[0]}" if len(layers) else f"{level:g} in no layer"
 
 
 def figure(found: Mapping[str, Frame]) -> Plot:
@@ -161,8 +162,7 @@ def figure(found: Mapping[str, Frame]) -> Plot:
         panel.set_xlabel("layer")
     return Plot(
         figure=drawing,
-        caption="BERT and ALBERT at random initialisation. Without dropout all escalate, at their own rates; with dropout "
-        "BERT levels off.",
+        caption="BERT and ALBERT at random initialisation, by layer; layer 0 is the first layer's input.",
     )
 
 

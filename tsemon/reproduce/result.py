@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
+from tsemon.errors import InvalidArgument
+
 Verdict = Literal["yes", "in part", "no"]
 
 
@@ -21,6 +23,8 @@ class Experiment:
     source: str
     """Paper and figure."""
     needs_gpu: bool = False
+    chosen_by: str = ""
+    """Environment variable, and what it chooses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +38,9 @@ class Claim:
 
 
 def verdict(*conditions: bool) -> Verdict:
-    """Yes where all hold, no where none does. Raises ValueError without any: what was not tried does not agree."""
+    """Yes where all hold, no where none does. Raises InvalidArgument where there is none: nobody has tested the claim."""
     if not conditions:
-        raise ValueError("a claim needs at least one condition")
+        raise InvalidArgument("a verdict needs one condition or more, got none; leave out a claim that nothing tests")
     if all(conditions):
         return "yes"
     return "in part" if any(conditions) else "no"

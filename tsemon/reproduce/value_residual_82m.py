@@ -25,6 +25,7 @@ EXPERIMENT = Experiment(
     title="Whose values attention mixes, at 82M parameters",
     source=f"{VALUES}, Figures 1, 2, 7, 12 and 20",
     needs_gpu=True,
+    chosen_by="TSEMON_TEXT: its text, files or folders as in PATH",
 )
 TEXT_BYTES = 100_000_000
 SIZES = Sizes(
@@ -42,15 +43,17 @@ SIZES = Sizes(
 def run(quick: bool) -> Result:
     if not torch.cuda.is_available():
         raise MissingDevice(
-            f"{EXPERIMENT.name} trains four models of 82M parameters and needs a CUDA GPU, which is not there; "
+            f"{EXPERIMENT.name} trains four models of 82M parameters, on the text that TSEMON_TEXT names if it is "
+            "set, and needs a CUDA GPU, which is not there; "
             "`tsemon reproduce value-residual` does the same in small on a CPU"
         )
     return run_82m(SIZES, TEXT_BYTES // 10 if quick else TEXT_BYTES)
 
 
 def run_82m(sizes: Sizes, text_bytes: int, *, num_val: int = 8) -> Result:
-    """As many tokens as the text has with each rule, in random windows. The vocabulary's last token is BOS, the others are
-    a BPE's of this text.
+    """Each rule sees as many tokens as the text has, in random windows of it.
+
+    The last token of the vocabulary is BOS, the others are a BPE's of this text.
 
     Raises MissingData where there is less text than that.
     """

@@ -15,6 +15,9 @@ from tsemon.reproduce.plotting import legend_beside, panels
 from tsemon.reproduce.result import Claim, Plot, Result, Table, verdict
 from tsemon.reproduce.value_rules import LAMBDAS, MEASURES, Sizes, Trained
 
+NAMES = {"neutreno": "NeuTRENO", "denseformer": "DenseFormer"}
+"""As the paper has them, of the rules that ResFormer is compared with."""
+
 
 def result(trained: Mapping[str, Trained], sizes: Sizes, data: str) -> Result:
     context = sizes.model["context"]
@@ -25,7 +28,7 @@ def result(trained: Mapping[str, Trained], sizes: Sizes, data: str) -> Result:
             "data": f"{data}; BOS in front of each sequence, the last 5 % to validate; the paper: 20B tokens of SlimPajama",
             "optimiser": f"AdamW (0.9, 0.95), weight decay 0.1, clip 1, lr {sizes.learning_rate:g}, {sizes.warmup} steps "
             f"of warm-up, then a cosine to 10 % at step {sizes.steps}; the paper: 10,000 steps of 2M tokens",
-            "batch": f"{sizes.batch_size} x {context} tokens, the same for all models",
+            "batch": f"{sizes.batch_size} x {context} tokens, random windows of the text, the same for all models",
             "dtype": str(sizes.precision).removeprefix("torch."),
             "seeds": "weights 0, batches 0, validation 1; all models start from the same weights",
             "relative loss": f"mean of the last {sizes.window} steps, less the vanilla model's",
@@ -73,47 +76,49 @@ def claims_of_loss(trained: Mapping[str, Trained], sizes: Sizes) -> Iterator[Cla
         f"{np.mean(curves['resformer'] < 0):.0%} of the steps",
         agrees=verdict(last["resformer"] < 0, bool((curves["resformer"] < 0).all())),
     )
-    others = {"NeuTRENO": "neutreno", "DenseFormer": "denseformer"}
-    rivals = {name: last[rule] for name, rule in others.items() if rule in last}
-    yield Claim(
-        paper=f"ResFormer outperforms {' and '.join(rivals)} (Fig. 7, right)",
-        seen=f"ResFormer {last['resformer']:+.3f}, " + ", ".join(f"{name} {end:+.3f}" for name, end in rivals.items()),
-        agrees=verdict(*(last["resformer"] < end for end in rivals.values())),
-    )
-    yield overtaking(curves["svformer"], sizes.window)
-    if set(LAMBDAS) <= set(curves):
-        ends = {name: last[name] for name in LAMBDAS}
+    if others := [rule for rule in NAMES if rule in last]:
+        yield Claim(
+            paper=f"ResFormer outperforms {' and '.join(NAMES[rule] for rule in others)} (Fig. 7, right)",
+            seen=f"ResFormer {last['resformer']:+.3f}, " + ", ".join(f"{rule} {last[rule]:+.3f}" for rule in others),
+            agrees=verdict(*(last["resformer"] < last[rule] for rule in others)),
+        )
+    yield claim_of_svformer(curves["svformer"], sizes.window)
+    if sizes.short_rules:
+        yield from claims_of_short(curves, sizes)
+
+
+def claims_of_short(curves: Mapping[str, Values], sizes: Sizes) -> Iterator[Claim]:
+    at = {rule: float(curves[rule][sizes.short_steps - sizes.window]) for rule in ("resformer", *sizes.short_rules)}
+    against = f"against vanilla at step {sizes.short_steps}"
+    if LAMBDAS.keys() <= at.keys():
+        best = at["lambda 2"]
         yield Claim(
             paper="Of the variants A_n (V_n + lambda V_1), lambda = 2 is best (Fig. 8)",
-            seen=", ".join(f"{name} {end:+.3f}" for name, end in ends.items())
-            + f", Eq. 7 {at_same_step(curves, 'lambda 2'):+.3f} against vanilla at step {sizes.short_steps}",
-            agrees=verdict(*(ends["lambda 2"] < end for name, end in ends.items() if name != "lambda 2")),
+            seen=", ".join(f"{rule} {at[rule]:+.3f}" for rule in LAMBDAS) + f", Eq. 7 {at['resformer']:+.3f} {against}",
+            agrees=verdict(*(best < at[rule] for rule in (*LAMBDAS, "resformer") if rule != "lambda 2")),
         )
-    if "cross-layer" in curves:
-        here, there = last["cross-layer"], at_same_step(curves, "cross-layer")
+    if "cross-layer" in at:
         yield Claim(
             paper="ResFormer ends lower than cross-layer attention, which it approximates (Fig. 10)",
-            seen=f"cross-layer {here:+.3f}, ResFormer {there:+.3f} against vanilla at step {sizes.short_steps}",
-            agrees=verdict(there < here),
+            seen=f"cross-layer {at['cross-layer']:+.3f}, ResFormer {at['resformer']:+.3f} {against}",
+            agrees=verdict(at["resformer"] < at["cross-layer"]),
         )
 
 
-def at_same_step(curves: Mapping[str, Values], rule: str) -> float:
-    """ResFormer's relative loss where that of a model which stopped early ends."""
-    return float(curves["resformer"][len(curves[rule]) - 1])
-
-
-def overtaking(svformer: Values, window: int) -> Claim:
-    """Given the relative loss from step `window` on."""
-    early = float(svformer[: max(len(svformer) // 4, 1)].mean())
-    behind = np.flatnonzero(svformer <= 0)
-    since = int(behind[-1]) + 1 if len(behind) else 0
-    end = "not surpassed in this run" if svformer[-1] <= 0 else f"surpassed from step {since + window} on"
+def claim_of_svformer(curve: Values, window: int) -> Claim:
+    early, at = curve[: max(1, len(curve) // 5)].mean(), overtaken(curve)
     return Claim(
         paper="SVFormer learns faster than vanilla at first, and is gradually surpassed (Fig. 14)",
-        seen=f"{early:+.3f} in the first quarter, {svformer.min():+.3f} at best, {svformer[-1]:+.3f} at the end; {end}",
-        agrees=verdict(early < 0, bool(svformer[-1] > 0)),
+        seen=f"{early:+.3f} over the first fifth of the steps, {curve.min():+.3f} at best, {curve[-1]:+.3f} at the end; "
+        + ("not surpassed in this run" if at is None else f"surpassed from step {at + window} on"),
+        agrees=verdict(bool(early < 0), at is not None),
     )
+
+
+def overtaken(curve: Values) -> int | None:
+    """Where the curve comes above 0 and stays there; None where it ends below, or was never below."""
+    below = np.flatnonzero(curve <= 0)
+    return int(below[-1]) + 1 if curve[-1] > 0 and len(below) else None
 
 
 def claims_of_attention(trained: Mapping[str, Trained], context: int) -> Iterator[Claim]:
@@ -183,21 +188,18 @@ def uniform_sink_share(num_tokens: int) -> float:
 
 def loss_plot(trained: Mapping[str, Trained], window: int) -> Plot:
     figure, (left, right) = panels("Training loss", "Training loss, less the vanilla model's")
-    longest = len(smoothed(trained["vanilla"].loss, window))
     for rule in trained:
         loss = smoothed(trained[rule].loss, window)
         steps = np.arange(window, window + len(loss))
-        style = "-" if len(loss) == longest else "--"
-        left.plot(steps, loss, style, label=rule)
-        right.plot(steps, relative(trained, rule, window), style, label=rule)
+        left.plot(steps, loss, label=rule)
+        right.plot(steps, relative(trained, rule, window), label=rule)
     for panel in (left, right):
         panel.set_xlabel("step")
         panel.set_ylabel(f"nats, mean of {window} steps")
-    legend_beside(figure, left)
+    left.legend(fontsize=7)
     return Plot(
         figure=figure,
-        caption="Loss of models that see the same batches (Fig. 7): below 0 on the right, better than vanilla. Dashed: "
-        "models that stop early.",
+        caption="Loss of models that see the same batches (Fig. 7): below 0 on the right, better than vanilla.",
     )
 
 
@@ -219,7 +221,7 @@ def attention_plot(trained: Mapping[str, Trained], context: int) -> Plot:
     legend_beside(figure, axes[1])
     return Plot(
         figure=figure,
-        caption="Random models' tokens grow alike with depth (left, Fig. 1). What trained attention looks at (Fig. 1, 2): "
+        caption="How alike random models' tokens are (left, Fig. 1). What trained attention looks at (Fig. 1, 2): "
         "an entropy below the dashed line would be concentrated, a share above it a sink.",
     )
 

@@ -1,4 +1,4 @@
-"""Llama-like models with the value rules of Value Residual Learning, all on the same batches.
+"""Llama-like language models with the value rules of Value Residual Learning, all on the same batches.
 
 Axes: `B` batch, `T` tokens, `D` width.
 """
@@ -33,19 +33,20 @@ MEASURES = (
     "value_top_eigenvalue",
 )
 
-LAMBDAS = {f"lambda {value:g}": value for value in (1.0, 2.0, 3.0)}
-"""Of the variants A_n (V_n + lambda V_1)."""
+
+LAMBDAS: Mapping[str, float] = {"lambda 1": 1.0, "lambda 2": 2.0, "lambda 3": 3.0}
+"""V_n + lambda V_1 (Fig. 8); they stand beside the rules of tsemon.models.llama, which has one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
     size: str = "2m"
-    """A preset's, with the fields of `model` in place of its own."""
+    """Of tsemon.models.llama, with the fields of `model` in place of its own."""
     model: Mapping[str, int]
     rules: tuple[str, ...] = ("vanilla", "resformer", "svformer", "neutreno", "denseformer")
-    """Presets of tsemon.models or LAMBDAS, trained for all steps."""
+    """Of tsemon.models.llama, or of LAMBDAS; trained for all steps."""
     short_rules: tuple[str, ...] = ()
-    """Trained for the first `short_steps` of the same schedule."""
+    """As those, trained for the first `short_steps` of the same schedule."""
     batch_size: int = 8
     steps: int
     short_steps: int = 0
@@ -94,9 +95,7 @@ def train_all(sizes: Sizes, text: Tensor, *, num_val: int = 32) -> Mapping[str, 
 
 def train(rule: str, sizes: Sizes, batches: Iterable[Batch], val: Batch) -> Trained:
     torch.manual_seed(0)  # equal seeds give all rules equal weights
-    fields = {"value_weights": (1.0, LAMBDAS[rule])} if rule in LAMBDAS else {}
-    preset = "vanilla" if rule in LAMBDAS else rule
-    model = Llama.from_preset(f"{preset}-{sizes.size}", **sizes.model, **fields).to(sizes.device)
+    model = model_of(rule, sizes).to(sizes.device)
     val_tokens_BT = val[0].to(sizes.device)
     start = seen_of(model, val_tokens_BT)
     optimizer = torch.optim.AdamW(model.parameters(), lr=sizes.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
@@ -114,6 +113,12 @@ def train(rule: str, sizes: Sizes, batches: Iterable[Batch], val: Batch) -> Trai
         val_loss=val_loss,
         spectrum=first_spectrum(model, val_tokens_BT),
     )
+
+
+def model_of(rule: str, sizes: Sizes) -> Llama:
+    if rule in LAMBDAS:
+        return Llama.from_preset(f"resformer-{sizes.size}", **sizes.model, value_weights=(1.0, LAMBDAS[rule]))
+    return Llama.from_preset(f"{rule}-{sizes.size}", **sizes.model)
 
 
 def seen_of(model: Llama, tokens_BT: Tensor) -> Frame:

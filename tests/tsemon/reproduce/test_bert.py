@@ -4,7 +4,22 @@ import torch
 from transformers import AlbertConfig, AlbertModel, BertConfig, BertForMaskedLM
 
 from tsemon.measures import cosine_similarity, token_diversity, token_similarity
-from tsemon.reproduce.bert import OFF, ON, SEED, SHAPE, albert, bert, narrowed, reached
+from tsemon.reproduce.bert import (
+    ALBERT,
+    ALBERT_DEFAULT,
+    BERT,
+    DROPOUT,
+    OFF,
+    ON,
+    SEED,
+    SHAPE,
+    albert,
+    bert,
+    claims,
+    narrowed,
+    reached,
+)
+from tsemon.reproduce.observing import Frame
 
 TINY = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128, "vocab_size": 100}
 MEASURES = {
@@ -67,7 +82,25 @@ class TestNarrowed:
         assert sizes["hidden_size"] * sizes["initializer_range"] ** 2 == pytest.approx(768 * 0.02**2)
 
 
+class TestTheVerdicts:
+    @pytest.mark.parametrize(
+        ("rate", "cosine_off", "gradient", "expected"),
+        [(1.094, 0.01, 2.0, "yes"), (1.01, 0.05, 4.0, "no")],  # 1.01^100 leaves a third of the diversity
+    )
+    def test_hold_the_layers_against_each_claim(self, rate, cosine_off, gradient, expected):
+        t_div = rate ** -np.arange(101.0)
+        layers = {
+            "token_similarity": 1 - t_div,
+            "cosine_similarity": 1 - t_div + cosine_off,
+            "token_diversity": t_div,
+            "grad_norm": np.linspace(1, gradient, 100),
+        }
+        frame = Frame(step=0, scalars={}, layers=layers, heads={})
+        found = dict.fromkeys((BERT, DROPOUT, ALBERT, ALBERT_DEFAULT), frame)
+        assert [claim.agrees for claim in claims(found)] == [expected] * 5
+
+
 class TestReached:
-    def test_says_from_which_layer_on_and_whether_at_all(self):
-        assert reached(np.array([0.1, 0.5, 0.95, 1.0]), 0.9) == "0.9 from layer 2 on"
+    def test_says_where_or_that_it_never_is(self):
+        assert reached(np.array([0.1, 0.5, 0.95, 0.92]), 0.9) == "0.9 first at layer 2"
         assert reached(np.array([0.1, 0.5]), 0.9) == "0.9 in no layer"

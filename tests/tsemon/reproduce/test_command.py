@@ -57,6 +57,7 @@ class TestNames:
     def test_all_are_listed(self, tmp_path):
         done = tsemon("reproduce", "list", folder=tmp_path)
         assert [line.split()[0] for line in done.stdout.splitlines()] == list(EXPERIMENTS)
+        assert "TSEMON_TEXT: its text" in done.stdout.splitlines()[-1]
 
     def test_are_each_one_modules(self):
         assert len(EXPERIMENTS) == len(MODULES) >= 11

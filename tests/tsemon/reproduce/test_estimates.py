@@ -1,8 +1,9 @@
+import numpy as np
 import pytest
 import torch
 
 from tsemon.measures import mu_squared
-from tsemon.reproduce.estimates import CHUNK, drawn, experiment
+from tsemon.reproduce.estimates import CHUNK, claims, drawn, experiment
 
 
 @pytest.fixture
@@ -37,3 +38,25 @@ class TestExperiment:
         by_rate = (found["Eq. 13, r"] - 1) / found["token similarity"]
         assert found["Eq. 13, factor"] == pytest.approx(by_rate, rel=1e-6)
         assert {len(values) for values in found.values()} == {2}
+
+
+class TestTheVerdicts:
+    @pytest.mark.parametrize(
+        ("eq_13", "first", "second", "expected"),
+        [
+            (1.0, 0.5, 0.9, ["yes", "yes", "yes", "yes"]),
+            (2.0, 1.5, 1.9, ["no", "no", "no", "no"]),
+            (1.0, 1.0, 1.0, ["yes", "yes", "no", "yes"]),  # nothing to tell the two apart by
+        ],
+    )
+    def test_hold_the_estimates_against_the_draws(self, eq_13, first, second, expected):
+        factors = {"Eq. 13": eq_13, "Estimate 1": first, "Estimate 2": second}
+        found = {"xi_1/xi_2 - 1": 1.0, "standard error": 0.01, "r": 1.08} | {
+            f"{name}, {what}": value
+            for name, factor in factors.items()
+            for what, value in (("factor", factor), ("r", 1 + 0.08 * factor))
+        }
+        found["Estimate 2, r"] += 0.1 * (second > 1)
+        found["Estimate 1, r"] += 0.1 * (first > 1)
+        blocks = {name: np.full(3, value) for name, value in found.items()}
+        assert [claim.agrees for claim in claims(blocks, draws=10)] == expected

@@ -5,7 +5,17 @@ from transformers import AutoModel, LlamaConfig, Qwen2Config
 
 from tsemon.measures import second_eigenvalue, token_similarity
 from tsemon.reproduce.observing import forward
-from tsemon.reproduce.pre_norm import NUM_TOKENS, SEED, decoder, draw, encoder, rises_fast_then_slowly, sized
+from tsemon.reproduce.pre_norm import (
+    NUM_TOKENS,
+    SEED,
+    Decoded,
+    claims,
+    decoder,
+    draw,
+    encoder,
+    rises_ever_more_slowly,
+    sized,
+)
 from tsemon.reproduce.random_encoder import caught, random_encoder, random_tokens
 
 X_BTD = random_tokens(0, 64)
@@ -74,10 +84,40 @@ class TestDecoder:
         assert found.gap == pytest.approx(gap, rel=1e-4)
 
 
-class TestRisesFastThenSlowly:
+LAYERS = np.arange(41.0)
+SATURATING, LINEAR = 1 - np.exp(-LAYERS / 5), LAYERS / 45
+
+
+class TestRisingEverMoreSlowly:
     @pytest.mark.parametrize(
-        ("early", "late", "expected"), [(0.5, 0.05, True), (0.07, 0.0, False), (0.5, -0.01, False), (0.2, 0.2, False)]
+        ("t_sim", "expected"),
+        [
+            (SATURATING, True),
+            (0.1 * SATURATING, False),  # hardly at all
+            (LINEAR, False),
+            (SATURATING - 0.01 * np.maximum(LAYERS - 20, 0), False),  # falls at the end
+        ],
     )
-    def test_is_a_rapid_rise_and_a_small_one_later(self, early, late, expected):
-        curve = np.concatenate([np.linspace(0, early, 6), np.full(14, early), early + np.linspace(0, late, 21)])
-        assert rises_fast_then_slowly(curve) is expected
+    def test_is_fast_at_first_and_never_down_at_the_end(self, t_sim, expected):
+        assert rises_ever_more_slowly(t_sim) is expected
+
+
+class TestTheVerdicts:
+    @pytest.mark.parametrize(
+        ("t_sim", "norm", "normed", "branch", "eq_20", "similarity", "gap", "expected"),
+        [
+            (SATURATING[1:], LAYERS[1:], 1, 1, 1, 0.7 * SATURATING, 0.5, "yes"),
+            (-LINEAR[1:], 1 / LAYERS[1:], LAYERS[1:], 1, 2, LINEAR, 0.2, "no"),
+        ],
+    )
+    def test_hold_the_blocks_against_each_claim(self, t_sim, norm, normed, branch, eq_20, similarity, gap, expected):
+        each = {
+            "token similarity": t_sim,
+            "|X|": norm,
+            "|LN(X)|": normed,
+            "|P LN(X) W|": branch,
+            "|Y|^2 / Eq. 20": eq_20,
+        }
+        encoded = {name: values * np.ones(40) for name, values in each.items()}
+        decoded = {"llama 512": Decoded(similarity=similarity, gap=np.full(40, gap))}
+        assert [claim.agrees for claim in claims(encoded, decoded)] == [expected] * 6

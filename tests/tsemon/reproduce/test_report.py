@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from tsemon.errors import InvalidArgument
 from tsemon.reproduce.plotting import panels
 from tsemon.reproduce.report import write, write_index
 from tsemon.reproduce.result import Claim, Experiment, Plot, Result, Table, verdict
@@ -32,8 +33,8 @@ class TestVerdict:
     def test_is_yes_where_all_hold_and_no_where_none_does(self, conditions, expected):
         assert verdict(*conditions) == expected
 
-    def test_needs_something_that_was_tried(self):
-        with pytest.raises(ValueError, match="at least one condition"):
+    def test_is_not_given_on_what_nobody_tested(self):
+        with pytest.raises(InvalidArgument, match="needs one condition or more"):
             verdict()
 
 
@@ -64,6 +65,16 @@ class TestAPage:
         body = json.loads((tmp_path / "out/falling.json").read_text())
         assert body["tables"][0]["rows"][0] == [0, 3.14159]
         assert body["is_quick"]
+
+
+class TestTheMachine:
+    @pytest.mark.parametrize(("needs_gpu", "device"), [(False, "CPU ("), (True, "A GPU, ")])
+    def test_is_the_gpu_only_where_the_experiment_runs_on_it(self, result, tmp_path, monkeypatch, needs_gpu, device):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda: "A GPU")
+        experiment = Experiment(name="falling", title="", source="", needs_gpu=needs_gpu)
+        write(result, experiment, tmp_path, quick=True, seconds=1.0)
+        assert json.loads((tmp_path / "falling.json").read_text())["machine"].startswith(device)
 
 
 class TestTheIndex:

@@ -6,16 +6,20 @@ import torch
 
 from tsemon.measures import first_token_importance, first_value_norm_ratio
 from tsemon.models import Llama
+from tsemon.reproduce.observing import Frame
 from tsemon.reproduce.value_residual_page import (
+    claim_of_svformer,
+    claims_of_attention,
     claims_of_loss,
-    overtaking,
+    claims_of_values,
+    overtaken,
     relative,
     result,
     smoothed,
     uniform_entropy,
     uniform_sink_share,
 )
-from tsemon.reproduce.value_rules import LAMBDAS, Sizes, first_spectrum, seen_of, train, train_all, with_bos
+from tsemon.reproduce.value_rules import LAMBDAS, Sizes, Trained, first_spectrum, model_of, seen_of, train_all, with_bos
 from tsemon.train.text import text_batches
 
 MODEL = {"vocab": 257, "context": 16, "depth": 2, "width": 16, "heads": 2, "ffn": 32}
@@ -111,35 +115,6 @@ class TestRelativeLoss:
         assert not relative(trained, "vanilla", 3).any()
 
 
-class TestOvertaking:
-    @pytest.mark.parametrize(
-        ("curve", "expected", "words"),
-        [
-            ([-0.1, -0.2, -0.1, 0.1, 0.2], "yes", "surpassed from step 13 on"),
-            ([-0.1, -0.2, 0.1, -0.1, -0.1], "in part", "not surpassed"),  # noise does not surpass
-            ([0.1, 0.2, 0.1, -0.1, -0.1], "no", "not surpassed"),
-        ],
-    )
-    def test_is_judged_at_the_start_and_at_the_end(self, curve, expected, words):
-        claim = overtaking(np.array(curve), window=10)
-        assert claim.agrees == expected
-        assert words in claim.seen
-
-
-class TestTheVariants:
-    def test_weigh_the_first_value_by_lambda(self):
-        batches = with_bos(text_batches(TEXT, 15, 2, seed=0), 256)
-        losses = {rule: train(rule, SIZES, [next(batches)], next(batches)).loss for rule in ("vanilla", *LAMBDAS)}
-        assert len({float(loss[0]) for loss in losses.values()}) == 4
-
-    @pytest.mark.parametrize(("best", "expected"), [("lambda 2", "yes"), ("lambda 3", "in part")])
-    def test_are_compared_with_each_other(self, trained, best, expected):
-        runs = {rule: replace(trained["cross-layer"], loss=np.full(5, float(rule != best))) for rule in LAMBDAS}
-        runs["lambda 1"] = replace(runs["lambda 1"], loss=np.full(5, 2.0))
-        claims = {claim.paper[:23]: claim for claim in claims_of_loss({**trained, **runs}, SIZES)}
-        assert claims["Of the variants A_n (V_"].agrees == expected
-
-
 class TestTheResult:
     def test_has_a_row_for_each_model_in_each_table(self, trained):
         shown = result(trained, SIZES, data="random bytes")
@@ -147,3 +122,111 @@ class TestTheResult:
         assert all(len(row) == len(table.columns) for table in shown.tables for row in table.rows)
         paper = [claim.paper for claim in shown.claims]
         assert len(set(paper)) == len(paper)
+
+
+class TestTheLambdas:
+    @pytest.mark.parametrize("weight", [1, 2, 3])
+    def test_weigh_the_first_value(self, weight):
+        assert model_of(f"lambda {weight}", SIZES).config.value_weights == (1, weight)
+
+    def test_have_the_one_that_is_a_rule(self):
+        rule = Llama.from_preset("resformer-lambda-2m", **MODEL)
+        assert model_of("lambda 2", SIZES).config == rule.config
+
+
+def with_loss(**less_vanillas):
+    """Runs of four steps, by how far they are off the vanilla model's loss."""
+    frame = Frame(step=0, scalars={}, layers={}, heads={})
+    return {
+        rule.replace("_", " "): Trained(loss=5 + np.array(off), start=frame, end=frame, val_loss=5, spectrum=np.ones(1))
+        for rule, off in {"vanilla": [0, 0, 0, 0], "svformer": [0, 0, 0, 0], **less_vanillas}.items()
+    }
+
+
+def with_layers(start, vanilla, resformer):
+    frames = [
+        Frame(step=0, scalars={}, layers={name: np.array(of) for name, of in layers.items()}, heads={})
+        for layers in (start, vanilla, resformer)
+    ]
+    return {
+        rule: Trained(loss=np.ones(1), start=frames[0], end=end, val_loss=1, spectrum=np.ones(1))
+        for rule, end in zip(("vanilla", "resformer"), frames[1:], strict=True)
+    }
+
+
+def verdicts(claims):
+    return [claim.agrees for claim in claims]
+
+
+class TestTheVerdictsOnLoss:
+    SHORT = replace(SIZES, window=1, short_rules=(*LAMBDAS,), short_steps=2)
+
+    @pytest.mark.parametrize(
+        ("resformer", "expected"), [([-1, -1, -1, -1], "yes"), ([-1, 1, -1, -1], "in part"), ([-1, -1, -1, 1], "no")]
+    )
+    def test_on_resformer_ask_for_all_steps(self, resformer, expected):
+        claims = claims_of_loss(with_loss(resformer=resformer), replace(SIZES, window=1, short_rules=()))
+        assert verdicts(claims)[0] == expected
+
+    @pytest.mark.parametrize(("neutreno", "expected"), [(0, "yes"), (-2, "no")])
+    def test_on_other_rules_are_of_those_that_were_trained(self, neutreno, expected):
+        trained = with_loss(resformer=[-1] * 4, neutreno=[neutreno] * 4)
+        claim = list(claims_of_loss(trained, replace(SIZES, window=1, short_rules=())))[1]
+        assert (claim.paper, claim.agrees) == ("ResFormer outperforms NeuTRENO (Fig. 7, right)", expected)
+
+    @pytest.mark.parametrize(
+        ("first", "second", "third", "expected"), [(0, -3, 0, "yes"), (0, -3, -4, "in part"), (-3, 0, -4, "no")]
+    )
+    def test_on_lambda_hold_2_against_its_neighbours_and_eq_7(self, first, second, third, expected):
+        trained = with_loss(resformer=[0, -1, -9, -9], lambda_1=[0, first], lambda_2=[0, second], lambda_3=[0, third])
+        assert verdicts(claims_of_loss(trained, self.SHORT))[-1] == expected
+
+    @pytest.mark.parametrize(
+        ("svformer", "at", "expected"),
+        [
+            ([-1, -1, 1, 1], 2, "yes"),
+            ([-1, 1, -1, 1], 3, "yes"),
+            ([-1, 1, 1, -1], None, "in part"),  # above for a while only
+            ([1, -1, -1, 1], 3, "in part"),
+            ([1, 1, 1, 1], None, "no"),
+        ],
+    )
+    def test_on_svformer_take_the_early_steps_and_the_last_change_of_sign(self, svformer, at, expected):
+        assert overtaken(np.array(svformer)) == at
+        assert claim_of_svformer(np.array(svformer), window=1).agrees == expected
+
+
+class TestTheVerdictsOnLayers:
+    @pytest.mark.parametrize(
+        ("start", "vanilla", "resformer", "expected"),
+        [
+            ((0.1, 0.9, 0), (-0.4, 5), -0.1, ["yes", "yes", "yes"]),
+            ((0.1, 0.9, 0), (-0.1, 1), -0.4, ["yes", "in part", "no"]),
+            ((0.5, 0.5, -0.1), (0, 1), 0, ["no", "no", "no"]),
+        ],
+    )
+    def test_on_attention_hold_it_against_uniform_attention(self, start, vanilla, resformer, expected):
+        first, last, off = start
+        even = uniform_entropy(16)
+        seen = with_layers(
+            {"token_similarity": [first, last], "importance_entropy": [(even + off) / np.log(16)] * 2},
+            {
+                "importance_entropy": [(even + vanilla[0]) / np.log(16)] * 2,
+                "sink_share": [vanilla[1] * uniform_sink_share(16)] * 2,
+            },
+            {"importance_entropy": [(even + resformer) / np.log(16)] * 2},
+        )
+        assert verdicts(claims_of_attention(seen, 16)) == expected
+
+    @pytest.mark.parametrize(
+        ("vanilla", "resformer", "expected"),
+        [
+            ((0.3, 5, 1), (0.9, 2, 2), ["yes", "yes", "yes"]),
+            ((0.3, 5, 2), (0.2, 6, 1), ["in part", "in part", "no"]),
+            ((1, 1, 2), (1, 1, 2), ["no", "no", "no"]),
+        ],
+    )
+    def test_on_values_hold_resformer_against_vanilla(self, vanilla, resformer, expected):
+        names = ("first_value_norm_ratio", "first_hidden_norm_ratio", "value_top_eigenvalue")
+        ends = [{name: [1, of, of] for name, of in zip(names, run, strict=True)} for run in (vanilla, resformer)]
+        assert verdicts(claims_of_values(with_layers({}, *ends))) == expected
