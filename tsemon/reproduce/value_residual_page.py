@@ -188,18 +188,21 @@ def uniform_sink_share(num_tokens: int) -> float:
 
 def loss_plot(trained: Mapping[str, Trained], window: int) -> Plot:
     figure, (left, right) = panels("Training loss", "Training loss, less the vanilla model's")
+    longest = len(smoothed(trained["vanilla"].loss, window))
     for rule in trained:
         loss = smoothed(trained[rule].loss, window)
         steps = np.arange(window, window + len(loss))
-        left.plot(steps, loss, label=rule)
-        right.plot(steps, relative(trained, rule, window), label=rule)
+        style = "-" if len(loss) == longest else "--"
+        left.plot(steps, loss, style, label=rule)
+        right.plot(steps, relative(trained, rule, window), style, label=rule)
     for panel in (left, right):
         panel.set_xlabel("step")
         panel.set_ylabel(f"nats, mean of {window} steps")
-    left.legend(fontsize=7)
+    legend_beside(figure, left)
     return Plot(
         figure=figure,
-        caption="Loss of models that see the same batches (Fig. 7): below 0 on the right, better than vanilla.",
+        caption="Loss of models that see the same batches (Fig. 7): below 0 on the right, better than vanilla. Dashed: "
+        "models that stop early.",
     )
 
 
