@@ -123,20 +123,22 @@ def train(
     run: Annotated[
         str | None,
         # torchrun takes --run, wherever it stands, for its own --run-path.
-        typer.Option("--run", "--run-name", help="Name of the run [default: the recipe's and the time]."),
+        typer.Option("--run", "--run-name", help="Name of the run (default: the recipe's and the time)."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
     checkpoints: Annotated[Path, typer.Option(help="Folder of checkpoints, one below it for each run.")] = Path(
         "checkpoints"
     ),
-    checkpoint_every: Annotated[int | None, typer.Option(help="Steps [default: a tenth of all].", min=1)] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Steps between checkpoints (default: a tenth of all).", min=1)
+    ] = None,
     keep: Annotated[int, typer.Option(help="Checkpoints to keep, the newest ones.", min=1)] = 2,
     monitor: Annotated[bool, typer.Option("--monitor/--no-monitor", help="Watch the run with tsemon.")] = True,
     every: Annotated[
-        int | None, typer.Option(help="Sample each so many steps [default: within 1 % of the time].", min=1)
+        int | None, typer.Option(help="Sample each so many steps (default: within 1 % of the time).", min=1)
     ] = None,
     server: Annotated[str | None, typer.Option(envvar="TSEMON_SERVER", help="Base URL of the service.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda [default: cuda where there is one].")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Show the recipes and exit.")] = False,
 ) -> None:
     """Train a reference model. `torchrun --nproc-per-node 8 -m tsemon train ...` shares the work among processes."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tsemon.errors import ShapeError
+
 
 class Cache:
     """Handed to a decoder again and again; each of its modules finds there what it left.
@@ -24,9 +26,16 @@ class Cache:
         self._kept[owner, name] = tensor
 
     def append(self, owner: nn.Module, **new: Tensor) -> tuple[Tensor, ...]:
-        """Each tensor with what its owner has kept under that name before it, along the tokens (the axis before last)."""
+        """Each tensor with what its owner has kept under that name before it, along the tokens (the axis before last).
+
+        Raises ShapeError for a batch of another size.
+        """
         for name, tensor in new.items():
             before = self.recall(owner, name)
+            if before is not None and len(before) != len(tensor):
+                raise ShapeError(
+                    f"a cache belongs to one batch: it has read {len(before)} sequences, got {len(tensor)}; make a new one"
+                )
             self.keep(owner, name, tensor if before is None else torch.cat([before, tensor], dim=-2))
         return tuple(self._kept[owner, name] for name in new)
 

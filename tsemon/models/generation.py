@@ -32,10 +32,15 @@ def generate(
     top_k: draw among the k likeliest only.
     Raises InvalidArgument for settings out of range, and what the model raises past its context.
     """
-    if num_new < 0 or temperature < 0 or (top_k is not None and top_k < 1) or tokens_BT.shape[1] < 1:
+    if num_new < 0 or not temperature >= 0 or (top_k is not None and top_k < 1) or tokens_BT.numel() < 1:
         raise InvalidArgument(
             "generate needs at least one token to go on from, num_new >= 0, temperature >= 0 and top_k >= 1, got "
             f"{tuple(tokens_BT.shape)} tokens, num_new {num_new}, temperature {temperature} and top_k {top_k}"
+        )
+    context = getattr(getattr(model, "config", None), "context", None)
+    if context is not None and tokens_BT.shape[1] + num_new > context + 1:
+        raise InvalidArgument(
+            f"{tokens_BT.shape[1]} tokens and num_new {num_new} are more than the model's context of {context} and one"
         )
     cache = Cache()
     unread_BT = tokens_BT

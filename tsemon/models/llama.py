@@ -173,7 +173,8 @@ class LlamaAttention(nn.Module):
         return value_BHSK[:, :, -tokens:].repeat_interleave(groups, dim=1)
 
     def _heads(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD.reshape(*x_BTD.shape[:2], -1, self.config.width // self.config.heads).transpose(1, 2)
+        size = self.config.width // self.config.heads
+        return x_BTD.reshape(*x_BTD.shape[:2], x_BTD.shape[2] // size, size).transpose(1, 2)
 
 
 class SwiGLU(nn.Module):

@@ -85,4 +85,5 @@ class ReparameterisedAttention(ReparameterisedWeights):
         return y_BTD
 
     def _heads(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD.view(*x_BTD.shape[:2], -1, len(self.psi) // self.heads).transpose(1, 2)
+        size = len(self.psi) // self.heads
+        return x_BTD.view(*x_BTD.shape[:2], x_BTD.shape[2] // size, size).transpose(1, 2)

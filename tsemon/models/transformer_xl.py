@@ -118,7 +118,8 @@ class RelativeAttention(nn.Module):
         return scores_BHTS.masked_fill(~visible(query_BHTK.shape[2], num_seen, query_BHTK.device), -math.inf)
 
     def _heads(self, *states_BTD: Tensor) -> tuple[Tensor, ...]:
-        return tuple(x_BTD.view(*x_BTD.shape[:2], self.heads, -1).transpose(1, 2) for x_BTD in states_BTD)
+        size = self.to_output.in_features // self.heads
+        return tuple(x_BTD.view(*x_BTD.shape[:2], self.heads, size).transpose(1, 2) for x_BTD in states_BTD)
 
 
 def falling_distances(num_tokens: int, width: int, like: Tensor) -> Tensor:

@@ -66,6 +66,10 @@ def reproduce(
     for name in names:
         if name not in EXPERIMENTS:
             raise InvalidArgument(f"no experiment named {name!r}; {nearest(name, list(EXPERIMENTS))}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as refused:
+        raise InvalidArgument(f"expected a folder to write pages to, got {folder}: {refused.strerror}") from refused
     tell(f"{len(names)} to run, {min(jobs, len(names))} at a time")
     failed: BaseException | None = None
     with ProcessPoolExecutor(max_workers=jobs, mp_context=get_context("spawn")) as pool:

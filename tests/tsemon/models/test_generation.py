@@ -4,7 +4,7 @@ import torch
 from tests.tsemon.models.variants import VARIANTS, inputs_for, language, parametrised
 from tests.tsemon.models.written_out import EXACT
 from tsemon.errors import InvalidArgument, ShapeError
-from tsemon.models import Cache, generate
+from tsemon.models import Cache, Llama, generate
 
 
 def make(**fields):
@@ -89,10 +89,12 @@ class TestGenerate:
 
     def test_ends_with_the_context(self, prompt_BT):
         assert generate(make(), prompt_BT, 7).shape == (2, 10)  # the last token is never read
-        with pytest.raises(ShapeError, match=r"at most 9 tokens, got \(2, 1\) after 9 in the cache"):
-            generate(make(), prompt_BT, 8)
+        with pytest.raises(InvalidArgument, match=r"3 tokens and num_new 8 are more than the model's context of 9"):
+            generate(make(), prompt_BT, 8)  # before any work
 
-    @pytest.mark.parametrize("options", [{"num_new": -1}, {"temperature": -1.0}, {"top_k": 0}])
+    @pytest.mark.parametrize(
+        "options", [{"num_new": -1}, {"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": 0}]
+    )
     def test_tells_which_settings_it_takes(self, prompt_BT, options):
         with pytest.raises(InvalidArgument, match=r"num_new >= 0, temperature >= 0 and top_k >= 1"):
             generate(make(), **{"tokens_BT": prompt_BT, "num_new": 1} | options)
@@ -100,3 +102,17 @@ class TestGenerate:
     def test_needs_a_token_to_go_on_from(self):
         with pytest.raises(InvalidArgument, match=r"at least one token to go on from.*got \(2, 0\)"):
             generate(make(), torch.zeros(2, 0, dtype=torch.int64), 1)
+
+
+class TestTheCacheOfAnotherBatch:
+    def test_is_refused(self):
+        model, cache = make(), Cache()
+        model(torch.zeros(2, 3, dtype=torch.int64), cache=cache)
+        with pytest.raises(ShapeError, match="it has read 2 sequences, got 3"):
+            model(torch.zeros(3, 1, dtype=torch.int64), cache=cache)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+def test_llama_takes_no_tokens_as_it_takes_many(shape):
+    model = Llama.from_preset("resformer-2m", vocab=9)
+    assert model(torch.zeros(shape, dtype=torch.int64)).shape == (*shape, 9)
