@@ -141,9 +141,9 @@ def _telling_where_it_stopped(checkpoints: Checkpoints, console: Console) -> Ite
     try:
         yield
     except KeyboardInterrupt:
-        *_, newest = checkpoints.paths() or [None]
+        saved = checkpoints.paths()
         run = f"--run {checkpoints.folder.name} --resume"
-        left = f"{run} goes on from {newest}" if newest else "there is no checkpoint yet"
+        left = f"{run} goes on from {saved[-1]}" if saved else "there is no checkpoint yet"
         console.print(f"stopped: {left}", markup=False, soft_wrap=True)
         raise
 

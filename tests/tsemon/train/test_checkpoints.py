@@ -10,7 +10,6 @@ import torch
 from tsemon.errors import CheckpointError, InvalidArgument, MissingData
 from tsemon.train.checkpoints import Checkpoints, newest_run, run_name
 
-
 STATE = {"step": 1, "recipe": {}, "model": {}, "optimizer": {}, "schedule": {}, "batches": {}, "processes": []}
 """What a checkpoint has at the least."""
 
@@ -55,7 +54,7 @@ class TestCheckpoints:
         [
             ({"a": 1}, "is no checkpoint of tsemon train: without step, recipe, model"),
             (torch.zeros(3), "is no checkpoint of tsemon train: it holds one Tensor"),
-            ({**STATE, "optimizer": None}, "is no checkpoint of tsemon train: without optimizer;"),
+            ({**STATE, "optimizer": None}, "is no checkpoint of tsemon train: without optimizer"),
             (b"", "cannot be read as a checkpoint: EOFError"),
             (b"no archive", "cannot be read as a checkpoint: Weights only load failed"),
             (b"PK\x03\x04", "cannot be read as a checkpoint: PytorchStreamReader failed"),
