@@ -6,6 +6,8 @@ the wire, `status` the HTTP status that goes with it.
 
 from __future__ import annotations
 
+import re
+
 
 class TsemonError(Exception):
     """Root of all errors that tsemon raises on purpose."""
@@ -124,6 +126,12 @@ class SpoolInUse(SpoolError):
     code = "spool_in_use"
 
 
+class CheckpointError(TsemonError, OSError):
+    """The folder of checkpoints cannot be made or written, or belongs to a living process."""
+
+    code = "checkpoint_unavailable"
+
+
 class ServerUnreachable(TsemonError, ConnectionError):
     """No answer from the service; what is spooled is kept and sent again."""
 
@@ -142,3 +150,8 @@ class RanksDisagree(TsemonError):
     """The processes that train one model together do not attach in the same way, or one of them could not."""
 
     code = "ranks_disagree"
+
+
+def reason(error: BaseException) -> str:
+    """The first sentence of another library's error: what follows is often advice that does not fit."""
+    return re.split(r"\n|\. ", str(error))[0].strip() or type(error).__name__

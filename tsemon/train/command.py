@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from rich.console import Console
 import tsemon
 from tsemon.attaching import SPOOL_DIR
 from tsemon.errors import InvalidArgument
-from tsemon.train.checkpoints import Checkpoints, newest_run
+from tsemon.train.checkpoints import Checkpoints, newest_run, run_name
 from tsemon.train.datasets import open_data
 from tsemon.train.processes import Processes, processes
 from tsemon.train.progress import Board
@@ -55,21 +55,28 @@ def run_recipe(recipe: Recipe, options: Options) -> None:
         # Names come from the clock and from files: one process looks, and all use what it saw.
         run = joined.gather(_run_name(recipe, options) if joined.is_first else "")[0]
         checkpoints = Checkpoints(options.folder / run, options.keep)
-        with joined.first_alone():
-            data = open_data(recipe.data)
-        torch.manual_seed(recipe.seed + joined.rank)  # dropout
-        training = Training(recipe, data, joined)
-        if options.resume:
-            training.load_state_dict(checkpoints.load_newest())
-        _announce(console, training, run)
-        _train(training, _attached(training, run, options, joined), checkpoints, options, joined, console)
-        _conclude(console, checkpoints, run, options)
+        with (
+            checkpoints.held() if joined.is_first else contextlib.nullcontext(),
+            _telling_where_it_stopped(checkpoints, console),
+        ):
+            with joined.first_alone():
+                data = open_data(recipe.data)
+            torch.manual_seed(recipe.seed + joined.rank)  # dropout
+            training = Training(recipe, data, joined)
+            if options.resume:
+                training.load_state_dict(checkpoints.load_newest())
+            _announce(console, training, run)
+            _train(training, _attached(training, run, options, joined), checkpoints, options, joined, console)
+            _conclude(console, checkpoints, run, options)
 
 
 def _run_name(recipe: Recipe, options: Options) -> str:
+    named = None if options.run is None else run_name(options.run)
     if options.resume:
-        return options.run or newest_run(options.folder, recipe.name)
-    run = options.run or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        run = named or newest_run(options.folder, recipe.name)
+        Checkpoints(options.folder / run).newest()  # before anything is made there
+        return run
+    run = named or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if Checkpoints(options.folder / run).paths():
         raise InvalidArgument(
             f"{options.folder / run} has checkpoints of an earlier run; go on with it (--resume) or choose another --run"
@@ -126,6 +133,19 @@ def _train(
                 state = training.state_dict()
                 if joined.is_first:
                     checkpoints.save(step, state)
+
+
+@contextlib.contextmanager
+def _telling_where_it_stopped(checkpoints: Checkpoints, console: Console) -> Iterator[None]:
+    """At Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        saved = checkpoints.paths()
+        run = f"--run {checkpoints.folder.name} --resume"
+        left = f"{run} goes on from {saved[-1]}" if saved else "there is no checkpoint yet"
+        console.print(f"stopped: {left}", markup=False, soft_wrap=True)
+        raise
 
 
 def _announce(console: Console, training: Training, run: str) -> None:

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tsemon.errors import InvalidArgument, reason
+
 T = TypeVar("T")
 
 
@@ -59,9 +61,9 @@ def processes(device: str | None = None) -> Iterator[Processes]:
     """Joins the group that torchrun announces, for as long as the context lasts. Without a device: a GPU if there is one."""
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
-        yield Processes(device=torch.device(kind))
+        yield Processes(device=_usable(kind))
         return
-    place = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
+    place = _usable(f"cuda:{os.environ['LOCAL_RANK']}" if kind == "cuda" else kind)
     if place.type == "cuda":
         torch.cuda.set_device(place)
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
@@ -69,3 +71,16 @@ def processes(device: str | None = None) -> Iterator[Processes]:
         yield Processes(rank=dist.get_rank(), world=dist.get_world_size(), device=place, group=dist.group.WORLD)
     finally:
         dist.destroy_process_group()
+
+
+def _usable(name: str) -> torch.device:
+    """The device, if a number can be had from it. Raises InvalidArgument."""
+    try:
+        torch.zeros(1, device=name).item()
+    except Exception as error:  # each kind of device is missing in its own way
+        num_gpus = torch.cuda.device_count()
+        there = f"cpu and {num_gpus} of cuda" if num_gpus else "cpu alone"
+        raise InvalidArgument(
+            f"a device that computes here was expected ({there}), got {name!r}: {reason(error)}; choose another --device"
+        ) from error
+    return torch.device(name)

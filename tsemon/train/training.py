@@ -137,6 +137,11 @@ class Training:
         if differing:
             changes = ", ".join(f"{key} was {before.get(key)!r} and is {now.get(key)!r}" for key in differing)
             raise InvalidArgument(f"the checkpoint is of another recipe: {changes}; resume with the same settings")
+        if state["step"] > self.recipe.steps:
+            raise InvalidArgument(
+                f"the checkpoint is already at step {state['step']}, and the run is to end at step {self.recipe.steps}; "
+                f"resume with --steps of {state['step']} or more"
+            )
 
 
 def build_model(recipe: Recipe, data_sizes: Mapping[str, int]) -> nn.Module:

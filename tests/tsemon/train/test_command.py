@@ -105,6 +105,29 @@ class TestTrain:
         assert re.search(r"validation loss (\S+),", done.stdout)[1] == f"{whole.evaluate()['validation_loss']:.4f}"
 
     @pytest.mark.parametrize(
+        ("checkpoint_every", "told"),
+        [
+            ("400", "stopped: there is no checkpoint yet"),
+            ("20", r"stopped: --run stopped --resume goes on from checkpoints/stopped/step-0+(\d+)\.pt"),
+        ],
+    )
+    def test_tells_at_ctrl_c_where_it_is(self, checkpoint_every, told, tmp_path):
+        settings = ["small-text", "--steps", "4000", *SETTINGS, "--no-monitor", "--run", "stopped"]
+        process = subprocess.Popen(
+            command(*settings, "--checkpoint-every", checkpoint_every),
+            cwd=tmp_path,
+            env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            assert any(line.startswith("step 30/4000") for line in process.stdout)
+            process.send_signal(signal.SIGINT)
+            last = process.stdout.read().splitlines()[-1]
+        assert process.returncode == 130
+        assert re.fullmatch(told, last)
+
+    @pytest.mark.parametrize(
         ("arguments", "told"),
         [
             (("small-txt",), r"no recipe named 'small-txt'; did you mean 'small-text'"),
@@ -112,12 +135,17 @@ class TestTrain:
             (("small-text", "--set", "steps"), r"--set takes key=value, got 'steps'"),
             (("small-text", "--resume"), r"holds no run of small-text with a checkpoint"),
             (("small-text", "--run", "mine"), r"checkpoints of an earlier run; go on with it \(--resume\) or choose"),
+            (("small-text", "--run", "../mine"), r"a run's name is .* got '\.\./mine'"),
+            (("small-text", "--run", ""), r"a run's name is .* got ''"),
+            (("small-text", "--run", "new", "--checkpoints", "file"), r"no checkpoint can be written to file/new"),
+            (("small-text", "--device", "foo"), r"got 'foo'"),
             (("vit-80-cifar10",), r"data_batch_1\.bin"),
         ],
     )
     def test_says_what_it_cannot_do(self, arguments, told, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         Checkpoints(tmp_path / "checkpoints" / "mine").save(1, {})
+        (tmp_path / "file").touch()
         result = CliRunner().invoke(app, ["train", *arguments])
         assert isinstance(result.exception, TsemonError)
         assert re.search(told, str(result.exception))

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.tsemon.train.test_training import TINY, changed
+from tsemon.errors import InvalidArgument
 from tsemon.train.loop import train_steps
 from tsemon.train.processes import Processes, processes
 from tsemon.train.training import Training
@@ -37,6 +38,12 @@ class TestProcesses:
             with joined.first_alone():
                 assert joined.gather("a") == ["a"]
         assert not dist.is_initialized()
+
+    @pytest.mark.parametrize("name", ["foo", "meta", "cuda:x", "cuda:99"])
+    def test_are_on_a_device_that_computes(self, name, monkeypatch):
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+        with pytest.raises(InvalidArgument, match=f"got '{name}': .*; choose another --device"):
+            processes(name).__enter__()
 
 
 class TestTheLoopUnderDdp:

@@ -230,6 +230,11 @@ class TestTheStateOfATraining:
         longer.load_state_dict(training.state_dict())
         assert len(list(longer.losses)) == 2
 
+    def test_is_not_past_the_end(self):
+        state = Training(TINY).state_dict() | {"step": 6}
+        with pytest.raises(InvalidArgument, match="already at step 6, and the run is to end at step 5; resume with"):
+            Training(changed(steps=5)).load_state_dict(state)
+
     def test_is_of_as_many_processes(self):
         state = Training(TINY).state_dict()
         state["processes"] *= 2
