@@ -77,6 +77,8 @@ class TextSet:
 
     def meaning(self, loss: float, accuracy: float) -> dict[str, float]:
         perplexity = math.exp(loss) if loss < 700 else math.inf
+        if self.text.bytes_per_token is None:
+            return {"perplexity": perplexity}
         return {"perplexity": perplexity, "bits_per_byte": loss / self.text.bytes_per_token / math.log(2)}
 
 

@@ -186,6 +186,16 @@ class TestDataOfText:
         data = open_data(TextData(path=tmp_path / "a.txt", context=64, validation_ratio=0))
         assert list(data.validation_batches(rows=2)) == []
 
+    def test_has_no_bits_per_byte_where_the_tokens_lose_some(self, tmp_path):
+        pytest.importorskip("tokenizers")
+        (tmp_path / "a.txt").write_text("the cat sat on the mat\n" * 99)
+        of_words, of_bytes = (
+            open_data(TextData(path=tmp_path / "a.txt", context=4, tokenizer=tokenizer, vocab=5))
+            for tokenizer in ("words", "bytes")
+        )
+        assert of_words.meaning(1.0, 0.0).keys() == {"perplexity"}
+        assert of_bytes.meaning(1.0, 0.0).keys() == {"perplexity", "bits_per_byte"}
+
     def test_is_streamed_in_an_evaluation_too(self, tmp_path):
         (tmp_path / "a.txt").write_text("0123456789" * 8)
         data = open_data(TextData(path=tmp_path / "a.txt", context=4, is_streamed=True, validation_ratio=0.5))
