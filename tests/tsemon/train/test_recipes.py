@@ -9,7 +9,7 @@ import torch
 from tsemon.errors import InvalidArgument, MissingData
 from tsemon.train.datasets import open_data
 from tsemon.train.recipe import ImageData, Recipe, TextData, changed
-from tsemon.train.recipes import RECIPES, SMALL_TEXT, recipe_named
+from tsemon.train.recipes import RECIPES, SMALL_DIGITS, SMALL_TEXT, recipe_named
 from tsemon.train.tasks import RecurrentTask, Task, task_of
 from tsemon.train.training import build_model
 
@@ -203,6 +203,27 @@ class TestDataOfText:
         rows = ["".join(chr(token) for inputs, _ in batches for token in inputs[row]) for row in (0, 1)]
         assert all("01234567890123456789".find(row[:10]) >= 0 for row in rows)
         assert [len(row) for row in rows] == [16, 16]
+
+
+class TestTheSizesOfAModel:
+    @pytest.mark.parametrize(("name", "size"), [("depth", "abc"), ("depth", 1.5), ("width", -4), ("heads", 0)])
+    def test_are_named_where_they_are_wrong(self, name, size):
+        recipe = dataclasses.replace(SMALL_TEXT, sizes={**SMALL_TEXT.sizes, name: size})
+        with pytest.raises(InvalidArgument, match=rf"{name}\W.*{size}"):
+            build_model(recipe, {"vocab": 256, "context": 64})
+
+    @pytest.mark.parametrize(
+        ("recipe", "name", "told"),
+        [
+            (SMALL_TEXT, "context", r"which have 64; leave it out, or set data\.context"),
+            (SMALL_TEXT, "vocab", r"which have 256; leave it out, or set data\.vocab"),
+            (SMALL_DIGITS, "num_classes", "which have 10; leave it out$"),
+        ],
+    )
+    def test_are_not_those_that_the_data_decide(self, recipe, name, told):
+        changed = dataclasses.replace(recipe, sizes={**recipe.sizes, name: 8})
+        with pytest.raises(InvalidArgument, match=rf"sizes\.{name} is decided by the data, {told}"):
+            build_model(changed, open_data(recipe.data).sizes)
 
 
 class TestEveryRecipe:
