@@ -26,18 +26,18 @@ FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py")
 
 
 def is_cifar10(path: Path) -> bool:
-    return _find(path) is not None
+    """Whether any of its files are there; `read_cifar10` says which are not."""
+    return len(_missing(*_place(path))) < len(TRAIN + VALIDATION)
 
 
 def read_cifar10(path: Path) -> Images:
     """Five training batches, and the test batch to validate with. Raises MissingData where they are not."""
-    found = _find(path)
-    if found is None:
+    folder, suffix = _place(path)
+    if missing := _missing(folder, suffix):
         raise MissingData(
             f"expected CIFAR-10's data_batch_1.bin to data_batch_5.bin and test_batch.bin, or the same without .bin, "
-            f"in {path}; to be had at {HOME}"
+            f"in {folder}, which lacks {', '.join(missing)}; to be had at {HOME}"
         )
-    folder, suffix = found
     read = _read_binary if suffix else _read_pickle
     parts = [[read(folder / (name + suffix)) for name in names] for names in (TRAIN, VALIDATION)]
     (train_images, train_labels), (val_images, val_labels) = (map(torch.cat, zip(*part, strict=True)) for part in parts)
@@ -50,12 +50,14 @@ def read_cifar10(path: Path) -> Images:
     )
 
 
-def _find(path: Path) -> tuple[Path, str] | None:
-    for folder in (path / name for name in FOLDERS):
-        for suffix in (".bin", ""):
-            if all((folder / (name + suffix)).is_file() for name in TRAIN + VALIDATION):
-                return folder, suffix
-    return None
+def _place(path: Path) -> tuple[Path, str]:
+    """The folder and the suffix of which the fewest files are missing."""
+    places = [(path / name, suffix) for name in FOLDERS for suffix in (".bin", "")]
+    return min(places, key=lambda place: len(_missing(*place)))
+
+
+def _missing(folder: Path, suffix: str) -> list[str]:
+    return [name + suffix for name in TRAIN + VALIDATION if not (folder / (name + suffix)).is_file()]
 
 
 def _read_binary(path: Path) -> tuple[Tensor, Tensor]:
@@ -81,7 +83,8 @@ def _read_pickle(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _checked(path: Path, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    is_right = images.dtype == torch.uint8 and images.shape == (len(labels), PIXELS) and bool((labels < 10).all())
+    is_known = bool(((labels >= 0) & (labels < 10)).all())
+    is_right = images.dtype == torch.uint8 and images.shape == (len(labels), PIXELS) and is_known
     if not is_right:
         raise InvalidArgument(
             f"{path}: expected rows of {PIXELS} bytes with labels from 0 to 9, got {tuple(images.shape)}"

@@ -55,6 +55,7 @@ class TextSet:
     def __init__(self, data: TextData) -> None:
         self._data = data
         self.text = _standard_library(data) if data.path is None else _read(data)
+        _check_lengths(self.text, data)
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -76,6 +77,8 @@ class TextSet:
 
     def meaning(self, loss: float, accuracy: float) -> dict[str, float]:
         perplexity = math.exp(loss) if loss < 700 else math.inf
+        if self.text.bytes_per_token is None:
+            return {"perplexity": perplexity}
         return {"perplexity": perplexity, "bits_per_byte": loss / self.text.bytes_per_token / math.log(2)}
 
 
@@ -104,6 +107,24 @@ class ImageSet:
 
     def meaning(self, loss: float, accuracy: float) -> dict[str, float]:
         return {"accuracy": accuracy}
+
+
+def _check_lengths(text: Text, data: TextData) -> None:
+    """Now rather than at the first evaluation, when there is a training to lose."""
+    place = data.path or "the standard library"
+    num_train, num_val = len(text.train), len(text.validation)
+    if num_train + num_val == 0:
+        raise InvalidArgument(f"{place} holds no text: it is empty; give other text with --data")
+    if num_train <= data.context:
+        raise InvalidArgument(
+            f"the part of {place} to train on has {num_train} tokens; expected more than data.context, {data.context}: "
+            "give more text or a smaller data.context"
+        )
+    if 0 < num_val <= data.context:
+        raise InvalidArgument(
+            f"the validation part of {place} has {num_val} tokens; expected more than data.context, {data.context}: "
+            "give more text, a smaller data.context or a larger data.validation_ratio (0: no validation)"
+        )
 
 
 def _standard_library(data: TextData) -> Text:

@@ -6,17 +6,18 @@ file, an article of WikiText, or a line of jsonl.
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from tsemon.errors import InvalidArgument, MissingData, MissingPackage
 
 SUFFIXES = (".txt", ".md", ".py", ".tokens", ".jsonl", ".jsonl.zst")
 PIECE_CHARACTERS = 1 << 20
+COMPRESSED_BYTES = 1 << 17
+"""Read at once."""
 WIKITEXT = ("wiki.train.tokens", "wiki.valid.tokens")
 HEADING = re.compile(r" = [^=](.*[^=])? = \n?$")
 """WikiText's heading of the first level; sections have ` = = two = = ` and more."""
@@ -132,6 +133,22 @@ def _lines(raw: IO[bytes], path: Path) -> Iterator[bytes]:
         import zstandard
     except ImportError as error:
         raise MissingPackage(f"{path.name} needs zstandard; pip install 'tsemon[train]'") from error
-    # A file may be several frames one after another, as parallel compressors write them.
-    stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-    return iter(io.BufferedReader(stream))
+    return _decompressed(raw, path, zstandard)
+
+
+def _decompressed(raw: IO[bytes], path: Path, zstandard: Any) -> Iterator[bytes]:
+    """The lines of a file of frames one after another, as parallel compressors write them."""
+    frame, line = zstandard.ZstdDecompressor().decompressobj(), b""
+    for part in iter(lambda: raw.read(COMPRESSED_BYTES), b""):
+        while part:
+            if frame.eof:
+                frame = zstandard.ZstdDecompressor().decompressobj()
+            try:
+                *lines, line = (line + frame.decompress(part)).split(b"\n")
+            except zstandard.ZstdError as error:
+                raise InvalidArgument(f"{path} is damaged, or no zst file ({error}); fetch it again") from error
+            yield from lines
+            part = frame.unused_data if frame.eof else b""
+    if not frame.eof:
+        raise InvalidArgument(f"{path} is cut off: expected a whole zst file; fetch it again")
+    yield line

@@ -5,6 +5,8 @@ Axes: `N` images, `C` channels, `S` image side.
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +104,7 @@ def _from_arrays(path: Path, validation_ratio: float, seed: int) -> Images:
     except ImportError as error:
         raise MissingPackage("an .npz needs NumPy; pip install 'tsemon[train]'") from error
     try:
-        with numpy.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, numpy.load(file, allow_pickle=False) as arrays:
             pairs = [
                 next(
                     ((arrays[images], arrays[labels]) for images, labels in names if {images, labels} <= {*arrays}),
@@ -110,15 +112,20 @@ def _from_arrays(path: Path, validation_ratio: float, seed: int) -> Images:
                 )
                 for names in (ARRAYS, VALIDATION_ARRAYS)
             ]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InvalidArgument(f"{path} cannot be read as arrays: {error}") from error
     if pairs[0] is None:
         raise InvalidArgument(f"{path} has neither images and labels nor x_train and y_train")
-    train_images, train_labels = _as_images(*pairs[0])
+    train_images, train_labels = _as_images(path, *pairs[0])
     num_classes = int(train_labels.max()) + 1
     if pairs[1] is None:
         return _split(train_images, train_labels, validation_ratio, num_classes, seed)
-    val_images, val_labels = _as_images(*pairs[1])
+    val_images, val_labels = _as_images(path, *pairs[1])
+    if int(val_labels.max()) >= num_classes:
+        raise InvalidArgument(
+            f"{path} has the label {int(val_labels.max())} to validate with; expected labels up to {num_classes - 1}, "
+            "the largest one to train on"
+        )
     return Images(
         train_images=train_images,
         train_labels=train_labels,
@@ -128,9 +135,18 @@ def _from_arrays(path: Path, validation_ratio: float, seed: int) -> Images:
     )
 
 
-def _as_images(images: Any, labels: Any) -> tuple[Tensor, Tensor]:
+def _as_images(path: Path, images: Any, labels: Any) -> tuple[Tensor, Tensor]:
     """(N, S, S), (N, S, S, C) or (N, C, S, S), uint8 or floats from -1 to 1, as (N, C, S, S)."""
-    pixels, classes = torch.from_numpy(images), torch.from_numpy(labels).long().flatten()
+    try:
+        pixels, classes = torch.from_numpy(images), torch.from_numpy(labels).long().flatten()
+    except TypeError as error:
+        raise InvalidArgument(f"{path} cannot be read as images and labels: expected arrays of numbers") from error
+    if images.ndim not in (3, 4) or not 0 < len(images) == len(classes):
+        raise InvalidArgument(
+            f"{path}: expected as many labels as images, at least one, got images {images.shape} and labels {labels.shape}"
+        )
+    if (least := int(classes.min())) < 0:
+        raise InvalidArgument(f"{path} has the label {least}; expected labels from 0 up")
     if pixels.ndim == 3:
         pixels = pixels[:, None]
     elif pixels.ndim == 4 and pixels.shape[1] == pixels.shape[2] and pixels.shape[3] in (1, 3, 4):
@@ -138,5 +154,5 @@ def _as_images(images: Any, labels: Any) -> tuple[Tensor, Tensor]:
     if pixels.dtype == torch.uint8:
         return pixels.contiguous(), classes
     if not pixels.is_floating_point() or not bool((pixels.abs() <= 1).all()):
-        raise InvalidArgument(f"images are uint8 or floats from -1 to 1, got {pixels.dtype}")
+        raise InvalidArgument(f"{path}: images are uint8 or floats from -1 to 1, got others, of {pixels.dtype}")
     return pixels.float().contiguous(), classes

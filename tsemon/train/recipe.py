@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,11 @@ class TextData:
     cache: Path | None = None
     """Folder for the tokens, by default beside the text."""
 
+    def __post_init__(self) -> None:
+        _require(self.context >= 1, "data.context", "at least 1", self.context)
+        _require(self.vocab >= 1, "data.vocab", "at least 1", self.vocab)
+        _require_share(self.validation_ratio)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageData:
@@ -56,6 +62,10 @@ class ImageData:
     augmentation: Literal["none", "crop-flip"] = "none"
     validation_ratio: float = 0.1
     """The share that is drawn to validate with, where the data have none of their own."""
+
+    def __post_init__(self) -> None:
+        _require(self.image_size >= 1, "data.image_size", "at least 1", self.image_size)
+        _require_share(self.validation_ratio)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +110,19 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "accumulation", "steps"):
-            if getattr(self, name) < 1:
-                raise InvalidArgument(f"{name} must be at least 1, got {getattr(self, name)}")
+            _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in ("evaluate_every", "evaluation_batches"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise InvalidArgument(f"{name} must be at least 1, or none, got {value}")
-        if self.learning_rate <= 0:
-            raise InvalidArgument(f"learning_rate must be above 0, got {self.learning_rate}")
+            value = getattr(self, name)
+            _require(value is None or value >= 1, name, "at least 1, or none", value)
+        # Comparisons from both sides refuse NaN and infinity too.
+        rate, decay, norm = self.learning_rate, self.weight_decay, self.clip_norm
+        _require(0 < rate < math.inf, "learning_rate", "above 0 and finite", rate)
+        _require(0 <= decay < math.inf, "weight_decay", "0 or more and finite", decay)
+        _require(norm is None or 0 < norm < math.inf, "clip_norm", "above 0 and finite, or none", norm)
+        _require(all(0 <= beta < 1 for beta in self.betas), "betas", "from 0 to less than 1, both", self.betas)
+        _require(self.warmup >= 0, "warmup", "0 or more steps", self.warmup)
+        _require(0 <= self.final_ratio <= 1, "final_ratio", "from 0 to 1", self.final_ratio)
+        _require(0 <= self.seed < 1 << 63, "seed", "from 0 to less than 2^63", self.seed)
         for name, known in (("schedule", get_args(Schedule)), ("precision", get_args(Precision))):
             if getattr(self, name) not in known:
                 raise InvalidArgument(f"{name} is one of {', '.join(known)}, got {getattr(self, name)!r}")
@@ -168,8 +184,21 @@ def _parsed(name: str, kind: Any, text: str) -> Any:
             return {option: option for option in get_args(kind)}[text]
         return kind(text)
     except (ValueError, KeyError) as error:
-        expected = " or ".join(map(str, get_args(kind))) or getattr(kind, "__name__", str(kind))
+        expected = (
+            " or ".join(get_args(kind))
+            if typing.get_origin(kind) is Literal
+            else ",".join(option.__name__ for option in options) or kind.__name__
+        )
         raise InvalidArgument(f"{name} is {expected}, got {text!r}") from error
+
+
+def _require(is_right: bool, name: str, expected: str, value: Any) -> None:
+    if not is_right:
+        raise InvalidArgument(f"{name} must be {expected}, got {value}")
+
+
+def _require_share(validation_ratio: float) -> None:
+    _require(0 <= validation_ratio < 1, "data.validation_ratio", "a share from 0 to less than 1", validation_ratio)
 
 
 def _guessed(text: str) -> Any:

@@ -14,7 +14,7 @@ import tempfile
 from array import array
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -37,8 +37,22 @@ class Text:
     train: Tensor
     validation: Tensor
     vocab: int
-    bytes_per_token: float
-    """Of the text as UTF-8, separators not counted; what turns a loss into bits per byte."""
+    bytes_per_token: float | None
+    """Of the text as UTF-8, separators not counted; what turns a loss into bits per byte.
+
+    None where the tokens do not give the text back: what is lost costs no bits.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What is kept beside the tokens."""
+
+    vocab: int
+    item_bytes: int
+    num_tokens: tuple[int, ...]
+    """Of the parts of a Split."""
+    bytes_per_token: float | None
 
 
 def read_text(
@@ -59,16 +73,13 @@ def read_text(
     """
     split = find_files(path)
     folder = _made(split, tokenizer, vocab, separator, cache or (path if path.is_dir() else path.parent) / FOLDER)
-    about = json.loads((folder / "about.json").read_text())
-    train, validation = (_mapped(folder / f"{part}.bin", about["item_bytes"]) for part in Split._fields)
+    about = _read_about(folder)
+    if about is None:
+        raise InvalidArgument(f"the tokens in {folder} are damaged and cannot be replaced; remove that folder")
+    train, validation = (_mapped(folder / f"{part}.bin", about.item_bytes) for part in Split._fields)
     if not split.validation:
         train, validation = split_text(train, validation_ratio)
-    return Text(
-        train=train,
-        validation=validation,
-        vocab=about["vocab"],
-        bytes_per_token=about["num_bytes"] / about["num_tokens"],
-    )
+    return Text(train=train, validation=validation, vocab=about.vocab, bytes_per_token=about.bytes_per_token)
 
 
 def split_text(tokens: Tensor, validation_ratio: float) -> tuple[Tensor, Tensor]:
@@ -80,7 +91,7 @@ def split_text(tokens: Tensor, validation_ratio: float) -> tuple[Tensor, Tensor]
 
 
 def _made(split: Split, tokenizer: str, vocab: int, separator: str | None, cache: Path) -> Path:
-    """The folder that has the tokens, made now unless it is there. It appears whole or not at all."""
+    """The folder that has the tokens, made now unless it is there and whole. It appears whole or not at all."""
     known: Tokenizer | None = None
     if tokenizer == "bytes":
         known = Bytes()
@@ -88,7 +99,7 @@ def _made(split: Split, tokenizer: str, vocab: int, separator: str | None, cache
         known = tokenizers.load(Path(tokenizer), separator)
     name = known.key if known else f"{tokenizer} {vocab}"
     folder = cache / _fingerprint(split, name)
-    if not folder.is_dir():
+    if _read_about(folder) is None:
         try:
             cache.mkdir(parents=True, exist_ok=True)
             part = Path(tempfile.mkdtemp(prefix="part-", dir=cache))
@@ -98,11 +109,23 @@ def _made(split: Split, tokenizer: str, vocab: int, separator: str | None, cache
             ) from error
         try:
             _write(part, split, known or _learned(split, tokenizer, vocab))
+            if _read_about(folder) is None:
+                shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # another process was faster
                 os.rename(part, folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)
     return folder
+
+
+def _read_about(folder: Path) -> About | None:
+    """None where there are no tokens, or not those that were written."""
+    try:
+        about = About(**json.loads((folder / "about.json").read_text()))
+        sizes = [(folder / f"{part}.bin").stat().st_size for part in Split._fields]
+        return about if sizes == [number * about.item_bytes for number in about.num_tokens] else None
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _learned(split: Split, kind: str, vocab: int) -> Tokenizer:
@@ -123,14 +146,14 @@ def _write(folder: Path, split: Split, tokenizer: Tokenizer) -> None:
     ]
     # Bits per byte are told of the validation files where there are some.
     num_tokens, num_bytes = sizes[1] if split.validation else sizes[0]
-    about = {
-        "vocab": tokenizer.vocab,
-        "item_bytes": array(code).itemsize,
-        "num_tokens": max(num_tokens, 1),
-        "num_bytes": num_bytes,
-    }
+    about = About(
+        vocab=tokenizer.vocab,
+        item_bytes=array(code).itemsize,
+        num_tokens=tuple(number for number, _ in sizes),
+        bytes_per_token=num_bytes / max(num_tokens, 1) if tokenizer.is_lossless else None,
+    )
     tokenizer.save(folder / "tokenizer.json")
-    (folder / "about.json").write_text(json.dumps(about))
+    (folder / "about.json").write_text(json.dumps(asdict(about)))
 
 
 def _encode(pieces: Iterable[Piece], tokenizer: Tokenizer, path: Path, code: str) -> tuple[int, int]:

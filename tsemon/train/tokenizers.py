@@ -12,6 +12,8 @@ from tsemon.errors import InvalidArgument, MissingData, MissingPackage
 
 SEPARATORS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>")
 """Names that tokenizers give to the end of a document, the first of which is ours."""
+SAMPLE = "Two  spaces,\ta tab\nand é 漢 🙂 \x01"
+"""What only a tokenizer that loses nothing gives back."""
 TRAINING_CHARACTERS = 1 << 28
 """A vocabulary is learned from so much of the text at the most: more changes little, and needs memory."""
 
@@ -21,6 +23,8 @@ class Tokenizer(Protocol):
     """Tokens are from 0 to vocab - 1."""
     separator: int | None
     """Follows each document. None: the text is one row without breaks."""
+    is_lossless: bool
+    """Whether the tokens of a text give it back."""
     key: str
     """Equal where the same text becomes the same tokens."""
 
@@ -38,6 +42,7 @@ class Bytes:
 
     vocab = 256
     separator: int | None = 0
+    is_lossless = True
     key = "bytes"
 
     def encode(self, texts: list[str]) -> list[Sequence[int]]:
@@ -55,6 +60,9 @@ class LibraryTokenizer:
         # Without the effect of padding and such, a tokenizer.json may leave numbers out: the largest one decides.
         self.vocab = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         self.separator = None if separator is None else tokenizer.token_to_id(separator)
+        tokens = tokenizer.encode(SAMPLE, add_special_tokens=False).ids
+        # Some begin each text with a space of their own.
+        self.is_lossless = tokenizer.decode(tokens, skip_special_tokens=False).removeprefix(" ") == SAMPLE
         self.key = hashlib.sha256(f"{separator} {tokenizer.to_str()}".encode()).hexdigest()
 
     def encode(self, texts: list[str]) -> list[Sequence[int]]:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tsemon import models
 from tsemon.catalogue import nearest
-from tsemon.errors import InvalidArgument
+from tsemon.errors import InvalidArgument, TsemonError
 from tsemon.train import schedules
 from tsemon.train.batches import Shard
 from tsemon.train.datasets import DataSet, open_data
@@ -151,14 +151,26 @@ def build_model(recipe: Recipe, data_sizes: Mapping[str, int]) -> nn.Module:
         known = [name.removesuffix("Config") for name in models.__all__ if name.endswith("Config")]
         raise InvalidArgument(f"tsemon.models has no {recipe.model!r}; {nearest(recipe.model, known)}")
     fields = [field.name for field in dataclasses.fields(config_kind)]
-    sizes = {**recipe.sizes, **{name: size for name, size in data_sizes.items() if name in fields}}
-    if recipe.preset is not None:
-        model: nn.Module = kind.from_preset(recipe.preset, **sizes)
-        return model
-    for name in sizes:
+    for name in recipe.sizes:
         if name not in fields:
             raise InvalidArgument(f"{recipe.model} has no size named {name!r}; {nearest(name, fields)}")
-    return kind(config_kind(**sizes))  # type: ignore[no-any-return]
+        if name in data_sizes:
+            instead = f", or set data.{name}" if hasattr(recipe.data, name) else ""
+            raise InvalidArgument(
+                f"sizes.{name} is decided by the data, which have {data_sizes[name]}; leave it out{instead}"
+            )
+    sizes = {**recipe.sizes, **{name: size for name, size in data_sizes.items() if name in fields}}
+    try:
+        model: nn.Module = (
+            kind(config_kind(**sizes)) if recipe.preset is None else kind.from_preset(recipe.preset, **sizes)
+        )
+    except TsemonError:
+        raise
+    except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:  # from PyTorch, wherever a size was used
+        told = ", ".join(f"{name}={size!r}" for name, size in sizes.items())
+        reason = str(error).partition("\n")[0]
+        raise InvalidArgument(f"{recipe.model} cannot be made with the sizes {told}: {reason}") from error
+    return model
 
 
 def schedule_of(recipe: Recipe, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:

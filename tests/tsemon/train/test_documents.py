@@ -96,6 +96,26 @@ class TestSlimPajama:
         write_zst(tmp_path / "example_train_0.jsonl.zst", json_lines("one\n", "zwei ü", "three"), num_frames)
         assert texts(tmp_path) == ["one\n", "zwei ü", "three"]
 
+    def test_is_told_when_it_is_no_zst(self, tmp_path):
+        pytest.importorskip("zstandard")
+        (tmp_path / "a.jsonl.zst").write_bytes(b"random bytes")
+        with pytest.raises(InvalidArgument, match=r"a\.jsonl\.zst is damaged, or no zst file"):
+            texts(tmp_path)
+
+    @pytest.mark.parametrize("num_frames", [1, 3])
+    def test_is_told_when_it_is_cut_off(self, tmp_path, num_frames):
+        file = tmp_path / "a.jsonl.zst"
+        write_zst(file, json_lines(*(f"text {number}" for number in range(99))), num_frames)
+        file.write_bytes(file.read_bytes()[:-5])
+        with pytest.raises(InvalidArgument, match=r"a\.jsonl\.zst is cut off"):
+            texts(tmp_path)
+
+    def test_may_lie_across_the_parts_that_are_read(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(documents, "COMPRESSED_BYTES", 7)
+        expected = [f"text {number}" for number in range(99)]
+        write_zst(tmp_path / "a.jsonl.zst", json_lines(*expected), 3)
+        assert texts(tmp_path) == expected
+
     def test_may_be_unpacked(self, tmp_path):
         (tmp_path / "a.jsonl").write_text(json_lines("one", "two") + "\n")
         assert texts(tmp_path) == ["one", "two"]

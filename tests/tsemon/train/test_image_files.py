@@ -10,6 +10,7 @@ from tsemon.train.cifar10 import TRAIN, VALIDATION, read_cifar10
 from tsemon.train.image_files import read_images
 
 NAMES = TRAIN + VALIDATION
+PIXELS = np.zeros((4, 4, 4), np.uint8)
 
 
 def cifar_arrays(seed):
@@ -69,6 +70,12 @@ class TestCifar10:
         file.write_bytes(file.read_bytes()[:-7])
         with pytest.raises(InvalidArgument, match="data_batch_3"):
             read_cifar10(tmp_path)
+
+    @pytest.mark.parametrize("name", ["data_batch_3", "test_batch"])
+    def test_is_told_when_a_file_is_missing(self, tmp_path, below, suffix, batch, name):
+        (write_cifar(tmp_path / below, suffix, batch) / (name + suffix)).unlink()
+        with pytest.raises(MissingData, match=f"lacks {name}{suffix}; "):
+            read_images(tmp_path)
 
 
 class TestCifar10ForPython:
@@ -172,10 +179,29 @@ class TestArraysOfImages:
             ({"pixels": np.zeros(3)}, "neither images and labels nor x_train"),
             ({"images": np.full((2, 4, 4), 7.0), "labels": np.zeros(2)}, "floats from -1 to 1"),
             ({"images": np.array([object()]), "labels": np.zeros(1)}, "cannot be read as arrays"),
+            (
+                {"images": PIXELS, "labels": np.zeros(3, int)},
+                r"as many labels as images.*\(4, 4, 4\) and labels \(3,\)",
+            ),
+            ({"images": PIXELS[:0], "labels": np.zeros(0, int)}, "at least one"),
+            ({"images": PIXELS, "labels": np.array(["cat"] * 4)}, "expected arrays of numbers"),
+            ({"images": PIXELS, "labels": np.array([0, 1, -1, 0])}, "has the label -1; expected labels from 0 up"),
+            (
+                {"images": PIXELS, "labels": np.zeros(4), "val_images": PIXELS, "val_labels": np.arange(4)},
+                "has the label 3 to validate with; expected labels up to 0",
+            ),
         ],
-        ids=["names", "range", "objects"],
+        ids=["names", "range", "objects", "fewer labels", "none", "words", "negative label", "unknown label"],
     )
     def test_say_what_is_wrong(self, tmp_path, arrays, told):
         np.savez(tmp_path / "a.npz", **arrays)
-        with pytest.raises(InvalidArgument, match=told):
+        with pytest.raises(InvalidArgument, match=rf"a\.npz.*{told}"):
             read_images(tmp_path / "a.npz")
+
+    @pytest.mark.parametrize("num_bytes", [0, 100, 400])
+    def test_say_when_they_are_cut_off(self, tmp_path, num_bytes):
+        file = tmp_path / "a.npz"
+        np.savez(file, images=PIXELS, labels=np.zeros(4))
+        file.write_bytes(file.read_bytes()[:num_bytes])
+        with pytest.raises(InvalidArgument, match=r"a\.npz cannot be read as arrays"):
+            read_images(file)

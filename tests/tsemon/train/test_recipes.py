@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,8 @@ import torch
 
 from tsemon.errors import InvalidArgument, MissingData
 from tsemon.train.datasets import open_data
-from tsemon.train.recipe import Recipe, TextData, changed
-from tsemon.train.recipes import RECIPES, SMALL_TEXT, recipe_named
+from tsemon.train.recipe import ImageData, Recipe, TextData, changed
+from tsemon.train.recipes import RECIPES, SMALL_DIGITS, SMALL_TEXT, recipe_named
 from tsemon.train.tasks import RecurrentTask, Task, task_of
 from tsemon.train.training import build_model
 
@@ -24,11 +25,37 @@ class TestARecipe:
             ({"schedule": "linear"}, "constant, cosine, multi-step, inverse-sqrt, got 'linear'"),
             ({"precision": "float16"}, "float32, bfloat16, got 'float16'"),
             ({"evaluate_every": 0}, "at least 1, or none, got 0"),
+            ({"clip_norm": 0.0}, "clip_norm must be above 0 and finite, or none, got 0.0"),
+            ({"clip_norm": -1.0}, "clip_norm must be above 0"),
+            ({"learning_rate": math.nan}, "learning_rate must be above 0 and finite, got nan"),
+            ({"learning_rate": math.inf}, "learning_rate must be above 0 and finite, got inf"),
+            ({"weight_decay": -1.0}, "weight_decay must be 0 or more and finite, got -1.0"),
+            ({"betas": (0.9, 1.0)}, "betas must be from 0 to less than 1, both"),
+            ({"warmup": -1}, "warmup must be 0 or more steps, got -1"),
+            ({"final_ratio": 2.0}, "final_ratio must be from 0 to 1, got 2.0"),
+            ({"seed": 1 << 63}, "seed must be from 0 to less than 2.63"),
         ],
     )
     def test_says_what_is_out_of_range(self, changes, told):
         with pytest.raises(InvalidArgument, match=told):
             dataclasses.replace(SMALL_TEXT, **changes)
+
+    @pytest.mark.parametrize(
+        ("kind", "changes", "told"),
+        [
+            (TextData, {"context": 0}, r"data\.context must be at least 1, got 0"),
+            (
+                TextData,
+                {"validation_ratio": 2.0},
+                r"data\.validation_ratio must be a share from 0 to less than 1, got 2",
+            ),
+            (ImageData, {"validation_ratio": math.nan}, r"data\.validation_ratio must be a share"),
+            (ImageData, {"image_size": 0}, r"data\.image_size must be at least 1, got 0"),
+        ],
+    )
+    def test_says_what_is_out_of_range_in_its_data(self, kind, changes, told):
+        with pytest.raises(InvalidArgument, match=told):
+            kind(**changes)
 
     def test_shares_its_batch_evenly(self):
         recipe = dataclasses.replace(SMALL_TEXT, batch_size=12, accumulation=2)
@@ -80,7 +107,7 @@ class TestASetting:
             ("data.contxt", "1", r"no setting named 'data\.contxt'; did you mean 'data\.context'"),
             ("steps", "many", "steps is int, got 'many'"),
             ("compile", "perhaps", "compile is bool, got 'perhaps'"),
-            ("betas", "0.9", "betas is .*float.*, got '0.9'"),
+            ("betas", "0.9", "betas is float,float, got '0.9'"),
             ("schedule", "linear", "schedule is constant or cosine or multi-step or inverse-sqrt, got 'linear'"),
             ("name", "x", "no setting named 'name'"),
         ],
@@ -141,6 +168,34 @@ class TestDataOfText:
         with pytest.raises(InvalidArgument, match="read as bytes, not as bpe; give other text with --data"):
             open_data(TextData(tokenizer="bpe"))
 
+    @pytest.mark.parametrize(
+        ("num_bytes", "told"),
+        [
+            (0, r"a\.txt holds no text"),
+            (50, r"to train on has 49 tokens; expected more than data\.context, 64"),
+            (1_200, r"validation part of .*a\.txt has 60 tokens; .*data\.context, 64.*data\.validation_ratio"),
+        ],
+    )
+    def test_is_refused_where_it_is_too_short(self, tmp_path, num_bytes, told):
+        (tmp_path / "a.txt").write_text("a" * num_bytes)
+        with pytest.raises(InvalidArgument, match=told):
+            open_data(TextData(path=tmp_path / "a.txt", context=64))
+
+    def test_need_not_be_set_apart(self, tmp_path):
+        (tmp_path / "a.txt").write_text("a" * 1_200)
+        data = open_data(TextData(path=tmp_path / "a.txt", context=64, validation_ratio=0))
+        assert list(data.validation_batches(rows=2)) == []
+
+    def test_has_no_bits_per_byte_where_the_tokens_lose_some(self, tmp_path):
+        pytest.importorskip("tokenizers")
+        (tmp_path / "a.txt").write_text("the cat sat on the mat\n" * 99)
+        of_words, of_bytes = (
+            open_data(TextData(path=tmp_path / "a.txt", context=4, tokenizer=tokenizer, vocab=5))
+            for tokenizer in ("words", "bytes")
+        )
+        assert of_words.meaning(1.0, 0.0).keys() == {"perplexity"}
+        assert of_bytes.meaning(1.0, 0.0).keys() == {"perplexity", "bits_per_byte"}
+
     def test_is_streamed_in_an_evaluation_too(self, tmp_path):
         (tmp_path / "a.txt").write_text("0123456789" * 8)
         data = open_data(TextData(path=tmp_path / "a.txt", context=4, is_streamed=True, validation_ratio=0.5))
@@ -148,6 +203,27 @@ class TestDataOfText:
         rows = ["".join(chr(token) for inputs, _ in batches for token in inputs[row]) for row in (0, 1)]
         assert all("01234567890123456789".find(row[:10]) >= 0 for row in rows)
         assert [len(row) for row in rows] == [16, 16]
+
+
+class TestTheSizesOfAModel:
+    @pytest.mark.parametrize(("name", "size"), [("depth", "abc"), ("depth", 1.5), ("width", -4), ("heads", 0)])
+    def test_are_named_where_they_are_wrong(self, name, size):
+        recipe = dataclasses.replace(SMALL_TEXT, sizes={**SMALL_TEXT.sizes, name: size})
+        with pytest.raises(InvalidArgument, match=rf"{name}\W.*{size}"):
+            build_model(recipe, {"vocab": 256, "context": 64})
+
+    @pytest.mark.parametrize(
+        ("recipe", "name", "told"),
+        [
+            (SMALL_TEXT, "context", r"which have 64; leave it out, or set data\.context"),
+            (SMALL_TEXT, "vocab", r"which have 256; leave it out, or set data\.vocab"),
+            (SMALL_DIGITS, "num_classes", "which have 10; leave it out$"),
+        ],
+    )
+    def test_are_not_those_that_the_data_decide(self, recipe, name, told):
+        changed = dataclasses.replace(recipe, sizes={**recipe.sizes, name: 8})
+        with pytest.raises(InvalidArgument, match=rf"sizes\.{name} is decided by the data, {told}"):
+            build_model(changed, open_data(recipe.data).sizes)
 
 
 class TestEveryRecipe:

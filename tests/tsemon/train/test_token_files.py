@@ -103,8 +103,20 @@ class TestWords:
         assert sorted(set(text.train.tolist())) == [0, 1, 2]
         assert int((text.train == 2).sum()) == 20 * 4  # "the"
 
+    def test_have_no_bytes_for_they_lose_some(self, folder):
+        pytest.importorskip("tokenizers")
+        assert read_text(folder, tokenizer="words", vocab=10).bytes_per_token is None
+
 
 class TestTokenFiles:
+    @pytest.mark.parametrize("name", ["train.bin", "validation.bin", "about.json"])
+    @pytest.mark.parametrize("junk", [b"", b"junk", b"[]", b"{}", None])
+    def test_are_made_anew_when_they_are_damaged(self, folder, name, junk):
+        train = read_text(folder, validation_ratio=0).train.clone()  # no longer of the file, which is cut off below
+        (file,) = folder.glob(f".tsemon-tokens/*/{name}")
+        file.unlink() if junk is None else file.write_bytes(junk)
+        assert torch.equal(read_text(folder, validation_ratio=0).train, train)
+
     def test_are_made_once(self, folder, monkeypatch):
         first = read_text(folder)
         monkeypatch.setattr(token_files, "_encode", None)
