@@ -64,7 +64,7 @@ class Checkpoints:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             _write(path, state)
-        except (OSError, RuntimeError) as error:  # PyTorch's writer has its own words for a full disk
+        except OSError as error:
             older = self.paths()
             left = f"make room; --resume goes on from {older[-1]}" if older else "make room and start again"
             raise CheckpointError(f"the checkpoint {path} could not be written: {reason(error)}; {left}") from error
@@ -138,6 +138,10 @@ def _write(path: Path, state: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())  # otherwise the name may outlive the content when the machine stops
         part.replace(path)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # PyTorch's writer hides a full disk behind its own error
+            raise error.__context__ from None
+        raise
     finally:
         part.unlink(missing_ok=True)
 
