@@ -26,6 +26,12 @@ from tsemon.train.tasks import task_of
 
 MAY_DIFFER = ("about", "steps", "evaluate_every", "evaluation_batches")
 """What a resumed run may do otherwise than the one before. More steps stretch a cosine."""
+DATA_DECIDE = {
+    "context": "data.context",
+    "vocab": "data.tokenizer and data.vocab",
+    "image_size": "the images and, where they are files, data.image_size",
+}
+"""Where sizes come from that are no settings of a model."""
 ALONE = Processes()
 
 
@@ -155,10 +161,8 @@ def build_model(recipe: Recipe, data_sizes: Mapping[str, int]) -> nn.Module:
         if name not in fields:
             raise InvalidArgument(f"{recipe.model} has no size named {name!r}; {nearest(name, fields)}")
         if name in data_sizes:
-            instead = f", or set data.{name}" if hasattr(recipe.data, name) else ""
-            raise InvalidArgument(
-                f"sizes.{name} is decided by the data, which have {data_sizes[name]}; leave it out{instead}"
-            )
+            source = DATA_DECIDE.get(name, "the data")
+            raise InvalidArgument(f"sizes.{name} follows from {source} and is {data_sizes[name]}; leave it out")
     sizes = {**recipe.sizes, **{name: size for name, size in data_sizes.items() if name in fields}}
     try:
         model: nn.Module = (

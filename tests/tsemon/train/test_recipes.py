@@ -215,14 +215,14 @@ class TestTheSizesOfAModel:
     @pytest.mark.parametrize(
         ("recipe", "name", "told"),
         [
-            (SMALL_TEXT, "context", r"which have 64; leave it out, or set data\.context"),
-            (SMALL_TEXT, "vocab", r"which have 256; leave it out, or set data\.vocab"),
-            (SMALL_DIGITS, "num_classes", "which have 10; leave it out$"),
+            (SMALL_TEXT, "context", r"data\.context and is 64; leave it out"),
+            (SMALL_TEXT, "vocab", r"data\.tokenizer and data\.vocab and is 256; leave"),
+            (SMALL_DIGITS, "num_classes", "the data and is 10; leave it out"),
         ],
     )
     def test_are_not_those_that_the_data_decide(self, recipe, name, told):
         changed = dataclasses.replace(recipe, sizes={**recipe.sizes, name: 8})
-        with pytest.raises(InvalidArgument, match=rf"sizes\.{name} is decided by the data, {told}"):
+        with pytest.raises(InvalidArgument, match=rf"sizes\.{name} follows from {told}"):
             build_model(changed, open_data(recipe.data).sizes)
 
 
