@@ -1,3 +1,4 @@
+import contextlib
 import os
 import pickle
 import resource
@@ -19,13 +20,15 @@ def checkpoints(tmp_path):
     return Checkpoints(tmp_path / "run", keep=2)
 
 
-@pytest.fixture
-def files_of_64_kib():
-    """No file may be larger: to a writer, a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, before[1]))
-    yield before
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+@contextlib.contextmanager
+def files_of_at_most(size_bytes):
+    """To a writer, a full disk. No longer than it must: the tests' own output may go to a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 class TestCheckpoints:
@@ -40,14 +43,17 @@ class TestCheckpoints:
             checkpoints.save(step, {})
         assert [path.name for path in checkpoints.paths()] == ["step-00000015.pt", "step-100000000.pt"]
 
-    def test_appear_whole_or_not_at_all(self, checkpoints, files_of_64_kib):
-        with pytest.raises(
-            CheckpointError, match=r"step-00000001\.pt could not be written: .*File too large; make room and start"
-        ):
-            checkpoints.save(1, {"step": torch.zeros(100_000)})
+    def test_appear_whole_or_not_at_all(self, checkpoints):
+        large = {"step": torch.zeros(100_000)}
+        told = r"step-00000001\.pt could not be written: .*File too large; make room and start"
+        with pytest.raises(CheckpointError, match=told), files_of_at_most(65536):
+            checkpoints.save(1, large)
         checkpoints.save(1, STATE)
-        with pytest.raises(CheckpointError, match=r"--resume goes on from .*step-00000001\.pt"):
-            checkpoints.save(2, {"step": torch.zeros(100_000)})
+        with (
+            pytest.raises(CheckpointError, match=r"--resume goes on from .*step-00000001\.pt"),
+            files_of_at_most(65536),
+        ):
+            checkpoints.save(2, large)
         assert checkpoints.load_newest() == STATE
         assert [path.name for path in checkpoints.folder.iterdir()] == ["step-00000001.pt"]
 
@@ -123,9 +129,8 @@ class TestCheckpoints:
         with pytest.raises(CheckpointError, match=r"to .*file/run: .*; choose another folder: --checkpoints"):
             Checkpoints(tmp_path / "file" / "run").held().__enter__()
 
-    def test_are_refused_on_a_full_disk(self, checkpoints, files_of_64_kib):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, files_of_64_kib[1]))
-        with pytest.raises(CheckpointError, match="no checkpoint can be written to"):
+    def test_are_refused_on_a_full_disk(self, checkpoints):
+        with pytest.raises(CheckpointError, match="no checkpoint can be written to"), files_of_at_most(0):
             checkpoints.held().__enter__()
 
     def test_are_at_least_one(self, tmp_path):
