@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.nn.functional import linear
 
 from tsemon.measures import delta, omega, xi
 from tsemon.models import Encoder
@@ -25,8 +27,9 @@ EXPERIMENT = Experiment(
 )
 MEASURES = ("token_similarity", "escalation_rate", "spectral_gap")
 STEPS = ("step 1", "step 2", "step 3", "step 4")
+WITHOUT_BIASES, WITHOUT_RELU = "step 3 without biases", "step 3 without biases and ReLU"
 Trials = Mapping[str, Values]
-"""(trials, L) of each quantity."""
+"""(trials, L) of each quantity; of step 3 with parts left out for the first block alone."""
 
 
 def run(quick: bool) -> Result:
@@ -48,10 +51,11 @@ def run(quick: bool) -> Result:
         plots={"blocks": figure(full, by_width, causal)},
         tables=[table("Full attention, scores over sqrt(d/h)", full), table("Causal attention", causal)],
         notes=[
-            "Step 3 is the surprise. In the first blocks the feed-forward network does raise xi_1/xi_2. It is ReLU: "
-            "what it lets through has a mean above zero, and so the network adds nearly the same vector to all tokens "
-            "(its biases hardly matter). While tokens share little, that is much of what they share; the escalation "
-            "rate 1 + (xi_1/xi_2 - 1) t_sim of the step is small all the same, as t_sim is.",
+            f"Step 3 is the surprise. Its xi_1/xi_2 in block 1 is {_first(full, 'step 3')}, "
+            f"{_first(full, WITHOUT_BIASES)} without biases and {_first(full, WITHOUT_RELU)} without biases and ReLU. What "
+            "ReLU lets through has a mean above zero, so that the network adds a common vector to all tokens. While tokens "
+            "share little, that is much of what they share; the escalation rate 1 + (xi_1/xi_2 - 1) t_sim of the step is "
+            "small all the same, as t_sim is.",
             "Eq. 2 divides the scores by sqrt(d), the code that the paper builds on by sqrt(d/h). Similarity is the "
             f"same ({_first(by_width, 'token similarity', 10)} and {_first(full, 'token similarity', 10)} after block "
             f"10); delta and omega of block 1 are {_first(by_width, 'delta')} and {_first(by_width, 'omega')} with "
@@ -98,10 +102,21 @@ def trial(model: Encoder, x_BTD: Tensor) -> Trials:
         rows.append([*ratios, delta(p_BHTT).mean().item(), omega(x, p_BHTT).mean().item()])
     by_name = dict(zip((*STEPS, "delta", "omega"), np.array(rows).T, strict=True))
     return by_name | {
+        **step_3_without(model.blocks[0].feed_forward, seen["blocks.0.norm1"][1]),
         "token similarity": frame.layers["token_similarity"][1:],
         "escalation rate": frame.layers["escalation_rate"],
         "lambda_2": 1 - frame.layers["spectral_gap"],
     }
+
+
+def step_3_without(feed_forward: Any, y_BTD: Tensor) -> Trials:
+    """xi_1/xi_2 of feed-forward and residual, (1,), when parts of the network are left out."""
+    hidden_BTF = linear(y_BTD, feed_forward.expand.weight)
+    outputs = {
+        WITHOUT_BIASES: linear(hidden_BTF.relu(), feed_forward.contract.weight),
+        WITHOUT_RELU: linear(hidden_BTF, feed_forward.contract.weight),
+    }
+    return {name: np.array([_xi_ratio(y_BTD, y_BTD + output)]) for name, output in outputs.items()}
 
 
 def _xi_ratio(x_BTD: Tensor, y_BTD: Tensor) -> float:

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
+import torch
 
 from tsemon.measures import escalation_rate, second_eigenvalue, token_similarity
-from tsemon.reproduce.escalation import STEPS, experiment, trial
+from tsemon.reproduce.escalation import STEPS, WITHOUT_BIASES, WITHOUT_RELU, experiment, trial
 from tsemon.reproduce.observing import forward
 from tsemon.reproduce.random_encoder import caught, head_mix, random_encoder, random_tokens
 
@@ -41,6 +42,14 @@ class TestTrial:
         odds = after / (1 - after) / (before / (1 - before))
         assert np.prod([found[step][1] for step in STEPS]) == pytest.approx(odds, rel=1e-4)
 
+    def test_leaves_parts_out_of_step_3(self, model, found):
+        assert found[WITHOUT_BIASES] != pytest.approx(found["step 3"][:1], rel=1e-6)
+        for linear in (model.blocks[0].feed_forward.expand, model.blocks[0].feed_forward.contract):
+            torch.nn.init.zeros_(linear.bias)
+        plain = trial(model, random_tokens(3, 64))
+        assert plain[WITHOUT_BIASES] == pytest.approx(plain["step 3"][:1], rel=1e-6)
+        assert plain[WITHOUT_RELU] < plain[WITHOUT_BIASES]
+
     def test_has_the_second_eigenvalue_of_the_attention_that_ran(self, model, found, seen):
         p_BHTT = head_mix(model.blocks[2].attention, seen["blocks.2.attention.to_query_key_value"][1])
         # Arnoldi's method stops after 32 of 64 steps
@@ -50,7 +59,8 @@ class TestTrial:
 class TestExperiment:
     def test_stacks_trials_of_three_variants_that_share_their_weights(self):
         full, by_width, causal = experiment(2, **SIZES)
-        assert {name: values.shape for name, values in full.items()} == dict.fromkeys(full, (2, 3))
+        blocks = {name: 1 if name in (WITHOUT_BIASES, WITHOUT_RELU) else 3 for name in full}
+        assert {name: values.shape for name, values in full.items()} == {name: (2, n) for name, n in blocks.items()}
         assert (by_width["delta"] < 0.7 * full["delta"]).all()  # scores half as large
         assert (causal["delta"] > 1).all()  # of uniform causal attention of 64 tokens 1.235
 
