@@ -177,20 +177,12 @@ class PreNormBlock(nn.Module):
         return z_BTD
 
 
-class BranchNormBlock(nn.Module):
+class BranchNormBlock(PostNormBlock):
     """Definitions 5 and 6 of Parameter Norm Growth (arXiv 2010.09697): x + LN(f(x)), the block of its authors' models.
 
     Takes and returns (B, T, D). But for biases and attention's softmax the residual stream grows as its parameters do:
-    twice the parameters give twice the output.
+    twice the parameters give twice the output. Its parts are those of a PostNormBlock.
     """
-
-    def __init__(self, config: BlockConfig) -> None:
-        super().__init__()
-        self.alpha = config.alpha
-        self.attention = config.self_attention()
-        self.norm1 = config.norms()
-        self.feed_forward = FeedForward(config.width, config.ffn, config.activation)
-        self.norm2 = config.norms()
 
     def forward(self, x_BTD: Tensor, cache: Cache | None = None) -> Tensor:
         y_BTD = x_BTD + self.alpha * self.norm1(self.attention(x_BTD, cache))

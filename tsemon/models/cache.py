@@ -48,3 +48,15 @@ class Cache:
     @property
     def size_bytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in self._kept.values())
+
+
+def positions(tokens_BT: Tensor, cache: Cache | None, context: int) -> tuple[int, int]:
+    """Of the first of these tokens in its sequence, and of the one after the last.
+
+    Raises ShapeError unless they are (batch, tokens) and end within the context.
+    """
+    start = 0 if cache is None else cache.num_tokens
+    if tokens_BT.ndim != 2 or start + tokens_BT.shape[1] > context:
+        read = f" after {start} in the cache" if start else ""
+        raise ShapeError(f"expected (batch, tokens) with at most {context} tokens, got {tuple(tokens_BT.shape)}{read}")
+    return start, start + tokens_BT.shape[1]

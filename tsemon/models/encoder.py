@@ -12,9 +12,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from tsemon.errors import InvalidArgument, ShapeError
+from tsemon.errors import InvalidArgument
 from tsemon.models import presets
 from tsemon.models.blocks import BlockConfig, last_norm, stack
+from tsemon.models.cache import positions
 from tsemon.models.presets import Presets, Sizes
 
 
@@ -99,11 +100,7 @@ class TextEncoder(nn.Module):
         return cls(TextEncoderConfig.from_preset(name, **overrides))
 
     def forward(self, tokens_BT: Tensor, types_BT: Tensor | None = None) -> Tensor:
-        if tokens_BT.ndim != 2 or tokens_BT.shape[1] > self.config.context:
-            raise ShapeError(
-                f"expected (batch, tokens) with at most {self.config.context} tokens, got {tuple(tokens_BT.shape)}"
-            )
-        positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        positions_T = torch.arange(*positions(tokens_BT, None, self.config.context), device=tokens_BT.device)
         types_BT = torch.zeros_like(tokens_BT) if types_BT is None else types_BT
         x_BTE = self.norm(self.embed(tokens_BT) + self.positions(positions_T) + self.types(types_BT))
         x_BTD = self.widen(x_BTE)

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from tsemon.errors import InvalidArgument, ShapeError
+from tsemon.errors import InvalidArgument
 from tsemon.models import presets
 from tsemon.models.blocks import BlockConfig, last_norm, stack
-from tsemon.models.cache import Cache
+from tsemon.models.cache import Cache, positions
 from tsemon.models.presets import Presets, Sizes
 
 
@@ -59,13 +59,7 @@ class CausalLanguageModel(nn.Module):
         return cls(CausalLanguageModelConfig.from_preset(name, **overrides))
 
     def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
-        start = 0 if cache is None else cache.num_tokens
-        if tokens_BT.ndim != 2 or start + tokens_BT.shape[1] > self.config.context:
-            read = f" after {start} in the cache" if start else ""
-            raise ShapeError(
-                f"expected (batch, tokens) with at most {self.config.context} tokens, got {tuple(tokens_BT.shape)}{read}"
-            )
-        end = start + tokens_BT.shape[1]
+        start, end = positions(tokens_BT, cache, self.config.context)
         x_BTD = self.embed(tokens_BT) + self.positions(torch.arange(start, end, device=tokens_BT.device))
         for block in self.blocks:
             x_BTD = block(x_BTD, cache)
