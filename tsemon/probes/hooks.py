@@ -32,13 +32,23 @@ class ThreadState:
     def __init__(self) -> None:
         self.is_grad_enabled = torch.is_grad_enabled()
         self._has_autocast = {device: torch.is_autocast_enabled(device) for device in ("cpu", "cuda")}
+        self._depth_of_autocast = depth_of_autocast()
 
     def put_back(self) -> None:
         if torch.is_grad_enabled() != self.is_grad_enabled:
             torch._C._set_grad_enabled(self.is_grad_enabled)
+        # While it is not back at zero, autocast keeps the weights that it has cast, also when they have changed since.
+        for _ in range(depth_of_autocast() - self._depth_of_autocast):
+            torch.autocast_decrement_nesting()
         for device, was_enabled in self._has_autocast.items():
             if torch.is_autocast_enabled(device) != was_enabled:
                 torch.set_autocast_enabled(device, was_enabled)
+
+
+def depth_of_autocast() -> int:
+    """How many autocast contexts this thread is in."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
 
 
 class Guard:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests.tsemon.probes.probing import raise_fault
-from tsemon.probes.hooks import Guard
+from tsemon.probes.hooks import Guard, depth_of_autocast
 
 
 def nothing():
@@ -33,7 +33,7 @@ class TestAnInterruptInAHook:
                 getattr(guard, call)(nothing)
             assert torch.is_grad_enabled()
             assert torch.is_autocast_enabled("cpu")
-            patch.undo()
+            assert depth_of_autocast() == 1
 
     def test_leaves_them_as_they_were_around_a_pass_of_the_model(self):
         def interrupted():
