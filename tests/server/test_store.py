@@ -135,11 +135,11 @@ class TestTheTables:
         values = {f"metric_{number}": Array.of(range(48)) for number in range(20)}
         with store.write() as writer:
             run_id = register(writer).run_id
-            writer.add_frames(run_id, 1, "rank0-6f2c", [Frame(seq, seq, 0.0, {}, values) for seq in range(1000)])
+            writer.add_frames(run_id, 1, "rank0-6f2c", [Frame(seq, seq, 0.0, {}, values) for seq in range(2000)])
         store.close()
         with sqlite3.connect(tmp_path / "x.db") as connection:
-            assert connection.execute("SELECT count(*) FROM frame").fetchone() == (1000,)
+            assert connection.execute("SELECT count(*) FROM frame").fetchone() == (2000,)
             assert connection.execute("SELECT count(*) FROM layout").fetchone() == (20,)
             pages = connection.execute("PRAGMA page_count").fetchone()[0]
-            assert pages * connection.execute("PRAGMA page_size").fetchone()[0] < 4.5 * 960 * 1000
+            assert pages * connection.execute("PRAGMA page_size").fetchone()[0] < 4.5 * 960 * 2000
         connection.close()

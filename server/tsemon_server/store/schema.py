@@ -59,7 +59,12 @@ run = Table(
     Column("last_seq", BigInteger),
     Column("last_step", BigInteger),
     Column("loss", Float(53)),
+    # Where the training process is, which need not be a step that was sampled, and when it was first heard to be there.
+    Column("process_step", BigInteger),
+    Column("stepped_at", Float(53)),
     UniqueConstraint("project", "run", name="run_by_name"),
+    Index("run_by_update", "updated_at", "run_id"),
+    Index("run_by_title", "run", "project"),
 )
 
 attempt = Table(
@@ -101,6 +106,59 @@ frame = Table(
     Index("frame_by_step", "run_id", "step"),
 )
 
+# Frames that have settled are moved, a few hundred of one writer at a time, from `frame` into one segment and one chunk
+# per metric. `settled` tells which they were, so that a frame that comes once more is known at any age.
+
+segment = Table(
+    "segment",
+    metadata,
+    Column("run_id", String(32), primary_key=True),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("writer", String(64), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("num_frames", Integer, nullable=False),
+    Column("first_step", BigInteger, nullable=False),
+    Column("last_step", BigInteger, nullable=False),
+    Column("settled_at", Float(53), nullable=False),
+    Column("frames", LargeBinary, nullable=False),  # packed: seq, step and time of each
+)
+
+chunk = Table(
+    "chunk",
+    metadata,
+    Column("run_id", String(32), primary_key=True),
+    Column("kind", String(8), primary_key=True),
+    Column("metric", String(128), primary_key=True),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("writer", String(64), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # of its segment
+    Column("part", Integer, primary_key=True, autoincrement=False),  # one per shape that the metric has in the segment
+    Column("num_samples", Integer, nullable=False),
+    Column("first_step", BigInteger, nullable=False),
+    Column("last_step", BigInteger, nullable=False),
+    Column("num_rows", Integer, nullable=False),
+    Column("num_columns", Integer, nullable=False),
+    # Rollups: the least, the mean and the largest value of all samples whose steps are the same but for the last
+    # `..._shift` bits. Those rows come first that a chart over a long run reads.
+    Column("coarse_shift", Integer, nullable=False),
+    Column("fine_shift", Integer, nullable=False),
+    Column("coarse_crc", BigInteger, nullable=False),
+    Column("coarse_cells", LargeBinary, nullable=False),
+    Column("coarse", LargeBinary, nullable=False),
+    Column("fine", LargeBinary),  # packed; NULL once retention has dropped it
+    Column("samples", LargeBinary),  # packed steps and values; NULL once retention has dropped them
+)
+
+settled = Table(
+    "settled",
+    metadata,
+    Column("run_id", String(32), primary_key=True),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("writer", String(64), primary_key=True),
+    Column("page", BigInteger, primary_key=True, autoincrement=False),  # seq // 512
+    Column("seqs", LargeBinary, nullable=False),  # a bit per seq of the page
+)
+
 alert = Table(
     "alert",
     metadata,
@@ -130,4 +188,26 @@ rule_state = Table(
     Column("attempt", Integer, nullable=False),
     Column("step", BigInteger, nullable=False),  # the last one that the rules saw
     Column("tracks", Json, nullable=False),  # per rule
+)
+
+retention = Table(
+    "retention",
+    metadata,
+    Column("project", String(128), primary_key=True),
+    # Seconds; NULL keeps for ever.
+    Column("samples_s", Float(53)),
+    Column("rollups_s", Float(53)),
+    Column("runs_s", Float(53)),
+)
+
+# Runs that were deleted and whose frames are still to be removed, a few at a time.
+tombstone = Table("tombstone", metadata, Column("run_id", String(32), primary_key=True))
+
+# Work that one process at a time does: who has it, and until when unless it says so again.
+lease = Table(
+    "lease",
+    metadata,
+    Column("work", String(64), primary_key=True),
+    Column("holder", String(64), nullable=False),
+    Column("until", Float(53), nullable=False),
 )
