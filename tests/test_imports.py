@@ -38,15 +38,17 @@ PICTURE = {
     "tsemon.cli": "typer tsemon tsemon.demo tsemon.reproduce tsemon.train tsemon.transport tsemon_server.main "
     "tsemon_server.settings",
     "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.ingest tsemon_server.alerts tsemon_server.queries "
-    "tsemon_server.exposition tsemon_server.ui tsemon_server.store tsemon_server.settings tsemon_server.errors",
+    "tsemon_server.exposition tsemon_server.housekeeping tsemon_server.ui tsemon_server.store tsemon_server.settings "
+    "tsemon_server.errors",
     "tsemon_server.errors": "fastapi starlette pydantic",
     "tsemon_server.ingest": "fastapi starlette pydantic pydantic_core typing_extensions tsemon_server.store",
     "tsemon_server.alerts": "numpy tsemon_server.store tsemon_server.rules",
     "tsemon_server.rules": "numpy",
     "tsemon_server.queries": "fastapi numpy tsemon_server.store",
     "tsemon_server.exposition": "fastapi prometheus_client tsemon_server.store",
+    "tsemon_server.housekeeping": "tsemon_server.store",
     "tsemon_server.ui": "fastapi",
-    "tsemon_server.store": "sqlalchemy alembic numpy pydantic",
+    "tsemon_server.store": "sqlalchemy alembic numpy pydantic zstandard",
     "migrations": "sqlalchemy alembic",
     "tsemon_client": "httpx",
 }

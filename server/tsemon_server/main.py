@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import APIRouter, FastAPI
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,6 +22,7 @@ from tsemon_server import ingest, queries, ui
 from tsemon_server.alerts import Rule, Watch
 from tsemon_server.errors import Problem, handle_errors, problem_response
 from tsemon_server.exposition import Exposition
+from tsemon_server.housekeeping import Housekeeping
 from tsemon_server.settings import Settings
 from tsemon_server.store import Record, Store
 
@@ -107,7 +109,10 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        housekeeping = Housekeeping(store)
+        housekeeping.start()
         yield
+        await run_in_threadpool(housekeeping.stop)
         store.close()
 
     app = FastAPI(title="tsemon", version="1", description=DESCRIPTION, lifespan=lifespan, redoc_url=None)

@@ -1,68 +1,70 @@
 import math
 import statistics
-from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from tsemon.wire import Array, Frame
-from tsemon_server.queries.reduce import bucketed, column_means
+from tsemon_server.queries.reduce import bucketed
+from tsemon_server.store import Points
+from tsemon_server.store.cells import of_samples, smallest_shift
 
 from .conftest import layer_frame, loss_frame
 
 
-def buckets_written_out(steps, values, points):
-    """The definition, slowly."""
-    samples = list(zip(steps, values, strict=True))
-    if len(samples) > points:
-        inner, parts = samples[1:-1], points - 2
-        cuts = [len(inner) * part // parts for part in range(parts + 1)]
-        groups = [samples[:1], *(inner[a:b] for a, b in pairwise(cuts)), samples[-1:]]
-    else:
-        groups = [[sample] for sample in samples]
-    for group in groups:
+def buckets_written_out(steps, values, points, ends_alone):
+    """The definition, slowly: step, least, mean and largest value, number of values that are not finite."""
+    samples = sorted(zip(steps, values, strict=True), key=lambda sample: sample[0])
+    first, last = (samples[0][0], samples[-1][0]) if samples else (0, 0)
+    shift = 0
+    while len(samples) > points and (last >> shift) - (first >> shift) >= points - 2 * ends_alone:
+        shift += 1
+    groups = {}
+    for step, value in samples:
+        key = (step >> shift, ends_alone and step == last, ends_alone and step != first)
+        groups.setdefault(key, []).append((step, value))
+    for group in sorted(groups.values()):
         finite = [value for _, value in group if math.isfinite(value)]
         summary = (min(finite), statistics.fmean(finite), max(finite)) if finite else (math.nan,) * 3
-        yield group[(len(group) - 1) // 2][0], *summary, len(group) - len(finite)
+        yield (group[0][0] + group[-1][0]) // 2, *summary, len(group) - len(finite)
 
 
 class TestBuckets:
     @pytest.mark.parametrize("num_samples", [0, 1, 2, 3, 4, 5, 10, 11, 97, 1000])
-    @pytest.mark.parametrize("points", [3, 4, 10, 64])
-    def test_equal_the_definition_written_out(self, num_samples, points):
-        random = np.random.default_rng(num_samples * 100 + points)
+    @pytest.mark.parametrize("most", [3, 4, 10, 64])
+    @pytest.mark.parametrize("ends_alone", [True, False])
+    def test_equal_the_definition_written_out(self, num_samples, most, ends_alone):
+        random = np.random.default_rng(num_samples * 100 + most)
         steps = np.cumsum(random.integers(0, 5, num_samples))
         values = random.normal(size=num_samples)
         values[random.random(num_samples) < 0.3] = np.nan
         values[random.random(num_samples) < 0.1] = np.inf
-        found = bucketed(steps, values, points)
-        expected = list(buckets_written_out(steps.tolist(), values.tolist(), points))
-        assert len(found.step) == len(expected) <= points
-        for column, wanted in zip(found, zip(*expected, strict=True), strict=False):
-            # 1e-12: the two add up in another order
-            np.testing.assert_allclose(column, wanted, rtol=1e-12, atol=1e-12)
-
-    def test_keep_the_first_and_the_last_sample_alone(self):
-        values = np.array([9.0, *[0.0] * 50, 7.0])
-        found = bucketed(np.arange(52), values, 5)
-        assert (found.step[0], found.mean[0], found.step[-1], found.mean[-1]) == (0, 9.0, 51, 7.0)
+        expected = list(buckets_written_out(steps.tolist(), values.tolist(), most, ends_alone))
+        shift = 0
+        if num_samples > most:
+            shift = smallest_shift(int(steps[0]), int(steps[-1]), most - 2 * ends_alone)
+        spans, stats = bucketed(Points(of_samples(steps, values[:, None]), shift), ends_alone=ends_alone)
+        assert len(spans) == len(expected) <= most
+        found = np.column_stack(
+            [
+                (spans[:, 0] + spans[:, 1]) // 2,
+                stats[:, 0, 0],
+                stats[:, 0, 1],
+                stats[:, 0, 2],
+                spans[:, 2] - stats[:, 0, 3],
+            ]
+        )
+        # 1e-12: the two add up in another order
+        np.testing.assert_allclose(found, np.reshape(expected, (-1, 5)), rtol=1e-12, atol=1e-12)
 
     def test_have_their_mean_between_their_bounds(self):
-        found = bucketed(np.arange(1000), np.full(1000, 0.1), 3)
-        assert (found.min <= found.mean).all()
-        assert (found.mean <= found.max).all()
+        _, stats = bucketed(Points(of_samples(np.arange(1000), np.full((1000, 1), 0.1)), 4), ends_alone=True)
+        assert (stats[..., 0] <= stats[..., 1]).all()
+        assert (stats[..., 1] <= stats[..., 2]).all()
 
-
-class TestColumnMeans:
-    def test_leave_out_what_is_not_finite(self):
-        values = np.array([[1.0, np.nan], [3.0, np.inf], [5.0, 6.0], [7.0, 8.0]])
-        steps, means = column_means(np.array([0, 1, 2, 3]), values, 2)
-        assert steps.tolist() == [0, 2]
-        np.testing.assert_array_equal(means, [[2.0, np.nan], [6.0, 7.0]])
-
-    def test_of_nothing_are_nothing(self):
-        steps, means = column_means(np.empty(0, int), np.empty((0, 3)), 5)
-        assert (len(steps), means.shape) == (0, (0, 3))
+    def test_have_a_mean_where_the_sum_is_too_large_for_a_number(self):
+        _, stats = bucketed(Points(of_samples(np.arange(4), np.full((4, 1), 1e308)), 2), ends_alone=False)
+        assert stats[0, 0].tolist() == [1e308, 1e308, 1e308, 4.0]
 
 
 @pytest.fixture
@@ -156,8 +158,8 @@ class TestSeries:
 class TestHeatmap:
     def test_has_all_layers_of_each_column(self, api, run_id):
         found = api.get(f"/runs/{run_id}/heatmap", metric="token_similarity", columns=4)
-        assert (found["metric"], found["layers"], found["step"]) == ("token_similarity", 3, [2, 7, 12, 17])
-        assert found["values"] == [[mean, mean + 0.25, mean + 0.5] for mean in (2.0, 7.0, 12.0, 17.0)]
+        assert (found["metric"], found["layers"], found["step"]) == ("token_similarity", 3, [3, 11, 17])
+        assert found["values"] == [[mean, mean + 0.25, mean + 0.5] for mean in (3.5, 11.5, 17.5)]
 
     def test_is_cut_to_its_range(self, api, run_id):
         found = api.get(f"/runs/{run_id}/heatmap", metric="token_similarity", from_step=3, to_step=4)
@@ -165,7 +167,7 @@ class TestHeatmap:
 
     def test_of_a_known_metric_that_was_not_recorded_is_empty(self, api, run_id):
         found = api.get(f"/runs/{run_id}/heatmap", metric="hidden_rms")
-        assert found == {"metric": "hidden_rms", "step": [], "layers": 3, "values": []}
+        assert found == {"metric": "hidden_rms", "step": [], "layers": 3, "values": [], "damaged": 0}
 
     @pytest.mark.parametrize(
         ("ask", "status", "error"),

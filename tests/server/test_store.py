@@ -62,7 +62,7 @@ class TestTheDatabase:
         )
         with store.read() as reader:
             assert reader.run(run_id).num_frames == 100
-            assert len(reader.samples(run_id, "scalars", "loss").steps) == 100
+            assert len(reader.metric(run_id, "scalars", "loss").samples().steps) == 100
         store.close()
 
     def test_keeps_nothing_of_a_transaction_that_fails(self, tmp_path):

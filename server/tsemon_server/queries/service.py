@@ -12,7 +12,7 @@ import numpy as np
 from tsemon.catalogue import LAYERED, SCALARS, nearest, num_entries
 from tsemon.errors import InvalidArgument, InvalidRange, UnknownAttempt, UnknownLayer, UnknownMetric
 from tsemon.wire import AlertState, RunState
-from tsemon_server.queries.reduce import bucketed, column_means
+from tsemon_server.queries.reduce import bucketed
 from tsemon_server.store import Alert, Kind, Place, Reader, Record, Run, RunDetail, RunOrder, Store
 
 
@@ -26,7 +26,7 @@ class Series(Record):
     head: int | None
     """The head; null for the layer as a whole."""
     step: list[int]
-    """The step of each bucket's middle sample. A bucket is one sample where all of them fit."""
+    """The middle between the first and the last sample of each bucket, ascending. A bucket is one step where all fit."""
     min: list[float | None]
     """The least finite value of each bucket; null where there is none."""
     mean: list[float | None]
@@ -35,6 +35,8 @@ class Series(Record):
     """The largest finite value of each bucket; null where there is none."""
     nonfinite: list[int]
     """How many samples of each bucket are NaN or infinite."""
+    damaged: int
+    """How many samples of the range are left out, because what holds them is damaged."""
 
 
 class Heatmap(Record):
@@ -43,11 +45,13 @@ class Heatmap(Record):
     metric: str
     """The metric's name."""
     step: list[int]
-    """The step of each column's middle sample."""
+    """The middle between the first and the last sample of each column, ascending."""
     layers: int
     """How many layers the metric has."""
     values: list[list[float | None]]
     """Per column the mean of the finite values of each layer; null where there is none."""
+    damaged: int
+    """How many samples of the range are left out, because what holds them is damaged."""
 
 
 class RunPage(Record):
@@ -134,7 +138,7 @@ def series(
     with store.read() as reader:
         detail = _detail(reader, run_id, attempt)
         kind = _kind(detail, metric, layer, head)
-        samples = reader.samples(
+        found = reader.metric(
             run_id,
             kind,
             metric,
@@ -142,17 +146,19 @@ def series(
             from_step=from_step,
             to_step=to_step,
             attempt=attempt,
-        )
-    buckets = bucketed(samples.steps, samples.values[:, 0].astype(np.float64), points)
+        ).points(points, ends_alone=True)
+    spans, stats = bucketed(found, ends_alone=True)
+    least, mean, most, num_finite = stats[:, 0].T
     return Series(
         metric=metric,
         layer=layer,
         head=head,
-        step=buckets.step.tolist(),
-        min=_nullable(buckets.min),
-        mean=_nullable(buckets.mean),
-        max=_nullable(buckets.max),
-        nonfinite=buckets.nonfinite.tolist(),
+        step=_middles(spans),
+        min=_nullable(least),
+        mean=_nullable(mean),
+        max=_nullable(most),
+        nonfinite=(spans[:, 2] - num_finite.astype(np.int64)).tolist(),
+        damaged=found.num_damaged,
     )
 
 
@@ -171,15 +177,16 @@ def heatmap(
     with store.read() as reader:
         detail = _detail(reader, run_id, attempt)
         num_layers = _num_layers(detail, metric)
-        samples = reader.samples(run_id, "layers", metric, from_step=from_step, to_step=to_step, attempt=attempt)
-    if len(samples.steps):
-        num_layers = samples.values.shape[1]
-    steps, values = column_means(samples.steps, samples.values.astype(np.float64), columns)
+        found = reader.metric(run_id, "layers", metric, from_step=from_step, to_step=to_step, attempt=attempt).points(
+            columns, ends_alone=False
+        )
+    spans, stats = bucketed(found, ends_alone=False)
     return Heatmap(
         metric=metric,
-        step=steps.tolist(),
-        layers=num_layers,
-        values=[_nullable(column) for column in values],
+        step=_middles(spans),
+        layers=stats.shape[1] if len(spans) else num_layers,
+        values=[_nullable(column) for column in stats[..., 1]],
+        damaged=found.num_damaged,
     )
 
 
@@ -247,6 +254,11 @@ def _check_index(word: str, metric: str, index: int | None, length: int) -> None
         raise InvalidArgument(f"{metric!r} has a value per layer; give {word}, from 0 to {length - 1}")
     if not 0 <= index < length:
         raise UnknownLayer(f"{metric!r} has the {word}s 0 to {length - 1}, got {index}")
+
+
+def _middles(spans: np.ndarray) -> list[int]:
+    middles: list[int] = ((spans[:, 0] + spans[:, 1]) // 2).tolist()
+    return middles
 
 
 def _nullable(values: np.ndarray) -> list[float | None]:

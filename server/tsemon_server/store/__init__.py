@@ -6,21 +6,30 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from sqlalchemy.exc import IntegrityError
+
+from tsemon_server.store.cells import Cells, merged
 from tsemon_server.store.engine import Database
+from tsemon_server.store.leases import drop_lease, hold_lease
+from tsemon_server.store.metric import MetricReader, Points, Samples
 from tsemon_server.store.packing import Kind
-from tsemon_server.store.reading import FiringAlert, LiveRun, Place, Reader, RunOrder, Samples
+from tsemon_server.store.reading import FiringAlert, LiveRun, Place, Reader, RunOrder
 from tsemon_server.store.records import Alert, Attempt, Latest, Record, Recorded, Run, RunDetail
+from tsemon_server.store.settling import FramesChanged, Stream, pack_segment, replace_frames, settled_streams
 from tsemon_server.store.writing import Added, Registration, RuleState, Writer
 
 __all__ = [
     "Added",
     "Alert",
     "Attempt",
+    "Cells",
     "FiringAlert",
     "Kind",
     "Latest",
     "LiveRun",
+    "MetricReader",
     "Place",
+    "Points",
     "Reader",
     "Record",
     "Recorded",
@@ -32,7 +41,11 @@ __all__ = [
     "Samples",
     "Store",
     "Writer",
+    "merged",
 ]
+
+SILENCE_S = 3600.0
+"""A run that was not heard of for so long sends no more, as far as the layout of its frames is concerned."""
 
 
 class Store:
@@ -54,6 +67,43 @@ class Store:
         """All that is written inside the block is committed when it ends, nothing of it when it raises."""
         with self._database.writing() as connection:
             yield Writer(connection, self._clock())
+
+    def settle(self, is_stopped: Callable[[], bool] = lambda: False) -> int:
+        """Move settled frames into chunks, until there are no more or `is_stopped`; the number of segments.
+
+        May run beside anything, also beside itself in another process.
+        """
+        num_segments = 0
+        with self._database.reading() as connection:
+            streams = settled_streams(connection, self._clock() - SILENCE_S)
+        for stream, most in streams:
+            for _ in range(most):
+                if is_stopped() or not self._settle_one(stream):
+                    break
+                num_segments += 1
+        return num_segments
+
+    def _settle_one(self, stream: Stream) -> bool:
+        with self._database.reading() as connection:
+            segment = pack_segment(connection, stream)
+        if segment is None:
+            return False
+        try:
+            with self._database.writing() as connection:
+                replace_frames(connection, segment, self._clock())
+        except (FramesChanged, IntegrityError):  # deleted, or another process was faster
+            return False
+        return True
+
+    def hold_lease(self, work: str, holder: str, seconds: float) -> bool:
+        """Whether `holder` has the work for so long from now: it had it already, or nobody else has it now."""
+        with self._database.writing() as connection:
+            return hold_lease(connection, work, holder, self._clock(), seconds)
+
+    def drop_lease(self, work: str, holder: str) -> None:
+        """Let others have the work at once."""
+        with self._database.writing() as connection:
+            drop_lease(connection, work, holder)
 
     def close(self) -> None:
         self._database.engine.dispose()

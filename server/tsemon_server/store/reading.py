@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +13,9 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, 
 from tsemon.errors import UnknownAttempt, UnknownRun
 from tsemon.wire import AlertState, RunState
 from tsemon_server.store import schema
-from tsemon_server.store.packing import Kind, Slot, item_bytes, item_type, unpack
+from tsemon_server.store.chunks import DamagedChunk, unpack_frames
+from tsemon_server.store.metric import MetricReader, slot_of
+from tsemon_server.store.packing import Kind, Slot, item_type, unpack
 from tsemon_server.store.records import Alert, Attempt, Latest, Recorded, Run, RunDetail
 
 OPEN: tuple[AlertState, ...] = ("pending", "firing")
@@ -25,16 +27,6 @@ class Place(NamedTuple):
     """A place between two entries of an ordered list: after the entry with this key."""
 
     key: tuple[float | str, ...]
-
-
-@dataclass(frozen=True)
-class Samples:
-    """One metric over the frames of a run, in step order."""
-
-    steps: np.ndarray
-    """int64, (n,)"""
-    values: np.ndarray
-    """(n, entries)"""
 
 
 class LiveRun(NamedTuple):
@@ -144,7 +136,7 @@ class Reader:
             heads={name: (num_rows, num_heads) for kind, name, num_rows, num_heads in rows if kind == "heads"},
         )
 
-    def samples(
+    def metric(
         self,
         run_id: str,
         kind: Kind,
@@ -154,53 +146,61 @@ class Reader:
         from_step: int | None = None,
         to_step: int | None = None,
         attempt: int | None = None,
-    ) -> Samples:
-        """The values of `metric` in steps `from_step` to `to_step`, both included.
+    ) -> MetricReader:
+        """What is stored of `metric` in steps `from_step` to `to_step`, both included.
 
         `entry` is a row (layer) and a column (head); without it all rows are read. Without `attempt` the frames are
         those that no later attempt hides.
         """
-        frame, layout = schema.frame, schema.layout
-        row, column = entry or (0, 0)
-        position = row * layout.c.num_columns + column
-        num_entries = literal(1) if entry else layout.c.num_rows * layout.c.num_columns
-        width = item_bytes(kind)
-        query = (
-            select(
-                frame.c.step,
-                func.substr(frame.c.blob, layout.c.offset_bytes + 1 + position * width, num_entries * width),
-            )
-            .join(layout, _slot_of(layout.c, frame.c, kind, metric))
-            .where(frame.c.run_id == run_id, layout.c.num_rows > row, layout.c.num_columns > column)
-            .order_by(frame.c.step, frame.c.attempt, frame.c.writer, frame.c.seq)
+        return MetricReader(
+            self._connection,
+            run_id,
+            kind,
+            metric,
+            entry=entry,
+            from_step=from_step,
+            to_step=to_step,
+            attempt=attempt,
         )
-        if from_step is not None:
-            query = query.where(frame.c.step >= from_step)
-        if to_step is not None:
-            query = query.where(frame.c.step <= to_step)
-        query = _of_attempt(query, attempt)
-        rows = self._connection.execute(query).all()
-        steps = np.fromiter((row[0] for row in rows), np.int64, len(rows))
-        return Samples(steps, _stack([row[1] for row in rows], kind))
 
     def _latest(self, row: Row[Any]) -> Latest | None:
+        if row.last_seq is None:
+            return None
         frame = schema.frame
         found = self._connection.execute(
-            select(frame.c.step, frame.c.time, frame.c.layout_id, frame.c.blob).where(
+            select(frame.c.time, frame.c.layout_id, frame.c.blob).where(
                 frame.c.run_id == row.run_id,
                 frame.c.attempt == row.last_attempt,
                 frame.c.writer == row.last_writer,
                 frame.c.seq == row.last_seq,
             )
         ).one_or_none()
-        if found is None:
-            return None
+        if found is None:  # later ones were hidden, and this one had settled
+            return self._latest_settled(row)
         values = unpack(self._slots(row.run_id, found.layout_id, "scalars"), found.blob)["scalars"]
-        return Latest(
-            step=found.step,
-            time=found.time,
-            scalars={name: float(value) if np.isfinite(value) else None for name, value in values.items()},
+        return _latest(row.last_step, found.time, values)
+
+    def _latest_settled(self, row: Row[Any]) -> Latest:
+        step, time = row.last_step, 0.0
+        segment = schema.segment.c
+        candidates = self._connection.execute(
+            select(segment.frames, segment.num_frames).where(
+                segment.run_id == row.run_id,
+                segment.attempt == row.last_attempt,
+                segment.writer == row.last_writer,
+                segment.first_step <= step,
+                segment.last_step >= step,
+            )
         )
+        for packed, num_frames in candidates:
+            with suppress(DamagedChunk):
+                frames = unpack_frames(packed, num_frames)
+                time = float(next(iter(frames.times[frames.seqs == row.last_seq]), time))
+        values: dict[str, np.ndarray] = {}
+        for name in self.recorded(row.run_id).scalars:
+            found = self.metric(row.run_id, "scalars", name, from_step=step, to_step=step).samples().values
+            values |= {name: found[-1, 0]} if len(found) else {}
+        return _latest(step, time, values)
 
     def _slots(self, run_id: str, layout_id: int, kind: Kind) -> list[Slot]:
         c = schema.layout.c
@@ -264,8 +264,8 @@ class Reader:
                     frame.c.seq == run.last_seq,
                 ),
             )
-            .outerjoin(loss, _slot_of(loss.c, frame.c, "scalars", "loss"))
-            .outerjoin(similarity, _slot_of(similarity.c, frame.c, "layers", "token_similarity"))
+            .outerjoin(loss, slot_of(loss.c, frame.c, "scalars", "loss"))
+            .outerjoin(similarity, slot_of(similarity.c, frame.c, "layers", "token_similarity"))
             .where(run.updated_at >= case((run.state == "running", running_since), else_=ended_since))
             .order_by(run.run_id)
         )
@@ -322,31 +322,13 @@ def _alert(row: Row[Any]) -> Alert:
     return Alert.model_validate(dict(row._mapping) | changed)
 
 
+def _latest(step: int, time: float, values: Mapping[str, np.ndarray]) -> Latest:
+    scalars = {name: float(value) if np.isfinite(value) else None for name, value in values.items()}
+    return Latest(step=step, time=time, scalars=scalars)
+
+
 def _utc(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
-
-
-def _of_attempt(query: Select[Any], attempt: int | None) -> Select[Any]:
-    """Only frames of this attempt, or of all attempts as far as no later one hides them."""
-    if attempt is not None:
-        return query.where(schema.frame.c.attempt == attempt)
-    return query.join(
-        schema.attempt,
-        and_(
-            schema.attempt.c.run_id == schema.frame.c.run_id,
-            schema.attempt.c.attempt == schema.frame.c.attempt,
-            schema.attempt.c.hidden_from > schema.frame.c.step,
-        ),
-    )
-
-
-def _slot_of(layout: Any, frame: Any, kind: Kind, metric: str) -> ColumnElement[bool]:
-    return and_(
-        layout.run_id == frame.run_id,
-        layout.layout_id == frame.layout_id,
-        layout.kind == kind,
-        layout.metric == metric,
-    )
 
 
 def _page(
@@ -357,19 +339,6 @@ def _page(
         place = tuple_(*keys), tuple_(*(literal(value) for value in after.key))
         query = query.where(place[0] < place[1] if descending else place[0] > place[1])
     return query.order_by(*(key.desc() if descending else key for key in keys)).limit(limit)
-
-
-def _stack(blobs: Sequence[bytes], kind: Kind) -> np.ndarray:
-    """One row per blob. Attempts may differ in depth: where one is shallower its row ends in NaN."""
-    width = item_bytes(kind)
-    sizes_bytes = {len(blob) for blob in blobs}
-    if len(sizes_bytes) <= 1:
-        num_entries = next(iter(sizes_bytes), width) // width
-        return np.frombuffer(b"".join(blobs), item_type(kind)).reshape(len(blobs), num_entries)
-    stacked = np.full((len(blobs), max(sizes_bytes) // width), np.nan, item_type(kind))
-    for row, blob in zip(stacked, blobs, strict=True):
-        row[: len(blob) // width] = np.frombuffer(blob, item_type(kind))
-    return stacked
 
 
 # Built once, for every body of frames asks them.

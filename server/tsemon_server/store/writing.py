@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, bindparam, case, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, case, delete, func, insert, null, select, union_all, update
 
 from tsemon.errors import UnknownRun
 from tsemon.wire import AlertState, Frame, RunState
@@ -16,6 +16,7 @@ from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_missing
 from tsemon_server.store.packing import Slot, layout_id, pack
 from tsemon_server.store.reading import Reader
+from tsemon_server.store.settling import PAGE_SEQS, NewestFrame, Stream, newest_settled, seqs_of_page
 
 _KEYS_PER_QUERY = 500  # below every engine's limit of parameters
 
@@ -32,11 +33,20 @@ _KNOWN = (
     .where(schema.run.c.run_id == bindparam("run_id"), schema.attempt.c.attempt == bindparam("attempt"))
     .with_for_update()
 )
-_STORED_SEQS = select(schema.frame.c.seq).where(
-    schema.frame.c.run_id == bindparam("run_id"),
-    schema.frame.c.attempt == bindparam("attempt"),
-    schema.frame.c.writer == bindparam("writer"),
-    schema.frame.c.seq.in_(bindparam("seqs", expanding=True)),
+# In one statement, because a frame may be on its way from the one table to the other.
+_STORED_SEQS = union_all(
+    select(schema.frame.c.seq.label("number"), null().label("seqs")).where(
+        schema.frame.c.run_id == bindparam("run_id"),
+        schema.frame.c.attempt == bindparam("attempt"),
+        schema.frame.c.writer == bindparam("writer"),
+        schema.frame.c.seq.in_(bindparam("numbers", expanding=True)),
+    ),
+    select(schema.settled.c.page, schema.settled.c.seqs).where(
+        schema.settled.c.run_id == bindparam("run_id"),
+        schema.settled.c.attempt == bindparam("attempt"),
+        schema.settled.c.writer == bindparam("writer"),
+        schema.settled.c.page.in_(bindparam("pages", expanding=True)),
+    ),
 )
 _KNOWN_LAYOUTS = (
     select(schema.layout.c.layout_id)
@@ -202,28 +212,33 @@ class Writer(Reader):
 
     def _find_newest(self, run_id: str) -> None:
         """Look up the newest frame that is not hidden: once per attempt, frames that come later keep it up to date."""
-        frame = schema.frame.c
-        newest = self._connection.execute(
-            select(frame.attempt, frame.writer, frame.seq, frame.step)
-            .join(
-                schema.attempt,
-                (schema.attempt.c.run_id == frame.run_id)
-                & (schema.attempt.c.attempt == frame.attempt)
-                & (schema.attempt.c.hidden_from > frame.step),
-            )
-            .where(frame.run_id == run_id)
-            .order_by(frame.step.desc(), frame.attempt.desc())
-            .limit(1)
-        ).one_or_none()
-        losses = self.samples(run_id, "scalars", "loss", from_step=newest.step).values if newest else np.empty((0, 1))
+        newest = max((*self._newest_hot(run_id), *newest_settled(self._connection, run_id)), default=None)
+        step, attempt, seq, writer = newest or (None, None, None, None)
+        losses = self.metric(run_id, "scalars", "loss", from_step=step).samples().values if newest else np.empty((0, 1))
         self._set_run(
             run_id,
-            last_attempt=newest and newest.attempt,
-            last_writer=newest and newest.writer,
-            last_seq=newest and newest.seq,
-            last_step=newest and newest.step,
+            last_attempt=attempt,
+            last_writer=writer,
+            last_seq=seq,
+            last_step=step,
             loss=float(losses[-1, 0]) if len(losses) else None,
         )
+
+    def _newest_hot(self, run_id: str) -> list[NewestFrame]:
+        frame, attempt = schema.frame.c, schema.attempt.c
+        rows = self._connection.execute(
+            select(frame.step, frame.attempt, frame.seq, frame.writer)
+            .join(
+                schema.attempt,
+                (attempt.run_id == frame.run_id)
+                & (attempt.attempt == frame.attempt)
+                & (attempt.hidden_from > frame.step),
+            )
+            .where(frame.run_id == run_id)
+            .order_by(frame.step.desc(), frame.attempt.desc(), frame.seq.desc())
+            .limit(1)
+        )
+        return [NewestFrame(*row) for row in rows]
 
     # Frames
 
@@ -253,19 +268,13 @@ class Writer(Reader):
         return Added(added, attempt == known.attempt)
 
     def _stored_seqs(self, run_id: str, attempt: int, writer: str, seqs: Sequence[int]) -> set[int]:
-        found = set[int]()
+        stream, found = Stream(run_id, attempt, writer), set[int]()
         for start in range(0, len(seqs), _KEYS_PER_QUERY):
-            found.update(
-                self._connection.execute(
-                    _STORED_SEQS,
-                    {
-                        "run_id": run_id,
-                        "attempt": attempt,
-                        "writer": writer,
-                        "seqs": seqs[start : start + _KEYS_PER_QUERY],
-                    },
-                ).scalars()
-            )
+            numbers = seqs[start : start + _KEYS_PER_QUERY]
+            pages = sorted({number // PAGE_SEQS for number in numbers})
+            rows = self._connection.execute(_STORED_SEQS, stream._asdict() | {"numbers": numbers, "pages": pages})
+            for number, settled in rows:
+                found.update((number,) if settled is None else seqs_of_page(number, settled))
         return found
 
     def _insert_frames(self, run_id: str, attempt: int, writer: str, frames: Iterable[Frame]) -> None:

@@ -1,0 +1,59 @@
+"""What the service does with its database by itself, beside the requests: one process at a time, on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+
+from tsemon.errors import StoreError
+from tsemon_server.store import Store
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 5.0
+"""Between two rounds."""
+LEASE_S = 60.0
+"""How long the others wait for a process that has the work and is not heard of."""
+
+
+class Housekeeping:
+    """A thread that keeps the database in shape from `start` to `stop`."""
+
+    def __init__(self, store: Store, pause_s: float = PAUSE_S) -> None:
+        self._store = store
+        self._pause_s = pause_s
+        self._holder = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._renew_at = 0.0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tsemon-housekeeping", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Return once nothing is under way any more."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._pause_s):
+            try:
+                if not self._must_end():
+                    self._store.settle(is_stopped=self._must_end)
+            except StoreError as error:
+                log.warning("housekeeping waits: %s", error)
+            except Exception:
+                log.exception("housekeeping failed; it is tried again")
+        with suppress(StoreError):  # it runs out
+            self._store.drop_lease("housekeeping", self._holder)
+
+    def _must_end(self) -> bool:
+        """Asked between two pieces of work: whether to stop, or whether another process has it."""
+        if time.monotonic() >= self._renew_at and self._store.hold_lease("housekeeping", self._holder, LEASE_S):
+            self._renew_at = time.monotonic() + LEASE_S / 2
+        return self._stopped.is_set() or time.monotonic() >= self._renew_at

@@ -1,0 +1,23 @@
+"""Work that one process at a time does, on any engine: a row says who has it, and until when."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, delete, or_, update
+
+from tsemon_server.store import schema
+from tsemon_server.store.engine import insert_missing
+
+_lease = schema.lease.c
+
+
+def hold_lease(connection: Connection, work: str, holder: str, now: float, seconds: float) -> bool:
+    """Take the work, or keep it; False while another process has it."""
+    insert_missing(connection, schema.lease, [{"work": work, "holder": holder, "until": now + seconds}])
+    is_free = or_(_lease.holder == holder, _lease.until < now, _lease.until > now + 2 * seconds)  # a clock was set back
+    taken = update(schema.lease).where(_lease.work == work, is_free).values(holder=holder, until=now + seconds)
+    return bool(connection.execute(taken).rowcount)
+
+
+def drop_lease(connection: Connection, work: str, holder: str) -> None:
+    """Let others have it at once."""
+    connection.execute(delete(schema.lease).where(_lease.work == work, _lease.holder == holder))

@@ -1,0 +1,300 @@
+"""One metric of a run, read from frames and chunks alike."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+import numpy as np
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, literal, select
+
+from tsemon_server.store import schema
+from tsemon_server.store.cells import Cells, Floats, Ints, joined, of_samples, smallest_shift
+from tsemon_server.store.chunks import DamagedChunk, crc_of, unpack_coarse, unpack_fine, unpack_samples
+from tsemon_server.store.packing import Kind, item_bytes, item_type
+
+log = logging.getLogger(__name__)
+
+
+class Samples(NamedTuple):
+    """One metric over the frames of a run, in step order."""
+
+    steps: Ints
+    """int64, (n,)"""
+    values: Floats
+    """(n, entries)"""
+    num_damaged: int = 0
+    """Samples that are stored and cannot be read."""
+
+
+class Points(NamedTuple):
+    """One metric over the frames of a run as cells, no finer than was asked for."""
+
+    cells: Cells
+    shift: int
+    """Steps that are the same but for their last `shift` bits belong together."""
+    num_damaged: int = 0
+
+
+class MetricReader:
+    """Reads within steps `from_step` to `to_step`, both included.
+
+    `entry` is a row (layer) and a column (head); without it all are read. Without `attempt` the frames are those that no
+    later attempt hides.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        run_id: str,
+        kind: Kind,
+        metric: str,
+        *,
+        entry: tuple[int, int] | None = None,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        attempt: int | None = None,
+    ) -> None:
+        self._connection = connection
+        self._run_id, self._kind, self._metric = run_id, kind, metric
+        self._entry = entry
+        self._from = 0 if from_step is None else from_step
+        self._to = schema.NEVER if to_step is None else to_step
+        self._attempt = attempt
+
+    def samples(self) -> Samples:
+        """All of them. What retention has reduced to rollups is not among them."""
+        parts, num_damaged = [self._hot()], 0
+        overlaps = and_(schema.chunk.c.last_step >= self._from, schema.chunk.c.first_step <= self._to)
+        for row in self._connection.execute(self._chunks(overlaps, schema.chunk.c.samples)):
+            try:
+                parts += [self._unpacked_samples(row)] if row.samples is not None else []
+            except DamagedChunk:
+                num_damaged += self._report(row, "samples")
+        steps = np.concatenate([part.steps for part in parts])
+        order = np.argsort(steps, kind="stable")
+        return Samples(steps[order], _stacked([part.values for part in parts])[order], num_damaged)
+
+    def points(self, most: int, *, ends_alone: bool) -> Points:
+        """Cells that fit into at most `most` buckets on a grid of steps; each sample by itself where that are no more.
+
+        With `ends_alone` the first and the last step are buckets of their own.
+        """
+        inside = self._is_inside(self._from, self._to)
+        overlaps = and_(schema.chunk.c.last_step >= self._from, schema.chunk.c.first_step <= self._to)
+        parts = [_cells(self._hot())]
+        num_damaged = 0
+        for row in self._connection.execute(self._chunks(overlaps & ~inside)).all():
+            num_damaged += self._add_finest(row, parts)
+        extent = [part.spans for part in parts if len(part.spans)]
+        of_chunks = self._connection.execute(self._only(select(_FIRST, _LAST, _NUM_SAMPLES), inside)).one()
+        if of_chunks[2]:
+            extent.append(np.array([of_chunks]))
+        if not extent:
+            return Points(parts[0], 0, num_damaged)
+        first, last = min(int(spans[:, 0].min()) for spans in extent), max(int(spans[:, 1].max()) for spans in extent)
+        is_all = sum(int(spans[:, 2].sum()) for spans in extent) <= most
+        shift = 0 if is_all else smallest_shift(first, last, most - 2 * ends_alone)
+        num_damaged += self._add_inside(parts, shift, self._is_inside(first + ends_alone, last - ends_alone))
+        return Points(joined(parts), shift, num_damaged)
+
+    # -- hot frames
+
+    def _hot(self) -> Samples:
+        frame, layout = schema.frame, schema.layout
+        row, column = self._entry or (0, 0)
+        width = item_bytes(self._kind)
+        position = row * layout.c.num_columns + column
+        num_entries = literal(1) if self._entry else layout.c.num_rows * layout.c.num_columns
+        found = func.substr(frame.c.blob, layout.c.offset_bytes + 1 + position * width, num_entries * width)
+        query = (
+            select(frame.c.step, found)
+            .join(layout, slot_of(layout.c, frame.c, self._kind, self._metric))
+            .where(
+                frame.c.run_id == self._run_id,
+                frame.c.step >= self._from,
+                frame.c.step <= self._to,
+                layout.c.num_rows > row,
+                layout.c.num_columns > column,
+            )
+            .order_by(frame.c.step)
+        )
+        rows = self._connection.execute(self._visible(query, schema.frame.c.attempt, schema.frame.c.step)).all()
+        steps = np.fromiter((row[0] for row in rows), np.int64, len(rows))
+        blobs: list[Floats] = [np.frombuffer(row[1], item_type(self._kind)) for row in rows]
+        if len({len(blob) for blob in blobs}) > 1:
+            return Samples(steps, _stacked([blob[None] for blob in blobs]))
+        values = np.concatenate(blobs) if blobs else np.empty(0, item_type(self._kind))
+        return Samples(steps, values.reshape(len(rows), len(values) // len(rows) if rows else 1))
+
+    def _visible(self, query: Select[Any], attempt: Any, first_step: Any) -> Select[Any]:
+        """Only of this attempt, or of all attempts as far as no later one hides them."""
+        if self._attempt is not None:
+            return query.where(attempt == self._attempt)
+        return query.join(
+            schema.attempt,
+            and_(
+                schema.attempt.c.run_id == self._run_id,
+                schema.attempt.c.attempt == attempt,
+                schema.attempt.c.hidden_from > first_step,
+            ),
+        )
+
+    # -- chunks
+
+    def _only(self, query: Select[Any], where: ColumnElement[bool]) -> Select[Any]:
+        """The chunks of the metric, as far as they are visible."""
+        chunk = schema.chunk.c
+        row, column = self._entry or (0, 0)
+        query = query.select_from(schema.chunk).where(
+            chunk.run_id == self._run_id,
+            chunk.kind == self._kind,
+            chunk.metric == self._metric,
+            chunk.num_rows > row,
+            chunk.num_columns > column,
+            where,
+        )
+        return self._visible(query, chunk.attempt, chunk.first_step)
+
+    def _chunks(self, where: ColumnElement[bool], *columns: Any) -> Select[Any]:
+        """What they are, and `columns`."""
+        chunk = schema.chunk.c
+        hidden_from = literal(schema.NEVER) if self._attempt is not None else schema.attempt.c.hidden_from
+        about = (chunk.attempt, chunk.writer, chunk.number, chunk.part, chunk.num_samples, chunk.num_rows)
+        return self._only(select(*about, chunk.num_columns, hidden_from.label("hidden_from"), *columns), where)
+
+    def _is_inside(self, first: int, last: int) -> ColumnElement[bool]:
+        """Whether all of a chunk is visible and within these steps."""
+        chunk = schema.chunk.c
+        inside = and_(chunk.first_step >= first, chunk.last_step <= last)
+        return inside if self._attempt is not None else and_(inside, chunk.last_step < schema.attempt.c.hidden_from)
+
+    def _add_inside(self, parts: list[Cells], shift: int, may_roll: ColumnElement[bool]) -> int:
+        """Add the cells of chunks that are wholly inside; how many samples cannot be read.
+
+        A chart over a long run reads one row of each chunk here, and the little that is done to each adds up.
+        """
+        chunk = schema.chunk.c
+        level = case(
+            (and_(may_roll, chunk.coarse_shift <= shift), "coarse"),
+            (and_(may_roll, chunk.fine_shift <= shift, chunk.fine.is_not(None)), "fine"),
+            (chunk.samples.is_not(None), "samples"),
+            (chunk.fine.is_not(None), "fine"),
+            else_="coarse",
+        )
+        blob = case((level == "coarse", chunk.coarse), (level == "fine", chunk.fine), else_=chunk.samples)
+        columns = (level.label("level"), blob.label("blob"), chunk.coarse_cells, chunk.coarse_crc)
+        inside = self._is_inside(self._from, self._to)
+        coarse: dict[tuple[int, int], tuple[list[bytes], list[bytes]]] = {}
+        num_damaged = 0
+        for row in self._connection.execute(self._chunks(inside, *columns)).all():
+            try:
+                if row.level == "coarse":
+                    _check_coarse(row.coarse_cells, row.blob, row.coarse_crc)
+                    cells, stats = coarse.setdefault((row.num_rows, row.num_columns), ([], []))
+                    cells.append(row.coarse_cells)
+                    stats.append(row.blob)
+                else:
+                    parts.append(self._cells_of(row, row.level, row.blob))
+            except DamagedChunk:
+                num_damaged += self._add_finest(row, parts)
+        for (num_rows, num_columns), (cells, stats) in coarse.items():
+            found = unpack_coarse(b"".join(cells), b"".join(stats), self._kind, num_rows * num_columns)
+            parts.append(Cells(found.spans, self._of_entry(found.stats, num_columns)))
+        return num_damaged
+
+    def _add_finest(self, row: Row[Any], parts: list[Cells]) -> int:
+        """Add the cells of the finest level that is there and sound, cut to what was asked for; else count its samples."""
+        chunk = schema.chunk.c
+        stored = self._connection.execute(
+            self._only(
+                select(chunk.samples, chunk.fine, chunk.coarse, chunk.coarse_cells, chunk.coarse_crc),
+                and_(
+                    chunk.attempt == row.attempt,
+                    chunk.writer == row.writer,
+                    chunk.number == row.number,
+                    chunk.part == row.part,
+                ),
+            )
+        ).one()
+        for level in ("samples", "fine", "coarse"):
+            blob = getattr(stored, level)
+            if blob is None:
+                continue
+            try:
+                if level == "coarse":
+                    _check_coarse(stored.coarse_cells, blob, stored.coarse_crc)
+                cells = self._cells_of(row, level, blob, stored.coarse_cells)
+            except DamagedChunk:
+                self._report(row, level)
+                continue
+            is_wanted = (cells.spans[:, 0] >= self._from) & (cells.spans[:, 1] <= min(self._to, row.hidden_from - 1))
+            parts.append(Cells(cells.spans[is_wanted], cells.stats[is_wanted]))
+            return 0
+        return int(row.num_samples)
+
+    def _cells_of(self, row: Row[Any], level: str, blob: bytes, coarse_cells: bytes = b"") -> Cells:
+        num_entries = row.num_rows * row.num_columns
+        if level == "samples":
+            steps, values = unpack_samples(blob, self._kind, row.num_samples, num_entries)
+            return of_samples(steps, self._of_entry(values, row.num_columns))
+        if level == "fine":
+            cells = unpack_fine(blob, self._kind, row.num_samples, num_entries)
+        else:
+            cells = unpack_coarse(coarse_cells, blob, self._kind, num_entries)
+        return Cells(cells.spans, self._of_entry(cells.stats, row.num_columns))
+
+    def _unpacked_samples(self, row: Row[Any]) -> Samples:
+        steps, values = unpack_samples(row.samples, self._kind, row.num_samples, row.num_rows * row.num_columns)
+        is_wanted = (steps >= self._from) & (steps <= min(self._to, row.hidden_from - 1))
+        return Samples(steps[is_wanted], self._of_entry(values, row.num_columns)[is_wanted])
+
+    def _of_entry(self, values: Floats, num_columns: int) -> Floats:
+        """Of all entries, which are the second axis, the one that was asked for."""
+        if self._entry is None:
+            return values
+        index = self._entry[0] * num_columns + self._entry[1]
+        return values[:, index : index + 1]
+
+    def _report(self, row: Row[Any], what: str) -> int:
+        log.error(
+            "the %s of %s %s in run %s, attempt %d, writer %s, chunk %d are damaged; `tsemon admin check` lists all such",
+            what, self._kind, self._metric, self._run_id, row.attempt, row.writer, row.number,
+        )  # fmt: skip
+        return int(row.num_samples)
+
+
+def slot_of(layout: Any, frame: Any, kind: Kind, metric: str) -> ColumnElement[bool]:
+    """Joins a frame with where the metric lies in it."""
+    return and_(
+        layout.run_id == frame.run_id,
+        layout.layout_id == frame.layout_id,
+        layout.kind == kind,
+        layout.metric == metric,
+    )
+
+
+_FIRST, _LAST = func.min(schema.chunk.c.first_step), func.max(schema.chunk.c.last_step)
+_NUM_SAMPLES = func.sum(schema.chunk.c.num_samples)
+
+
+def _check_coarse(cells: bytes, stats: bytes, crc: int) -> None:
+    if crc_of(cells, stats) != crc:
+        raise DamagedChunk
+
+
+def _cells(samples: Samples) -> Cells:
+    return of_samples(samples.steps, samples.values)
+
+
+def _stacked(parts: list[Floats]) -> Floats:
+    """One below the other. Attempts may differ in depth: where one is shallower its rows end in NaN."""
+    widths = {part.shape[1] for part in parts if len(part)}
+    if len(widths) <= 1:
+        return np.concatenate([part for part in parts if len(part)] or parts[:1])
+    stacked = np.full((sum(map(len, parts)), max(widths)), np.nan, np.result_type(*parts))
+    at = 0
+    for part in parts:
+        stacked[at : at + len(part), : part.shape[1]] = part
+        at += len(part)
+    return stacked
