@@ -46,6 +46,24 @@ def upgrade() -> None:
         sa.Column("fine", sa.LargeBinary),
         sa.Column("samples", sa.LargeBinary),
     )
+    op.create_table(
+        "block",
+        sa.Column("run_id", sa.String(32), primary_key=True),
+        sa.Column("kind", sa.String(8), primary_key=True),
+        sa.Column("metric", sa.String(128), primary_key=True),
+        sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("writer", sa.String(64), primary_key=True),
+        sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("num_samples", sa.Integer, nullable=False),
+        sa.Column("first_step", sa.BigInteger, nullable=False),
+        sa.Column("last_step", sa.BigInteger, nullable=False),
+        sa.Column("num_rows", sa.Integer, nullable=False),
+        sa.Column("num_columns", sa.Integer, nullable=False),
+        sa.Column("shift", sa.Integer, nullable=False),
+        sa.Column("crc", sa.BigInteger, nullable=False),
+        sa.Column("cells", sa.LargeBinary, nullable=False),
+        sa.Column("stats", sa.LargeBinary, nullable=False),
+    )
     if op.get_bind().dialect.name == "postgresql":
         for column in ("coarse", "fine", "samples"):  # packed already, PostgreSQL would try in vain to do it again
             op.execute(f"ALTER TABLE chunk ALTER COLUMN {column} SET STORAGE EXTERNAL")

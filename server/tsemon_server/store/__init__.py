@@ -15,7 +15,8 @@ from tsemon_server.store.metric import MetricReader, Points, Samples
 from tsemon_server.store.packing import Kind
 from tsemon_server.store.reading import FiringAlert, LiveRun, Place, Reader, RunOrder
 from tsemon_server.store.records import Alert, Attempt, Latest, Record, Recorded, Run, RunDetail
-from tsemon_server.store.settling import FramesChanged, Stream, pack_segment, replace_frames, settled_streams
+from tsemon_server.store.settling import FramesChanged, pack_segment, replace_frames, settled_streams
+from tsemon_server.store.streams import Stream
 from tsemon_server.store.writing import Added, Registration, RuleState, Writer
 
 __all__ = [

@@ -49,7 +49,7 @@ def pack_chunk(kind: Kind, steps: Ints, values_CE: Floats) -> PackedChunk:
     bits_of_gap = max(0, round(np.log2((last - first + 1) / num_samples)))
     coarse = rolled_up(steps, values_CE, bits_of_gap + COARSE_BITS)
     fine = rolled_up(steps, values_CE, bits_of_gap + FINE_BITS)
-    coarse_cells, coarse_stats = coarse.spans.astype("<i8").tobytes(), _stored(coarse.stats, kind).tobytes()
+    coarse_cells, coarse_stats = pack_coarse(coarse, kind)
     return PackedChunk(
         num_samples=num_samples,
         first_step=first,
@@ -83,6 +83,11 @@ def unpack_fine(blob: bytes, kind: Kind, num_samples: int, num_entries: int) -> 
     spans = _unshuffled(data[: _SPAN_BYTES * num_cells], np.dtype("<i8")).reshape(3, num_cells)
     stats = _unshuffled(data[_SPAN_BYTES * num_cells :], item_type(kind)).reshape(4, num_entries, num_cells)
     return Cells(spans.T, stats.transpose(2, 1, 0))
+
+
+def pack_coarse(cells: Cells, kind: Kind) -> tuple[bytes, bytes]:
+    """The spans and the values."""
+    return cells.spans.astype("<i8").tobytes(), _stored(cells.stats, kind).tobytes()
 
 
 def unpack_coarse(cells: bytes, stats: bytes, kind: Kind, num_entries: int) -> Cells:

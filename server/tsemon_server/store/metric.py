@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, case, exists, func, literal, select
 
 from tsemon_server.store import schema
+from tsemon_server.store.blocks import BITS_OF_CHUNK
 from tsemon_server.store.cells import Cells, Floats, Ints, joined, of_samples, smallest_shift
 from tsemon_server.store.chunks import DamagedChunk, crc_of, unpack_coarse, unpack_fine, unpack_samples
 from tsemon_server.store.packing import Kind, item_bytes, item_type
@@ -34,6 +36,10 @@ class Points(NamedTuple):
     shift: int
     """Steps that are the same but for their last `shift` bits belong together."""
     num_damaged: int = 0
+
+
+Extent = tuple[int, int, int]
+"""First step, last step, number of samples."""
 
 
 class MetricReader:
@@ -80,23 +86,42 @@ class MetricReader:
 
         With `ends_alone` the first and the last step are buckets of their own.
         """
-        inside = self._is_inside(self._from, self._to)
-        overlaps = and_(schema.chunk.c.last_step >= self._from, schema.chunk.c.first_step <= self._to)
         parts = [_cells(self._hot())]
-        num_damaged = 0
-        for row in self._connection.execute(self._chunks(overlaps & ~inside)).all():
-            num_damaged += self._add_finest(row, parts)
-        extent = [part.spans for part in parts if len(part.spans)]
-        of_chunks = self._connection.execute(self._only(select(_FIRST, _LAST, _NUM_SAMPLES), inside)).one()
-        if of_chunks[2]:
-            extent.append(np.array([of_chunks]))
-        if not extent:
+        extents, num_damaged = self._plan(parts)
+        extents += [(int(s[:, 0].min()), int(s[:, 1].max()), int(s[:, 2].sum())) for s, _ in parts if len(s)]
+        if not extents:
             return Points(parts[0], 0, num_damaged)
-        first, last = min(int(spans[:, 0].min()) for spans in extent), max(int(spans[:, 1].max()) for spans in extent)
-        is_all = sum(int(spans[:, 2].sum()) for spans in extent) <= most
-        shift = 0 if is_all else smallest_shift(first, last, most - 2 * ends_alone)
-        num_damaged += self._add_inside(parts, shift, self._is_inside(first + ends_alone, last - ends_alone))
+        firsts, lasts, nums_samples = zip(*extents, strict=True)
+        first, last = min(firsts), max(lasts)
+        shift = 0 if sum(nums_samples) <= most else smallest_shift(first, last, most - 2 * ends_alone)
+        between = (first + ends_alone, last - ends_alone)
+        in_blocks = and_(self._is_inside(schema.block, *between), schema.block.c.shift <= shift)
+        inside = self._is_inside(schema.chunk, self._from, self._to)
+        for where in (*self._add_blocks(parts, in_blocks), and_(inside, ~self._is_in_block(in_blocks))):
+            num_damaged += self._add_inside(parts, shift, where, self._is_inside(schema.chunk, *between))
         return Points(joined(parts), shift, num_damaged)
+
+    def _plan(self, parts: list[Cells]) -> tuple[list[Extent], int]:
+        """The extents of what is wholly inside, still to be read at the level that they ask for.
+
+        Chunks that reach over an edge are added to `parts` at once. How many samples of those cannot be read comes second.
+        """
+        chunk, block = schema.chunk.c, schema.block.c
+        inside = self._is_inside(schema.chunk, self._from, self._to)
+        block_is_inside = self._is_inside(schema.block, self._from, self._to)
+        of_blocks = select(func.min(block.first_step), func.max(block.last_step), func.sum(block.num_samples))
+        first, last, num_samples = self._connection.execute(self._only(of_blocks, schema.block, block_is_inside)).one()
+        extents = [(first, last, int(num_samples))] if num_samples else []
+        overlaps = and_(chunk.last_step >= self._from, chunk.first_step <= self._to)
+        columns = (chunk.first_step, chunk.last_step, inside.label("is_inside"))
+        num_damaged = 0
+        is_alone = and_(overlaps, ~self._is_in_block(block_is_inside))
+        for row in self._connection.execute(self._chunks(is_alone, *columns)).all():
+            if row.is_inside:
+                extents.append((row.first_step, row.last_step, row.num_samples))
+            else:
+                num_damaged += self._add_finest(row, parts)
+        return extents, num_damaged
 
     # -- hot frames
 
@@ -140,40 +165,70 @@ class MetricReader:
             ),
         )
 
-    # -- chunks
+    # -- chunks and blocks
 
-    def _only(self, query: Select[Any], where: ColumnElement[bool]) -> Select[Any]:
-        """The chunks of the metric, as far as they are visible."""
-        chunk = schema.chunk.c
+    def _only(self, query: Select[Any], table: Table, where: ColumnElement[bool]) -> Select[Any]:
+        """The chunks or blocks of the metric, as far as they are visible."""
+        c = table.c
         row, column = self._entry or (0, 0)
-        query = query.select_from(schema.chunk).where(
-            chunk.run_id == self._run_id,
-            chunk.kind == self._kind,
-            chunk.metric == self._metric,
-            chunk.num_rows > row,
-            chunk.num_columns > column,
+        query = query.select_from(table).where(
+            c.run_id == self._run_id,
+            c.kind == self._kind,
+            c.metric == self._metric,
+            c.num_rows > row,
+            c.num_columns > column,
             where,
         )
-        return self._visible(query, chunk.attempt, chunk.first_step)
+        return self._visible(query, c.attempt, c.first_step)
 
     def _chunks(self, where: ColumnElement[bool], *columns: Any) -> Select[Any]:
         """What they are, and `columns`."""
         chunk = schema.chunk.c
         hidden_from = literal(schema.NEVER) if self._attempt is not None else schema.attempt.c.hidden_from
         about = (chunk.attempt, chunk.writer, chunk.number, chunk.part, chunk.num_samples, chunk.num_rows)
-        return self._only(select(*about, chunk.num_columns, hidden_from.label("hidden_from"), *columns), where)
+        query = select(*about, chunk.num_columns, hidden_from.label("hidden_from"), *columns)
+        return self._only(query, schema.chunk, where)
 
-    def _is_inside(self, first: int, last: int) -> ColumnElement[bool]:
-        """Whether all of a chunk is visible and within these steps."""
-        chunk = schema.chunk.c
-        inside = and_(chunk.first_step >= first, chunk.last_step <= last)
-        return inside if self._attempt is not None else and_(inside, chunk.last_step < schema.attempt.c.hidden_from)
+    def _is_inside(self, table: Table, first: int, last: int) -> ColumnElement[bool]:
+        """Whether all of a chunk or a block is visible and within these steps."""
+        inside = and_(table.c.first_step >= first, table.c.last_step <= last)
+        return inside if self._attempt is not None else and_(inside, table.c.last_step < schema.attempt.c.hidden_from)
 
-    def _add_inside(self, parts: list[Cells], shift: int, may_roll: ColumnElement[bool]) -> int:
-        """Add the cells of chunks that are wholly inside; how many samples cannot be read.
+    def _is_in_block(self, where: ColumnElement[bool]) -> ColumnElement[bool]:
+        """Whether a chunk is part of a block for which `where` holds."""
+        chunk, block = schema.chunk.c, schema.block.c
+        return exists().where(
+            block.run_id == self._run_id,
+            block.kind == self._kind,
+            block.metric == self._metric,
+            block.attempt == chunk.attempt,
+            block.writer == chunk.writer,
+            block.number == chunk.number.bitwise_rshift(BITS_OF_CHUNK),
+            where,
+        )
 
-        A chart over a long run reads one row of each chunk here, and the little that is done to each adds up.
-        """
+    def _add_blocks(self, parts: list[Cells], where: ColumnElement[bool]) -> list[ColumnElement[bool]]:
+        """Add the cells of blocks; which chunks to read in place of those that are damaged."""
+        block, chunk = schema.block.c, schema.chunk.c
+        columns = (block.attempt, block.writer, block.number, block.num_rows, block.num_columns)
+        query = select(block.cells, block.stats, block.crc, *columns)
+        found, in_place = _Coarse(self._kind), []
+        for cells, stats, crc, attempt, writer, number, *shape in self._connection.execute(
+            self._only(query, schema.block, where)
+        ):
+            if crc_of(cells, stats) == crc:
+                found.add(cells, stats, *shape)
+                continue
+            log.error("block %d of %s in run %s is damaged; its chunks are read", number, self._metric, self._run_id)
+            is_of_block = chunk.number.bitwise_rshift(BITS_OF_CHUNK) == number
+            in_place.append(and_(chunk.attempt == attempt, chunk.writer == writer, is_of_block))
+        parts += [Cells(spans, self._of_entry(stats, columns)) for spans, stats, columns in found.cells()]
+        return in_place
+
+    def _add_inside(
+        self, parts: list[Cells], shift: int, where: ColumnElement[bool], may_roll: ColumnElement[bool]
+    ) -> int:
+        """Add the cells of chunks that are wholly inside; how many samples cannot be read."""
         chunk = schema.chunk.c
         level = case(
             (and_(may_roll, chunk.coarse_shift <= shift), "coarse"),
@@ -184,23 +239,17 @@ class MetricReader:
         )
         blob = case((level == "coarse", chunk.coarse), (level == "fine", chunk.fine), else_=chunk.samples)
         columns = (level.label("level"), blob.label("blob"), chunk.coarse_cells, chunk.coarse_crc)
-        inside = self._is_inside(self._from, self._to)
-        coarse: dict[tuple[int, int], tuple[list[bytes], list[bytes]]] = {}
-        num_damaged = 0
-        for row in self._connection.execute(self._chunks(inside, *columns)).all():
+        coarse, num_damaged = _Coarse(self._kind), 0
+        for row in self._connection.execute(self._chunks(where, *columns)).all():
             try:
                 if row.level == "coarse":
                     _check_coarse(row.coarse_cells, row.blob, row.coarse_crc)
-                    cells, stats = coarse.setdefault((row.num_rows, row.num_columns), ([], []))
-                    cells.append(row.coarse_cells)
-                    stats.append(row.blob)
+                    coarse.add(row.coarse_cells, row.blob, row.num_rows, row.num_columns)
                 else:
                     parts.append(self._cells_of(row, row.level, row.blob))
             except DamagedChunk:
                 num_damaged += self._add_finest(row, parts)
-        for (num_rows, num_columns), (cells, stats) in coarse.items():
-            found = unpack_coarse(b"".join(cells), b"".join(stats), self._kind, num_rows * num_columns)
-            parts.append(Cells(found.spans, self._of_entry(found.stats, num_columns)))
+        parts += [Cells(spans, self._of_entry(stats, columns)) for spans, stats, columns in coarse.cells()]
         return num_damaged
 
     def _add_finest(self, row: Row[Any], parts: list[Cells]) -> int:
@@ -209,6 +258,7 @@ class MetricReader:
         stored = self._connection.execute(
             self._only(
                 select(chunk.samples, chunk.fine, chunk.coarse, chunk.coarse_cells, chunk.coarse_crc),
+                schema.chunk,
                 and_(
                     chunk.attempt == row.attempt,
                     chunk.writer == row.writer,
@@ -274,8 +324,23 @@ def slot_of(layout: Any, frame: Any, kind: Kind, metric: str) -> ColumnElement[b
     )
 
 
-_FIRST, _LAST = func.min(schema.chunk.c.first_step), func.max(schema.chunk.c.last_step)
-_NUM_SAMPLES = func.sum(schema.chunk.c.num_samples)
+class _Coarse:
+    """Coarse rollups of many rows, unpacked all at once: a chart over a long run has hundreds."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._by_shape: dict[tuple[int, int], tuple[list[bytes], list[bytes]]] = {}
+
+    def add(self, cells: bytes, stats: bytes, num_rows: int, num_columns: int) -> None:
+        of_shape = self._by_shape.setdefault((num_rows, num_columns), ([], []))
+        of_shape[0].append(cells)
+        of_shape[1].append(stats)
+
+    def cells(self) -> Iterator[tuple[Ints, Floats, int]]:
+        """Spans, values and the number of columns, one triple per shape."""
+        for (num_rows, num_columns), (cells, stats) in self._by_shape.items():
+            found = unpack_coarse(b"".join(cells), b"".join(stats), self._kind, num_rows * num_columns)
+            yield found.spans, found.stats, num_columns
 
 
 def _check_coarse(cells: bytes, stats: bytes, crc: int) -> None:

@@ -149,6 +149,27 @@ chunk = Table(
     Column("samples", LargeBinary),  # packed steps and values; NULL once retention has dropped them
 )
 
+# The coarse rollups of several chunks in a row as one, so that a chart over a million steps reads a hundred rows.
+block = Table(
+    "block",
+    metadata,
+    Column("run_id", String(32), primary_key=True),
+    Column("kind", String(8), primary_key=True),
+    Column("metric", String(128), primary_key=True),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("writer", String(64), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # chunk.number // 16
+    Column("num_samples", Integer, nullable=False),
+    Column("first_step", BigInteger, nullable=False),
+    Column("last_step", BigInteger, nullable=False),
+    Column("num_rows", Integer, nullable=False),
+    Column("num_columns", Integer, nullable=False),
+    Column("shift", Integer, nullable=False),
+    Column("crc", BigInteger, nullable=False),
+    Column("cells", LargeBinary, nullable=False),
+    Column("stats", LargeBinary, nullable=False),
+)
+
 settled = Table(
     "settled",
     metadata,

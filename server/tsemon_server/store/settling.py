@@ -11,12 +11,14 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Row, and_, case, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, case, delete, func, insert, or_, select, update
 
 from tsemon_server.store import schema
+from tsemon_server.store.blocks import CHUNKS_PER_BLOCK, add_block
 from tsemon_server.store.cells import Floats, Ints
 from tsemon_server.store.chunks import DamagedChunk, Frames, pack_chunk, pack_frames, unpack_frames
 from tsemon_server.store.packing import Kind, Slot, item_type
+from tsemon_server.store.streams import Stream
 
 SEGMENT_FRAMES = 512
 """Frames of one segment, where there are as many."""
@@ -25,19 +27,6 @@ NUM_KEPT = 64
 PAGE_SEQS = 512
 """Seqs in one row of `settled`."""
 _KEYS_PER_QUERY = 500
-
-
-class Stream(NamedTuple):
-    """What one writer sent in one attempt."""
-
-    run_id: str
-    attempt: int
-    writer: str
-
-    def of(self, table: Any) -> Any:
-        """Its rows of a table."""
-        c = table.c
-        return and_(c.run_id == self.run_id, c.attempt == self.attempt, c.writer == self.writer)
 
 
 class NewestFrame(NamedTuple):
@@ -131,6 +120,8 @@ def replace_frames(connection: Connection, segment: Segment, now: float) -> None
     if segment.chunks:
         connection.execute(insert(schema.chunk), [{**chunk, "number": number} for chunk in segment.chunks])
     _mark_settled(connection, stream, segment.seqs)
+    if number % CHUNKS_PER_BLOCK == CHUNKS_PER_BLOCK - 1:
+        add_block(connection, stream, number // CHUNKS_PER_BLOCK)
 
 
 def newest_settled(connection: Connection, run_id: str) -> list[NewestFrame]:

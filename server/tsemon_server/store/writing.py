@@ -16,7 +16,8 @@ from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_missing
 from tsemon_server.store.packing import Slot, layout_id, pack
 from tsemon_server.store.reading import Reader
-from tsemon_server.store.settling import PAGE_SEQS, NewestFrame, Stream, newest_settled, seqs_of_page
+from tsemon_server.store.settling import PAGE_SEQS, NewestFrame, newest_settled, seqs_of_page
+from tsemon_server.store.streams import Stream
 
 _KEYS_PER_QUERY = 500  # below every engine's limit of parameters
 
