@@ -15,7 +15,7 @@ from tsemon_server.store.metric import MetricReader, Points, Samples
 from tsemon_server.store.packing import Kind
 from tsemon_server.store.reading import FiringAlert, LiveRun, Place, Reader, RunOrder
 from tsemon_server.store.records import Alert, Attempt, Latest, Record, Recorded, Run, RunDetail
-from tsemon_server.store.settling import FramesChanged, pack_segment, replace_frames, settled_streams
+from tsemon_server.store.settling import FramesChanged, Sizes, pack_segment, replace_frames, settled_streams
 from tsemon_server.store.streams import Stream
 from tsemon_server.store.writing import Added, Registration, RuleState, Writer
 
@@ -40,6 +40,7 @@ __all__ = [
     "RunDetail",
     "RunOrder",
     "Samples",
+    "Sizes",
     "Store",
     "Writer",
     "merged",
@@ -69,24 +70,24 @@ class Store:
         with self._database.writing() as connection:
             yield Writer(connection, self._clock())
 
-    def settle(self, is_stopped: Callable[[], bool] = lambda: False) -> int:
+    def settle(self, is_stopped: Callable[[], bool] = lambda: False, *, sizes: Sizes | None = None) -> int:
         """Move settled frames into chunks, until there are no more or `is_stopped`; the number of segments.
 
         May run beside anything, also beside itself in another process.
         """
-        num_segments = 0
+        num_segments, sizes = 0, sizes or Sizes()
         with self._database.reading() as connection:
-            streams = settled_streams(connection, self._clock() - SILENCE_S)
+            streams = settled_streams(connection, self._clock() - SILENCE_S, sizes)
         for stream, most in streams:
             for _ in range(most):
-                if is_stopped() or not self._settle_one(stream):
+                if is_stopped() or not self._settle_one(stream, sizes.segment):
                     break
                 num_segments += 1
         return num_segments
 
-    def _settle_one(self, stream: Stream) -> bool:
+    def _settle_one(self, stream: Stream, num_frames: int) -> bool:
         with self._database.reading() as connection:
-            segment = pack_segment(connection, stream)
+            segment = pack_segment(connection, stream, num_frames)
         if segment is None:
             return False
         try:

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 
+_WEIGHT = 2.0**-32
+"""Of one sample in a sum: fewer than 2**32 numbers add up to a number, whichever they are."""
+
 
 class Cells(NamedTuple):
     """Sorted by first step."""
@@ -59,10 +62,12 @@ def merged(cells: Cells, starts: NDArray[np.intp]) -> Cells:
     total = np.add.reduceat(num_finite, starts)
     least = np.minimum.reduceat(np.where(has_none, np.inf, stats[..., 0]), starts)
     most = np.maximum.reduceat(np.where(has_none, -np.inf, stats[..., 2]), starts)
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean = np.add.reduceat(np.where(has_none, 0.0, stats[..., 1] * num_finite), starts) / np.maximum(total, 1)
-    # A sum may round to just outside its cell, and overflow where the values do not.
-    mean = np.clip(np.nan_to_num(mean), least, most)
+    weights = num_finite * _WEIGHT
+    with np.errstate(over="ignore"):  # by the last rounding, see below
+        mean = (
+            np.add.reduceat(np.where(has_none, 0.0, stats[..., 1] * weights), starts) / np.maximum(total, 1) / _WEIGHT
+        )
+    mean = np.clip(mean, least, most)  # it may round to just outside
     is_empty = total == 0
     least[is_empty] = mean[is_empty] = most[is_empty] = np.nan
     return Cells(spans, np.stack([least, mean, most, total], axis=-1))

@@ -20,13 +20,18 @@ from tsemon_server.store.chunks import DamagedChunk, Frames, pack_chunk, pack_fr
 from tsemon_server.store.packing import Kind, Slot, item_type
 from tsemon_server.store.streams import Stream
 
-SEGMENT_FRAMES = 512
-"""Frames of one segment, where there are as many."""
-NUM_KEPT = 64
-"""So many of the newest stay behind: late ones then find their neighbours, and short runs are no chunks of nothing."""
 PAGE_SEQS = 512
 """Seqs in one row of `settled`."""
 _KEYS_PER_QUERY = 500
+
+
+class Sizes(NamedTuple):
+    """How many frames of one writer move, and how many stay."""
+
+    segment: int = 512
+    """Frames of one segment, where there are as many."""
+    kept: int = 64
+    """So many of the newest stay behind: late ones find their neighbours, and short runs are no chunks of nothing."""
 
 
 class NewestFrame(NamedTuple):
@@ -51,7 +56,7 @@ class Segment(NamedTuple):
     chunks: list[dict[str, Any]]
 
 
-def settled_streams(connection: Connection, silent_before: float) -> list[tuple[Stream, int]]:
+def settled_streams(connection: Connection, silent_before: float, sizes: Sizes) -> list[tuple[Stream, int]]:
     """Whose frames can be packed, into how many segments.
 
     A run that ended, or was not heard of since `silent_before`, sends no more.
@@ -62,24 +67,24 @@ def settled_streams(connection: Connection, silent_before: float) -> list[tuple[
         select(frame.run_id, frame.attempt, frame.writer, func.count(), has_ended)
         .join(schema.run, run.run_id == frame.run_id)
         .group_by(frame.run_id, frame.attempt, frame.writer, run.state, run.updated_at, run.attempt)
-        .having(func.count() > NUM_KEPT)
+        .having(func.count() > sizes.kept)
         .order_by(frame.run_id, frame.attempt, frame.writer)
     )
     return [
         (Stream(*names), num_segments)
         for *names, num_frames, is_over in rows
-        if (num_segments := -(-num_frames // SEGMENT_FRAMES) if is_over else (num_frames - NUM_KEPT) // SEGMENT_FRAMES)
+        if (num_segments := -(-num_frames // sizes.segment) if is_over else (num_frames - sizes.kept) // sizes.segment)
     ]
 
 
-def pack_segment(connection: Connection, stream: Stream) -> Segment | None:
-    """The oldest frames of the stream, packed; None where there are none to spare."""
+def pack_segment(connection: Connection, stream: Stream, most: int) -> Segment | None:
+    """At most so many of the oldest frames of the stream, packed; None where there are none to spare."""
     frame = schema.frame.c
     rows = connection.execute(
         select(frame.seq, frame.step, frame.time, frame.layout_id, frame.blob)
         .where(stream.of(schema.frame), ~_is_newest(stream))
         .order_by(frame.seq)
-        .limit(SEGMENT_FRAMES)
+        .limit(most)
     ).all()
     if not rows:
         return None

@@ -1,0 +1,388 @@
+"""Whatever is done to a store and in which order: it answers as a dict of frames would."""
+
+import random
+import tempfile
+import threading
+from contextlib import contextmanager, suppress
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sqlalchemy import Engine, event
+
+from tsemon.errors import UnknownRun
+from tsemon.wire import MAX_STEP, Array, Frame, frames_to_body
+from tsemon_server.queries import service
+from tsemon_server.store import Sizes, Store
+
+from .conftest import Api
+from .naive import NaiveRun
+
+NUMBERS = (0.0, 1.0, -2.5, 0.1, float("nan"), float("inf"), float("-inf"), 1e-45, 3e38, -3e38)
+SIZES = Sizes(segment=8, kept=2)
+"""So small that a dozen frames are a chunk."""
+
+
+class Crash(Exception):
+    """The process ends here."""
+
+
+class InProcess:
+    """The store, asked without HTTP."""
+
+    def __init__(self, url, clock):
+        self._url, self._clock = url, clock
+        self.store = Store(url, clock)
+
+    def close(self):
+        self.store.close()
+
+    def reopen(self):
+        self.close()
+        self.store = Store(self._url, self._clock)
+
+    def register(self, run, depth, resume_step, key):
+        with self.store.write() as writer:
+            return writer.register(
+                "p",
+                run,
+                blocks=[f"h.{number}" for number in range(depth)],
+                config=None,
+                tags=None,
+                resume_step=resume_step,
+                attempt_key=key,
+            )
+
+    def post(self, run_id, attempt, writer, frames):
+        """The number of frames that were new."""
+        with self.store.write() as write:
+            return len(write.add_frames(run_id, attempt, writer, frames).frames)
+
+    def post_what_is_refused(self, run_id, attempt, writer, frames):
+        with pytest.raises(ZeroDivisionError), self.store.write() as write:
+            write.add_frames(run_id, attempt, writer, frames)
+            raise ZeroDivisionError
+
+    def finish(self, run_id):
+        with self.store.write() as writer:
+            writer.change_run(run_id, state="finished")
+
+    def delete(self, run_id):
+        with self.store.write() as writer:
+            writer.delete_run(run_id)
+
+    def detail(self, run_id):
+        try:
+            return service.describe_run(self.store, run_id).model_dump()
+        except UnknownRun:
+            return None
+
+    def series(self, run_id, metric, **where):
+        return service.series(self.store, run_id, metric, **where).model_dump()
+
+    def heatmap(self, run_id, metric, **where):
+        return service.heatmap(self.store, run_id, metric, **where).model_dump()
+
+
+class OverHttp:
+    """The service, asked as clients ask."""
+
+    def __init__(self, url, clock):
+        self._path, self._clock = url.removeprefix("sqlite:///"), clock
+        self._api = Api(self._path, clock=clock)
+
+    def close(self):
+        self._api.close()
+
+    def reopen(self):
+        self.close()
+        self._api = Api(self._path, clock=self._clock)
+
+    def register(self, run, depth, resume_step, key):
+        body = {"project": "p", "run": run, "blocks": [f"h.{number}" for number in range(depth)]}
+        reply = self._api.http.post("/api/v1/runs", json=body | {"resume_step": resume_step, "attempt_key": key})
+        return reply.json()["run_id"], reply.json()["attempt"]
+
+    def post(self, run_id, attempt, writer, frames):
+        reply = self._api.send_ok(run_id, frames, writer=writer, attempt=attempt)
+        assert reply["accepted"] + reply["duplicates"] == len(frames)
+        return reply["accepted"]
+
+    def post_what_is_refused(self, run_id, attempt, writer, frames):
+        bad = frames[0].to_json().replace('"step":', '"stop":')
+        body = frames_to_body(writer, attempt, [*(frame.to_json() for frame in frames), bad])
+        assert self._api.post_raw(run_id, body).status_code == 422
+
+    def finish(self, run_id):
+        assert self._api.http.patch(f"/api/v1/runs/{run_id}", json={"state": "finished"}).status_code == 200
+
+    def delete(self, run_id):
+        assert self._api.http.delete(f"/api/v1/runs/{run_id}").status_code == 204
+
+    def detail(self, run_id):
+        found = self._api.get(f"/runs/{run_id}")
+        return found if isinstance(found, dict) else None
+
+    def series(self, run_id, metric, **where):
+        return self._api.get(f"/runs/{run_id}/series", metric=metric, **where)
+
+    def heatmap(self, run_id, metric, **where):
+        return self._api.get(f"/runs/{run_id}/heatmap", metric=metric, **where)
+
+
+@contextmanager
+def before_each_statement(action):
+    """Call `action(number, connection)` before each SQL statement of this thread."""
+    thread, numbers = threading.get_ident(), iter(range(10**9))
+
+    def listen(connection, *_):
+        if threading.get_ident() == thread:
+            action(next(numbers), connection)
+
+    event.listen(Engine, "before_cursor_execute", listen)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "before_cursor_execute", listen)
+
+
+def frames_of(depth, seqs, steps, layout, seed):
+    """Frames in one of five layouts, with values as awkward as they come."""
+    draw = random.Random(seed)
+
+    def some(*shape):
+        number = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        return Array.of([draw.choice((*NUMBERS, draw.random())) for _ in range(number)], shape)
+
+    for seq, step in zip(seqs, steps, strict=True):
+        scalars = {"loss": draw.choice((*NUMBERS, 1.7e308, -1.7e308, draw.random()))}
+        similarity = {"token_similarity": some(depth + 1)}
+        scalars, layers, heads = (
+            (scalars, {}, {}),
+            (scalars, similarity, {}),
+            ({}, {**similarity, "param_norm": some(depth)}, {"attention_entropy": some(depth, 2)}),
+            ({}, {}, {}),
+            (scalars | {"mine": draw.random()}, {"mine": some(depth + seq % 2)}, {"mine": some(depth, 1 + seq % 3)}),
+        )[layout]
+        yield Frame(seq, step, seq + draw.random(), scalars, layers, heads)
+
+
+class StoreStory(RuleBasedStateMachine):
+    """Posts, retries, crashes, compaction, rewinds and reads, on the store and on plain dicts."""
+
+    Driver = InProcess
+
+    @initialize()
+    def begin(self):
+        self.folder = tempfile.TemporaryDirectory()
+        url, self.now = f"sqlite:///{self.folder.name}/x.db", 1e9
+        self.driver = self.Driver(url, lambda: self.now)
+        self.other, self.third = (Store(url, lambda: self.now) for _ in range(2))  # of other processes: they compact
+        self.runs, self.sent, self.late = {}, [], []
+
+    def teardown(self):
+        if hasattr(self, "driver"):
+            self.check_everything()
+            self.other.settle(sizes=SIZES)
+            self.check_everything()
+            for store in (self.other, self.third, self.driver):
+                store.close()
+            self.folder.cleanup()
+
+    # -- what writers do
+
+    @rule(
+        name=st.sampled_from("ab"),
+        depth=st.integers(0, 3),
+        resume_step=st.none() | st.integers(0, 150),
+        key=st.none() | st.sampled_from("kl"),
+    )
+    def register(self, name, depth, resume_step, key):
+        run_id, attempt = self.driver.register(name, depth, resume_step, key)
+        known = [known_id for known_id, (known_name, _) in self.runs.items() if known_name == name]
+        assert known in ([], [run_id])
+        assert self.runs.setdefault(run_id, (name, NaiveRun()))[1].register(depth, resume_step, key) == attempt
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def post(self, data):
+        self.deliver(self.draw_body(data))
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def post_later(self, data):
+        self.late.append(self.draw_body(data))
+
+    @precondition(lambda self: self.late)
+    @rule(data=st.data())
+    def post_what_is_late(self, data):
+        self.deliver(self.late.pop(data.draw(st.integers(0, len(self.late) - 1))))
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data())
+    def retry(self, data):
+        *where, frames = self.sent[data.draw(st.integers(0, len(self.sent) - 1))]
+        start = data.draw(st.integers(0, len(frames) - 1))
+        self.deliver((*where, frames[start:]))
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def post_what_is_refused(self, data):
+        self.driver.post_what_is_refused(*self.draw_body(data))
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def finish(self, data):
+        run_id = data.draw(st.sampled_from(list(self.runs)))
+        self.driver.finish(run_id)
+        self.runs[run_id][1].state = "finished"
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def delete(self, data):
+        run_id = data.draw(st.sampled_from(list(self.runs)))
+        self.driver.delete(run_id)
+        del self.runs[run_id]
+        self.late = [body for body in self.late if body[0] != run_id]
+        self.sent = [body for body in self.sent if body[0] != run_id]
+        assert self.driver.detail(run_id) is None
+
+    # -- what the service does by itself, and what befalls it
+
+    @rule(most=st.integers(1, 3) | st.just(1000))
+    def settle(self, most):
+        so_far = iter(range(most))
+        assert self.other.settle(lambda: next(so_far, None) is None, sizes=SIZES) <= most
+
+    @rule(number=st.integers(0, 40))
+    def crash_while_settling(self, number):
+        def crash(at, _):
+            if at == number:
+                raise Crash
+
+        with suppress(Crash), before_each_statement(crash):
+            self.other.settle(sizes=SIZES)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), deed=st.sampled_from(["post", "retry", "register", "delete", "settle_beside"]))
+    def settle_while_something_happens(self, data, deed):
+        """Between the packing of the first segment and its transaction, which is the first statement that writes."""
+        is_due = True
+
+        def act(_, connection):
+            nonlocal is_due
+            if is_due and connection.get_execution_options().get("writes"):
+                is_due = False
+                self.do(deed, data)
+
+        with before_each_statement(act):
+            self.other.settle(sizes=SIZES)
+
+    def do(self, deed, data):
+        if deed == "settle_beside":
+            self.third.settle(sizes=SIZES)
+        elif deed == "register":
+            resume_step = data.draw(st.integers(0, 150))
+            self.register(data.draw(st.sampled_from("ab")), data.draw(st.integers(0, 3)), resume_step, None)
+        elif deed != "retry" or self.sent:
+            getattr(self, deed)(data)
+
+    @rule()
+    def reopen(self):
+        self.driver.reopen()
+
+    @rule(hours=st.sampled_from([0.01, 2]))
+    def wait(self, hours):
+        self.now += 3600 * hours
+
+    # -- what is asked
+
+    @invariant()
+    def tells_how_the_runs_are(self):
+        for run_id, (_, run) in getattr(self, "runs", {}).items():
+            run.check_detail(self.driver.detail(run_id))
+
+    @precondition(lambda self: any(run.shapes() for _, run in self.runs.values()))
+    @rule(data=st.data())
+    def read(self, data):
+        run_id = data.draw(st.sampled_from([run_id for run_id, (_, run) in self.runs.items() if run.shapes()]))
+        run = self.runs[run_id][1]
+        steps = st.none() | st.sampled_from(sorted({frame.step for frame in run.frames.values()}))
+        where = {
+            "from_step": data.draw(steps),
+            "to_step": data.draw(steps),
+            "attempt": data.draw(st.none() | st.sampled_from(list(run.depths))),
+        }
+        if None not in (where["from_step"], where["to_step"]) and where["from_step"] > where["to_step"]:
+            where["from_step"], where["to_step"] = where["to_step"], where["from_step"]
+        (kind, metric), shape = data.draw(st.sampled_from(sorted(run.shapes().items())))
+        self.check(run_id, kind, metric, shape, where, data.draw(st.integers(3, 40)), data.draw(st.randoms()))
+
+    def check_everything(self):
+        for run_id, (_, run) in self.runs.items():
+            run.check_detail(self.driver.detail(run_id))
+            for attempt in (None, *run.depths):
+                where = {"from_step": None, "to_step": None, "attempt": attempt}
+                for (kind, metric), shape in run.shapes().items():
+                    for points in (3, 7, 1000):
+                        self.check(run_id, kind, metric, shape, where, points, random.Random(0))
+
+    def check(self, run_id, kind, metric, shape, where, points, draw):
+        run = self.runs[run_id][1]
+        with self.other.read() as reader:
+            run.check_samples(reader.metric(run_id, kind, metric, **where).samples(), kind, metric, **where)
+        if 0 in shape:
+            return
+        layer = None if kind == "scalars" else draw.randrange(shape[0])
+        head = draw.randrange(shape[1]) if kind == "heads" else None
+        entry = where | {"layer": layer, "head": head, "points": points}
+        run.check_series(self.driver.series(run_id, metric, **entry), kind, metric, **entry)
+        if kind == "layers":
+            columns = where | {"columns": max(1, points - 2)}
+            run.check_heatmap(self.driver.heatmap(run_id, metric, **columns), metric, **columns)
+
+    # -- how bodies come to be
+
+    def deliver(self, body):
+        run_id, attempt, writer, frames = body
+        new = self.runs[run_id][1].add(attempt, writer, frames)
+        assert self.driver.post(run_id, attempt, writer, frames) == len(new)
+        self.sent.append(body)
+
+    def draw_body(self, data):
+        """Most follow those before them; some come again under their number, some from the end of all numbers."""
+        run_id = data.draw(st.sampled_from(list(self.runs)))
+        run = self.runs[run_id][1]
+        attempt, writer = data.draw(st.sampled_from(list(run.depths)[::-1])), data.draw(st.sampled_from("vw"))
+        number = data.draw(st.integers(1, 20))
+        before = [(seq, frame.step) for (a, w, seq), frame in run.frames.items() if (a, w) == (attempt, writer)]
+        seq, step = max(before, default=(-1, -1))
+        first_seq = data.draw(st.sampled_from([seq + 1, seq + 1, seq + 3, max(0, seq - 2), 505, MAX_STEP - 40]))
+        stride = data.draw(st.sampled_from([1, 1, 0, 2, 3, 50, 1000]))
+        first_step = data.draw(st.just(step + 1) | st.integers(0, 150) | st.just(MAX_STEP - 20_000))
+        seqs = range(first_seq, min(first_seq + number, MAX_STEP + 1))
+        steps = [min(first_step + stride * index, MAX_STEP) for index in range(len(seqs))]
+        layout, seed = data.draw(st.integers(0, 4)), data.draw(st.integers(0, 9))
+        if layout == 4 and not run.depths[attempt]:
+            layout = 0
+        frames = list(frames_of(run.depths[attempt], seqs, steps, layout, seed))
+        if data.draw(st.booleans()):
+            random.Random(seed).shuffle(frames)
+        return run_id, attempt, writer, frames
+
+
+class StoryOverHttp(StoreStory):
+    Driver = OverHttp
+
+
+TestTheStore = StoreStory.TestCase
+TestTheService = StoryOverHttp.TestCase
+for case, max_examples in ((TestTheStore, 60), (TestTheService, 15)):
+    case.settings = settings(
+        max_examples=max_examples,
+        stateful_step_count=30,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
