@@ -2,12 +2,13 @@
 
 import math
 import random
+import sqlite3
 
 import pytest
 
 from tests.server.conftest import loss_frame
 from tsemon.wire import Array, Frame
-from tsemon_server.store import Store
+from tsemon_server.store import Sizes, Store
 
 
 @pytest.fixture
@@ -73,21 +74,28 @@ def close_to(answer):
 
 
 class TestSettledFrames:
-    def test_give_the_same_answers_as_before(self, api, store):
+    # The small ones make 186 segments and 11 blocks of them.
+    @pytest.mark.parametrize(
+        ("sizes", "num_segments"), [(Sizes(), 2), (Sizes(segment=8, kept=5), 186)], ids=["512", "8"]
+    )
+    def test_give_the_same_answers_as_before(self, api, store, sizes, num_segments):
         run_id = api.register()
         fill(api, run_id, [*frames_of_a_long_run()])
         expected = answers(api, run_id)
-        assert store.settle() == 2
+        assert store.settle(sizes=sizes) == num_segments
         assert answers(api, run_id) == close_to(expected)
 
-    def test_give_the_same_answers_where_a_later_attempt_hides_some(self, api, store):
+    @pytest.mark.parametrize(
+        ("sizes", "num_segments"), [(Sizes(), 4), (Sizes(segment=8, kept=5), 287)], ids=["512", "8"]
+    )
+    def test_give_the_same_answers_where_a_later_attempt_hides_some(self, api, store, sizes, num_segments):
         run_id = api.register()
         fill(api, run_id, [*frames_of_a_long_run()])
         for attempt, resume_step in ((2, 3000), (3, 3500)):
             api.register(resume_step=resume_step)
             fill(api, run_id, [loss_frame(resume_step + 2 * seq, seq, seq=seq) for seq in range(400)], attempt=attempt)
         expected = answers(api, run_id)
-        assert store.settle() == 4  # three of the first attempt, one of the second
+        assert store.settle(sizes=sizes) == num_segments
         assert answers(api, run_id) == close_to(expected)
 
     def test_leave_the_newest_frame_where_it_is(self, api, store):
@@ -135,6 +143,19 @@ class TestSettledFrames:
         assert max(series["max"]) == 9.0
         assert len(series["step"]) <= points
         assert (series["step"][0], series["step"][-1]) == (0, 2999)
+
+    @pytest.mark.parametrize("column", ["cells", "stats"])
+    def test_are_read_chunk_by_chunk_where_a_block_of_them_is_damaged(self, api, store, column):
+        run_id = api.register()
+        fill(api, run_id, [*frames_of_a_long_run()])
+        store.settle(sizes=Sizes(segment=8, kept=5))
+        expected = answers(api, run_id)
+        with sqlite3.connect(api.path) as connection:
+            # One byte of every block is another.
+            flipped = f"CAST(substr({column}, 1, 9) || char(1) || substr({column}, 11) AS BLOB)"
+            assert connection.execute(f"UPDATE block SET {column} = {flipped}").rowcount == 40
+        connection.close()
+        assert answers(api, run_id) == close_to(expected)
 
     def test_do_not_come_back_when_their_run_is_deleted_under_way(self, api, store):
         run_id = api.register()
