@@ -40,14 +40,22 @@ class SpoolReader:
         except (ValueError, TypeError) as error:
             raise SpoolError(f"{folder / 'run.json'} is damaged: created_at should be a time: {error}") from error
         self._tails: dict[int, _Tail] = {}
-        self._is_dead = False
+        self._is_living = True
+        self._has_had_lock = False
 
     def is_living(self) -> bool:
         """Does the writer's process live? Ask before reading: what a dead one left is complete."""
-        # A living writer's lock is never had, not even for a moment, and a dead one's is tried once only: the process
-        # that wants to deliver what it left shall not find it taken.
-        self._is_dead = self._is_dead or not _is_locked(self.folder / "lock")
-        return not self._is_dead
+        # A living writer's lock cannot be had, and a dead one's is had once only and for a moment: whoever wants to
+        # deliver what it left shall not find it taken.
+        if not self._has_had_lock:
+            try:
+                lock = os.open(self.folder / "lock", os.O_RDONLY)
+            except OSError:  # gone with the folder, which a living writer makes again
+                self._is_living = False
+            else:
+                self._has_had_lock = _is_free(lock)
+                self._is_living = not self._has_had_lock
+        return self._is_living
 
     def new_frames(self, max_frames: int = 256) -> Iterator[tuple[str, ...]]:
         """The frames that came since, in order, some at a time. Those given count as read when more are asked for."""
@@ -69,7 +77,7 @@ class SpoolReader:
             self._path(number)
             for number, tail in sorted(self._tails.items())
             # The newest record of a living writer is only not complete yet.
-            if tail.offset < tail.size_bytes and (self._is_dead or number < newest)
+            if tail.offset < tail.size_bytes and (number < newest or not self._is_living)
         ]
 
     def end_state(self) -> RunState | None:
@@ -100,17 +108,14 @@ class SpoolReader:
         return self.folder / f"{number:08d}.seg"
 
 
-def _is_locked(path: Path) -> bool:
+def _is_free(lock: int) -> bool:
+    """Can the lock be had? Lets it go at once, and closes it."""
     try:
-        fd = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    except OSError:
         return False
+    except OSError:  # a file system without locks: no writer could have begun there, so it is a copy
+        return True
     finally:
-        os.close(fd)
-    return False
+        os.close(lock)
+    return True
