@@ -297,7 +297,27 @@ class TestSpoolsOfOneRun:
         service.await_run(state="failed")
         second = write(loss_frame(1), resume_step=1)
         service.await_run(state="running", attempt=2)
-        end(second, "failed")
+        end(second, "finished")
+        service.await_run(state="finished", attempt=2)
+
+    def test_are_attempts_in_that_order_wherever_they_lie(self, write, show):
+        writers = [f"w{number}" for number in range(8)]
+        for step, writer in enumerate(writers):
+            end(write(loss_frame(step), writer=writer, attempt_key=f"{step * 5 % 8}", resume_step=step))
+        service = show()
+        service.await_run(attempt=8, num_frames=8)
+        assert [(spool["writer"], spool["attempt"]) for spool in service.spools()] == list(
+            zip(writers, range(1, 9), strict=True)
+        )
+
+    def test_say_anew_how_the_run_is_when_an_attempt_is_copied_into_the_folder(self, folder, write, show, tmp_path):
+        end(write(loss_frame(0)), "failed")
+        copied = write(loss_frame(1), resume_step=1)
+        end(copied, "failed")
+        copied.folder.rename(tmp_path / "elsewhere")
+        service = show()
+        service.await_run(state="failed", attempt=1)
+        (tmp_path / "elsewhere").rename(copied.folder)
         service.await_run(state="failed", attempt=2)
 
     def test_with_one_attempt_key_are_writers_of_one_attempt(self, write, show):
@@ -482,11 +502,12 @@ class TestTheIndex:
         assert refused.stop(signal.SIGTERM).startswith("tsemon: ")
         assert list(scratch.iterdir()) == []
 
-    def test_leaves_folders_of_that_name_that_are_no_folders(self, show, monkeypatch, tmp_path):
+    def test_leaves_links_of_its_name_and_where_they_point(self, show, monkeypatch, tmp_path):
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         (tmp_path / "precious").mkdir()
         (tmp_path / "tsemon-spool-link").symlink_to(tmp_path / "precious")
         show().close()
+        assert (tmp_path / "tsemon-spool-link").is_symlink()
         assert (tmp_path / "precious").is_dir()
 
 
