@@ -38,8 +38,8 @@ PICTURE = {
     "tsemon.cli": "typer tsemon tsemon.demo tsemon.reproduce tsemon.train tsemon.transport tsemon_server.main "
     "tsemon_server.settings",
     "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.ingest tsemon_server.alerts tsemon_server.queries "
-    "tsemon_server.exposition tsemon_server.housekeeping tsemon_server.ui tsemon_server.store tsemon_server.settings "
-    "tsemon_server.errors",
+    "tsemon_server.exposition tsemon_server.housekeeping tsemon_server.spools tsemon_server.ui tsemon_server.store "
+    "tsemon_server.settings tsemon_server.errors",
     "tsemon_server.errors": "fastapi starlette pydantic",
     "tsemon_server.ingest": "fastapi starlette pydantic pydantic_core typing_extensions tsemon_server.store",
     "tsemon_server.alerts": "numpy tsemon_server.store tsemon_server.rules",
@@ -47,6 +47,8 @@ PICTURE = {
     "tsemon_server.queries": "fastapi numpy tsemon_server.store",
     "tsemon_server.exposition": "fastapi prometheus_client tsemon_server.store",
     "tsemon_server.housekeeping": "tsemon_server.store",
+    "tsemon_server.spools": "fastapi starlette tsemon.transport tsemon_server.ingest tsemon_server.store "
+    "tsemon_server.errors",
     "tsemon_server.ui": "fastapi",
     "tsemon_server.store": "sqlalchemy alembic numpy pydantic zstandard",
     "migrations": "sqlalchemy alembic",

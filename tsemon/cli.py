@@ -45,6 +45,10 @@ def serve(
     database: Annotated[
         str | None, typer.Option(help="Database URL (TSEMON_DATABASE, default sqlite:///tsemon.db).")
     ] = None,
+    spool: Annotated[
+        str | None,
+        typer.Option(help="Spool folder to show, read-only, in place of a database (TSEMON_SPOOL)."),
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen where others can reach it, although there is no login.")
     ] = False,
@@ -54,6 +58,8 @@ def serve(
     from tsemon_server.main import serve as serve_forever
     from tsemon_server.settings import settings_from_environment
 
+    if spool is not None and database is not None:
+        raise InvalidArgument("expected --spool or --database, got both; a spool folder is shown without a database")
     settings = settings_from_environment()
     serve_forever(
         dataclasses.replace(
@@ -61,6 +67,7 @@ def serve(
             host=settings.host if host is None else host,
             port=settings.port if port is None else port,
             database=settings.database if database is None else database,
+            spool=settings.spool if spool is None and database is None else spool,
             insecure=insecure,
         )
     )

@@ -24,6 +24,7 @@ from tsemon_server.errors import Problem, handle_errors, problem_response
 from tsemon_server.exposition import Exposition
 from tsemon_server.housekeeping import Housekeeping
 from tsemon_server.settings import Settings
+from tsemon_server.spools import ReadOnly, SpoolView
 from tsemon_server.store import Record, Store
 
 DOCS_POLICY = (
@@ -93,7 +94,7 @@ class Guard:
 def create_app(
     settings: Settings, *, rules: Sequence[Rule] | None = None, clock: Callable[[], float] = time.time
 ) -> FastAPI:
-    """The service on its database, which is migrated first, with the built-in rules where none are given.
+    """The service on its database, which is migrated first, or on a spool folder; built-in rules where none are given.
 
     Raises TsemonError where the settings or the database do not allow it.
     """
@@ -103,7 +104,8 @@ def create_app(
             "reaches the port may read, write and delete everything; listen locally, or accept that "
             "with the option --insecure"
         )
-    store = Store(settings.database, clock)
+    view = None if settings.spool is None else SpoolView(settings.spool)
+    store = Store(settings.database if view is None else view.database, clock)
     exposition = Exposition(store, clock)
     watch = Watch(rules, on_error=exposition.count_rule_error)
 
@@ -111,14 +113,21 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         housekeeping = Housekeeping(store)
         housekeeping.start()
+        if view is not None:
+            view.start(watch.observe)
         yield
         await run_in_threadpool(housekeeping.stop)
         store.close()
+        if view is not None:
+            await run_in_threadpool(view.close)
 
     app = FastAPI(title="tsemon", version="1", description=DESCRIPTION, lifespan=lifespan, redoc_url=None)
     problems: dict[int | str, dict[str, Any]] = {"default": {"model": Problem, "description": "Why it was not done."}}
     for router in (ingest.make_router(store, watch.observe, exposition.count), queries.make_router(store)):
         app.include_router(router, prefix=API, responses=problems)
+    if view is not None:
+        app.include_router(view.make_router(store), prefix=API, responses=problems)
+        app.add_middleware(ReadOnly, root=view.root)
     app.include_router(exposition.make_router())
     app.include_router(_health(store), responses=problems)
     app.include_router(ui.router)
@@ -147,7 +156,8 @@ def serve(settings: Settings) -> None:
             "another service may run there already, choose another port"
         )
     port = listener.getsockname()[1]
-    print(f"tsemon serves http://{_bracketed(settings.host)}:{port} from {settings.database}", flush=True)
+    source = settings.database if settings.spool is None else f"the folder {settings.spool}, read-only"
+    print(f"tsemon serves http://{_bracketed(settings.host)}:{port} from {source}", flush=True)
     config = uvicorn.Config(app, access_log=False, log_level="warning", timeout_graceful_shutdown=10)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has shut down
         uvicorn.Server(config).run(sockets=[listener])

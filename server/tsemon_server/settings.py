@@ -19,17 +19,24 @@ class Settings:
     """The TCP port to listen on; 0 takes any free one."""
     database: str = "sqlite:///tsemon.db"
     """The database URL; a relative path is taken from the working directory."""
+    spool: str | None = None
+    """A spool folder, as `attach` wrote it, to show read-only in place of a database."""
     insecure: bool = False
     """Whether anyone who reaches the port may read and write everything, from any host name."""
 
 
 def settings_from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from TSEMON_HOST, TSEMON_PORT and TSEMON_DATABASE, defaults for those that are absent."""
+    """Settings from TSEMON_HOST, TSEMON_PORT and either TSEMON_DATABASE or TSEMON_SPOOL, defaults where absent."""
     port = environment.get("TSEMON_PORT", str(Settings.port))
     if not port.isdecimal() or int(port) > 65535:
         raise InvalidArgument(f"TSEMON_PORT must be a number from 0 to 65535, got {port!r}")
+    if "TSEMON_DATABASE" in environment and "TSEMON_SPOOL" in environment:
+        raise InvalidArgument(
+            "expected TSEMON_DATABASE or TSEMON_SPOOL, got both; a spool folder is shown without a database, unset one"
+        )
     return Settings(
         host=environment.get("TSEMON_HOST", Settings.host),
         port=int(port),
         database=environment.get("TSEMON_DATABASE", Settings.database),
+        spool=environment.get("TSEMON_SPOOL"),
     )

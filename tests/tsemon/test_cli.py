@@ -31,6 +31,8 @@ class TestTheCommandLine:
             (("serve", "--host", "0.0.0.0", "--port", "0"), "expected a loopback address"),
             (("serve", "--database", "mysql://nowhere/x", "--port", "0"), "database"),
             (("serve", "--database", "sqlite:////proc/no/such.db", "--port", "0"), "cannot be used"),
+            (("serve", "--spool", ".", "--database", "sqlite:///x.db"), "--spool or --database, got both"),
+            (("serve", "--spool", "no/such", "--port", "0"), "no/such is not there"),
             (("sync", ".", "--server", "nonsense"), "http"),
             (("sync", "no/such", "--server", "http://127.0.0.1:9"), "no/such is not there"),
         ],

@@ -4,6 +4,7 @@ from tsemon.transport.folders import find_spools
 from tsemon.transport.http import HttpDelivery
 from tsemon.transport.memory import MemorySpool
 from tsemon.transport.outbox import Outbox, OutboxStats
+from tsemon.transport.reading import SpoolReader
 from tsemon.transport.silent import SilentOutbox
 from tsemon.transport.spool import Spool
 from tsemon.transport.sync import Synced, sync
@@ -15,6 +16,7 @@ __all__ = [
     "OutboxStats",
     "SilentOutbox",
     "Spool",
+    "SpoolReader",
     "Synced",
     "find_spools",
     "sync",

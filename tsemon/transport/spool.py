@@ -91,7 +91,7 @@ class Spool:
         self.folder = folder
         self.registration: dict[str, Any]
         self.writer: str
-        self.registration, self.writer, self._run_json = _read_run(folder)
+        self.registration, self.writer, self._run_json = read_run(folder)
         self.num_dropped = 0
         """Frames that were deleted unsent, because the spool was full or someone removed its files."""
         self.num_damaged = 0
@@ -171,11 +171,7 @@ class Spool:
     @property
     def end_state(self) -> RunState | None:
         """What `finish` was told; None for a writer that died before."""
-        try:
-            state = json.loads((self.folder / "end.json").read_bytes())["state"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return state if state in ("running", "finished", "failed") else None
+        return read_end_state(self.folder)
 
     def append(self, payload: str) -> None:
         """Keep one frame. Raises SpoolError, and has not kept it, when the folder or the disk does not take it."""
@@ -414,7 +410,17 @@ def _segment_name(number: int) -> str:
     return f"{number:08d}.seg"
 
 
-def _read_run(folder: Path) -> tuple[dict[str, Any], str, str]:
+def read_end_state(folder: Path) -> RunState | None:
+    """What the writer of the spool left in `end.json`, where it did."""
+    try:
+        state = json.loads((folder / "end.json").read_bytes())["state"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return state if state in ("running", "finished", "failed") else None
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], str, str]:
+    """The registration, the writer, and the whole text of `run.json`."""
     try:
         text = (folder / "run.json").read_text(encoding="utf-8")
         registration = json.loads(text)

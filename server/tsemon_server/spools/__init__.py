@@ -1,0 +1,73 @@
+"""Shows the spools under a folder as runs, without changing the folder.
+
+What they hold goes the way of frames that are sent: through the same checks and rules, into a database, which lies in a
+private temporary folder. It is an index and no import: nothing of it outlives the service.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi import Path as PathParameter
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tsemon.errors import SpoolError
+from tsemon_server.errors import problem_response
+from tsemon_server.ingest import Observe
+from tsemon_server.spools.following import Follower, ShownSpools
+from tsemon_server.spools.scratch import Scratch
+from tsemon_server.store import Store
+
+__all__ = ["ReadOnly", "SpoolView"]
+
+
+class SpoolView:
+    """All spools under `root`. Their index is at `database`, and filled from `start` to `close`."""
+
+    def __init__(self, root: str) -> None:
+        self.root = Path(root)
+        if not self.root.is_dir():
+            raise SpoolError(f"expected a spool folder, as attach() wrote it, but {root} is not there or is no folder")
+        self._scratch = Scratch()
+        self.database = f"sqlite:///{self._scratch.path / 'index.db'}"
+        self._follower = Follower(self.root, self.database)
+
+    def start(self, observe: Observe) -> None:
+        """Follow the folder in a thread; `observe` sees the new frames."""
+        self._follower.start(observe)
+
+    def close(self) -> None:
+        """Stop, and remove the index."""
+        self._follower.close()
+        self._scratch.close()
+
+    def make_router(self, store: Store) -> APIRouter:
+        """What only a service that shows a folder can tell."""
+        router = APIRouter(tags=["readers"])
+
+        @router.get("/runs/{run_id}/spools")
+        def list_spools(
+            run_id: str = PathParameter(description="The run's id, as GET /runs answered it.", max_length=64),
+        ) -> ShownSpools:
+            """What was read of each spool of a run, and what could not be."""
+            with store.read() as reader:
+                reader.num_blocks(run_id, 1)  # a run that nobody knows is told as such
+            return self._follower.spools_of(run_id)
+
+        return router
+
+
+class ReadOnly:
+    """Refuses whatever is not a mere question."""
+
+    def __init__(self, app: ASGIApp, root: Path) -> None:
+        self._app = app
+        self._detail = (
+            f"this service shows the folder {root}, read-only; send it to a service that keeps runs: `tsemon serve "
+            "--database URL`, and `tsemon sync` for what the folder holds"
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_question = scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS")
+        await (self._app if is_question else problem_response(403, "read_only", self._detail))(scope, receive, send)
