@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from tests import zoo
+from tests.databases import ENGINES, PostgresServer, SqliteFile
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -15,3 +16,42 @@ def any_model(request):
     """A model and a function that runs it on an input."""
     torch.manual_seed(0)
     return request.param()
+
+
+@pytest.fixture(scope="session")
+def postgresql_server():
+    if not PostgresServer.is_installed():
+        pytest.skip("PostgreSQL is not installed; scripts/system_parts.py does it where it can")
+    server = PostgresServer()
+    try:
+        server.create()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def postgresql(postgresql_server):
+    """A database with today's tables, which the test may stop or kill with its server."""
+    with postgresql_server.borrowed() as database:
+        yield database
+
+
+@pytest.fixture(params=ENGINES)
+def database(request, tmp_path):
+    """A database of each engine in turn."""
+    if request.param == "sqlite":
+        return SqliteFile(tmp_path / "tsemon.db")
+    return request.getfixturevalue("postgresql")
+
+
+@pytest.fixture(params=ENGINES)
+def empty_database(request, tmp_path):
+    """A database of each engine in turn, without any table."""
+    if request.param == "sqlite":
+        yield SqliteFile(tmp_path / "tsemon.db")
+        return
+    server = request.getfixturevalue("postgresql_server")
+    database = server.new_database()
+    yield database
+    server.drop(database)

@@ -25,7 +25,7 @@ from tsemon_server.exposition import Exposition
 from tsemon_server.housekeeping import Housekeeping
 from tsemon_server.settings import Settings
 from tsemon_server.spools import ReadOnly, SpoolView
-from tsemon_server.store import Record, Store
+from tsemon_server.store import Record, Store, without_password
 
 DOCS_POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' https://cdn.jsdelivr.net; frame-ancestors 'none'; "
@@ -156,7 +156,9 @@ def serve(settings: Settings) -> None:
             "another service may run there already, choose another port"
         )
     port = listener.getsockname()[1]
-    source = settings.database if settings.spool is None else f"the folder {settings.spool}, read-only"
+    source = (
+        without_password(settings.database) if settings.spool is None else f"the folder {settings.spool}, read-only"
+    )
     print(f"tsemon serves http://{_bracketed(settings.host)}:{port} from {source}", flush=True)
     config = uvicorn.Config(app, access_log=False, log_level="warning", timeout_graceful_shutdown=10)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has shut down

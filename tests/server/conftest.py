@@ -11,11 +11,11 @@ from tsemon_server.settings import Settings
 
 
 class Api:
-    """A service on a real database file, and the requests that tests make of it."""
+    """A service on a real database, and the requests that tests make of it."""
 
-    def __init__(self, path, rules=(), clock=None):
-        self.path = path
-        settings = Settings(database=f"sqlite:///{path}")
+    def __init__(self, database, rules=(), clock=None):
+        self.database = database
+        settings = Settings(database=database.url)
         extra = {} if clock is None else {"clock": clock}
         self.app = create_app(settings, rules=rules, **extra)
         self.http = TestClient(self.app, base_url="http://127.0.0.1", raise_server_exceptions=False)
@@ -68,14 +68,14 @@ def layer_frame(step, values, metric="token_similarity"):
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(database):
     """Start a service; the same database again is a restart."""
     running = []
 
     def start(**options):
         while running:
             running.pop().close()
-        running.append(Api(tmp_path / "tsemon.db", **options))
+        running.append(Api(database, **options))
         return running[-1]
 
     yield start

@@ -30,7 +30,7 @@ class TestTheSessionInWireMd:
         blocks = re.findall(r"```(bash|json)\n(.*?)```", (DOCS / "wire.md").read_text(), re.DOTALL)
         assert [kind for kind, _ in blocks] == ["bash", "json"] * 7
         script = "set -eu\n" + "echo; echo ======\n".join(text for kind, text in blocks if kind == "bash")
-        service = Process(tmp_path / "tsemon.db")
+        service = Process(f"sqlite:///{tmp_path}/tsemon.db")
         environment = os.environ | {"TSEMON": f"http://127.0.0.1:{service.port}"}
         done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
         service.stop()

@@ -32,7 +32,7 @@ serve(Settings(port=int(sys.argv[1]), database=sys.argv[2]))
 
 class Process:
     def __init__(self, database, port=0):
-        command = [sys.executable, "-c", SERVE, str(port), f"sqlite:///{database}"]
+        command = [sys.executable, "-c", SERVE, str(port), database]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.greeting = self.process.stdout.readline()
         if self.greeting:
@@ -54,11 +54,11 @@ class Process:
 
 
 @pytest.fixture
-def serve(tmp_path):
+def serve(database):
     started = []
 
     def serve(port=0):
-        started.append(Process(tmp_path / "tsemon.db", port))
+        started.append(Process(database.url, port))
         return started[-1]
 
     yield serve
@@ -110,10 +110,15 @@ class TestStopping:
 
 
 class TestStarting:
-    def test_prints_one_line_with_the_address(self, serve, tmp_path):
+    def test_prints_one_line_with_the_address(self, serve, database):
         service = serve()
-        expected = f"tsemon serves http://127.0.0.1:{service.port} from sqlite:///{tmp_path}/tsemon.db\n"
+        expected = f"tsemon serves http://127.0.0.1:{service.port} from {database.url}\n"
         assert service.greeting == expected
+
+    def test_prints_no_password(self, postgresql):
+        service = Process(postgresql.url.replace("tsemon@", "tsemon:secret@"))
+        assert service.stop()[0] in (0, -signal.SIGTERM)
+        assert service.greeting.endswith(f" from {postgresql.url.replace('tsemon@', 'tsemon:***@')}\n")
 
     def test_on_a_port_that_is_taken_fails_with_a_sentence(self, serve):
         taken = serve().port
@@ -130,7 +135,7 @@ class TestStarting:
         assert "port" not in str(exit_.value)
 
     def test_without_a_database_fails_with_a_sentence(self, tmp_path):
-        status, errors = Process(tmp_path / "nowhere/tsemon.db").stop()
+        status, errors = Process(f"sqlite:///{tmp_path}/nowhere/tsemon.db").stop()
         assert status == 1
         assert errors.startswith("tsemon: the database sqlite:///")
         assert "Traceback" not in errors

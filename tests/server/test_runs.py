@@ -239,6 +239,15 @@ class TestTheListOfRuns:
         api.register("e")
         assert self.names(api, order="name", cursor=page["next_cursor"]) == ["e", "f"]
 
+    def test_has_no_run_of_a_name_that_no_run_can_have(self, api):
+        api.register()
+        found = api.get("/runs", run="gpt\0")
+        # PostgreSQL's text cannot hold this one character and says so, SQLite looks for it and finds nothing.
+        if api.database.engine == "sqlite":
+            assert found["runs"] == []
+        else:
+            assert found[:2] == (422, "invalid_argument")
+
     @pytest.mark.parametrize("cursor", ["nonsense", "WzFd", "é"])
     def test_refuses_a_cursor_it_did_not_give(self, api, cursor):
         assert api.get("/runs", cursor=cursor)[:2] == (422, "invalid_argument")

@@ -4,11 +4,18 @@ import re
 import pytest
 from starlette.testclient import TestClient
 
+from tests.databases import SqliteFile
 from tsemon.errors import InvalidArgument
 from tsemon_server.main import create_app
 from tsemon_server.settings import Settings, settings_from_environment
 
 from .conftest import loss_frame, problem
+
+
+@pytest.fixture
+def database(tmp_path):
+    """What is told here does not depend on the engine."""
+    return SqliteFile(tmp_path / "tsemon.db")
 
 
 class TestErrors:
@@ -120,7 +127,7 @@ class TestHealth:
 
     def test_tells_process_and_database_apart(self, start):
         api = start()
-        for path in api.path.parent.glob("tsemon.db*"):
+        for path in api.database.path.parent.glob("tsemon.db*"):
             path.write_bytes(b"not a database" * 1000)
         assert api.http.get("/healthz").status_code == 200
         assert problem(api.http.get("/readyz"))[:2] == (503, "store_unavailable")
@@ -128,21 +135,21 @@ class TestHealth:
     @pytest.mark.parametrize("replaced", [False, True])
     def test_says_that_the_database_file_was_deleted_and_refuses_frames(self, api, replaced):
         run_id = api.register()
-        api.path.unlink()
+        api.database.path.unlink()
         if replaced:
-            api.path.touch()
+            api.database.path.touch()
         for reply in (api.http.get("/readyz"), api.send(run_id, [loss_frame(1)])):
             status, error, detail = problem(reply)
             assert (status, error) == (503, "store_unavailable")
-            assert f"{api.path} was deleted, moved or replaced" in detail
+            assert f"{api.database.path} was deleted, moved or replaced" in detail
             assert "restart the service to begin a new one" in detail
-        assert api.path.exists() == replaced
+        assert api.database.path.exists() == replaced
 
     def test_is_ok_again_when_the_database_file_is_put_back(self, api):
         run_id = api.register()
-        aside = api.path.rename(api.path.with_name("aside.db"))
+        aside = api.database.path.rename(api.database.path.with_name("aside.db"))
         assert api.http.get("/readyz").status_code == 503
-        aside.rename(api.path)
+        aside.rename(api.database.path)
         assert api.http.get("/readyz").status_code == 200
         assert api.send_ok(run_id, [loss_frame(1)])["accepted"] == 1
 

@@ -2,7 +2,6 @@
 
 import math
 import random
-import sqlite3
 
 import pytest
 
@@ -13,7 +12,7 @@ from tsemon_server.store import Sizes, Store
 
 @pytest.fixture
 def store(api):
-    store = Store(f"sqlite:///{api.path}")
+    store = Store(api.database.url)
     yield store
     store.close()
 
@@ -150,11 +149,12 @@ class TestSettledFrames:
         fill(api, run_id, [*frames_of_a_long_run()])
         store.settle(sizes=Sizes(segment=8, kept=5))
         expected = answers(api, run_id)
-        with sqlite3.connect(api.path) as connection:
-            # One byte of every block is another.
-            flipped = f"CAST(substr({column}, 1, 9) || char(1) || substr({column}, 11) AS BLOB)"
-            assert connection.execute(f"UPDATE block SET {column} = {flipped}").rowcount == 40
-        connection.close()
+        # One byte of every block is another.
+        flipped = f"CAST(substr({column}, 1, 9) || char(1) || substr({column}, 11) AS BLOB)"
+        if api.database.engine == "postgresql":
+            flipped = f"overlay({column} PLACING bytea '\\x01' FROM 10 FOR 1)"
+        changed = api.database.execute(f"UPDATE block SET {column} = {flipped} RETURNING number")
+        assert len(changed) == 40
         assert answers(api, run_id) == close_to(expected)
 
     def test_do_not_come_back_when_their_run_is_deleted_under_way(self, api, store):

@@ -1,21 +1,32 @@
 import sqlite3
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.schema import CreateTable
 
-from tsemon.errors import StoreError
+from tsemon.errors import MissingPackage, StoreError
 from tsemon.wire import Array, Frame
 from tsemon_server.store import Store, schema
+from tsemon_server.store.engine import POOL_SIZE, Database
 
 
-def register(writer):
-    return writer.register("p", "r", blocks=[], config=None, tags=None, resume_step=None, attempt_key=None)
+def register(writer, run="r"):
+    return writer.register("p", run, blocks=[], config=None, tags=None, resume_step=None, attempt_key=None)
+
+
+def runs_of(reader):
+    return reader.runs(project=None, run=None, state=None, order="name", limit=9, after=None)
+
+
+def snapshot(database):
+    """What must stay as it is where a database is refused."""
+    if database.engine == "sqlite":
+        return {path.name: path.read_bytes() for path in database.path.parent.iterdir()}
+    tables = "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'public'"
+    return sorted(tuple(row) for row in database.execute(tables))
 
 
 def run_at_once(code, number):
@@ -25,35 +36,34 @@ def run_at_once(code, number):
 
 
 class TestTheDatabase:
-    def test_has_the_tables_that_the_code_expects(self, tmp_path):
-        Store(f"sqlite:///{tmp_path}/x.db").close()
-        engine = create_engine(f"sqlite:///{tmp_path}/x.db")
+    def test_has_the_tables_that_the_code_expects(self, empty_database):
+        Store(empty_database.url).close()
+        engine = Database(empty_database.url).engine
         with engine.connect() as connection:
             assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
         engine.dispose()
 
-    def test_is_kept_when_it_is_opened_again(self, tmp_path):
+    def test_is_kept_when_it_is_opened_again(self, database):
         for expected in (1, 2):
-            store = Store(f"sqlite:///{tmp_path}/x.db")
+            store = Store(database.url)
             with store.write() as writer:
                 registered = register(writer)
             store.close()
             assert registered.attempt == expected
 
-    def test_can_be_opened_by_several_processes_at_once(self, tmp_path):
-        code = f"from tsemon_server.store import Store; Store('sqlite:///{tmp_path}/x.db').close()"
+    def test_can_be_opened_by_several_processes_at_once(self, empty_database):
+        code = f"from tsemon_server.store import Store; Store('{empty_database.url}').close()"
         run_at_once(code, 4)
 
-    def test_can_be_written_by_several_processes_at_once(self, tmp_path):
-        url = f"sqlite:///{tmp_path}/x.db"
-        store = Store(url)
+    def test_can_be_written_by_several_processes_at_once(self, database):
+        store = Store(database.url)
         with store.write() as writer:
             run_id = register(writer).run_id
         run_at_once(
             "import sys\n"
             "from tsemon.wire import Frame\n"
             "from tsemon_server.store import Store\n"
-            f"store = Store('{url}')\n"
+            f"store = Store('{database.url}')\n"
             "for seq in range(50):\n"
             "    with store.write() as writer:\n"
             f"        writer.add_frames('{run_id}', 1, 'w' + sys.argv[1], [Frame(seq, seq, 0.0, {{'loss': 1.0}})])\n"
@@ -65,8 +75,19 @@ class TestTheDatabase:
             assert len(reader.metric(run_id, "scalars", "loss").samples().steps) == 100
         store.close()
 
-    def test_keeps_nothing_of_a_transaction_that_fails(self, tmp_path):
-        store = Store(f"sqlite:///{tmp_path}/x.db")
+    def test_shows_a_reader_one_state_however_much_is_written_meanwhile(self, database):
+        store = Store(database.url)
+        with store.read() as reader:
+            assert runs_of(reader) == []
+            with store.write() as writer:
+                register(writer)
+            assert runs_of(reader) == []
+        with store.read() as reader:
+            assert [run.run for run in runs_of(reader)] == ["r"]
+        store.close()
+
+    def test_keeps_nothing_of_a_transaction_that_fails(self, database):
+        store = Store(database.url)
 
         def fail_halfway():
             with store.write() as writer:
@@ -76,7 +97,7 @@ class TestTheDatabase:
         with pytest.raises(ZeroDivisionError):
             fail_halfway()
         with store.read() as reader:
-            assert reader.runs(project=None, run=None, state=None, order="name", limit=9, after=None) == []
+            assert runs_of(reader) == []
         store.close()
 
     def test_in_a_folder_that_cannot_be_written_is_told(self):
@@ -94,24 +115,19 @@ class TestTheDatabase:
         assert (tmp_path / "x.db").read_text() == "my diary, page one. " * 100
 
     @pytest.mark.parametrize("tables", [["diary"], ["run"], ["alembic_version", "runs"]], ids="+".join)
-    def test_of_another_program_is_told_and_left_alone(self, tmp_path, tables):
-        with sqlite3.connect(tmp_path / "x.db") as connection:
-            for table in tables:
-                connection.execute(f"CREATE TABLE {table} (version_num TEXT)")
-        connection.close()
-        before = (tmp_path / "x.db").read_bytes()
-        with pytest.raises(StoreError, match=r"x\.db with tables of another program .*choose another file"):
-            Store(f"sqlite:///{tmp_path}/x.db")
-        assert (tmp_path / "x.db").read_bytes() == before
-        assert [path.name for path in tmp_path.iterdir()] == ["x.db"]
+    def test_of_another_program_is_told_and_left_alone(self, empty_database, tables):
+        for table in tables:
+            empty_database.execute(f"CREATE TABLE {table} (version_num TEXT)")
+        before = snapshot(empty_database)
+        with pytest.raises(StoreError, match=r"with tables of another program .*choose another"):
+            Store(empty_database.url)
+        assert snapshot(empty_database) == before
 
-    def test_of_a_newer_version_is_told(self, tmp_path):
-        Store(f"sqlite:///{tmp_path}/x.db").close()
-        with sqlite3.connect(tmp_path / "x.db") as connection:
-            connection.execute("UPDATE alembic_version SET version_num = '9999'")
-        connection.close()
+    def test_of_a_newer_version_is_told(self, empty_database):
+        Store(empty_database.url).close()
+        empty_database.execute("UPDATE alembic_version SET version_num = '9999'")
         with pytest.raises(StoreError, match="written by a newer tsemon"):
-            Store(f"sqlite:///{tmp_path}/x.db")
+            Store(empty_database.url)
 
     @pytest.mark.parametrize("url", ["", "tsemon.db", "sqlite://", "sqlite:///:memory:", "oracle9://x/y"])
     def test_needs_a_url_of_a_file(self, url):
@@ -124,11 +140,83 @@ class TestTheDatabase:
         assert "secret" not in str(error.value)
 
 
-class TestTheTables:
-    @pytest.mark.parametrize("table", schema.metadata.sorted_tables, ids=str)
-    def test_can_be_made_on_postgresql(self, table):
-        assert "CREATE TABLE" in str(CreateTable(table).compile(dialect=postgresql.dialect()))
+class TestPostgresql:
+    @pytest.mark.parametrize("driver", ["postgresql", "postgresql+psycopg"])
+    def test_is_reached_with_and_without_the_name_of_the_driver(self, postgresql, driver):
+        store = Store(postgresql.url.replace("postgresql", driver, 1))
+        assert store.where.startswith("postgresql+psycopg://")
+        store.close()
 
+    def test_without_its_driver_says_what_to_install(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "psycopg", None)  # what an import of it finds where it is not installed
+        with pytest.raises(MissingPackage, match=r"pip install 'tsemon\[postgres\]'"):
+            Store("postgresql://tsemon@localhost/tsemon")
+
+    def test_that_does_not_run_is_told(self, tmp_path):
+        with pytest.raises(StoreError, match=r"cannot be used: connection .*must be a running PostgreSQL"):
+            Store(f"postgresql://tsemon@/tsemon?host={tmp_path}")
+
+    def test_where_this_user_may_create_nothing_is_told(self, postgresql_server):
+        database = postgresql_server.new_database()
+        database.execute("DROP ROLE IF EXISTS guest; CREATE ROLE guest LOGIN")
+        with pytest.raises(StoreError, match=r"permission denied .*may create tables"):
+            Store(database.url.replace("tsemon@", "guest@"))
+        postgresql_server.drop(database)
+
+    @pytest.mark.parametrize("ending", ["stop", "kill"])
+    def test_that_was_restarted_is_used_as_if_nothing_had_been(self, postgresql, ending):
+        store = Store(postgresql.url)
+        with store.write() as writer:
+            run_id = register(writer).run_id
+        getattr(postgresql.server, ending)()
+        postgresql.server.start()
+        with store.write() as writer:
+            writer.add_frames(run_id, 1, "w", [Frame(0, 0, 0.0, {"loss": 1.0})])
+        with store.read() as reader:
+            assert reader.run(run_id).num_frames == 1
+        store.close()
+
+    def test_that_ends_within_a_transaction_is_told_and_keeps_nothing_of_it(self, postgresql):
+        store = Store(postgresql.url)
+
+        def write_while_it_ends():
+            with store.write() as writer:
+                run_id = register(writer).run_id
+                postgresql.server.stop()
+                writer.change_run(run_id)
+
+        with pytest.raises(StoreError, match="cannot be used"):
+            write_while_it_ends()
+        with pytest.raises(StoreError, match="cannot be used"), store.read():
+            pass
+        postgresql.server.start()
+        with store.read() as reader:
+            assert runs_of(reader) == []
+        store.close()
+
+    def test_lets_writers_of_different_runs_write_at_the_same_time(self, postgresql):
+        store = Store(postgresql.url)
+        with store.write() as writer:
+            first, second = (register(writer, name).run_id for name in "ab")
+        with store.write() as one, store.write() as other:
+            for writer, run_id in ((one, first), (other, second)):
+                writer.add_frames(run_id, 1, "w", [Frame(0, 0, 0.0, {"loss": 1.0})])
+        with store.read() as reader:
+            assert [run.num_frames for run in runs_of(reader)] == [1, 1]
+        store.close()
+
+    def test_out_of_connections_is_told(self, postgresql, monkeypatch):
+        store = Store(postgresql.url)
+        monkeypatch.setattr(store._database.engine.pool, "_timeout", 0.01)
+        with ExitStack() as all_taken:
+            for _ in range(POOL_SIZE):
+                all_taken.enter_context(store.read())
+            with pytest.raises(StoreError, match=r"all connections .* are in use"), store.read():
+                pass
+        store.close()
+
+
+class TestTheTables:
     def test_store_a_frame_in_one_row_of_four_bytes_a_value(self, tmp_path):
         """The figure that the layout was chosen for: at most 4.5 bytes a value at 960 values a frame."""
         store = Store(f"sqlite:///{tmp_path}/x.db")

@@ -3,14 +3,22 @@
 import random
 import tempfile
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from sqlalchemy import Engine, event
 
+from tests.databases import Database, SqliteFile
 from tsemon.errors import UnknownRun
 from tsemon.wire import MAX_STEP, Array, Frame, frames_to_body
 from tsemon_server.queries import service
@@ -89,15 +97,15 @@ class OverHttp:
     """The service, asked as clients ask."""
 
     def __init__(self, url, clock):
-        self._path, self._clock = url.removeprefix("sqlite:///"), clock
-        self._api = Api(self._path, clock=clock)
+        self._database, self._clock = Database(url), clock
+        self._api = Api(self._database, clock=clock)
 
     def close(self):
         self._api.close()
 
     def reopen(self):
         self.close()
-        self._api = Api(self._path, clock=self._clock)
+        self._api = Api(self._database, clock=self._clock)
 
     def register(self, run, depth, resume_step, key):
         body = {"project": "p", "run": run, "blocks": [f"h.{number}" for number in range(depth)]}
@@ -173,10 +181,16 @@ class StoreStory(RuleBasedStateMachine):
 
     Driver = InProcess
 
+    @staticmethod
+    @contextmanager
+    def database():
+        with tempfile.TemporaryDirectory() as folder:
+            yield SqliteFile(f"{folder}/x.db")
+
     @initialize()
     def begin(self):
-        self.folder = tempfile.TemporaryDirectory()
-        url, self.now = f"sqlite:///{self.folder.name}/x.db", 1e9
+        self.held = ExitStack()
+        url, self.now = self.held.enter_context(self.database()).url, 1e9
         self.driver = self.Driver(url, lambda: self.now)
         self.other, self.third = (Store(url, lambda: self.now) for _ in range(2))  # of other processes: they compact
         self.runs, self.sent, self.late = {}, [], []
@@ -188,7 +202,7 @@ class StoreStory(RuleBasedStateMachine):
             self.check_everything()
             for store in (self.other, self.third, self.driver):
                 store.close()
-            self.folder.cleanup()
+            self.held.close()
 
     # -- what writers do
 
@@ -376,13 +390,25 @@ class StoryOverHttp(StoreStory):
     Driver = OverHttp
 
 
-TestTheStore = StoreStory.TestCase
-TestTheService = StoryOverHttp.TestCase
-for case, max_examples in ((TestTheStore, 60), (TestTheService, 15)):
-    case.settings = settings(
+def settings_of(max_examples):
+    return settings(
         max_examples=max_examples,
         stateful_step_count=30,
         deadline=None,
         derandomize=True,
         suppress_health_check=list(HealthCheck),
     )
+
+
+TestTheStore = StoreStory.TestCase
+TestTheStore.settings = settings_of(60)
+TestTheService = StoryOverHttp.TestCase
+TestTheService.settings = settings_of(15)
+
+
+@pytest.mark.parametrize("story", [StoreStory, StoryOverHttp], ids=["the store", "the service"])
+def test_on_postgresql(story, postgresql_server):
+    class Story(story):
+        database = staticmethod(postgresql_server.borrowed)
+
+    run_state_machine_as_test(Story, settings=settings_of(10))

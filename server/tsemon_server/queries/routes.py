@@ -17,8 +17,10 @@ Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor`
 Metric = Annotated[str, Query(max_length=128, description="The metric's name, as GET /runs/{run_id} lists them.")]
 FromStep = Annotated[int | None, Query(ge=0, le=2**53, description="The first step, included.")]
 ToStep = Annotated[int | None, Query(ge=0, le=2**53, description="The last step, included.")]
+LARGEST = 2**31 - 1  # that a database's column of this kind holds
 OneAttempt = Annotated[
-    int | None, Query(description="Only this attempt, as it was; else every frame that no later attempt hides.")
+    int | None,
+    Query(le=LARGEST, description="Only this attempt, as it was; else every frame that no later attempt hides."),
 ]
 
 
@@ -48,9 +50,11 @@ def make_router(store: Store) -> APIRouter:
         run_id: RunId,
         metric: Metric,
         layer: Annotated[
-            int | None, Query(description="The layer; needed for a metric with a value per layer.")
+            int | None, Query(le=LARGEST, description="The layer; needed for a metric with a value per layer.")
         ] = None,
-        head: Annotated[int | None, Query(description="The head, for a metric that is recorded per head.")] = None,
+        head: Annotated[
+            int | None, Query(le=LARGEST, description="The head, for a metric that is recorded per head.")
+        ] = None,
         from_step: FromStep = None,
         to_step: ToStep = None,
         points: Annotated[int, Query(ge=3, le=10_000, description="At most so many buckets.")] = 1000,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from sqlalchemy.exc import IntegrityError
 
 from tsemon_server.store.cells import Cells, merged
-from tsemon_server.store.engine import Database
+from tsemon_server.store.engine import Database, without_password
 from tsemon_server.store.leases import drop_lease, hold_lease
 from tsemon_server.store.metric import MetricReader, Points, Samples
 from tsemon_server.store.packing import Kind
@@ -44,6 +44,7 @@ __all__ = [
     "Store",
     "Writer",
     "merged",
+    "without_password",
 ]
 
 SILENCE_S = 3600.0

@@ -5,24 +5,38 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, Table, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, ProgrammingError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, NoSuchModuleError, ProgrammingError
+from sqlalchemy.exc import TimeoutError as OutOfConnections
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from tsemon.errors import StoreError
+from tsemon.errors import InvalidArgument, MissingPackage, StoreError, reason
 
 BUSY_TIMEOUT_S = 30
 """How long a writer waits for another process's transaction."""
+
+POOL_SIZE = 10
+"""Connections to PostgreSQL that one process opens at most; the server allows 100 where nobody changed it."""
+
+_OUR_SLIPS = (IntegrityError, ProgrammingError)
+_NO_PRIVILEGE = "42501"  # which drivers count among the programming errors
+_NEEDS = {
+    "sqlite": "it must be a database of tsemon in a folder that this process may write, with room left on the disk",
+    "postgresql": "it must be a running PostgreSQL where this user may create tables, with room left on the disk",
+}
+
+_MIGRATION = 0x7473656D6F6E
+"""The number of the lock that processes of tsemon take while they migrate: their name as bytes."""
 
 _MAIN_FILE = "SELECT file FROM pragma_database_list WHERE name = 'main'"
 
@@ -37,10 +51,15 @@ class Database:
     def __init__(self, url: str) -> None:
         self.engine = _create_engine(url)
         self.where = self.engine.url.render_as_string(hide_password=True)
-        self._one_writer = threading.Lock()
+        # SQLite has one writer at a time. Threads of this process queue up here, in order and without polling.
+        self._turn: AbstractContextManager[Any] = (
+            threading.Lock() if self.engine.dialect.name == "sqlite" else nullcontext()
+        )
         self._file: tuple[str, tuple[int, int] | None] | None = None
         try:
             with self.writing() as connection:
+                if connection.dialect.name == "postgresql":
+                    _take_turn_on_postgresql(connection)
                 _migrate(connection)
                 path = _sqlite_file(connection)
             if path:
@@ -54,17 +73,32 @@ class Database:
         """A transaction that sees one state of the database."""
         with self._explained():
             self._check_file()
-            with self.engine.connect() as connection:
+            with self._begun(self.engine) as connection:
                 yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction that commits at the end of the block, or does nothing when the block raises."""
-        # SQLite has one writer at a time. Threads of this process queue up here, in order and without polling.
-        with self._one_writer, self._explained():
+        with self._turn, self._explained():
             self._check_file()
-            with self.engine.execution_options(writes=True).begin() as connection:
+            with self._begun(self.engine.execution_options(writes=True)) as connection:
                 yield connection
+                connection.commit()
+
+    @contextmanager
+    def _begun(self, engine: Engine) -> Iterator[Connection]:
+        """A connection on which a transaction has begun."""
+        with engine.connect() as connection:
+            try:
+                connection.begin()
+            except DBAPIError as error:
+                if not error.connection_invalidated:
+                    raise
+                # The server was restarted since this connection was used; nothing has been done on it, so another one
+                # does as well. The pool has dropped all of its age.
+                connection.rollback()
+                connection.begin()
+            yield connection
 
     def _check_file(self) -> None:
         # SQLite goes on writing to a file that has no name any more: all is well until the process ends, then all is
@@ -79,13 +113,22 @@ class Database:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (IntegrityError, ProgrammingError):
-            raise  # a slip of ours
+        except OutOfConnections as error:
+            raise StoreError(f"all connections to the database {self.where} are in use; send it again") from error
+        except DataError as error:
+            raise InvalidArgument(f"no database takes this value: {reason(error.orig or error)}") from error
         except DBAPIError as error:
+            if isinstance(error, _OUR_SLIPS) and getattr(error.orig, "sqlstate", None) != _NO_PRIVILEGE:
+                raise
+            needs = _NEEDS[self.engine.dialect.name]
             raise StoreError(
-                f"the database {self.where} cannot be used: {error.orig}; it must be a database of tsemon in a folder "
-                "that this process may write, with room left on the disk"
+                f"the database {self.where} cannot be used: {reason(error.orig or error)}; {needs}"
             ) from error
+
+
+def without_password(url: str) -> str:
+    """The URL of a database as it may be shown."""
+    return make_url(url).render_as_string(hide_password=True)
 
 
 def insert_missing(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
@@ -97,18 +140,56 @@ def insert_missing(connection: Connection, table: Table, rows: Sequence[dict[str
 def _create_engine(url: str) -> Engine:
     try:
         parsed = make_url(url)
-        if parsed.get_backend_name() != "sqlite":
-            return create_engine(parsed)
-    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+        backend = parsed.get_backend_name()
+        if backend == "postgresql":
+            return _create_postgresql_engine(parsed)
+        if backend == "sqlite":
+            return _create_sqlite_engine(parsed)
+        raise ArgumentError(f"{backend} is no engine that tsemon knows")
+    except (ArgumentError, NoSuchModuleError) as error:
         raise StoreError(
-            f"expected a database URL like sqlite:///tsemon.db, got one that does not open: {error}"
+            "expected a database URL like sqlite:///tsemon.db or postgresql://user@host/database, got one that does "
+            f"not open: {error}"
         ) from error
-    if parsed.database in (None, "", ":memory:"):
-        raise StoreError(f"expected a database file, as in sqlite:///tsemon.db, got {url!r}")
-    engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S}, pool_size=8, max_overflow=40)
+
+
+def _create_postgresql_engine(url: URL) -> Engine:
+    if url.drivername == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+    try:
+        engine = create_engine(url, pool_size=POOL_SIZE, max_overflow=0)
+    except ModuleNotFoundError as error:
+        raise MissingPackage(f"PostgreSQL needs a driver ({error}); pip install 'tsemon[postgres]'") from error
+    event.listen(engine, "connect", _on_postgresql_connect)
+    event.listen(engine, "begin", _on_postgresql_begin)
+    return engine
+
+
+def _create_sqlite_engine(url: URL) -> Engine:
+    if url.database in (None, "", ":memory:"):
+        raise StoreError(f"expected a database file, as in sqlite:///tsemon.db, got {str(url)!r}")
+    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S}, pool_size=8, max_overflow=40)
     event.listen(engine, "connect", _on_sqlite_connect)
     event.listen(engine, "begin", _on_sqlite_begin)
     return engine
+
+
+def _on_postgresql_connect(connection: Any, _: ConnectionPoolEntry) -> None:
+    connection.autocommit = True  # transactions begin when we say so, see below
+
+
+def _on_postgresql_begin(connection: Connection) -> None:
+    # The driver would wait with this for the first statement. Said here, it tells in time whether the server still
+    # knows the connection. Writers see what others commit meanwhile, and lock the run that they write to.
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN" if writes else "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+
+
+def _take_turn_on_postgresql(connection: Connection) -> None:
+    """Wait for other processes that migrate; then refuse a database whose tables are somebody else's."""
+    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION})")
+    tables = connection.exec_driver_sql("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()").scalars()
+    _refuse_foreign(set(tables), connection.engine.url.render_as_string(hide_password=True))
 
 
 def _sqlite_file(connection: Connection) -> str:
@@ -129,24 +210,26 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 def _on_sqlite_connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
     assert isinstance(connection, sqlite3.Connection)
-    _refuse_foreign(connection)  # before anything is changed, the journal mode too
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    try:
+        # Before anything is changed, the journal mode too.
+        _refuse_foreign(tables, connection.execute(_MAIN_FILE).fetchone()[0])
+    except StoreError:
+        connection.close()
+        raise
     connection.isolation_level = None  # transactions begin when we say so, see below
     if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
         connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut
 
 
-def _refuse_foreign(connection: sqlite3.Connection) -> None:
+def _refuse_foreign(tables: Set[str], where: str) -> None:
     """Raise StoreError for a database whose tables are somebody else's, with or without migrations of their own."""
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if tables <= {"alembic_version"} or tables >= {"alembic_version", "run"}:
-        return
-    path = connection.execute(_MAIN_FILE).fetchone()[0]
-    connection.close()
-    raise StoreError(
-        f"expected a database of tsemon or a new file, got {path} with tables of another program "
-        f"({', '.join(sorted(tables)[:3])}); it is left as it is, choose another file"
-    )
+    if not (tables <= {"alembic_version"} or tables >= {"alembic_version", "run"}):
+        raise StoreError(
+            f"expected a database of tsemon or a new one, got {where} with tables of another program "
+            f"({', '.join(sorted(tables)[:3])}); it is left as it is, choose another"
+        )
 
 
 def _on_sqlite_begin(connection: Connection) -> None:

@@ -1,0 +1,185 @@
+"""Real databases for tests: a new file, or a database of its own on a PostgreSQL that is started for the session."""
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+from sqlalchemy import NullPool, create_engine, make_url, text
+
+from tsemon_server.store import Store, schema
+
+ENGINES = ("sqlite", "postgresql")
+
+_DELETE_ALL = "; ".join(
+    [*(f"DELETE FROM {table}" for table in schema.metadata.tables), "ALTER SEQUENCE alert_alert_id_seq RESTART"]
+)
+
+_END_CONNECTIONS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
+
+
+class Database:
+    """One empty database. `url` is what users would write."""
+
+    engine = "sqlite"
+
+    def __init__(self, url):
+        self.url = url
+
+    def execute(self, statement, **values):
+        """Run one statement past the store, and commit; its rows where it gives any."""
+        engine = create_engine(_with_driver(self.url), poolclass=NullPool)
+        with engine.begin() as connection:
+            result = connection.execute(text(statement), values)
+            return result.all() if result.returns_rows else []
+
+
+class SqliteFile(Database):
+    def __init__(self, path):
+        super().__init__(f"sqlite:///{path}")
+        self.path = path
+
+
+class PostgresDatabase(Database):
+    """A database on `server`, which can be stopped, killed and started again."""
+
+    engine = "postgresql"
+
+    def __init__(self, server, name):
+        super().__init__(server.url_of(name))
+        self.server, self.name = server, name
+
+
+class PostgresServer:
+    """A PostgreSQL with a folder and a socket of its own, safe against power cuts as any other."""
+
+    def __init__(self):
+        self._programs = _find_programs()
+        self._user = _harmless_user()
+        self._numbers = count()
+        self._clean = []
+        self._process = None
+        self._folder = Path(tempfile.mkdtemp(prefix="tsemon-postgresql-"))
+        if self._user is not None:
+            os.chown(self._folder, self._user.pw_uid, self._user.pw_gid)
+        self._log = (self._folder / "log").open("wb")
+
+    def create(self):
+        # Text sorts as people sort it, not by bytes: what would go wrong on such a database goes wrong here.
+        collation = ("--encoding=UTF8", "--locale=C", "--locale-provider=icu", "--icu-locale=en-US")
+        access = ("--username=tsemon", "--auth=trust", "--no-sync")  # this one command need not survive a power cut
+        assert self._spawn("initdb", "--pgdata=data", *collation, *access).wait() == 0, self.log()
+        self.start()
+        Store(self.url_of(self._create("migrated", "template1"))).close()
+
+    @staticmethod
+    def is_installed():
+        return _find_programs() is not None
+
+    def url_of(self, name):
+        return f"postgresql://tsemon@/{name}?host={quote(str(self._folder), safe='')}"
+
+    def log(self):
+        return (self._folder / "log").read_text()
+
+    def new_database(self):
+        """One without tables."""
+        return PostgresDatabase(self, self._create(f"empty{next(self._numbers)}", "template1"))
+
+    @contextmanager
+    def borrowed(self):
+        """One with today's tables, all empty: migrations take most of a second, deleting all rows hardly any."""
+        if not self._clean:
+            self._clean.append(PostgresDatabase(self, self._create(f"test{next(self._numbers)}", "migrated")))
+        database = self._clean.pop()
+        yield database
+        self.start()
+        database.execute(_END_CONNECTIONS)
+        database.execute(_DELETE_ALL)
+        self._clean.append(database)
+
+    def drop(self, database):
+        self._maintain(f"DROP DATABASE {database.name} WITH (FORCE)")
+
+    def start(self):
+        """Start it where it does not run, and wait until it answers."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        options = ("-D", "data", "-k", str(self._folder), "-c", "listen_addresses=", "-c", "max_connections=200")
+        self._process = self._spawn("postgres", *options)
+        deadline = time.monotonic() + 60
+        while self._spawn("pg_isready", "--quiet", f"--host={self._folder}").wait() != 0:
+            assert self._process.poll() is None, self.log()
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.02)
+
+    def stop(self):
+        """Break off what runs, write everything down, end."""
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(60)
+
+    def kill(self):
+        """SIGKILL to all its processes: what it had not written to its log is lost."""
+        processes = [psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children(recursive=True)]
+        for process in processes:
+            process.kill()
+        self._process.wait()
+        psutil.wait_procs(processes, 60)
+
+    def remove(self):
+        if self._process is not None and self._process.poll() is None:
+            self.stop()
+        self._log.close()
+        shutil.rmtree(self._folder)
+
+    def _create(self, name, template):
+        self._maintain(f"CREATE DATABASE {name} TEMPLATE {template}")
+        return name
+
+    def _maintain(self, statement):
+        engine = create_engine(_with_driver(self.url_of("postgres")), poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.execute(text(statement))
+
+    def _spawn(self, program, *arguments):
+        as_user = {} if self._user is None else {"user": self._user.pw_uid, "group": self._user.pw_gid}
+        return subprocess.Popen(
+            [self._programs / program, *arguments],
+            cwd=self._folder,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            extra_groups=None if self._user is None else (),
+            **as_user,
+        )
+
+
+def _with_driver(url):
+    parsed = make_url(url)
+    return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
+
+
+def _find_programs():
+    """The folder of PostgreSQL's programs; Debian has the server's outside of the path, one folder a version."""
+    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    found = shutil.which("initdb") or (debian and debian[-1])
+    return Path(found).resolve().parent if found else None
+
+
+def _harmless_user():
+    """Whom to run it as: root is refused."""
+    if os.geteuid() != 0:
+        return None
+    known = {user.pw_name: user for user in pwd.getpwall()}
+    return known.get("postgres") or known["nobody"]
