@@ -64,9 +64,10 @@ class NaiveRun:
         assert found["loss"] in {None if loss is None else finite(float(loss)) for loss in self.losses}
         shapes = self.shapes()
         assert found["metrics"]["scalars"] == sorted(metric for kind, metric in shapes if kind == "scalars")
-        for kind, length in (("layers", 1), ("heads", 2)):
-            expected = {metric: shape[:length] for (of, metric), shape in shapes.items() if of == kind}
-            assert {name: tuple([shape] if length == 1 else shape) for name, shape in found["metrics"][kind].items()} == expected
+        layers = {metric: num_rows for (kind, metric), (num_rows, _) in shapes.items() if kind == "layers"}
+        heads = {metric: shape for (kind, metric), shape in shapes.items() if kind == "heads"}
+        assert found["metrics"]["layers"] == layers
+        assert {metric: tuple(shape) for metric, shape in found["metrics"]["heads"].items()} == heads
         self._check_latest(found["latest"])
 
     def _check_latest(self, found):
@@ -75,7 +76,9 @@ class NaiveRun:
             return
         # A writer that sends a step twice has two frames which the store can tell apart only while they are hot.
         attempt, writer, _ = self.newest
-        same = [frame for at, frame in self.frames.items() if at[:2] == (attempt, writer) and frame.step == self.last_step]
+        same = [
+            frame for at, frame in self.frames.items() if at[:2] == (attempt, writer) and frame.step == self.last_step
+        ]
         assert found["step"] == self.last_step
         assert found["time"] == self.frames[self.newest].time
         for name in {*found["scalars"], *self.frames[self.newest].scalars}:

@@ -37,7 +37,8 @@ def of_samples(steps: Ints, values_CE: Floats) -> Cells:
 
 def joined(parts: list[Cells]) -> Cells:
     """All cells of all parts in the order of steps. Where a part has fewer entries, its last ones have no value."""
-    width = max(part.stats.shape[1] for part in parts)
+    parts = [part for part in parts if len(part.spans)]
+    width = max((part.stats.shape[1] for part in parts), default=1)
     spans = np.concatenate([np.empty((0, 3), np.int64), *(part.spans for part in parts)])
     stats = np.full((len(spans), width, 4), np.nan)
     stats[..., 3] = 0.0
@@ -64,7 +65,9 @@ def merged(cells: Cells, starts: NDArray[np.intp]) -> Cells:
     most = np.maximum.reduceat(np.where(has_none, -np.inf, stats[..., 2]), starts)
     weights = num_finite * _WEIGHT
     with np.errstate(over="ignore"):  # by the last rounding, see below
-        mean = np.add.reduceat(np.where(has_none, 0.0, stats[..., 1] * weights), starts) / np.maximum(total, 1) / _WEIGHT
+        mean = (
+            np.add.reduceat(np.where(has_none, 0.0, stats[..., 1] * weights), starts) / np.maximum(total, 1) / _WEIGHT
+        )
     mean = np.clip(mean, least, most)  # it may round to just outside
     is_empty = total == 0
     least[is_empty] = mean[is_empty] = most[is_empty] = np.nan
