@@ -64,11 +64,10 @@ class NaiveRun:
         assert found["loss"] in {None if loss is None else finite(float(loss)) for loss in self.losses}
         shapes = self.shapes()
         assert found["metrics"]["scalars"] == sorted(metric for kind, metric in shapes if kind == "scalars")
-        for kind, length in (("layers", 1), ("heads", 2)):
-            expected = {metric: shape[:length] for (of, metric), shape in shapes.items() if of == kind}
-            assert {
-                name: tuple([shape] if length == 1 else shape) for name, shape in found["metrics"][kind].items()
-            } == expected
+        layers = {metric: num_rows for (kind, metric), (num_rows, _) in shapes.items() if kind == "layers"}
+        heads = {metric: shape for (kind, metric), shape in shapes.items() if kind == "heads"}
+        assert found["metrics"]["layers"] == layers
+        assert {metric: tuple(shape) for metric, shape in found["metrics"]["heads"].items()} == heads
         self._check_latest(found["latest"])
 
     def _check_latest(self, found):

@@ -27,7 +27,7 @@ def await_that(condition, timeout_s=30):
 
 @pytest.fixture
 def store(api):
-    store = Store(f"sqlite:///{api.path}")
+    store = Store(api.database.url)
     yield store
     store.close()
 
@@ -123,7 +123,7 @@ class TestALease:
 
     @pytest.fixture
     def store(self, api, clock):
-        store = Store(f"sqlite:///{api.path}", clock)
+        store = Store(api.database.url, clock)
         yield store
         store.close()
 

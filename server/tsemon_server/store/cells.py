@@ -37,7 +37,8 @@ def of_samples(steps: Ints, values_CE: Floats) -> Cells:
 
 def joined(parts: list[Cells]) -> Cells:
     """All cells of all parts in the order of steps. Where a part has fewer entries, its last ones have no value."""
-    width = max(part.stats.shape[1] for part in parts)
+    parts = [part for part in parts if len(part.spans)]
+    width = max((part.stats.shape[1] for part in parts), default=1)
     spans = np.concatenate([np.empty((0, 3), np.int64), *(part.spans for part in parts)])
     stats = np.full((len(spans), width, 4), np.nan)
     stats[..., 3] = 0.0

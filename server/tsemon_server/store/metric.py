@@ -248,12 +248,16 @@ class MetricReader:
                 else:
                     parts.append(self._cells_of(row, row.level, row.blob))
             except DamagedChunk:
-                num_damaged += self._add_finest(row, parts)
+                self._report(row, row.level)
+                num_damaged += self._add_finest(row, parts, unsound=row.level)
         parts += [Cells(spans, self._of_entry(stats, columns)) for spans, stats, columns in coarse.cells()]
         return num_damaged
 
-    def _add_finest(self, row: Row[Any], parts: list[Cells]) -> int:
-        """Add the cells of the finest level that is there and sound, cut to what was asked for; else count its samples."""
+    def _add_finest(self, row: Row[Any], parts: list[Cells], unsound: str = "") -> int:
+        """Add the cells of the finest level that is there and sound, cut to what was asked for.
+
+        Returns how many samples are left out: all where no level is sound, else those of cells that reach beyond.
+        """
         chunk = schema.chunk.c
         stored = self._connection.execute(
             self._only(
@@ -267,9 +271,10 @@ class MetricReader:
                 ),
             )
         ).one()
+        last_step, is_damaged = min(self._to, row.hidden_from - 1), bool(unsound)
         for level in ("samples", "fine", "coarse"):
             blob = getattr(stored, level)
-            if blob is None:
+            if blob is None or level == unsound:
                 continue
             try:
                 if level == "coarse":
@@ -277,10 +282,13 @@ class MetricReader:
                 cells = self._cells_of(row, level, blob, stored.coarse_cells)
             except DamagedChunk:
                 self._report(row, level)
+                is_damaged = True
                 continue
-            is_wanted = (cells.spans[:, 0] >= self._from) & (cells.spans[:, 1] <= min(self._to, row.hidden_from - 1))
+            first, last, num_samples = cells.spans.T
+            is_wanted = (first >= self._from) & (last <= last_step)
+            is_cut = (first <= last_step) & (last >= self._from) & ~is_wanted
             parts.append(Cells(cells.spans[is_wanted], cells.stats[is_wanted]))
-            return 0
+            return int(num_samples[is_cut].sum()) if is_damaged else 0
         return int(row.num_samples)
 
     def _cells_of(self, row: Row[Any], level: str, blob: bytes, coarse_cells: bytes = b"") -> Cells:

@@ -13,10 +13,12 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, 
 from tsemon.errors import UnknownAttempt, UnknownRun
 from tsemon.wire import AlertState, RunState
 from tsemon_server.store import schema
-from tsemon_server.store.chunks import DamagedChunk, unpack_frames
+from tsemon_server.store.chunks import DamagedChunk, unpack_samples
 from tsemon_server.store.metric import MetricReader, slot_of
 from tsemon_server.store.packing import Kind, Slot, item_type, unpack
 from tsemon_server.store.records import Alert, Attempt, Latest, Recorded, Run, RunDetail
+from tsemon_server.store.settling import find_settled
+from tsemon_server.store.streams import Stream
 
 OPEN: tuple[AlertState, ...] = ("pending", "firing")
 
@@ -181,26 +183,21 @@ class Reader:
         return _latest(row.last_step, found.time, values)
 
     def _latest_settled(self, row: Row[Any]) -> Latest:
-        step, time = row.last_step, 0.0
-        segment = schema.segment.c
-        candidates = self._connection.execute(
-            select(segment.frames, segment.num_frames).where(
-                segment.run_id == row.run_id,
-                segment.attempt == row.last_attempt,
-                segment.writer == row.last_writer,
-                segment.first_step <= step,
-                segment.last_step >= step,
-            )
+        stream = Stream(row.run_id, row.last_attempt, row.last_writer)
+        number, time = find_settled(self._connection, stream, row.last_step, row.last_seq)
+        chunk = schema.chunk.c
+        chunks = self._connection.execute(
+            select(chunk.metric, chunk.samples, chunk.num_samples)
+            .where(stream.of(schema.chunk), chunk.number == number, chunk.kind == "scalars")
+            .where(chunk.samples.is_not(None))
         )
-        for packed, num_frames in candidates:
-            with suppress(DamagedChunk):
-                frames = unpack_frames(packed, num_frames)
-                time = float(next(iter(frames.times[frames.seqs == row.last_seq]), time))
         values: dict[str, np.ndarray] = {}
-        for name in self.recorded(row.run_id).scalars:
-            found = self.metric(row.run_id, "scalars", name, from_step=step, to_step=step).samples().values
-            values |= {name: found[-1, 0]} if len(found) else {}
-        return _latest(step, time, values)
+        for metric, packed, num_samples in chunks:
+            with suppress(DamagedChunk):  # charts of the metric tell
+                steps, samples = unpack_samples(packed, "scalars", num_samples, 1)
+                found = samples[steps == row.last_step, 0]
+                values |= {metric: found[-1]} if len(found) else {}
+        return _latest(row.last_step, time, values)
 
     def _slots(self, run_id: str, layout_id: int, kind: Kind) -> list[Slot]:
         c = schema.layout.c

@@ -6,6 +6,7 @@ nothing: so it may be killed at any point, and two that do the same work do not 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ from tsemon_server.store.streams import Stream
 PAGE_SEQS = 512
 """Seqs in one row of `settled`."""
 _KEYS_PER_QUERY = 500
+
+log = logging.getLogger(__name__)
 
 
 class Sizes(NamedTuple):
@@ -134,23 +137,48 @@ def newest_settled(connection: Connection, run_id: str) -> list[NewestFrame]:
     segment, attempt = schema.segment.c, schema.attempt.c
     reach = case((segment.last_step < attempt.hidden_from, segment.last_step), else_=attempt.hidden_from - 1)
     rows = connection.execute(
-        select(segment.attempt, segment.writer, segment.num_frames, segment.frames, attempt.hidden_from, reach)
+        select(schema.segment, attempt.hidden_from, reach.label("reach"))
         .join(schema.attempt, (attempt.run_id == segment.run_id) & (attempt.attempt == segment.attempt))
         .where(segment.run_id == run_id, segment.first_step < attempt.hidden_from)
         .order_by(reach.desc())
     )
     newest: list[NewestFrame] = []
-    for number, writer, num_frames, packed, hidden_from, last_step in rows:
-        if newest and last_step < newest[0].step:
+    for row in rows:
+        if newest and row.reach < newest[0].step:
             break
-        try:
-            frames = unpack_frames(packed, num_frames)
-        except DamagedChunk:
-            continue
-        visible = np.flatnonzero(frames.steps < hidden_from)
-        found = NewestFrame(int(frames.steps[visible[-1]]), number, int(frames.seqs[visible[-1]]), writer)
-        newest = [max(*newest, found) if newest else found]
+        frames = _frames_of(row)
+        visible = np.flatnonzero(frames.steps < row.hidden_from)
+        if len(visible):
+            last = visible[-1]
+            found = NewestFrame(int(frames.steps[last]), row.attempt, int(frames.seqs[last]), row.writer)
+            newest = [max(*newest, found) if newest else found]
     return newest
+
+
+def find_settled(connection: Connection, stream: Stream, step: int, seq: int) -> tuple[int, float]:
+    """The number of the segment that holds this frame, and the frame's time: 0.0 where that cannot be read."""
+    c = schema.segment.c
+    candidates = connection.execute(
+        select(schema.segment).where(stream.of(schema.segment), c.first_step <= step, c.last_step >= step)
+    ).all()
+    for row in candidates:
+        frames = _frames_of(row)
+        for time in frames.times[frames.seqs == seq]:
+            return row.number, float(time)
+    return candidates[0].number, 0.0
+
+
+def _frames_of(row: Row[Any]) -> Frames:
+    """The frames of a segment; none, and a word to the log, where they cannot be read."""
+    try:
+        return unpack_frames(row.frames, row.num_frames)
+    except DamagedChunk:
+        log.error(
+            "the list of frames of run %s, attempt %d, writer %s, segment %d is damaged; "
+            "`tsemon admin check` lists all such",
+            row.run_id, row.attempt, row.writer, row.number,
+        )  # fmt: skip
+        return Frames(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
 
 
 def seqs_of_page(page: int, marked: bytes) -> Iterator[int]:
