@@ -13,8 +13,17 @@ from tsemon_server.store.engine import Database, without_password
 from tsemon_server.store.leases import drop_lease, hold_lease
 from tsemon_server.store.metric import MetricReader, Points, Samples
 from tsemon_server.store.packing import Kind
+from tsemon_server.store.purging import forgotten_runs, remove_slice, remove_tombstone
 from tsemon_server.store.reading import FiringAlert, LiveRun, Place, Reader, RunOrder
 from tsemon_server.store.records import Alert, Attempt, Latest, Record, Recorded, Run, RunDetail
+from tsemon_server.store.retention import (
+    Retention,
+    aged_runs,
+    aged_segments,
+    forget_aged,
+    reduce_segment,
+    retentions,
+)
 from tsemon_server.store.settling import FramesChanged, Sizes, pack_segment, replace_frames, settled_streams
 from tsemon_server.store.streams import Stream
 from tsemon_server.store.writing import Added, Registration, RuleState, Writer
@@ -35,6 +44,7 @@ __all__ = [
     "Record",
     "Recorded",
     "Registration",
+    "Retention",
     "RuleState",
     "Run",
     "RunDetail",
@@ -49,6 +59,9 @@ __all__ = [
 
 SILENCE_S = 3600.0
 """A run that was not heard of for so long sends no more, as far as the layout of its frames is concerned."""
+
+SLICE_PAGES = 500
+"""So many pages of a SQLite file are given back in one transaction."""
 
 
 class Store:
@@ -97,6 +110,49 @@ class Store:
         except (FramesChanged, IntegrityError):  # deleted, or another process was faster
             return False
         return True
+
+    def purge(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Remove the frames of deleted runs and make the file shorter, a slice at a time, until `is_stopped`."""
+        with self._database.reading() as connection:
+            run_ids = forgotten_runs(connection)
+        for run_id in run_ids:
+            while not is_stopped():
+                with self._database.writing() as connection:
+                    if not remove_slice(connection, run_id):
+                        break
+            # Last, so that whoever goes on with this goes on with the file, too.
+            if not self._shrink(is_stopped):
+                return
+            with self._database.writing() as connection:
+                remove_tombstone(connection, run_id)
+
+    def expire(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Drop what is older than its project keeps, a segment or a run at a time, until `is_stopped`."""
+        now = self._clock()
+        with self._database.reading() as connection:
+            kept = retentions(connection)
+            segments = [aged for retention in kept for aged in aged_segments(connection, retention, now).items()]
+            runs = [(run_id, retention) for retention in kept for run_id in aged_runs(connection, retention, now)]
+        for run_id, retention in runs:
+            if is_stopped():
+                return
+            with self._database.writing() as connection:
+                forget_aged(connection, run_id, retention, now)
+        for segment, left in segments:
+            if is_stopped():
+                return
+            with self._database.writing() as connection:
+                reduce_segment(connection, segment, left)
+        if segments:
+            self._shrink(is_stopped)
+
+    def _shrink(self, is_stopped: Callable[[], bool]) -> bool:
+        """Whether all space that is free could be given back."""
+        while not is_stopped():
+            if not self._database.give_back(SLICE_PAGES):
+                self._database.checkpoint()
+                return True
+        return False
 
     def hold_lease(self, work: str, holder: str, seconds: float) -> bool:
         """Whether `holder` has the work for so long from now: it had it already, or nobody else has it now."""

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,30 @@ class Database:
                 connection.rollback()
                 connection.begin()
             yield connection
+
+    def give_back(self, num_pages: int) -> bool:
+        """Make a SQLite file shorter by at most so many pages that hold nothing; False where there is none to give."""
+        if self._file is None:
+            return False  # PostgreSQL does it by itself
+        with self._turn, self._explained(), self._without_transaction() as connection:
+            ((is_able,),) = connection.execute("SELECT auto_vacuum = 2 FROM pragma_auto_vacuum")
+            ((num_unused,),) = connection.execute("PRAGMA freelist_count")
+            if is_able and num_unused:
+                connection.executescript(f"PRAGMA incremental_vacuum({num_pages})")  # `execute` frees a single page
+        return bool(is_able and num_unused > num_pages)
+
+    def checkpoint(self) -> None:
+        """Let SQLite move its log into the file, as far as nobody reads the log: only then is the file shorter."""
+        if self._file is not None:
+            with self._explained(), self._without_transaction() as connection:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    @contextmanager
+    def _without_transaction(self) -> Iterator[sqlite3.Connection]:
+        self._check_file()
+        with closing(self.engine.raw_connection()) as pooled:
+            assert isinstance(pooled.driver_connection, sqlite3.Connection)
+            yield pooled.driver_connection
 
     def _check_file(self) -> None:
         # SQLite goes on writing to a file that has no name any more: all is well until the process ends, then all is
@@ -219,6 +243,7 @@ def _on_sqlite_connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> N
         raise
     connection.isolation_level = None  # transactions begin when we say so, see below
     if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts in a new file only, and only before this:
         connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut
 
