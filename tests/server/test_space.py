@@ -1,6 +1,7 @@
 """What is deleted, or too old for its project, goes away and takes no room any more."""
 
 import sqlite3
+import time
 
 import numpy as np
 import pytest
@@ -215,3 +216,15 @@ class TestRetention:
         for left in (2000 - 512, 2000 - 1024, 2000 - 1536):
             store.expire(stop_after(1))
             assert self.samples(store, run_id) == left
+
+
+class TestHousekeeping:
+    def test_removes_and_reduces_by_itself(self, start, clock):
+        api = start(clock=clock, housekeeping_pause_s=0.01)
+        run_id = api.register()
+        fill(api, run_id, 700)
+        api.http.delete(f"/api/v1/runs/{run_id}")
+        deadline = time.monotonic() + 60
+        while rows_of(api, run_id):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 
 from sqlalchemy.exc import IntegrityError
 
+from tsemon_server.store.backups import backup, restore
 from tsemon_server.store.cells import Cells, merged
+from tsemon_server.store.checking import Checked, Finding, check
 from tsemon_server.store.engine import Database, without_password
 from tsemon_server.store.leases import drop_lease, hold_lease
 from tsemon_server.store.metric import MetricReader, Points, Samples
@@ -33,6 +35,8 @@ __all__ = [
     "Alert",
     "Attempt",
     "Cells",
+    "Checked",
+    "Finding",
     "FiringAlert",
     "Kind",
     "Latest",
@@ -53,7 +57,9 @@ __all__ = [
     "Sizes",
     "Store",
     "Writer",
+    "backup",
     "merged",
+    "restore",
     "without_password",
 ]
 
@@ -65,10 +71,13 @@ SLICE_PAGES = 500
 
 
 class Store:
-    """The database at `url`, migrated to what this version needs. Raises StoreError where it cannot be used."""
+    """The database at `url`, migrated to what this version needs. Raises StoreError where it cannot be used.
 
-    def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
-        self._database = Database(url)
+    Without `migrate`, one that is not there or of another version cannot.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.time, *, migrate: bool = True) -> None:
+        self._database = Database(url, migrate=migrate)
         self._clock = clock
         self.where = self._database.where
 
@@ -145,6 +154,21 @@ class Store:
                 reduce_segment(connection, segment, left)
         if segments:
             self._shrink(is_stopped)
+
+    def check(self, report: Callable[[Finding], None]) -> Iterator[Checked]:
+        """Recount everything, run by run, and report what is damaged. Reads only."""
+        return check(self._database, report)
+
+    def vacuum(self) -> tuple[int, int]:
+        """Give back all space that holds nothing; the size in bytes before and after."""
+        before = self._database.size_bytes()
+        self._database.vacuum()
+        return before, self._database.size_bytes()
+
+    @property
+    def gives_space_back(self) -> bool:
+        """Whether it does so without `vacuum`: not with a file that an old version made."""
+        return self._database.gives_back()
 
     def _shrink(self, is_stopped: Callable[[], bool]) -> bool:
         """Whether all space that is free could be given back."""
