@@ -15,6 +15,7 @@ import typer
 
 import tsemon
 from tsemon.errors import InvalidArgument, MissingPackage
+from tsemon_server import admin
 
 app = typer.Typer(
     help="Looks inside transformers while they train.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -217,3 +218,8 @@ def _require(*packages: str, extra: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingPackage(f"this command needs {', '.join(missing)}; pip install 'tsemon[{extra}]'")
+
+
+app.add_typer(
+    admin.app, name="admin", callback=lambda: _require("sqlalchemy", "alembic", "numpy", "zstandard", extra="server")
+)

@@ -19,11 +19,14 @@ def upgrade() -> None:
         sa.Column("writer", sa.String(64), primary_key=True),
         sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("num_frames", sa.Integer, nullable=False),
+        sa.Column("num_chunks", sa.Integer, nullable=False),
         sa.Column("first_step", sa.BigInteger, nullable=False),
         sa.Column("last_step", sa.BigInteger, nullable=False),
         sa.Column("settled_at", sa.Float(53), nullable=False),
+        sa.Column("finest", sa.String(8), nullable=False),
         sa.Column("frames", sa.LargeBinary, nullable=False),
     )
+    op.create_index("segment_by_age", "segment", ["finest", "settled_at", "run_id"])
     op.create_table(
         "chunk",
         sa.Column("run_id", sa.String(32), primary_key=True),

@@ -43,8 +43,9 @@ class Housekeeping:
     def _run(self) -> None:
         while not self._stopped.wait(self._pause_s):
             try:
-                if not self._must_end():
-                    self._store.settle(is_stopped=self._must_end)
+                for work in (self._store.settle, self._store.expire, self._store.purge):
+                    if not self._must_end():
+                        work(is_stopped=self._must_end)
             except StoreError as error:
                 log.warning("housekeeping waits: %s", error)
             except Exception:

@@ -22,7 +22,7 @@ from tsemon_server import ingest, queries, ui
 from tsemon_server.alerts import Rule, Watch
 from tsemon_server.errors import Problem, handle_errors, problem_response
 from tsemon_server.exposition import Exposition
-from tsemon_server.housekeeping import Housekeeping
+from tsemon_server.housekeeping import PAUSE_S, Housekeeping
 from tsemon_server.settings import Settings
 from tsemon_server.spools import ReadOnly, SpoolView
 from tsemon_server.store import Record, Store, without_password
@@ -92,7 +92,11 @@ class Guard:
 
 
 def create_app(
-    settings: Settings, *, rules: Sequence[Rule] | None = None, clock: Callable[[], float] = time.time
+    settings: Settings,
+    *,
+    rules: Sequence[Rule] | None = None,
+    clock: Callable[[], float] = time.time,
+    housekeeping_pause_s: float = PAUSE_S,
 ) -> FastAPI:
     """The service on its database, which is migrated first, or on a spool folder; built-in rules where none are given.
 
@@ -111,7 +115,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        housekeeping = Housekeeping(store)
+        housekeeping = Housekeeping(store, housekeeping_pause_s)
         housekeeping.start()
         if view is not None:
             view.start(watch.observe)

@@ -11,13 +11,16 @@ from tsemon_server.settings import Settings
 
 
 class Api:
-    """A service on a real database, and the requests that tests make of it."""
+    """A service on a real database, and the requests that tests make of it.
 
-    def __init__(self, database, rules=(), clock=None):
+    It does no housekeeping by itself, so that tests see what they have done.
+    """
+
+    def __init__(self, database, rules=(), clock=None, housekeeping_pause_s=3600.0):
         self.database = database
         settings = Settings(database=database.url)
         extra = {} if clock is None else {"clock": clock}
-        self.app = create_app(settings, rules=rules, **extra)
+        self.app = create_app(settings, rules=rules, housekeeping_pause_s=housekeeping_pause_s, **extra)
         self.http = TestClient(self.app, base_url="http://127.0.0.1", raise_server_exceptions=False)
         self.http.__enter__()
 

@@ -8,13 +8,24 @@ from contextlib import contextmanager
 
 from sqlalchemy.exc import IntegrityError
 
+from tsemon_server.store.backups import backup, restore
 from tsemon_server.store.cells import Cells, merged
+from tsemon_server.store.checking import Checked, Finding, check
 from tsemon_server.store.engine import Database, without_password
 from tsemon_server.store.leases import drop_lease, hold_lease
 from tsemon_server.store.metric import MetricReader, Points, Samples
 from tsemon_server.store.packing import Kind
+from tsemon_server.store.purging import forgotten_runs, remove_slice, remove_tombstone
 from tsemon_server.store.reading import FiringAlert, LiveRun, Place, Reader, RunOrder
 from tsemon_server.store.records import Alert, Attempt, Latest, Record, Recorded, Run, RunDetail
+from tsemon_server.store.retention import (
+    Retention,
+    aged_runs,
+    aged_segments,
+    forget_aged,
+    reduce_segment,
+    retentions,
+)
 from tsemon_server.store.settling import FramesChanged, Sizes, pack_segment, replace_frames, settled_streams
 from tsemon_server.store.streams import Stream
 from tsemon_server.store.writing import Added, Registration, RuleState, Writer
@@ -24,6 +35,8 @@ __all__ = [
     "Alert",
     "Attempt",
     "Cells",
+    "Checked",
+    "Finding",
     "FiringAlert",
     "Kind",
     "Latest",
@@ -35,6 +48,7 @@ __all__ = [
     "Record",
     "Recorded",
     "Registration",
+    "Retention",
     "RuleState",
     "Run",
     "RunDetail",
@@ -43,19 +57,27 @@ __all__ = [
     "Sizes",
     "Store",
     "Writer",
+    "backup",
     "merged",
+    "restore",
     "without_password",
 ]
 
 SILENCE_S = 3600.0
 """A run that was not heard of for so long sends no more, as far as the layout of its frames is concerned."""
 
+SLICE_PAGES = 500
+"""So many pages of a SQLite file are given back in one transaction."""
+
 
 class Store:
-    """The database at `url`, migrated to what this version needs. Raises StoreError where it cannot be used."""
+    """The database at `url`, migrated to what this version needs. Raises StoreError where it cannot be used.
 
-    def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
-        self._database = Database(url)
+    Without `migrate`, one that is not there or of another version cannot.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.time, *, migrate: bool = True) -> None:
+        self._database = Database(url, migrate=migrate)
         self._clock = clock
         self.where = self._database.where
 
@@ -97,6 +119,64 @@ class Store:
         except (FramesChanged, IntegrityError):  # deleted, or another process was faster
             return False
         return True
+
+    def purge(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Remove the frames of deleted runs and make the file shorter, a slice at a time, until `is_stopped`."""
+        with self._database.reading() as connection:
+            run_ids = forgotten_runs(connection)
+        for run_id in run_ids:
+            while not is_stopped():
+                with self._database.writing() as connection:
+                    if not remove_slice(connection, run_id):
+                        break
+            # Last, so that whoever goes on with this goes on with the file, too.
+            if not self._shrink(is_stopped):
+                return
+            with self._database.writing() as connection:
+                remove_tombstone(connection, run_id)
+
+    def expire(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Drop what is older than its project keeps, a segment or a run at a time, until `is_stopped`."""
+        now = self._clock()
+        with self._database.reading() as connection:
+            kept = retentions(connection)
+            segments = [aged for retention in kept for aged in aged_segments(connection, retention, now).items()]
+            runs = [(run_id, retention) for retention in kept for run_id in aged_runs(connection, retention, now)]
+        for run_id, retention in runs:
+            if is_stopped():
+                return
+            with self._database.writing() as connection:
+                forget_aged(connection, run_id, retention, now)
+        for segment, left in segments:
+            if is_stopped():
+                return
+            with self._database.writing() as connection:
+                reduce_segment(connection, segment, left)
+        if segments:
+            self._shrink(is_stopped)
+
+    def check(self, report: Callable[[Finding], None]) -> Iterator[Checked]:
+        """Recount everything, run by run, and report what is damaged. Reads only."""
+        return check(self._database, report)
+
+    def vacuum(self) -> tuple[int, int]:
+        """Give back all space that holds nothing; the size in bytes before and after."""
+        before = self._database.size_bytes()
+        self._database.vacuum()
+        return before, self._database.size_bytes()
+
+    @property
+    def gives_space_back(self) -> bool:
+        """Whether it does so without `vacuum`: not with a file that an old version made."""
+        return self._database.gives_back()
+
+    def _shrink(self, is_stopped: Callable[[], bool]) -> bool:
+        """Whether all space that is free could be given back."""
+        while not is_stopped():
+            if not self._database.give_back(SLICE_PAGES):
+                self._database.checkpoint()
+                return True
+        return False
 
     def hold_lease(self, work: str, holder: str, seconds: float) -> bool:
         """Whether `holder` has the work for so long from now: it had it already, or nobody else has it now."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import ColumnElement, Connection, Row, insert, select
 
 from tsemon_server.store import schema
 from tsemon_server.store.cells import joined, merged, starts_of
@@ -25,6 +25,16 @@ def add_block(connection: Connection, stream: Stream, number: int) -> None:
 
     A metric whose chunks differ in shape, or are damaged, has no block: its chunks are read one by one.
     """
+    rows = coarse_rollups(connection, stream, number)
+    blocks = [block for _, group in groupby(rows, key=lambda row: row[:2]) for block in summed_up(list(group))]
+    if blocks:
+        connection.execute(insert(schema.block), [{**stream._asdict(), "number": number, **block} for block in blocks])
+
+
+def coarse_rollups(
+    connection: Connection, stream: Stream, number: int, *only: ColumnElement[bool]
+) -> list[Row[*tuple[Any, ...]]]:
+    """Of the chunks of this number of block."""
     chunk = schema.chunk.c
     first = number * CHUNKS_PER_BLOCK
     rows = connection.execute(
@@ -39,15 +49,14 @@ def add_block(connection: Connection, stream: Stream, number: int) -> None:
             chunk.coarse_cells,
             chunk.coarse,
         )
-        .where(stream.of(schema.chunk), chunk.number >= first, chunk.number < first + CHUNKS_PER_BLOCK)
+        .where(stream.of(schema.chunk), chunk.number >= first, chunk.number < first + CHUNKS_PER_BLOCK, *only)
         .order_by(chunk.kind, chunk.metric)
     ).all()
-    blocks = [block for _, group in groupby(rows, key=lambda row: row[:2]) for block in _summed_up(list(group))]
-    if blocks:
-        connection.execute(insert(schema.block), [{**stream._asdict(), "number": number, **block} for block in blocks])
+    return list(rows)
 
 
-def _summed_up(rows: list[Row[*tuple[Any, ...]]]) -> Iterator[dict[str, Any]]:
+def summed_up(rows: list[Row[*tuple[Any, ...]]]) -> Iterator[dict[str, Any]]:
+    """The block of one metric, or none."""
     kind, metric, num_rows, num_columns, *_ = rows[0]
     is_sound = all(crc_of(row.coarse_cells, row.coarse) == row.coarse_crc for row in rows)
     if not is_sound or {(row.num_rows, row.num_columns) for row in rows} != {(num_rows, num_columns)}:

@@ -1,4 +1,4 @@
-"""Opening a database. What is peculiar to one engine is here and nowhere else."""
+"""Opening a database. What is peculiar to one engine is here, and in `backups`, and nowhere else."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
@@ -46,9 +48,15 @@ MIGRATIONS = _PACKAGED if _PACKAGED.is_dir() else _HERE.parents[3] / "migrations
 
 
 class Database:
-    """An engine that is migrated to head, with one way to read and one way to write."""
+    """An engine that is migrated to head, with one way to read and one way to write.
 
-    def __init__(self, url: str) -> None:
+    Without `migrate` a database that is not there, or of another version, is refused and not changed.
+    """
+
+    def __init__(self, url: str, *, migrate: bool = True) -> None:
+        if not migrate:
+            with connected(url, must_exist=True) as connection:
+                _refuse_other_version(connection)
         self.engine = _create_engine(url)
         self.where = self.engine.url.render_as_string(hide_password=True)
         # SQLite has one writer at a time. Threads of this process queue up here, in order and without polling.
@@ -57,11 +65,12 @@ class Database:
         )
         self._file: tuple[str, tuple[int, int] | None] | None = None
         try:
-            with self.writing() as connection:
-                if connection.dialect.name == "postgresql":
+            with self.writing() if migrate else self.reading() as connection:
+                if migrate and connection.dialect.name == "postgresql":
                     _take_turn_on_postgresql(connection)
-                _migrate(connection)
-                path = _sqlite_file(connection)
+                if migrate:
+                    _migrate(connection)
+                path = sqlite_file(connection)
             if path:
                 self._file = path, _identity(path)
         except BaseException:
@@ -100,6 +109,30 @@ class Database:
                 connection.begin()
             yield connection
 
+    def give_back(self, num_pages: int) -> bool:
+        """Make a SQLite file shorter by at most so many pages that hold nothing; False where there is none to give."""
+        if self._file is None:
+            return False  # PostgreSQL does it by itself
+        with self._turn, self._explained(), self._without_transaction() as connection:
+            ((is_able,),) = connection.execute("SELECT auto_vacuum = 2 FROM pragma_auto_vacuum")
+            ((num_unused,),) = connection.execute("PRAGMA freelist_count")
+            if is_able and num_unused:
+                connection.executescript(f"PRAGMA incremental_vacuum({num_pages})")  # `execute` frees a single page
+        return bool(is_able and num_unused > num_pages)
+
+    def checkpoint(self) -> None:
+        """Let SQLite move its log into the file, as far as nobody reads the log: only then is the file shorter."""
+        if self._file is not None:
+            with self._explained(), self._without_transaction() as connection:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    @contextmanager
+    def _without_transaction(self) -> Iterator[sqlite3.Connection]:
+        self._check_file()
+        with closing(self.engine.raw_connection()) as pooled:
+            assert isinstance(pooled.driver_connection, sqlite3.Connection)
+            yield pooled.driver_connection
+
     def _check_file(self) -> None:
         # SQLite goes on writing to a file that has no name any more: all is well until the process ends, then all is
         # lost. Refused, writers keep their frames and send them again.
@@ -109,21 +142,80 @@ class Database:
                 "back, or restart the service to begin a new one"
             )
 
+    def vacuum(self) -> None:
+        """Give all space back that holds nothing. SQLite needs as much again meanwhile, and lets nobody write."""
+        with self._turn, self._explained():
+            self._check_file()
+            if self._file is None:
+                with closing(self.engine.raw_connection()) as pooled, closing(pooled.cursor()) as cursor:
+                    cursor.execute("VACUUM (ANALYZE)")
+                return
+            with self._without_transaction() as raw:
+                raw.executescript("PRAGMA auto_vacuum = INCREMENTAL; VACUUM")
+                raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def gives_back(self) -> bool:
+        """Whether space is given back as soon as it is free, without `vacuum`: not by a SQLite file of an old version."""
+        if self._file is None:
+            return True
+        with self._explained(), self._without_transaction() as raw:
+            return bool(raw.execute("PRAGMA auto_vacuum").fetchone()[0])
+
+    def size_bytes(self) -> int:
+        """Of all that it takes on the disk, logs of SQLite included."""
+        if self._file is None:
+            with self.reading() as connection:
+                size = connection.exec_driver_sql("SELECT pg_database_size(current_database())")
+                return int(size.scalar_one())
+        return sum(
+            Path(self._file[0] + end).stat().st_size for end in ("", "-wal") if os.path.exists(self._file[0] + end)
+        )
+
+    def problems(self) -> list[str]:
+        """What the engine itself finds wrong with its pages and indexes."""
+        if self._file is None:
+            return []  # PostgreSQL has no such question; its own checksums speak up when a page is read
+        try:
+            with self._without_transaction() as raw:
+                return [text for (text,) in raw.execute("PRAGMA integrity_check") if text != "ok"]
+        except sqlite3.DatabaseError as error:  # so bad that it cannot go on
+            return [str(error)]
+
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        try:
+        with _explained(self.engine):
             yield
-        except OutOfConnections as error:
-            raise StoreError(f"all connections to the database {self.where} are in use; send it again") from error
-        except DataError as error:
-            raise InvalidArgument(f"no database takes this value: {reason(error.orig or error)}") from error
-        except DBAPIError as error:
-            if isinstance(error, _OUR_SLIPS) and getattr(error.orig, "sqlstate", None) != _NO_PRIVILEGE:
-                raise
-            needs = _NEEDS[self.engine.dialect.name]
-            raise StoreError(
-                f"the database {self.where} cannot be used: {reason(error.orig or error)}; {needs}"
-            ) from error
+
+
+@contextmanager
+def connected(url: str, *, must_exist: bool = False) -> Iterator[Connection]:
+    """A connection to a database as it is, of whichever version, to look at it."""
+    engine = _create_engine(url)
+    path = engine.url.database if engine.dialect.name == "sqlite" else None
+    try:
+        if must_exist and path is not None and not os.path.exists(path):
+            raise StoreError(f"expected a database, found no file {path}; `tsemon serve` makes a new one")
+        with _explained(engine), engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _explained(engine: Engine) -> Iterator[None]:
+    where = engine.url.render_as_string(hide_password=True)
+    try:
+        yield
+    except OutOfConnections as error:
+        raise StoreError(f"all connections to the database {where} are in use; send it again") from error
+    except DataError as error:
+        raise InvalidArgument(f"no database takes this value: {reason(error.orig or error)}") from error
+    except (DBAPIError, sqlite3.Error) as error:
+        original = getattr(error, "orig", None) or error
+        if isinstance(error, _OUR_SLIPS) and getattr(original, "sqlstate", None) != _NO_PRIVILEGE:
+            raise
+        needs = _NEEDS[engine.dialect.name]
+        raise StoreError(f"the database {where} cannot be used: {reason(original)}; {needs}") from error
 
 
 def without_password(url: str) -> str:
@@ -192,7 +284,7 @@ def _take_turn_on_postgresql(connection: Connection) -> None:
     _refuse_foreign(set(tables), connection.engine.url.render_as_string(hide_password=True))
 
 
-def _sqlite_file(connection: Connection) -> str:
+def sqlite_file(connection: Connection) -> str:
     """The path of the file behind `connection`, empty for other engines."""
     if connection.dialect.name != "sqlite":
         return ""
@@ -219,6 +311,7 @@ def _on_sqlite_connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> N
         raise
     connection.isolation_level = None  # transactions begin when we say so, see below
     if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts in a new file only, and only before this:
         connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut
 
@@ -241,10 +334,30 @@ def _on_sqlite_begin(connection: Connection) -> None:
 
 def _migrate(connection: Connection) -> None:
     """Bring the tables to head. The caller's transaction holds the write lock, so two processes can start at once."""
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config = _migrations()
     config.attributes["connection"] = connection
     try:
         command.upgrade(config, "head")
     except CommandError as error:
         raise StoreError(f"the database was written by a newer tsemon, install that version: {error}") from error
+
+
+def _migrations() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    return config
+
+
+def is_known_revision(revision: str) -> bool:
+    """Whether `_migrate` knows how to go on from there."""
+    return revision in {known.revision for known in ScriptDirectory.from_config(_migrations()).walk_revisions()}
+
+
+def _refuse_other_version(connection: Connection) -> None:
+    found = MigrationContext.configure(connection).get_current_revision()
+    expected = ScriptDirectory.from_config(_migrations()).get_current_head()
+    if found != expected:
+        raise StoreError(
+            f"expected a database of this version (revision {expected}), got revision {found}; `tsemon serve` of this "
+            "version brings an older one up to date"
+        )

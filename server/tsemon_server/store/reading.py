@@ -17,6 +17,7 @@ from tsemon_server.store.chunks import DamagedChunk, unpack_samples
 from tsemon_server.store.metric import MetricReader, slot_of
 from tsemon_server.store.packing import Kind, Slot, item_type, unpack
 from tsemon_server.store.records import Alert, Attempt, Latest, Recorded, Run, RunDetail
+from tsemon_server.store.retention import Retention, retentions
 from tsemon_server.store.settling import find_settled
 from tsemon_server.store.streams import Stream
 
@@ -234,6 +235,12 @@ class Reader:
         """What the writer of a run gets to hear: its open alerts, and those in `resolved`."""
         rows = self._connection.execute(_ALERTS_TO_TELL, {"run_id": run_id, "resolved": resolved})
         return [_alert(row) for row in rows]
+
+    # Retention
+
+    def retentions(self) -> list[Retention]:
+        """Of the projects that do not keep all for ever."""
+        return retentions(self._connection)
 
     # For /metrics
 

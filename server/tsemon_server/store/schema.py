@@ -117,10 +117,13 @@ segment = Table(
     Column("writer", String(64), primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("num_frames", Integer, nullable=False),
+    Column("num_chunks", Integer, nullable=False),
     Column("first_step", BigInteger, nullable=False),
     Column("last_step", BigInteger, nullable=False),
     Column("settled_at", Float(53), nullable=False),
+    Column("finest", String(8), nullable=False),  # samples, fine or coarse: what retention has left of its chunks
     Column("frames", LargeBinary, nullable=False),  # packed: seq, step and time of each
+    Index("segment_by_age", "finest", "settled_at", "run_id"),
 )
 
 chunk = Table(

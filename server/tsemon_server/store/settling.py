@@ -124,7 +124,8 @@ def replace_frames(connection: Connection, segment: Segment, now: float) -> None
         raise FramesChanged
     last = connection.execute(select(func.max(schema.segment.c.number)).where(stream.of(schema.segment))).scalar_one()
     number = 0 if last is None else last + 1
-    connection.execute(insert(schema.segment).values(**segment.row, number=number, settled_at=now))
+    about = {"number": number, "num_chunks": len(segment.chunks), "settled_at": now, "finest": "samples"}
+    connection.execute(insert(schema.segment).values(**segment.row, **about))
     if segment.chunks:
         connection.execute(insert(schema.chunk), [{**chunk, "number": number} for chunk in segment.chunks])
     _mark_settled(connection, stream, segment.seqs)

@@ -15,7 +15,9 @@ from tsemon.wire import AlertState, Frame, RunState
 from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_missing
 from tsemon_server.store.packing import Slot, layout_id, pack
+from tsemon_server.store.purging import forget_run
 from tsemon_server.store.reading import Reader
+from tsemon_server.store.retention import Retention
 from tsemon_server.store.settling import PAGE_SEQS, NewestFrame, newest_settled, seqs_of_page
 from tsemon_server.store.streams import Stream
 
@@ -168,11 +170,16 @@ class Writer(Reader):
         self._set_run(run_id, **_given(state=state, tags=tags, config=config))
 
     def delete_run(self, run_id: str) -> None:
-        """Forget a run with all its frames and alerts."""
-        if not self._connection.execute(delete(schema.run).where(schema.run.c.run_id == run_id)).rowcount:
+        """Forget a run with all its frames and alerts; `Store.purge` removes the frames."""
+        if not forget_run(self._connection, run_id):
             raise UnknownRun(f"no run has the id {run_id!r}; it may be deleted already")
-        for table in (schema.attempt, schema.layout, schema.frame, schema.alert, schema.rule_state):
-            self._connection.execute(delete(table).where(table.c.run_id == run_id))
+
+    # Retention
+
+    def keep_for(self, retention: Retention) -> None:
+        """From now on, keep for so long what its project has."""
+        self._connection.execute(delete(schema.retention).where(schema.retention.c.project == retention.project))
+        self._connection.execute(insert(schema.retention).values(**retention._asdict()))
 
     def _run_named(self, project: str, run: str) -> str:
         fresh = {

@@ -1,0 +1,230 @@
+"""What is deleted, or too old for its project, goes away and takes no room any more."""
+
+import sqlite3
+import time
+
+import numpy as np
+import pytest
+
+from tests.server.conftest import loss_frame
+from tsemon.wire import Array, Frame
+from tsemon_server.store import Retention, Store
+
+DAY_S = 86400.0
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1e9
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def api(start, clock):
+    return start(clock=clock)
+
+
+@pytest.fixture
+def store(api, clock):
+    store = Store(f"sqlite:///{api.path}", clock)
+    yield store
+    store.close()
+
+
+def fill(api, run_id, num_frames, num_layers=3, **where):
+    frames = [
+        Frame(seq, seq, 1000.0 + seq, {"loss": float(seq)}, {"token_similarity": Array.of([0.5] * num_layers)})
+        for seq in range(num_frames)
+    ]
+    for start in range(0, num_frames, 200):
+        api.send_ok(run_id, frames[start : start + 200], **where)
+
+
+def rows_of(api, run_id):
+    """How many rows of each table are of the run."""
+    connection = sqlite3.connect(api.path)
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    counts = {
+        table: connection.execute(f"SELECT count(*) FROM {table} WHERE run_id = ?", (run_id,)).fetchone()[0]
+        for table in tables
+        if any(column[1] == "run_id" for column in connection.execute(f"PRAGMA table_info({table})"))
+    }
+    connection.close()
+    return {table: count for table, count in counts.items() if count}
+
+
+def size_bytes(path):
+    return path.stat().st_size
+
+
+def stop_after(number):
+    """An `is_stopped` that lets so many pieces of work through."""
+    left = iter(range(number))
+    return lambda: next(left, None) is None
+
+
+class TestADeletedRun:
+    def test_is_gone_at_once_with_all_but_its_frames(self, api, store):
+        run_id = api.register()
+        fill(api, run_id, 700)
+        store.settle()
+        api.http.delete(f"/api/v1/runs/{run_id}")
+        assert api.get(f"/runs/{run_id}")[:2] == (404, "unknown_run")
+        assert {*rows_of(api, run_id)} == {"frame", "segment", "chunk", "settled", "tombstone"}
+
+    def test_leaves_nothing_behind(self, api, store):
+        run_id, kept = api.register("a"), api.register("b")
+        for run in (run_id, kept):
+            fill(api, run, 700)
+        store.settle()
+        before = rows_of(api, kept)
+        api.http.delete(f"/api/v1/runs/{run_id}")
+        store.purge()
+        assert rows_of(api, run_id) == {}
+        assert rows_of(api, kept) == before
+        assert len(api.losses(kept)) == 700
+
+    def test_gives_its_bytes_back(self, api, store):
+        kept, run_id = api.register("kept"), api.register(num_blocks=299)
+        fill(api, kept, 100)
+        store.purge()
+        store._database.checkpoint()
+        before = size_bytes(api.path)
+        fill(api, run_id, 2000, num_layers=300)
+        store.settle()
+        store._database.checkpoint()
+        assert size_bytes(api.path) > before + 1_000_000
+        api.http.delete(f"/api/v1/runs/{run_id}")
+        store.purge()
+        assert size_bytes(api.path) < before + 100_000  # pages that both share, and the map of pages
+        assert len(api.losses(kept)) == 100
+
+    def test_goes_on_going_where_it_was_interrupted(self, api, store):
+        run_id = api.register()
+        fill(api, run_id, 1200)
+        api.http.delete(f"/api/v1/runs/{run_id}")
+        counts = []
+        for _ in range(3):
+            counts.append(rows_of(api, run_id).get("frame", 0))
+            store.purge(stop_after(2))
+        assert counts == [1200, 200, 0]
+        assert rows_of(api, run_id) == {}
+
+    def test_frees_its_name_at_once(self, api, store):
+        run_id = api.register()
+        fill(api, run_id, 600)
+        api.http.delete(f"/api/v1/runs/{run_id}")
+        again = api.register()
+        assert again != run_id
+        api.send_ok(again, [loss_frame(0, 7.0)])
+        store.purge()
+        assert api.losses(again) == {0: 7.0}
+
+
+class TestRetention:
+    @pytest.fixture
+    def run_id(self, api, store, clock):
+        """2,000 steps whose loss is 1 but for one step; the first 1,536 are settled."""
+        run_id = api.register()
+        frames = [loss_frame(step, 9.0 if step == 777 else 1.0) for step in range(2000)]
+        for start in range(0, 2000, 200):
+            api.send_ok(run_id, frames[start : start + 200])
+        store.settle()
+        clock.now += 10 * DAY_S
+        api.http.post(f"/api/v1/runs/{run_id}/heartbeat", json={"writer": "w", "attempt": 1, "step": 1999})
+        return run_id
+
+    def keep(self, store, project="default", **ages):
+        with store.write() as writer:
+            writer.keep_for(Retention(project, **ages))
+        store.expire()
+
+    def samples(self, store, run_id):
+        with store.read() as reader:
+            return len(reader.metric(run_id, "scalars", "loss").samples().steps)
+
+    def test_keeps_everything_unless_told_otherwise(self, store, run_id):
+        store.expire()
+        assert self.samples(store, run_id) == 2000
+
+    def test_spares_what_is_younger_and_other_projects(self, store, run_id):
+        self.keep(store, samples_s=11 * DAY_S, rollups_s=12 * DAY_S, runs_s=1.0)
+        self.keep(store, "other", samples_s=0.0, rollups_s=0.0, runs_s=0.0)
+        assert self.samples(store, run_id) == 2000
+
+    def test_drops_old_samples_but_none_that_has_not_settled(self, api, store, run_id):
+        before = api.get(f"/runs/{run_id}/series", metric="loss", points=100)
+        self.keep(store, samples_s=9 * DAY_S)
+        assert self.samples(store, run_id) == 2000 - 1536
+        after = api.get(f"/runs/{run_id}/series", metric="loss", points=100)
+        for key in ("step", "min", "mean", "max", "nonfinite"):  # the first step does not stand alone any more
+            assert after[key][1:] == before[key][2:]
+
+    @pytest.mark.parametrize(("ages", "span"), [({}, 16), ({"rollups_s": 9 * DAY_S}, 128)])
+    def test_leaves_charts_that_see_every_spike(self, api, store, run_id, ages, span):
+        self.keep(store, samples_s=9 * DAY_S, **ages)
+        series = api.get(f"/runs/{run_id}/series", metric="loss", points=10_000)
+        assert len(series["step"]) == 1536 // span + 2000 - 1536
+        assert max(series["max"]) == 9.0
+        assert (series["step"][0], series["step"][-1]) == ((span - 1) // 2, 1999)
+
+    def test_drops_rollups_after_samples_and_never_brings_them_back(self, api, store, run_id):
+        self.keep(store, samples_s=9 * DAY_S, rollups_s=9 * DAY_S)
+        coarse = api.get(f"/runs/{run_id}/series", metric="loss", points=10_000)
+        self.keep(store, samples_s=9 * DAY_S)
+        assert api.get(f"/runs/{run_id}/series", metric="loss", points=10_000) == coarse
+
+    def test_makes_the_file_shorter(self, api, store, clock):
+        run_id = api.register(num_blocks=299)
+        random = np.random.default_rng(0)
+        for start in range(0, 700, 100):
+            frames = [
+                Frame(seq, seq, 0.0, {}, {"token_similarity": Array.of(random.random(300).tolist())})
+                for seq in range(start, start + 100)
+            ]
+            api.send_ok(run_id, frames)
+        store.settle()
+        self.keep(store)
+        store._database.checkpoint()
+        before = size_bytes(api.path)
+        clock.now += DAY_S
+        self.keep(store, samples_s=DAY_S / 2)
+        # 512 frames of 300 random numbers in float32, which no packing makes much smaller
+        assert size_bytes(api.path) < before - 0.9 * 512 * 300 * 4 * 0.8
+
+    def test_deletes_runs_that_were_not_heard_of_for_too_long(self, api, store, clock, run_id):
+        ended = api.register("ended")
+        api.http.patch(f"/api/v1/runs/{ended}", json={"state": "finished"})
+        clock.now += 2 * DAY_S
+        api.http.post(f"/api/v1/runs/{run_id}/heartbeat", json={"writer": "w", "attempt": 1, "step": 1999})
+        self.keep(store, runs_s=DAY_S)
+        assert [run["run_id"] for run in api.get("/runs")["runs"]] == [run_id]
+        assert self.samples(store, run_id) == 2000
+        store.purge()
+        assert rows_of(api, ended) == {}
+
+    def test_may_be_interrupted_anywhere(self, api, store, run_id):
+        with store.write() as writer:
+            writer.keep_for(Retention("default", samples_s=DAY_S))
+        for left in (2000 - 512, 2000 - 1024, 2000 - 1536):
+            store.expire(stop_after(1))
+            assert self.samples(store, run_id) == left
+
+
+class TestHousekeeping:
+    def test_removes_and_reduces_by_itself(self, start, clock):
+        api = start(clock=clock, housekeeping_pause_s=0.01)
+        run_id = api.register()
+        fill(api, run_id, 700)
+        api.http.delete(f"/api/v1/runs/{run_id}")
+        deadline = time.monotonic() + 60
+        while rows_of(api, run_id):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
