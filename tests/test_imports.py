@@ -39,7 +39,7 @@ PICTURE = {
     "tsemon_server.settings tsemon_server.admin",
     "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.ingest tsemon_server.alerts tsemon_server.queries "
     "tsemon_server.exposition tsemon_server.housekeeping tsemon_server.spools tsemon_server.ui tsemon_server.store "
-    "tsemon_server.settings tsemon_server.errors",
+    "tsemon_server.settings tsemon_server.workers tsemon_server.errors",
     "tsemon_server.admin": "typer tsemon_server.store tsemon_server.settings tsemon_server.durations",
     "tsemon_server.errors": "fastapi starlette pydantic",
     "tsemon_server.ingest": "fastapi starlette pydantic pydantic_core typing_extensions tsemon_server.store",

@@ -50,6 +50,9 @@ def serve(
         str | None,
         typer.Option(help="Spool folder to show, read-only, in place of a database (TSEMON_SPOOL)."),
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that answer (TSEMON_WORKERS, default 1).", min=1, max=64)
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen where others can reach it, although there is no login.")
     ] = False,
@@ -69,6 +72,7 @@ def serve(
             port=settings.port if port is None else port,
             database=settings.database if database is None else database,
             spool=settings.spool if spool is None and database is None else spool,
+            workers=settings.workers if workers is None else workers,
             insecure=insecure,
         )
     )

@@ -26,6 +26,7 @@ from tsemon_server.housekeeping import PAUSE_S, Housekeeping
 from tsemon_server.settings import Settings
 from tsemon_server.spools import ReadOnly, SpoolView
 from tsemon_server.store import Record, Store, without_password
+from tsemon_server.workers import run_workers
 
 DOCS_POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' https://cdn.jsdelivr.net; frame-ancestors 'none'; "
@@ -108,6 +109,8 @@ def create_app(
             "reaches the port may read, write and delete everything; listen locally, or accept that "
             "with the option --insecure"
         )
+    if settings.spool is not None and settings.workers > 1:
+        raise InvalidArgument(f"a spool folder is shown by one process, got workers={settings.workers}; leave them out")
     view = None if settings.spool is None else SpoolView(settings.spool)
     store = Store(settings.database if view is None else view.database, clock)
     exposition = Exposition(store, clock)
@@ -126,6 +129,7 @@ def create_app(
             await run_in_threadpool(view.close)
 
     app = FastAPI(title="tsemon", version="1", description=DESCRIPTION, lifespan=lifespan, redoc_url=None)
+    app.state.store = store
     problems: dict[int | str, dict[str, Any]] = {"default": {"model": Problem, "description": "Why it was not done."}}
     for router in (ingest.make_router(store, watch.observe, exposition.count), queries.make_router(store)):
         app.include_router(router, prefix=API, responses=problems)
@@ -164,6 +168,22 @@ def serve(settings: Settings) -> None:
         without_password(settings.database) if settings.spool is None else f"the folder {settings.spool}, read-only"
     )
     print(f"tsemon serves http://{_bracketed(settings.host)}:{port} from {source}", flush=True)
+    if settings.workers == 1:
+        _run(app, listener)
+    else:
+        app.state.store.close()  # it was opened to find out whether it can be, and to migrate it
+        run_workers(settings.workers, _run_another, settings, listener)
+
+
+def _run_another(settings: Settings, listener: socket.socket) -> None:
+    try:
+        app = create_app(settings)
+    except TsemonError as error:
+        sys.exit(f"tsemon: {error}")
+    _run(app, listener)
+
+
+def _run(app: FastAPI, listener: socket.socket) -> None:
     config = uvicorn.Config(app, access_log=False, log_level="warning", timeout_graceful_shutdown=10)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has shut down
         uvicorn.Server(config).run(sockets=[listener])

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from tsemon.errors import InvalidArgument
 
+MAX_WORKERS = 64
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -21,12 +23,14 @@ class Settings:
     """The database URL; a relative path is taken from the working directory."""
     spool: str | None = None
     """A spool folder, as `attach` wrote it, to show read-only in place of a database."""
+    workers: int = 1
+    """How many processes answer, on one port and one database."""
     insecure: bool = False
     """Whether anyone who reaches the port may read and write everything, from any host name."""
 
 
 def settings_from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from TSEMON_HOST, TSEMON_PORT and either TSEMON_DATABASE or TSEMON_SPOOL, defaults where absent."""
+    """Settings from TSEMON_HOST, TSEMON_PORT, TSEMON_WORKERS, and TSEMON_DATABASE or TSEMON_SPOOL."""
     port = environment.get("TSEMON_PORT", str(Settings.port))
     if not port.isdecimal() or int(port) > 65535:
         raise InvalidArgument(f"TSEMON_PORT must be a number from 0 to 65535, got {port!r}")
@@ -34,9 +38,13 @@ def settings_from_environment(environment: Mapping[str, str] = os.environ) -> Se
         raise InvalidArgument(
             "expected TSEMON_DATABASE or TSEMON_SPOOL, got both; a spool folder is shown without a database, unset one"
         )
+    workers = environment.get("TSEMON_WORKERS", str(Settings.workers))
+    if not workers.isdecimal() or not 1 <= int(workers) <= MAX_WORKERS:
+        raise InvalidArgument(f"TSEMON_WORKERS must be a number from 1 to {MAX_WORKERS}, got {workers!r}")
     return Settings(
         host=environment.get("TSEMON_HOST", Settings.host),
         port=int(port),
         database=environment.get("TSEMON_DATABASE", Settings.database),
         spool=environment.get("TSEMON_SPOOL"),
+        workers=int(workers),
     )

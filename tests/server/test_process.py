@@ -10,38 +10,49 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, product
 
 import httpx
 import psutil
 import pytest
 
+from tests.databases import SqliteFile
 from tsemon.wire import MAX_BODY_BYTES, frames_to_body
 from tsemon_server.main import _listen
 from tsemon_server.main import serve as serve_forever
 from tsemon_server.settings import Settings
 
 from .conftest import loss_frame
+from .test_built_in_rules import recorded, replayed
 
 SERVE = """
 import sys
 from tsemon_server.main import serve
 from tsemon_server.settings import Settings
-serve(Settings(port=int(sys.argv[1]), database=sys.argv[2]))
+serve(Settings(port=int(sys.argv[1]), database=sys.argv[2], workers=int(sys.argv[3])))
 """
 
 
 class Process:
-    def __init__(self, database, port=0):
-        command = [sys.executable, "-c", SERVE, str(port), database]
+    def __init__(self, database, port=0, workers=1):
+        command = [sys.executable, "-c", SERVE, str(port), database, str(workers)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.greeting = self.process.stdout.readline()
         if self.greeting:
             self.port = int(self.greeting.split()[2].rpartition(":")[2])
             self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/api/v1", timeout=60)
 
-    def register(self):
-        reply = self.http.post("/runs", json={"run": "gpt", "attempt_key": "one"})
+    def register(self, run="gpt"):
+        reply = self.http.post("/runs", json={"run": run, "attempt_key": "one"})
         return reply.raise_for_status().json()["run_id"]
+
+    def frames_url(self, run_id):
+        return f"http://127.0.0.1:{self.port}/api/v1/runs/{run_id}/frames"
+
+    def send(self, run_id, frame):
+        body = frames_to_body("w", 1, [frame.to_json()])
+        return self.http.post(f"/runs/{run_id}/frames", content=body).raise_for_status().json()
 
     def stop(self, number=signal.SIGTERM):
         """End the process; its exit status and what it said on stderr."""
@@ -57,8 +68,8 @@ class Process:
 def serve(database):
     started = []
 
-    def serve(port=0):
-        started.append(Process(database.url, port))
+    def serve(port=0, workers=1):
+        started.append(Process(database.url, port, workers))
         return started[-1]
 
     yield serve
@@ -98,6 +109,96 @@ class TestAServiceThatIsKilledMidIngest:
         assert len(stored["step"]) - len(acknowledged) in (0, 1)  # one may have been committed without its reply
         assert stored["step"] == stored["mean"]
         assert again.http.get(f"/runs/{run_id}").json()["num_frames"] == len(stored["step"])
+
+
+class TestTwoServicesOnOneDatabase:
+    @pytest.fixture
+    def services(self, serve):
+        return [serve(), serve()]
+
+    def test_read_each_frame_with_the_rules_once_whichever_it_comes_to(self, services):
+        frames = list(recorded())
+        run_id = register_deep(services[0], frames)
+        for frame, service in zip(frames, cycle(services), strict=False):
+            service.send(run_id, frame)
+        assert alerts_of(services[0]) == alerts_of(services[1]) == sorted(replayed(frames))
+
+    def test_store_a_frame_that_comes_to_both_at_once_and_tell_of_it_once(self, services):
+        frames = list(recorded())
+        run_id = register_deep(services[0], frames)
+        with ThreadPoolExecutor(2) as pool:
+            for frame in frames:
+                replies = list(pool.map(lambda service: service.send(run_id, frame), services))  # noqa: B023
+                assert sorted(reply["accepted"] for reply in replies) == [0, 1]
+        assert services[0].http.get(f"/runs/{run_id}").json()["num_frames"] == len(frames)
+        assert alerts_of(services[1]) == sorted(replayed(frames))
+
+    def test_register_a_run_once_that_comes_to_both_at_once(self, services):
+        with ThreadPoolExecutor(8) as pool:
+            found = set(pool.map(lambda number: services[number % 2].register(f"run{number // 4}"), range(32)))
+        assert len(found) == 8
+
+
+class TestWorkers:
+    @pytest.fixture
+    def database(self, tmp_path):
+        """Whether they are one service's workers or several services is all the same to a PostgreSQL."""
+        return SqliteFile(tmp_path / "tsemon.db")
+
+    def test_answer_on_one_port_what_any_of_them_stored(self, serve):
+        service = serve(workers=2)
+        run_ids = [service.register(name) for name in ("a", "b")]
+        for seq, run_id in product(range(10), run_ids):
+            httpx.post(
+                service.frames_url(run_id), content=body_of(seq)
+            ).raise_for_status()  # each on its own connection
+        pages = [httpx.get(f"http://127.0.0.1:{service.port}/metrics").text for _ in range(20)]
+        of_runs = {"".join(line for line in page.splitlines(True) if "run_id=" in line) for page in pages}
+        assert len(of_runs) == 1
+        assert of_runs.pop().count("tsemon_run_step{") == 2
+        assert [service.http.get(f"/runs/{run_id}").json()["num_frames"] for run_id in run_ids] == [10, 10]
+
+    def test_are_replaced_when_they_end(self, serve):
+        service = serve(workers=2)
+        service.register()
+        killed = workers_of(service)
+        for worker in killed:
+            worker.kill()
+        psutil.wait_procs(killed, 30)
+        assert service.register() == service.register()  # the port stays open meanwhile, so this waits
+        while len(workers_of(service)) < 2:
+            pass
+        assert not set(killed) & set(workers_of(service))
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+    def test_end_with_the_service(self, serve, number):
+        service = serve(workers=2)
+        service.register()
+        workers = workers_of(service)
+        service.process.send_signal(number)
+        assert psutil.wait_procs(workers, 30)[1] == []
+        _, errors = service.stop()
+        assert errors == ""
+
+
+def workers_of(service):
+    children = psutil.Process(service.process.pid).children()
+    return [child for child in children if "multiprocessing.spawn" in " ".join(child.cmdline())]
+
+
+def body_of(seq):
+    return frames_to_body("w", 1, [loss_frame(seq, float(seq)).to_json()])
+
+
+def register_deep(service, frames):
+    num_blocks = len(frames[0].layers["token_diversity"].data) // 4 - 1
+    reply = service.http.post("/runs", json={"run": "deep", "blocks": [f"h.{i}" for i in range(num_blocks)]})
+    return reply.raise_for_status().json()["run_id"]
+
+
+def alerts_of(service):
+    alerts = service.http.get("/alerts").json()["alerts"]
+    return sorted((a["rule"], a["pending_step"], a["firing_step"]) for a in alerts if a["firing_step"] is not None)
 
 
 class TestStopping:

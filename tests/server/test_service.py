@@ -164,6 +164,15 @@ class TestSettings:
             host="127.0.0.1", port=8731, database="sqlite:///tsemon.db", insecure=False
         )
 
+    @pytest.mark.parametrize("workers", ["x", "0", "65", ""])
+    def test_refuse_a_number_of_workers_that_is_none(self, workers):
+        with pytest.raises(InvalidArgument, match="TSEMON_WORKERS must be a number from 1 to 64"):
+            settings_from_environment({"TSEMON_WORKERS": workers})
+
+    def test_refuse_several_processes_for_one_spool_folder(self, tmp_path):
+        with pytest.raises(InvalidArgument, match="shown by one process, got workers=2"):
+            create_app(Settings(spool=str(tmp_path), workers=2))
+
     @pytest.mark.parametrize("port", ["x", "-1", "65536", ""])
     def test_refuse_a_port_that_is_none(self, port):
         with pytest.raises(InvalidArgument, match="TSEMON_PORT must be a number from 0 to 65535"):
