@@ -39,7 +39,7 @@ class Database:
 
     def execute(self, statement, **values):
         """Run one statement past the store, and commit; its rows where it gives any."""
-        engine = create_engine(_with_driver(self.url), poolclass=NullPool)
+        engine = create_engine(with_driver(self.url), poolclass=NullPool)
         with engine.begin() as connection:
             result = connection.execute(text(statement), values)
             return result.all() if result.returns_rows else []
@@ -148,7 +148,7 @@ class PostgresServer:
         return name
 
     def _maintain(self, statement):
-        engine = create_engine(_with_driver(self.url_of("postgres")), poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        engine = create_engine(with_driver(self.url_of("postgres")), poolclass=NullPool, isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
             connection.execute(text(statement))
 
@@ -165,7 +165,7 @@ class PostgresServer:
         )
 
 
-def _with_driver(url):
+def with_driver(url):
     parsed = make_url(url)
     return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
 
