@@ -19,6 +19,8 @@ CONTEXT.set_forkserver_preload(["__main__", "tsemon_server.main", "tests.faults.
 TIMEOUT_S = 30
 """How long a condition may take to come true on a busy machine before the test fails."""
 
+REGISTRATION = {"project": "default", "run": "gpt", "config": {}, "tags": [], "blocks": ["h.0", "h.1"]}
+
 
 def await_true(is_true, what):
     deadline = time.monotonic() + TIMEOUT_S
@@ -68,18 +70,11 @@ class Trainer:
     """One writer of one attempt of the run `gpt`."""
 
     def __init__(self, spool_dir, url, writer="rank0", *, key="key-1", resume_step=None, frames_per_s=500, **options):
-        self.writer, self.spool_dir = writer, spool_dir
-        self.registration = {
-            "project": "default",
-            "run": "gpt",
-            "config": {},
-            "tags": [],
-            "blocks": ["h.0", "h.1"],
-            "resume_step": resume_step,
-            "attempt_key": key,
-        }
+        self.writer = writer
+        self.folder = spool_dir / f"default/gpt/{key}~{writer}"
         self.told = CONTEXT.RawValue(Told)
-        arguments = (spool_dir, url, self.registration, writer, self.told, frames_per_s, options)
+        registration = REGISTRATION | {"attempt_key": key, "resume_step": resume_step}
+        arguments = (spool_dir, url, registration, writer, self.told, frames_per_s, options)
         self._process = CONTEXT.Process(target=_train, args=arguments, daemon=True)
         self._process.start()
 
@@ -88,8 +83,7 @@ class Trainer:
         return self._process.pid
 
     def await_spool(self):
-        folder = f"default/gpt/{self.registration['attempt_key']}~{self.writer}"
-        await_true((self.spool_dir / folder / "run.json").exists, f"{self.writer} has a spool")
+        await_true((self.folder / "run.json").exists, f"{self.writer} has a spool")
 
     def await_spooled(self, number):
         """Wait until at least so many more frames are in the spool."""

@@ -64,6 +64,9 @@ class Proxy:
             client.close()
             return
         ends = {client, server}
+        if cut is not None and cut.is_reset:
+            for end in ends:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self._open |= ends
         replies = threading.Thread(target=self._relay, args=(server, client, cut, "reply"))
         replies.start()
@@ -79,18 +82,12 @@ class Proxy:
             while data := source.recv(65536):
                 if left is not None and len(data) > left:
                     target.sendall(data[:left])
-                    self._cut((source, target), cut)
-                    return
+                    self.num_cut += 1
+                    break
                 left = None if left is None else left - len(data)
                 target.sendall(data)
+        # Wakes the thread of the other direction. Where the end is to be a reset, nothing may be said before it.
+        how = socket.SHUT_RD if cut is not None and cut.is_reset else socket.SHUT_RDWR
         for end in (source, target):
             with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def _cut(self, ends, cut):
-        self.num_cut += 1
-        for end in ends:
-            with contextlib.suppress(OSError):
-                if cut.is_reset:
-                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-                end.shutdown(socket.SHUT_RDWR)
+                end.shutdown(how)

@@ -3,12 +3,13 @@
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 import pytest
 
 from tests.faults.counting import assert_all_arrived, stored_frames
-from tests.faults.processes import await_true, known_frame
+from tests.faults.processes import REGISTRATION, await_true, known_frame
 from tests.faults.proxy import Cut, Proxy
 from tsemon.wire import frames_to_body
 
@@ -54,7 +55,7 @@ class Http:
 
     def __init__(self, service):
         self.http = httpx.Client(base_url=f"{service.url}/api/v1", timeout=30)
-        self.run_id = self.http.post("/runs", json={"run": "gpt", "attempt_key": "k"}).json()["run_id"]
+        self.run_id = self.http.post("/runs", json=REGISTRATION).json()["run_id"]
 
     def send(self, seqs, writer="rank0"):
         body = frames_to_body(writer, 1, [known_frame(writer, seq).to_json() for seq in seqs])
@@ -94,14 +95,14 @@ class TestABody:
 
     def test_on_many_connections_at_once_is_stored_once(self, service, http):
         for start in range(0, 100, 10):
-            replies = at_once(*[lambda: http.send(range(start, start + 10))] * 4)  # noqa: B023
+            replies = at_once(*[partial(http.send, range(start, start + 10))] * 4)
             assert sorted(replies) == [(0, 10)] * 3 + [(10, 0)]
         assert_all_arrived(service, {"rank0": 100})
 
     def test_that_overlaps_another_at_the_same_moment_adds_what_is_missing(self, service, http):
         for start in range(0, 200, 20):
             first, second = range(start, start + 15), range(start + 5, start + 20)
-            (added, _), (also, _) = at_once(lambda: http.send(first), lambda: http.send(second))  # noqa: B023
+            (added, _), (also, _) = at_once(partial(http.send, first), partial(http.send, second))
             assert added + also == 20
         assert_all_arrived(service, {"rank0": 200})
 
@@ -112,6 +113,6 @@ class TestWritersAtOnce:
             return [http.send([seq], writer) for seq in range(50)]
 
         writers = [f"rank{number}" for number in range(4)]
-        assert at_once(*(lambda writer=writer: write(writer) for writer in writers)) == [[(1, 0)] * 50] * 4
+        assert at_once(*(partial(write, writer) for writer in writers)) == [[(1, 0)] * 50] * 4
         assert stored_frames(service.database, "rank3") == list(range(50))
         assert_all_arrived(service, dict.fromkeys(writers, 50))
