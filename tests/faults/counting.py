@@ -17,11 +17,12 @@ def stored_frames(database, writer, attempt=None):
             metrics = reader.recorded(run.run_id)
             if writer not in metrics.scalars:
                 return []
-            scalars = reader.samples(run.run_id, "scalars", writer, attempt=attempt)
-            layers = reader.samples(run.run_id, "layers", f"{writer}.layers", attempt=attempt)
+            scalars = reader.metric(run.run_id, "scalars", writer, attempt=attempt).samples()
+            layers = reader.metric(run.run_id, "layers", f"{writer}.layers", attempt=attempt).samples()
     finally:
         store.close()
     seqs = scalars.steps.tolist()
+    assert (scalars.num_damaged, layers.num_damaged) == (0, 0)
     assert scalars.values[:, 0].tolist() == seqs
     assert layers.steps.tolist() == seqs
     assert layers.values.tolist() == [known_frame(writer, seq).layers[f"{writer}.layers"].tolist() for seq in seqs]

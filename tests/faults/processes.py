@@ -7,14 +7,18 @@ that should have arrived can be looked for afterwards.
 import ctypes
 import multiprocessing
 import os
+import threading
 import time
 
 from tests.service import ServiceProcess
 from tsemon.transport import HttpDelivery, Outbox, Spool
 from tsemon.wire import Array, Frame
+from tsemon_server.main import serve
+from tsemon_server.settings import Settings
+from tsemon_server.store import Store, settling
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["__main__", "tsemon_server.main", "tests.faults.processes"])
+CONTEXT.set_forkserver_preload(["__main__", "tests.faults.processes"])
 
 TIMEOUT_S = 30
 """How long a condition may take to come true on a busy machine before the test fails."""
@@ -30,14 +34,24 @@ def await_true(is_true, what):
 
 
 class Service(ServiceProcess):
-    """What `log` holds is what the service said on stderr."""
+    """What `log` holds is what the service said on stderr.
 
-    def __init__(self, database, log):
+    The service moves settled frames every few seconds. With `settles` its process does so without a pause, in small
+    segments, so that whatever happens to it happens in the middle of that; `num_settled` counts those begun.
+    """
+
+    def __init__(self, database, log, *, settles=False):
         super().__init__(database)
-        self.log = log
+        self._log, self._settles = log, settles
+        self._num_settled = CONTEXT.RawValue("q")
+
+    @property
+    def num_settled(self):
+        return self._num_settled.value
 
     def _launch(self):
-        process = CONTEXT.Process(target=_serve, args=(self.port, self.database, self.log), daemon=True)
+        arguments = (self.port, self.database, self._log, self._num_settled if self._settles else None)
+        process = CONTEXT.Process(target=_serve, args=arguments, daemon=True)
         process.start()
         return process
 
@@ -48,14 +62,25 @@ class Service(ServiceProcess):
         self.kill()
 
 
-def _serve(port, database, log):
-    from tsemon_server.main import serve
-    from tsemon_server.settings import Settings
-
+def _serve(port, database, log, num_settled):
     with open(log, "a") as said, open(os.devnull, "w") as nothing:
         os.dup2(said.fileno(), 2)
         os.dup2(nothing.fileno(), 1)
+    if num_settled is not None:
+        threading.Thread(target=_settle, args=(Store(database), num_settled), daemon=True).start()
     serve(Settings(port=port, database=database))
+
+
+def _settle(store, num_settled):
+    settling.SEGMENT_FRAMES, settling.NUM_KEPT = 32, 8
+
+    def goes_on():
+        num_settled.value += 1
+        return False
+
+    while True:
+        store.settle(is_stopped=goes_on)
+        time.sleep(0.01)
 
 
 class Told(ctypes.Structure):
@@ -69,7 +94,7 @@ class Told(ctypes.Structure):
 class Trainer:
     """One writer of one attempt of the run `gpt`."""
 
-    def __init__(self, spool_dir, url, writer="rank0", *, key="key-1", resume_step=None, frames_per_s=500, **options):
+    def __init__(self, spool_dir, url, writer="rank0", *, key="key-1", resume_step=None, frames_per_s=300, **options):
         self.writer = writer
         self.folder = spool_dir / f"default/gpt/{key}~{writer}"
         self.told = CONTEXT.RawValue(Told)
