@@ -9,9 +9,8 @@ import httpx
 import pytest
 
 from tests.faults.counting import assert_all_arrived, stored_frames
-from tests.faults.processes import REGISTRATION, await_true, known_frame
+from tests.faults.processes import await_true
 from tests.faults.proxy import Cut, Proxy
-from tsemon.wire import frames_to_body
 
 
 @pytest.fixture
@@ -48,26 +47,6 @@ class TestConnectionsThatAreCut:
         trainer.await_sent(1)
         assert num_duplicates(service) - before >= 5
         assert_all_arrived(service, {"rank0": trainer.finish()})
-
-
-class Http:
-    """Bodies of frames, sent as any client might."""
-
-    def __init__(self, service):
-        self.http = httpx.Client(base_url=f"{service.url}/api/v1", timeout=30)
-        self.run_id = self.http.post("/runs", json=REGISTRATION).json()["run_id"]
-
-    def send(self, seqs, writer="rank0"):
-        body = frames_to_body(writer, 1, [known_frame(writer, seq).to_json() for seq in seqs])
-        reply = self.http.post(f"/runs/{self.run_id}/frames", content=body).raise_for_status().json()
-        return reply["accepted"], reply["duplicates"]
-
-
-@pytest.fixture
-def http(service):
-    http = Http(service)
-    yield http
-    http.http.close()
 
 
 def at_once(*calls):

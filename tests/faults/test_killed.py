@@ -20,7 +20,7 @@ class TestAServiceThatIsKilledUnderLoad:
                 trainer.await_sent(rng.randrange(5, 50))
             num_confirmed = sum(trainer.told.num_sent for trainer in trainers)
             service.kill()
-            trainers[0].await_spooled(5)
+            trainers[0].await_made(5)
             service.start()
             with Client(service.url) as client:
                 assert client.find_run("gpt")["num_frames"] >= num_confirmed
@@ -32,22 +32,22 @@ class TestATrainerThatIsKilled:
     def test_leaves_no_gap_and_no_double(self, service, train, tmp_path):
         """One run that is killed and resumed; each attempt delivers what the one before left, `sync` what the last did."""
         rng = random.Random(0)
-        root, num_spooled = tmp_path / "spool", {}
+        root, num_made = tmp_path / "spool", {}
         for attempt in range(1, NUM_KILLS + 1):
             trainer = train(service.url, key=f"key-{attempt}", resume_step=0, frames_per_s=2000)
             if attempt % 5:
-                trainer.await_spooled(rng.randrange(1, 60))
+                trainer.await_made(rng.randrange(1, 60))
             else:  # whatever it does while it starts
                 trainer.await_spool()
             trainer.kill()
-            num_spooled[attempt] = trainer.told.num_spooled
+            num_made[attempt] = trainer.told.num_made
         sync(root, service.url)
         assert find_spools(root) == []
 
-        found = {attempt: stored_frames(service.database, "rank0", attempt) for attempt in num_spooled}
+        found = {attempt: stored_frames(service.database, "rank0", attempt) for attempt in num_made}
         for attempt, seqs in found.items():
             assert seqs == list(range(len(seqs)))
-            assert len(seqs) - num_spooled[attempt] in (0, 1), "the one on its way to the disk may have made it"
+            assert len(seqs) - num_made[attempt] in (0, 1), "the one on its way to the disk may have made it"
         with Client(service.url) as client:
             run = client.run(client.find_run("gpt")["run_id"])
         assert len(run["attempts"]) == NUM_KILLS
