@@ -1,5 +1,7 @@
 """The real service in a process of its own, which can be killed and started again on the same port and database."""
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,31 +12,34 @@ from tsemon_client import Client
 
 
 class ServiceProcess:
+    """`database` is a URL, or the path of an SQLite file."""
+
     def __init__(self, database):
-        self.database = database
+        self.database = database if "://" in str(database) else f"sqlite:///{database}"
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._process = None
 
     def start(self):
-        command = [
-            sys.executable,
-            "-m",
-            "tsemon",
-            "serve",
-            "--port",
-            str(self.port),
-            "--database",
-            f"sqlite:///{self.database}",
-        ]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._process = self._launch()
         await_service(self.url)
+
+    @property
+    def pid(self):
+        return self._process.pid
 
     def kill(self):
         """SIGKILL: no handler runs, nothing is flushed."""
         self._process.kill()
-        self._process.wait()
+        self._wait()
+
+    def pause(self):
+        """SIGSTOP: connections stay open, and nobody answers on them."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self):
+        os.kill(self.pid, signal.SIGCONT)
 
     def __enter__(self):
         self.start()
@@ -42,6 +47,13 @@ class ServiceProcess:
 
     def __exit__(self, *_):
         self._process.terminate()
+        self._wait()
+
+    def _launch(self):
+        command = [sys.executable, "-m", "tsemon", "serve", "--port", str(self.port), "--database", self.database]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def _wait(self):
         self._process.wait()
 
 
@@ -54,4 +66,4 @@ def await_service(url, timeout_s=60):
                 return
             except ServerUnreachable:
                 assert time.monotonic() < deadline, f"no service at {url} within {timeout_s} s"
-                time.sleep(0.05)
+                time.sleep(0.02)

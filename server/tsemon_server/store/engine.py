@@ -238,7 +238,7 @@ def _create_engine(url: str) -> Engine:
         if backend == "sqlite":
             return _create_sqlite_engine(parsed)
         raise ArgumentError(f"{backend} is no engine that tsemon knows")
-    except (ArgumentError, NoSuchModuleError) as error:
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise StoreError(
             "expected a database URL like sqlite:///tsemon.db or postgresql://user@host/database, got one that does "
             f"not open: {error}"
@@ -260,7 +260,8 @@ def _create_postgresql_engine(url: URL) -> Engine:
 def _create_sqlite_engine(url: URL) -> Engine:
     if url.database in (None, "", ":memory:"):
         raise StoreError(f"expected a database file, as in sqlite:///tsemon.db, got {str(url)!r}")
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S}, pool_size=8, max_overflow=40)
+    timeout_s = float(str(url.query.get("timeout", BUSY_TIMEOUT_S)))
+    engine = create_engine(url, connect_args={"timeout": timeout_s}, pool_size=8, max_overflow=40)
     event.listen(engine, "connect", _on_sqlite_connect)
     event.listen(engine, "begin", _on_sqlite_begin)
     return engine
