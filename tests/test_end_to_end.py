@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import io
 import os
 import pty
@@ -25,7 +26,7 @@ from tsemon.demo import summarize
 from tsemon.demo.board import Board, Row
 from tsemon.demo.twins import DIGITS
 from tsemon.models import VisionTransformer, VisionTransformerConfig
-from tsemon.transport import sync
+from tsemon.transport import Outbox, sync
 from tsemon_client import Client
 
 
@@ -103,6 +104,24 @@ class TestARunThatIsWatched:
         assert [column[-1] for column in heatmap["values"]] == pytest.approx(last["mean"])
         assert client.series(run["run_id"], "attention_entropy", layer=1, head=3)["step"] == series["step"]
         assert monitor.status.delivery.num_pending == 0
+
+    def test_says_where_it_is_between_its_samples(self, service, client, tmp_path, monkeypatch):
+        monkeypatch.setattr("tsemon.attaching.Outbox", functools.partial(Outbox, heartbeat_s=0.05))
+        model, forward = zoo.torch_encoder()
+        with tsemon.attach(model, run="slow", server=service.url, every=1000, spool_dir=tmp_path / "spool") as monitor:
+
+            def train_to(step):
+                while monitor.state_dict()["step"] < step:
+                    forward()
+                    monitor.step()
+                deadline = time.monotonic() + 60
+                while not (runs := [run for run in client.runs(run="slow") if run["process_step"] == step]):
+                    time.sleep(0.01)
+                    assert time.monotonic() < deadline, monitor.status
+                return runs[0]["stepped_at"]
+
+            assert train_to(3) < train_to(7)
+            assert client.find_run("slow")["last_step"] == 0
 
     def test_hears_of_its_alert_and_of_its_end(self, service, client, tmp_path):
         torch.manual_seed(0)

@@ -23,7 +23,8 @@ PICTURE = {
     "tsemon.__main__": "tsemon.cli",
     "tsemon.attaching": "torch tsemon.monitor tsemon.probes tsemon.transport tsemon.schedule tsemon.faults "
     "tsemon.registration",
-    "tsemon.monitor": "torch tsemon.probes tsemon.transport tsemon.schedule tsemon.sample tsemon.status tsemon.faults",
+    "tsemon.monitor": "torch tsemon.probes tsemon.transport tsemon.schedule tsemon.sample tsemon.status tsemon.faults "
+    "tsemon.registration",
     "tsemon.registration": "torch",
     "tsemon.sample": "torch tsemon.probes",
     "tsemon.status": "tsemon.transport",

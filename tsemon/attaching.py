@@ -64,7 +64,8 @@ def attach(
         every row of every sequence, exactly, in memory that grows with the number of tokens and not with its square.
     on_alert: called from `step`, on the training thread, when an alert fires or resolves. Default: a log line.
     config, tags: kept with the run.
-    resume: the step at which training goes on; frames of earlier attempts from there on are hidden.
+    resume: the step at which training goes on; frames of earlier attempts from there on are hidden. A checkpoint that
+        keeps `state_dict()` of the monitor says it by itself: `load_state_dict`, before the first step.
     spool_dir: where frames wait until the service has them, by default `.tsemon`.
     process_group: processes that train this model together and all call `attach`. Their samples and their shards of the
         parameters are measured as one, in one collective a sample, and rank 0 of the group sends the frames. Ranks that
@@ -129,6 +130,8 @@ def attach(
         ranks=ranks,
         measures=chosen,
         on_alert=on_alert,
+        project=project,
+        run=run,
         first_step=resume or 0,
         block_names=names,
         attention_names=attention_names,

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from torch import Tensor
 
@@ -23,7 +23,9 @@ from tsemon.probes import (
     Reading,
     Span,
     ThreadState,
+    agree,
 )
+from tsemon.registration import step_of_state
 from tsemon.sample import Sample
 from tsemon.schedule import Cadence, Spent
 from tsemon.status import Status
@@ -57,6 +59,8 @@ class Monitor:
         ranks: Ranks | None,
         measures: Collection[str],
         on_alert: Callable[[Alert], None] | None,
+        project: str,
+        run: str,
         first_step: int,
         block_names: Sequence[str],
         attention_names: Sequence[str],
@@ -73,10 +77,11 @@ class Monitor:
         self._block_names = block_names
         self._attention_names = attention_names
         self._server = server
-        self._step = first_step
+        self._project = project
+        self._run = run
+        self._attached_at = time.perf_counter()
         self._next_sample = first_step
-        self._last_sample = first_step - 1
-        self._last_sample_at = self._attached_at = time.perf_counter()
+        self._start_at(first_step)
         self._outside_hooks_s = self._device_s = 0.0
         self._newest = _Newest(None, Spent(0.0, 0.0, is_slow=False), 0.0)
         self._measured: set[str] = set()
@@ -108,11 +113,42 @@ class Monitor:
                 self._next_sample = self._step + self._cadence.gap
                 self._faults.guard(probe.disarm)
         self._step += 1
+        self._outbox.step = self._step
         if probe is not None and self._step == self._next_sample:
             start = time.perf_counter()
             self._faults.guard(self._arm, probe)
             self._outside_hooks_s += time.perf_counter() - start
         self._tell_alerts()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training is, in plain values: for a checkpoint that is saved after `step`."""
+        return {"project": self._project, "run": self._run, "step": self._step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the step of a checkpoint, as `attach(resume=)` does. Before the first step, and on every rank.
+
+        Raises InvalidArgument for what `state_dict` has not returned, and for the state of another run. Once there was a
+        step it only warns.
+        """
+        if self._step != self._first_step or self._probe is None:
+            self._faults.warn("load_state_dict() goes before the first step: the training goes on counting as it did")
+            return
+
+        def check() -> int:
+            return step_of_state(state, project=self._project, run=self._run)
+
+        step = check() if self._ranks is None else self._ranks.together(check)
+        if self._ranks is not None:
+            agree(self._ranks, resume=step)
+        self._start_at(step)
+        self._faults.guard(self._outbox.resume_at, step)
+
+    def _start_at(self, step: int) -> None:
+        self._first_step = step
+        self._step = step
+        self._next_sample = step
+        self._last_sample = step - 1
+        self._last_sample_at = time.perf_counter()
 
     @property
     def is_sampling(self) -> bool:

@@ -30,8 +30,7 @@ def registration(
         raise InvalidArgument(
             f"a run has at most {MAX_BLOCKS} blocks with names of at most {MAX_BLOCK_NAME} characters"
         )
-    is_step = isinstance(resume, int) and not isinstance(resume, bool) and 0 <= resume <= MAX_STEP
-    if resume is not None and not is_step:
+    if resume is not None and not _is_step(resume):
         raise InvalidArgument(f"resume is the step at which training goes on, expected an int >= 0, got {resume!r}")
     return {
         "project": project,
@@ -42,6 +41,20 @@ def registration(
         "resume_step": resume,
         "attempt_key": uuid.uuid4().hex,
     }
+
+
+def step_of_state(state: object, *, project: str, run: str) -> int:
+    """The step in what `Monitor.state_dict` returned. Raises InvalidArgument for anything else, and for another run's."""
+    step = state.get("step") if isinstance(state, Mapping) else None
+    if not isinstance(state, Mapping) or not isinstance(step, int) or not _is_step(step):
+        kind = f"the keys {sorted(map(str, state))}" if isinstance(state, Mapping) else type(state).__name__
+        raise InvalidArgument(f"load_state_dict() takes what state_dict() of a monitor returned, got {kind}")
+    if (of := (state.get("project"), state.get("run"))) != (project, run):
+        raise InvalidArgument(
+            f"the state is of the run {of[1]!r} of project {of[0]!r}, this one is {run!r} of {project!r}; attach under that "
+            f"name, or begin a new run from this checkpoint: attach(..., resume={step})"
+        )
+    return step
 
 
 def chosen_measures(measures: Collection[str] | None) -> set[str]:
@@ -102,6 +115,10 @@ def collection(name: str, values: Any) -> list[Any]:
     if not isinstance(values, Iterable):
         raise InvalidArgument(f"{name} is a collection, got {values!r}")
     return list(values)
+
+
+def _is_step(step: object) -> bool:
+    return isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= MAX_STEP
 
 
 def _is_name(text: object) -> bool:

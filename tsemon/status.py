@@ -44,7 +44,7 @@ class Status:
             *(("measured" if tier == "every" else f"  {tier}", names) for tier, names in self._measured_by_tier()),
             *(("  on demand", f"{name}: attach(measures=[...])") for name in self._on_demand()),
             *(("not measured", text) for text in self._gaps()),
-            ("server", self.server or f"none: frames stay in {sent.spool_folder}"),
+            ("server", self._connection()),
             ("frames", f"{sent.num_sent} sent, {sent.num_pending} pending, {sent.num_dropped} dropped"),
             ("cost", f"{self.overhead_ratio:.2%} of wall time, {self.sample_s * 1e3:.1f} ms every {self.gap} steps"),
         ]
@@ -52,6 +52,13 @@ class Status:
             lines.append(("last error", sent.last_error))
         lines += [("fault", fault) for fault in self.faults]
         return "\n".join(f"{label:<14}{text}" for label, text in lines)
+
+    def _connection(self) -> str:
+        if self.server is None:
+            return f"none: frames stay in {self.delivery.spool_folder}"
+        if not self.delivery.num_failures:
+            return self.server
+        return f"{self.server}, {self.delivery.num_failures} failed tries in a row; frames wait"
 
     def _measured_by_tier(self) -> Iterator[tuple[str, str]]:
         if not self.measured:

@@ -203,6 +203,39 @@ class TestABodyThatIsWrong:
         assert "tsemon_refused_bodies_total 1.0" in api.http.get("/metrics").text
 
 
+def beat(api, run_id, step, attempt=1):
+    body = {"writer": "w", "attempt": attempt, "step": step}
+    assert api.http.post(f"/api/v1/runs/{run_id}/heartbeat", json=body).status_code == 200
+
+
+def whereabouts(api, run_id):
+    """Where the process is, and the time of day since when."""
+    run = api.get(f"/runs/{run_id}")
+    return run["process_step"], run["stepped_at"] and run["stepped_at"][11:19]
+
+
+class TestAFrame:
+    def test_tells_where_the_process_is_as_a_heartbeat_does(self, start):
+        now = [1000.0]
+        api = start(clock=lambda: now[0])
+        run_id = api.register()
+        api.send_ok(run_id, [loss_frame(20), loss_frame(10)])
+        assert whereabouts(api, run_id) == (20, "00:16:40")
+        now[0] = 1100.0
+        api.send_ok(run_id, [loss_frame(15)])  # late, as after an outage
+        assert whereabouts(api, run_id) == (20, "00:16:40")
+        api.send_ok(run_id, [loss_frame(30)])
+        assert whereabouts(api, run_id) == (30, "00:18:20")
+
+    def test_of_an_older_attempt_does_not(self, api):
+        run_id = api.register()
+        api.register(resume_step=50)
+        beat(api, run_id, 51, attempt=2)
+        before = whereabouts(api, run_id)
+        api.send_ok(run_id, [loss_frame(60)], attempt=1)
+        assert whereabouts(api, run_id) == before
+
+
 class TestAHeartbeat:
     def test_says_that_the_run_is_alive(self, start):
         now = [1000.0]
@@ -212,6 +245,32 @@ class TestAHeartbeat:
         reply = api.http.post(f"/api/v1/runs/{run_id}/heartbeat", json={"writer": "w", "attempt": 1, "step": 3})
         assert reply.json() == {"alerts": []}
         assert api.get(f"/runs/{run_id}")["updated_at"] == "1970-01-01T00:33:20Z"
+
+    def test_tells_where_the_process_is_and_since_when(self, start):
+        now = [1000.0]
+        api = start(clock=lambda: now[0])
+        run_id = api.register()
+        assert whereabouts(api, run_id) == (None, None)
+        seen = []
+        for now[0], step in ((1000.0, 3), (1030.0, 3), (1060.0, 5), (1090.0, 4)):
+            beat(api, run_id, step)
+            seen.append(whereabouts(api, run_id))
+        assert seen == [(3, "00:16:40"), (3, "00:16:40"), (5, "00:17:40"), (5, "00:17:40")]
+        (listed,) = api.get("/runs")["runs"]
+        assert (listed["process_step"], listed["stepped_at"]) == (5, "1970-01-01T00:17:40Z")
+
+    def test_of_an_older_attempt_tells_nothing_of_the_run(self, start):
+        now = [1000.0]
+        api = start(clock=lambda: now[0])
+        run_id = api.register()
+        beat(api, run_id, 7)
+        api.register()
+        assert whereabouts(api, run_id) == (None, None)
+        beat(api, run_id, 2, attempt=2)
+        before = api.get(f"/runs/{run_id}")
+        now[0] = 2000.0
+        beat(api, run_id, 900, attempt=1)
+        assert api.get(f"/runs/{run_id}") == before
 
     def test_of_an_unknown_attempt_is_refused(self, api):
         run_id = api.register()

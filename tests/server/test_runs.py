@@ -75,6 +75,7 @@ class TestARun:
             "last_step": 7,
             "num_frames": 2,
             "loss": 2.5,
+            "process_step": 7,
             "open_alerts": 0,
             "blocks": ["h.0", "h.1", "h.2"],
             "config": {"lr": 0.1, "deep": {"a": [None, True]}},
@@ -83,7 +84,7 @@ class TestARun:
         }
         assert {key: run[key] for key in expected} == expected
         assert run["created_at"].endswith("Z")
-        assert set(run) - set(expected) == {"created_at", "updated_at", "attempts"}
+        assert set(run) - set(expected) == {"created_at", "updated_at", "stepped_at", "attempts"}
         assert api.get("/runs")["runs"] == [{key: run[key] for key in api.get("/runs")["runs"][0]}]
 
     def test_has_no_latest_before_the_first_frame(self, api):

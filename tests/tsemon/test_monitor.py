@@ -1,4 +1,5 @@
 import gc
+import json
 import logging
 import math
 import subprocess
@@ -38,6 +39,12 @@ def train(model, forward, num_steps, monitor=None, optimizer=None):
         if monitor is not None:
             monitor.step(loss=loss)
     return losses
+
+
+def resume_step_in(folder):
+    """What the one spool in this folder says."""
+    (path,) = find_spools(folder)
+    return json.loads((path / "run.json").read_bytes())["resume_step"]
 
 
 @pytest.fixture
@@ -352,6 +359,68 @@ class TestAHandlerOfTheUsersLogThatRaises:
         finally:
             logging.getLogger("tsemon").removeFilter(broken)
         assert monitor.status.num_faults == 1
+
+
+class TestStateDict:
+    def test_takes_the_training_on_from_its_checkpoint(self, attached, tmp_path):
+        model, forward, optimizer, monitor = attached
+        train(model, forward, 3, monitor, optimizer)
+        torch.save(monitor.state_dict(), tmp_path / "checkpoint.pt")
+        monitor.close()
+        again = tsemon.attach(model, optimizer, run="r", every=1, spool_dir=tmp_path / "again")
+        again.load_state_dict(torch.load(tmp_path / "checkpoint.pt", weights_only=True))
+        assert again.state_dict() == {"project": "default", "run": "r", "step": 3}
+        train(model, forward, 2, again, optimizer)
+        again.close()
+        assert [frame["step"] for frame in frames_in(tmp_path / "again")] == [3, 4]
+        assert resume_step_in(tmp_path / "again") == 3
+        assert again.status.num_faults == 0
+
+    def test_takes_it_on_in_the_cadence_that_was_asked_for(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", every=4, spool_dir=tmp_path) as monitor:
+            monitor.load_state_dict({"project": "default", "run": "r", "step": 10})
+            train(model, forward, 6, monitor)
+        assert [frame["step"] for frame in frames_in(tmp_path)] == [10, 14]
+
+    @pytest.mark.parametrize("wrong", [{"step": 3}, {}, None, "step 3"])
+    def test_changes_nothing_once_there_was_a_step(self, attached, tmp_path, wrong, caplog):
+        model, forward, optimizer, monitor = attached
+        train(model, forward, 1, monitor, optimizer)
+        monitor.load_state_dict(wrong)
+        train(model, forward, 1, monitor, optimizer)
+        monitor.close()
+        assert [frame["step"] for frame in frames_in(tmp_path)] == [0, 1]
+        assert resume_step_in(tmp_path) is None
+        assert "load_state_dict() goes before the first step" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("state", "text"),
+        [
+            (None, "takes what state_dict.. of a monitor returned, got NoneType"),
+            ([3], "got list"),
+            ({}, r"got the keys \[\]"),
+            ({"project": "default", "run": "r", "step": -1}, r"got the keys \['project', 'run', 'step'\]"),
+            ({"project": "default", "run": "r", "step": True}, "got the keys"),
+            ({"project": "default", "run": "r", "step": 2.0}, "got the keys"),
+            ({"project": "default", "run": "q", "step": 3}, r"of the run 'q' of project 'default'.*resume=3"),
+            ({"project": "p", "run": "r", "step": 3}, "attach under that name"),
+            ({"step": 3}, "of the run None"),
+        ],
+    )
+    def test_of_something_else_is_refused_before_the_training(self, attached, state, text):
+        monitor = attached[-1]
+        with pytest.raises(InvalidArgument, match=text):
+            monitor.load_state_dict(state)
+        assert monitor.state_dict()["step"] == 0
+
+    def test_goes_before_what_attach_was_told(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", every=1, resume=50, spool_dir=tmp_path) as monitor:
+            monitor.load_state_dict({"project": "default", "run": "r", "step": 20})
+            train(model, forward, 1, monitor)
+        assert [frame["step"] for frame in frames_in(tmp_path)] == [20]
+        assert resume_step_in(tmp_path) == 20
 
 
 class TestStatus:

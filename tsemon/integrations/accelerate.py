@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -30,8 +31,9 @@ def attach(
 ) -> MainProcessMonitor:
     """Watch what `accelerator.prepare` returned; call `step` on the result in or after every `accelerator.accumulate`.
 
-    `options` are those of `tsemon.attach`, `resume=` among them: Accelerate does not know the step at which a training
-    goes on. Wrong ones, and a model in which no blocks are found, raise here.
+    `options` are those of `tsemon.attach`. Accelerate does not know the step at which a training goes on: give `resume=`, or
+    let it keep the step with everything else, by `accelerator.register_for_checkpointing(monitor)`. Wrong options, and a
+    model in which no blocks are found, raise here.
     """
     if not (accelerator.is_main_process or "process_group" in options):
         return MainProcessMonitor(accelerator, None)
@@ -51,6 +53,15 @@ class MainProcessMonitor:
         """Say that one batch is done; `loss` and `scalars` as for `tsemon.Monitor.step`."""
         if self.monitor is not None and self._accelerator.sync_gradients:
             self.monitor.step(loss=loss, **scalars)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `tsemon.Monitor.state_dict`, so `accelerator.register_for_checkpointing` takes this, too."""
+        return {} if self.monitor is None else self.monitor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As `tsemon.Monitor.load_state_dict`."""
+        if self.monitor is not None:
+            self.monitor.load_state_dict(state)
 
     def close(self, *, state: RunState = "finished", timeout_s: float = 5.0) -> None:
         """As `tsemon.Monitor.close`."""

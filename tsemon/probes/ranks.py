@@ -76,7 +76,7 @@ class Ranks:
             raise error
         for rank, text in enumerate(texts):
             if text is not None:
-                raise RanksDisagree(f"attach() failed in rank {rank} of process_group, and so in all of them: {text}")
+                raise RanksDisagree(f"rank {rank} of process_group failed, and so all of them do: {text}")
         return result  # type: ignore[return-value]
 
     def renew(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tsemon.errors import ServerRefused, ServerUnreachable, SpoolError, UnknownAttempt, UnknownRun
@@ -12,7 +13,7 @@ from tsemon.transport.spool import Batch, Spool
 from tsemon.wire import RunState, frames_to_body
 
 _BODY_REFUSED = {400, 413, 422}
-"""Statuses that find fault with the frames. Others (no right to write, say) would befall any frame."""
+"""Statuses that find fault with the body. Others (no right to write, say) would befall any."""
 
 
 class Courier:
@@ -33,20 +34,57 @@ class Courier:
     ) -> None:
         self.num_sent = 0
         self.num_refused = 0
-        self.run: tuple[str, int] | None = None
-        """Id and attempt, once registered."""
         self._delivery = delivery
         self._registration = registration
+        self._run: tuple[str, int] | None = None
+        self._run_key: str | None = None
+        """The attempt key under which that was registered; `Spool.resume_at` gives another one."""
         self._writer = writer
         self._on_reply = on_reply
         self._on_warning = on_warning
         self._max_batch_bytes = 4 * 2**20
 
+    @property
+    def is_registered(self) -> bool:
+        return self._run is not None and self._run_key == self._registration["attempt_key"]
+
+    def may_register(self, has_frames: bool) -> bool:
+        """Not where an attempt without frames would hide those of earlier ones.
+
+        Before the first frame nobody knows yet whether the training goes on from a checkpoint; unless told of one, an
+        attempt starts at 0, and hides all.
+        """
+        registration = self._registration
+        if has_frames or self.is_registered or registration.get("resume_step") is not None:
+            return True
+        return not self._delivery.has_frames(registration["project"], registration["run"])
+
     def register(self) -> tuple[str, int]:
         """Make the run known, once, and give its id and attempt."""
-        if self.run is None:
-            self.run = self._delivery.register(self._registration)
-        return self.run
+        if self._run is None or not self.is_registered:
+            body = dict(self._registration)
+            self._run, self._run_key = self._delivery.register(body), body["attempt_key"]
+        return self._run
+
+    def beat(self, step: int) -> None:
+        """Say that the writer lives, and at which step."""
+        run_id, attempt = self.register()
+        try:
+            with self._noticing_loss():
+                reply = self._delivery.beat(run_id, writer=self._writer, attempt=attempt, step=step)
+        except ServerRefused as refusal:
+            if refusal.status not in _BODY_REFUSED:
+                raise
+            self._on_warning(f"a heartbeat was refused, frames are sent all the same: {refusal}")
+        else:
+            self._on_reply(reply)
+
+    def knock(self, step: int) -> None:
+        """One small request, to learn whether a large one has a chance. Registers nothing."""
+        if self.is_registered:
+            self.beat(step)
+        else:
+            self._delivery.has_frames(self._registration["project"], self._registration["run"])
 
     def send_next(self, spool: Spool | MemorySpool) -> bool:
         """Deliver and acknowledge one batch; False when there is none."""
@@ -58,16 +96,15 @@ class Courier:
     def finish(self, state: RunState) -> None:
         """Tell the service how the run ended, unless a newer attempt has taken it over: then it is not ours to say."""
         run_id, attempt = self.register()
-        if self._delivery.run(run_id).get("attempt") == attempt:
-            self._delivery.finish(run_id, state)
+        with self._noticing_loss():
+            if self._delivery.run(run_id).get("attempt") == attempt:
+                self._delivery.finish(run_id, state)
 
     def _send(self, spool: Spool | MemorySpool, batch: Batch) -> None:
         run_id, attempt = self.register()
         try:
-            reply = self._delivery.send(run_id, frames_to_body(self._writer, attempt, batch.frames))
-        except (UnknownRun, UnknownAttempt):
-            self.run = None
-            raise
+            with self._noticing_loss():
+                reply = self._delivery.send(run_id, frames_to_body(self._writer, attempt, batch.frames))
         except ServerRefused as refusal:
             if refusal.status not in _BODY_REFUSED:
                 raise
@@ -90,6 +127,15 @@ class Courier:
             spool.acknowledge(batch.ends[-1])
         except SpoolError as error:
             self._on_warning(f"{error} (frames already delivered may be sent once more)")
+
+    @contextlib.contextmanager
+    def _noticing_loss(self) -> Iterator[None]:
+        """A service that lost its database is told of the run again."""
+        try:
+            yield
+        except (UnknownRun, UnknownAttempt):
+            self._run = None
+            raise
 
     def _set_aside(self, spool: Spool | MemorySpool, frame: str, reason: str) -> None:
         self.num_refused += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -37,12 +38,19 @@ def find_siblings(folder: Path) -> list[Path]:
     return [other for other in _by_age(folder.parent.glob("*/run.json")) if other != folder]
 
 
+def after_siblings(folder: Path, now: float) -> float:
+    """The time `now`, or one just after that of the youngest sibling: the clock may have been set back since."""
+    youngest = max(map(_created_at, folder.parent.glob("*/run.json")), default=0.0)
+    return max(now, math.nextafter(youngest, math.inf))
+
+
 def _by_age(run_files: Iterator[Path]) -> list[Path]:
     # Attempts are numbered in the order in which they are registered, so the order matters to whoever delivers them.
-    def created_at(run_file: Path) -> float:
-        try:
-            return float(json.loads(run_file.read_bytes())["created_at"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0.0
+    return [run_file.parent for run_file in sorted(run_files, key=lambda path: (_created_at(path), path))]
 
-    return [run_file.parent for run_file in sorted(run_files, key=lambda path: (created_at(path), path))]
+
+def _created_at(run_file: Path) -> float:
+    try:
+        return float(json.loads(run_file.read_bytes())["created_at"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0

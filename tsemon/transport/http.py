@@ -1,16 +1,18 @@
-"""The service's REST interface as a writer needs it: register, send frames, finish."""
+"""The service's REST interface as a writer needs it: register, send frames, say that it lives, finish."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
+import os
+import re
 import socket
+import ssl
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from tsemon.errors import InvalidArgument, ServerRefused, ServerUnreachable, TsemonError, UnknownAttempt, UnknownRun
 from tsemon.wire import API, RunState
@@ -25,7 +27,10 @@ class HttpDelivery:
 
     Goes straight to the host in `server_url`: it follows no redirect and reads no proxy from the environment. Each
     request may safely be sent twice, so one that dies on a connection the service has meanwhile closed is sent again at
-    once.
+    once. https always checks the certificate, with what the system trusts or the file that SSL_CERT_FILE names.
+
+    The token in TSEMON_TOKEN goes into a header of every request, and nowhere else: no error repeats it, even where the
+    other side does.
     """
 
     def __init__(self, server_url: str, timeout_s: float = 10.0) -> None:
@@ -48,7 +53,8 @@ class HttpDelivery:
             raise InvalidArgument(f"{expected}: only printable ASCII without spaces, other letters percent-encoded")
         if not timeout_s > 0:
             raise InvalidArgument(f"timeout_s must be above 0 seconds, got {timeout_s}")
-        self._is_https = parts.scheme == "https"
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._token = _token()
         self._prefix = parts.path.rstrip("/") + API
         self._timeout_s = timeout_s
         self._connection: http.client.HTTPConnection | None = None
@@ -65,6 +71,19 @@ class HttpDelivery:
     def send(self, run_id: str, body: bytes) -> dict[str, Any]:
         """Send a body of frames. Raises UnknownRun or UnknownAttempt when the service does not have the run now."""
         return self._request("POST", f"/runs/{quote(run_id, safe='')}/frames", body)
+
+    def beat(self, run_id: str, *, writer: str, attempt: int, step: int) -> dict[str, Any]:
+        """Say that the writer lives, and at which step."""
+        body = json.dumps({"writer": writer, "attempt": attempt, "step": step}).encode()
+        return self._request("POST", f"/runs/{quote(run_id, safe='')}/heartbeat", body)
+
+    def has_frames(self, project: str, run: str) -> bool:
+        """Whether the service has frames of a run of this name."""
+        reply = self._request("GET", "/runs?" + urlencode({"project": project, "run": run}))
+        try:
+            return any(found["num_frames"] for found in reply["runs"])
+        except (KeyError, TypeError) as error:
+            raise self._unreachable(f"answered with no list of runs: {reply}") from error
 
     def run(self, run_id: str) -> dict[str, Any]:
         """What the service knows of the run."""
@@ -97,6 +116,12 @@ class HttpDelivery:
                 if not was_kept_alive:
                     raise
                 status, headers, data = self._exchange(method, path, body)
+        except ssl.SSLCertVerificationError as error:
+            self.close()
+            raise self._unreachable(
+                f"shows a certificate that is not trusted ({error.verify_message}); where the authority is your own, "
+                "name the file of its certificate in SSL_CERT_FILE"
+            ) from error
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise self._unreachable(f"does not answer: {str(error) or type(error).__name__}") from error
@@ -106,9 +131,12 @@ class HttpDelivery:
         if self._is_aborted:
             raise ConnectionAbortedError("delivery was ended by this process")
         if self._connection is None:
-            kind = http.client.HTTPSConnection if self._is_https else http.client.HTTPConnection
-            self._connection = kind(self._host, self._port, timeout=self._timeout_s)
-        headers = {"Accept": "application/json"} | ({"Content-Type": "application/json"} if body is not None else {})
+            self._connection = self._connect()
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
         self._connection.request(method, self._prefix + path, body, headers)
         with self._connection.getresponse() as response:
             data = response.read(_MAX_REPLY_BYTES)
@@ -116,6 +144,11 @@ class HttpDelivery:
                 # More than any reply of the service: whatever speaks there, the rest is not read.
                 self.close()
             return response.status, response.headers, data
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._tls is None:
+            return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=self._tls)
 
     def _read_reply(self, status: int, headers: http.client.HTTPMessage, data: bytes, request: str) -> dict[str, Any]:
         try:
@@ -131,26 +164,38 @@ class HttpDelivery:
         text = f"{code}: {known.get('detail')}" if code else (http.client.responses.get(status) or "no reason given")
         if status >= 500 or status in _RETRY:
             error = self._unreachable(f"answered {request} with {status} ({text})")
-            error.retry_after_s = _retry_after_s(headers.get("Retry-After"))
+            error.retry_after_s = _retry_after_s(headers)
             raise error
         refusals: dict[str, type[TsemonError]] = {kind.code: kind for kind in (UnknownRun, UnknownAttempt)}
-        refused = refusals.get(str(code), ServerRefused)(f"{self.server_url} answered {request} with {status} ({text})")
+        refused = refusals.get(str(code), ServerRefused)(
+            self._without_token(f"{self.server_url} answered {request} with {status} ({text})")
+        )
         refused.status = status
         raise refused
 
     def _unreachable(self, what: str) -> ServerUnreachable:
-        return ServerUnreachable(f"the service at {self.server_url} {what}")
+        return ServerUnreachable(self._without_token(f"the service at {self.server_url} {what}"))
+
+    def _without_token(self, text: str) -> str:
+        return text.replace(self._token, "<token>") if self._token else text
 
 
-def _retry_after_s(value: str | None) -> float | None:
-    """Seconds from now, of either form that the header has."""
-    if value is None:
-        return None
+def _token() -> str:
+    token = os.environ.get("TSEMON_TOKEN", "").strip()
+    if not re.fullmatch(r"[!-~]*", token):
+        raise InvalidArgument(
+            "TSEMON_TOKEN is a token on one line, without spaces, as the service gave it; it is not shown"
+        )
+    return token
+
+
+def _retry_after_s(headers: http.client.HTTPMessage) -> float | None:
+    """Seconds from now, of either form that Retry-After has. A date is read by the clock of the service, not by ours."""
+    value = headers.get("Retry-After", "").strip()
+    if value.isdecimal():
+        return float(value)
     try:
-        return max(0.0, float(value)) if value.strip().isdigit() else _seconds_until(parsedate_to_datetime(value))
+        then, now = parsedate_to_datetime(value), parsedate_to_datetime(headers.get("Date", ""))
+        return max(0.0, (then - now).total_seconds())
     except (ValueError, TypeError):
         return None
-
-
-def _seconds_until(moment: datetime) -> float:
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

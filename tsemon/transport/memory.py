@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections import deque
 from collections.abc import Mapping
 from itertools import islice
@@ -47,8 +48,16 @@ class MemorySpool:
         return len(self._frames)
 
     @property
+    def has_frames(self) -> bool:
+        return bool(self._frames or self._num_gone)
+
+    @property
     def is_drained(self) -> bool:
         return not self._frames
+
+    def resume_at(self, step: int) -> None:
+        assert not self.has_frames
+        self.registration.update(resume_step=step, attempt_key=uuid.uuid4().hex)
 
     def append(self, payload: str) -> None:
         with self._mutex:

@@ -33,6 +33,8 @@ MakeFrame = Callable[[int], Frame]
 """Gets the frame's seq, waits for the device if it must, and returns the frame. Called on the exporter thread."""
 
 _MIN_DRAIN_S = 2.0
+_FAILURES_TO_KNOCK = 5
+"""Failures in a row after which one small request goes ahead of a batch, which may be 4 MiB."""
 _LAST_TRIES = 3
 """Tries at close before it is believed that nobody listens; with the pauses between them, about a second."""
 
@@ -53,7 +55,9 @@ class OutboxStats:
     """Samples that could not be made into a frame."""
     last_error: str | None
     connected: bool
-    """Did the service answer when last asked?"""
+    """Is the run registered, and did the service answer when last asked?"""
+    num_failures: int
+    """Tries in a row that failed. From 5 on, a small request is tried first, and frames only where it is answered."""
     spool_folder: Path | None
     """None while frames are kept in memory alone."""
 
@@ -63,6 +67,9 @@ class Outbox:
 
     `put`, `alerts`, `take_events`, `stats` and `close` are for the training process; none of them raises. Trouble is
     counted, and said once through `on_warning`, on whichever thread meets it. In a forked child all of them do nothing.
+
+    The run is registered with the first sample, or `heartbeat_s` after the start where that hides nothing: until then
+    `resume_at` may come.
     """
 
     def __init__(
@@ -74,7 +81,11 @@ class Outbox:
         max_waiting: int = 1024,
         first_retry_s: float = 0.5,
         max_retry_s: float = 30.0,
+        heartbeat_s: float = 30.0,
     ) -> None:
+        self.step = spool.registration.get("resume_step") or 0
+        """Optimizer steps done: where the training is. Its thread sets it, heartbeats tell it."""
+        self._first_step = self.step
         self._spool = spool
         self._overflow = MemorySpool(spool.registration, spool.writer)
         self._delivery = delivery
@@ -82,6 +93,7 @@ class Outbox:
         self._max_waiting = max_waiting
         self._first_retry_s = first_retry_s
         self._max_retry_s = max_retry_s
+        self._heartbeat_s = heartbeat_s
         self._random = random.Random()  # its own: the training run's random state is not ours to advance
         self._pid = os.getpid()
 
@@ -94,7 +106,8 @@ class Outbox:
 
         self._courier: Courier | None = None
         self._last_error: str | None = None
-        self._is_connected = False
+        self._num_failures = 0
+        self._beat_at = time.monotonic() + heartbeat_s
         self._has_adopted = False
         self._is_delivered = False
         self._said: set[str] = set()
@@ -114,11 +127,20 @@ class Outbox:
             self._courier = Courier(
                 delivery, spool.registration, spool.writer, on_reply=self._read_alerts, on_warning=self._warn_of_frame
             )
-            self._has_work.set()  # registers at once, so that the run is seen before its first sample
+            self._has_work.set()  # what an earlier attempt has left is delivered at once
             self._sender = threading.Thread(target=self._send, args=(self._courier,), name="tsemon-sender", daemon=True)
             self._sender.start()
 
     # -- the training thread
+
+    def resume_at(self, step: int) -> None:
+        """Say, before the first sample, that the training goes on from `step`."""
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        self.step = self._first_step = step
+        with self._contained("spool"):
+            self._spool.resume_at(step)
+        self._has_work.set()
 
     def put(self, make_frame: MakeFrame) -> bool:
         """Hand over a sample; it never waits. The oldest waiting sample goes when there are too many.
@@ -155,7 +177,8 @@ class Outbox:
             num_refused=courier.num_refused if courier else 0,
             num_failed_samples=self._num_failed_samples,
             last_error=self._last_error,
-            connected=self._is_connected,
+            connected=courier is not None and courier.is_registered and not self._num_failures,
+            num_failures=self._num_failures,
             spool_folder=None if self._write_again_at else spool.folder,
         )
 
@@ -239,63 +262,97 @@ class Outbox:
     # -- the sender thread
 
     def _send(self, courier: Courier) -> None:
-        num_failures, is_last = 0, False
+        num_tries, is_last = 0, False
         try:
             while not self._abandoned.is_set():
-                self._has_work.wait()
+                self._has_work.wait(max(0.0, self._beat_at - time.monotonic()))
                 self._has_work.clear()
                 if self._closing.is_set() and not is_last:
                     # Asked before sending: what is appended before the end is then sent, too.
-                    num_failures, is_last = 0, True
+                    num_tries, is_last = 0, True
                 try:
-                    self._send_all(courier)
+                    self._deliver(courier)
                     if is_last and not self._abandoned.is_set():
-                        courier.finish(self._end_state)
+                        if courier.is_registered:
+                            courier.finish(self._end_state)
                         self._is_delivered = True
                         return
-                    num_failures = 0
-                    self._is_connected = True
-                    self._said.discard("server")
+                    num_tries = 0
+                    self._note_success()
                 except Exception as error:
                     self._note_failure(error)
-                    num_failures += 1
-                    if is_last and num_failures >= _LAST_TRIES and self._may_leave(error):
+                    num_tries += 1
+                    if is_last and num_tries >= _LAST_TRIES and self._may_leave(error):
                         return
-                    self._pause(error, num_failures - 1, self._abandoned if is_last else self._closing)
+                    self._pause(error, num_tries - 1, self._abandoned if is_last else self._closing)
                     self._has_work.set()
         finally:
             if self._delivery is not None:
                 self._delivery.close()
 
-    def _send_all(self, courier: Courier) -> None:
+    def _deliver(self, courier: Courier) -> None:
+        if self._num_failures >= _FAILURES_TO_KNOCK:
+            courier.knock(self.step)
         self._adopt()
+        if not self._may_register(courier):
+            return
         courier.register()
         for spool in (self._spool, self._overflow):
             # In good times the overflow holds a frame only on its way to the disk.
             if spool is self._overflow and not self._write_again_at:
                 continue
             while not self._abandoned.is_set() and courier.send_next(spool):
-                self._is_connected = True
+                self._note_success()
+        if self._is_beat_due and not self._closing.is_set():
+            courier.beat(self.step)
+            self._put_off_beat()
+
+    def _may_register(self, courier: Courier) -> bool:
+        has_begun = self._next_seq > 0 or self.step != self._first_step
+        if courier.is_registered or has_begun or self._spool.registration.get("resume_step") is not None:
+            return True
+        if not self._is_beat_due and not self._closing.is_set():
+            return False
+        if courier.may_register(has_begun):
+            return True
+        self._put_off_beat()
+        return False
+
+    @property
+    def _is_beat_due(self) -> bool:
+        return time.monotonic() >= self._beat_at
+
+    def _put_off_beat(self) -> None:
+        # Jittered, so that a fleet that was started as one does not beat as one.
+        self._beat_at = time.monotonic() + self._heartbeat_s * self._random.uniform(0.8, 1.0)
 
     def _adopt(self) -> None:
         """Deliver what dead processes left of this run, before its new attempt gets its number."""
         if self._has_adopted or self._spool.folder is None or self._delivery is None:
             return
         for synced in deliver_leftovers(find_siblings(self._spool.folder), self._delivery, self._warn_of_frame):
+            if (
+                synced.num_damaged
+            ):  # told first: once what is behind the damage has arrived, nobody knows of it any more
+                self._warn(
+                    f"damaged {synced.folder}",
+                    f"{synced.folder} had {synced.num_damaged} damaged segments: what stood behind the damage is lost, "
+                    "the rest is delivered",
+                )
             if isinstance(synced.error, ServerUnreachable):
                 raise synced.error
             if synced.error is not None:
                 self._warn(f"adopt {synced.folder}", f"{synced.folder} is left for `tsemon sync`: {synced.error}")
-            if synced.num_damaged:
-                self._warn(
-                    "adopt", f"{synced.folder} had {synced.num_damaged} damaged segments; the rest was delivered"
-                )
         self._has_adopted = True
 
+    def _note_success(self) -> None:
+        self._num_failures = 0
+        self._said.discard("server")
+
     def _note_failure(self, error: Exception) -> None:
+        self._num_failures += 1
         is_ours = isinstance(error, TsemonError)
         self._last_error = str(error) if is_ours else f"delivery failed: {type(error).__name__}: {error}"
-        self._is_connected = False
         if isinstance(error, (UnknownRun, UnknownAttempt)):
             # Its alerts went with it.
             self._alerts, self._known_alerts = (), {}
@@ -319,6 +376,7 @@ class Outbox:
         until.wait(delay_s)
 
     def _read_alerts(self, reply: Mapping[str, Any]) -> None:
+        self._put_off_beat()
         try:
             alerts = tuple(Alert.from_json(alert) for alert in reply["alerts"])
             known = self._known_alerts

@@ -11,6 +11,11 @@ from tsemon.wire import Alert, Frame, RunState
 class SilentOutbox:
     """Sends nothing: rank 0 sends for the whole group, and alerts ride back to it alone."""
 
+    step = 0
+
+    def resume_at(self, step: int) -> None:
+        pass
+
     def put(self, make_frame: Callable[[int], Frame]) -> bool:
         return True
 
@@ -29,6 +34,7 @@ class SilentOutbox:
             num_failed_samples=0,
             last_error=None,
             connected=False,
+            num_failures=0,
             spool_folder=None,
         )
 

@@ -2,7 +2,7 @@
 
 One folder per writing process, `<root>/<project>/<run>/<attempt key>~<writer>/`:
 
-    run.json       the body of `POST /runs` and, besides, `writer` and `created_at`; never rewritten
+    run.json       the body of `POST /runs` and, besides, `writer` and `created_at`; as it is once there is a frame
     00000001.seg   records, oldest first: u32 length, u32 CRC-32 (both little-endian), then one frame as JSON text
     acked.json     up to where the service has confirmed, replaced atomically
     refused.jsonl  frames that the service will not take, with its reason
@@ -23,6 +23,7 @@ import os
 import struct
 import threading
 import time
+import uuid
 import weakref
 import zlib
 from collections.abc import Iterator, Mapping
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tsemon.errors import InvalidArgument, SpoolError, SpoolInUse
-from tsemon.transport.folders import quoted
+from tsemon.transport.folders import after_siblings, quoted
 from tsemon.wire import RunState
 
 _RECORD = struct.Struct("<II")
@@ -92,6 +93,8 @@ class Spool:
         self.registration: dict[str, Any]
         self.writer: str
         self.registration, self.writer, self._run_json = read_run(folder)
+        self.has_frames = False
+        """Was a frame ever appended?"""
         self.num_dropped = 0
         """Frames that were deleted unsent, because the spool was full or someone removed its files."""
         self.num_damaged = 0
@@ -128,13 +131,15 @@ class Spool:
                 "sending the registration again would start another attempt"
             )
         try:
-            run_json = json.dumps({**registration, "writer": writer, "created_at": time.time()}, allow_nan=False)
+            json.dumps({**registration, "writer": writer}, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"project, run, config, tags and blocks must be plain JSON: {error}") from error
         key = f"{quoted(registration['attempt_key'])}~{quoted(writer)}"
         folder = Path(root) / quoted(registration["project"]) / quoted(registration["run"]) / key
         with _telling("make", folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
+            created_at = after_siblings(folder, time.time())
+            run_json = json.dumps({**registration, "writer": writer, "created_at": created_at})
             folder.mkdir()
             lock = _lock(folder)
             try:
@@ -173,6 +178,17 @@ class Spool:
         """What `finish` was told; None for a writer that died before."""
         return read_end_state(self.folder)
 
+    def resume_at(self, step: int) -> None:
+        """Say, before the first frame, that the training goes on from `step`. That is another attempt.
+
+        Raises SpoolError when that cannot be written down; this process registers it all the same.
+        """
+        with self._mutex, _telling("write to", self.folder):
+            assert not self.has_frames
+            self.registration.update(resume_step=step, attempt_key=uuid.uuid4().hex)
+            self._run_json = json.dumps(json.loads(self._run_json) | self.registration)
+            _replace(self.folder / "run.json", self._run_json)
+
     def append(self, payload: str) -> None:
         """Keep one frame. Raises SpoolError, and has not kept it, when the folder or the disk does not take it."""
         data = payload.encode()
@@ -193,6 +209,7 @@ class Spool:
                 raise
             current.size_bytes += len(record)
             current.num_frames += 1
+            self.has_frames = True
             self._make_room()
 
     def next_batch(self, max_frames: int = 256, max_bytes: int = 4 * 2**20) -> Batch | None:
@@ -280,6 +297,7 @@ class Spool:
             ends = [end for _, end in parse_records(data)]
             self.num_damaged += (ends[-1] if ends else 0) != len(data)
             self._segments[number] = _Segment(len(data), len(ends))
+        self.has_frames = bool(self._segments) or self._acked > Position(1, 0, 0)
         known = self._segments.get(self._acked.segment)
         if known is None or known.num_frames < self._acked.num_before:
             self._acked = Position(self._acked.segment + (known is not None), 0, 0)

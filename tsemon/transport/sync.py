@@ -88,11 +88,12 @@ def _deliver(
     courier = Courier(delivery, spool.registration, spool.writer, on_warning=on_warning)
     try:
         if error is None:
-            courier.register()
-            while courier.send_next(spool):
-                pass
-            # No end.json: the writer was killed or crashed, and a run left "running" would never end.
-            courier.finish(spool.end_state or "failed")
+            if courier.may_register(spool.has_frames):
+                courier.register()
+                while courier.send_next(spool):
+                    pass
+                # No end.json: the writer was killed or crashed, and a run left "running" would never end.
+                courier.finish(spool.end_state or "failed")
             spool.discard()
     except TsemonError as reason:
         error = reason

@@ -151,7 +151,7 @@ class Heartbeat(Body):
     attempt: Annotated[int, Field(ge=1, le=2**31 - 1)]
     """The attempt, as the reply to the registration named it."""
     step: Count
-    """The optimizer step that the writer is at. It is not kept: a run's last step is that of its newest frame."""
+    """The optimizer step that the writer is at, sampled or not: the run's `process_step`."""
 
 
 BODIES: tuple[type[Body], ...] = (FramesBody, Registration, RunChange, Heartbeat)

@@ -310,7 +310,8 @@ def _runs() -> Select[Any]:
 
 def _run_fields(row: Row[Any]) -> dict[str, Any]:
     fields = {name: value for name, value in row._mapping.items() if name in Run.model_fields}
-    times = {"created_at": _utc(row.created_at), "updated_at": _utc(row.updated_at)}
+    stepped_at = None if row.stepped_at is None else _utc(row.stepped_at)
+    times = {"created_at": _utc(row.created_at), "updated_at": _utc(row.updated_at), "stepped_at": stepped_at}
     loss = row.loss if row.loss is not None and np.isfinite(row.loss) else None
     return fields | times | {"num_blocks": len(row.blocks), "loss": loss}
 

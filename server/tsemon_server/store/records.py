@@ -43,6 +43,10 @@ class Run(Record):
     """How many frames are stored, all attempts together."""
     loss: float | None
     """The last loss; null where there is none or it is not finite."""
+    process_step: int | None
+    """The step that the training process was last heard to be at, sampled or not; null before it was heard of."""
+    stepped_at: datetime | None
+    """When it was first heard to be there: it is stuck where this is long ago and `updated_at` is not."""
     open_alerts: int
     """How many alerts are pending or firing."""
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, bindparam, case, delete, func, insert, null, select, union_all, update
+from sqlalchemy import Connection, Row, Select, bindparam, case, delete, func, insert, null, select, union_all, update
 
 from tsemon.errors import UnknownRun
 from tsemon.wire import AlertState, Frame, RunState
@@ -25,11 +25,13 @@ _KEYS_PER_QUERY = 500  # below every engine's limit of parameters
 
 # Statements of the path that every frame takes. They are built once, because SQLAlchemy takes longer to build one than
 # to run it: 2.4 ms of CPU per body of one frame became 1.2 ms.
-_KNOWN = (
+_KNOWN: Select[Any] = (
     select(
         schema.run.c.attempt,
         schema.run.c.last_step,
         schema.run.c.loss,
+        schema.run.c.process_step,
+        schema.run.c.stepped_at,
         schema.attempt.c.hidden_from,
     )
     .join(schema.attempt, schema.attempt.c.run_id == schema.run.c.run_id)
@@ -63,7 +65,12 @@ _INSERT_FRAMES = insert(schema.frame)
 _NOTE_FRAMES = (
     update(schema.run)
     .where(schema.run.c.run_id == bindparam("which"))
-    .values(updated_at=bindparam("now"), num_frames=schema.run.c.num_frames + bindparam("num_added"))
+    .values(
+        updated_at=bindparam("now"),
+        num_frames=schema.run.c.num_frames + bindparam("num_added"),
+        process_step=bindparam("process_step"),
+        stepped_at=bindparam("stepped_at"),
+    )
 )
 _NOTE_NEWEST = _NOTE_FRAMES.values(
     last_attempt=bindparam("last_attempt"),
@@ -154,7 +161,8 @@ class Writer(Reader):
             )
         )
         self._end_alerts(run_id, start_step)
-        self._set_run(run_id, attempt=attempt, state="running", **_given(config=config, tags=tags))
+        process = {"process_step": None, "stepped_at": None}  # the new one has not been heard of
+        self._set_run(run_id, attempt=attempt, state="running", **process, **_given(config=config, tags=tags))
         self._find_newest(run_id)
         return Registration(run_id, attempt)
 
@@ -168,6 +176,12 @@ class Writer(Reader):
     ) -> None:
         """Set what is given, and note that the run was heard of."""
         self._set_run(run_id, **_given(state=state, tags=tags, config=config))
+
+    def hear_of(self, run_id: str, attempt: int, step: int) -> None:
+        """Note that the run's process is alive, and at which step. That of an older attempt says nothing of the run."""
+        known = self._known(run_id, attempt)
+        if attempt == known.attempt:
+            self._set_run(run_id, **self._process(known, step))
 
     def delete_run(self, run_id: str) -> None:
         """Forget a run with all its frames and alerts; `Store.purge` removes the frames."""
@@ -252,15 +266,14 @@ class Writer(Reader):
 
     def add_frames(self, run_id: str, attempt: int, writer: str, frames: Sequence[Frame]) -> Added:
         """Store the frames that are not stored yet."""
-        known = self._connection.execute(_KNOWN, {"run_id": run_id, "attempt": attempt}).one_or_none()
-        if known is None:
-            raise UnknownRun(f"no run has the id {run_id!r}; it may have been deleted, POST /api/v1/runs registers it")
+        known = self._known(run_id, attempt)
         stored = self._stored_seqs(run_id, attempt, writer, [frame.seq for frame in frames])
         new = {frame.seq: frame for frame in reversed(frames) if frame.seq not in stored}
         added = sorted(new.values(), key=lambda frame: frame.seq)
         if added:
             self._insert_frames(run_id, attempt, writer, added)
-        noted = {"which": run_id, "now": self._now, "num_added": len(added)}
+        reached = max((frame.step for frame in added), default=None) if attempt == known.attempt else None
+        noted = {"which": run_id, "now": self._now, "num_added": len(added), **self._process(known, reached)}
         newest = max(
             (frame for frame in added if frame.step < known.hidden_from),
             key=lambda frame: (frame.step, frame.seq),
@@ -274,6 +287,18 @@ class Writer(Reader):
                 _NOTE_NEWEST, noted | place | {"last_loss": newest.scalars.get("loss", known.loss)}
             )
         return Added(added, attempt == known.attempt)
+
+    def _known(self, run_id: str, attempt: int) -> Row[Any]:
+        known = self._connection.execute(_KNOWN, {"run_id": run_id, "attempt": attempt}).one_or_none()
+        if known is None:
+            raise UnknownRun(f"no run has the id {run_id!r}; it may have been deleted, POST /api/v1/runs registers it")
+        return known
+
+    def _process(self, known: Row[Any], step: int | None) -> dict[str, Any]:
+        """Where the process is, and since when: it moves with a step that is larger than those before."""
+        if step is not None and (known.process_step is None or step > known.process_step):
+            return {"process_step": step, "stepped_at": self._now}
+        return {"process_step": known.process_step, "stepped_at": known.stepped_at}
 
     def _stored_seqs(self, run_id: str, attempt: int, writer: str, seqs: Sequence[int]) -> set[int]:
         stream, found = Stream(run_id, attempt, writer), set[int]()

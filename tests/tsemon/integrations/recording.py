@@ -13,6 +13,7 @@ VALUES_OF_THE_MOMENT = {"overhead_ratio", "contained_faults"}
 class Recording(NamedTuple):
     frames: list[dict[str, Any]]
     state: str | None
+    resume_step: int | None
 
     @property
     def steps(self):
@@ -36,9 +37,9 @@ def recorded(folder):
     while (batch := spool.next_batch()) is not None:
         frames += [json.loads(frame) for frame in batch.frames]
         spool.acknowledge(batch.ends[-1])
-    state = spool.end_state
+    state, resume_step = spool.end_state, spool.registration["resume_step"]
     spool.close()
-    return Recording(frames, state)
+    return Recording(frames, state, resume_step)
 
 
 def ids(num_samples, num_tokens=12):

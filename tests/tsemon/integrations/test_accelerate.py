@@ -73,6 +73,26 @@ class TestAttach:
         train(tmp_path, resume=40, every=4)
         assert recorded(tmp_path).steps == [40, 44]
 
+    def test_goes_on_counting_where_accelerate_saved_its_state(self, tmp_path):
+        def prepared(folder):
+            accelerator, model = Accelerator(cpu=True), zoo.gpt2()[0].train()
+            model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+            monitor = attach(accelerator, model, optimizer, run="r", every=1, spool_dir=tmp_path / folder)
+            accelerator.register_for_checkpointing(monitor)
+            return accelerator, monitor
+
+        accelerator, monitor = prepared("first")
+        for _ in range(3):
+            monitor.step()
+        accelerator.save_state(tmp_path / "state")
+        monitor.close()
+        accelerator, monitor = prepared("second")
+        accelerator.load_state(tmp_path / "state")
+        monitor.step()
+        monitor.close()
+        second = recorded(tmp_path / "second")
+        assert (second.steps, second.resume_step) == ([3], 3)
+
     def test_raises_where_no_blocks_are_found(self):
         with pytest.raises(NoBlocksFound, match=r"in Linear.*Name the blocks: attach\(\.\.\., blocks="):
             attach(Accelerator(cpu=True), torch.nn.Linear(2, 2), run="r")

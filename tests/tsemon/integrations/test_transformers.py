@@ -136,8 +136,9 @@ class TestATrainingThatGoesOnFromACheckpoint:
         trainer = train(callback(tmp_path / "first"), save_strategy="steps", save_steps=4)
         checkpoint = f"{trainer.args.output_dir}/checkpoint-4"
         trainer = train(callback(tmp_path / "second"), resume=checkpoint)
-        assert recorded(tmp_path / "first").steps == [0, 1, 2, 3, 4, 5]
-        assert recorded(tmp_path / "second").steps == [4, 5]
+        first, second = recorded(tmp_path / "first"), recorded(tmp_path / "second")
+        assert (first.steps, first.resume_step) == ([0, 1, 2, 3, 4, 5], None)
+        assert (second.steps, second.resume_step) == ([4, 5], 4)
 
     def test_may_be_watched_from_there_only(self, train, tmp_path):
         trainer = train(save_strategy="steps", save_steps=4)

@@ -313,6 +313,22 @@ def errors_of_attach(rank, size, folder):
     return texts
 
 
+def checkpoint(rank, size, folder):
+    """A step that all ranks go on from; before that, what each is told where rank 1 has another state."""
+    model = language_model()
+    optimizer, texts = adamw(model.parameters()), []
+    with attached(model, optimizer, folder) as monitor:
+        state = monitor.state_dict() | {"step": 5}
+        for wrong in (state | {"step": 6}, "no state"):
+            try:
+                monitor.load_state_dict(wrong if rank == 1 else state)
+            except TsemonError as error:
+                texts.append(str(error))
+        monitor.load_state_dict(state)
+        train(model, optimizer, monitor, rank, size, steps=2)
+    return texts
+
+
 def cadence(rank, size, folder):
     """Ranks of very different speed, no agreed interval: which steps each of them samples."""
     model = language_model()
@@ -368,6 +384,7 @@ OF_TWO = (
     trouble_in_one_rank,
     failing_collective,
     errors_of_attach,
+    checkpoint,
     cadence,
     part_of_a_mesh,
 )

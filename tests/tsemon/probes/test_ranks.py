@@ -238,6 +238,12 @@ class TestRanks:
         given = [frame["scalars"].get("late") for frame in two.frames("trouble_in_one_rank")]
         assert given[-1] == 3.0
 
+    def test_go_on_together_from_a_checkpoint(self, two):
+        assert [frame["step"] for frame in two.frames("checkpoint")] == [5, 6]
+        for texts in two.of("checkpoint"):
+            assert "resume=) is the same on all ranks of process_group" in texts[0]
+            assert "load_state_dict() takes what state_dict() of a monitor returned, got str" in texts[1]
+
     @pytest.mark.parametrize(
         ("wrong", "text"),
         [

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections import deque
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -25,6 +26,11 @@ class Peer:
         self.bodies = []
         self.faults = deque()
         self.faults_of_register = deque()
+        self.faults_of_beats = deque()
+        self.faults_of_reads = deque()
+        self.beats = []
+        self.headers = []
+        self.date = None
         self.is_refused = lambda _frame: False
         self.refuse_with = (422, {"error": "invalid_frame", "detail": "a frame of this kind is not taken"}, {})
         self.alerts = []
@@ -32,9 +38,9 @@ class Peer:
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
-    def start(self, port=0):
+    def start(self, port=0, tls=None):
         peer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -45,6 +51,9 @@ class Peer:
                 peer.handle(self)
 
             do_GET = do_POST = do_PATCH = handle_any
+
+            def date_time_string(self, timestamp=None):
+                return peer.date or super().date_time_string(timestamp)
 
             def log_message(self, *args):
                 pass
@@ -65,6 +74,9 @@ class Peer:
 
         self.server = Server(("127.0.0.1", port), Handler)
         self.port = self.server.server_address[1]
+        self.scheme = "http"
+        if tls is not None:
+            self.server.socket, self.scheme = tls.wrap_socket(self.server.socket, server_side=True), "https"
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
         self.thread.start()
         return self
@@ -93,14 +105,14 @@ class Peer:
 
     def handle(self, handler):
         body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
-        path = handler.path.removeprefix("/api/v1").split("/")[1:]
+        path = urlsplit(handler.path).path.removeprefix("/api/v1").split("/")[1:]
         with self.changed:
             self.requests.append(f"{handler.command} {handler.path}")
             self.bodies.append(body)
-            is_frames = path[-1] == "frames"
-            faults = self.faults if is_frames else self.faults_of_register if handler.command == "POST" else ()
+            self.headers.append(dict(handler.headers))
+            faults = self.faults_for(handler.command, path[-1])
             fault = faults.popleft() if faults else None
-            answer = fault if isinstance(fault, tuple) else self.answer(handler.command, path, body)
+            answer = fault if isinstance(fault, tuple) else self.answer(handler, path, body)
             self.changed.notify_all()
         if fault == "hang":
             self.released.wait(20)
@@ -115,13 +127,26 @@ class Peer:
         handler.end_headers()
         handler.wfile.write(data)
 
-    def answer(self, method, path, body):
-        sent = json.loads(body) if body else None
+    def faults_for(self, method, route):
+        if method != "POST":
+            return self.faults_of_reads if route == "runs" else ()
+        return {"frames": self.faults, "heartbeat": self.faults_of_beats}.get(route, self.faults_of_register)
+
+    def answer(self, handler, path, body):
+        method, sent = handler.command, json.loads(body) if body else None
         if method == "POST" and path == ["runs"]:
             return 200, self.register(sent), {}
+        if path == ["runs"]:
+            asked = {name: values[-1] for name, values in parse_qs(urlsplit(handler.path).query).items()}
+            run_id = f"{asked['project']}/{asked['run']}"
+            found = [{"run_id": run_id, "num_frames": len(self.seqs(run_id))}] if run_id in self.runs else []
+            return 200, {"runs": found, "next_cursor": None}, {}
         run = self.runs.get(path[1].replace("%2F", "/"))
         if run is None:
             return 404, {"error": "unknown_run", "detail": "no such run"}, {}
+        if path[-1] == "heartbeat":
+            self.beats.append((sent["writer"], sent["attempt"], sent["step"]))
+            return 200, {"alerts": self.alerts}, {}
         if method == "POST":
             return self.store(run, sent)
         if method == "PATCH":
@@ -134,6 +159,7 @@ class Peer:
         run["state"] = "running"
         if sent["attempt_key"] not in run["attempts"]:
             run["attempts"].append(sent["attempt_key"])
+            run.setdefault("resumed", []).append(sent["resume_step"])
         return {"run_id": run_id, "attempt": run["attempts"].index(sent["attempt_key"]) + 1}
 
     def store(self, run, sent):

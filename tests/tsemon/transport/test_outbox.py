@@ -4,12 +4,14 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 
 import psutil
 import pytest
 
 from tsemon.errors import SpoolError
 from tsemon.transport import HttpDelivery, MemorySpool, Outbox, Spool, find_spools, sync
+from tsemon.wire import Frame
 
 
 @pytest.fixture
@@ -69,9 +71,19 @@ class TestOutbox:
             outbox.close(20)
             assert not held()
 
-    def test_registers_before_the_first_sample(self, peer, open_outbox):
-        open_outbox(peer.url)
-        peer.wait_until(lambda: "default/gpt" in peer.runs)
+    def test_registers_the_run_with_its_first_sample(self, peer, open_outbox, sample):
+        outbox = open_outbox(peer.url)
+        assert not outbox.stats().connected
+        outbox.put(sample(0))
+        peer.wait_until(lambda: peer.seqs() == [0])
+        assert peer.requests[0] == "POST /api/v1/runs"
+        assert outbox.stats().connected
+
+    def test_registers_a_run_that_is_closed_without_a_sample(self, peer, tmp_path, open_outbox):
+        outbox = open_outbox(peer.url)
+        outbox.close(20)
+        assert peer.state() == "finished"
+        assert find_spools(tmp_path) == []
 
     def test_keeps_all_in_the_folder_without_a_server(self, tmp_path, open_outbox, sample):
         outbox = open_outbox()
@@ -230,8 +242,185 @@ class TestAServiceOnABadDay:
         assert [text for text in outbox.warnings if "gone with its database" in text]
 
 
+class TestHeartbeats:
+    def test_tell_the_step_while_there_is_no_frame(self, peer, open_outbox, sample):
+        outbox = open_outbox(peer.url, heartbeat_s=0.02)
+        outbox.put(sample(0))
+        peer.wait_until(lambda: peer.seqs() == [0])
+        for step in (1, 700):
+            outbox.step = step
+            peer.wait_until(lambda step=step: ("rank0", 1, step) in peer.beats)
+        num_beats = len(peer.beats)
+        # Stuck: the same step again and again.
+        peer.wait_until(lambda: peer.beats[num_beats:].count(("rank0", 1, 700)) >= 3)
+        outbox.close(20)
+        assert outbox.warnings == []
+
+    def test_are_not_sent_while_frames_are(self, peer, open_outbox, sample):
+        outbox = open_outbox(peer.url, heartbeat_s=1000)
+        for step in range(3):
+            outbox.put(sample(step))
+            peer.wait_until(lambda step=step: len(peer.frames) == step + 1)
+            outbox._has_work.set()
+            while outbox._has_work.is_set():  # until it is done with that frame
+                threading.Event().wait(0.001)
+        outbox.close(20)
+        assert peer.beats == []
+
+    def test_make_a_run_known_whose_first_step_takes_long(self, peer, open_outbox):
+        outbox = open_outbox(peer.url, heartbeat_s=0.02)
+        peer.wait_until(lambda: ("rank0", 1, 0) in peer.beats)
+        assert outbox.stats().connected
+
+    def test_hide_nothing_before_the_first_step(self, peer, open_outbox, registration, sample):
+        first = open_outbox(peer.url)
+        first.put(sample(0))
+        first.close(20)
+        num_requests = len(peer.requests)
+        outbox = open_outbox(peer.url, key="key-2", heartbeat_s=0.02)
+        peer.wait_until(lambda: len(peer.requests) >= num_requests + 3)
+        assert set(peer.requests[num_requests:]) == {LOOK}
+        assert peer.runs["default/gpt"]["attempts"] == ["key-1"]
+        outbox.step = 1  # its first step is done, whether or not that could be measured
+        peer.wait_until(lambda: ("rank0", 2, 1) in peer.beats)
+
+    def test_bring_alerts(self, peer, open_outbox, sample):
+        outbox = open_outbox(peer.url, heartbeat_s=0.02)
+        outbox.put(sample(0))
+        peer.wait_until(lambda: peer.seqs() == [0])
+        peer.alerts = [alert("a", "firing")]
+        while not (events := outbox.take_events()):
+            threading.Event().wait(0.001)
+        assert [(event.alert_id, event.state) for event in events] == [("a", "firing")]
+
+    def test_tell_a_service_that_lost_its_database_of_the_run(self, peer, open_outbox, sample):
+        outbox = open_outbox(peer.url, heartbeat_s=0.02)
+        outbox.put(sample(0))
+        peer.wait_until(lambda: peer.seqs() == [0])
+        with peer.changed:
+            peer.runs.clear()
+            peer.beats.clear()
+        peer.wait_until(lambda: ("rank0", 1, 0) in peer.beats)
+        assert [text for text in outbox.warnings if "gone with its database" in text]
+
+    def test_that_are_refused_hold_up_no_frame(self, peer, open_outbox, sample):
+        outbox = open_outbox(peer.url, heartbeat_s=0.02)
+        outbox.put(sample(0))
+        peer.wait_until(lambda: peer.seqs() == [0])
+        peer.faults_of_beats.extend([(422, {"error": "invalid_argument", "detail": "step"}, {})] * 1000)
+        while not outbox.warnings:
+            threading.Event().wait(0.001)
+        outbox.put(sample(1))
+        peer.wait_until(lambda: peer.seqs() == [0, 1])
+        assert "a heartbeat was refused" in outbox.warnings[0]
+
+
+FRAMES = "POST /api/v1/runs/default%2Fgpt/frames"
+BEAT = "POST /api/v1/runs/default%2Fgpt/heartbeat"
+LOOK = "GET /api/v1/runs?project=default&run=gpt"
+BUSY = (503, {"error": "store_unavailable", "detail": ""}, {})
+
+
+class TestAServiceThatIsDownForLong:
+    def test_gets_no_batch_until_a_small_request_was_answered(self, peer, open_outbox, sample):
+        outbox = open_outbox(peer.url, heartbeat_s=1000)
+        outbox.put(sample(0))
+        peer.wait_until(lambda: peer.seqs() == [0])
+        with peer.changed:
+            peer.requests.clear()
+            peer.faults.extend([BUSY] * 5)
+            peer.faults_of_beats.extend([BUSY] * 1000)
+        outbox.put(sample(1))
+        peer.wait_until(lambda: len(peer.requests) == 5 + 4)
+        assert outbox.stats().num_failures >= 8
+        assert not outbox.stats().connected
+        with peer.changed:
+            peer.faults_of_beats.clear()
+        peer.wait_until(lambda: peer.seqs() == [0, 1])
+        num_beats = peer.requests.count(BEAT)
+        assert peer.requests == [FRAMES] * 5 + [BEAT] * num_beats + [FRAMES]
+        while outbox.stats().num_failures:
+            threading.Event().wait(0.001)
+        assert outbox.stats().connected
+        outbox.put(sample(2))
+        peer.wait_until(lambda: peer.seqs() == [0, 1, 2])
+        assert peer.requests[-1] == FRAMES
+        assert peer.requests.count(BEAT) == num_beats
+
+    def test_does_not_get_what_an_earlier_attempt_left_either(self, peer, tmp_path, open_outbox, registration, sample):
+        left = Spool.create(tmp_path, registration("old"), "rank0")
+        left.append(sample(0)(0).to_json())
+        left.close()
+        peer.faults.extend([BUSY] * 5)
+        peer.faults_of_reads.extend([BUSY] * 3)
+        open_outbox(peer.url, key="new", heartbeat_s=1000)
+        peer.wait_until(lambda: peer.seqs() == [0])
+        asked = [request for request in peer.requests if request in (FRAMES, LOOK)]
+        assert asked[:10] == [FRAMES] * 5 + [LOOK] * 4 + [FRAMES]
+
+    def test_is_left_alone_for_as_long_as_it_asks(self, peer, open_outbox, sample, monkeypatch):
+        outbox = open_outbox(peer.url, heartbeat_s=1000, max_retry_s=1.0)
+        pauses = []
+        monkeypatch.setattr(outbox._closing, "wait", pauses.append)
+        outbox.put(sample(0))
+        peer.wait_until(lambda: peer.seqs() == [0])
+        with peer.changed:
+            peer.faults.extend([BUSY] * 5)
+            peer.faults_of_beats.append((503, {}, {"Retry-After": "7"}))
+        outbox.put(sample(1))
+        peer.wait_until(lambda: peer.seqs() == [0, 1])
+        assert pauses[5:] == [7.0]
+        assert max(pauses[:5]) <= 1.0
+
+
+class TestResuming:
+    def test_registers_at_once_from_where_it_goes_on(self, peer, open_outbox, sample):
+        outbox = open_outbox(peer.url)
+        outbox.resume_at(700)
+        peer.wait_until(lambda: peer.runs.get("default/gpt", {}).get("resumed") == [700])
+        outbox.put(sample(700))
+        outbox.close(20)
+        assert peer.runs["default/gpt"]["resumed"] == [700]
+        assert peer.seqs() == [0]
+
+    def test_is_another_attempt_where_the_run_is_registered_already(self, peer, open_outbox, sample):
+        outbox = open_outbox(peer.url, heartbeat_s=0.02)
+        peer.wait_until(lambda: peer.beats)
+        outbox.resume_at(700)
+        peer.wait_until(lambda: ("rank0", 2, 700) in peer.beats)
+        outbox.put(sample(700))
+        outbox.close(20)
+        assert peer.runs["default/gpt"]["resumed"] == [None, 700]
+        assert [(attempt, frame["step"]) for (_, attempt, _, _), frame in peer.frames.items()] == [(2, 700)]
+
+    def test_is_kept_for_who_sends_the_spool(self, peer, tmp_path, open_outbox, sample):
+        outbox = open_outbox()
+        outbox.resume_at(700)
+        outbox.put(sample(700))
+        outbox.close(20)
+        sync(tmp_path, peer.url)
+        assert peer.runs["default/gpt"]["resumed"] == [700]
+
+    def test_goes_through_memory_where_there_is_no_folder(self, peer, open_outbox, registration, sample):
+        outbox = open_outbox(peer.url, spool=MemorySpool(registration(), "rank0"))
+        outbox.resume_at(700)
+        outbox.put(sample(700))
+        outbox.close(20)
+        assert peer.runs["default/gpt"]["resumed"] == [700]
+        assert peer.seqs() == [0]
+
+    def test_is_never_preceded_by_what_would_hide_the_run(self, peer, open_outbox, sample):
+        first = open_outbox(peer.url)
+        first.put(sample(0))
+        first.close(20)
+        second = open_outbox(peer.url, key="key-2")  # fails before it has loaded its checkpoint
+        second.close(20, "failed")
+        assert peer.runs["default/gpt"]["attempts"] == ["key-1"]
+        assert second.stats().spool_folder.exists() is False
+
+
 class LastTries(HttpDelivery):
-    """Counts the registrations that are tried once the outbox closes, and calls `before_try` with the count."""
+    """Counts the requests that are tried once the outbox closes, and calls `before_try` with the count."""
 
     outbox = None
     num = 0
@@ -239,11 +428,11 @@ class LastTries(HttpDelivery):
     def before_try(self, num):
         pass
 
-    def register(self, body):
+    def _request(self, *arguments):
         if self.outbox is not None and self.outbox._closing.is_set():
             self.num += 1
             self.before_try(self.num)
-        return super().register(body)
+        return super()._request(*arguments)
 
 
 class TestClosing:
@@ -390,6 +579,22 @@ class TestAFolderThatFails:
         assert "1 frames were in memory alone, could not be delivered, and are lost" in outbox.warnings
 
 
+class TestAClockThatIsSetBack:
+    def test_loses_and_reorders_nothing(self, peer, open_outbox, monkeypatch):
+        now = [5000.0]
+        monkeypatch.setattr(time, "time", lambda: now[0])
+        outbox = open_outbox(peer.url)
+        peer.faults.append(BUSY)
+        for step in range(6):
+            now[0] = 5000.0 + step - 4000 * (step >= 3)
+            outbox.put(lambda seq, step=step, at=now[0]: Frame(seq=seq, step=step, time=at))
+        outbox.close(20)
+        frames = [frame for _, frame in sorted(peer.frames.items())]
+        assert [(frame["step"], frame["time"]) for frame in frames] == [
+            (step, at) for step, at in enumerate([5000.0, 5001.0, 5002.0, 1003.0, 1004.0, 1005.0])
+        ]
+
+
 class TestMemorySpool:
     def test_drops_the_oldest_frames_beyond_either_bound(self, registration):
         spool = MemorySpool(registration(), "rank0", max_frames=3, max_bytes=100)
@@ -474,6 +679,33 @@ class TestLeftovers:
         outbox.close(20)
         assert peer.seqs() == [0]
         assert [text for text in outbox.warnings if "is damaged" in text]
+
+    def test_that_are_damaged_are_each_told(self, peer, tmp_path, open_outbox, registration, sample):
+        folders = [self.leave(tmp_path, registration, sample, key, 3) for key in "ab"]
+        for folder in folders:
+            (segment,) = folder.glob("*.seg")
+            segment.write_bytes(segment.read_bytes()[:-1])
+        peer.faults.append(BUSY)
+        outbox = open_outbox(peer.url, key="new")
+        outbox.put(sample(0))
+        outbox.close(20)
+        assert len(peer.frames) == 2 + 2 + 1
+        for folder in folders:
+            assert [text for text in outbox.warnings if text.startswith(f"{folder} had 1 damaged segments: what stood")]
+
+    def test_that_are_damaged_are_told_by_sync(self, peer, tmp_path, registration, sample):
+        (segment,) = self.leave(tmp_path, registration, sample, "a", 3).glob("*.seg")
+        segment.write_bytes(segment.read_bytes()[:-1])
+        (synced,) = sync(tmp_path, peer.url)
+        assert str(synced) == ("default/gpt: 2 frames sent, 1 damaged segments, what stood behind the damage is lost")
+
+    def test_without_a_frame_hide_nothing(self, peer, tmp_path, registration, sample):
+        self.leave(tmp_path, registration, sample, "a", 1)
+        sync(tmp_path, peer.url)
+        self.leave(tmp_path, registration, sample, "b", 0)
+        sync(tmp_path, peer.url)
+        assert peer.runs["default/gpt"]["attempts"] == ["a"]
+        assert find_spools(tmp_path) == []
 
     def test_are_synced_oldest_first_with_the_state_they_ended_in(self, peer, tmp_path, registration, sample):
         folders = [

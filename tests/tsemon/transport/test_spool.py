@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,28 @@ class TestSpool:
         spool.close()
         Spool.open(spool.folder).close()
 
+    def test_says_where_the_training_goes_on_as_another_attempt(self, spool):
+        spool.resume_at(700)
+        assert (spool.registration["resume_step"], spool.registration["attempt_key"] != "key-1") == (700, True)
+        spool.append("a")
+        spool.close()
+        again = Spool.open(spool.folder)
+        assert again.registration == spool.registration
+        assert again.writer == "rank0"
+        assert unsent(again) == ["a"]
+        again.close()
+
+    def test_knows_whether_it_ever_had_a_frame(self, spool):
+        assert not spool.has_frames
+        for frame in ("a" * 60, "b" * 60):
+            spool.append(frame)
+        assert spool.has_frames
+        unsent(spool)
+        spool.close()
+        again = Spool.open(spool.folder)
+        assert (again.has_frames, again.num_unsent) == (True, 0)
+        again.close()
+
     def test_needs_a_writer_of_its_own(self, tmp_path):
         for writer in ("rank0", "rank1"):
             Spool.create(tmp_path, REGISTRATION, writer).close()
@@ -154,6 +177,16 @@ class TestSpool:
         with pytest.raises(InvalidArgument, match=text):
             Spool.create(tmp_path, {**REGISTRATION, **change}, "rank0")
         assert list(tmp_path.iterdir()) == []
+
+    def test_are_listed_in_their_order_though_the_clock_was_set_back(self, tmp_path, monkeypatch):
+        made = []
+        for key, now in (("b", 2000.0), ("c", 1000.0), ("a", 1000.0)):
+            monkeypatch.setattr(time, "time", lambda now=now: now)
+            spool = Spool.create(tmp_path, REGISTRATION | {"attempt_key": key}, "rank0")
+            made.append(spool.folder)
+            spool.close()
+        assert find_spools(tmp_path) == made
+        assert find_siblings(made[1]) == [made[0], made[2]]
 
     def test_lists_spools_by_age(self, tmp_path):
         folders = []
