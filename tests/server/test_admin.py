@@ -17,16 +17,20 @@ from typer.testing import CliRunner
 from tests.server.conftest import loss_frame
 from tests.server.test_settling import frames_of_a_long_run
 from tsemon.cli import app
-from tsemon.errors import InvalidArgument, StoreError
+from tsemon.errors import InvalidArgument, MissingPackage, StoreError
 from tsemon_server.durations import seconds_of, written_out
-from tsemon_server.store import Retention, Store
+from tsemon_server.store import Retention, Store, schema
 from tsemon_server.store.engine import MIGRATIONS
 
 
 def admin_of(path):
+    return admin_of_url(f"sqlite:///{path}")
+
+
+def admin_of_url(url):
     """Runs a command on this database: its exit code and what it prints. Errors are raised."""
 
-    def run(*arguments, database=f"sqlite:///{path}"):
+    def run(*arguments, database=url):
         done = CliRunner().invoke(app, ["admin", *arguments, "--database", database])
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
@@ -35,11 +39,9 @@ def admin_of(path):
     return run
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory):
-    """A database with two attempts of one run, the first long enough for a block."""
-    path = tmp_path_factory.mktemp("admin") / "tsemon.db"
-    store = Store(f"sqlite:///{path}")
+def fill(url):
+    """Store two attempts of one run, the first long enough for a block."""
+    store = Store(url)
     options = {"blocks": ["0", "1"], "config": None, "tags": None, "attempt_key": None}
     with store.write() as writer:
         run_id = writer.register("p", "r", resume_step=None, **options).run_id
@@ -49,6 +51,12 @@ def template(tmp_path_factory):
         writer.add_frames(run_id, 2, "w", [loss_frame(3000 + step, seq=step) for step in range(800)])
     store.settle()
     store.close()
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    path = tmp_path_factory.mktemp("admin") / "tsemon.db"
+    fill(f"sqlite:///{path}")
     return path
 
 
@@ -114,6 +122,18 @@ def change(path, statement):
 
 
 ONE = "(SELECT min(rowid) FROM chunk WHERE metric = 'loss' AND writer = 'w')"
+
+
+def contents_of(database):
+    """The same of a database of any engine, in an order of its own."""
+    tables = [table for table in schema.metadata.tables if table != "lease"]
+    return {
+        table: sorted(str([bytes(v) if isinstance(v, memoryview) else v for v in row]) for row in rows)
+        for table in tables
+        if (rows := database.execute(f"SELECT * FROM {table}")) is not None
+    }
+
+
 DAMAGE = {
     "samples": (f"UPDATE chunk SET samples = zeroblob(length(samples)) WHERE rowid = {ONE}", "its samples are damaged"),
     "fine rollup": (f"UPDATE chunk SET fine = substr(fine, 1, 40) WHERE rowid = {ONE}", "its fine rollup is damaged"),
@@ -343,3 +363,52 @@ class TestADatabaseOfAnotherVersion:
         change(copied, "UPDATE alembic_version SET version_num = '0001'")
         with pytest.raises(StoreError, match="revision 0001; `tsemon serve` of this version brings an older one"):
             admin(name)
+
+
+class TestOnPostgresql:
+    """What it does in another way than on SQLite."""
+
+    @pytest.fixture
+    def admin(self, postgresql):
+        return admin_of_url(postgresql.url)
+
+    @pytest.fixture
+    def filled(self, postgresql):
+        fill(postgresql.url)
+        return postgresql
+
+    @pytest.fixture
+    def empty(self, postgresql_server):
+        database = postgresql_server.new_database()
+        yield database
+        postgresql_server.drop(database)
+
+    def test_check_finds_damage(self, admin, filled):
+        code, shown = admin("check")
+        assert (code, "all is whole" in shown) == (0, True), shown
+        filled.execute("UPDATE chunk SET samples = 'x' WHERE metric = 'loss' AND writer = 'w' AND number = 1")
+        code, shown = admin("check")
+        assert (code, shown.count("its samples are damaged")) == (1, 1)
+
+    def test_a_backup_holds_what_the_database_held(self, admin, filled, empty, tmp_path):
+        admin("backup", str(tmp_path / "saved"))
+        restore = ("restore", str(tmp_path / "saved"))
+        with pytest.raises(InvalidArgument, match="without runs, got one with 1"):
+            admin(*restore)
+        before = contents_of(filled)
+        filled.execute("DELETE FROM chunk")
+        admin(*restore, "--force")
+        admin(*restore, database=empty.url)
+        assert contents_of(filled) == contents_of(empty) == before
+
+    def test_a_file_that_is_no_backup_changes_nothing(self, admin, filled, tmp_path):
+        before = contents_of(filled)
+        (tmp_path / "saved").write_text("my diary, page one. " * 100)
+        with pytest.raises(StoreError, match="pg_restore failed"):
+            admin("restore", str(tmp_path / "saved"), "--force")
+        assert contents_of(filled) == before
+
+    def test_a_backup_tells_which_program_it_lacks(self, admin, filled, tmp_path, monkeypatch):
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(MissingPackage, match="needs the program pg_dump"):
+            admin("backup", str(tmp_path / "saved"))
