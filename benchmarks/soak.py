@@ -5,8 +5,7 @@ its own. The resident memory of each process is read every few seconds (Linux).
 
     python benchmarks/soak.py [--minutes 10] [--runs 20] [--rate 5] [--trainers 4] [--database URL]
 
-`--database` names an empty database; without it a new SQLite file is used, and deleted at the end. The first fifth of the
-time is for warming up.
+`--database` names an empty database; without it a new SQLite file is used, and deleted at the end.
 """
 
 from __future__ import annotations
@@ -148,13 +147,13 @@ def resident_mib(pid: int) -> float:
 
 
 def print_memory(samples: dict[str, list[tuple[float, float]]], seconds: float) -> None:
-    print(
-        "| process | after warming up, MiB | at the end, MiB | largest, MiB | slope, MiB an hour |\n|---|---|---|---|---|"
-    )
-    for name, all_of_it in samples.items():
-        warm = [(at, mib) for at, mib in all_of_it if at >= seconds / 5]
-        mib = [mib for _, mib in warm]
-        print(f"| {name} | {mib[0]:.1f} | {mib[-1]:.1f} | {max(mib):.1f} | {slope(warm) * 3600:+.1f} |")
+    print("| process | MiB at 20 % | 40 % | 60 % | 80 % | at the end | slope of the last half, MiB an hour |")
+    print(f"|{'---|' * 7}")
+    for name, measured in samples.items():
+        mib = [next(mib for at, mib in measured if at >= share * seconds) for share in (0.2, 0.4, 0.6, 0.8)]
+        cells = " | ".join(f"{value:.1f}" for value in [*mib, measured[-1][1]])
+        late = [(at, mib) for at, mib in measured if at >= seconds / 2]
+        print(f"| {name} | {cells} | {slope(late) * 3600:+.1f} |")
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:

@@ -110,7 +110,7 @@ class PostgresServer:
         self._clean.append(database)
 
     def drop(self, database):
-        self._maintain(f"DROP DATABASE {database.name} WITH (FORCE)")
+        self.maintain(f"DROP DATABASE {database.name} WITH (FORCE)")
 
     def start(self):
         """Start it where it does not run, and wait until it answers."""
@@ -124,9 +124,9 @@ class PostgresServer:
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.02)
 
-    def stop(self):
-        """Break off what runs, write everything down, end."""
-        self._process.send_signal(signal.SIGINT)
+    def stop(self, number=signal.SIGINT):
+        """Break off what runs, write everything down, end; with SIGQUIT, end at once."""
+        self._process.send_signal(number)
         self._process.wait(60)
 
     def kill(self):
@@ -144,10 +144,11 @@ class PostgresServer:
         shutil.rmtree(self._folder)
 
     def _create(self, name, template):
-        self._maintain(f"CREATE DATABASE {name} TEMPLATE {template}")
+        self.maintain(f"CREATE DATABASE {name} TEMPLATE {template}")
         return name
 
-    def _maintain(self, statement):
+    def maintain(self, statement):
+        """What is no part of a transaction."""
         engine = create_engine(with_driver(self.url_of("postgres")), poolclass=NullPool, isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
             connection.execute(text(statement))

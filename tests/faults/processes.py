@@ -15,7 +15,7 @@ from tsemon.transport import HttpDelivery, Outbox, Spool
 from tsemon.wire import Array, Frame
 from tsemon_server.main import serve
 from tsemon_server.settings import Settings
-from tsemon_server.store import Store, settling
+from tsemon_server.store import Sizes, Store
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["__main__", "tests.faults.processes"])
@@ -44,7 +44,7 @@ class Service(ServiceProcess):
     """What `log` holds is what the service said on stderr.
 
     The service moves settled frames every few seconds. With `settles` its process does so without a pause, in small
-    segments, so that whatever happens to it happens in the middle of that; `num_settled` counts those begun.
+    segments, so that whatever happens to it happens in the middle of that.
     """
 
     def __init__(self, database, log, *, settles=False):
@@ -52,9 +52,10 @@ class Service(ServiceProcess):
         self._log, self._settles = log, settles
         self._num_settled = CONTEXT.RawValue("q")
 
-    @property
-    def num_settled(self):
-        return self._num_settled.value
+    def await_settling(self):
+        """Wait until it begins with a segment."""
+        before = self._num_settled.value
+        await_true(lambda: self._num_settled.value > before, "frames settle")
 
     def _launch(self):
         arguments = (self.port, self.database, self._log, self._num_settled if self._settles else None)
@@ -79,15 +80,15 @@ def _serve(port, database, log, num_settled):
 
 
 def _settle(store, num_settled):
-    settling.SEGMENT_FRAMES, settling.NUM_KEPT = 32, 8
+    sizes = Sizes(segment=16, kept=4)
 
     def goes_on():
         num_settled.value += 1
         return False
 
     while True:
-        store.settle(is_stopped=goes_on)
-        time.sleep(0.01)
+        store.settle(goes_on, sizes=sizes)
+        time.sleep(0.005)
 
 
 class Told(ctypes.Structure):

@@ -129,7 +129,9 @@ class TestTheDatabase:
         with pytest.raises(StoreError, match="written by a newer tsemon"):
             Store(empty_database.url)
 
-    @pytest.mark.parametrize("url", ["", "tsemon.db", "sqlite://", "sqlite:///:memory:", "oracle9://x/y"])
+    @pytest.mark.parametrize(
+        "url", ["", "tsemon.db", "sqlite://", "sqlite:///:memory:", "oracle9://x/y", "sqlite:///x.db?timeout=soon"]
+    )
     def test_needs_a_url_of_a_file(self, url):
         with pytest.raises(StoreError, match="expected a database"):
             Store(url)
