@@ -1,6 +1,7 @@
 """The benchmarks run, in their smallest size. What they measure is not judged here."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,3 +50,46 @@ class TestSoak:
         rows = re.findall(r"^\| ([a-z0-9 ]+) \| (?:[\d.]+ \| ){5}[+-][\d.]+ \|$", printed, re.MULTILINE)
         assert rows == ["service", "trainer 1", "trainer 2"]
         assert printed.endswith("180 frames made, 180 confirmed, 180 stored\n")
+
+
+PEERS = ["MLflow, SQLite", "trackio", "TensorBoard", "TensorBoard, a value at a time", "Aim"]
+SMALL = ["--steps", "600", "--wide-steps", "--peer-steps", "3", "--engines"]
+COST = r"[\d.]+ \([\d.]+\)"
+"""CPU and wall milliseconds."""
+
+
+def peers_in(printed):
+    """Each has its row: with figures and a version, or with what is missing."""
+    return re.findall(rf"^\| ({'|'.join(PEERS)})(?: \d[\w.]*)? \| ", printed, re.MULTILINE)
+
+
+class TestStorageSize:
+    def test_has_a_row_for_every_size_and_every_way_to_keep_values(self, tmp_path):
+        engines = ["SQLite"] + ["PostgreSQL"] * (shutil.which("initdb") is not None)
+        svg = tmp_path / "size.svg"
+        small = [*SMALL, *(name.lower() for name in engines)]
+        printed = run("storage_size.py", *small, "--peers", sys.executable, "--svg", svg)
+        sizes = re.findall(r"^\| 600 x 4 \| (\w+) \| ([\d.]+) \| [\d,]+ \| [\d,]+ \|$", printed, re.MULTILINE)
+        assert [name for name, _ in sizes] == engines
+        assert all(2 < float(size) < 40 for _, size in sizes)  # the noise of float32 below, pages of small tables above
+        posted = re.findall(r"^\| tsemon, (\w+) \| POST, (\d+) steps? a body", printed, re.MULTILINE)
+        assert posted == [(name, number) for name in engines for number in ("1", "100")]
+        assert peers_in(printed) == PEERS
+        floors = re.findall(r"^\| floor of the machine \| ([^|]+) \|.*\| ([\d.]+) \|$", printed, re.MULTILINE)
+        assert floors[0] == ("raw append, fsync per frame", "4.00")
+        assert [name for name, _ in floors[1:]] == ["SQLite, one blob INSERT per commit"]
+        assert "bytes a value" in svg.read_text()
+
+
+class TestQueryLatency:
+    def test_has_a_cell_for_every_question_and_a_row_for_every_tool(self, tmp_path):
+        svg = tmp_path / "latency.svg"
+        printed = run("query_latency.py", *SMALL, "sqlite", "--runs", "3", "--round-s", "0.01", "--svg", svg)
+        questions = re.findall(rf"^\| ([^|]+) \| {COST} \|$", printed, re.MULTILINE)
+        assert len(set(questions)) == len(questions) == 6
+        assert re.search(rf"^SQLite, 50 of 3 runs: {COST}$", printed, re.MULTILINE)
+        assert re.search(
+            rf"^\| tsemon, SQLite \| GET series, GET heatmap \| {COST} \| {COST} \|$", printed, re.MULTILINE
+        )
+        assert peers_in(printed) == PEERS
+        assert "CPU ms" in svg.read_text()
