@@ -71,6 +71,11 @@ def upgrade() -> None:
         for column in ("coarse", "fine", "samples"):  # packed already, PostgreSQL would try in vain to do it again
             op.execute(f"ALTER TABLE chunk ALTER COLUMN {column} SET STORAGE EXTERNAL")
         op.execute("ALTER TABLE frame ALTER COLUMN blob SET STORAGE EXTERNAL")
+        # Frames come and go by hundreds: where a share of the table decides when their room is used again, it doubles.
+        op.execute(
+            "ALTER TABLE frame SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, "
+            "toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 2000)"
+        )
     op.create_table(
         "settled",
         sa.Column("run_id", sa.String(32), primary_key=True),
