@@ -289,6 +289,20 @@ class TestSpoolsOfOneRun:
         assert [attempt["resume_step"] for attempt in attempts] == [None, 3]
         assert [spool["attempt"] for spool in service.spools()] == [1, 2]
 
+    def test_hide_nothing_before_it_is_known_from_where_they_go_on(self, write, show):
+        write(*(loss_frame(step, 1.0) for step in range(6)))
+        service = show()
+        service.await_run(num_frames=6)
+        second, other = write(), write(run="other")
+        service.await_run("other", attempt=1)  # so the folder was looked through
+        assert service.run()["attempt"] == 1
+        second.resume_at(4)
+        service.await_run(attempt=2)
+        second.append(loss_frame(4, 2.0).to_json())
+        service.await_run(num_frames=7)
+        assert service.losses() == {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 2.0}
+        end(other)
+
     def test_let_the_newest_attempt_say_how_the_run_is(self, write, show):
         first = write(loss_frame(0))
         service = show()

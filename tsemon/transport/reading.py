@@ -80,6 +80,13 @@ class SpoolReader:
             if tail.offset < tail.size_bytes and (number < newest or not self._is_living)
         ]
 
+    def has_frames(self) -> bool:
+        """Was a frame ever appended? Until then the writer may learn from where its training goes on, and write it down."""
+        has_frames = bool(self._segments()) or (self.folder / "acked.json").exists()
+        with contextlib.suppress(FileNotFoundError):  # delivered just now
+            self.registration, self.writer, _ = read_run(self.folder)
+        return has_frames
+
     def end_state(self) -> RunState | None:
         """What the writer left its run in, where it did."""
         return read_end_state(self.folder)

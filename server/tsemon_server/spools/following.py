@@ -156,6 +156,8 @@ class Follower:
     def _read(self, spool: _Spool) -> None:
         is_living = spool.reader.is_living()
         if not spool.attempt:
+            if self._would_hide(spool):
+                return
             self._register(spool)
         for frames in spool.reader.new_frames():
             if self._stopping.is_set():
@@ -175,6 +177,13 @@ class Follower:
         elif spool.state == "running":
             # Only what was delivered to its end is deleted, and how it ended went with it.
             spool.state = "finished"
+
+    def _would_hide(self, spool: _Spool) -> bool:
+        """Would it hide earlier attempts, though it may be that its training goes on from a checkpoint?"""
+        reader = spool.reader
+        if reader.has_frames() or reader.registration.get("resume_step") is not None:
+            return False
+        return any(other.attempt and _name_of(other) == _name_of(spool) for other in self._spools.values())
 
     def _register(self, spool: _Spool) -> None:
         self._now = spool.seen_at
@@ -222,6 +231,10 @@ class Follower:
         if text not in self._said:
             self._said.add(text)
             log.warning(text)
+
+
+def _name_of(spool: _Spool) -> tuple[object, object]:
+    return spool.reader.registration.get("project"), spool.reader.registration.get("run")
 
 
 def _time_of(frame: str) -> float:
