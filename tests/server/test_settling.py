@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tests.server.conftest import loss_frame
+from tests.server.conftest import layer_frame, loss_frame
 from tsemon.wire import Array, Frame
 from tsemon_server.store import Sizes, Store
 
@@ -96,6 +96,35 @@ class TestSettledFrames:
         expected = answers(api, run_id)
         assert store.settle(sizes=sizes) == num_segments
         assert answers(api, run_id) == close_to(expected)
+
+    def test_of_a_deeper_model_leave_nothing_in_a_range_where_they_are_hidden(self, api, store):
+        """Their chunk reaches into the range, none of their samples does."""
+        run_id = api.register(num_blocks=2)
+        fill(api, run_id, [layer_frame(step, [1.0, 2.0, 3.0]) for step in (*range(100), 2000)])
+        api.register(num_blocks=1, resume_step=1000)
+        fill(api, run_id, [layer_frame(1000, [4.0, 5.0])], attempt=2)
+        api.register(num_blocks=0, resume_step=1001)
+        fill(api, run_id, [layer_frame(1001, [6.0])], attempt=3)
+        store.settle(sizes=Sizes(segment=200, kept=50))
+        found = api.get(f"/runs/{run_id}/heatmap", metric="token_similarity", from_step=500)
+        assert (found["layers"], found["values"]) == (2, [[4.0, 5.0], [6.0, None]])
+        with store.read() as reader:
+            samples = reader.metric(run_id, "layers", "token_similarity", from_step=500).samples()
+        assert samples.steps.tolist() == [1000, 1001]
+        assert repr(samples.values.tolist()) == "[[4.0, 5.0], [6.0, nan]]"
+
+    def test_of_several_writers_are_one_newest_frame_as_before(self, api, store):
+        run_id = api.register()
+        for writer, metric in (("stage0", "learning_rate"), ("stage1", "loss")):
+            fill(api, run_id, [Frame(step, step, 0.0, {metric: step}) for step in range(100)], writer=writer)
+        api.register(resume_step=80)
+        expected = api.get(f"/runs/{run_id}")["latest"]
+        assert expected["scalars"] == {"loss": 79.0}
+        store.settle(sizes=Sizes(segment=50, kept=0))
+        fill(api, run_id, [loss_frame(80)], attempt=2)
+        store.settle(sizes=Sizes(segment=50, kept=0))
+        api.register(resume_step=80)
+        assert api.get(f"/runs/{run_id}")["latest"] == expected
 
     def test_leave_the_newest_frame_where_it_is(self, api, store):
         run_id = api.register()

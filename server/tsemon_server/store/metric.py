@@ -362,9 +362,10 @@ def _cells(samples: Samples) -> Cells:
 
 def _stacked(parts: list[Floats]) -> Floats:
     """One below the other. Attempts may differ in depth: where one is shallower its rows end in NaN."""
-    widths = {part.shape[1] for part in parts if len(part)}
-    if len(widths) <= 1:
-        return np.concatenate([part for part in parts if len(part)] or parts[:1])
+    parts = [part for part in parts if len(part)] or parts[:1]
+    widths = {part.shape[1] for part in parts}
+    if len(widths) == 1:
+        return np.concatenate(parts)
     stacked = np.full((sum(map(len, parts)), max(widths)), np.nan, np.result_type(*parts))
     at = 0
     for part in parts:
