@@ -1,5 +1,7 @@
 """What a database has of the run `gpt`, frame by frame."""
 
+from contextlib import closing
+
 from tests.faults.processes import known_frame
 from tsemon_client import Client
 from tsemon_server.store import Store
@@ -10,19 +12,14 @@ MAX_POINTS = 10_000
 
 def stored_frames(database, writer, attempt=None):
     """The seqs of the writer's frames, with repetitions if there were any; each has all of its values."""
-    store = Store(database)
-    try:
-        with store.read() as reader:
-            (run,) = reader.runs(project=None, run="gpt", state=None, order="name", limit=2, after=None)
-            metrics = reader.recorded(run.run_id)
-            if writer not in metrics.scalars:
-                return []
-            scalars = reader.metric(run.run_id, "scalars", writer, attempt=attempt).samples()
-            layers = reader.metric(run.run_id, "layers", f"{writer}.layers", attempt=attempt).samples()
-    finally:
-        store.close()
-    seqs = scalars.steps.tolist()
+    with closing(Store(database)) as store, store.read() as reader:
+        (run,) = reader.runs(project=None, run="gpt", state=None, order="name", limit=2, after=None)
+        if writer not in reader.recorded(run.run_id).scalars:
+            return []
+        scalars = reader.metric(run.run_id, "scalars", writer, attempt=attempt).samples()
+        layers = reader.metric(run.run_id, "layers", f"{writer}.layers", attempt=attempt).samples()
     assert (scalars.num_damaged, layers.num_damaged) == (0, 0)
+    seqs = scalars.steps.tolist()
     assert scalars.values[:, 0].tolist() == seqs
     assert layers.steps.tolist() == seqs
     assert layers.values.tolist() == [known_frame(writer, seq).layers[f"{writer}.layers"].tolist() for seq in seqs]
@@ -30,9 +27,14 @@ def stored_frames(database, writer, attempt=None):
 
 
 def assert_all_arrived(service, num_frames):
-    """Every frame of each writer is there once: in the database, in the run's count, and over REST."""
+    """Every frame of each writer is there once: in the database, which is sound, in the run's count, and over REST."""
     for writer, number in num_frames.items():
         assert stored_frames(service.database, writer) == list(range(number)), writer
+    findings = []
+    with closing(Store(service.database)) as store:
+        (checked,) = store.check(findings.append)
+    assert findings == []
+    assert checked.num_hot + checked.num_settled == sum(num_frames.values())
     with Client(service.url) as client:
         run = client.run(client.find_run("gpt")["run_id"])
         assert run["num_frames"] == sum(num_frames.values())

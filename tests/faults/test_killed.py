@@ -14,7 +14,7 @@ class TestAServiceThatIsKilledUnderLoad:
         """Ingestion and the move of settled frames into chunks are both cut off at any point."""
         rng = random.Random(0)
         service = serve(settles=True)
-        trainers = [train(service.url, f"rank{number}") for number in range(3)]
+        trainers = [train(service.url, f"rank{number}", frames_per_s=150) for number in range(3)]
         with Client(service.url) as client:
             for _ in range(NUM_KILLS):
                 for trainer in trainers:

@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -77,7 +78,7 @@ class TestADatabaseThatIsLockedForLong(TestADatabaseThatIsLocked):
 
     @pytest.fixture
     def service(self, database, serve):
-        return serve(f"{database.url}?timeout=0.2")
+        return serve(f"{database.url}?timeout=0.5")
 
     def test_refuses_frames_and_gets_them_later(self, database, service, train, http):
         trainer = train(service.url)
@@ -90,3 +91,17 @@ class TestADatabaseThatIsLockedForLong(TestADatabaseThatIsLocked):
             assert trainer.told.num_sent - before <= 256, "the batch under way at most"
         assert http.send([0], "witness") == (1, 0)
         assert_all_arrived(service, {"rank0": trainer.finish(), "witness": 1})
+
+    def test_is_read_meanwhile_however_many_want_to_write(self, database, service, http):
+        """They all get a thread of the service, of which there are 40, and each may wait for another's waiting."""
+
+        def is_refused(seq):
+            with pytest.raises(httpx.HTTPStatusError, match="503 Service Unavailable"):
+                http.send([seq])
+
+        with locked(database), ThreadPoolExecutor(60) as pool:
+            refused = [pool.submit(is_refused, seq) for seq in range(60)]
+            for answer in refused:
+                answer.result()  # within the client's 10 s, not after 60 times half a second
+            assert httpx.get(f"{service.url}/readyz").status_code == 200
+        assert http.send([0]) == (1, 0)

@@ -24,8 +24,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from tsemon.errors import InvalidArgument, MissingPackage, StoreError, reason
 
-BUSY_TIMEOUT_S = 30
-"""How long a writer waits for another process's transaction."""
+BUSY_TIMEOUT_S = 5
+"""How long a writer waits for the transaction of another process: less than the 10 s after which a trainer gives up."""
 
 POOL_SIZE = 10
 """Connections to PostgreSQL that one process opens at most; the server allows 100 where nobody changed it."""
@@ -59,10 +59,8 @@ class Database:
                 _refuse_other_version(connection)
         self.engine = _create_engine(url)
         self.where = self.engine.url.render_as_string(hide_password=True)
-        # SQLite has one writer at a time. Threads of this process queue up here, in order and without polling.
-        self._turn: AbstractContextManager[Any] = (
-            threading.Lock() if self.engine.dialect.name == "sqlite" else nullcontext()
-        )
+        is_sqlite = self.engine.dialect.name == "sqlite"
+        self._turn: AbstractContextManager[Any] = _Turn(_timeout_s(self.engine.url)) if is_sqlite else nullcontext()
         self._file: tuple[str, tuple[int, int] | None] | None = None
         try:
             with self.writing() if migrate else self.reading() as connection:
@@ -218,6 +216,25 @@ def _explained(engine: Engine) -> Iterator[None]:
         raise StoreError(f"the database {where} cannot be used: {reason(original)}; {needs}") from error
 
 
+class _Turn:
+    """SQLite has one writer at a time. Threads of this process queue up here, in order and without polling.
+
+    None waits for longer than it would for another process. If they waited for each other's waiting, a database that is
+    locked from outside would soon have all threads of the service, and nobody could read.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._one_writer = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._one_writer.acquire(timeout=self._timeout_s):
+            raise StoreError(f"others have been writing to the database for {self._timeout_s:g} s; send it again")
+
+    def __exit__(self, *_: object) -> None:
+        self._one_writer.release()
+
+
 def without_password(url: str) -> str:
     """The URL of a database as it may be shown."""
     return make_url(url).render_as_string(hide_password=True)
@@ -260,11 +277,15 @@ def _create_postgresql_engine(url: URL) -> Engine:
 def _create_sqlite_engine(url: URL) -> Engine:
     if url.database in (None, "", ":memory:"):
         raise StoreError(f"expected a database file, as in sqlite:///tsemon.db, got {str(url)!r}")
-    timeout_s = float(str(url.query.get("timeout", BUSY_TIMEOUT_S)))
-    engine = create_engine(url, connect_args={"timeout": timeout_s}, pool_size=8, max_overflow=40)
+    engine = create_engine(url, connect_args={"timeout": _timeout_s(url)}, pool_size=8, max_overflow=40)
     event.listen(engine, "connect", _on_sqlite_connect)
     event.listen(engine, "begin", _on_sqlite_begin)
     return engine
+
+
+def _timeout_s(url: URL) -> float:
+    """How long to wait for a locked SQLite database, which its URL may say."""
+    return float(str(url.query.get("timeout", BUSY_TIMEOUT_S)))
 
 
 def _on_postgresql_connect(connection: Any, _: ConnectionPoolEntry) -> None:
