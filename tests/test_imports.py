@@ -46,7 +46,7 @@ PICTURE = {
     "tsemon_server.ingest": "fastapi starlette pydantic pydantic_core typing_extensions tsemon_server.store",
     "tsemon_server.alerts": "numpy tsemon_server.store tsemon_server.rules",
     "tsemon_server.rules": "numpy",
-    "tsemon_server.queries": "fastapi numpy tsemon_server.store",
+    "tsemon_server.queries": "fastapi numpy pyarrow tsemon_server.store",
     "tsemon_server.exposition": "fastapi prometheus_client tsemon_server.store",
     "tsemon_server.housekeeping": "tsemon_server.store",
     "tsemon_server.spools": "fastapi starlette tsemon.transport tsemon_server.ingest tsemon_server.store "

@@ -33,6 +33,7 @@ class MissingPackage(TsemonError, ImportError):
     """Something that tsemon does not need by itself, and this call does, is not installed."""
 
     code = "missing_package"
+    status = 501
 
 
 class MissingData(TsemonError, FileNotFoundError):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -83,6 +84,29 @@ class Client:
             attempt=attempt,
         )
 
+    def compare(
+        self,
+        run_ids: Sequence[str],
+        metric: str,
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        points: int = 1000,
+    ) -> Json:
+        """One metric of up to 20 runs over the same buckets of steps. Raises as `series`."""
+        return self._get(
+            "/compare",
+            run=list(run_ids),
+            metric=metric,
+            layer=layer,
+            head=head,
+            from_step=from_step,
+            to_step=to_step,
+            points=points,
+        )
+
     def heatmap(
         self,
         run_id: str,
@@ -102,6 +126,42 @@ class Client:
             columns=columns,
             attempt=attempt,
         )
+
+    def export(
+        self,
+        run_id: str,
+        path: str | Path,
+        *,
+        metrics: Sequence[str] | None = None,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        attempt: int | None = None,
+    ) -> Path:
+        """Write all raw samples to a file that ends in .parquet or .csv; nothing is there until all of it is.
+
+        Raises UnknownRun, UnknownMetric, InvalidRange, MissingPackage where the service cannot make Parquet.
+        """
+        path = Path(path)
+        if path.suffix not in (".parquet", ".csv"):
+            raise errors.InvalidArgument(f"expected a file that ends in .parquet or .csv, got {path}")
+        query = {"metric": metrics, "from_step": from_step, "to_step": to_step, "attempt": attempt}
+        params = {name: value for name, value in query.items() if value is not None}
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            with self._http.stream(
+                "GET", f"/runs/{run_id}/export", params={"format": path.suffix[1:], **params}
+            ) as response:
+                if not response.is_success:
+                    response.read()
+                    self._answer(response)
+                with partial.open("wb") as file:
+                    for part in response.iter_bytes():
+                        file.write(part)
+            return partial.rename(path)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+        finally:
+            partial.unlink(missing_ok=True)
 
     def alerts(
         self,
@@ -138,9 +198,14 @@ class Client:
         try:
             response = self._http.get(path, params={name: value for name, value in query.items() if value is not None})
         except httpx.TransportError as error:
-            raise errors.ServerUnreachable(
-                f"no answer from {self._http.base_url}: {error}; is `tsemon serve` running?"
-            ) from error
+            raise self._unreachable(error) from error
+        return self._answer(response)
+
+    def _unreachable(self, error: httpx.TransportError) -> errors.ServerUnreachable:
+        return errors.ServerUnreachable(f"no answer from {self._http.base_url}: {error}; is `tsemon serve` running?")
+
+    def _answer(self, response: httpx.Response) -> Json:
+        """What the service says; raises it where it is an error."""
         try:
             answer: Json = response.json()
         except ValueError as error:

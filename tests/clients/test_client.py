@@ -2,6 +2,7 @@ import http.server
 import threading
 
 import httpx
+import pyarrow.parquet as pq
 import pytest
 
 from tests.service import ServiceProcess
@@ -50,6 +51,10 @@ class TestClient:
         assert client.series(run_id, "token_similarity", layer=-1)["layer"] == 2
         assert client.heatmap(run_id, "token_similarity")["step"] == [0, 10, 20, 30]
 
+    def test_compares_runs(self, client, run_id):
+        (run,) = client.compare([run_id], "loss", points=3)["runs"]
+        assert (run["run_id"], run["mean"]) == (run_id, [4.5, 2.5])
+
     def test_lists_more_runs_than_a_page_holds(self, client, service):
         for i in range(60):
             httpx.post(f"{service.url}{API}/runs", json={"project": "many", "run": f"{i:02}"}).raise_for_status()
@@ -91,3 +96,24 @@ class TestClient:
     def test_refuses_what_is_no_address(self, url):
         with pytest.raises(InvalidArgument, match="looks like http://"):
             Client(url)
+
+
+class TestAFileOfARun:
+    @pytest.mark.parametrize("name", ["run.csv", "run.parquet"])
+    def test_is_written_whole(self, client, run_id, tmp_path, name):
+        path = client.export(run_id, tmp_path / name, metrics=["loss"])
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        if name == "run.csv":
+            assert len(path.read_text().splitlines()) == 1 + 4
+        else:
+            assert pq.read_table(path)["value"].to_pylist() == [5.0, 4.0, 3.0, 2.0]
+
+    def test_is_not_there_where_the_service_refuses(self, client, run_id, tmp_path):
+        for error, path, ask in (
+            (UnknownRun, "run.csv", {"run_id": "x"}),
+            (UnknownMetric, "run.csv", {"run_id": run_id, "metrics": ["los"]}),
+            (InvalidArgument, "run.xls", {"run_id": run_id}),
+        ):
+            with pytest.raises(error):
+                client.export(path=tmp_path / path, **ask)
+        assert list(tmp_path.iterdir()) == []

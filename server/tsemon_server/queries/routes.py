@@ -6,9 +6,11 @@ from datetime import datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query
+from fastapi.responses import StreamingResponse
 
 from tsemon.wire import AlertState, RunState
 from tsemon_server.queries import service
+from tsemon_server.queries.export import ExportFormat
 from tsemon_server.store import RunDetail, RunOrder, Store
 
 RunId = Annotated[str, Path(description="The run's id, as the registration answered it.", max_length=64)]
@@ -73,6 +75,23 @@ def make_router(store: Store) -> APIRouter:
             attempt=attempt,
         )
 
+    @router.get("/compare")
+    def compare(
+        run: Annotated[list[str], Query(max_length=20, description="The ids of up to 20 runs, each as `run=`.")],
+        metric: Metric,
+        layer: Annotated[
+            int | None, Query(description="The layer; needed for a metric with a value per layer.")
+        ] = None,
+        head: Annotated[int | None, Query(description="The head, for a metric that is recorded per head.")] = None,
+        from_step: FromStep = None,
+        to_step: ToStep = None,
+        points: Annotated[int, Query(ge=3, le=10_000, description="At most so many buckets per run.")] = 1000,
+    ) -> service.Comparison:
+        """One metric of several runs over the same buckets of steps."""
+        return service.compare(
+            store, run, metric, layer=layer, head=head, from_step=from_step, to_step=to_step, points=points
+        )
+
     @router.get("/runs/{run_id}/heatmap")
     def heatmap(
         run_id: RunId,
@@ -86,6 +105,24 @@ def make_router(store: Store) -> APIRouter:
         return service.heatmap(
             store, run_id, metric, from_step=from_step, to_step=to_step, columns=columns, attempt=attempt
         )
+
+    @router.get("/runs/{run_id}/export", response_class=StreamingResponse)
+    def export(
+        run_id: RunId,
+        format: Annotated[ExportFormat, Query(description="csv, or parquet where the service has pyarrow.")] = "csv",
+        metric: Annotated[
+            list[str] | None, Query(max_length=1000, description="Only these metrics; may be given several times.")
+        ] = None,
+        from_step: FromStep = None,
+        to_step: ToStep = None,
+        attempt: OneAttempt = None,
+    ) -> StreamingResponse:
+        """All raw samples as a table with a row per value."""
+        download = service.export(
+            store, run_id, format, metrics=metric, from_step=from_step, to_step=to_step, attempt=attempt
+        )
+        headers = {"Content-Disposition": f'attachment; filename="{download.name}"'}
+        return StreamingResponse(download.parts, media_type=download.media_type, headers=headers)
 
     @router.get("/alerts")
     def list_alerts(

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tsemon.catalogue import LAYERED, SCALARS, nearest, num_entries
 from tsemon.errors import InvalidArgument, InvalidRange, UnknownAttempt, UnknownLayer, UnknownMetric
 from tsemon.wire import AlertState, RunState
+from tsemon_server.queries.export import MEDIA_TYPES, PARTS, ExportFormat, check_format, file_name
 from tsemon_server.queries.reduce import bucketed
-from tsemon_server.store import Alert, Kind, Place, Reader, Record, Run, RunDetail, RunOrder, Store
+from tsemon_server.store import (
+    Alert,
+    Cells,
+    Kind,
+    Place,
+    Points,
+    Reader,
+    Record,
+    Run,
+    RunDetail,
+    RunOrder,
+    Store,
+    shift_of,
+)
 
 
-class Series(Record):
-    """One metric over steps, in buckets where there are more samples than points."""
+class Buckets(Record):
+    """Samples over steps, in buckets where there are more of them than points."""
 
-    metric: str
-    """The metric's name."""
-    layer: int | None
-    """The layer; null for a metric of the whole run."""
-    head: int | None
-    """The head; null for the layer as a whole."""
     step: list[int]
     """The middle between the first and the last sample of each bucket, ascending. A bucket is one step where all fit."""
     min: list[float | None]
@@ -37,6 +46,41 @@ class Series(Record):
     """How many samples of each bucket are NaN or infinite."""
     damaged: int
     """How many samples of the range are left out, because what holds them is damaged."""
+
+
+class Series(Buckets):
+    """One metric over steps."""
+
+    metric: str
+    """The metric's name."""
+    layer: int | None
+    """The layer; null for a metric of the whole run."""
+    head: int | None
+    """The head; null for the layer as a whole."""
+
+
+class ComparedRun(Buckets):
+    """One of the runs that are compared."""
+
+    run_id: str
+    """Its id."""
+    project: str
+    """Its project."""
+    run: str
+    """Its name."""
+
+
+class Comparison(Record):
+    """One metric of several runs over the same buckets of steps."""
+
+    metric: str
+    """The metric's name."""
+    layer: int | None
+    """The layer; null for a metric of the whole run."""
+    head: int | None
+    """The head; null for the layer as a whole."""
+    runs: list[ComparedRun]
+    """The runs in the order that was asked for; without samples those that do not have the metric."""
 
 
 class Heatmap(Record):
@@ -147,19 +191,77 @@ def series(
             to_step=to_step,
             attempt=attempt,
         ).points(points, ends_alone=True)
-    spans, stats = bucketed(found, ends_alone=True)
+    return Series(metric=metric, layer=layer, head=head, **_buckets(found, ends_alone=True))
+
+
+def compare(
+    store: Store,
+    run_ids: Sequence[str],
+    metric: str,
+    *,
+    layer: int | None,
+    head: int | None,
+    from_step: int | None,
+    to_step: int | None,
+    points: int,
+) -> Comparison:
+    """The metric of several runs in at most `points` buckets, on the grid that all of them together need."""
+    _check_range(from_step, to_step)
+    with store.read() as reader:
+        details = [reader.run_detail(run_id) for run_id in dict.fromkeys(run_ids)]
+        kinds = _kinds(details, metric, layer, head)
+        entry = (layer or 0, head or 0)
+        readers = {
+            run_id: reader.metric(run_id, kind, metric, entry=entry, from_step=from_step, to_step=to_step)
+            for run_id, kind in kinds.items()
+        }
+        extents = [extent for found in readers.values() if (extent := found.extent())]
+        shift = 0
+        if extents:
+            firsts, lasts, nums_samples = zip(*extents, strict=True)
+            shift = shift_of((min(firsts), max(lasts), max(nums_samples)), points, ends_alone=False)
+        found = {run_id: one.points(points, ends_alone=False, shift=shift) for run_id, one in readers.items()}
+    runs = [
+        ComparedRun(
+            run_id=detail.run_id,
+            project=detail.project,
+            run=detail.run,
+            **_buckets(found.get(detail.run_id, NO_POINTS), ends_alone=False),
+        )
+        for detail in details
+    ]
+    return Comparison(metric=metric, layer=layer, head=head, runs=runs)
+
+
+def _kinds(details: Sequence[RunDetail], metric: str, layer: int | None, head: int | None) -> dict[str, Kind]:
+    """Where the runs that can have the metric record it. Raises what is wrong with the question if none can."""
+    kinds: dict[str, Kind] = {}
+    problem: UnknownMetric | UnknownLayer | None = None
+    for detail in details:
+        try:
+            kinds[detail.run_id] = _kind(detail, metric, layer, head)
+        except (UnknownMetric, UnknownLayer) as error:
+            problem = problem or error
+    if problem is not None and not kinds:
+        raise problem
+    return kinds
+
+
+NO_POINTS = Points(Cells(np.empty((0, 3), np.int64), np.empty((0, 1, 4))), 0)
+
+
+def _buckets(points: Points, *, ends_alone: bool) -> dict[str, Any]:
+    """The fields of Buckets."""
+    spans, stats = bucketed(points, ends_alone=ends_alone)
     least, mean, most, num_finite = stats[:, 0].T
-    return Series(
-        metric=metric,
-        layer=layer,
-        head=head,
-        step=_middles(spans),
-        min=_nullable(least),
-        mean=_nullable(mean),
-        max=_nullable(most),
-        nonfinite=(spans[:, 2] - num_finite.astype(np.int64)).tolist(),
-        damaged=found.num_damaged,
-    )
+    return {
+        "step": _middles(spans),
+        "min": _nullable(least),
+        "mean": _nullable(mean),
+        "max": _nullable(most),
+        "nonfinite": (spans[:, 2] - num_finite.astype(np.int64)).tolist(),
+        "damaged": points.num_damaged,
+    }
 
 
 def heatmap(
@@ -188,6 +290,40 @@ def heatmap(
         values=[_nullable(column) for column in stats[..., 1]],
         damaged=found.num_damaged,
     )
+
+
+class Download(NamedTuple):
+    """A file that is made while it is sent."""
+
+    name: str
+    media_type: str
+    parts: Iterator[bytes]
+
+
+def export(
+    store: Store,
+    run_id: str,
+    format: ExportFormat,
+    *,
+    metrics: Sequence[str] | None,
+    from_step: int | None,
+    to_step: int | None,
+    attempt: int | None,
+) -> Download:
+    """All raw samples as a long table."""
+    check_format(format)
+    _check_range(from_step, to_step)
+    with store.read() as reader:
+        detail = _detail(reader, run_id, attempt)
+    for metric in metrics or ():
+        _check_metric(detail, metric)
+
+    def parts() -> Iterator[bytes]:
+        with store.read() as reader:  # one state of the database, from the first part to the last
+            found = reader.export(run_id, metrics=metrics, from_step=from_step, to_step=to_step, attempt=attempt)
+            yield from PARTS[format](detail, found)
+
+    return Download(file_name(detail, format), MEDIA_TYPES[format], parts())
 
 
 def _detail(reader: Reader, run_id: str, attempt: int | None) -> RunDetail:
@@ -233,10 +369,16 @@ def _num_layers(detail: RunDetail, metric: str) -> int:
         raise UnknownLayer(f"{metric!r} is recorded per head only; give a head")
     if metric in detail.metrics.scalars or metric in SCALARS:
         raise UnknownLayer(f"{metric!r} is one number per step without layers; ask for it as a series without layer")
+    _check_metric(detail, metric)  # of all that is known something was said above
+    raise AssertionError(metric)
+
+
+def _check_metric(detail: RunDetail, metric: str) -> None:
     known = {*LAYERED, *SCALARS, *detail.metrics.scalars, *detail.metrics.layers, *detail.metrics.heads}
-    raise UnknownMetric(
-        f"no metric {metric!r} in the catalogue or in run {detail.run_id}; {nearest(metric, list(known))}"
-    )
+    if metric not in known:
+        raise UnknownMetric(
+            f"no metric {metric!r} in the catalogue or in run {detail.run_id}; {nearest(metric, list(known))}"
+        )
 
 
 def _num_heads(detail: RunDetail, metric: str) -> tuple[int, int | None]:

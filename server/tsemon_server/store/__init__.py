@@ -12,8 +12,9 @@ from tsemon_server.store.backups import backup, restore
 from tsemon_server.store.cells import Cells, merged
 from tsemon_server.store.checking import Checked, Finding, check
 from tsemon_server.store.engine import Database, without_password
+from tsemon_server.store.exporting import Export, Piece
 from tsemon_server.store.leases import drop_lease, hold_lease
-from tsemon_server.store.metric import MetricReader, Points, Samples
+from tsemon_server.store.metric import MetricReader, Points, Samples, shift_of
 from tsemon_server.store.packing import Kind
 from tsemon_server.store.purging import forgotten_runs, remove_slice, remove_tombstone
 from tsemon_server.store.reading import FiringAlert, LiveRun, Place, Reader, RunOrder
@@ -36,12 +37,14 @@ __all__ = [
     "Attempt",
     "Cells",
     "Checked",
+    "Export",
     "Finding",
     "FiringAlert",
     "Kind",
     "Latest",
     "LiveRun",
     "MetricReader",
+    "Piece",
     "Place",
     "Points",
     "Reader",
@@ -60,6 +63,7 @@ __all__ = [
     "backup",
     "merged",
     "restore",
+    "shift_of",
     "without_password",
 ]
 

@@ -81,19 +81,24 @@ class MetricReader:
         order = np.argsort(steps, kind="stable")
         return Samples(steps[order], _stacked([part.values for part in parts])[order], num_damaged)
 
-    def points(self, most: int, *, ends_alone: bool) -> Points:
+    def extent(self) -> Extent | None:
+        """Of what is stored, None where that is nothing."""
+        parts = [_cells(self._hot())]
+        return _joint(self._plan(parts)[0] + _extents(parts))
+
+    def points(self, most: int, *, ends_alone: bool, shift: int | None = None) -> Points:
         """Cells that fit into at most `most` buckets on a grid of steps; each sample by itself where that are no more.
 
-        With `ends_alone` the first and the last step are buckets of their own.
+        With `ends_alone` the first and the last step are buckets of their own. With `shift` the grid is that one.
         """
         parts = [_cells(self._hot())]
         extents, num_damaged = self._plan(parts)
-        extents += [(int(s[:, 0].min()), int(s[:, 1].max()), int(s[:, 2].sum())) for s, _ in parts if len(s)]
-        if not extents:
-            return Points(parts[0], 0, num_damaged)
-        firsts, lasts, nums_samples = zip(*extents, strict=True)
-        first, last = min(firsts), max(lasts)
-        shift = 0 if sum(nums_samples) <= most else smallest_shift(first, last, most - 2 * ends_alone)
+        extent = _joint(extents + _extents(parts))
+        if extent is None:
+            return Points(parts[0], shift or 0, num_damaged)
+        first, last, _ = extent
+        if shift is None:
+            shift = shift_of(extent, most, ends_alone=ends_alone)
         between = (first + ends_alone, last - ends_alone)
         in_blocks = and_(self._is_inside(schema.block, *between), schema.block.c.shift <= shift)
         inside = self._is_inside(schema.chunk, self._from, self._to)
@@ -320,6 +325,23 @@ class MetricReader:
             what, self._kind, self._metric, self._run_id, row.attempt, row.writer, row.number,
         )  # fmt: skip
         return int(row.num_samples)
+
+
+def shift_of(extent: Extent, most: int, *, ends_alone: bool) -> int:
+    """The finest grid on which so much fits into at most `most` buckets."""
+    first, last, num_samples = extent
+    return 0 if num_samples <= most else smallest_shift(first, last, most - 2 * ends_alone)
+
+
+def _extents(parts: list[Cells]) -> list[Extent]:
+    return [(int(s[:, 0].min()), int(s[:, 1].max()), int(s[:, 2].sum())) for s, _ in parts if len(s)]
+
+
+def _joint(extents: list[Extent]) -> Extent | None:
+    if not extents:
+        return None
+    firsts, lasts, nums_samples = zip(*extents, strict=True)
+    return min(firsts), max(lasts), sum(nums_samples)
 
 
 def slot_of(layout: Any, frame: Any, kind: Kind, metric: str) -> ColumnElement[bool]:

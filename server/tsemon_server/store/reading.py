@@ -14,6 +14,7 @@ from tsemon.errors import UnknownAttempt, UnknownRun
 from tsemon.wire import AlertState, RunState
 from tsemon_server.store import schema
 from tsemon_server.store.chunks import DamagedChunk, unpack_samples
+from tsemon_server.store.exporting import Export
 from tsemon_server.store.metric import MetricReader, slot_of
 from tsemon_server.store.packing import Kind, Slot, item_type, unpack
 from tsemon_server.store.records import Alert, Attempt, Latest, Recorded, Run, RunDetail
@@ -165,6 +166,18 @@ class Reader:
             to_step=to_step,
             attempt=attempt,
         )
+
+    def export(
+        self,
+        run_id: str,
+        *,
+        metrics: Sequence[str] | None = None,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        attempt: int | None = None,
+    ) -> Export:
+        """All raw samples of some metrics, or of all, piece by piece."""
+        return Export(self._connection, run_id, metrics, from_step, to_step, attempt)
 
     def _latest(self, row: Row[Any]) -> Latest | None:
         if row.last_seq is None:

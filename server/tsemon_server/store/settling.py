@@ -12,11 +12,12 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, case, delete, func, insert, or_, select, update
 
 from tsemon_server.store import schema
 from tsemon_server.store.blocks import CHUNKS_PER_BLOCK, add_block
-from tsemon_server.store.cells import Floats, Ints
+from tsemon_server.store.cells import Floats
 from tsemon_server.store.chunks import DamagedChunk, Frames, pack_chunk, pack_frames, unpack_frames
 from tsemon_server.store.packing import Kind, Slot, item_type
 from tsemon_server.store.streams import Stream
@@ -104,7 +105,7 @@ def pack_segment(connection: Connection, stream: Stream, most: int) -> Segment |
             "last_step": steps[-1],
             "frames": pack_frames(Frames(np.array(seqs, np.int64), np.array(steps, np.int64), times)),
         },
-        list(_chunks(stream, rows, _layouts(connection, stream.run_id, {row.layout_id for row in rows}))),
+        list(_chunks(stream, rows, layouts_of(connection, stream.run_id, {row.layout_id for row in rows}))),
     )
 
 
@@ -203,7 +204,7 @@ def _is_newest(stream: Stream) -> Any:
     )
 
 
-def _layouts(connection: Connection, run_id: str, numbers: set[int]) -> Mapping[int, list[Slot]]:
+def layouts_of(connection: Connection, run_id: str, numbers: set[int]) -> Mapping[int, list[Slot]]:
     c = schema.layout.c
     found: dict[int, list[Slot]] = {}
     for number in numbers:
@@ -216,11 +217,22 @@ def _layouts(connection: Connection, run_id: str, numbers: set[int]) -> Mapping[
     return found
 
 
-def _chunks(
-    stream: Stream, rows: Sequence[Row[*tuple[Any, ...]]], layouts: Mapping[int, list[Slot]]
-) -> Iterator[dict[str, Any]]:
-    steps = np.array([row.step for row in rows], np.int64)
-    pieces: dict[tuple[Kind, str, int, int], list[tuple[Ints, Floats]]] = {}
+class Column(NamedTuple):
+    """One metric in one shape over some frames."""
+
+    kind: Kind
+    metric: str
+    num_rows: int
+    num_columns: int
+    which: NDArray[np.intp]
+    """Indexes of the frames, ascending."""
+    values: Floats
+    """(frames, rows * columns)"""
+
+
+def columns_of(rows: Sequence[Row[*tuple[Any, ...]]], layouts: Mapping[int, list[Slot]]) -> Iterator[Column]:
+    """What frames with these blobs hold, metric by metric."""
+    pieces: dict[tuple[Kind, str, int, int], list[tuple[NDArray[np.intp], Floats]]] = {}
     by_layout = sorted(range(len(rows)), key=lambda index: (rows[index].layout_id, index))
     for layout_id, group in groupby(by_layout, key=lambda index: rows[index].layout_id):
         which = np.array(list(group), np.intp)
@@ -233,13 +245,20 @@ def _chunks(
             values = data.view(item_type(slot.kind)).reshape(len(which), -1)
             key = (slot.kind, slot.metric, slot.num_rows, slot.num_columns)
             pieces.setdefault(key, []).append((which, values))
-    parts: dict[tuple[Kind, str], int] = {}
-    for (kind, metric, num_rows, num_columns), found in pieces.items():
+    for key, found in pieces.items():
         which = np.concatenate([piece[0] for piece in found])
         order = np.argsort(which)
-        values = np.concatenate([piece[1] for piece in found])[order]
+        yield Column(*key, which[order], np.concatenate([piece[1] for piece in found])[order])
+
+
+def _chunks(
+    stream: Stream, rows: Sequence[Row[*tuple[Any, ...]]], layouts: Mapping[int, list[Slot]]
+) -> Iterator[dict[str, Any]]:
+    steps = np.array([row.step for row in rows], np.int64)
+    parts: dict[tuple[Kind, str], int] = {}
+    for kind, metric, num_rows, num_columns, which, values in columns_of(rows, layouts):
         part = parts[kind, metric] = parts.get((kind, metric), -1) + 1
-        packed = pack_chunk(kind, steps[which[order]], values)
+        packed = pack_chunk(kind, steps[which], values)
         shape = {"num_rows": num_rows, "num_columns": num_columns}
         yield {**stream._asdict(), "kind": kind, "metric": metric, "part": part, **shape, **packed._asdict()}
 
