@@ -1,6 +1,11 @@
 import re
+import sqlite3
+from itertools import count
 
 import pytest
+from sqlalchemy import event
+
+from tsemon_server.store import Place, Store
 
 from .conftest import loss_frame, problem
 
@@ -231,6 +236,41 @@ class TestTheListOfRuns:
                 break
         assert len(seen) == 7
         assert set(seen) == everything
+
+    @pytest.mark.parametrize("order", ["updated", "-updated", "name", "-name"])
+    def test_loses_nothing_that_is_left_alone_while_others_come_go_and_change(self, api, order):
+        ids = {name: api.register(name) for name in "abcdefghijkl"}
+        touched, seen, cursor = {"c", "h", "k"}, [], None
+        for turn in count():
+            page = api.get("/runs", order=order, limit=2, cursor=cursor)
+            seen += [run["run"] for run in page["runs"]]
+            cursor = page["next_cursor"]
+            if cursor is None or turn > 30:
+                break
+            if turn < 4:
+                api.register(f"a{turn}")
+                api.register(f"z{turn}")
+                api.send_ok(ids["h"], [loss_frame(turn)])
+                api.http.delete(f"/api/v1/runs/{ids['ck'[turn % 2]]}")
+        assert sorted(name for name in seen if name in ids and name not in touched) == [*"abdefgijl"]
+
+    @pytest.mark.parametrize(("order", "index"), [("-updated", "run_by_update"), ("name", "run_by_title")])
+    def test_is_read_from_an_index_a_page_at_a_time(self, api, order, index):
+        if api.database.engine != "sqlite":
+            return  # which plan PostgreSQL chooses depends on what it has counted
+        statements = []
+        store = Store(api.database.url)
+        event.listen(store._database.engine, "before_cursor_execute", lambda *args: statements.append(args[2:4]))
+        after = Place((1.0, "x") if order == "-updated" else ("x", "x"))
+        with store.read() as reader:
+            reader.runs(project=None, run=None, state=None, order=order, limit=50, after=after)
+        store.close()
+        statement, values = statements[-1]
+        connection = sqlite3.connect(api.database.path)
+        plan = " ".join(row[-1] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values))
+        connection.close()
+        assert f"SEARCH run USING INDEX {index}" in plan
+        assert "TEMP B-TREE" not in plan
 
     def test_is_not_shifted_by_runs_that_come_between_two_pages(self, api):
         for name in "bdf":

@@ -107,7 +107,8 @@ class Reader:
         return [Run.model_validate(_run_fields(row)) for row in rows]
 
     def _run_row(self, run_id: str) -> Row[Any]:
-        row = self._connection.execute(_runs().where(schema.run.c.run_id == run_id)).one_or_none()
+        query = _runs().add_columns(schema.run.c.config).where(schema.run.c.run_id == run_id)
+        row = self._connection.execute(query).one_or_none()
         if row is None:
             raise UnknownRun(f"no run has the id {run_id!r}; GET /api/v1/runs lists the runs there are")
         return row
@@ -309,13 +310,14 @@ class Reader:
 
 
 def _runs() -> Select[Any]:
-    """Runs with their current attempt's blocks."""
+    """Runs with their current attempt's blocks, without configs: those may be large, and a list shows none."""
     num_open = (
         select(func.count())
         .where(schema.alert.c.run_id == schema.run.c.run_id, schema.alert.c.state.in_(OPEN))
         .scalar_subquery()
     )
-    return select(schema.run, schema.attempt.c.blocks, num_open.label("open_alerts")).join(
+    columns = [column for column in schema.run.c if column is not schema.run.c.config]
+    return select(*columns, schema.attempt.c.blocks, num_open.label("open_alerts")).join(
         schema.attempt,
         and_(schema.attempt.c.run_id == schema.run.c.run_id, schema.attempt.c.attempt == schema.run.c.attempt),
     )
