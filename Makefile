@@ -11,7 +11,7 @@ demo: .venv/demo.done
 
 test: .venv/dev.done lint
 	$(BIN)/python scripts/system_parts.py
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 
 lint: .venv/dev.done
 	$(BIN)/ruff check .

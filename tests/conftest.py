@@ -55,3 +55,10 @@ def empty_database(request, tmp_path):
     database = server.new_database()
     yield database
     server.drop(database)
+
+
+def pytest_collection_modifyitems(items):
+    """Where tests run in several processes, those of a file stay together, and those of the set-ups, for their table."""
+    for item in items:
+        folder = item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group(folder if folder == "setups" else str(item.path)))
