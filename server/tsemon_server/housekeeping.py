@@ -8,6 +8,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from tsemon.errors import StoreError
@@ -24,9 +25,9 @@ LEASE_S = 60.0
 class Housekeeping:
     """A thread that keeps the database in shape from `start` to `stop`."""
 
-    def __init__(self, store: Store, pause_s: float = PAUSE_S) -> None:
+    def __init__(self, store: Store, pause_s: float = PAUSE_S, lease_s: float = LEASE_S) -> None:
         self._store = store
-        self._pause_s = pause_s
+        self._pause_s, self._lease_s = pause_s, lease_s
         self._holder = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
         self._renew_at = 0.0
         self._stopped = threading.Event()
@@ -42,19 +43,23 @@ class Housekeeping:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._pause_s):
-            try:
-                for work in (self._store.settle, self._store.expire, self._store.purge):
-                    if not self._must_end():
-                        work(is_stopped=self._must_end)
-            except StoreError as error:
-                log.warning("housekeeping waits: %s", error)
-            except Exception:
-                log.exception("housekeeping failed; it is tried again")
+            # One after the other, so that one that fails does not keep the others from their turn.
+            for work in (self._store.settle, self._store.expire, self._store.purge):
+                self._do(work)
         with suppress(StoreError):  # it runs out
             self._store.drop_lease("housekeeping", self._holder)
 
+    def _do(self, work: Callable[..., object]) -> None:
+        try:
+            if not self._must_end():
+                work(is_stopped=self._must_end)
+        except StoreError as error:
+            log.warning("housekeeping waits: %s", error)
+        except Exception:
+            log.exception("housekeeping failed; it is tried again")
+
     def _must_end(self) -> bool:
         """Asked between two pieces of work: whether to stop, or whether another process has it."""
-        if time.monotonic() >= self._renew_at and self._store.hold_lease("housekeeping", self._holder, LEASE_S):
-            self._renew_at = time.monotonic() + LEASE_S / 2
+        if time.monotonic() >= self._renew_at and self._store.hold_lease("housekeeping", self._holder, self._lease_s):
+            self._renew_at = time.monotonic() + self._lease_s / 2
         return self._stopped.is_set() or time.monotonic() >= self._renew_at

@@ -111,6 +111,35 @@ class TestHousekeeping:
         stopping.join()
         assert counted.num_segments == 0
 
+    def test_ends_when_it_wakes_up_and_another_has_the_work(self, api, store):
+        fill(api, 2000)
+        slept, woken = threading.Event(), threading.Event()
+
+        def sleep():
+            slept.set()
+            woken.wait()
+
+        sleeper = CountedStore(store, sleep)
+        housekeeping = Housekeeping(sleeper, pause_s=0.01, lease_s=0.2)
+        housekeeping.start()
+        slept.wait()
+        await_that(lambda: store.hold_lease("housekeeping", "another", LEASE_S))
+        woken.set()
+        await_that(lambda: sleeper.num_rounds > 0)
+        housekeeping.stop()
+        assert sleeper.num_segments == 0
+
+    def test_of_one_kind_goes_on_where_another_fails(self, api, store):
+        api.http.delete(f"/api/v1/runs/{fill(api)}")
+
+        def fail():
+            raise ZeroDivisionError
+
+        housekeeping = Housekeeping(CountedStore(store, fail), pause_s=0.01)
+        housekeeping.start()
+        await_that(lambda: not api.database.execute("SELECT run_id FROM tombstone"))
+        housekeeping.stop()
+
     def test_is_part_of_the_service(self, api):
         names = [thread.name for thread in threading.enumerate()]
         assert names.count("tsemon-housekeeping") == 1

@@ -186,6 +186,16 @@ class TestSettledFrames:
         assert len(changed) == 40
         assert answers(api, run_id) == close_to(expected)
 
+    def test_leave_a_frame_behind_whose_row_is_damaged(self, api, store, caplog):
+        run_id = api.register()
+        fill(api, run_id, [loss_frame(step, loss=step) for step in range(700)])
+        api.database.execute("UPDATE frame SET blob = substr(blob, 1, 5) WHERE seq = 17")
+        assert store.settle() == 1
+        series = api.get(f"/runs/{run_id}/series", metric="loss", points=1000)
+        assert series["damaged"] == 1
+        assert series["step"] == [step for step in range(700) if step != 17]
+        assert f"1 frames of run {run_id} are damaged" in caplog.text
+
     def test_do_not_come_back_when_their_run_is_deleted_under_way(self, api, store):
         run_id = api.register()
         fill(api, run_id, [loss_frame(step) for step in range(600)])

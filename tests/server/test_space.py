@@ -173,6 +173,16 @@ class TestRetention:
         store.purge()
         assert rows_of(api, ended) == {}
 
+    def test_gives_a_running_training_time_to_come_back_to_a_service_that_was_away(self, api, clock, run_id):
+        clock.now += 10 * DAY_S
+        store = Store(api.database.url, clock)
+        keep(store, runs_s=2 * DAY_S)
+        assert [run["run_id"] for run in api.get("/runs")["runs"]] == [run_id]
+        clock.now += 1.1 * DAY_S
+        keep(store, runs_s=2 * DAY_S)
+        assert api.get("/runs")["runs"] == []
+        store.close()
+
     def test_may_be_interrupted_anywhere(self, api, store, run_id):
         with store.write() as writer:
             writer.keep_for(Retention("default", samples_s=DAY_S))

@@ -516,12 +516,19 @@ class TestTheIndex:
         assert refused.stop(signal.SIGTERM).startswith("tsemon: ")
         assert list(scratch.iterdir()) == []
 
+    def test_leaves_a_folder_of_its_name_that_is_somebody_elses(self, show, monkeypatch, tmp_path):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        (precious := tmp_path / "tsemon-index-of-mine").mkdir()
+        (precious / "frames").write_text("all there is")
+        show().close()
+        assert (precious / "frames").read_text() == "all there is"
+
     def test_leaves_links_of_its_name_and_where_they_point(self, show, monkeypatch, tmp_path):
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         (tmp_path / "precious").mkdir()
-        (tmp_path / "tsemon-spool-link").symlink_to(tmp_path / "precious")
+        (tmp_path / "tsemon-index-link").symlink_to(tmp_path / "precious")
         show().close()
-        assert (tmp_path / "tsemon-spool-link").is_symlink()
+        assert (tmp_path / "tsemon-index-link").is_symlink()
         assert (tmp_path / "precious").is_dir()
 
 

@@ -9,7 +9,9 @@ import tempfile
 import weakref
 from pathlib import Path
 
-_PREFIX = "tsemon-spool-"
+_PREFIX = "tsemon-index-"
+_MARK = "index of a spool folder, for one process of tsemon"
+"""A file by which a leftover is told from anybody's folder of such a name."""
 
 
 class Scratch:
@@ -29,6 +31,7 @@ def _make() -> tuple[Path, int]:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         claim = _claim(path)
         if claim is not None and path.exists():
+            (path / _MARK).touch()
             return path, claim
         # Another process started at this moment and took it for a leftover.
         if claim is not None:
@@ -37,7 +40,7 @@ def _make() -> tuple[Path, int]:
 
 def _remove_leftovers() -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        claim = _claim(path)
+        claim = _claim(path) if (path / _MARK).is_file() else None
         if claim is not None:
             _remove(path, claim)
 

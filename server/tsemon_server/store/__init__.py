@@ -83,6 +83,7 @@ class Store:
     def __init__(self, url: str, clock: Callable[[], float] = time.time, *, migrate: bool = True) -> None:
         self._database = Database(url, migrate=migrate)
         self._clock = clock
+        self._opened_at = clock()
         self.where = self._database.where
 
     @contextmanager
@@ -141,16 +142,18 @@ class Store:
 
     def expire(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
         """Drop what is older than its project keeps, a segment or a run at a time, until `is_stopped`."""
-        now = self._clock()
+        now, opened_at = self._clock(), self._opened_at
         with self._database.reading() as connection:
             kept = retentions(connection)
             segments = [aged for retention in kept for aged in aged_segments(connection, retention, now).items()]
-            runs = [(run_id, retention) for retention in kept for run_id in aged_runs(connection, retention, now)]
+            runs = [
+                (run_id, retention) for retention in kept for run_id in aged_runs(connection, retention, now, opened_at)
+            ]
         for run_id, retention in runs:
             if is_stopped():
                 return
             with self._database.writing() as connection:
-                forget_aged(connection, run_id, retention, now)
+                forget_aged(connection, run_id, retention, now, opened_at)
         for segment, left in segments:
             if is_stopped():
                 return

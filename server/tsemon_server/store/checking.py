@@ -66,12 +66,15 @@ def check(database: Database, report: Report) -> Iterator[Checked]:
             report(Finding(run_id, table, "rows of a run that is not there, nor marked as deleted"))
         run_ids = connection.execute(select(schema.run.c.run_id).order_by(schema.run.c.run_id)).scalars().all()
     for run_id in run_ids:
+        findings: list[Finding] = []
         try:
-            checked = _RunCheck(database, run_id, report).run()
+            checked = _RunCheck(database, run_id, findings.append).run()
         except StoreError as error:  # such as a page that SQLite cannot read
             report(Finding(run_id, "run", str(error)))
             continue
-        if checked is not None:  # else deleted meanwhile
+        if checked is not None:  # else deleted meanwhile, and half of it was gone when it was looked at
+            for finding in findings:
+                report(finding)
             yield checked
 
 

@@ -69,8 +69,9 @@ class MetricReader:
         self._attempt = attempt
 
     def samples(self) -> Samples:
-        """All of them. What retention has reduced to rollups is not among them."""
-        parts, num_damaged = [self._hot()], 0
+        """All of them, those of one step in no order. What retention has reduced to rollups is not among them."""
+        parts = [self._hot()]
+        num_damaged = parts[0].num_damaged
         overlaps = and_(schema.chunk.c.last_step >= self._from, schema.chunk.c.first_step <= self._to)
         for row in self._connection.execute(self._chunks(overlaps, schema.chunk.c.samples)):
             try:
@@ -91,8 +92,10 @@ class MetricReader:
 
         With `ends_alone` the first and the last step are buckets of their own. With `shift` the grid is that one.
         """
-        parts = [_cells(self._hot())]
+        hot = self._hot()
+        parts = [_cells(hot)]
         extents, num_damaged = self._plan(parts)
+        num_damaged += hot.num_damaged
         extent = _joint(extents + _extents(parts))
         if extent is None:
             return Points(parts[0], shift or 0, num_damaged)
@@ -138,7 +141,7 @@ class MetricReader:
         num_entries = literal(1) if self._entry else layout.c.num_rows * layout.c.num_columns
         found = func.substr(frame.c.blob, layout.c.offset_bytes + 1 + position * width, num_entries * width)
         query = (
-            select(frame.c.step, found)
+            select(frame.c.step, found, num_entries * width)
             .join(layout, slot_of(layout.c, frame.c, self._kind, self._metric))
             .where(
                 frame.c.run_id == self._run_id,
@@ -149,13 +152,16 @@ class MetricReader:
             )
             .order_by(frame.c.step)
         )
-        rows = self._connection.execute(self._visible(query, schema.frame.c.attempt, schema.frame.c.step)).all()
+        all_rows = self._connection.execute(self._visible(query, schema.frame.c.attempt, schema.frame.c.step)).all()
+        rows = [row for row in all_rows if len(row[1]) == row[2]]
+        if num_damaged := len(all_rows) - len(rows):
+            log.error("%d frames of run %s are damaged; `tsemon admin check` lists all such", num_damaged, self._run_id)
         steps = np.fromiter((row[0] for row in rows), np.int64, len(rows))
         blobs: list[Floats] = [np.frombuffer(row[1], item_type(self._kind)) for row in rows]
         if len({len(blob) for blob in blobs}) > 1:
-            return Samples(steps, _stacked([blob[None] for blob in blobs]))
+            return Samples(steps, _stacked([blob[None] for blob in blobs]), num_damaged)
         values = np.concatenate(blobs) if blobs else np.empty(0, item_type(self._kind))
-        return Samples(steps, values.reshape(len(rows), len(values) // len(rows) if rows else 1))
+        return Samples(steps, values.reshape(len(rows), len(values) // len(rows) if rows else 1), num_damaged)
 
     def _visible(self, query: Select[Any], attempt: Any, first_step: Any) -> Select[Any]:
         """Only of this attempt, or of all attempts as far as no later one hides them."""

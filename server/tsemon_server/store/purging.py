@@ -6,8 +6,8 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, insert, select,
 
 from tsemon_server.store import schema
 
-SLICE_ROWS = 500
-"""So many rows go in one transaction: writers wait some milliseconds for it."""
+SLICE_ROWS = {"frame": 500, "chunk": 20, "block": 100, "segment": 500, "settled": 500}
+"""So many rows of each table go in one transaction, for which writers wait: a chunk may take a megabyte."""
 _SMALL = (schema.attempt, schema.layout, schema.alert, schema.rule_state)
 _LARGE = (schema.frame, schema.chunk, schema.block, schema.segment, schema.settled)
 
@@ -39,5 +39,5 @@ def remove_tombstone(connection: Connection, run_id: str) -> None:
 def _remove_some(connection: Connection, table: Table, run_id: str) -> int:
     is_of_run = table.c.run_id == run_id
     key = [column for column in table.primary_key if column.name != "run_id"]
-    some = select(*key).where(is_of_run).limit(SLICE_ROWS)
+    some = select(*key).where(is_of_run).limit(SLICE_ROWS[table.name])
     return connection.execute(delete(table).where(is_of_run, tuple_(*key).in_(some))).rowcount

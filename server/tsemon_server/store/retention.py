@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, bindparam, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, literal, or_, select, update
 
 from tsemon_server.store import schema
 from tsemon_server.store.purging import forget_run
+
+TO_COME_BACK_S = 86_400.0
+"""So long after its start the service waits for trainers before it takes them for gone."""
 
 Finest = Literal["samples", "fine", "coarse"]
 
@@ -47,19 +50,26 @@ def retentions(connection: Connection) -> list[Retention]:
     return [Retention(*row) for row in rows]
 
 
-def aged_runs(connection: Connection, retention: Retention, now: float) -> list[str]:
+def aged_runs(connection: Connection, retention: Retention, now: float, listening_since: float) -> list[str]:
     """Runs that are to be deleted."""
     if retention.runs_s is None:
         return []
     run = schema.run.c
-    is_aged = run.updated_at < now - retention.runs_s
+    is_aged = _is_aged(retention.runs_s, now, listening_since)
     return list(connection.execute(select(run.run_id).where(run.project == retention.project, is_aged)).scalars())
 
 
-def forget_aged(connection: Connection, run_id: str, retention: Retention, now: float) -> bool:
+def forget_aged(connection: Connection, run_id: str, retention: Retention, now: float, listening_since: float) -> bool:
     """Delete the run, unless it was heard of in the meantime."""
     assert retention.runs_s is not None
-    return forget_run(connection, run_id, schema.run.c.updated_at < now - retention.runs_s)
+    return forget_run(connection, run_id, _is_aged(retention.runs_s, now, listening_since))
+
+
+def _is_aged(age_s: float, now: float, listening_since: float) -> ColumnElement[bool]:
+    """Of a run that did not end, silence counts only while somebody listened: its trainer may wait for the service."""
+    run = schema.run.c
+    has_had_time = now - listening_since > min(age_s, TO_COME_BACK_S)
+    return and_(run.updated_at < now - age_s, or_(run.state != "running", literal(has_had_time)))
 
 
 def aged_segments(connection: Connection, retention: Retention, now: float) -> dict[Aged, Finest]:

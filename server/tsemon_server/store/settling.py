@@ -71,7 +71,7 @@ def settled_streams(connection: Connection, silent_before: float, sizes: Sizes) 
         select(frame.run_id, frame.attempt, frame.writer, func.count(), has_ended)
         .join(schema.run, run.run_id == frame.run_id)
         .group_by(frame.run_id, frame.attempt, frame.writer, run.state, run.updated_at, run.attempt)
-        .having(func.count() > sizes.kept)
+        .having(func.count() > case((has_ended, 1), else_=sizes.kept))
         .order_by(frame.run_id, frame.attempt, frame.writer)
     )
     return [
@@ -90,9 +90,12 @@ def pack_segment(connection: Connection, stream: Stream, most: int) -> Segment |
         .order_by(frame.seq)
         .limit(most)
     ).all()
+    layouts = layouts_of(connection, stream.run_id, {row.layout_id for row in rows})
+    # A frame whose row is damaged stays where it is, for `check` to find.
+    rows = [row for row in rows if len(row.blob) == sum(slot.size_bytes for slot in layouts[row.layout_id])]
     if not rows:
         return None
-    rows = sorted(rows, key=lambda row: (row.step, row.seq))
+    rows.sort(key=lambda row: (row.step, row.seq))
     seqs, steps = ([row[column] for row in rows] for column in (0, 1))
     times = np.array([row.time for row in rows], "<f8")
     return Segment(
@@ -105,7 +108,7 @@ def pack_segment(connection: Connection, stream: Stream, most: int) -> Segment |
             "last_step": steps[-1],
             "frames": pack_frames(Frames(np.array(seqs, np.int64), np.array(steps, np.int64), times)),
         },
-        list(_chunks(stream, rows, layouts_of(connection, stream.run_id, {row.layout_id for row in rows}))),
+        list(_chunks(stream, rows, layouts)),
     )
 
 
