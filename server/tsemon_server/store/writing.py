@@ -257,7 +257,7 @@ class Writer(Reader):
                 & (attempt.hidden_from > frame.step),
             )
             .where(frame.run_id == run_id)
-            .order_by(frame.step.desc(), frame.attempt.desc(), frame.seq.desc())
+            .order_by(frame.step.desc(), frame.attempt.desc(), frame.seq.desc(), frame.writer.desc())
             .limit(1)
         )
         return [NewestFrame(*row) for row in rows]
