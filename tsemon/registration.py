@@ -45,16 +45,18 @@ def registration(
 
 def step_of_state(state: object, *, project: str, run: str) -> int:
     """The step in what `Monitor.state_dict` returned. Raises InvalidArgument for anything else, and for another run's."""
-    step = state.get("step") if isinstance(state, Mapping) else None
-    if not isinstance(state, Mapping) or not isinstance(step, int) or not _is_step(step):
+    if not isinstance(state, Mapping) or not {"project", "run", "step"} <= {*state}:
         kind = f"the keys {sorted(map(str, state))}" if isinstance(state, Mapping) else type(state).__name__
         raise InvalidArgument(f"load_state_dict() takes what state_dict() of a monitor returned, got {kind}")
-    if (of := (state.get("project"), state.get("run"))) != (project, run):
+    step = state["step"]
+    if not _is_step(step):
+        raise InvalidArgument(f"the step in the state of a monitor is an int >= 0, got {step!r}")
+    if (of := (state["project"], state["run"])) != (project, run):
         raise InvalidArgument(
             f"the state is of the run {of[1]!r} of project {of[0]!r}, this one is {run!r} of {project!r}; attach under that "
             f"name, or begin a new run from this checkpoint: attach(..., resume={step})"
         )
-    return step
+    return int(step)
 
 
 def chosen_measures(measures: Collection[str] | None) -> set[str]:

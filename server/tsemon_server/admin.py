@@ -41,7 +41,7 @@ def check(database: AnyDatabase = None) -> None:
 
 @app.command()
 def vacuum(database: AnyDatabase = None) -> None:
-    """Give back the space that holds nothing. On SQLite nobody can write meanwhile; stop the service for a large file."""
+    """Give back all space that holds nothing. Nobody can write meanwhile; stop the service for a large database."""
     store = _open(database)
     if not store.gives_space_back:
         typer.echo("this file was made by an older version; from now on it gives space back by itself")

@@ -30,6 +30,7 @@ class Housekeeping:
         self._pause_s, self._lease_s = pause_s, lease_s
         self._holder = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
         self._renew_at = 0.0
+        self._is_waiting = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tsemon-housekeeping", daemon=True)
 
@@ -53,8 +54,13 @@ class Housekeeping:
         try:
             if not self._must_end():
                 work(is_stopped=self._must_end)
+            if self._is_waiting:
+                log.warning("housekeeping goes on")
+            self._is_waiting = False
         except StoreError as error:
-            log.warning("housekeeping waits: %s", error)
+            if not self._is_waiting:  # said once an outage
+                log.warning("housekeeping waits: %s", error)
+            self._is_waiting = True
         except Exception:
             log.exception("housekeeping failed; it is tried again")
 

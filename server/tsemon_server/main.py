@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import signal
 import socket
 import sys
 import time
@@ -184,8 +185,9 @@ def _run_another(settings: Settings, listener: socket.socket) -> None:
 
 
 def _run(app: FastAPI, listener: socket.socket) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again after it has shut down, as it does SIGINT
     config = uvicorn.Config(app, access_log=False, log_level="warning", timeout_graceful_shutdown=10)
-    with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has shut down
+    with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])
 
 

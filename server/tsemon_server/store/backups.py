@@ -12,7 +12,7 @@ from sqlalchemy import URL, Connection, func, inspect, make_url, select
 
 from tsemon.errors import InvalidArgument, MissingPackage, StoreError
 from tsemon_server.store import schema
-from tsemon_server.store.engine import BUSY_TIMEOUT_S, Database, connected, is_known_revision, sqlite_file
+from tsemon_server.store.engine import BUSY_TIMEOUT_S, SECRETS, Database, connected, is_known_revision, sqlite_file
 
 _OURS = frozenset({"alembic_version", "run", "frame"})
 """Tables of every version, by which a backup of ours is known."""
@@ -143,9 +143,11 @@ def _run(program: str, *arguments: str, url: str | None = None) -> str:
     environment = dict(os.environ)
     if url is not None:
         parsed = make_url(url)
-        if parsed.password is not None:
-            environment["PGPASSWORD"] = str(parsed.password)
-        where = URL.create("postgresql", parsed.username, None, parsed.host, parsed.port, parsed.database, parsed.query)
+        password = parsed.password or parsed.query.get("password")
+        if password is not None:
+            environment["PGPASSWORD"] = str(password)
+        query = {name: value for name, value in parsed.query.items() if name not in SECRETS}
+        where = URL.create("postgresql", parsed.username, None, parsed.host, parsed.port, parsed.database, query)
         arguments = (*arguments, f"--dbname={where.render_as_string()}")
     try:
         done = subprocess.run([program, *arguments], env=environment, capture_output=True, text=True, check=False)

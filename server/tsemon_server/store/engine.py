@@ -15,7 +15,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, inspect, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
@@ -29,6 +29,11 @@ BUSY_TIMEOUT_S = 5
 
 POOL_SIZE = 10
 """Connections to PostgreSQL that one process opens at most; the server allows 100 where nobody changed it."""
+
+SECRETS = ("password", "sslpassword")
+"""Options in the query of a URL that nobody may see."""
+POOL_TIMEOUT_S = 5
+"""How long a request waits for one of them; a trainer waits 10 s for its answer."""
 
 _NO_PRIVILEGE = "42501"  # which drivers count among the programming errors
 _NEEDS = {
@@ -58,7 +63,7 @@ class Database:
                 _refuse_other_version(connection)
         self.engine = _create_engine(url)
         self._writing_engine = self.engine.execution_options(writes=True)
-        self.where = self.engine.url.render_as_string(hide_password=True)
+        self.where = without_password(self.engine.url)
         is_sqlite = self.engine.dialect.name == "sqlite"
         self.num_writers = 1 if is_sqlite else 2
         """So many threads that write are of use."""
@@ -153,7 +158,7 @@ class Database:
             self._check_file()
             if self._file is None:
                 with closing(self.engine.raw_connection()) as pooled, closing(pooled.cursor()) as cursor:
-                    cursor.execute("VACUUM (ANALYZE)")
+                    cursor.execute("VACUUM (FULL, ANALYZE)")
                 return
             with self._without_transaction() as raw:
                 raw.executescript("PRAGMA auto_vacuum = INCREMENTAL; VACUUM")
@@ -201,6 +206,10 @@ def connected(url: str, *, must_exist: bool = False) -> Iterator[Connection]:
         if must_exist and path is not None and not os.path.exists(path):
             raise StoreError(f"expected a database, found no file {path}; `tsemon serve` makes a new one")
         with _explained(engine), engine.connect() as connection:
+            if path is None:  # SQLite's were looked at when it was opened
+                _refuse_foreign_tables(connection)
+            if must_exist and not inspect(connection).has_table("alembic_version"):
+                raise StoreError(f"expected a database of tsemon, {without_password(url)} has no tables")
             yield connection
     finally:
         engine.dispose()
@@ -208,7 +217,7 @@ def connected(url: str, *, must_exist: bool = False) -> Iterator[Connection]:
 
 @contextmanager
 def _explained(engine: Engine) -> Iterator[None]:
-    where, driver = engine.url.render_as_string(hide_password=True), engine.dialect.loaded_dbapi
+    where, driver = without_password(engine.url), engine.dialect.loaded_dbapi
     try:
         yield
     except OutOfConnections as error:
@@ -217,7 +226,8 @@ def _explained(engine: Engine) -> Iterator[None]:
         original = getattr(error, "orig", None) or error
         if isinstance(original, driver.DataError):
             raise InvalidArgument(f"no database takes this value: {reason(original)}") from error
-        is_slip = isinstance(original, driver.IntegrityError | driver.ProgrammingError)
+        is_connecting = isinstance(error, DBAPIError) and error.statement is None
+        is_slip = isinstance(original, driver.IntegrityError | driver.ProgrammingError) and not is_connecting
         if is_slip and getattr(original, "sqlstate", None) != _NO_PRIVILEGE:
             raise
         needs = _NEEDS[engine.dialect.name]
@@ -243,9 +253,13 @@ class _Turn:
         self._one_writer.release()
 
 
-def without_password(url: str) -> str:
-    """The URL of a database as it may be shown."""
-    return make_url(url).render_as_string(hide_password=True)
+def without_password(url: str | URL) -> str:
+    """The URL of a database as it may be shown, and as its user would write it."""
+    shown = make_url(url)
+    hidden = {name: "***" for name in SECRETS if name in shown.query}
+    if shown.get_backend_name() == "postgresql":
+        shown = shown.set(drivername="postgresql")
+    return shown.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
 def insert_missing(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
@@ -257,6 +271,8 @@ def insert_missing(connection: Connection, table: Table, rows: Sequence[dict[str
 def _create_engine(url: str) -> Engine:
     try:
         parsed = make_url(url)
+        if parsed.drivername == "postgres":  # as many hosts hand it out
+            parsed = parsed.set(drivername="postgresql")
         backend = parsed.get_backend_name()
         if backend == "postgresql":
             return _create_postgresql_engine(parsed)
@@ -274,7 +290,7 @@ def _create_postgresql_engine(url: URL) -> Engine:
     if url.drivername == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
     try:
-        engine = create_engine(url, pool_size=POOL_SIZE, max_overflow=0)
+        engine = create_engine(url, pool_size=POOL_SIZE, max_overflow=0, pool_timeout=POOL_TIMEOUT_S)
     except ModuleNotFoundError as error:
         raise MissingPackage(f"PostgreSQL needs a driver ({error}); pip install 'tsemon[postgres]'") from error
     event.listen(engine, "connect", _on_postgresql_connect)
@@ -298,20 +314,32 @@ def _timeout_s(url: URL) -> float:
 
 def _on_postgresql_connect(connection: Any, _: ConnectionPoolEntry) -> None:
     connection.autocommit = True  # transactions begin when we say so, see below
+    # What was acknowledged survives a crash, whatever the server's setting. A lock that another process holds, and has
+    # stopped with, keeps nobody for long.
+    connection.execute(f"SET synchronous_commit = on; SET lock_timeout = '{POOL_TIMEOUT_S}s'")
 
 
 def _on_postgresql_begin(connection: Connection) -> None:
     # The driver would wait with this for the first statement. Said here, it tells in time whether the server still
     # knows the connection. Writers see what others commit meanwhile, and lock the run that they write to.
     writes = connection.get_execution_options().get("writes", False)
-    connection.exec_driver_sql("BEGIN" if writes else "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+    connection.exec_driver_sql(_BEGIN_WRITING if writes else "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+
+
+# The server gives up a transaction whose process has stopped, and with it the locks that others wait for.
+_BEGIN_WRITING = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '30s'"
 
 
 def _take_turn_on_postgresql(connection: Connection) -> None:
     """Wait for other processes that migrate; then refuse a database whose tables are somebody else's."""
+    connection.exec_driver_sql("SET LOCAL lock_timeout = 0")  # however long a migration takes
     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION})")
+    _refuse_foreign_tables(connection)
+
+
+def _refuse_foreign_tables(connection: Connection) -> None:
     tables = connection.exec_driver_sql("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()").scalars()
-    _refuse_foreign(set(tables), connection.engine.url.render_as_string(hide_password=True))
+    _refuse_foreign(set(tables), without_password(connection.engine.url))
 
 
 def sqlite_file(connection: Connection) -> str:

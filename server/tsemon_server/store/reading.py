@@ -286,6 +286,8 @@ class Reader:
                 run.run,
                 run.last_step,
                 run.updated_at,
+                run.loss.label("last_loss"),
+                frame.c.seq,
                 func.substr(frame.c.blob, loss.c.offset_bytes + 1, 8).label("loss"),
                 func.substr(frame.c.blob, similarity.c.offset_bytes + 1, 4 * similarity.c.num_rows).label("similarity"),
             )
@@ -305,17 +307,19 @@ class Reader:
             .order_by(run.run_id)
         )
         return [
-            LiveRun(
-                row.run_id,
-                row.project,
-                row.run,
-                row.last_step,
-                row.updated_at,
-                None if row.loss is None else float(np.frombuffer(row.loss, item_type("scalars"))[0]),
-                [] if row.similarity is None else np.frombuffer(row.similarity, item_type("layers")).tolist(),
-            )
+            LiveRun(row.run_id, row.project, row.run, row.last_step, row.updated_at, *self._live_values(row))
             for row in rows
         ]
+
+    def _live_values(self, row: Row[*tuple[Any, ...]]) -> tuple[float | None, list[float]]:
+        """Loss and token similarity of the newest frame."""
+        if row.seq is None and row.last_step is not None:  # later ones were hidden, and this one had settled
+            at = {"from_step": row.last_step, "to_step": row.last_step}
+            similarities = self.metric(row.run_id, "layers", "token_similarity", **at).samples().values
+            return row.last_loss, similarities[-1].tolist() if len(similarities) else []
+        loss = None if row.loss is None else float(np.frombuffer(row.loss, item_type("scalars"))[0])
+        similarity = [] if row.similarity is None else np.frombuffer(row.similarity, item_type("layers")).tolist()
+        return loss, similarity
 
     def firing_alerts(self) -> list[FiringAlert]:
         """All that fires; what fires more than once on a run is named once."""

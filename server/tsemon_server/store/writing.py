@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-import numpy as np
 from sqlalchemy import Connection, bindparam, case, delete, func, insert, null, select, union_all, update
 
 from tsemon.errors import UnknownRun
@@ -223,12 +222,12 @@ class Writer(Reader):
             "updated_at": self._now,
             "num_frames": 0,
         }
-        insert_missing(self._connection, schema.run, [fresh])
-        run_id: str = self._connection.execute(
-            select(schema.run.c.run_id)
-            .where(schema.run.c.project == project, schema.run.c.run == run)
-            .with_for_update()  # for engines with several writers at a time: one at a time per run
-        ).scalar_one()
+        # For engines with several writers at a time: one at a time per run.
+        named = select(schema.run.c.run_id).where(schema.run.c.project == project, schema.run.c.run == run)
+        run_id: str | None = None
+        while run_id is None:  # deleted between the two
+            insert_missing(self._connection, schema.run, [fresh])
+            run_id = self._connection.execute(named.with_for_update()).scalar_one_or_none()
         return run_id
 
     def _hide_from(self, run_id: str, start_step: int) -> int:
@@ -251,15 +250,9 @@ class Writer(Reader):
         """Look up the newest frame that is not hidden: once per attempt, frames that come later keep it up to date."""
         newest = max((*self._newest_hot(run_id), *newest_settled(self._connection, run_id)), default=None)
         step, attempt, seq, writer = newest or (None, None, None, None)
-        losses = self.metric(run_id, "scalars", "loss", from_step=step).samples().values if newest else np.empty((0, 1))
-        self._set_run(
-            run_id,
-            last_attempt=attempt,
-            last_writer=writer,
-            last_seq=seq,
-            last_step=step,
-            loss=float(losses[-1, 0]) if len(losses) else None,
-        )
+        self._set_run(run_id, last_attempt=attempt, last_writer=writer, last_seq=seq, last_step=step)
+        latest = self._latest(self._run_row(run_id))
+        self._set_run(run_id, loss=None if latest is None else latest.scalars.get("loss"))
 
     def _newest_hot(self, run_id: str) -> list[NewestFrame]:
         frame, attempt = schema.frame.c, schema.attempt.c
