@@ -156,7 +156,7 @@ class TestCells:
         assert whole.spans.tolist() == [[0, 3, 4]]
         assert whole.stats.tolist() == [[[1.0, 3.0, 6.0, 3.0]]]
 
-    @pytest.mark.parametrize("values", [[1.7e308] * 4, [1.7e308, 1.7e308, -1.7e308, -1.7e308]])
+    @pytest.mark.parametrize("values", [[2.0**1023] * 4, [2.0**1023] * 3 + [-(2.0**1023)]])
     def test_have_the_mean_of_values_whose_sum_is_too_large_for_a_number(self, values):
         cells = merged(samples(*enumerate(values)), np.array([0]))
         assert cells.stats[0, 0].tolist() == [min(values), sum(value / 4 for value in values), max(values), 4]
