@@ -143,7 +143,8 @@ class Service:
         said = self._process.stdout.readline()  # tsemon serves http://... from ...
         if not said:
             raise RuntimeError(f"the service did not start on {engine.name}; what it says of it stands above")
-        self._client = httpx.Client(base_url=f"{said.split()[2]}/api/v1", timeout=600, trust_env=False)
+        self.url = said.split()[2]
+        self._client = httpx.Client(base_url=f"{self.url}/api/v1", timeout=600, trust_env=False)
         self._server = psutil.Process(self._process.pid)
 
     def get(self, path: str, **query: Any) -> Any:

@@ -178,14 +178,22 @@ class TestPostgresql:
             assert reader.run(run_id).num_frames == 1
         store.close()
 
-    def test_that_ends_within_a_transaction_is_told_and_keeps_nothing_of_it(self, postgresql):
+    @pytest.mark.parametrize(
+        "go_on",
+        [
+            lambda writer, run_id: writer.change_run(run_id),
+            lambda writer, run_id: writer.add_frames(run_id, 1, "w", [Frame(0, 0, 0.0, {"loss": 1.0})]),
+        ],
+        ids=["by way of SQLAlchemy", "past it"],
+    )
+    def test_that_ends_within_a_transaction_is_told_and_keeps_nothing_of_it(self, postgresql, caplog, go_on):
         store = Store(postgresql.url)
 
         def write_while_it_ends():
             with store.write() as writer:
                 run_id = register(writer).run_id
                 postgresql.server.stop()
-                writer.change_run(run_id)
+                go_on(writer, run_id)
 
         with pytest.raises(StoreError, match="cannot be used"):
             write_while_it_ends()
@@ -195,6 +203,7 @@ class TestPostgresql:
         with store.read() as reader:
             assert runs_of(reader) == []
         store.close()
+        assert caplog.text == ""
 
     def test_lets_writers_of_different_runs_write_at_the_same_time(self, postgresql):
         store = Store(postgresql.url)

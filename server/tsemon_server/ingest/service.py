@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from tsemon.wire import Frame
 from tsemon_server.ingest import schemas
@@ -56,22 +57,43 @@ def register(store: Store, body: schemas.Registration) -> Registered:
     return Registered(run_id=found.run_id, attempt=found.attempt)
 
 
-def accept(store: Store, run_id: str, raw: bytes | bytearray, observe: Observe) -> Receipt:
-    """Store the frames of a body and let `observe` see those that are new, in one transaction."""
+class Batch(NamedTuple):
+    """A body of frames that is fit to be stored."""
+
+    run_id: str
+    attempt: int
+    writer: str
+    frames: list[Frame]
+
+
+def batch_of(run_id: str, body: schemas.FramesBody, num_blocks: int) -> Batch:
+    """The frames of a body, held against the depth of the model."""
+    return Batch(run_id, body.attempt, body.writer, [schemas.to_frame(sent, num_blocks) for sent in body.frames])
+
+
+def read(store: Store, run_id: str, raw: bytes | bytearray) -> Batch:
+    """The frames of a raw body. May wait for the database."""
     body = schemas.read_frames(raw)
-    with store.read() as reader:
-        num_blocks = reader.num_blocks(run_id, body.attempt)
-    frames = [schemas.to_frame(sent, num_blocks) for sent in body.frames]
-    with store.write() as writer:
-        added = writer.add_frames(run_id, body.attempt, body.writer, frames)
-        resolved = _observed(observe, writer, run_id, body.attempt, added)
-        alerts = writer.alerts_to_tell(run_id, resolved)
+    return batch_of(run_id, body, store.num_blocks(run_id, body.attempt))
+
+
+def keep(writer: Writer, batch: Batch, observe: Observe) -> Receipt:
+    """Store the frames of a batch and let `observe` see those that are new, in the writer's transaction."""
+    added = writer.add_frames(*batch)
+    resolved = _observed(observe, writer, batch.run_id, batch.attempt, added)
     return Receipt(
         accepted=len(added.frames),
-        duplicates=len(frames) - len(added.frames),
-        last_seq=max((frame.seq for frame in frames), default=None),
-        alerts=alerts,
+        duplicates=len(batch.frames) - len(added.frames),
+        last_seq=max((frame.seq for frame in batch.frames), default=None),
+        alerts=writer.alerts_to_tell(batch.run_id, resolved),
     )
+
+
+def accept(store: Store, run_id: str, raw: bytes | bytearray, observe: Observe) -> Receipt:
+    """Read and store a body in a transaction of its own."""
+    batch = read(store, run_id, raw)
+    with store.write() as writer:
+        return keep(writer, batch, observe)
 
 
 def _observed(observe: Observe, writer: Writer, run_id: str, attempt: int, added: Added) -> Sequence[int]:

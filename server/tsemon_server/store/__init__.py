@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Any
 
 from sqlalchemy.exc import IntegrityError
 
@@ -13,6 +16,7 @@ from tsemon_server.store.cells import Cells, merged
 from tsemon_server.store.checking import Checked, Finding, check
 from tsemon_server.store.engine import Database, without_password
 from tsemon_server.store.exporting import Export, Piece
+from tsemon_server.store.group_commit import GroupCommit
 from tsemon_server.store.leases import drop_lease, hold_lease
 from tsemon_server.store.metric import MetricReader, Points, Samples, shift_of
 from tsemon_server.store.packing import Kind
@@ -84,6 +88,11 @@ class Store:
         self._database = Database(url, migrate=migrate)
         self._clock = clock
         self._opened_at = clock()
+        # What never changes, for the id of a run is never given to another.
+        self._layouts: set[tuple[str, int]] = set()
+        self._num_blocks: dict[tuple[str, int], int] = {}
+        self._commits: GroupCommit[Writer] | None = None
+        self._lock = threading.Lock()
         self.where = self._database.where
 
     @contextmanager
@@ -96,7 +105,31 @@ class Store:
     def write(self) -> Iterator[Writer]:
         """All that is written inside the block is committed when it ends, nothing of it when it raises."""
         with self._database.writing() as connection:
-            yield Writer(connection, self._clock())
+            writer = Writer(connection, self._clock(), self._layouts)
+            yield writer
+        self._layouts |= writer.new_layouts
+
+    def write_soon(self, run_id: str, work: Callable[[Writer], Any]) -> Future[Any]:
+        """What `work` returns once it is committed, together with other work that comes at the same time.
+
+        It may be done twice, the first time for nothing: where other work of its transaction failed.
+        """
+        with self._lock:
+            if self._commits is None:
+                self._commits = GroupCommit(self.write, self._database.num_writers)
+        return self._commits.do(run_id, work)
+
+    def num_blocks(self, run_id: str, attempt: int) -> int:
+        """How deep the model of this attempt is: that never changes, and is asked of the database once."""
+        found = self.known_num_blocks(run_id, attempt)
+        if found is None:
+            with self.read() as reader:
+                found = self._num_blocks[run_id, attempt] = reader.num_blocks(run_id, attempt)
+        return found
+
+    def known_num_blocks(self, run_id: str, attempt: int) -> int | None:
+        """The same where it was asked before, without a wait."""
+        return self._num_blocks.get((run_id, attempt))
 
     def settle(self, is_stopped: Callable[[], bool] = lambda: False, *, sizes: Sizes | None = None) -> int:
         """Move settled frames into chunks, until there are no more or `is_stopped`; the number of segments.
@@ -196,4 +229,6 @@ class Store:
             drop_lease(connection, work, holder)
 
     def close(self) -> None:
+        if self._commits is not None:
+            self._commits.close()
         self._database.engine.dispose()

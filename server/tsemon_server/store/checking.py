@@ -126,7 +126,7 @@ class _RunCheck:
             layouts.setdefault(number, []).append(Slot(*slot))
         for number, slots in layouts.items():
             # Slots without values share an offset with their neighbours.
-            if layout_id(slots) != number and all(slot.size_bytes for slot in slots):
+            if layout_id(tuple(slots)) != number and all(slot.size_bytes for slot in slots):
                 self._found(f"layout {number}", "is not what its number says")
         return layouts
 

@@ -18,7 +18,7 @@ from alembic.util import CommandError
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, NoSuchModuleError, ProgrammingError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as OutOfConnections
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -30,7 +30,6 @@ BUSY_TIMEOUT_S = 5
 POOL_SIZE = 10
 """Connections to PostgreSQL that one process opens at most; the server allows 100 where nobody changed it."""
 
-_OUR_SLIPS = (IntegrityError, ProgrammingError)
 _NO_PRIVILEGE = "42501"  # which drivers count among the programming errors
 _NEEDS = {
     "sqlite": "it must be a database of tsemon in a folder that this process may write, with room left on the disk",
@@ -58,8 +57,11 @@ class Database:
             with connected(url, must_exist=True) as connection:
                 _refuse_other_version(connection)
         self.engine = _create_engine(url)
+        self._writing_engine = self.engine.execution_options(writes=True)
         self.where = self.engine.url.render_as_string(hide_password=True)
         is_sqlite = self.engine.dialect.name == "sqlite"
+        self.num_writers = 1 if is_sqlite else 2
+        """So many threads that write are of use."""
         self._turn: AbstractContextManager[Any] = _Turn(_timeout_s(self.engine.url)) if is_sqlite else nullcontext()
         self._file: tuple[str, tuple[int, int] | None] | None = None
         try:
@@ -88,7 +90,7 @@ class Database:
         """A transaction that commits at the end of the block, or does nothing when the block raises."""
         with self._turn, self._explained():
             self._check_file()
-            with self._begun(self.engine.execution_options(writes=True)) as connection:
+            with self._begun(self._writing_engine) as connection:
                 yield connection
                 connection.commit()
 
@@ -201,16 +203,17 @@ def connected(url: str, *, must_exist: bool = False) -> Iterator[Connection]:
 
 @contextmanager
 def _explained(engine: Engine) -> Iterator[None]:
-    where = engine.url.render_as_string(hide_password=True)
+    where, driver = engine.url.render_as_string(hide_password=True), engine.dialect.loaded_dbapi
     try:
         yield
     except OutOfConnections as error:
         raise StoreError(f"all connections to the database {where} are in use; send it again") from error
-    except DataError as error:
-        raise InvalidArgument(f"no database takes this value: {reason(error.orig or error)}") from error
-    except (DBAPIError, sqlite3.Error) as error:
+    except (DBAPIError, driver.Error) as error:  # what goes past SQLAlchemy raises the driver's own
         original = getattr(error, "orig", None) or error
-        if isinstance(error, _OUR_SLIPS) and getattr(original, "sqlstate", None) != _NO_PRIVILEGE:
+        if isinstance(original, driver.DataError):
+            raise InvalidArgument(f"no database takes this value: {reason(original)}") from error
+        is_slip = isinstance(original, driver.IntegrityError | driver.ProgrammingError)
+        if is_slip and getattr(original, "sqlstate", None) != _NO_PRIVILEGE:
             raise
         needs = _NEEDS[engine.dialect.name]
         raise StoreError(f"the database {where} cannot be used: {reason(original)}; {needs}") from error

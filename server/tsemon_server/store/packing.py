@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from tsemon.wire import Array, Frame
+from tsemon.wire import Frame
 
 Kind = Literal["scalars", "layers", "heads"]
 
@@ -48,23 +50,34 @@ def item_type(kind: Kind) -> np.dtype[np.float64] | np.dtype[np.float32]:
 
 def pack(frame: Frame) -> tuple[tuple[Slot, ...], bytes]:
     """The layout of the frame and its values."""
-    slots: list[Slot] = []
-    names = sorted(frame.scalars)
-    parts = [np.array([frame.scalars[name] for name in names], dtype="<f8").tobytes()]
-    for number, name in enumerate(names):
-        slots.append(Slot("scalars", name, 8 * number, 1, 1))
-    offset_bytes = len(parts[0])
-    groups: tuple[tuple[Kind, dict[str, Array]], ...] = (("layers", dict(frame.layers)), ("heads", dict(frame.heads)))
-    for kind, arrays in groups:
-        for name, values in sorted(arrays.items()):
-            num_rows, *rest = values.shape
+    scalars, layers, heads = sorted(frame.scalars.items()), sorted(frame.layers.items()), sorted(frame.heads.items())
+    slots = _slots(
+        tuple(name for name, _ in scalars),
+        tuple((name, values.shape) for name, values in layers),
+        tuple((name, values.shape) for name, values in heads),
+    )
+    parts = [struct.pack(f"<{len(scalars)}d", *(value for _, value in scalars))]
+    parts += [values.data for _, values in (*layers, *heads)]
+    return slots, b"".join(parts)
+
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@lru_cache(maxsize=1024)
+def _slots(scalars: tuple[str, ...], layers: Shapes, heads: Shapes) -> tuple[Slot, ...]:
+    slots = [Slot("scalars", name, 8 * number, 1, 1) for number, name in enumerate(scalars)]
+    offset_bytes = 8 * len(slots)
+    groups: tuple[tuple[Kind, Shapes], ...] = (("layers", layers), ("heads", heads))
+    for kind, shapes in groups:
+        for name, (num_rows, *rest) in shapes:
             slots.append(Slot(kind, name, offset_bytes, num_rows, math.prod(rest)))
-            parts.append(values.data)
-            offset_bytes += len(values.data)
-    return tuple(slots), b"".join(parts)
+            offset_bytes += slots[-1].size_bytes
+    return tuple(slots)
 
 
-def layout_id(slots: Sequence[Slot]) -> int:
+@lru_cache(maxsize=1024)
+def layout_id(slots: tuple[Slot, ...]) -> int:
     """63 bits that are the same for the same layout."""
     digest = hashlib.sha256(json.dumps(slots).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

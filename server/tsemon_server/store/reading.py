@@ -8,7 +8,21 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, case, func, literal, or_, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    case,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+    tuple_,
+)
 
 from tsemon.errors import UnknownAttempt, UnknownRun
 from tsemon.wire import AlertState, RunState
@@ -17,6 +31,7 @@ from tsemon_server.store.chunks import DamagedChunk, unpack_samples
 from tsemon_server.store.exporting import Export
 from tsemon_server.store.metric import MetricReader, slot_of
 from tsemon_server.store.packing import Kind, Slot, item_type, unpack
+from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.records import Alert, Attempt, Latest, Recorded, Run, RunDetail
 from tsemon_server.store.retention import Retention, retentions
 from tsemon_server.store.settling import find_settled
@@ -247,6 +262,8 @@ class Reader:
 
     def alerts_to_tell(self, run_id: str, resolved: Sequence[int] = ()) -> list[Alert]:
         """What the writer of a run gets to hear: its open alerts, and those in `resolved`."""
+        if not resolved and _HAS_OPEN_ALERTS.run(self._connection, {"run_id": run_id}).fetchone() is None:
+            return []  # as nearly always
         rows = self._connection.execute(_ALERTS_TO_TELL, {"run_id": run_id, "resolved": resolved})
         return [_alert(row) for row in rows]
 
@@ -364,6 +381,11 @@ def _page(
 # Built once, for every body of frames asks them.
 _BLOCKS = select(schema.attempt.c.blocks).where(
     schema.attempt.c.run_id == bindparam("run_id"), schema.attempt.c.attempt == bindparam("attempt")
+)
+_HAS_OPEN_ALERTS = Prepared(
+    select(schema.alert.c.run_id)
+    .where(schema.alert.c.run_id == bindparam("run_id"), or_(*(schema.alert.c.state == state for state in OPEN)))
+    .limit(literal_column("1"))
 )
 _ALERTS_TO_TELL = (
     _alerts()

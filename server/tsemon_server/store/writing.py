@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Row, Select, bindparam, case, delete, func, insert, null, select, union_all, update
+from sqlalchemy import Connection, bindparam, case, delete, func, insert, null, select, union_all, update
 
 from tsemon.errors import UnknownRun
 from tsemon.wire import AlertState, Frame, RunState
 from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_missing
 from tsemon_server.store.packing import Slot, layout_id, pack
+from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.purging import forget_run
 from tsemon_server.store.reading import Reader
 from tsemon_server.store.retention import Retention
 from tsemon_server.store.settling import PAGE_SEQS, NewestFrame, newest_settled, seqs_of_page
 from tsemon_server.store.streams import Stream
 
-_KEYS_PER_QUERY = 500  # below every engine's limit of parameters
+_PAGES_PER_QUERY = 16
+"""A body that leaves out more seqs than these pages hold is looked up in pieces."""
 
-# Statements of the path that every frame takes. They are built once, because SQLAlchemy takes longer to build one than
-# to run it: 2.4 ms of CPU per body of one frame became 1.2 ms.
-_KNOWN: Select[Any] = (
+_KNOWN = Prepared(
     select(
         schema.run.c.attempt,
         schema.run.c.last_step,
@@ -36,32 +37,26 @@ _KNOWN: Select[Any] = (
     )
     .join(schema.attempt, schema.attempt.c.run_id == schema.run.c.run_id)
     .where(schema.run.c.run_id == bindparam("run_id"), schema.attempt.c.attempt == bindparam("attempt"))
-    .with_for_update()
+    .with_for_update(of=schema.run)
 )
 # In one statement, because a frame may be on its way from the one table to the other.
-_STORED_SEQS = union_all(
-    select(schema.frame.c.seq.label("number"), null().label("seqs")).where(
-        schema.frame.c.run_id == bindparam("run_id"),
-        schema.frame.c.attempt == bindparam("attempt"),
-        schema.frame.c.writer == bindparam("writer"),
-        schema.frame.c.seq.in_(bindparam("numbers", expanding=True)),
-    ),
-    select(schema.settled.c.page, schema.settled.c.seqs).where(
-        schema.settled.c.run_id == bindparam("run_id"),
-        schema.settled.c.attempt == bindparam("attempt"),
-        schema.settled.c.writer == bindparam("writer"),
-        schema.settled.c.page.in_(bindparam("pages", expanding=True)),
-    ),
-)
-_KNOWN_LAYOUTS = (
-    select(schema.layout.c.layout_id)
-    .where(
-        schema.layout.c.run_id == bindparam("run_id"),
-        schema.layout.c.layout_id.in_(bindparam("numbers", expanding=True)),
+_STORED_SEQS = Prepared(
+    union_all(
+        select(schema.frame.c.seq.label("number"), null().label("seqs")).where(
+            schema.frame.c.run_id == bindparam("run_id"),
+            schema.frame.c.attempt == bindparam("attempt"),
+            schema.frame.c.writer == bindparam("writer"),
+            schema.frame.c.seq.between(bindparam("first"), bindparam("last")),
+        ),
+        select(schema.settled.c.page, schema.settled.c.seqs).where(
+            schema.settled.c.run_id == bindparam("run_id"),
+            schema.settled.c.attempt == bindparam("attempt"),
+            schema.settled.c.writer == bindparam("writer"),
+            schema.settled.c.page.between(bindparam("first_page"), bindparam("last_page")),
+        ),
     )
-    .distinct()
 )
-_INSERT_FRAMES = insert(schema.frame)
+_INSERT_FRAMES = Prepared(insert(schema.frame))
 _NOTE_FRAMES = (
     update(schema.run)
     .where(schema.run.c.run_id == bindparam("which"))
@@ -72,17 +67,22 @@ _NOTE_FRAMES = (
         stepped_at=bindparam("stepped_at"),
     )
 )
-_NOTE_NEWEST = _NOTE_FRAMES.values(
-    last_attempt=bindparam("last_attempt"),
-    last_writer=bindparam("last_writer"),
-    last_seq=bindparam("last_seq"),
-    last_step=bindparam("last_step"),
-    loss=bindparam("last_loss"),
+_NOTE_NEWEST = Prepared(
+    _NOTE_FRAMES.values(
+        last_attempt=bindparam("last_attempt"),
+        last_writer=bindparam("last_writer"),
+        last_seq=bindparam("last_seq"),
+        last_step=bindparam("last_step"),
+        loss=bindparam("last_loss"),
+    )
 )
-_RULE_STATE = select(schema.rule_state.c.attempt, schema.rule_state.c.step, schema.rule_state.c.tracks).where(
-    schema.rule_state.c.run_id == bindparam("run_id")
+_NOTE_OLDER = Prepared(_NOTE_FRAMES)
+_RULE_STATE = Prepared(
+    select(schema.rule_state.c.attempt, schema.rule_state.c.step, schema.rule_state.c.tracks).where(
+        schema.rule_state.c.run_id == bindparam("run_id")
+    )
 )
-_KEEP_RULE_STATE = (
+_KEEP_RULE_STATE = Prepared(
     update(schema.rule_state)
     .where(schema.rule_state.c.run_id == bindparam("which"))
     .values(attempt=bindparam("attempt"), step=bindparam("step"), tracks=bindparam("tracks"))
@@ -113,11 +113,26 @@ class RuleState(NamedTuple):
     tracks: dict[str, Any]
 
 
+class _Known(NamedTuple):
+    """What is known of a run when frames come."""
+
+    attempt: int
+    last_step: int | None
+    loss: float | None
+    process_step: int | None
+    stepped_at: float | None
+    hidden_from: int
+    """Where the attempt of these frames ends to be seen."""
+
+
 class Writer(Reader):
     """What can be written. All of one transaction is stored, or nothing."""
 
-    def __init__(self, connection: Connection, now: float) -> None:
+    def __init__(self, connection: Connection, now: float, known_layouts: Set[tuple[str, int]] = frozenset()) -> None:
         super().__init__(connection)
+        self._known_layouts = known_layouts
+        self.new_layouts: set[tuple[str, int]] = set()
+        """Run and id of those that are stored once this transaction is committed."""
         # To the microsecond, as records show it: a cursor that was made from a record finds its place again.
         self._now = datetime.fromtimestamp(now, UTC).timestamp()
 
@@ -280,33 +295,29 @@ class Writer(Reader):
             default=None,
         )
         if newest is None or (known.last_step is not None and newest.step < known.last_step):
-            self._connection.execute(_NOTE_FRAMES, noted)
+            _NOTE_OLDER.run(self._connection, noted)
         else:
             place = {"last_attempt": attempt, "last_writer": writer, "last_seq": newest.seq, "last_step": newest.step}
-            self._connection.execute(
-                _NOTE_NEWEST, noted | place | {"last_loss": newest.scalars.get("loss", known.loss)}
-            )
+            _NOTE_NEWEST.run(self._connection, noted | place | {"last_loss": newest.scalars.get("loss", known.loss)})
         return Added(added, attempt == known.attempt)
 
-    def _known(self, run_id: str, attempt: int) -> Row[Any]:
-        known = self._connection.execute(_KNOWN, {"run_id": run_id, "attempt": attempt}).one_or_none()
-        if known is None:
+    def _known(self, run_id: str, attempt: int) -> _Known:
+        row = _KNOWN.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchone()
+        if row is None:
             raise UnknownRun(f"no run has the id {run_id!r}; it may have been deleted, POST /api/v1/runs registers it")
-        return known
+        return _Known(*row)
 
-    def _process(self, known: Row[Any], step: int | None) -> dict[str, Any]:
+    def _process(self, known: _Known, step: int | None) -> dict[str, Any]:
         """Where the process is, and since when: it moves with a step that is larger than those before."""
         if step is not None and (known.process_step is None or step > known.process_step):
             return {"process_step": step, "stepped_at": self._now}
         return {"process_step": known.process_step, "stepped_at": known.stepped_at}
 
     def _stored_seqs(self, run_id: str, attempt: int, writer: str, seqs: Sequence[int]) -> set[int]:
-        stream, found = Stream(run_id, attempt, writer), set[int]()
-        for start in range(0, len(seqs), _KEYS_PER_QUERY):
-            numbers = seqs[start : start + _KEYS_PER_QUERY]
-            pages = sorted({number // PAGE_SEQS for number in numbers})
-            rows = self._connection.execute(_STORED_SEQS, stream._asdict() | {"numbers": numbers, "pages": pages})
-            for number, settled in rows:
+        stream, found = Stream(run_id, attempt, writer)._asdict(), set[int]()
+        for first, last in _spans(seqs, _PAGES_PER_QUERY * PAGE_SEQS):
+            span = {"first": first, "last": last, "first_page": first // PAGE_SEQS, "last_page": last // PAGE_SEQS}
+            for number, settled in _STORED_SEQS.run(self._connection, stream | span):
                 found.update((number,) if settled is None else seqs_of_page(number, settled))
         return found
 
@@ -330,32 +341,29 @@ class Writer(Reader):
                 }
             )
         self._insert_layouts(run_id, layouts)
-        self._connection.execute(_INSERT_FRAMES, rows)
+        _INSERT_FRAMES.run_many(self._connection, rows)
 
     def _insert_layouts(self, run_id: str, layouts: Mapping[int, Sequence[Slot]]) -> None:
-        numbers, known = list(layouts), set[int]()
-        for start in range(0, len(numbers), _KEYS_PER_QUERY):
-            asked = {"run_id": run_id, "numbers": numbers[start : start + _KEYS_PER_QUERY]}
-            known.update(self._connection.execute(_KNOWN_LAYOUTS, asked).scalars())
+        new = [number for number in layouts if (run_id, number) not in self._known_layouts]
         entries = [
-            {"run_id": run_id, "layout_id": number, **slot._asdict()}
-            for number in numbers
-            if number not in known
-            for slot in layouts[number]
+            {"run_id": run_id, "layout_id": number, **slot._asdict()} for number in new for slot in layouts[number]
         ]
         if entries:
             insert_missing(self._connection, schema.layout, entries)
+        self.new_layouts.update((run_id, number) for number in new)
 
     # Rules and alerts
 
     def rule_state(self, run_id: str) -> RuleState | None:
         """What was last kept; None for a run whose current attempt no rule has looked at."""
-        row = self._connection.execute(_RULE_STATE, {"run_id": run_id}).one_or_none()
-        return None if row is None else RuleState(*row)
+        row = _RULE_STATE.run(self._connection, {"run_id": run_id}).fetchone()
+        return None if row is None else RuleState(row[0], row[1], json.loads(row[2]))
 
     def keep_rule_state(self, run_id: str, state: RuleState) -> None:
         """Replace what the rules remember of the run."""
-        if not self._connection.execute(_KEEP_RULE_STATE, {"which": run_id, **state._asdict()}).rowcount:
+        tracks = json.dumps(state.tracks, separators=(",", ":"))
+        kept = {"which": run_id, "attempt": state.attempt, "step": state.step, "tracks": tracks}
+        if not _KEEP_RULE_STATE.run(self._connection, kept).rowcount:
             self._connection.execute(insert(schema.rule_state).values(run_id=run_id, **state._asdict()))
 
     def open_alert(self, run_id: str, attempt: int, rule: str, **values: Any) -> None:
@@ -395,6 +403,17 @@ class Writer(Reader):
             )
         )
         self._connection.execute(delete(schema.rule_state).where(schema.rule_state.c.run_id == run_id))
+
+
+def _spans(seqs: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """The first and the last of pieces that hold all of these and leave few out, most often one."""
+    spans: list[tuple[int, int]] = []
+    for seq in sorted(seqs):
+        if spans and seq - spans[-1][0] < most:
+            spans[-1] = spans[-1][0], seq
+        else:
+            spans.append((seq, seq))
+    return spans
 
 
 def _given(**values: Any) -> dict[str, Any]:

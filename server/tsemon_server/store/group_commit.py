@@ -1,0 +1,83 @@
+"""Work that comes at the same time shares a transaction: one commit, one wait for the disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, NamedTuple, TypeVar
+
+Tool = TypeVar("Tool")
+MOST = 64
+"""So many pieces of work share a transaction at most: the last one waits for the first."""
+
+
+class _Job(NamedTuple):
+    key: str
+    do: Callable[[Any], Any]
+    done: Future[Any]
+
+
+class GroupCommit(Generic[Tool]):
+    """Does work in transactions that `begin` gives, on threads of its own. Work of one key is done in order.
+
+    What comes while a transaction is under way shares the next. Nothing is answered before it is committed. Where a piece
+    of work fails, the transaction is undone and each piece has one of its own: so work must be repeatable until then.
+    """
+
+    def __init__(self, begin: Callable[[], AbstractContextManager[Tool]], num_threads: int) -> None:
+        self._begin = begin
+        self._queues: list[SimpleQueue[_Job | None]] = [SimpleQueue() for _ in range(num_threads)]
+        self._threads = [threading.Thread(target=self._run, args=(queue,), daemon=True) for queue in self._queues]
+        for thread in self._threads:
+            thread.start()
+
+    def do(self, key: str, work: Callable[[Tool], Any]) -> Future[Any]:
+        """What `work` returns, once that is committed."""
+        job = _Job(key, work, Future())
+        self._queues[hash(key) % len(self._queues)].put(job)
+        return job.done
+
+    def close(self) -> None:
+        """Return once all is done that came before."""
+        for queue in self._queues:
+            queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, queue: SimpleQueue[_Job | None]) -> None:
+        while (job := queue.get()) is not None:
+            jobs = [job]
+            while len(jobs) < MOST and (more := _next(queue)) is not None:
+                jobs.append(more)
+            wanted = [job for job in jobs if job.done.set_running_or_notify_cancel()]
+            self._commit(sorted(wanted, key=lambda job: job.key))  # as other processes lock: they wait in no ring
+
+    def _commit(self, jobs: Sequence[_Job]) -> None:
+        if not jobs:
+            return
+        try:
+            with self._begin() as tool:
+                results = [job.do(tool) for job in jobs]
+        except BaseException as error:
+            if len(jobs) == 1:
+                jobs[0].done.set_exception(error)
+            else:
+                for job in jobs:
+                    self._commit([job])
+            return
+        for job, result in zip(jobs, results, strict=True):
+            job.done.set_result(result)
+
+
+def _next(queue: SimpleQueue[_Job | None]) -> _Job | None:
+    """What waits already. The sign to end is left for later."""
+    try:
+        job = queue.get_nowait()
+    except Empty:
+        return None
+    if job is None:
+        queue.put(None)
+    return job

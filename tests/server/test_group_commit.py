@@ -1,0 +1,170 @@
+"""Work that shares transactions, on a list instead of a database; and bodies that share one on each engine."""
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from tsemon.errors import StoreError, UnknownRun
+from tsemon.wire import frames_to_body
+from tsemon_server.store import Store
+from tsemon_server.store.group_commit import MOST, GroupCommit
+
+from .conftest import loss_frame
+
+
+class Commits:
+    """Transactions on a list: what is appended in one is there when it ends, or nothing of it."""
+
+    def __init__(self):
+        self.committed = []
+        self.gate = threading.Event()
+        self.fails_to_commit = False
+
+    @contextmanager
+    def begin(self):
+        written = []
+        yield written
+        assert self.gate.wait(30)
+        if self.fails_to_commit:
+            raise StoreError("the disk is full")
+        self.committed.append(written)
+
+
+@pytest.fixture
+def commits():
+    return Commits()
+
+
+@pytest.fixture
+def group(commits):
+    group = GroupCommit(commits.begin, num_threads=1)
+    yield group
+    commits.gate.set()
+    group.close()
+
+
+def append(item):
+    def work(written):
+        written.append(item)
+        return item
+
+    return work
+
+
+def fail(written):
+    written.append("half done")
+    raise UnknownRun("gone")
+
+
+def begin_one(group, commits):
+    """A transaction that is under way, so that what comes now has to wait."""
+    first = group.do("a", append("first"))
+    while first.running() is False and not first.done():
+        pass
+    return first
+
+
+class TestWorkThatComesWhileATransactionIsUnderWay:
+    def test_shares_the_next_one(self, group, commits):
+        begin_one(group, commits)
+        later = [group.do("a", append(number)) for number in range(5)]
+        commits.gate.set()
+        assert [future.result(30) for future in later] == [0, 1, 2, 3, 4]
+        assert commits.committed == [["first"], [0, 1, 2, 3, 4]]
+
+    def test_is_ordered_by_key_and_within_a_key_as_it_came(self, group, commits):
+        begin_one(group, commits)
+        later = [group.do(key, append((key, number))) for number, key in enumerate("cabca")]
+        commits.gate.set()
+        assert [future.result(30) for future in later] == [("c", 0), ("a", 1), ("b", 2), ("c", 3), ("a", 4)]
+        assert commits.committed[1] == [("a", 1), ("a", 4), ("b", 2), ("c", 0), ("c", 3)]
+
+    def test_is_not_more_than_one_transaction_should_hold(self, group, commits):
+        begin_one(group, commits)
+        later = [group.do("a", append(number)) for number in range(MOST + 1)]
+        commits.gate.set()
+        assert later[-1].result(30) == MOST
+        assert [len(written) for written in commits.committed] == [1, MOST, 1]
+
+    def test_is_done_although_other_work_of_its_transaction_fails(self, group, commits):
+        begin_one(group, commits)
+        good, bad, fine = group.do("a", append("good")), group.do("b", fail), group.do("c", append("fine"))
+        commits.gate.set()
+        assert (good.result(30), fine.result(30)) == ("good", "fine")
+        with pytest.raises(UnknownRun, match="gone"):
+            bad.result(30)
+        assert commits.committed == [["first"], ["good"], ["fine"]]
+
+    def test_is_not_begun_when_nobody_waits_for_it_any_more(self, group, commits):
+        begin_one(group, commits)
+        left, kept = group.do("a", append("left")), group.do("a", append("kept"))
+        assert left.cancel()
+        commits.gate.set()
+        assert kept.result(30) == "kept"
+        assert commits.committed == [["first"], ["kept"]]
+
+
+class TestWork:
+    def test_is_not_answered_before_it_is_committed(self, group, commits):
+        first = begin_one(group, commits)
+        assert not first.done()
+        commits.gate.set()
+        assert first.result(30) == "first"
+
+    def test_fails_where_its_commit_does(self, group, commits):
+        commits.fails_to_commit = True
+        commits.gate.set()
+        with pytest.raises(StoreError, match="disk is full"):
+            group.do("a", append(1)).result(30)
+        commits.fails_to_commit = False
+        assert group.do("a", append(2)).result(30) == 2
+        assert commits.committed == [[2]]
+
+    def test_that_waits_is_done_before_the_end(self, group, commits):
+        begin_one(group, commits)
+        last = group.do("a", append("last"))
+        closing = threading.Thread(target=group.close)
+        closing.start()
+        commits.gate.set()
+        closing.join(30)
+        assert not closing.is_alive()
+        assert last.result(0) == "last"
+
+    def test_of_one_key_is_done_in_order_whatever_the_number_of_threads(self, commits):
+        commits.gate.set()
+        group = GroupCommit(commits.begin, num_threads=3)
+        seen = {key: [] for key in "abcdefgh"}
+        futures = [group.do(key, lambda _, n=n, key=key: seen[key].append(n)) for n in range(50) for key in seen]
+        assert all(isinstance(future, Future) and future.result(30) is None for future in futures)
+        group.close()
+        assert all(numbers == list(range(50)) for numbers in seen.values())
+
+
+class TestBodiesThatComeAtOnce:
+    def test_are_each_answered_for_themselves(self, start):
+        """Good ones, one that comes twice, one for a run that was deleted while the service knew it."""
+        api = start()
+        kept, deleted = [api.register(f"run{number}") for number in range(5)], api.register("deleted")
+        for run_id in (*kept, deleted):
+            api.send_ok(run_id, [loss_frame(0)])
+        elsewhere = Store(api.database.url)
+        with elsewhere.write() as writer:
+            writer.delete_run(deleted)
+        elsewhere.close()
+        body = frames_to_body("w", 1, [loss_frame(1).to_json()])
+
+        async def send_all():
+            transport = httpx.ASGITransport(api.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/api/v1/runs") as http:
+                sent = (http.post(f"/{run_id}/frames", content=body) for run_id in (*kept, deleted, kept[0]))
+                return await asyncio.gather(*sent)
+
+        *replies, gone, again = asyncio.run(send_all())
+        assert gone.status_code == 404
+        accepted = [reply.json()["accepted"] for reply in (*replies, again)]
+        assert (accepted[1:-1], accepted[0] + accepted[-1]) == ([1] * 4, 1)
+        assert [api.get(f"/runs/{run_id}")["num_frames"] for run_id in kept] == [2] * 5
