@@ -64,9 +64,8 @@ class GroupCommit(Generic[Tool]):
             with self._begin() as tool:
                 results = [job.do(tool) for job in jobs]
         except BaseException as error:
-            if len(jobs) == 1 or isinstance(
-                error, StoreError
-            ):  # which is nobody's fault, and would befall each of them
+            # One that is nobody's fault would befall each of them.
+            if len(jobs) == 1 or isinstance(error, StoreError):
                 for job in jobs:
                     job.done.set_exception(error)
             else:
