@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from tsemon.errors import StoreError
+
 Tool = TypeVar("Tool")
 MOST = 64
 """So many pieces of work share a transaction at most: the last one waits for the first."""
@@ -25,6 +27,7 @@ class GroupCommit(Generic[Tool]):
 
     What comes while a transaction is under way shares the next. Nothing is answered before it is committed. Where a piece
     of work fails, the transaction is undone and each piece has one of its own: so work must be repeatable until then.
+    Where the database fails, all of them fail.
     """
 
     def __init__(self, begin: Callable[[], AbstractContextManager[Tool]], num_threads: int) -> None:
@@ -62,8 +65,9 @@ class GroupCommit(Generic[Tool]):
             with self._begin() as tool:
                 results = [job.do(tool) for job in jobs]
         except BaseException as error:
-            if len(jobs) == 1:
-                jobs[0].done.set_exception(error)
+            if len(jobs) == 1 or isinstance(error, StoreError):  # alone they would wait for the database one by one
+                for job in jobs:
+                    job.done.set_exception(error)
             else:
                 for job in jobs:
                     self._commit([job])
