@@ -23,9 +23,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
-from cost import Cost, cost
+import psycopg
+from cost import Cost, cost, stopwatch
 from databases import ENGINES, Engine, Service
-from floors import floors
+from floors import Floor, floors
 from values import LAYERS, METRICS
 
 from tsemon.wire import Array, Frame, frames_to_body
@@ -34,6 +35,7 @@ from tsemon_server.store import Store
 WATCHED = ("token_diversity", "centred_token_similarity")
 """What the built-in rules read."""
 MEASURED = (*WATCHED, *METRICS[: 20 - len(WATCHED)])
+FRAME_BYTES = 4 * LAYERS * len(MEASURED)
 BLOCKS = [f"h.{number}" for number in range(LAYERS)]
 WRITER = "rank0"
 RETRIED = 64
@@ -102,14 +104,13 @@ def main() -> None:
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     print(f"{LAYERS} layers x {len(MEASURED)} metrics, {len(values_as_json())} bytes of JSON a frame\n")
     with tempfile.TemporaryDirectory(prefix="tsemon-ingest-") as folder:
+        found = floors(Path(folder), FRAME_BYTES, arguments.floor_frames)
         for name in arguments.engines:
-            engine = ENGINES[name](Path(folder))
-            try:
+            with closing(ENGINES[name](Path(folder))) as engine:
                 print_rates(engine, arguments.runs, arguments.frames, arguments.seconds)
                 print_retries(engine, arguments.stored, arguments.seconds)
-            finally:
-                engine.close()
-        print_floors(Path(folder), arguments.floor_frames)
+                found += postgresql_floors(engine, arguments.floor_frames)
+    print_floors(found)
 
 
 def print_rates(engine: Engine, runs: Sequence[int], frames: Sequence[int], seconds: float) -> None:
@@ -175,12 +176,28 @@ def fill(url: str, run_id: str, num_frames: int) -> None:
     store.close()
 
 
-def print_floors(folder: Path, num_frames: int) -> None:
-    print("| floor of the machine | CPU ms a frame | frames a second |")
-    print("|---|---|---|")
-    for floor in floors(folder, 4 * LAYERS * len(MEASURED), num_frames):
-        cpu_ms, rate = (1e3 * floor.spent.cpu_s / num_frames, num_frames / floor.spent.wall_s)
-        print(f"| {floor.name} | {cpu_ms:.3f} | {rate:,.0f} |")
+def postgresql_floors(engine: Engine, num_frames: int) -> list[Floor]:
+    """The same in PostgreSQL, with its processes; none for other engines."""
+    url = engine.url("floor")
+    if not url.startswith("postgresql"):
+        return []
+    blob = os.urandom(FRAME_BYTES)
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute("CREATE TABLE frame (seq integer PRIMARY KEY, blob bytea NOT NULL)")
+        spent = stopwatch(engine.cpu_s)
+        for seq in range(num_frames):
+            connection.execute("INSERT INTO frame VALUES (%s, %s)", (seq, blob))
+        took = spent()
+    return [Floor("PostgreSQL, one blob INSERT per commit", num_frames, FRAME_BYTES, took, 0)]
+
+
+def print_floors(found: Sequence[Floor]) -> None:
+    print("| floor of the machine | frames a CPU second | CPU ms a frame | frames a second |")
+    print("|---|---|---|---|")
+    for floor in found:
+        cpu_s = floor.spent.cpu_s / floor.num_frames
+        rate = floor.num_frames / floor.spent.wall_s
+        print(f"| {floor.name} | {1 / cpu_s:,.0f} | {1e3 * cpu_s:.3f} | {rate:,.0f} |")
 
 
 def register(service: Service, run: str) -> str:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.databases import PostgresServer
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -50,6 +52,22 @@ class TestSoak:
         rows = re.findall(r"^\| ([a-z0-9 ]+) \| (?:[\d.]+ \| ){5}[+-][\d.]+ \|$", printed, re.MULTILINE)
         assert rows == ["service", "trainer 1", "trainer 2"]
         assert printed.endswith("180 frames made, 180 confirmed, 180 stored\n")
+
+
+class TestIngestRate:
+    def test_has_a_row_for_every_number_of_runs_and_frames_on_each_engine(self):
+        engines = ["SQLite"] + ["PostgreSQL"] * PostgresServer.is_installed()
+        small = ["--seconds", "0.3", "--runs", "1", "3", "--frames", "1", "4", "--stored", "100", "--floor-frames", "3"]
+        printed = run("ingest_rate.py", *small, "--engines", *(name.lower() for name in engines))
+        number = r"[\d,.]+"
+        rates = re.findall(
+            rf"^\| (\d+) \| (\d+) \| {number} \| {number} \| {number} \| {number} \|$", printed, re.MULTILINE
+        )
+        assert rates == [("1", "1"), ("1", "4"), ("3", "1"), ("3", "4")] * len(engines)
+        assert len(re.findall(rf"^\| 100 \| {COST} \| {COST} \|$", printed, re.MULTILINE)) == len(engines)
+        floors = re.findall(rf"^\| ([a-zA-Z][^|]*) \| {number} \| {number} \| {number} \|$", printed, re.MULTILINE)
+        inserts = [f"{name}, one blob INSERT per commit" for name in engines]
+        assert floors == ["raw append, fsync per frame", *inserts]
 
 
 PEERS = ["MLflow, SQLite", "trackio", "TensorBoard", "TensorBoard, a value at a time", "Aim"]

@@ -23,9 +23,11 @@ class Commits:
         self.committed = []
         self.gate = threading.Event()
         self.fails_to_commit = False
+        self.num_begun = 0
 
     @contextmanager
     def begin(self):
+        self.num_begun += 1
         written = []
         yield written
         assert self.gate.wait(30)
@@ -98,6 +100,16 @@ class TestWorkThatComesWhileATransactionIsUnderWay:
         with pytest.raises(UnknownRun, match="gone"):
             bad.result(30)
         assert commits.committed == [["first"], ["good"], ["fine"]]
+
+    def test_fails_at_once_where_the_database_does_and_waits_for_it_no_more(self, group, commits):
+        commits.fails_to_commit = True
+        first = begin_one(group, commits)
+        later = [group.do("a", append(number)) for number in range(5)]
+        commits.gate.set()
+        for future in (first, *later):
+            with pytest.raises(StoreError, match="disk is full"):
+                future.result(30)
+        assert commits.num_begun == 2
 
     def test_is_not_begun_when_nobody_waits_for_it_any_more(self, group, commits):
         begin_one(group, commits)

@@ -27,6 +27,7 @@ class GroupCommit(Generic[Tool]):
 
     What comes while a transaction is under way shares the next. Nothing is answered before it is committed. Where a piece
     of work fails, the transaction is undone and each piece has one of its own: so work must be repeatable until then.
+    Where the database fails, all of them fail.
     """
 
     def __init__(self, begin: Callable[[], AbstractContextManager[Tool]], num_threads: int) -> None:
@@ -64,8 +65,7 @@ class GroupCommit(Generic[Tool]):
             with self._begin() as tool:
                 results = [job.do(tool) for job in jobs]
         except BaseException as error:
-            # One that is nobody's fault would befall each of them.
-            if len(jobs) == 1 or isinstance(error, StoreError):
+            if len(jobs) == 1 or isinstance(error, StoreError):  # alone they would wait for the database one by one
                 for job in jobs:
                     job.done.set_exception(error)
             else:
