@@ -400,12 +400,12 @@ class TestStateDict:
             (None, "takes what state_dict.. of a monitor returned, got NoneType"),
             ([3], "got list"),
             ({}, r"got the keys \[\]"),
-            ({"project": "default", "run": "r", "step": -1}, r"got the keys \['project', 'run', 'step'\]"),
-            ({"project": "default", "run": "r", "step": True}, "got the keys"),
-            ({"project": "default", "run": "r", "step": 2.0}, "got the keys"),
+            ({"project": "default", "run": "r", "step": -1}, "is an int >= 0, got -1"),
+            ({"project": "default", "run": "r", "step": True}, "got True"),
+            ({"project": "default", "run": "r", "step": "2"}, "got '2'"),
             ({"project": "default", "run": "q", "step": 3}, r"of the run 'q' of project 'default'.*resume=3"),
             ({"project": "p", "run": "r", "step": 3}, "attach under that name"),
-            ({"step": 3}, "of the run None"),
+            ({"step": 3}, r"got the keys \['step'\]"),
         ],
     )
     def test_of_something_else_is_refused_before_the_training(self, attached, state, text):
