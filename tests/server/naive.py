@@ -35,7 +35,9 @@ class NaiveRun:
         if visible:
             step, *at = max(visible)
             self.newest = (at[0], at[2], at[1])
-            self.losses = {repr(loss) for loss in self._losses_at(step)} or {None}
+            # A writer may have sent the step twice.
+            same = [f for (a, w, _), f in self.frames.items() if (f.step, a, w) == (step, at[0], at[2])]
+            self.losses = {repr(f.scalars["loss"]) if "loss" in f.scalars else None for f in same}
         return attempt
 
     def add(self, attempt, writer, frames):
@@ -148,11 +150,6 @@ class NaiveRun:
 
     def _is_visible(self, at):
         return self.frames[at].step < self.hidden_from[at[0]]
-
-    def _losses_at(self, step):
-        for at, frame in self.frames.items():
-            if frame.step == step and self._is_visible(at) and "loss" in frame.scalars:
-                yield frame.scalars["loss"]
 
 
 def buckets_of(samples, most, *, ends_alone):
