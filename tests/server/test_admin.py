@@ -401,6 +401,17 @@ class TestOnPostgresql:
         admin(*restore, database=empty.url)
         assert contents_of(filled) == contents_of(empty) == before
 
+    @pytest.mark.parametrize("table", ["chunk", "users"])
+    def test_leaves_the_tables_of_another_program_alone(self, admin, filled, postgresql_server, tmp_path, table):
+        admin("backup", str(tmp_path / "b"))
+        foreign = postgresql_server.new_database()
+        foreign.execute(f"CREATE TABLE {table} (a int); INSERT INTO {table} VALUES (7)")
+        for arguments in (("restore", str(tmp_path / "b"), "--force"), ("backup", str(tmp_path / "c")), ("check",)):
+            with pytest.raises(StoreError, match="tables of another program"):
+                admin(*arguments, database=foreign.url)
+        assert foreign.execute(f"SELECT a FROM {table}") == [(7,)]
+        postgresql_server.drop(foreign)
+
     def test_a_file_that_is_no_backup_changes_nothing(self, admin, filled, tmp_path):
         before = contents_of(filled)
         (tmp_path / "saved").write_text("my diary, page one. " * 100)

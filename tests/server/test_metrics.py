@@ -4,6 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tsemon.wire import Array, Frame
+from tsemon_server.store import Store
 
 from .conftest import layer_frame, loss_frame
 from .test_alerts import HighLoss
@@ -54,6 +55,21 @@ class TestMetrics:
             "tsemon_run_last_seen_timestamp_seconds",
         }
         assert of_run(api, bare)[("tsemon_run_step",)] == 4.0
+
+    @pytest.mark.parametrize("is_settled", [False, True])
+    def test_show_a_run_that_went_back_as_it_was_there(self, start, is_settled):
+        api = start(clock=lambda: 1000.0)
+        run_id = api.register(num_blocks=2)
+        layers = {"token_similarity": Array.of([0.25, 0.5, 0.75])}
+        api.send_ok(run_id, [Frame(step, step, 0.0, {"loss": step}, layers) for step in range(600)])
+        if is_settled:
+            store = Store(api.database.url)
+            assert store.settle() > 0
+            store.close()
+        api.register(num_blocks=2, resume_step=100)
+        shown = of_run(api, run_id)
+        assert (shown[("tsemon_run_step",)], shown[("tsemon_run_loss",)]) == (99.0, 99.0)
+        assert shown[("tsemon_layer_token_similarity", "02")] == 0.75
 
     def test_have_layers_that_sort_as_text(self, api):
         run_id = api.register(num_blocks=120)

@@ -158,6 +158,29 @@ class TestPostgresql:
         with pytest.raises(StoreError, match=r"cannot be used: connection .*must be a running PostgreSQL"):
             Store(f"postgresql://tsemon@/tsemon?host={tmp_path}")
 
+    def test_may_be_named_as_many_hosts_name_it(self, postgresql):
+        Store(postgresql.url.replace("postgresql", "postgres", 1)).close()
+
+    def test_with_an_option_that_nobody_knows_is_told(self):
+        with pytest.raises(StoreError, match='invalid connection option "foo"'):
+            Store("postgresql://u@127.0.0.1:1/x?foo=1")
+
+    def test_never_shows_a_password_in_its_options(self):
+        with pytest.raises(StoreError) as error:
+            Store("postgresql://u@127.0.0.1:1/x?password=hunter2&sslpassword=hunter3")
+        assert "hunter" not in str(error.value)
+
+    def test_takes_the_locks_of_a_process_that_has_stopped_after_a_while(self, postgresql):
+        """What the server is told to do about it; the wait itself would take half a minute."""
+        store = Store(postgresql.url)
+        with store._database.writing() as connection:
+            told = [
+                connection.exec_driver_sql(f"SHOW {setting}").scalar_one()
+                for setting in ("idle_in_transaction_session_timeout", "lock_timeout", "synchronous_commit")
+            ]
+        assert told == ["30s", "5s", "on"]
+        store.close()
+
     def test_where_this_user_may_create_nothing_is_told(self, postgresql_server):
         database = postgresql_server.new_database()
         database.execute("DROP ROLE IF EXISTS guest; CREATE ROLE guest LOGIN")
