@@ -5,6 +5,7 @@ import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -27,6 +28,21 @@ _END_CONNECTIONS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
     "WHERE datname = current_database() AND pid <> pg_backend_pid()"
 )
+
+_CLEAN_UP = """
+import os, shutil, signal, sys, time
+from pathlib import Path
+sys.stdin.read()  # ends with the tests, however they end
+folder = Path(sys.argv[1])
+try:
+    pid = int((folder / "data/postmaster.pid").read_text().split()[0])
+    os.kill(pid, signal.SIGQUIT)
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.05)
+except (FileNotFoundError, ProcessLookupError):
+    pass
+shutil.rmtree(folder, ignore_errors=True)
+"""
 
 
 class Database:
@@ -74,6 +90,8 @@ class PostgresServer:
         if self._user is not None:
             os.chown(self._folder, self._user.pw_uid, self._user.pw_gid)
         self._log = (self._folder / "log").open("wb")
+        command = [sys.executable, "-c", _CLEAN_UP, self._folder]
+        self._cleaner = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def create(self):
         # Text sorts as people sort it, not by bytes: what would go wrong on such a database goes wrong here.
@@ -141,7 +159,7 @@ class PostgresServer:
         if self._process is not None and self._process.poll() is None:
             self.stop()
         self._log.close()
-        shutil.rmtree(self._folder)
+        self._cleaner.communicate()
 
     def _create(self, name, template):
         self.maintain(f"CREATE DATABASE {name} TEMPLATE {template}")
