@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import sqlite3
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -24,6 +25,21 @@ class TestAServiceThatIsStopped:
             for trainer in trainers:
                 trainer.await_made(200)  # long enough: some requests are given up meanwhile, and sent again
             service.resume()
+        assert_all_arrived(service, {trainer.writer: trainer.finish() for trainer in trainers})
+
+
+class TestAServiceThatIsStoppedForHalfAMinute:
+    @pytest.fixture
+    def database(self, sqlite_file):
+        return sqlite_file
+
+    def test_gets_everything_once_though_its_clients_gave_up_twice(self, service, train):
+        trainers = [train(service.url, f"rank{number}") for number in range(2)]
+        for trainer in trainers:
+            trainer.await_sent(20)
+        service.pause()
+        time.sleep(30)  # a trainer waits 10 s for an answer
+        service.resume()
         assert_all_arrived(service, {trainer.writer: trainer.finish() for trainer in trainers})
 
 
