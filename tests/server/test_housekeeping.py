@@ -43,7 +43,7 @@ class CountedStore:
 
     def __init__(self, store, settle=None):
         self._store, self._settle = store, settle
-        self.num_rounds = self.num_segments = 0
+        self.num_rounds = self.num_ended = self.num_segments = 0
 
     def __getattr__(self, name):
         return getattr(self._store, name)
@@ -53,6 +53,7 @@ class CountedStore:
         if self._settle is not None:
             self._settle()
         self.num_segments += self._store.settle(is_stopped)
+        self.num_ended += 1
 
 
 class TestHousekeeping:
@@ -120,12 +121,12 @@ class TestHousekeeping:
             woken.wait()
 
         sleeper = CountedStore(store, sleep)
-        housekeeping = Housekeeping(sleeper, pause_s=0.01, lease_s=0.2)
+        housekeeping = Housekeeping(sleeper, pause_s=0.01, lease_s=1.0)
         housekeeping.start()
         slept.wait()
-        await_that(lambda: store.hold_lease("housekeeping", "another", LEASE_S))
+        await_that(lambda: store.hold_lease("housekeeping", "another", 2.0))
         woken.set()
-        await_that(lambda: sleeper.num_rounds > 0)
+        await_that(lambda: sleeper.num_ended > 0)
         housekeeping.stop()
         assert sleeper.num_segments == 0
 
