@@ -35,6 +35,8 @@ class Housekeeping:
         self._thread = threading.Thread(target=self._run, name="tsemon-housekeeping", daemon=True)
 
     def start(self) -> None:
+        with suppress(StoreError):  # later, then
+            self._must_end()  # takes the work from the first moment on: a restore asks whether somebody has it
         self._thread.start()
 
     def stop(self) -> None:

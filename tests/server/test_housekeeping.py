@@ -27,6 +27,7 @@ def await_that(condition, timeout_s=30):
 
 @pytest.fixture
 def store(api):
+    api.database.execute("DELETE FROM lease")  # the service has it
     store = Store(api.database.url)
     yield store
     store.close()
@@ -140,6 +141,9 @@ class TestHousekeeping:
         housekeeping.start()
         await_that(lambda: not api.database.execute("SELECT run_id FROM tombstone"))
         housekeeping.stop()
+
+    def test_has_its_lease_before_the_service_answers(self, api):
+        assert [work for (work,) in api.database.execute("SELECT work FROM lease")] == ["housekeeping"]
 
     def test_is_part_of_the_service(self, api):
         names = [thread.name for thread in threading.enumerate()]
