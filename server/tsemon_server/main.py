@@ -185,10 +185,13 @@ def _run_another(settings: Settings, listener: socket.socket) -> None:
 
 
 def _run(app: FastAPI, listener: socket.socket) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again after it has shut down, as it does SIGINT
     config = uvicorn.Config(app, access_log=False, log_level="warning", timeout_graceful_shutdown=10)
+    server = uvicorn.Server(config)
+    # uvicorn sets its own handler while it runs: this one hears a signal that comes before it, and the one that uvicorn
+    # raises again once it has shut down.
+    signal.signal(signal.SIGTERM, server.handle_exit)
     with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
 
 
 def _health(store: Store) -> APIRouter:
