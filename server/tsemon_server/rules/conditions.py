@@ -1,0 +1,234 @@
+"""Yes, no or unknown. What was not measured makes a comparison unknown, and `all`, `any` and `not` pass that on (Kleene).
+
+A node of a condition gives True, False or None; a mask, which is a comparison layer by layer, gives 1, 0 or NaN.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tsemon_server.rules import values
+from tsemon_server.rules.memory import MAX_SAMPLES, HowOften
+from tsemon_server.rules.parts import Mistake, Part
+from tsemon_server.rules.program import Program, Slots, Term, View
+from tsemon_server.rules.reductions import Array
+
+Answer = bool | None
+
+BOUNDS: dict[str, Callable[[Any, Any], Any]] = {
+    "above": operator.gt,
+    "below": operator.lt,
+    "at_least": operator.ge,
+    "at_most": operator.le,
+}
+KINDS = "nonfinite", "finite", "measured"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A value held against bounds: what an alert shows of a condition."""
+
+    value: Term
+    bounds: tuple[tuple[str, Term], ...]
+    holds: Term
+
+
+def condition(part: Part, program: Program, found: list[Comparison] | None = None) -> Term:
+    """The node of a definition; its comparisons are added to `found`. Raises Mistake."""
+    found = [] if found is None else found
+    if "value" in part:
+        return _comparison(part, program, found)
+    if "condition" in part:
+        return _k_of_n(part, program, found)
+    if not isinstance(part.data, dict) or len(part.data) != 1 or next(iter(part.data)) not in ("all", "any", "not"):
+        raise part.wrong("a mapping with value, or with condition, or with one of all, any, not")
+    name = str(next(iter(part.data)))
+    if name == "not":
+        term = condition(part["not"], program, [])  # what must not hold is no evidence
+        return program.add(
+            f"not ({term.key})",
+            lambda view, slots: _negated(slots[term.index]),
+            of=[term],
+            axes=0,
+            says=f"not {term.says}",
+        )
+    terms = [condition(item, program, found) for item in part[name].items()]
+    return _joined(terms, name, program)
+
+
+def _negated(answer: Answer) -> Answer:
+    return None if answer is None else not answer
+
+
+def _joined(terms: Sequence[Term], name: str, program: Program) -> Term:
+    indices, decisive = [term.index for term in terms], name == "any"
+
+    def compute(view: View, slots: Slots) -> Answer:
+        is_known = True
+        for index in indices:
+            answer = slots[index]
+            if answer is decisive:
+                return decisive
+            is_known = is_known and answer is not None
+        return not decisive if is_known else None
+
+    word = " and " if name == "all" else " or "
+    key, says = f"{name} [{'; '.join(term.key for term in terms)}]", word.join(term.says for term in terms)
+    return program.add(key, compute, of=terms, axes=0, says=says)
+
+
+def _k_of_n(part: Part, program: Program, found: list[Comparison]) -> Term:
+    part.has_keys(["condition", "in_last", "at_least"])
+    num_samples = part["in_last"].whole(1, MAX_SAMPLES)
+    least = part["at_least"].whole(1, num_samples)
+    term = condition(part["condition"], program, found)
+    how_often = program.remember(term, f"in the last {num_samples}", HowOften(num_samples), says=term.says)
+
+    def compute(view: View, slots: Slots) -> Answer:
+        return None if math.isnan(slots[how_often.index]) else slots[how_often.index] >= least
+
+    says = f"{term.says} in {least} of {num_samples} samples"
+    return program.add(f"{how_often.key} at least {least}", compute, of=[term], axes=0, says=says)
+
+
+# Comparisons
+
+
+def _comparison(part: Part, program: Program, found: list[Comparison]) -> Term:
+    part.has_keys(["value"], [*BOUNDS, "is", "in"])
+    value = values.value(part["value"], program)
+    if value.axes == 2:
+        raise Mistake(part.path, "a comparison expects one number or layers, got blocks and heads; reduce over heads")
+    if value.axes == 1 and "in" not in part:
+        raise Mistake(part.path, "the value has layers: say in which, `in: any`, all, first, last, {layers: 3}, {share: 0.5}")
+    if value.axes == 0 and "in" in part:
+        raise Mistake((*part.path, "in"), "the value is one number: expected no `in`")
+    if "is" in part:
+        holds = _of_kind(part, value, program)
+        bounds: tuple[tuple[str, Term], ...] = ()
+    else:
+        bounds = _bounds(part, value, program)
+        holds = _held_against(value, bounds, program)
+    if value.axes:
+        holds = _in_layers(part["in"], holds, program)
+    found.append(Comparison(value, bounds, holds))
+    return holds
+
+
+def mask(part: Part, program: Program) -> Term:
+    """A comparison layer by layer."""
+    part.has_keys(["value"], [*BOUNDS])
+    value = values.value(part["value"], program)
+    if value.axes == 0:
+        raise Mistake((*part.path, "value"), "expected a value with layers, got one number")
+    return _held_against(value, _bounds(part, value, program), program)
+
+
+def _bounds(part: Part, value: Term, program: Program) -> tuple[tuple[str, Term], ...]:
+    names = [name for name in BOUNDS if name in part]
+    if not names:
+        raise Mistake(part.path, f"nothing to hold the value against; expected one of {', '.join(BOUNDS)}, is")
+    bounds = tuple((name, values.value(part[name], program)) for name in names)
+    for name, bound in bounds:
+        if bound.axes not in (0, value.axes):
+            raise Mistake((*part.path, name), "the bound has other axes than the value; expected one number, or the same")
+    return bounds
+
+
+def _held_against(value: Term, bounds: Sequence[tuple[str, Term]], program: Program) -> Term:
+    tests = [(BOUNDS[name], bound.index) for name, bound in bounds]
+    source = value.index
+
+    def number(view: View, slots: Slots) -> Answer:
+        x = slots[source]
+        limits = [slots[index] for _, index in tests]
+        if x != x or any(limit != limit for limit in limits):
+            return None
+        return all(test(x, limit) for (test, _), limit in zip(tests, limits, strict=True))
+
+    def layers(view: View, slots: Slots) -> Array:
+        x = slots[source]
+        holds = np.where(np.isnan(x), np.nan, 1.0)
+        for test, index in tests:
+            holds = values.aligned(np.multiply, holds, _answers(test, x, slots[index]))
+        return holds
+
+    says = value.says + " " + " and ".join(f"{name.replace('_', ' ')} {bound.says}" for name, bound in bounds)
+    key = f"{value.key} " + " ".join(f"{name} ({bound.key})" for name, bound in bounds)
+    of = [value, *(bound for _, bound in bounds)]
+    return program.add(key, layers if value.axes else number, of=of, axes=value.axes, says=says)
+
+
+def _answers(test: Callable[[Any, Any], Any], x: Array, limit: Any) -> Array:
+    answers: Array = values.aligned(lambda x, limit: np.where(np.isnan(limit), np.nan, test(x, limit)), x, limit)
+    return answers
+
+
+def _of_kind(part: Part, value: Term, program: Program) -> Term:
+    kind, source = part["is"].one_of(KINDS), value.index
+
+    def layers(view: View, slots: Slots) -> Array:
+        return _is_of_kind(kind, slots[source]).astype(float)
+
+    def number(view: View, slots: Slots) -> Answer:
+        is_given = _is_given(value, view, slots[source])
+        if kind == "measured":
+            return is_given
+        return bool(_is_of_kind(kind, slots[source])) if is_given else None
+
+    says = f"{value.says} is {kind}"
+    return program.add(f"{value.key} is {kind}", layers if value.axes else number, of=[value], axes=value.axes, says=says)
+
+
+def _is_given(value: Term, view: View, x: float) -> bool:
+    """A name that is in the frame with NaN was computed, and is not finite. Of what is made of it NaN may be a hole."""
+    return value.key.removeprefix("scalar:") in view.scalars or x == x
+
+
+def _is_of_kind(kind: str, x: Any) -> Any:
+    if kind == "measured":
+        return ~np.isnan(x)
+    return np.isfinite(x) if kind == "finite" else ~np.isfinite(x)
+
+
+def _in_layers(part: Part, mask: Term, program: Program) -> Term:
+    decide, says = _quantifier(part)
+    source = mask.index
+
+    def compute(view: View, slots: Slots) -> Answer:
+        holds = slots[source]
+        return decide(holds) if len(holds) else None
+
+    key = f"{mask.key} in {json.dumps(part.data)}"
+    return program.add(key, compute, of=[mask], axes=0, says=f"{mask.says} in {says}")
+
+
+def _quantifier(part: Part) -> tuple[Callable[[Array], Answer], str]:
+    if isinstance(part.data, dict):
+        if "layers" in part:
+            least = part.has_keys(["layers"])["layers"].whole(1, 10_000)
+            return lambda holds: _counted(holds, least), f"at least {least} layers"
+        share = part.has_keys(["share"])["share"].share()
+        return lambda holds: _counted(holds, share * np.count_nonzero(~np.isnan(holds))), f"at least {share:.0%} of layers"
+    name = part.one_of(["any", "all", "first", "last"])
+    if name in ("first", "last"):
+        place = 0 if name == "first" else -1
+        return lambda holds: None if math.isnan(holds[place]) else bool(holds[place]), f"the {name} layer"
+    if name == "any":
+        return lambda holds: _counted(holds, 1), "any layer"
+    return lambda holds: _counted(holds, np.count_nonzero(~np.isnan(holds))), "all layers"
+
+
+def _counted(holds: Array, least: float) -> Answer:
+    """Of the layers that were measured."""
+    known = holds[~np.isnan(holds)]
+    return bool(known.sum() >= least) if len(known) else None
+
+

@@ -1,0 +1,52 @@
+"""Rule files: YAML with a list of rules, read with the line of every mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import resources
+
+from tsemon.errors import InvalidRules
+from tsemon_server.rules.parts import Mistake, Part, Path
+from tsemon_server.rules.rule import Rule, rule
+from tsemon_server.yaml_lines import LineOf, parse, written
+
+
+def load(text: str, origin: str = "rules") -> tuple[Rule, ...]:
+    """The rules of a file. Raises InvalidDocument or InvalidRules, which name `origin`, the line and the place."""
+    data, line_of = parse(text, origin)
+    try:
+        listed = Part(data).has_keys(["rules"])["rules"]
+        read = tuple(rule(part) for part in listed.items())
+        _refuse_twins(read, listed.path)
+    except Mistake as mistake:
+        raise InvalidRules(_explained(mistake, origin, line_of, data)) from None
+    return read
+
+
+def pack() -> tuple[Rule, ...]:
+    """The built-in rules, in the order of their files."""
+    files = sorted((resources.files("tsemon_server.rules") / "pack").iterdir(), key=lambda file: file.name)
+    return tuple(
+        read for file in files if file.name.endswith(".yaml") for read in load(file.read_text("utf-8"), file.name)
+    )
+
+
+def _refuse_twins(rules: Iterable[Rule], path: Path) -> None:
+    seen: set[str] = set()
+    for place, read in enumerate(rules):
+        if read.name in seen:
+            raise Mistake((*path, place, "name"), f"a second rule {read.name!r}; give each a name of its own")
+        seen.add(read.name)
+
+
+def _explained(mistake: Mistake, origin: str, line_of: LineOf, data: object) -> str:
+    path = mistake.path
+    where = f"{written(path)}: " if path else ""
+    about = ""
+    if len(path) > 1 and path[0] == "rules" and isinstance(path[1], int):
+        about = f" (rule {Part(data)['rules'][path[1]].data.get('name', '?')})" if _is_mapping(data, path[1]) else ""
+    return f"{origin} line {line_of(path)}: {where}{mistake}{about}"
+
+
+def _is_mapping(data: object, place: int) -> bool:
+    return isinstance(Part(data)["rules"][place].data, dict)

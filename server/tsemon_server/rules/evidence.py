@@ -1,0 +1,117 @@
+"""What an alert shows: the values, what they were held against, the layers they come from, and how they came there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tsemon_server.rules.conditions import Comparison
+from tsemon_server.rules.engine import Change
+from tsemon_server.rules.program import Measure, Slots, View
+from tsemon_server.rules.reductions import Array
+from tsemon_server.rules.rule import Compiled
+
+SHOWN_SAMPLES = 8
+"""Of the window: enough to see a trend, few enough to read in a message."""
+
+
+def evidence(
+    compiled: Compiled, change: Change, view: View, slots: Slots, window: Mapping[str, Sequence[float]], also: list[str]
+) -> dict[str, Any]:
+    """All that is known of one change, as plain JSON; what is not finite is null."""
+    return {
+        "step": view.step,
+        "conditions": [_held(comparison, slots) for comparison in compiled.comparisons],
+        "layers": {m.name: _profile(m.of(view)) for m in _measures(compiled) if m.kind != "scalar"},
+        "numbers": numbers(compiled, slots),
+        "held": {
+            "since_step": change.since_step,
+            "samples": change.samples,
+            "steps": view.step - change.since_step,
+        },
+        "window": _window(window),
+        "also_firing": also,
+        "not_measured": [measure.name for measure in _measures(compiled) if measure.of(view) is None],
+    }
+
+
+def numbers(compiled: Compiled, slots: Slots) -> dict[str, float | None]:
+    """The further numbers that the rule asks to be shown."""
+    return {name: number(slots[term.index]) for name, term in compiled.evidence.items()}
+
+
+def summary(compiled: Compiled, slots: Slots) -> str:
+    """One sentence: the title, and what was seen."""
+    holding = [comparison for comparison in compiled.comparisons if slots[comparison.holds.index] is True]
+    seen = [_sentence(_held(comparison, slots)) for comparison in holding[:3]]
+    return f"{compiled.rule.title}: {'; '.join(seen)}." if seen else f"{compiled.rule.title}."
+
+
+def _held(comparison: Comparison, slots: Slots) -> dict[str, Any]:
+    seen, bounds = slots[comparison.value.index], {}
+    shown: dict[str, Any] = {"value": comparison.value.says}
+    for name, bound in comparison.bounds:
+        bounds[name] = slots[bound.index]
+    if isinstance(seen, np.ndarray):
+        layer = _farthest(seen, bounds)
+        shown["layer"] = layer
+        seen = math.nan if layer is None else seen[layer]
+        bounds = {name: at[layer] if isinstance(at, np.ndarray) and layer is not None else at for name, at in bounds.items()}
+    shown["seen"] = number(seen)
+    for name, bound in comparison.bounds:
+        shown[name] = number(bounds[name])
+        if not bound.says.replace(".", "").replace("e-", "").isdigit():
+            shown["against"] = bound.says
+    return shown | {"holds": slots[comparison.holds.index]}
+
+
+def _farthest(values: Array, bounds: Mapping[str, Any]) -> int | None:
+    """The layer that speaks loudest: the lowest where what is low is bad, else the highest."""
+    if not np.isfinite(values).any():
+        return None
+    is_low = any(name in ("below", "at_most") for name in bounds)
+    return int(np.nanargmin(values) if is_low else np.nanargmax(values))
+
+
+def _sentence(held: Mapping[str, Any]) -> str:
+    where = f" (layer {held['layer']})" if held.get("layer") is not None else ""
+    seen = "not finite" if held["seen"] is None else f"{held['seen']:.3g}"
+    against = f", {held['against']}" if "against" in held else ""
+    bounds = [f"{name.replace('_', ' ')} {held[name]:.3g}{against}" for name in _BOUNDS if held.get(name) is not None]
+    return f"{held['value']}{where} is {seen}" + (f" ({', '.join(bounds)})" if bounds else "")
+
+
+_BOUNDS = "above", "below", "at_least", "at_most"
+
+
+def _measures(compiled: Compiled) -> list[Measure]:
+    """What the rule is made of, and what its further numbers are."""
+    return sorted(compiled.when.measures.union(*(term.measures for term in compiled.evidence.values())))
+
+
+def _profile(values: Any) -> dict[str, dict[str, float | int | None]]:
+    """Where it is first, in the middle, last, lowest and highest. Of activations layer 0 is the first block's input."""
+    if values is None or not np.size(values):
+        return {}
+    per_layer = np.asarray(values) if np.ndim(values) == 1 else np.mean(values, axis=1)
+    where = {"first": 0, "middle": len(per_layer) // 2, "last": len(per_layer) - 1}
+    if np.isfinite(per_layer).any():
+        where |= {"lowest": int(np.nanargmin(per_layer)), "highest": int(np.nanargmax(per_layer))}
+    return {name: {"layer": layer, "value": number(per_layer[layer])} for name, layer in where.items()}
+
+
+def _window(window: Mapping[str, Sequence[float]]) -> list[dict[str, float | None]]:
+    """One row a step."""
+    rows: dict[int, dict[str, float | None]] = {}
+    for name, cell in window.items():
+        for step, value in zip(cell[::2], cell[1::2], strict=True):
+            rows.setdefault(int(step), {"step": int(step)})[name] = number(value)
+    return [rows[step] for step in sorted(rows)][-SHOWN_SAMPLES:]
+
+
+def number(value: Any) -> float | None:
+    """Six digits are what float32 holds, and NaN is not JSON."""
+    return float(f"{float(value):.6g}") if value is not None and math.isfinite(value) else None

@@ -1,0 +1,153 @@
+"""What all rules together compute of a frame: each quantity once, however many rules look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+import math
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tsemon_server.rules.memory import Cell, Memory
+
+NOTHING = np.empty(0)
+"""In the place of layers or heads that were not measured."""
+
+
+@dataclass(frozen=True)
+class View:
+    """One frame as rules see it. NaN is what could not be computed; a missing name is what was not measured."""
+
+    step: int
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    layers: Mapping[str, NDArray[np.floating[Any]]] = field(default_factory=dict)
+    """One value per layer; of activations layer 0 is the first block's input, layer k what block k gives."""
+    heads: Mapping[str, NDArray[np.floating[Any]]] = field(default_factory=dict)
+    """(blocks, heads)"""
+    frozen: frozenset[int] = frozenset()
+    """Blocks, from 0, that are not meant to train."""
+
+
+Slots = list[Any]
+"""What the nodes gave, in their order: a float, an array, True, False or None (unknown)."""
+Compute = Callable[[View, Slots], Any]
+
+
+class Measure(NamedTuple):
+    """What a frame may have."""
+
+    kind: str
+    """scalar, layers or heads"""
+    name: str
+
+    def of(self, view: View) -> Any:
+        """None where it was not measured."""
+        return {"scalar": view.scalars, "layers": view.layers, "heads": view.heads}[self.kind].get(self.name)
+
+
+@dataclass(frozen=True)
+class Term:
+    """A node of a program, as what stands above it in the definition sees it."""
+
+    index: int
+    key: str
+    """What it computes: two terms with one key are one."""
+    axes: int
+    """0: one number, 1: layers, 2: blocks and heads."""
+    says: str
+    """What it is, for people."""
+    measures: frozenset[Measure] = frozenset()
+    """What of a frame it is made of."""
+
+
+KEY_BYTES = 8
+
+
+def digest(key: str) -> bytes:
+    """By which a node, or a rule, finds in a stored state what is its own."""
+    return blake2b(key.encode(), digest_size=KEY_BYTES).digest()
+
+
+@dataclass(frozen=True)
+class _Node:
+    key: bytes
+    compute: Compute | None
+    """Of what does not depend on the past."""
+    memory: Memory | None
+    source: int
+    """Where a memory reads."""
+
+
+KEY_BYTES = 8
+
+
+class Program:
+    """Nodes in an order in which each comes after those that it reads. Two that say the same are one."""
+
+    def __init__(self) -> None:
+        self._nodes: list[_Node] = []
+        self._terms: dict[str, Term] = {}
+
+    def read(self, measure: Measure) -> Term:
+        """A node that gives a measure of the frame: NaN, or an empty array, where it is not there."""
+        axes = ("scalar", "layers", "heads").index(measure.kind)
+        nothing = NOTHING if axes else math.nan
+
+        def compute(view: View, slots: Slots) -> Any:
+            values = measure.of(view)
+            if values is None:
+                return nothing
+            return np.asarray(values, dtype=np.float64) if axes else values
+
+        return self._add(Term(0, f"{measure.kind}:{measure.name}", axes, measure.name, frozenset([measure])), compute)
+
+    def add(self, key: str, compute: Compute, *, of: Iterable[Term] = (), axes: int, says: str) -> Term:
+        """A node that is a function of others."""
+        measures = frozenset[Measure]().union(*(term.measures for term in of))
+        return self._add(Term(0, key, axes, says, measures), compute)
+
+    def remember(self, term: Term, key: str, memory: Memory, *, says: str) -> Term:
+        """A node that is what `memory` makes of another; elementwise, where that has layers."""
+        return self._add(Term(0, f"{term.key} | {key}", term.axes, says, term.measures), None, memory, term.index)
+
+    def _add(self, term: Term, compute: Compute | None, memory: Memory | None = None, source: int = -1) -> Term:
+        if term.key not in self._terms:
+            self._terms[term.key] = replace(term, index=len(self._nodes))
+            self._nodes.append(_Node(digest(term.key), compute, memory, source))
+        return self._terms[term.key]
+
+    @property
+    def memory_keys(self) -> dict[bytes, int]:
+        """By which the cells of each memory are found again in a stored state, and its node."""
+        return {node.key: index for index, node in enumerate(self._nodes) if node.memory is not None}
+
+    def run(self, view: View, cells: list[list[Cell]]) -> Slots:
+        """All nodes of one frame. What is remembered, in `cells`, a list for each node, is changed in place."""
+        slots: Slots = []
+        for node, held in zip(self._nodes, cells, strict=True):
+            if node.compute is not None:
+                slots.append(node.compute(view, slots))
+            elif node.memory is not None:
+                slots.append(_pushed(node.memory, held, slots[node.source], view.step))
+        return slots
+
+    def fresh_cells(self) -> list[list[Cell]]:
+        return [[] for _ in self._nodes]
+
+
+def _pushed(memory: Memory, held: list[Cell], value: Any, step: int) -> Any:
+    if not isinstance(value, np.ndarray):
+        if len(held) != 1:
+            held[:] = [[]]
+        return memory.push(held[0], np.nan if value is None else float(value), step)
+    if not value.size:
+        return NOTHING
+    if len(held) != value.size:  # another depth: another model
+        held[:] = [[] for _ in range(value.size)]
+    pushed = [memory.push(cell, x, step) for cell, x in zip(held, value.ravel().tolist(), strict=True)]
+    return np.array(pushed).reshape(value.shape)
+
+

@@ -1,0 +1,154 @@
+"""A rule, as its definition says it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Literal, cast
+
+from tsemon_server.rules import values
+from tsemon_server.rules.conditions import Comparison, condition
+from tsemon_server.rules.parts import Mistake, Part
+from tsemon_server.rules.program import Program, Term
+
+FAMILIES = "tse", "entropy", "rank", "norm", "dead", "diverge", "data", "loss", "liveness"
+SEVERITIES = "info", "warning", "critical"
+Severity = Literal["info", "warning", "critical"]
+
+_REQUIRED = "name", "family", "severity", "title", "when", "advice", "source", "origin"
+_OPTIONAL = "aliases", "on", "clear", "only_while", "for", "clear_for", "after", "evidence"
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_PLACE = re.compile(r"\{([a-z0-9_]+)\}")
+_MOST_STEPS = 10**9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """How long a verdict must last before it counts.
+
+    Both bounds are needed, because cadences differ by a factor of 500. Samples alone: at every step, three samples
+    are one model seen thrice. Steps alone: at every 500th step, a single odd batch would do.
+    """
+
+    samples: int = 3
+    """So many samples in a row, the first and the last included. Two could still be one odd batch and its echo."""
+    steps: int = 10
+    """So many optimizer steps from the first to the last of them: three samples of the usual five-step cadence."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A definition that has been read. `Compiled` is what runs."""
+
+    name: str
+    family: str
+    severity: Severity
+    title: str
+    """One sentence, without its full stop."""
+    on: Literal["frame", "clock"]
+    hold: Hold
+    clear_hold: Hold
+    after: Hold
+    advice: str
+    """What to try; `{name}` stands for a number of the evidence."""
+    source: str
+    """Where the advice comes from."""
+    origin: str
+    """Where the thresholds come from."""
+    aliases: tuple[str, ...]
+    """Other tools' names for the same."""
+    definition: Mapping[str, Any] = field(repr=False, hash=False)
+    """All of it, as plain data."""
+
+    @property
+    def digest(self) -> str:
+        """Of the definition: two rules with one digest say the same."""
+        return sha256(json.dumps(self.definition, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The nodes of a rule in a program."""
+
+    rule: Rule
+    when: Term
+    clear: Term | None
+    only_while: Term | None
+    comparisons: tuple[Comparison, ...]
+    evidence: Mapping[str, Term]
+
+
+def rule(part: Part) -> Rule:
+    """Read a definition. Raises Mistake."""
+    part.has_keys(_REQUIRED, _OPTIONAL)
+    read = Rule(
+        name=_name(part["name"]),
+        family=part["family"].one_of(FAMILIES),
+        severity=cast(Severity, part["severity"].one_of(SEVERITIES)),
+        title=part["title"].text(200).rstrip("."),
+        on=cast(Any, part["on"].one_of(["frame", "clock"])) if "on" in part else "frame",
+        hold=_hold(part, "for", Hold()),
+        clear_hold=_hold(part, "clear_for", _hold(part, "for", Hold())),
+        after=_hold(part, "after", Hold(samples=0, steps=0)),
+        advice=part["advice"].text(),
+        source=part["source"].text(),
+        origin=part["origin"].text(),
+        aliases=tuple(alias.text(128) for alias in part["aliases"].items(0)) if "aliases" in part else (),
+        definition=part.data,
+    )
+    compiled = compile_rule(read, Program(), part)
+    for name in _PLACE.findall(read.advice):
+        if name not in compiled.evidence:
+            raise Mistake((*part.path, "advice"), f"{{{name}}} is not in evidence; expected one of its names")
+    return read
+
+
+def _name(part: Part) -> str:
+    if not isinstance(part.data, str) or not _NAME.fullmatch(part.data) or len(part.data) > 128:
+        raise part.wrong("a name of small letters, digits and hyphens, such as loss-spike")
+    return part.data
+
+
+def _hold(part: Part, key: str, default: Hold) -> Hold:
+    if key not in part:
+        return default
+    hold = part[key].has_keys([], ["samples", "steps"])
+    least = 0 if key == "after" else 1
+    return Hold(
+        samples=hold["samples"].whole(least, 10_000) if "samples" in hold else least,
+        steps=hold["steps"].whole(0, _MOST_STEPS) if "steps" in hold else 0,
+    )
+
+
+def compile_rule(rule: Rule, program: Program, part: Part | None = None) -> Compiled:
+    """Add the nodes of a rule to a program. Raises Mistake, which is not to be expected of a rule that was read."""
+    part = Part(rule.definition) if part is None else part
+    comparisons: list[Comparison] = []
+    when = condition(part["when"], program, comparisons)
+    clear = condition(part["clear"], program) if "clear" in part else None
+    only_while = condition(part["only_while"], program) if "only_while" in part else None
+    return Compiled(rule, when, clear, only_while, tuple(comparisons), _evidence(part, program))
+
+
+def _evidence(part: Part, program: Program) -> dict[str, Term]:
+    if "evidence" not in part:
+        return {}
+    if not isinstance(part["evidence"].data, dict):
+        raise part["evidence"].wrong("a mapping from names to values")
+    terms = {str(name): values.value(part["evidence"][name], program) for name in part["evidence"].data}
+    for name, term in terms.items():
+        if term.axes:
+            raise Mistake((*part.path, "evidence", name), "expected one number, got layers; reduce over layers")
+    return terms
+
+
+def filled(text: str, numbers: Mapping[str, float | None]) -> str:
+    """The text with the numbers in their places."""
+    return _PLACE.sub(lambda place: _shown(numbers.get(place[1])), text)
+
+
+def _shown(number: float | None) -> str:
+    return "(not known)" if number is None else f"{number:.3g}"

@@ -1,0 +1,310 @@
+"""Numbers that a rule speaks of: a measure, and what is made of it step by step.
+
+A definition is a number, or a list: a source and then stages, each applied to what the one before gave.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tsemon_server.rules import conditions
+from tsemon_server.rules.memory import (
+    MAX_SAMPLES,
+    OVER_TIME,
+    Best,
+    Memory,
+    Previous,
+    Start,
+    StepsIn,
+    StepsSince,
+    Window,
+    ZScore,
+)
+from tsemon_server.rules.parts import Mistake, Part
+from tsemon_server.rules.program import NOTHING, Measure, Program, Slots, Term, View
+from tsemon_server.rules.reductions import Array, quantile, reduction
+
+SOURCES = "scalar", "layers", "heads", "steps_in"
+
+
+def value(part: Part, program: Program) -> Term:
+    """The node of a definition. Raises Mistake."""
+    if isinstance(part.data, int | float):
+        return constant(part.number(), program)
+    parts = list(part.items())
+    term = _source(parts[0], program)
+    for stage in parts[1:]:
+        term = _stage(term, stage, program)
+    return term
+
+
+def constant(number: float, program: Program) -> Term:
+    return program.add(json.dumps(number), lambda view, slots: number, axes=0, says=f"{number:g}")
+
+
+def _source(part: Part, program: Program) -> Term:
+    if isinstance(part.data, list | int | float):
+        return value(part, program)
+    kind = _single_key(part, SOURCES)
+    if kind == "steps_in":
+        condition = conditions.condition(part[kind], program)
+        return program.remember(condition, "steps in", StepsIn(), says=f"steps in which {condition.says}")
+    return program.read(Measure(kind, part.has_keys([kind])[kind].text(most=128)))
+
+
+def _single_key(part: Part, options: tuple[str, ...] | list[str]) -> str:
+    if not isinstance(part.data, dict) or not part.data:
+        raise part.wrong(f"a mapping that begins with one of {', '.join(options)}")
+    key = str(next(iter(part.data)))
+    if key not in options:
+        raise Mistake((*part.path, key), f"no {key!r} here; expected one of {', '.join(options)}")
+    return key
+
+
+# Stages
+
+
+def _stage(term: Term, part: Part, program: Program) -> Term:
+    if isinstance(part.data, str):
+        if part.data == "skip_frozen":
+            return _skip_frozen(term, part, program)
+        name = part.one_of([*_OF_ONE, "skip_frozen"])
+        return _elementwise(term, name, _OF_ONE[name], program)
+    name = _single_key(part, list(_STAGES))
+    return _STAGES[name](term, part, program)
+
+
+_OF_ONE: dict[str, Callable[[Any], Any]] = {
+    "abs": abs,
+    "negate": lambda x: -x,
+    "sqrt": lambda x: np.sqrt(x) if isinstance(x, np.ndarray) or x >= 0 else math.nan,
+    "log10": lambda x: np.log10(np.maximum(x, 1e-300)) if isinstance(x, np.ndarray) else _log10(x),
+    "exp10": lambda x: np.power(10.0, np.minimum(x, 300.0)),
+    # Clipped where a share of energy tells nothing more: the rounding of float32, and what independent tokens share.
+    "log_odds": lambda x: _log_odds(np.clip(x, 1e-13, 0.999)),
+}
+
+
+def _log10(x: float) -> float:
+    return x if x != x else math.log10(max(x, 1e-300))
+
+
+def _log_odds(share: Any) -> Any:
+    return np.log10(share / (1 - share))
+
+
+def _elementwise(term: Term, name: str, function: Callable[[Any], Any], program: Program) -> Term:
+    source = term.index
+
+    def compute(view: View, slots: Slots) -> Any:
+        x = slots[source]
+        return function(x) if isinstance(x, np.ndarray) else float(function(x))
+
+    return program.add(f"{term.key} | {name}", compute, of=[term], axes=term.axes, says=f"{name} of {term.says}")
+
+
+def _arithmetic(term: Term, part: Part, program: Program) -> Term:
+    name = _only_key(part)
+    other = value(part[name], program)
+    left, right, function = term.index, other.index, _OF_TWO[name]
+    if term.axes and other.axes and term.axes != other.axes:
+        raise part.wrong(f"values with as many axes on both sides, {_AXES[term.axes]} or one number")
+    return program.add(
+        f"({term.key}) {name} ({other.key})",
+        lambda view, slots: aligned(function, slots[left], slots[right]),
+        of=[term, other],
+        axes=max(term.axes, other.axes),
+        says=f"{term.says} {_SIGNS[name]} {other.says}",
+    )
+
+
+def aligned(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    """Elementwise. Where the two sides have other depths, or one was not measured, there is nothing."""
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray) and left.shape != right.shape:
+        return NOTHING
+    return function(left, right)
+
+
+def _divided(left: Any, right: Any) -> Any:
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(np.equal(right, 0), np.nan, np.divide(left, right))
+    return left / right if right else math.nan
+
+
+_OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
+    "plus": lambda left, right: left + right,
+    "minus": lambda left, right: left - right,
+    "times": lambda left, right: left * right,
+    "over": _divided,
+    "min_with": np.minimum,
+    "max_with": np.maximum,
+}
+_SIGNS = {"plus": "+", "minus": "-", "times": "×", "over": "/", "min_with": "or, if less,", "max_with": "or, if more,"}
+_AXES = {0: "one number", 1: "layers", 2: "blocks and heads"}
+
+
+def _layers(term: Term, part: Part, program: Program) -> Term:
+    name = _only_key(part)
+    if term.axes != 1:
+        hint = "; reduce over heads first" if term.axes == 2 else ""
+        raise Mistake(part.path, f"{name!r} expects a value with layers, got {_AXES[term.axes]}{hint}")
+    reduce, source = reduction(part[name], along=name), term.index
+    return program.add(
+        f"{term.key} | layers {_key(part[name])}",
+        lambda view, slots: reduce(slots[source]),
+        of=[term],
+        axes=0,
+        says=f"{term.says}, {_short(part[name])} of layers",
+    )
+
+
+def _heads(term: Term, part: Part, program: Program) -> Term:
+    name = _only_key(part)
+    if term.axes != 2:
+        raise Mistake(part.path, f"{name!r} expects a value with heads, got {_AXES[term.axes]}")
+    reduce, source = reduction(part[name], along=name), term.index
+
+    def compute(view: View, slots: Slots) -> Any:
+        return np.array([reduce(heads) for heads in slots[source]]) if slots[source].size else NOTHING
+
+    key, says = f"{term.key} | heads {_key(part[name])}", f"{term.says}, {_short(part[name])} of heads"
+    return program.add(key, compute, of=[term], axes=1, says=says)
+
+
+def _slice(term: Term, part: Part, program: Program) -> Term:
+    ends = list(part.has_keys(["slice"])["slice"].items())
+    _needs_layers(term, part)
+    if len(ends) != 2:
+        raise part["slice"].wrong("the first layer and the one after the last, such as [1, null]")
+    span = slice(*(None if end.data is None else end.whole(-10_000, 10_000) for end in ends))
+    source = term.index
+    key = f"{term.key} | slice {span.start} {span.stop}"
+    return program.add(key, lambda view, slots: slots[source][span], of=[term], axes=term.axes, says=term.says)
+
+
+def _skip_frozen(term: Term, part: Part, program: Program) -> Term:
+    _needs_layers(term, part)
+    source = term.index
+
+    def compute(view: View, slots: Slots) -> Any:
+        values = slots[source]
+        if not view.frozen or not values.size:
+            return values
+        kept = values.copy()
+        kept[[block for block in view.frozen if 0 <= block < len(kept)]] = np.nan
+        return kept
+
+    return program.add(f"{term.key} | skip_frozen", compute, of=[term], axes=term.axes, says=term.says)
+
+
+def _where(term: Term, part: Part, program: Program) -> Term:
+    _needs_layers(term, part)
+    mask = conditions.mask(part.has_keys(["where"])["where"], program)
+    source, condition = term.index, mask.index
+    return program.add(
+        f"{term.key} | where ({mask.key})",
+        lambda view, slots: aligned(_kept_where, slots[source], slots[condition]),
+        of=[term, mask],
+        axes=term.axes,
+        says=f"{term.says} where {mask.says}",
+    )
+
+
+def _kept_where(values: Array, holds: Array) -> Array:
+    return np.where(holds == 1, values, np.nan)
+
+
+def _needs_layers(term: Term, part: Part) -> None:
+    if not term.axes:
+        raise Mistake(part.path, "this stage expects a value with layers, got one number")
+
+
+def _window(term: Term, part: Part, program: Program) -> Term:
+    part.has_keys(["window", "samples"])
+    num_samples = part["samples"].whole(2, MAX_SAMPLES)
+    take, says = _over_time(part["window"])
+    return program.remember(
+        term,
+        f"window {_key(part)}",
+        Window(take, num_samples),
+        says=f"{says} of the last {num_samples} samples of {term.says}",
+    )
+
+
+def _start(term: Term, part: Part, program: Program) -> Term:
+    part.has_keys(["start"], ["samples"])
+    num_samples = part["samples"].whole(1, MAX_SAMPLES) if "samples" in part else 3
+    take, _ = _over_time(part["start"])
+    return program.remember(term, f"start {_key(part)}", Start(take, num_samples), says=f"{term.says} at its start")
+
+
+def _over_time(part: Part) -> tuple[Any, str]:
+    if isinstance(part.data, dict):
+        share = part.has_keys(["quantile"])["quantile"].share()
+        return lambda values, _: quantile(np.asarray(values), share), f"quantile {share:g}"
+    return OVER_TIME[part.one_of(list(OVER_TIME))], str(part.data)
+
+
+def _best(term: Term, part: Part, program: Program) -> Term:
+    end = part.has_keys(["best"])["best"].one_of(_ENDS)
+    return program.remember(term, f"best {end}", Best(end == "lowest"), says=f"the {end} {term.says} so far")
+
+
+def _z_score(term: Term, part: Part, program: Program) -> Term:
+    num_samples = part.has_keys(["z_score"])["z_score"].whole(3, MAX_SAMPLES)
+    says = f"standard deviations of {term.says} off the {num_samples} samples before"
+    return program.remember(term, f"z_score {num_samples}", ZScore(num_samples), says=says)
+
+
+def _previous(term: Term, part: Part, program: Program) -> Term:
+    num_samples = part.has_keys(["previous"])["previous"].whole(1, MAX_SAMPLES)
+    says = f"{term.says} {num_samples} samples ago"
+    return program.remember(term, f"previous {num_samples}", Previous(num_samples), says=says)
+
+
+def _steps_since(term: Term, part: Part, program: Program) -> Term:
+    end = part.has_keys(["steps_since"], ["by"])["steps_since"].one_of(_ENDS)
+    by_ratio = part["by"].share() if "by" in part else 0.0
+    says = f"steps since {term.says} was last {end} by {by_ratio:.1%}"
+    return program.remember(term, f"steps_since {_key(part)}", StepsSince(end == "lowest", by_ratio), says=says)
+
+
+_ENDS = "lowest", "highest"
+
+
+_STAGES: dict[str, Callable[[Term, Part, Program], Term]] = {
+    "heads": _heads,
+    "layers": _layers,
+    "slice": _slice,
+    "where": _where,
+    **dict.fromkeys(_OF_TWO, _arithmetic),
+    "window": _window,
+    "start": _start,
+    "best": _best,
+    "z_score": _z_score,
+    "previous": _previous,
+    "steps_since": _steps_since,
+}
+
+
+def _only_key(part: Part) -> str:
+    key = str(next(iter(part.data)))
+    part.has_keys([key])
+    return key
+
+
+def _key(part: Part) -> str:
+    return json.dumps(part.data, sort_keys=True)
+
+
+def _short(part: Part) -> str:
+    if isinstance(part.data, dict):
+        name, number = next(iter(part.data.items()))
+        return f"{name} {number:g}"
+    return str(part.data)
