@@ -52,6 +52,7 @@ PICTURE = {
     "tsemon_server.spools": "fastapi starlette tsemon.transport tsemon_server.ingest tsemon_server.store "
     "tsemon_server.errors",
     "tsemon_server.ui": "fastapi",
+    "tsemon_server.yaml_lines": "yaml",
     "tsemon_server.store": "sqlalchemy alembic numpy pydantic zstandard",
     "migrations": "sqlalchemy alembic",
     "tsemon_client": "httpx",

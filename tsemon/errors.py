@@ -60,6 +60,12 @@ class InvalidRange(InvalidArgument):
     code = "invalid_range"
 
 
+class InvalidDocument(InvalidArgument):
+    """A YAML document that cannot be read, or that says what is not allowed; the text names the line."""
+
+    code = "invalid_document"
+
+
 class NoBlocksFound(InvalidArgument):
     """The model holds nothing that looks like a stack of transformer blocks."""
 

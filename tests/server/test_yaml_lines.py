@@ -1,0 +1,86 @@
+"""YAML with the line of everything in it."""
+
+import math
+
+import pytest
+
+from tsemon.errors import InvalidDocument
+from tsemon_server.yaml_lines import MAX_DEPTH, parse, written
+
+TEXT = """\
+# a comment
+receivers:
+  - name: pager
+    url: http://x   # the line of the key
+
+  - name: chat
+    words: [one,
+            two]
+on: frame
+"""
+
+
+class TestParse:
+    def test_gives_plain_data(self):
+        data, _ = parse(TEXT, "file")
+        first, second = {"name": "pager", "url": "http://x"}, {"name": "chat", "words": ["one", "two"]}
+        assert data == {"receivers": [first, second], "on": "frame"}
+
+    def test_gives_nothing_for_an_empty_document(self):
+        data, line_of = parse("# only a comment\n", "file")
+        assert data is None
+        assert line_of(("rules", 0)) == 1
+
+    @pytest.mark.parametrize(
+        ("word", "value"),
+        [("1e-7", 1e-7), ("0.5", 0.5), ("-3", -3), ("+1.", 1.0), (".5", 0.5), ("-.inf", -math.inf), ("1:30", "1:30"),
+         ("true", True), ("false", False), ("yes", "yes"), ("no", "no"), ("off", "off"), ("null", None), ("~", None),
+         ("", None), ("2026-01-01", "2026-01-01"), ("'1'", "1"), ('"true"', "true"), ("010", 10), ("0x10", "0x10"),
+         ("1_000", "1_000")],
+    )  # fmt: skip
+    def test_reads_words_as_yaml_1_2_does(self, word, value):
+        data, _ = parse(f"key: {word}", "file")
+        assert (data["key"], type(data["key"])) == (value, type(value))
+
+    def test_reads_nan(self):
+        assert math.isnan(parse("x: .nan", "file")[0]["x"])
+
+    def test_keeps_keys_as_they_are_written(self):
+        assert parse("{on: 1, true: 2, 3: 4, null: 5}", "file")[0] == {"on": 1, "true": 2, "3": 4, "null": 5}
+
+
+class TestTheLine:
+    def test_is_that_of_the_key_or_the_item(self):
+        _, line_of = parse(TEXT, "file")
+        places = [("receivers",), ("receivers", 0), ("receivers", 0, "url"), ("receivers", 1), ("on",)]
+        assert [line_of(place) for place in places] == [2, 3, 4, 6, 9]
+        assert [line_of(("receivers", 1, "words", place)) for place in (0, 1)] == [7, 8]
+
+    def test_of_what_is_not_there_is_that_of_where_it_should_be(self):
+        _, line_of = parse(TEXT, "file")
+        assert line_of(("receivers", 1, "url")) == 6
+        assert line_of(("routes", 0)) == 1
+
+
+class TestAnInvalidDocument:
+    @pytest.mark.parametrize(
+        ("text", "problem"),
+        [("a: 1\nb: [1,\n", "file line 3: expected YAML"),
+         ("a: 1\nb: 2\na: 3", "file line 3: 'a' stands there a second time, first in line 1"),
+         ("a: &x 1\nb: *x", "file line 1: .* anchor or alias"),
+         ("a: 1\nb: !!python/object:os.system x", "file line 2: expected a value without a tag, got 'tag:yaml.org"),
+         ("a: 1\n---\nb: 2", "file line 2: expected one document"),
+         ("a: 1\n? [x]\n: 2", "file line 2: expected a word"),
+         ("a: \x00", "file: expected YAML"),
+         ("a: 1\n\tb: 2", "file line 2: expected YAML"),
+         ("[" * 10_000, f"file line 1: expected at most {MAX_DEPTH}")],
+    )  # fmt: skip
+    def test_tells_its_origin_and_line(self, text, problem):
+        with pytest.raises(InvalidDocument, match=problem):
+            parse(text, "file")
+
+
+class TestWritten:
+    def test_is_how_people_write_a_path(self):
+        assert written(("receivers", 2, "url")) == "receivers[2].url"
+        assert written(("rules", 0, "when", "all", 1)) == "rules[0].when.all[1]"
