@@ -54,6 +54,12 @@ class InvalidFrame(InvalidArgument):
     code = "invalid_frame"
 
 
+class InvalidRules(InvalidArgument):
+    """A rule, or a file of rules, that says something which rules cannot say."""
+
+    code = "invalid_rules"
+
+
 class InvalidRange(InvalidArgument):
     """A range of steps that ends before it starts."""
 

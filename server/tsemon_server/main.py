@@ -20,10 +20,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tsemon.errors import InvalidArgument, TsemonError
 from tsemon.wire import API
 from tsemon_server import ingest, queries, ui
-from tsemon_server.alerts import Rule, Watch
+from tsemon_server.alerts import Watch
 from tsemon_server.errors import Problem, handle_errors, problem_response
 from tsemon_server.exposition import Exposition
 from tsemon_server.housekeeping import PAUSE_S, Housekeeping
+from tsemon_server.rules import PACK, Rule
 from tsemon_server.settings import Settings
 from tsemon_server.spools import ReadOnly, SpoolView
 from tsemon_server.store import Record, Store, without_password
@@ -115,7 +116,7 @@ def create_app(
     view = None if settings.spool is None else SpoolView(settings.spool)
     store = Store(settings.database if view is None else view.database, clock)
     exposition = Exposition(store, clock)
-    watch = Watch(rules, on_error=exposition.count_rule_error)
+    watch = Watch(PACK if rules is None else rules, on_error=exposition.count_rule_error)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

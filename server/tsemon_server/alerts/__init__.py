@@ -6,6 +6,7 @@ and a server that dies in between has stored neither. What a rule remembers is s
 
 from __future__ import annotations
 
+import base64
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tsemon.wire import Frame
-from tsemon_server.rules import RULES, Event, Rule, Track, View, advance
+from tsemon_server.rules import PACK, Evaluator, Event, Rule, View
 from tsemon_server.store import RuleState, Writer
 
 __all__ = ["Rule", "Watch"]
@@ -25,8 +26,8 @@ log = logging.getLogger(__name__)
 class Watch:
     """The rules at work. `on_error` is told the name of a rule that raised."""
 
-    def __init__(self, rules: Sequence[Rule] | None = None, on_error: Callable[[str], None] = lambda _: None) -> None:
-        self._rules = RULES if rules is None else tuple(rules)
+    def __init__(self, rules: Sequence[Rule] = PACK, on_error: Callable[[str], None] = lambda _: None) -> None:
+        self._evaluator = Evaluator(rules)
         self._on_error = on_error
 
     def observe(self, writer: Writer, run_id: str, attempt: int, frames: Sequence[Frame]) -> list[int]:
@@ -36,46 +37,27 @@ class Watch:
         """
         known = writer.rule_state(run_id)
         if known is None or known.attempt != attempt:
-            known = RuleState(attempt, -1, {})
-        step, resolved = known.step, list[int]()
-        tracks = {rule.name: self._remembered(rule, known.tracks.get(rule.name), run_id) for rule in self._rules}
+            state = self._evaluator.start()
+        else:
+            state = self._evaluator.load(base64.b64decode(known.tracks["state"]))
+        resolved = list[int]()
         for frame in sorted(frames, key=lambda frame: (frame.step, frame.seq)):
-            if frame.step <= step:
-                continue
-            step, view = frame.step, _view(frame)
-            for rule in self._rules:
-                tracks[rule.name], event = self._advanced(rule, tracks[rule.name], view, run_id)
-                if event is not None:
-                    resolved += _apply(writer, run_id, attempt, rule, event)
-        if step != known.step:
-            kept = {name: track.to_json() for name, track in tracks.items()}
-            writer.keep_rule_state(run_id, RuleState(attempt, step, kept))
+            for event in self._evaluator.advance(state, _view(frame)):
+                resolved += _apply(writer, run_id, attempt, event)
+        kept = {"state": base64.b64encode(self._evaluator.dump(state)).decode()}
+        writer.keep_rule_state(run_id, RuleState(attempt, state.last_step or 0, kept))
         return resolved
-
-    def _remembered(self, rule: Rule, stored: dict[str, Any] | None, run_id: str) -> Track:
-        try:
-            return Track.from_json(stored)
-        except Exception:  # written by another version of the rule
-            log.exception("what rule %s remembered of run %s cannot be read; it starts anew", rule.name, run_id)
-            self._on_error(rule.name)
-            return Track()
-
-    def _advanced(self, rule: Rule, track: Track, view: View, run_id: str) -> tuple[Track, Event | None]:
-        try:
-            return advance(rule, track, view)
-        except Exception:  # a rule is no reason to lose frames
-            log.exception("rule %s failed at step %d of run %s; it skips this frame", rule.name, view.step, run_id)
-            self._on_error(rule.name)
-            return track, None
 
 
 def _view(frame: Frame) -> View:
     layers = {name: np.frombuffer(values.data, "<f4") for name, values in frame.layers.items()}
-    return View(step=frame.step, scalars=frame.scalars, layers=layers)
+    heads = {name: np.frombuffer(values.data, "<f4").reshape(values.shape) for name, values in frame.heads.items()}
+    return View(frame.step, frame.scalars, layers, heads)
 
 
-def _apply(writer: Writer, run_id: str, attempt: int, rule: Rule, event: Event) -> list[int]:
+def _apply(writer: Writer, run_id: str, attempt: int, event: Event) -> list[int]:
     """Write what the event says; the id of the alert that it resolved."""
+    rule = event.rule
     seen: dict[str, Any] = {
         "pending_step": event.pending_step,
         "firing_step": event.firing_step,
@@ -89,7 +71,7 @@ def _apply(writer: Writer, run_id: str, attempt: int, rule: Rule, event: Event) 
         ended = writer.change_alert(run_id, rule.name, "firing", state="resolved", resolved_step=event.resolved_step)
         return [] if ended is None else [ended]
     elif event.kind == "pending" or writer.change_alert(run_id, rule.name, "pending", state="firing", **seen) is None:
-        about = {"family": rule.family, "severity": rule.severity, "advice": dict(rule.advice)}
+        about = {"family": rule.family, "severity": rule.severity, "advice": event.advice}
         writer.open_alert(run_id, attempt, rule.name, state=event.kind, **about, **seen)
     return []
 

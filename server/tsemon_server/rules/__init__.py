@@ -1,25 +1,27 @@
-"""What a run's frames mean: frozen rules, and the arithmetic that turns one frame after another into alerts.
+"""What a run's frames mean: rules as data, and the arithmetic that turns one frame after another into alerts.
 
 Values in, values out. The same frames in the same order give the same events, live or replayed.
 """
 
-from tsemon_server.rules.engine import Event, Hold, Reading, Rule, Streak, Track, View, advance
-from tsemon_server.rules.escalation import Fall, TokenSimilarityEscalation, fall_over_depth
+from tsemon_server.rules.documents import load, pack
+from tsemon_server.rules.evaluator import Evaluator, Event, RuleStatus
+from tsemon_server.rules.program import View
+from tsemon_server.rules.rule import Hold, Rule
+from tsemon_server.rules.state import State, UnreadableState
 
-RULES: tuple[Rule, ...] = (TokenSimilarityEscalation(),)
-"""The built-in pack."""
+PACK: tuple[Rule, ...] = pack()
+"""The built-in rules."""
 
 __all__ = [
-    "RULES",
+    "PACK",
+    "Evaluator",
     "Event",
-    "Fall",
     "Hold",
-    "Reading",
     "Rule",
-    "Streak",
-    "TokenSimilarityEscalation",
-    "Track",
+    "RuleStatus",
+    "State",
+    "UnreadableState",
     "View",
-    "advance",
-    "fall_over_depth",
+    "load",
+    "pack",
 ]

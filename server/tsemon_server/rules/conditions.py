@@ -92,7 +92,8 @@ def _k_of_n(part: Part, program: Program, found: list[Comparison]) -> Term:
     how_often = program.remember(term, f"in the last {num_samples}", HowOften(num_samples), says=term.says)
 
     def compute(view: View, slots: Slots) -> Answer:
-        return None if math.isnan(slots[how_often.index]) else slots[how_often.index] >= least
+        times = slots[how_often.index]
+        return None if math.isnan(times) else bool(times >= least)
 
     says = f"{term.says} in {least} of {num_samples} samples"
     return program.add(f"{how_often.key} at least {least}", compute, of=[term], axes=0, says=says)
@@ -107,7 +108,9 @@ def _comparison(part: Part, program: Program, found: list[Comparison]) -> Term:
     if value.axes == 2:
         raise Mistake(part.path, "a comparison expects one number or layers, got blocks and heads; reduce over heads")
     if value.axes == 1 and "in" not in part:
-        raise Mistake(part.path, "the value has layers: say in which, `in: any`, all, first, last, {layers: 3}, {share: 0.5}")
+        raise Mistake(
+            part.path, "the value has layers: say in which, `in: any`, all, first, last, {layers: 3}, {share: 0.5}"
+        )
     if value.axes == 0 and "in" in part:
         raise Mistake((*part.path, "in"), "the value is one number: expected no `in`")
     if "is" in part:
@@ -138,7 +141,9 @@ def _bounds(part: Part, value: Term, program: Program) -> tuple[tuple[str, Term]
     bounds = tuple((name, values.value(part[name], program)) for name in names)
     for name, bound in bounds:
         if bound.axes not in (0, value.axes):
-            raise Mistake((*part.path, name), "the bound has other axes than the value; expected one number, or the same")
+            raise Mistake(
+                (*part.path, name), "the bound has other axes than the value; expected one number, or the same"
+            )
     return bounds
 
 
@@ -175,7 +180,8 @@ def _of_kind(part: Part, value: Term, program: Program) -> Term:
     kind, source = part["is"].one_of(KINDS), value.index
 
     def layers(view: View, slots: Slots) -> Array:
-        return _is_of_kind(kind, slots[source]).astype(float)
+        answers: Array = _is_of_kind(kind, slots[source]).astype(float)
+        return answers
 
     def number(view: View, slots: Slots) -> Answer:
         is_given = _is_given(value, view, slots[source])
@@ -184,7 +190,9 @@ def _of_kind(part: Part, value: Term, program: Program) -> Term:
         return bool(_is_of_kind(kind, slots[source])) if is_given else None
 
     says = f"{value.says} is {kind}"
-    return program.add(f"{value.key} is {kind}", layers if value.axes else number, of=[value], axes=value.axes, says=says)
+    return program.add(
+        f"{value.key} is {kind}", layers if value.axes else number, of=[value], axes=value.axes, says=says
+    )
 
 
 def _is_given(value: Term, view: View, x: float) -> bool:
@@ -216,19 +224,19 @@ def _quantifier(part: Part) -> tuple[Callable[[Array], Answer], str]:
             least = part.has_keys(["layers"])["layers"].whole(1, 10_000)
             return lambda holds: _counted(holds, least), f"at least {least} layers"
         share = part.has_keys(["share"])["share"].share()
-        return lambda holds: _counted(holds, share * np.count_nonzero(~np.isnan(holds))), f"at least {share:.0%} of layers"
+        return lambda holds: _counted(
+            holds, share * np.count_nonzero(~np.isnan(holds))
+        ), f"at least {share:.0%} of layers"
     name = part.one_of(["any", "all", "first", "last"])
     if name in ("first", "last"):
         place = 0 if name == "first" else -1
         return lambda holds: None if math.isnan(holds[place]) else bool(holds[place]), f"the {name} layer"
     if name == "any":
         return lambda holds: _counted(holds, 1), "any layer"
-    return lambda holds: _counted(holds, np.count_nonzero(~np.isnan(holds))), "all layers"
+    return lambda holds: _counted(holds, float(np.count_nonzero(~np.isnan(holds)))), "all layers"
 
 
 def _counted(holds: Array, least: float) -> Answer:
     """Of the layers that were measured."""
     known = holds[~np.isnan(holds)]
     return bool(known.sum() >= least) if len(known) else None
-
-

@@ -96,7 +96,9 @@ class Evaluator:
     def _event(self, place: int, change: Change, view: View, slots: Slots, state: State) -> Event:
         compiled = self._compiled[place]
         rule = compiled.rule
-        firing = [r.name for r, t in zip(self.rules, state.tracks, strict=True) if t.state == "firing" and r is not rule]
+        firing = [
+            r.name for r, t in zip(self.rules, state.tracks, strict=True) if t.state == "firing" and r is not rule
+        ]
         window = {says: state.cells[node][0] for says, node in self._recent[place].items() if state.cells[node]}
         has_ended = change.kind in ("resolved", "withdrawn")
         return Event(

@@ -59,7 +59,9 @@ def _held(comparison: Comparison, slots: Slots) -> dict[str, Any]:
         layer = _farthest(seen, bounds)
         shown["layer"] = layer
         seen = math.nan if layer is None else seen[layer]
-        bounds = {name: at[layer] if isinstance(at, np.ndarray) and layer is not None else at for name, at in bounds.items()}
+        bounds = {
+            name: at[layer] if isinstance(at, np.ndarray) and layer is not None else at for name, at in bounds.items()
+        }
     shown["seen"] = number(seen)
     for name, bound in comparison.bounds:
         shown[name] = number(bounds[name])

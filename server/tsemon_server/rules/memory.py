@@ -186,7 +186,9 @@ def slope(values: Sequence[float], steps: Sequence[float]) -> float:
     """Of the least-squares line, per step."""
     middle, at = mean(values), mean(steps)
     spread = sum((step - at) ** 2 for step in steps)
-    return sum((x - middle) * (step - at) for x, step in zip(values, steps, strict=True)) / spread if spread else math.nan
+    return (
+        sum((x - middle) * (step - at) for x, step in zip(values, steps, strict=True)) / spread if spread else math.nan
+    )
 
 
 OVER_TIME: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -149,5 +149,3 @@ def _pushed(memory: Memory, held: list[Cell], value: Any, step: int) -> Any:
         held[:] = [[] for _ in range(value.size)]
     pushed = [memory.push(cell, x, step) for cell, x in zip(held, value.ravel().tolist(), strict=True)]
     return np.array(pushed).reshape(value.shape)
-
-

@@ -10,7 +10,6 @@ import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from tsemon_server.rules.engine import Kind, Streak, Track, TrackState
 from tsemon_server.rules.memory import Cell
@@ -109,8 +108,11 @@ def _of_track(track: Track) -> list[float]:
 def _track(numbers: Sequence[float]) -> Track:
     state, pending, firing, judged, towards, since, samples = numbers
     streak = None if towards < 0 else Streak(_KINDS[int(towards)], int(since), int(samples))
-    steps = [None if math.isnan(step) else int(step) for step in (pending, firing, judged)]
-    return Track(cast(TrackState, _STATES[int(state)]), *steps, streak=streak)
+    return Track(_STATES[int(state)], _step(pending), _step(firing), _step(judged), streak)
+
+
+def _step(number: float) -> int | None:
+    return None if math.isnan(number) else int(number)
 
 
 def _number(step: int | None) -> float:

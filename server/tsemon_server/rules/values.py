@@ -17,7 +17,6 @@ from tsemon_server.rules.memory import (
     MAX_SAMPLES,
     OVER_TIME,
     Best,
-    Memory,
     Previous,
     Start,
     StepsIn,
