@@ -73,7 +73,7 @@ def _joined(terms: Sequence[Term], name: str, program: Program) -> Term:
     def compute(view: View, slots: Slots) -> Answer:
         is_known = True
         for index in indices:
-            answer = slots[index]
+            answer: Answer = slots[index]
             if answer is decisive:
                 return decisive
             is_known = is_known and answer is not None

@@ -65,7 +65,7 @@ def _held(comparison: Comparison, slots: Slots) -> dict[str, Any]:
     shown["seen"] = number(seen)
     for name, bound in comparison.bounds:
         shown[name] = number(bounds[name])
-        if not bound.says.replace(".", "").replace("e-", "").isdigit():
+        if bound.measures:
             shown["against"] = bound.says
     return shown | {"holds": slots[comparison.holds.index]}
 

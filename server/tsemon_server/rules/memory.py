@@ -179,13 +179,13 @@ def mean(values: Sequence[float]) -> float:
 def deviation(values: Sequence[float]) -> float:
     """The standard deviation, of the values as they are."""
     middle = mean(values)
-    return math.sqrt(mean([(x - middle) ** 2 for x in values])) if math.isfinite(middle) else math.nan
+    return math.sqrt(mean([(x - middle) * (x - middle) for x in values])) if math.isfinite(middle) else math.nan
 
 
 def slope(values: Sequence[float], steps: Sequence[float]) -> float:
     """Of the least-squares line, per step."""
     middle, at = mean(values), mean(steps)
-    spread = sum((step - at) ** 2 for step in steps)
+    spread = sum((step - at) * (step - at) for step in steps)
     return (
         sum((x - middle) * (step - at) for x, step in zip(values, steps, strict=True)) / spread if spread else math.nan
     )

@@ -127,11 +127,12 @@ class Program:
     def run(self, view: View, cells: list[list[Cell]]) -> Slots:
         """All nodes of one frame. What is remembered, in `cells`, a list for each node, is changed in place."""
         slots: Slots = []
-        for node, held in zip(self._nodes, cells, strict=True):
-            if node.compute is not None:
-                slots.append(node.compute(view, slots))
-            elif node.memory is not None:
-                slots.append(_pushed(node.memory, held, slots[node.source], view.step))
+        with np.errstate(all="ignore"):  # a run that fails has numbers of any size
+            for node, held in zip(self._nodes, cells, strict=True):
+                if node.compute is not None:
+                    slots.append(node.compute(view, slots))
+                elif node.memory is not None:
+                    slots.append(_pushed(node.memory, held, slots[node.source], view.step))
         return slots
 
     def fresh_cells(self) -> list[list[Cell]]:

@@ -35,6 +35,8 @@ def value(part: Part, program: Program) -> Term:
     """The node of a definition. Raises Mistake."""
     if isinstance(part.data, int | float):
         return constant(part.number(), program)
+    if not isinstance(part.data, list):
+        raise part.wrong("a number, or a list that begins with a measure, such as [{scalar: loss}]")
     parts = list(part.items())
     term = _source(parts[0], program)
     for stage in parts[1:]:
@@ -89,6 +91,9 @@ _OF_ONE: dict[str, Callable[[Any], Any]] = {
 }
 
 
+_SAYS = {"abs": "|{}|", "negate": "-{}", "log10": "log10 {}", "exp10": "10^({})", "log_odds": "log10 odds of {}"}
+
+
 def _log10(x: float) -> float:
     return x if x != x else math.log10(max(x, 1e-300))
 
@@ -104,7 +109,13 @@ def _elementwise(term: Term, name: str, function: Callable[[Any], Any], program:
         x = slots[source]
         return function(x) if isinstance(x, np.ndarray) else float(function(x))
 
-    return program.add(f"{term.key} | {name}", compute, of=[term], axes=term.axes, says=f"{name} of {term.says}")
+    return program.add(
+        f"{term.key} | {name}",
+        compute,
+        of=[term],
+        axes=term.axes,
+        says=_SAYS.get(name, f"{name} of {{}}").format(term.says),
+    )
 
 
 def _arithmetic(term: Term, part: Part, program: Program) -> Term:
@@ -159,8 +170,17 @@ def _layers(term: Term, part: Part, program: Program) -> Term:
         lambda view, slots: reduce(slots[source]),
         of=[term],
         axes=0,
-        says=f"{term.says}, {_short(part[name])} of layers",
+        says=_over_layers(part[name], term.says),
     )
+
+
+def _over_layers(part: Part, says: str) -> str:
+    word = _short(part)
+    if word in ("first", "last"):
+        return f"{says} of the {word} layer"
+    named = {"slope": "slope over depth", "r_squared": "r² of the slope over depth", "fall": "fall over depth"}
+    named["fall_r_squared"] = "r² of the fall over depth"
+    return f"{named[word]} of {says}" if word in named else f"{says} ({word} of layers)"
 
 
 def _heads(term: Term, part: Part, program: Program) -> Term:
@@ -172,7 +192,7 @@ def _heads(term: Term, part: Part, program: Program) -> Term:
     def compute(view: View, slots: Slots) -> Any:
         return np.array([reduce(heads) for heads in slots[source]]) if slots[source].size else NOTHING
 
-    key, says = f"{term.key} | heads {_key(part[name])}", f"{term.says}, {_short(part[name])} of heads"
+    key, says = f"{term.key} | heads {_key(part[name])}", f"{term.says} ({_short(part[name])} of heads)"
     return program.add(key, compute, of=[term], axes=1, says=says)
 
 

@@ -1,0 +1,64 @@
+"""Rules for tests: as little as a rule needs, and what a test is about."""
+
+import json
+
+import numpy as np
+
+from tsemon_server.rules import Evaluator, View, load
+
+ABOUT = {
+    "family": "loss",
+    "severity": "warning",
+    "title": "The loss is high",
+    "advice": "a",
+    "source": "s",
+    "origin": "o",
+}
+AT_ONCE = {"samples": 1}
+
+
+def rule(when=None, name="test", **fields):
+    """A rule that is met by a loss above 10 for three samples, and by whatever else is said."""
+    when = {"value": [{"scalar": "loss"}], "above": 10} if when is None else when
+    (read,) = load(json.dumps({"rules": [{"name": name, **ABOUT, "for": {"samples": 3}, "when": when, **fields}]}))
+    return read
+
+
+def loss_view(step, loss):
+    return View(step, {} if loss is None else {"loss": loss})
+
+
+def layers_view(step, **layers):
+    return View(step, {}, {name: np.array(values, np.float32) for name, values in layers.items()})
+
+
+def answers(when, views):
+    """What a condition says of each view: True, False or None (unknown)."""
+    evaluator = Evaluator([rule(when, **{"for": AT_ONCE, "clear_for": AT_ONCE})])
+    state, said = evaluator.start(), []
+    for view in views:
+        evaluator.advance(state, view)
+        track = state.tracks[0]
+        said.append(track.state == "firing" if track.judged_step == view.step else None)
+    return said
+
+
+def numbers(value, views):
+    """What a value is on each view; None where it is undefined."""
+    evaluator = Evaluator([rule({"value": [{"scalar": "always"}], "is": "measured"}, evidence={"seen": value})])
+    compiled = evaluator._compiled[0]
+    state, seen = evaluator.start(), []
+    for view in views:
+        number = evaluator._program.run(view, state.cells)[compiled.evidence["seen"].index]
+        seen.append(None if np.isnan(number) else float(number))
+    return seen
+
+
+def events(rules, views):
+    evaluator = Evaluator(rules)
+    state = evaluator.start()
+    return [event for view in views for event in evaluator.advance(state, view)]
+
+
+def changes(rules, views):
+    return [(event.kind, event.pending_step, event.firing_step, event.resolved_step) for event in events(rules, views)]
