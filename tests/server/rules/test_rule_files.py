@@ -70,7 +70,7 @@ class TestARuleFile:
         assert said in str(error.value)
 
     def test_has_each_name_once(self):
-        with pytest.raises(InvalidRules, match="line 20: .*a second rule 'loss-is-high'"):
+        with pytest.raises(InvalidRules, match=r"line 20: .*a second rule 'loss-is-high'"):
             load(GOOD + GOOD.split("rules:\n")[1])
 
     @pytest.mark.parametrize("text", ["", "rules:", "rules: []", "rules: 3", "- 1", "a: [", "rules: [1]"])

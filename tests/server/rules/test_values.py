@@ -228,11 +228,12 @@ class TestAComparisonOfLayers:
         ]
 
 
-class TestACondition:
-    UNKNOWN = {"value": [{"scalar": "missing"}], "above": 0}
-    YES = {"value": 1, "above": 0}
-    NO = {"value": 1, "below": 0}
+UNKNOWN = {"value": [{"scalar": "missing"}], "above": 0}
+YES = {"value": 1, "above": 0}
+NO = {"value": 1, "below": 0}
 
+
+class TestACondition:
     @pytest.mark.parametrize(
         ("condition", "expected"),
         [
@@ -267,19 +268,20 @@ class TestACondition:
         assert answers(condition, views) == [False, False, True, True, True, False, False]
 
 
+STAGES = [
+    *({"window": how, "samples": 2} for how in ("mean", "std", "slope", "ratio", "change", "median")),
+    {"z_score": 3},
+    {"steps_since": "lowest", "by": 0.1},
+    {"times": [LOSS]},
+    {"over": [LOSS]},
+    "exp10",
+    "log10",
+    "log_odds",
+]
+
+
 @pytest.mark.parametrize("huge", [1e308, math.inf, -math.inf])
 class TestNumbersWithoutBound:
-    STAGES = [
-        *({"window": how, "samples": 2} for how in ("mean", "std", "slope", "ratio", "change", "median")),
-        {"z_score": 3},
-        {"steps_since": "lowest", "by": 0.1},
-        {"times": [LOSS]},
-        {"over": [LOSS]},
-        "exp10",
-        "log10",
-        "log_odds",
-    ]
-
     @pytest.mark.parametrize("stage", STAGES, ids=str)
     def test_are_no_error(self, stage, huge):
         over_time(stage, [1.0, 2.0, huge, 3.0, huge, -huge, 0.0])
