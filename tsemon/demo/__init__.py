@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -111,16 +112,21 @@ def summarize(console: Console, board: Board, losses: dict[str, deque[float]], t
     for row in board.rows:
         mean = sum(losses[row.name]) / len(losses[row.name])
         loss = f"mean loss {mean:.3f} in the last {LOSS_WINDOW} steps, chance is {twins.chance_loss:.3f}"
-        if row.alert is None:
+        if not row.alerts:
             console.print(f"[green]{row.name}: no alert[/]; {loss}")
         else:
-            steps = f"at step {row.alert['firing_step']}"
-            if row.alert["state"] == "resolved":
-                steps += f", resolved at step {row.alert['resolved_step']}"
-            console.print(f"[red]{row.name}: {row.alert['rule']} {steps}[/]; {loss}")
-            console.print(f"  {row.alert['summary']}")
-            for place, layer in row.alert["evidence"].get("layers", {}).items():
-                values = ", ".join(
-                    f"{name} {value:.3g}" for name, value in layer.items() if name != "layer" and value is not None
-                )
-                console.print(f"  {place} layer ({layer['layer']}): {values}")
+            console.print(f"[red]{row.name}: {_count(row.alerts)}[/]; {loss}")
+            for alert in row.alerts:
+                _tell(console, alert)
+            console.print(f"  What to try: {row.alerts[0]['advice']['text']}")
+
+
+def _count(alerts: list[dict[str, Any]]) -> str:
+    return "1 alert" if len(alerts) == 1 else f"{len(alerts)} alerts"
+
+
+def _tell(console: Console, alert: dict[str, Any]) -> None:
+    steps = f"at step {alert['firing_step']}"
+    if alert["state"] == "resolved" and alert["resolved_reason"] == "clear":
+        steps += f", resolved at step {alert['resolved_step']}"
+    console.print(f"  [red]{alert['rule']}[/] {steps}: {alert['summary']}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console, Group
@@ -28,8 +28,8 @@ class Row:
     step: int | None = None
     loss: float | None = None
     similarity: tuple[float | None, float | None, float | None] = (None, None, None)
-    alert: dict[str, Any] | None = None
-    """The one that fires, else the newest that did."""
+    alerts: list[dict[str, Any]] = field(default_factory=list)
+    """Those that fired, the first to fire first; without what is only for information."""
 
 
 class Board:
@@ -109,9 +109,9 @@ class Board:
         fired = [
             alert
             for alert in self._client.alerts(run_id=row.run_id)
-            if alert["attempt"] == run["attempt"] and alert["firing_step"] is not None
+            if alert["attempt"] == run["attempt"] and alert["firing_step"] is not None and alert["severity"] != "info"
         ]
-        row.alert = max(fired, key=lambda alert: alert["state"] == "firing", default=None)
+        row.alerts = sorted(fired, key=lambda alert: (alert["firing_step"], alert["severity"]))
 
     def _render(self) -> Group:
         return Group(self._table(), self._progress, self._trouble)
@@ -122,7 +122,7 @@ class Board:
             table.add_column(name, no_wrap=True)
         for row in self.rows:
             step, name, *numbers, alert = _cells(row)
-            table.add_row(step, name, *numbers, f"[{'green' if row.alert is None else 'bold red'}]{alert}[/]")
+            table.add_row(step, name, *numbers, f"[{'bold red' if row.alerts else 'green'}]{alert}[/]")
         return table
 
     def _print_plain(self, step: str, run: str, loss: str, first: str, middle: str, last: str, alert: str) -> None:
@@ -132,14 +132,15 @@ class Board:
 
 def _cells(row: Row) -> tuple[str, str, str, str, str, str, str]:
     first, middle, last = row.similarity
-    if row.alert is None:
-        alert = "none"
-    elif row.alert["state"] == "firing":
-        alert = f"{row.alert['family']} since {row.alert['firing_step']}"
-    else:
-        alert = f"{row.alert['family']} at {row.alert['firing_step']}, resolved at {row.alert['resolved_step']}"
+    alert = ", ".join(dict.fromkeys(map(_in_a_word, row.alerts))) or "none"
     step = "-" if row.step is None else str(row.step)
     return step, row.name, _format(row.loss), _format(first), _format(middle), _format(last), alert
+
+
+def _in_a_word(alert: dict[str, Any]) -> str:
+    if alert["state"] == "resolved" and alert["resolved_reason"] == "clear":
+        return f"{alert['family']} at {alert['firing_step']}, resolved at {alert['resolved_step']}"
+    return f"{alert['family']} since {alert['firing_step']}"
 
 
 def _format(value: float | None) -> str:
