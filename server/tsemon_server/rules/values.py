@@ -31,14 +31,14 @@ from tsemon_server.rules.reductions import Array, quantile, reduction
 SOURCES = "scalar", "layers", "heads", "steps_in"
 
 
-def value(part: Part, program: Program) -> Term:
-    """The node of a definition. Raises Mistake."""
+def value(part: Part, program: Program, own: Term | None = None) -> Term:
+    """The node of a definition; `own` is what the word stands for in it. Raises Mistake."""
     if isinstance(part.data, int | float):
         return constant(part.number(), program)
     if not isinstance(part.data, list):
         raise part.wrong("a number, or a list that begins with a measure, such as [{scalar: loss}]")
     parts = list(part.items())
-    term = _source(parts[0], program)
+    term = _source(parts[0], program, own)
     for stage in parts[1:]:
         term = _stage(term, stage, program)
     return term
@@ -48,7 +48,9 @@ def constant(number: float, program: Program) -> Term:
     return program.add(json.dumps(number), lambda view, slots: number, axes=0, says=f"{number:g}")
 
 
-def _source(part: Part, program: Program) -> Term:
+def _source(part: Part, program: Program, own: Term | None) -> Term:
+    if part.data == "own" and own is not None:
+        return own
     if isinstance(part.data, list | int | float):
         return value(part, program)
     kind = _single_key(part, SOURCES)
@@ -120,7 +122,7 @@ def _elementwise(term: Term, name: str, function: Callable[[Any], Any], program:
 
 def _arithmetic(term: Term, part: Part, program: Program) -> Term:
     name = _only_key(part)
-    other = value(part[name], program)
+    other = value(part[name], program, own=term)
     left, right, function = term.index, other.index, _OF_TWO[name]
     if term.axes and other.axes and term.axes != other.axes:
         raise part.wrong(f"values with as many axes on both sides, {_AXES[term.axes]} or one number")

@@ -128,6 +128,12 @@ class TestArithmetic:
             [X, {"times": [{"scalar": "loss"}]}, {"layers": "max"}], [View(0, {"loss": 2.0}, {"x": [1, 3]})]
         ) == [6]
 
+    def test_may_be_with_itself_at_another_time(self):
+        losses = [loss_view(step, loss) for step, loss in enumerate([2.0, 8.0, 4.0])]
+        assert numbers([LOSS, {"over": ["own", {"best": "highest"}]}], losses) == [1, 1, 0.5]
+        long = [[LOSS, {"times": 3}], {"minus": [[LOSS, {"times": 3}], {"previous": 1}]}]
+        assert numbers([LOSS, {"times": 3}, {"minus": ["own", {"previous": 1}]}], losses) == numbers(long, losses)
+
     def test_finds_nothing_where_depths_differ(self):
         value = [X, {"over": [{"layers": "y"}]}, {"layers": "max"}]
         assert numbers(value, [layers_view(0, x=[1, 2, 3], y=[1, 2])]) == [None]
