@@ -6,7 +6,6 @@ and a server that dies in between has stored neither. What a rule remembers is s
 
 from __future__ import annotations
 
-import base64
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from tsemon.wire import Frame
+from tsemon_server.alerts.routes import BODIES, make_router
 from tsemon_server.rules import PACK, Evaluator, Event, Rule, View
-from tsemon_server.store import RuleState, Writer
+from tsemon_server.store import Writer
 
-__all__ = ["Rule", "Watch"]
+__all__ = ["BODIES", "Rule", "Watch", "make_router"]
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +39,12 @@ class Watch:
         if known is None or known.attempt != attempt:
             state = self._evaluator.start()
         else:
-            state = self._evaluator.load(base64.b64decode(known.tracks["state"]))
+            state = self._evaluator.load(known.state)
         resolved = list[int]()
         for frame in sorted(frames, key=lambda frame: (frame.step, frame.seq)):
             for event in self._evaluator.advance(state, _view(frame)):
                 resolved += _apply(writer, run_id, attempt, event)
-        kept = {"state": base64.b64encode(self._evaluator.dump(state)).decode()}
-        writer.keep_rule_state(run_id, RuleState(attempt, state.last_step or 0, kept))
+        writer.keep_rule_state(run_id, attempt, state.last_step or 0, "", self._evaluator.dump(state))
         return resolved
 
 

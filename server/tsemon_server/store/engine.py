@@ -15,12 +15,14 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, inspect, make_url
+from sqlalchemy import URL, Boolean, Connection, Engine, Table, create_engine, event, func, inspect, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as OutOfConnections
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.sql.functions import FunctionElement
 
 from tsemon.errors import InvalidArgument, MissingPackage, StoreError, reason
 
@@ -264,8 +266,39 @@ def without_password(url: str | URL) -> str:
 
 def insert_missing(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
     """Insert the rows whose key is not there yet."""
+    connection.execute(_insert_missing(connection, table), list(rows))
+
+
+def insert_if_missing(connection: Connection, table: Table, row: dict[str, Any]) -> bool:
+    """Insert the row unless its key is there; whether it was not."""
+    added = connection.execute(_insert_missing(connection, table).returning(*table.primary_key), row)
+    return added.first() is not None
+
+
+def _insert_missing(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    connection.execute(insert(table).on_conflict_do_nothing(), list(rows))
+    return insert(table).on_conflict_do_nothing()
+
+
+class fits_pattern(FunctionElement[bool]):
+    """Whether a text, the first argument, fits a pattern, the second: * is any characters, ? is one."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+@compiles(fits_pattern, "sqlite")
+def _as_glob(element: fits_pattern, compiler: Any, **options: Any) -> str:
+    text, pattern = element.clauses
+    return str(compiler.process(text.op("GLOB")(func.replace(pattern, "[", "[[]")), **options))
+
+
+@compiles(fits_pattern, "postgresql")
+def _as_like(element: fits_pattern, compiler: Any, **options: Any) -> str:
+    text, pattern = element.clauses
+    for sign, instead in (("\\", "\\\\"), ("%", "\\%"), ("_", "\\_"), ("*", "%"), ("?", "_")):
+        pattern = func.replace(pattern, sign, instead)
+    return str(compiler.process(text.op("LIKE")(pattern), **options))
 
 
 def _create_engine(url: str) -> Engine:
