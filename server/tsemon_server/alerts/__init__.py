@@ -36,10 +36,8 @@ class Watch:
         A frame whose step was evaluated already, or is before that, is late: the rules have moved on.
         """
         known = writer.rule_state(run_id)
-        if known is None or known.attempt != attempt:
-            state = self._evaluator.start()
-        else:
-            state = self._evaluator.load(known.state)
+        is_known = known is not None and known.attempt == attempt
+        state = self._evaluator.load(known.state) if known and is_known else self._evaluator.start()
         resolved = list[int]()
         for frame in sorted(frames, key=lambda frame: (frame.step, frame.seq)):
             for event in self._evaluator.advance(state, _view(frame)):
