@@ -28,7 +28,8 @@ class RecordedRun:
         self.frames = [wire_frame(seq, view) for seq, view in enumerate(attempt.views)]
 
     def registration(self):
-        return {"run": self.name, "num_blocks": self.num_blocks, "frozen_blocks": self.frozen_blocks}
+        frozen = {"frozen_blocks": self.frozen_blocks} if self.frozen_blocks else {}
+        return {"run": self.name, "num_blocks": self.num_blocks} | frozen
 
     def __repr__(self):
         return self.name

@@ -8,8 +8,6 @@ import pytest
 from tests.databases import SqliteFile
 from tests.server.conftest import Api
 from tests.server.replay.runs import live, read_runs, replayed
-from tests.service import ServiceProcess
-from tsemon_client import Client
 from tsemon_server.rules import PACK
 
 LATE_FRAMES = 8
@@ -139,11 +137,3 @@ class TestAPendingAlert:
         api = start(rules=PACK)
         deliveries.send(api)
         assert differences(deliveries.told(api), expected) == {}
-
-
-class TestFewFiring:
-    def test_the_runs_are_worth_the_while(self, few, expected):
-        """Most of them fire, some are resolved, and something fires at once and something after it was pending."""
-        alerts = [alert for run in few for alert in expected[run.name]]
-        assert len(few) >= 10
-        assert len([alert for alert in alerts if alert[5] is not None]) >= 3
