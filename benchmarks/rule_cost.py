@@ -14,7 +14,6 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from values import LAYERS, METRICS, Size, blocks
 
 from tsemon.catalogue import LAYERED

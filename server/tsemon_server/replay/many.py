@@ -15,8 +15,8 @@ from tsemon_server.replay.stored import StoredRun
 from tsemon_server.rules import PACK, Evaluator, load
 from tsemon_server.store import Store
 
-SHARE = 6
-"""Recordings that a process takes at a time."""
+SHARE = 12
+"""Recordings that a process takes at a time: it needs a second to start, and fifty files need one to be read."""
 
 
 def replay_files(paths: Sequence[Path], rules: Path | None, jobs: int) -> Iterator[Replayed | str]:

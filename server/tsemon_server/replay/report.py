@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from tsemon_server.replay.replaying import Fired, Replayed
 
@@ -38,7 +39,8 @@ def print_table(results: Sequence[Replayed], *, evidence: bool) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=PLAIN_WIDTH)
-    table = Table("run", "rule", "severity", "fired", "resolved", "summary")
+    steps = [Column(name, justify="right") for name in ("fired", "resolved")]
+    table = Table("run", "rule", "severity", *steps, "summary", box=box.SIMPLE)
     for result in results:
         for alert in result.alerts:
             resolved = "-" if alert.resolved_step is None else f"{alert.resolved_step:,}"
@@ -64,8 +66,5 @@ def _counted(results: Sequence[Replayed]) -> str:
     shown = ", ".join(f"{severities[severity]} {severity}" for severity in STYLES if severities[severity])
     num_fired = sum(bool(result.alerts) for result in results)
     num_frames = sum(result.num_frames for result in results)
-    return (
-        f"{len(results):,} runs, {num_frames:,} frames: {len(alerts):,} alerts"
-        + (f" ({shown})" if shown else "")
-        + f" on {num_fired:,} runs"
-    )
+    counts = f"runs: {len(results):,}, with alerts: {num_fired:,}; frames: {num_frames:,}; alerts: {len(alerts):,}"
+    return f"{counts} ({shown})" if shown else counts

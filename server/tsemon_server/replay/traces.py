@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, cast
 
@@ -105,7 +105,7 @@ class Trace:
         if not self.problems:
             self.problems.append(f"{self._path} has no `end` line: it was read up to step {last_step}")
 
-    def _view(self, number: int, frame: _Frame, losses: Mapping[str, float]) -> View:
+    def _view(self, number: int, frame: _Frame, losses: dict[str, float]) -> View:
         scalars = {name: math.nan if value is None else value for name, value in frame.scalars.items()}
         layers = {name: _array(values) for name, values in frame.layers.items()}
         try:
