@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tsemon.errors import InvalidArgument, TsemonError
 from tsemon.wire import API
 from tsemon_server import alerts, ingest, queries, ui
-from tsemon_server.alerts import Watch
+from tsemon_server.alerts import Rulebook, Watch
 from tsemon_server.bodies import schemas_of
 from tsemon_server.errors import Problem, handle_errors, problem_response
 from tsemon_server.exposition import Exposition
@@ -117,7 +117,9 @@ def create_app(
     view = None if settings.spool is None else SpoolView(settings.spool)
     store = Store(settings.database if view is None else view.database, clock)
     exposition = Exposition(store, clock)
-    watch = Watch(PACK if rules is None else rules, on_error=exposition.count_rule_error)
+    rulebook = Rulebook(PACK if rules is None else rules)
+    rulebook.register(store)
+    watch = Watch(rulebook, on_error=exposition.count_rule_error)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -137,7 +139,7 @@ def create_app(
     for router in (
         ingest.make_router(store, watch.observe, exposition.count),
         queries.make_router(store),
-        alerts.make_router(store),
+        alerts.make_router(store, rulebook),
     ):
         app.include_router(router, prefix=API, responses=problems)
     if view is not None:

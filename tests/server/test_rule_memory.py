@@ -118,13 +118,21 @@ class TestVersionsOfRules:
             assert [reader.version_of("a", digest) for digest in ("one", "two", "three")] == [3, 2, None]
             assert reader.version_of("b", "one") is None
 
-    def test_are_all_kept_where_several_processes_add_one_at_once(self, api):
+    def test_are_not_added_where_they_say_nothing_new(self, store):
+        for _ in range(2):
+            self.add(store)
+        self.add(store, enabled=False)
+        with store.read() as reader:
+            assert [(v.version, v.enabled) for v in reader.rule_versions("a")] == [(2, False), (1, True)]
+
+    @pytest.mark.parametrize(("is_the_same", "num_kept"), [(True, 1), (False, 20)])
+    def test_are_all_kept_where_several_processes_add_one_at_once(self, api, is_the_same, num_kept):
         def add(store):
-            for _ in range(5):
-                self.add(store)
+            for number in range(5):
+                self.add(store, digest="same" if is_the_same else f"{stores.index(store)} {number}")
 
         with ExitStack() as held, ThreadPoolExecutor(4) as threads:
             stores = [held.enter_context(closing(Store(api.database.url))) for _ in range(4)]
             assert [*threads.map(add, stores)] == [None] * 4
         with api.app.state.store.read() as reader:
-            assert [v.version for v in reader.rule_versions("a")] == [*range(20, 0, -1)]
+            assert [v.version for v in reader.rule_versions("a")] == [*range(num_kept, 0, -1)]

@@ -12,22 +12,35 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from fastapi import APIRouter
 
 from tsemon.wire import Frame
-from tsemon_server.alerts.routes import BODIES, make_router
-from tsemon_server.rules import PACK, Evaluator, Event, Rule, View
-from tsemon_server.store import Writer
+from tsemon_server.alerts import routes, rule_routes
+from tsemon_server.alerts.rulebook import Rulebook
+from tsemon_server.rules import Evaluator, Event, View
+from tsemon_server.store import Store, Writer
 
-__all__ = ["BODIES", "Rule", "Watch", "make_router"]
+__all__ = ["BODIES", "Rulebook", "Watch", "make_router"]
+
+BODIES = (*routes.BODIES, *rule_routes.BODIES)
 
 log = logging.getLogger(__name__)
+
+
+def make_router(store: Store, rulebook: Rulebook) -> APIRouter:
+    """Routes by which people see to alerts and edit rules."""
+    router = APIRouter()
+    router.include_router(routes.make_router(store))
+    router.include_router(rule_routes.make_router(store, rulebook))
+    return router
 
 
 class Watch:
     """The rules at work. `on_error` is told the name of a rule that raised."""
 
-    def __init__(self, rules: Sequence[Rule] = PACK, on_error: Callable[[str], None] = lambda _: None) -> None:
-        self._evaluator = Evaluator(rules)
+    def __init__(self, rulebook: Rulebook, on_error: Callable[[str], None] = lambda _: None) -> None:
+        self._rulebook = rulebook
+        self._evaluator = Evaluator(())
         self._on_error = on_error
 
     def observe(self, writer: Writer, run_id: str, attempt: int, frames: Sequence[Frame]) -> list[int]:
@@ -35,6 +48,9 @@ class Watch:
 
         A frame whose step was evaluated already, or is before that, is late: the rules have moved on.
         """
+        rules = self._rulebook.active(writer)
+        if self._evaluator.rules != tuple(rule for rule in rules if rule.on == "frame"):
+            self._evaluator = Evaluator(rules)
         known = writer.rule_state(run_id)
         is_known = known is not None and known.attempt == attempt
         state = self._evaluator.load(known.state) if known and is_known else self._evaluator.start()
@@ -68,7 +84,8 @@ def _apply(writer: Writer, run_id: str, attempt: int, event: Event) -> list[int]
         ended = writer.change_alert(run_id, rule.name, "firing", state="resolved", resolved_step=event.resolved_step)
         return [] if ended is None else [ended]
     elif event.kind == "pending" or writer.change_alert(run_id, rule.name, "pending", state="firing", **seen) is None:
-        about = {"family": rule.family, "severity": rule.severity, "advice": event.advice}
+        version = writer.version_of(rule.name, rule.digest)
+        about = {"family": rule.family, "severity": rule.severity, "rule_version": version, "advice": event.advice}
         writer.open_alert(run_id, attempt, rule.name, state=event.kind, **about, **seen)
     return []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tsemon_server.ingest.routes import make_router
-from tsemon_server.ingest.schemas import BODIES
+from tsemon_server.ingest.schemas import BODIES, FrameBody, to_frame
 from tsemon_server.ingest.service import Observe
 
-__all__ = ["BODIES", "Observe", "make_router"]
+__all__ = ["BODIES", "FrameBody", "Observe", "make_router", "to_frame"]

@@ -34,6 +34,7 @@ from tsemon_server.store.metric import MetricReader, slot_of
 from tsemon_server.store.packing import Kind, Slot, item_type, unpack
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.records import Alert, Attempt, Latest, Recorded, RuleVersion, Run, RunDetail, Silence
+from tsemon_server.store.remembering import RuleState, rule_state
 from tsemon_server.store.replaying import Replay
 from tsemon_server.store.retention import Retention, retentions
 from tsemon_server.store.settling import find_settled
@@ -324,6 +325,10 @@ class Reader:
         return silences.silences(self._connection, self._now)
 
     # Rules
+
+    def rule_state(self, run_id: str) -> RuleState | None:
+        """What was last kept; None for a run whose current attempt no rule has looked at."""
+        return rule_state(self._connection, run_id)
 
     def num_rule_versions(self) -> int:
         """Of all rules; another number than before says that there are new ones."""

@@ -51,7 +51,7 @@ class Run(Record):
     """How many alerts are pending or firing."""
 
 
-ResolvedReason = Literal["clear", "new attempt", "run ended", "by hand"]
+ResolvedReason = Literal["clear", "new attempt", "run ended", "rule disabled", "by hand"]
 
 
 class Attempt(Record):
@@ -135,8 +135,9 @@ class Alert(Record):
     resolved_step: int | None
     """The step at which it was over. A new attempt ends what fires at the step it starts at, but never before it fired."""
     resolved_reason: ResolvedReason | None
-    """clear: the condition was over. Else it still fired: when a new attempt began, when the run ended, or when somebody
-    called it over. Null while it is open, and where it was over before reasons were kept."""
+    """clear: the condition was over. Else it still fired: when a new attempt began, when the run ended, when its rule
+    was disabled, or when somebody called it over. Null while it is open, and where it was over before reasons were kept.
+    """
     acknowledged_at: datetime | None
     """When somebody said to have seen it; null where nobody did."""
     acknowledged_by: str | None

@@ -62,13 +62,20 @@ def versions_of(connection: Connection, name: str) -> list[RuleVersion]:
 def add_versions(
     connection: Connection, now: float, definitions: Sequence[Definition], origin: Origin, enabled: bool
 ) -> None:
-    """Let each of them be the newest. Another process may do the same at this moment: both are kept, one after the other."""
+    """Let each of them be the newest of its rule; one that is so already is not added again.
+
+    Other processes may add versions at the same moment: they are all kept, one after the other.
+    """
+    c = schema.rule_version.c
     for new in definitions:
-        row = {**new._asdict(), "origin": origin, "enabled": enabled, "created_at": now}
-        newest = select(func.max(schema.rule_version.c.version)).where(schema.rule_version.c.name == new.name)
+        row = {**new._asdict(), "origin": origin, "enabled": enabled}
+        newest = select(c.version, c.digest, c.origin, c.enabled).where(c.name == new.name)
         while True:
-            version = (connection.execute(newest).scalar_one() or 0) + 1
-            if insert_if_missing(connection, schema.rule_version, {**row, "version": version}):
+            last = connection.execute(newest.order_by(c.version.desc()).limit(1)).first()
+            if last is not None and last[1:] == (new.digest, origin, enabled):
+                break
+            number = 1 if last is None else last.version + 1
+            if insert_if_missing(connection, schema.rule_version, {**row, "version": number, "created_at": now}):
                 break
 
 

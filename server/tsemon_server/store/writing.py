@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    ScalarSelect,
     and_,
     bindparam,
     case,
@@ -32,12 +33,10 @@ from tsemon_server.store.reading import OPEN, Reader
 from tsemon_server.store.records import Alert, ResolvedReason, Silence
 from tsemon_server.store.remembering import (
     RuleCheckpoint,
-    RuleState,
     forget,
     keep_rule_checkpoint,
     keep_rule_state,
     rule_checkpoints,
-    rule_state,
     rule_turn,
 )
 from tsemon_server.store.retention import Retention
@@ -358,10 +357,6 @@ class Writer(Reader):
 
     # What the rules remember
 
-    def rule_state(self, run_id: str) -> RuleState | None:
-        """What was last kept; None for a run whose current attempt no rule has looked at."""
-        return rule_state(self._connection, run_id)
-
     def rule_turn(self, run_id: str) -> tuple[int, int] | None:
         """Attempt and turn of that state: who has seen it need not read it again."""
         return rule_turn(self._connection, run_id)
@@ -454,6 +449,17 @@ class Writer(Reader):
             .values(state="resolved", updated_at=self._now, **_over(step, reason))
         )
 
+    def end_alerts_of_rule(self, rule: str) -> None:
+        """The rule looks at no run any more, so what it had opened is over."""
+        c = schema.alert.c
+        self._connection.execute(delete(schema.alert).where(c.rule == rule, c.state == "pending"))
+        last_step = select(schema.run.c.last_step).where(schema.run.c.run_id == c.run_id).scalar_subquery()
+        self._connection.execute(
+            update(schema.alert)
+            .where(c.rule == rule, c.state == "firing")
+            .values(state="resolved", updated_at=self._now, **_over(last_step, "rule disabled"))
+        )
+
     def _reopen_alerts(self, run_id: str) -> None:
         """The run has not ended after all, so what fired at its end still does."""
         c = schema.alert.c
@@ -489,7 +495,7 @@ def _spans(seqs: Sequence[int], most: int) -> list[tuple[int, int]]:
     return spans
 
 
-def _over(step: int, reason: ResolvedReason) -> dict[str, Any]:
+def _over(step: int | ScalarSelect[Any], reason: ResolvedReason) -> dict[str, Any]:
     """What is noted of alerts that end at `step` though they fire."""
     fired = schema.alert.c.firing_step
     # Not before it fired: it was there, even if its frames are hidden now.

@@ -49,7 +49,7 @@ export class Alerts {
   }
 }
 
-const ENDS = { "new attempt": "a new attempt began", "run ended": "the run ended", "by hand": "somebody called it over" };
+const ENDS = { "new attempt": "a new attempt began", "run ended": "the run ended", "rule disabled": "its rule was disabled", "by hand": "somebody called it over" };
 
 function stepsOf({ pending_step, firing_step, resolved_step, resolved_reason }) {
   const steps = [`first seen at step ${count(pending_step)}`];

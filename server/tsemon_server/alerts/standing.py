@@ -1,0 +1,81 @@
+"""How the rules stand on a run: what they wait for, what they say, and what they lack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from tsemon_server.rules import Evaluator, Rule, RuleStatus, State, UnreadableState
+from tsemon_server.rules.program import Program
+from tsemon_server.rules.rule import compile_rule
+from tsemon_server.store import Alert, Reader, Record, Recorded
+
+
+class RuleStanding(Record):
+    """How one rule stands on a run."""
+
+    rule: str
+    """Its name."""
+    title: str
+    """What it looks for."""
+    family: str
+    """The kind of trouble."""
+    severity: Literal["info", "warning", "critical"]
+    """How bad that is."""
+    state: Literal["quiet", "pending", "firing", "unknown"]
+    """unknown: it has never had all that it needs."""
+    judged_step: int | None
+    """The last step at which it had all that it needs; null for rules that read the clock instead of frames."""
+    not_measured: list[str]
+    """Metrics that it reads and the run has never had."""
+
+
+class RuleStandings(Record):
+    """How the rules stand on a run."""
+
+    step: int | None
+    """The last step that they have seen of its current attempt; null where they saw none."""
+    rules: list[RuleStanding]
+    """The rules that are in force."""
+
+
+def standings(reader: Reader, rules: Sequence[Rule], run_id: str) -> RuleStandings:
+    """Read from what the rules remember. Raises UnknownRun."""
+    run = reader.run_detail(run_id)
+    evaluator = Evaluator(rules)
+    state = _state(reader, evaluator, run_id, run.attempt)
+    found = [*evaluator.statuses(state), *_of_the_clock(rules, reader.alerts_to_tell(run_id))]
+    return RuleStandings(step=state.last_step, rules=[_standing(status, run.metrics) for status in found])
+
+
+def _state(reader: Reader, evaluator: Evaluator, run_id: str, attempt: int) -> State:
+    known = reader.rule_state(run_id)
+    if known is None or known.attempt != attempt:
+        return evaluator.start()
+    try:
+        return evaluator.load(known.state)
+    except UnreadableState:  # of another version of tsemon
+        return evaluator.start()
+
+
+def _of_the_clock(rules: Sequence[Rule], alerts: Iterable[Alert]) -> list[RuleStatus]:
+    """They remember nothing but their alerts."""
+    states: dict[str, Literal["pending", "firing"]] = {
+        alert.rule: "pending" if alert.state == "pending" else "firing" for alert in alerts
+    }
+    return [RuleStatus(rule, states.get(rule.name, "quiet"), None) for rule in rules if rule.on == "clock"]
+
+
+def _standing(status: RuleStatus, recorded: Recorded) -> RuleStanding:
+    rule = status.rule
+    has = {"scalar": recorded.scalars, "layers": recorded.layers, "heads": recorded.heads}
+    measures = compile_rule(rule, Program()).when.measures if rule.on == "frame" else ()
+    return RuleStanding(
+        rule=rule.name,
+        title=rule.title,
+        family=rule.family,
+        severity=rule.severity,
+        state=status.state,
+        judged_step=status.judged_step,
+        not_measured=sorted({measure.name for measure in measures if measure.name not in has[measure.kind]}),
+    )

@@ -1,0 +1,333 @@
+"""Rules over REST: read, edited, switched off, tried."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from tests.server.conftest import Api, layer_frame, loss_frame, problem
+from tsemon_server.alerts import Rulebook
+from tsemon_server.rules import load
+from tsemon_server.store import Sizes, Store
+
+RULE = {
+    "name": "high-loss",
+    "family": "loss",
+    "severity": "warning",
+    "title": "The loss is high",
+    "when": {"value": [{"scalar": "loss"}], "above": 10},
+    "clear": {"value": [{"scalar": "loss"}], "below": 5},
+    "for": {"samples": 2, "steps": 0},
+    "advice": "lower the learning rate",
+    "source": "the tests",
+    "origin": "convention",
+}
+DEEP = {key: value for key, value in RULE.items() if key != "clear"} | {
+    "name": "deep",
+    "when": {"value": [{"layers": "grad_norm"}, {"layers": "max"}], "above": 1},
+}
+BUILT_IN = json.dumps({"rules": [RULE, RULE | {"name": "other"}]})
+YAML = """
+rules:
+  - name: high-loss
+    family: loss
+    severity: critical   # as nothing else matters
+    title: The loss is high
+    when: {value: [{scalar: loss}], above: 10}
+    for: {samples: 2, steps: 0}
+    advice: lower the learning rate
+    source: the tests
+    origin: convention
+"""
+
+
+@pytest.fixture
+def api(start):
+    return start(rules=load(BUILT_IN))
+
+
+def put(api, path, body):
+    reply = api.http.put(f"/api/v1{path}", content=body if isinstance(body, str) else json.dumps(body))
+    return reply.json() if reply.status_code == 200 else problem(reply)
+
+
+def call(api, method, path):
+    reply = api.http.request(method, f"/api/v1{path}")
+    return reply.json() if reply.status_code == 200 else problem(reply)
+
+
+def try_rules(api, **body):
+    reply = api.http.post("/api/v1/rules/test", json=body)
+    return reply.json() if reply.status_code == 200 else problem(reply)
+
+
+def told(versions):
+    return [(v["name"], v["version"], v["origin"], v["enabled"]) for v in versions]
+
+
+def fired(api, run_id):
+    """Rule, version, severity and state of the run's alerts, and why they are over; by rule."""
+    found = api.get("/alerts", run=run_id)["alerts"]
+    told = ("rule", "rule_version", "severity", "state", "resolved_reason")
+    return sorted(tuple(alert[name] for name in told) for alert in found)
+
+
+def send(api, run_id, losses, from_step=0):
+    api.send_ok(run_id, [loss_frame(from_step + i, float(loss)) for i, loss in enumerate(losses)])
+
+
+class TestTheRules:
+    def test_are_those_of_the_pack(self, api):
+        rules = api.get("/rules")["rules"]
+        assert told(rules) == [("high-loss", 1, "built-in", True), ("other", 1, "built-in", True)]
+        assert rules[0]["definition"] == RULE
+        assert api.get("/rules/high-loss") == {"versions": rules[:1]}
+
+    def test_stay_as_they_are_when_the_service_starts_again_and_say_what_a_new_pack_says(self, start, api):
+        before = api.get("/rules")
+        assert start(rules=load(BUILT_IN)).get("/rules") == before
+        new = [RULE | {"severity": "info"}, RULE | {"name": "third"}]
+        api = start(rules=load(json.dumps({"rules": new})))
+        assert told(api.get("/rules")["rules"]) == [("high-loss", 2, "built-in", True), ("third", 1, "built-in", True)]
+        assert [v["definition"]["severity"] for v in api.get("/rules/high-loss")["versions"]] == ["info", "warning"]
+
+    def test_have_one_version_each_where_several_processes_start_at_once(self, database):
+        with ExitStack() as held, ThreadPoolExecutor(4) as threads:
+            stores = [Store(database.url) for _ in range(4)]
+            for store in stores:
+                held.callback(store.close)
+            assert [*threads.map(Rulebook(load(BUILT_IN)).register, stores)] == [None] * 4
+            with stores[0].read() as reader:
+                assert [version.version for version in reader.newest_rules()] == [1, 1]
+
+    def test_that_nobody_knows_are_told_as_such(self, api):
+        for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/restore")):
+            assert call(api, method, f"/rules/absent{path}")[:2] == (404, "unknown_rule")
+
+
+class TestAnEditedRule:
+    def test_is_another_version_which_its_alerts_name(self, api):
+        run_id = api.register()
+        send(api, run_id, [20])
+        versions = put(api, "/rules/high-loss", YAML)["versions"]
+        assert told(versions) == [("high-loss", 2, "edited", True), ("high-loss", 1, "built-in", True)]
+        other = api.register("other run")
+        send(api, other, [20, 20])
+        assert fired(api, other)[1] == ("other", 1, "warning", "firing", None)
+        assert fired(api, other)[0] == ("high-loss", 2, "critical", "firing", None)
+
+    def test_is_in_force_for_the_next_frame_in_every_process(self, api):
+        processes = [api, Api(api.database, rules=load(BUILT_IN))]
+        run_id = api.register()
+        for process in processes:
+            send(process, api.register(f"warm {id(process)}"), [20])
+        put(processes[0], "/rules/high-loss", YAML)
+        send(processes[1], run_id, [20, 20])
+        processes[1].close()
+        assert fired(api, run_id)[0] == ("high-loss", 2, "critical", "firing", None)
+
+    def test_survives_a_restart_and_a_new_pack(self, start, api):
+        put(api, "/rules/high-loss", YAML)
+        api = start(rules=load(json.dumps({"rules": [RULE | {"severity": "info"}]})))
+        assert told(api.get("/rules")["rules"]) == [("high-loss", 2, "edited", True)]
+        run_id = api.register()
+        send(api, run_id, [20, 20])
+        assert fired(api, run_id) == [("high-loss", 2, "critical", "firing", None)]
+
+    def test_may_be_new(self, api):
+        assert told(put(api, "/rules/mine", RULE | {"name": "mine"})["versions"]) == [("mine", 1, "edited", True)]
+        assert [rule["name"] for rule in api.get("/rules")["rules"]] == ["high-loss", "mine", "other"]
+
+    def test_is_no_new_version_where_it_says_the_same(self, api):
+        once = put(api, "/rules/high-loss", YAML)
+        assert put(api, "/rules/high-loss", YAML) == once
+        assert put(api, "/rules/other", RULE | {"name": "other"}) == api.get("/rules/other")
+        assert len(api.get("/rules/other")["versions"]) == 1
+
+    def test_is_the_packs_again_when_it_says_what_the_pack_says(self, api):
+        put(api, "/rules/high-loss", YAML)
+        assert told(put(api, "/rules/high-loss", RULE)["versions"])[0] == ("high-loss", 3, "built-in", True)
+
+    @pytest.mark.parametrize(
+        ("body", "detail"),
+        [
+            (YAML.replace("above", "abov"), r"body line 7: rules\[0\]\.when"),
+            (json.dumps(RULE | {"family": "x"}), r"body line 1: rules\[0\]\.family"),
+            (YAML.replace("high-loss", "other"), "expected the one rule high-loss, got other"),
+            (BUILT_IN, "expected the one rule high-loss, got high-loss, other"),
+            ("rules: []", "rules"),
+            ("rules: [", "body line 1"),
+        ],
+    )
+    def test_is_refused_with_the_line_of_what_is_wrong(self, api, body, detail):
+        before = api.get("/rules")
+        status, _, told = put(api, "/rules/high-loss", body)
+        assert status == 422
+        assert detail.replace("\\", "") in told
+        assert api.get("/rules") == before
+
+    def test_must_be_text(self, api):
+        reply = api.http.put("/api/v1/rules/high-loss", content=b"\xff\xfe")
+        assert problem(reply)[:2] == (422, "invalid_argument")
+
+
+class TestAFileOfRules:
+    def test_is_put_in_force_as_a_whole_and_leaves_others(self, api):
+        body = json.dumps({"rules": [RULE | {"severity": "info"}, RULE | {"name": "mine"}]})
+        rules = put(api, "/rules", body)["rules"]
+        expected = [("high-loss", 2, "edited", True), ("mine", 1, "edited", True), ("other", 1, "built-in", True)]
+        assert told(rules) == expected
+        assert put(api, "/rules", body)["rules"] == rules
+
+    def test_is_refused_as_a_whole(self, api):
+        before = api.get("/rules")
+        bad = {"rules": [RULE | {"name": "mine"}, RULE | {"severity": "bad"}]}
+        assert put(api, "/rules", bad)[:2] == (422, "invalid_rules")
+        assert api.get("/rules") == before
+
+
+class TestADisabledRule:
+    def test_looks_at_no_run_and_what_it_opened_is_over(self, api):
+        run_id = api.register()
+        send(api, run_id, [20, 20])
+        pending = api.register("pending")
+        send(api, pending, [20])
+        assert told(call(api, "DELETE", "/rules/high-loss")["versions"])[0] == ("high-loss", 2, "edited", False)
+        assert fired(api, run_id) == [
+            ("high-loss", 1, "warning", "resolved", "rule disabled"),
+            ("other", 1, "warning", "firing", None),
+        ]
+        assert [alert["resolved_step"] for alert in api.get("/alerts", rule="high-loss")["alerts"]] == [1]
+        send(api, pending, [20], 1)
+        assert [rule for rule, *_ in fired(api, pending)] == ["other"]
+
+    def test_is_disabled_once(self, api):
+        once = call(api, "DELETE", "/rules/high-loss")
+        assert call(api, "DELETE", "/rules/high-loss") == once
+
+    def test_is_in_force_again_when_it_is_edited_or_restored(self, api):
+        for again in (
+            lambda: put(api, "/rules/high-loss", YAML),
+            lambda: call(api, "POST", "/rules/high-loss/restore"),
+        ):
+            call(api, "DELETE", "/rules/high-loss")
+            assert again()["versions"][0]["enabled"]
+        assert api.get("/rules")["rules"][0]["definition"] == RULE
+
+    def test_of_ones_own_cannot_be_restored(self, api):
+        put(api, "/rules/mine", RULE | {"name": "mine"})
+        assert call(api, "POST", "/rules/mine/restore")[:2] == (404, "unknown_rule")
+
+
+class TestADefinitionThatThisVersionCannotRead:
+    def test_looks_at_no_run_and_stops_no_other(self, api, caplog):
+        put(api, "/rules/mine", RULE | {"name": "mine"})
+        api.database.execute("UPDATE rule_version SET definition = '{}' WHERE name = 'mine'")
+        run_id = api.register()
+        put(api, "/rules/third", RULE | {"name": "third"})
+        send(api, run_id, [20, 20])
+        assert [rule for rule, *_ in fired(api, run_id)] == ["high-loss", "other", "third"]
+        assert "rule mine, version 1" in caplog.text
+
+
+class TestHowRulesStandOnARun:
+    def standing(self, api, run_id):
+        found = api.get(f"/runs/{run_id}/rules")
+        return found["step"], {rule["rule"]: (rule["state"], rule["judged_step"]) for rule in found["rules"]}
+
+    def test_is_told_for_each_rule_in_force(self, api):
+        run_id = api.register()
+        put(api, "/rules/deep", DEEP)
+        call(api, "DELETE", "/rules/other")
+        assert self.standing(api, run_id) == (None, {"high-loss": ("unknown", None), "deep": ("unknown", None)})
+        for losses, state in (([1], "quiet"), ([20], "pending"), ([20], "firing")):
+            step = len(api.losses(run_id))
+            send(api, run_id, losses, step)
+            assert self.standing(api, run_id) == (step, {"high-loss": (state, step), "deep": ("unknown", None)})
+
+    def test_tells_what_is_not_measured(self, api):
+        run_id = api.register()
+        put(api, "/rules/high-loss", DEEP | {"name": "high-loss", "when": {"all": [RULE["when"], DEEP["when"]]}})
+        lacks = lambda: api.get(f"/runs/{run_id}/rules")["rules"][-1]["not_measured"]  # noqa: E731
+        assert lacks() == ["grad_norm", "loss"]
+        send(api, run_id, [1])
+        assert lacks() == ["grad_norm"]
+        api.send_ok(run_id, [layer_frame(1, [1.0, 2.0], "grad_norm")])
+        assert lacks() == []
+
+    def test_begins_anew_with_an_attempt(self, api):
+        run_id = api.register()
+        send(api, run_id, [20, 20])
+        api.register(resume_step=1)
+        assert self.standing(api, run_id) == (None, {"high-loss": ("unknown", None), "other": ("unknown", None)})
+
+    def test_is_of_a_run_that_is_there(self, api):
+        assert api.get("/runs/absent/rules")[:2] == (404, "unknown_run")
+
+
+class TestRulesThatAreTried:
+    LOSSES = (1, 20, 20, 20, 1, 1, 20, 20, 1)
+    FIRED = ((1, 2, 5), (6, 7, None))
+
+    def alerts(self, found):
+        return tuple((a["pending_step"], a["firing_step"], a["resolved_step"]) for a in found["alerts"])
+
+    @pytest.mark.parametrize("is_settled", [False, True])
+    def test_say_of_a_stored_run_what_they_would_have_said_and_keep_nothing_of_it(self, api, is_settled):
+        run_id = api.register()
+        send(api, run_id, self.LOSSES)
+        if is_settled:
+            store = Store(api.database.url)
+            assert store.settle(sizes=Sizes(4, 1)) == 2
+            store.close()
+        before = api.get("/alerts")
+        found = try_rules(api, run_id=run_id, rules=json.dumps([RULE | {"name": "tried"}]).join(['{"rules": ', "}"]))
+        assert self.alerts(found) == self.FIRED
+        assert (found["num_frames"], found["problems"]) == (9, [])
+        assert {a["rule"] for a in found["alerts"]} == {"tried"}
+        assert api.get("/alerts") == before
+        assert len(api.get("/rules")["rules"]) == 2
+
+    def test_are_those_in_force_and_say_what_they_said(self, api):
+        run_id = api.register()
+        call(api, "DELETE", "/rules/other")
+        send(api, run_id, self.LOSSES)
+        found = try_rules(api, run_id=run_id)
+        live = api.get("/alerts", rule="high-loss")["alerts"][::-1]
+        assert [{key: alert[key] for key in kept} for alert in live for kept in found["alerts"][:1]] == found["alerts"]
+
+    def test_read_frames_that_are_given(self, api):
+        frames = [json.loads(loss_frame(step, float(loss)).to_json()) for step, loss in enumerate(self.LOSSES)]
+        found = try_rules(api, frames=frames[::-1], rules=YAML)
+        assert self.alerts(found) == ((1, 2, 5), (6, 7, None))
+
+    def test_know_which_blocks_are_frozen(self, api):
+        stuck = {"value": [{"layers": "update_norm"}, "skip_frozen"], "below": 1e-9, "in": "any"}
+        rule = DEEP | {"when": stuck}
+        frames = [json.loads(layer_frame(step, [0.0, 1.0], "update_norm").to_json()) for step in range(3)]
+        body = {"frames": frames, "num_blocks": 2, "rules": json.dumps({"rules": [rule]})}
+        assert self.alerts(try_rules(api, **body)) == ((0, 1, None),)
+        assert self.alerts(try_rules(api, **body, frozen_blocks=[0])) == ()
+        run_id = api.register(frozen_blocks=[0])
+        api.send_ok(run_id, [layer_frame(step, [0.0, 1.0], "update_norm") for step in range(3)])
+        assert self.alerts(try_rules(api, run_id=run_id, rules=body["rules"])) == ()
+
+    @pytest.mark.parametrize(
+        ("body", "status", "code"),
+        [
+            ({}, 422, "invalid_argument"),
+            ({"run_id": "a", "frames": []}, 422, "invalid_argument"),
+            ({"run_id": "absent"}, 404, "unknown_run"),
+            ({"frames": [], "rules": "rules: ["}, 422, "invalid_document"),
+            ({"frames": [], "rules": "rules: [{}]"}, 422, "invalid_rules"),
+            ({"frames": [{"seq": 0}]}, 422, "invalid_argument"),
+            (
+                {"frames": [{"seq": 0, "step": 0, "time": 1, "layers": {"grad_norm": [1]}}], "num_blocks": 3},
+                422,
+                "invalid_frame",
+            ),
+        ],
+    )
+    def test_are_refused_what_they_cannot_read(self, api, body, status, code):
+        assert try_rules(api, **body)[:2] == (status, code)
