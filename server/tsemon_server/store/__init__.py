@@ -23,6 +23,7 @@ from tsemon_server.store.packing import Kind
 from tsemon_server.store.purging import forgotten_runs, remove_slice, remove_tombstone
 from tsemon_server.store.reading import FiringAlert, LiveRun, Place, Reader, RunOrder
 from tsemon_server.store.records import Alert, Attempt, Latest, Record, Recorded, Run, RunDetail
+from tsemon_server.store.replaying import PastFrame, Replay
 from tsemon_server.store.retention import (
     Retention,
     aged_runs,
@@ -48,6 +49,7 @@ __all__ = [
     "Latest",
     "LiveRun",
     "MetricReader",
+    "PastFrame",
     "Piece",
     "Place",
     "Points",
@@ -55,6 +57,7 @@ __all__ = [
     "Record",
     "Recorded",
     "Registration",
+    "Replay",
     "Retention",
     "RuleState",
     "Run",

@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 from tsemon.errors import UnknownAttempt, UnknownRun
-from tsemon.wire import AlertState, RunState
+from tsemon.wire import AlertState, Frame, RunState
 from tsemon_server.store import schema
 from tsemon_server.store.chunks import DamagedChunk, unpack_samples
 from tsemon_server.store.exporting import Export
@@ -33,6 +33,7 @@ from tsemon_server.store.metric import MetricReader, slot_of
 from tsemon_server.store.packing import Kind, Slot, item_type, unpack
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.records import Alert, Attempt, Latest, Recorded, Run, RunDetail
+from tsemon_server.store.replaying import Replay
 from tsemon_server.store.retention import Retention, retentions
 from tsemon_server.store.settling import find_settled
 from tsemon_server.store.streams import Stream
@@ -194,6 +195,14 @@ class Reader:
     ) -> Export:
         """All raw samples of some metrics, or of all, piece by piece."""
         return Export(self._connection, run_id, metrics, from_step, to_step, attempt)
+
+    def frames_in_order(self, run_id: str, attempts: Sequence[int] | None = None) -> Replay:
+        """All frames that no later attempt hides, or of each of `attempts` all, in the order of steps."""
+        return Replay(self._connection, run_id, attempts)
+
+    def frames_after(self, run_id: str, attempt: int, step: int) -> list[Frame]:
+        """The attempt's frames after `step` in the order of steps; of one step, by writer and seq."""
+        return [frame.to_wire() for frame in Replay(self._connection, run_id, [attempt], step + 1)]
 
     def _latest(self, row: Row[Any]) -> Latest | None:
         if row.last_seq is None:
