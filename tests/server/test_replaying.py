@@ -57,7 +57,7 @@ class TestFramesInOrder:
         run_id = api.register()
         for writer in ("b", "a"):
             api.send_ok(run_id, [loss_frame(step // 2, seq=step) for step in range(120)], writer=writer)
-        settle()
+            settle()
         found = [(frame.step, frame.writer, frame.seq) for frame in replayed(store, run_id)]
         assert found == [(step, writer, 2 * step + i) for step in range(60) for writer in "ab" for i in (0, 1)]
 
