@@ -6,6 +6,7 @@ and a server that dies in between has stored neither. What a rule remembers is s
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from tsemon.wire import Frame
+from tsemon_server.alerts.routes import BODIES, make_router
 from tsemon_server.rules import RULES, Event, Rule, Track, View, advance
 from tsemon_server.store import RuleState, Writer
 
-__all__ = ["Rule", "Watch"]
+__all__ = ["BODIES", "Rule", "Watch", "make_router"]
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +38,10 @@ class Watch:
         """
         known = writer.rule_state(run_id)
         if known is None or known.attempt != attempt:
-            known = RuleState(attempt, -1, {})
+            known = RuleState(attempt, -1, 0, "", b"{}")
         step, resolved = known.step, list[int]()
-        tracks = {rule.name: self._remembered(rule, known.tracks.get(rule.name), run_id) for rule in self._rules}
+        stored = json.loads(known.state)
+        tracks = {rule.name: self._remembered(rule, stored.get(rule.name), run_id) for rule in self._rules}
         for frame in sorted(frames, key=lambda frame: (frame.step, frame.seq)):
             if frame.step <= step:
                 continue
@@ -49,7 +52,7 @@ class Watch:
                     resolved += _apply(writer, run_id, attempt, rule, event)
         if step != known.step:
             kept = {name: track.to_json() for name, track in tracks.items()}
-            writer.keep_rule_state(run_id, RuleState(attempt, step, kept))
+            writer.keep_rule_state(run_id, attempt, step, "", json.dumps(kept).encode())
         return resolved
 
     def _remembered(self, rule: Rule, stored: dict[str, Any] | None, run_id: str) -> Track:
