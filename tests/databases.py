@@ -21,7 +21,10 @@ from tsemon_server.store import Store, schema
 ENGINES = ("sqlite", "postgresql")
 
 _DELETE_ALL = "; ".join(
-    [*(f"DELETE FROM {table}" for table in schema.metadata.tables), "ALTER SEQUENCE alert_alert_id_seq RESTART"]
+    [
+        *(f"DELETE FROM {table}" for table in schema.metadata.tables),
+        *(f"ALTER SEQUENCE {table}_{table}_id_seq RESTART" for table in ("alert", "silence")),
+    ]
 )
 
 _END_CONNECTIONS = (

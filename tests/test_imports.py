@@ -40,16 +40,20 @@ PICTURE = {
     "tsemon_server.settings tsemon_server.admin",
     "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.ingest tsemon_server.alerts tsemon_server.queries "
     "tsemon_server.exposition tsemon_server.housekeeping tsemon_server.spools tsemon_server.ui tsemon_server.store "
-    "tsemon_server.settings tsemon_server.workers tsemon_server.errors",
+    "tsemon_server.settings tsemon_server.workers tsemon_server.errors tsemon_server.bodies",
     "tsemon_server.admin": "typer tsemon_server.store tsemon_server.settings tsemon_server.durations",
     "tsemon_server.errors": "fastapi starlette pydantic",
-    "tsemon_server.ingest": "fastapi starlette pydantic pydantic_core typing_extensions tsemon_server.store",
-    "tsemon_server.alerts": "numpy tsemon_server.store tsemon_server.rules",
+    "tsemon_server.bodies": "fastapi starlette pydantic",
+    "tsemon_server.ingest": "fastapi starlette pydantic pydantic_core typing_extensions tsemon_server.bodies "
+    "tsemon_server.store",
+    "tsemon_server.alerts": "fastapi starlette pydantic pydantic_core numpy tsemon_server.bodies tsemon_server.store "
+    "tsemon_server.rules",
     "tsemon_server.rules": "numpy",
     "tsemon_server.queries": "fastapi numpy pyarrow tsemon_server.store",
     "tsemon_server.exposition": "fastapi prometheus_client tsemon_server.store",
     "tsemon_server.housekeeping": "tsemon_server.store",
-    "tsemon_server.spools": "fastapi starlette tsemon.transport tsemon_server.ingest tsemon_server.store "
+    "tsemon_server.spools": "fastapi starlette tsemon.transport tsemon_server.ingest tsemon_server.bodies "
+    "tsemon_server.store "
     "tsemon_server.errors",
     "tsemon_server.ui": "fastapi",
     "tsemon_server.yaml_lines": "yaml",

@@ -106,6 +106,34 @@ class UnknownLayer(TsemonError, LookupError):
     status = 404
 
 
+class UnknownAlert(TsemonError, LookupError):
+    """No alert has this id."""
+
+    code = "unknown_alert"
+    status = 404
+
+
+class UnknownSilence(TsemonError, LookupError):
+    """No silence has this id."""
+
+    code = "unknown_silence"
+    status = 404
+
+
+class UnknownRule(TsemonError, LookupError):
+    """No rule has this name."""
+
+    code = "unknown_rule"
+    status = 404
+
+
+class WrongAlertState(TsemonError):
+    """The alert is not in a state in which this can be done to it."""
+
+    code = "wrong_alert_state"
+    status = 409
+
+
 class BodyTooLarge(TsemonError):
     """A request's body is over the service's limit."""
 

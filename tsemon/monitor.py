@@ -158,7 +158,7 @@ class Monitor:
     @property
     def alerts(self) -> list[Alert]:
         """The alerts of this run that fire now, as the service last said."""
-        return [alert for alert in self._outbox.alerts() if alert.state == "firing"]
+        return [alert for alert in self._outbox.alerts() if alert.is_firing]
 
     @property
     def status(self) -> Status:
@@ -283,7 +283,7 @@ class Monitor:
         for alert in self._outbox.take_events():
             if self._on_alert is not None:
                 self._faults.guard(self._on_alert, alert)
-            elif alert.state == "firing":
+            elif alert.is_firing:
                 self._faults.guard(log.warning, "tsemon: step %s: %s", alert.firing_step, alert.summary)
             else:
                 self._faults.guard(log.info, "tsemon: step %s: %s resolved", alert.resolved_step, alert.rule)

@@ -19,8 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tsemon.errors import InvalidArgument, TsemonError
 from tsemon.wire import API
-from tsemon_server import ingest, queries, ui
-from tsemon_server.alerts import Watch
+from tsemon_server import alerts, ingest, queries, ui
+from tsemon_server.alerts import ActiveRules, Watch
+from tsemon_server.bodies import schemas_of
 from tsemon_server.errors import Problem, handle_errors, problem_response
 from tsemon_server.exposition import Exposition
 from tsemon_server.housekeeping import PAUSE_S, Housekeeping
@@ -116,7 +117,8 @@ def create_app(
     view = None if settings.spool is None else SpoolView(settings.spool)
     store = Store(settings.database if view is None else view.database, clock)
     exposition = Exposition(store, clock)
-    watch = Watch(PACK if rules is None else rules, on_error=exposition.count_rule_error)
+    active = ActiveRules(PACK if rules is None else rules)
+    watch = Watch(active, on_error=exposition.count_rule_error)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -133,7 +135,11 @@ def create_app(
     app = FastAPI(title="tsemon", version="1", description=DESCRIPTION, lifespan=lifespan, redoc_url=None)
     app.state.store = store
     problems: dict[int | str, dict[str, Any]] = {"default": {"model": Problem, "description": "Why it was not done."}}
-    for router in (ingest.make_router(store, watch.observe, exposition.count), queries.make_router(store)):
+    for router in (
+        ingest.make_router(store, watch.observe, exposition.count),
+        queries.make_router(store),
+        alerts.make_router(store),
+    ):
         app.include_router(router, prefix=API, responses=problems)
     if view is not None:
         app.include_router(view.make_router(store), prefix=API, responses=problems)
@@ -219,7 +225,7 @@ def _describe_bodies(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         schema = generate()
-        schema["components"]["schemas"] |= ingest.request_schemas()
+        schema["components"]["schemas"] |= schemas_of((*ingest.BODIES, *alerts.BODIES))
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -50,6 +50,14 @@ class Api:
     def post_raw(self, run_id, body, **headers):
         return self.http.post(f"/api/v1/runs/{run_id}/frames", content=body, headers=headers)
 
+    def open_alert(self, run_id, rule="high-loss", **values):
+        """Let an alert fire, without a rule that finds a reason; its id."""
+        seen = {"family": "loss", "severity": "warning", "summary": "loss is 20", "evidence": {}, "advice": {}}
+        steps = {"state": "firing", "pending_step": 2, "firing_step": 4}
+        with self.app.state.store.write() as writer:
+            writer.open_alert(run_id, 1, rule, **seen | steps | values)
+            return writer.alerts(limit=1)[0].alert_id
+
     def losses(self, run_id, **params):
         series = self.get(f"/runs/{run_id}/series", metric="loss", **params)
         return dict(zip(series["step"], series["mean"], strict=True))

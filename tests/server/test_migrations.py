@@ -13,7 +13,7 @@ from tsemon_server.store import Sizes, Store
 from tsemon_server.store.engine import MIGRATIONS
 
 from .conftest import Api, loss_frame
-from .test_alerts import HighLoss, states
+from .test_alerts import states
 
 STEPS = range(0, 60, 5)
 HIGH_FROM = 35
@@ -56,18 +56,20 @@ def fill_first_tables(database):
             insert(database, "frame", **row, time=1000.0 + step, layout_id=77, blob=blob)
     row = {"run_id": "aa11", "attempt": 2, "rule": "high_loss", "family": "loss", "severity": "warning"}
     row |= {"state": "firing", "pending_step": 35, "firing_step": 45, "summary": "loss is 20.0", "evidence": "{}"}
-    insert(database, "alert", **row, advice='{"text":"stop"}', opened_at=1035.0, updated_at=1045.0)
+    row |= {"opened_at": 1035.0, "updated_at": 1045.0}
+    insert(database, "alert", **row, advice='{"text":"stop"}')
     track = {"state": "firing", "pending_step": 35, "firing_step": 45, "last_step": 55, "streak": None}
     tracks = json.dumps({"high_loss": {**track, "window": [{"step": 55, "loss": 20.0, "bad": float("inf")}]}})
     insert(database, "rule_state", run_id="aa11", attempt=2, step=55, tracks=tracks)
+    insert(database, "alert", **row | {"rule": "other", "state": "pending", "firing_step": None}, advice="{}")
 
 
-@pytest.fixture
-def api(empty_database):
-    """The service of today on a database of the first version."""
-    upgrade(empty_database, "0001")
+@pytest.fixture(params=["0001", "0002"])
+def api(request, empty_database):
+    """The service of today on a database of an earlier version."""
+    upgrade(empty_database, request.param)
     fill_first_tables(empty_database)
-    api = Api(empty_database, rules=[HighLoss()])
+    api = Api(empty_database)
     yield api
     api.close()
 
@@ -83,7 +85,7 @@ def moved(request, api):
     return api
 
 
-class TestADatabaseOfTheFirstVersion:
+class TestADatabaseOfAnEarlierVersion:
     def test_tells_of_its_runs(self, api):
         run = api.get("/runs/aa11")
         told = ("project", "run", "state", "attempt", "num_blocks", "tags", "config", "num_frames", "last_step", "loss")
@@ -112,10 +114,23 @@ class TestADatabaseOfTheFirstVersion:
         receipt = moved.send_ok("aa11", sent, attempt=1)
         assert (receipt["accepted"], receipt["duplicates"]) == (1, 12)
 
-    def test_goes_on_with_its_alerts_where_it_was(self, api):
-        assert states(api.get("/alerts")["alerts"]) == [("firing", 35, 45, None)]
-        receipt = api.send_ok("aa11", [loss_frame(step, 1.0) for step in (60, 61, 62)], attempt=2)
-        assert states(receipt["alerts"]) == [("resolved", 35, 45, 62)]
+    def test_has_what_fired_until_the_run_ends_and_not_what_was_pending(self, api):
+        (alert,) = api.send_ok("aa11", [loss_frame(step, 1.0) for step in (60, 61, 62)], attempt=2)["alerts"]
+        told = ("state", "firing_step", "rule_version", "resolved_reason", "acknowledged_at", "silenced")
+        assert [alert[name] for name in told] == ["firing", 45, None, None, None, False]
+        assert alert["advice"] == {"text": "stop"}
+        assert api.get("/alerts")["alerts"] == [alert]
+        api.http.patch("/api/v1/runs/aa11", json={"state": "finished"})
+        assert states(api.get("/alerts")["alerts"]) == [("resolved", 35, 45, 62)]
+
+    def test_can_do_what_came_since(self, api):
+        assert api.get("/runs/aa11")["frozen_blocks"] == []
+        path = "/api/v1/alerts/1/ack"
+        assert api.http.post(path, json={"by": "ann"}).json()["state"] == "acknowledged"
+        with api.app.state.store.write() as writer:
+            assert writer.rule_state("aa11") is None
+            assert writer.frozen_blocks("aa11", 1) == ()
+            assert writer.keep_rule_state("aa11", 2, 60, "f", b"state") == 1
 
     def test_is_upgraded_once(self, api):
         Store(api.database.url).close()

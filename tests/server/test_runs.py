@@ -53,6 +53,8 @@ class TestRegistering:
             ({"run": "a\nb"}, "run: String should match"),
             ({"run": "x" * 129}, "run: String should have at most 128"),
             ({"run": "gpt", "tags": ["\x00"]}, r"tags\.0: String should match"),
+            ({"run": "gpt", "blocks": ["a", "b"], "frozen_blocks": [2]}, "frozen_blocks: Each .* of the 2 blocks, got"),
+            ({"run": "gpt", "blocks": ["a"], "frozen_blocks": [-1]}, r"frozen_blocks\.0: Input should be greater"),
             ({"run": "gpt", "resume_step": -1}, "resume_step: Input should be greater than or equal to 0, got -1"),
             ([], "expected|Input should be an object"),
         ],
@@ -66,7 +68,8 @@ class TestRegistering:
 
 class TestARun:
     def test_tells_what_is_known_about_it(self, api):
-        run_id = api.register(num_blocks=3, config={"lr": 0.1, "deep": {"a": [None, True]}}, tags=["a b", "c"])
+        config = {"lr": 0.1, "deep": {"a": [None, True]}}
+        run_id = api.register(num_blocks=3, config=config, tags=["a b", "c"], frozen_blocks=[2, 0, 2])
         api.send_ok(run_id, [loss_frame(0, 3.0), loss_frame(7, 2.5)])
         run = api.get(f"/runs/{run_id}")
         expected = {
@@ -83,6 +86,7 @@ class TestARun:
             "process_step": 7,
             "open_alerts": 0,
             "blocks": ["h.0", "h.1", "h.2"],
+            "frozen_blocks": [0, 2],
             "config": {"lr": 0.1, "deep": {"a": [None, True]}},
             "metrics": {"scalars": ["loss"], "layers": {}, "heads": {}},
             "latest": {"step": 7, "time": 1007.0, "scalars": {"loss": 2.5}},

@@ -382,12 +382,12 @@ class Outbox:
             known = self._known_alerts
             for alert in alerts:
                 before = known.get(alert.alert_id)
-                if alert.state != "pending" and (before is None or before.state != alert.state):
+                if alert.state != "pending" and (before is None or _told_state(before) != _told_state(alert)):
                     self._events.put(alert)
             # One that fired and is not there any more was resolved in a reply that got lost or went to another writer.
             present = {alert.alert_id for alert in alerts}
             for alert in known.values():
-                if alert.state == "firing" and alert.alert_id not in present:
+                if alert.is_firing and alert.alert_id not in present:
                     self._events.put(dataclasses.replace(alert, state="resolved"))
         except (KeyError, TypeError, AttributeError) as error:
             self._warn("alerts", f"the service's alerts cannot be read ({error!r}); frames are delivered all the same")
@@ -413,3 +413,8 @@ class Outbox:
         except Exception as error:
             self._last_error = str(error)
             self._warn(kind, str(error))
+
+
+def _told_state(alert: Alert) -> str:
+    """That somebody has seen to an alert is no news to the training run."""
+    return "firing" if alert.is_firing else alert.state

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect
 
-from tsemon.errors import BodyTooLarge, InvalidArgument, TsemonError, UnsupportedEncoding
-from tsemon.wire import MAX_BODY_BYTES
+from tsemon.errors import TsemonError
+from tsemon_server.bodies import read_body, read_raw, takes
 from tsemon_server.ingest import schemas, service
 from tsemon_server.store import Run, Store
 
@@ -26,19 +25,19 @@ def make_router(store: Store, observe: service.Observe, count: Count) -> APIRout
     """Routes that write to `store`. `observe` sees the new frames, `count` how many there were."""
     router = APIRouter(tags=["writers"])
 
-    @router.post("/runs", openapi_extra=_takes(schemas.Registration))
+    @router.post("/runs", openapi_extra=takes(schemas.Registration))
     async def register(request: Request) -> service.Registered:
         """Register a run, or a new attempt of it."""
-        raw = await _read(request)
-        return await run_in_threadpool(lambda: service.register(store, schemas.read_body(schemas.Registration, raw)))
+        raw = await read_raw(request)
+        return await run_in_threadpool(lambda: service.register(store, read_body(schemas.Registration, raw)))
 
-    @router.patch("/runs/{run_id}", openapi_extra=_takes(schemas.RunChange))
+    @router.patch("/runs/{run_id}", openapi_extra=takes(schemas.RunChange))
     async def change_run(run_id: RunId, request: Request) -> Run:
         """Change a run's state, tags or config."""
-        raw = await _read(request)
+        raw = await read_raw(request)
 
         def change() -> Run:
-            body = schemas.read_body(schemas.RunChange, raw)
+            body = read_body(schemas.RunChange, raw)
             with store.write() as writer:
                 writer.change_run(run_id, state=body.state, tags=body.tags, config=body.config)
                 return writer.run(run_id)
@@ -51,11 +50,11 @@ def make_router(store: Store, observe: service.Observe, count: Count) -> APIRout
         with store.write() as writer:
             writer.delete_run(run_id)
 
-    @router.post("/runs/{run_id}/frames", openapi_extra=_takes(schemas.FramesBody), response_model=service.Receipt)
+    @router.post("/runs/{run_id}/frames", openapi_extra=takes(schemas.FramesBody), response_model=service.Receipt)
     async def accept_frames(run_id: RunId, request: Request) -> Response:
         """Store frames. The reply comes after the commit; what is sent twice is stored once."""
         try:
-            batch = await _batch(store, run_id, await _read(request))
+            batch = await _batch(store, run_id, await read_raw(request))
             kept = store.write_soon(run_id, lambda writer: service.keep(writer, batch, observe))
             receipt: service.Receipt = await asyncio.wrap_future(kept)
         except TsemonError:
@@ -65,13 +64,11 @@ def make_router(store: Store, observe: service.Observe, count: Count) -> APIRout
         count("duplicate", receipt.duplicates)
         return Response(receipt.model_dump_json(), media_type="application/json")
 
-    @router.post("/runs/{run_id}/heartbeat", openapi_extra=_takes(schemas.Heartbeat))
+    @router.post("/runs/{run_id}/heartbeat", openapi_extra=takes(schemas.Heartbeat))
     async def heartbeat(run_id: RunId, request: Request) -> service.Pulse:
         """Tell that a writer is alive, and hear of the run's alerts."""
-        raw = await _read(request)
-        return await run_in_threadpool(
-            lambda: service.heard_of(store, run_id, schemas.read_body(schemas.Heartbeat, raw))
-        )
+        raw = await read_raw(request)
+        return await run_in_threadpool(lambda: service.heard_of(store, run_id, read_body(schemas.Heartbeat, raw)))
 
     return router
 
@@ -85,32 +82,3 @@ async def _batch(store: Store, run_id: str, raw: bytearray) -> service.Batch:
     if num_blocks is None:
         num_blocks = await run_in_threadpool(store.num_blocks, run_id, body.attempt)
     return service.batch_of(run_id, body, num_blocks)
-
-
-async def _read(request: Request) -> bytearray:
-    """The raw body. FastAPI would parse a declared one with the standard library, three times slower."""
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
-        raise UnsupportedEncoding(f"expected a body without Content-Encoding, got {encoding!r}; send it as it is")
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
-        raise _too_large(f"{announced} bytes announced")
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:  # whatever was announced
-                raise _too_large(f"at least {len(body)} bytes")
-    except ClientDisconnect:
-        raise InvalidArgument("the client went away before the body was complete; send it again") from None
-    return body
-
-
-def _too_large(came: str) -> BodyTooLarge:
-    return BodyTooLarge(f"expected at most {MAX_BODY_BYTES} bytes in a body, got {came}; send fewer frames at a time")
-
-
-def _takes(body: type[schemas.Body]) -> dict[str, Any]:
-    """The OpenAPI entry of a body that is read raw; `request_schemas` has what it points to."""
-    schema = {"$ref": f"#/components/schemas/{body.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

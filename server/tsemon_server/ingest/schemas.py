@@ -3,17 +3,16 @@
 Unknown keys are refused: a misspelt one would otherwise be lost without a word.
 """
 
+# ruff: noqa: RUF012  # pydantic copies the defaults of its fields
 from __future__ import annotations
 
 import binascii
 import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Discriminator,
     FailFast,
     Field,
@@ -21,12 +20,14 @@ from pydantic import (
     JsonValue,
     Tag,
     ValidationError,
+    ValidationInfo,
+    field_validator,
 )
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from tsemon.catalogue import LAYERED, num_entries
-from tsemon.errors import InvalidArgument, InvalidFrame
+from tsemon.errors import InvalidFrame
 from tsemon.wire import (
     MAX_BLOCK_NAME,
     MAX_BLOCKS,
@@ -39,6 +40,7 @@ from tsemon.wire import (
     Frame,
     RunState,
 )
+from tsemon_server.bodies import Body, first_problem
 
 MetricName = Annotated[str, Field(pattern=f"^{METRIC_NAME}$", max_length=128)]
 Title = Annotated[str, Field(pattern=f"^{NAME}$", max_length=128)]
@@ -56,14 +58,6 @@ def _finite(config: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 Config = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
 Number = FiniteFloat | Literal["NaN", "Infinity", "-Infinity"] | None
-
-_NUMBERS = 'a finite number, null or "NaN", "Infinity", "-Infinity"'
-
-
-class Body(BaseModel):
-    """What is common to all bodies: no key that is not known, no value of a kind that is only close."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class PackedArray(Body):
@@ -126,10 +120,20 @@ class Registration(Body):
     """Free words for filters; absent, they stay as they were."""
     blocks: Annotated[list[Annotated[str, Field(max_length=MAX_BLOCK_NAME)]], Field(max_length=MAX_BLOCKS)] = []
     """The names of the model's blocks in depth order; their number is the model's depth."""
+    frozen_blocks: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_BLOCKS)] = []
+    """Indexes of the blocks that are not trained, on purpose: rules do not expect them to move."""
     resume_step: Count | None = None
     """The step that this attempt starts at: it hides, and keeps, what earlier attempts wrote from there on."""
     attempt_key: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     """Any text that names this start. The same key again is the same attempt: a lost reply can be asked for again."""
+
+    @field_validator("frozen_blocks")
+    @classmethod
+    def _are_blocks(cls, frozen: list[int], info: ValidationInfo) -> list[int]:
+        num_blocks = len(info.data.get("blocks", ()))
+        if any(index >= num_blocks for index in frozen):
+            raise PydanticCustomError("no_such_block", f"Each should be the index of one of the {num_blocks} blocks")
+        return sorted({*frozen})
 
 
 class RunChange(Body):
@@ -156,16 +160,6 @@ class Heartbeat(Body):
 
 BODIES: tuple[type[Body], ...] = (FramesBody, Registration, RunChange, Heartbeat)
 
-SomeBody = TypeVar("SomeBody", bound=Body)
-
-
-def read_body(model: type[SomeBody], raw: bytes | bytearray) -> SomeBody:
-    """The body as `model`, or InvalidArgument."""
-    try:
-        return model.model_validate_json(raw)
-    except ValidationError as error:
-        raise InvalidArgument(_first_problem(error, prefix="body")) from None
-
 
 def read_frames(raw: bytes | bytearray) -> FramesBody:
     """The body of frames, or InvalidFrame that names the frame and the metric."""
@@ -173,7 +167,7 @@ def read_frames(raw: bytes | bytearray) -> FramesBody:
         return FramesBody.model_validate_json(raw)
     except ValidationError as error:
         raise InvalidFrame(
-            f"{_first_problem(error, prefix=_place(error, raw))}; nothing of this body is stored"
+            f"{first_problem(error, prefix=_place(error, raw))}; nothing of this body is stored"
         ) from None
 
 
@@ -246,20 +240,6 @@ def _check_heads(shape: tuple[int, ...], num_blocks: int) -> None:
         raise ValueError(f"expected shape [{num_blocks}, heads] ({num_blocks} blocks), got {list(shape)}")
 
 
-def _first_problem(error: ValidationError, prefix: str) -> str:
-    problem = error.errors(include_url=False, include_context=False)[0]
-    kind, where = problem["type"], [part for part in problem["loc"] if part not in ("packed", "plain")]
-    if kind == "json_invalid":
-        return f"{prefix}: expected JSON, got {problem['msg'].removeprefix('Invalid JSON: ')}"
-    if where[-1:] in (["nullable"], ["float"]) or kind == "finite_number":
-        return f"{prefix}: expected {_NUMBERS}, got {_shown(problem['input'])}"
-    if not prefix.startswith("frame ") and where:
-        prefix = f"{prefix}, {'.'.join(str(part) for part in where)}"
-    elif len(where) == 3:
-        prefix = f"{prefix}, {where[2]}"
-    return f"{prefix}: {problem['msg']}, got {_shown(problem['input'])}"
-
-
 def _place(error: ValidationError, raw: bytes | bytearray) -> str:
     """'frame seq 17, layers 'token_similarity'' for the first problem."""
     where = error.errors(include_url=False, include_context=False, include_input=False)[0]["loc"]
@@ -271,8 +251,3 @@ def _place(error: ValidationError, raw: bytes | bytearray) -> str:
         seq = "unknown"
     place = f"frame seq {seq} (number {where[1] + 1} in the body)"
     return f"{place}, {where[2]} {where[3]!r}" if len(where) > 3 else place
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}... ({type(value).__name__})"

@@ -49,6 +49,7 @@ def register(store: Store, body: schemas.Registration) -> Registered:
             body.project,
             body.run,
             blocks=body.blocks,
+            frozen_blocks=body.frozen_blocks,
             config=body.config,
             tags=body.tags,
             resume_step=body.resume_step,

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from tsemon.wire import AlertState, RunState
 from tsemon_server.queries import service
 from tsemon_server.queries.export import ExportFormat
-from tsemon_server.store import RunDetail, RunOrder, Store
+from tsemon_server.store import Alert, RunDetail, RunOrder, Store
 
 RunId = Annotated[str, Path(description="The run's id, as the registration answered it.", max_length=64)]
 Limit = Annotated[int, Query(ge=1, le=1000, description="At most so many entries.")]
@@ -128,9 +128,17 @@ def make_router(store: Store) -> APIRouter:
     def list_alerts(
         state: Annotated[AlertState | None, Query(description="Only alerts in this state.")] = None,
         run: Annotated[str | None, Query(description="Only alerts of the run with this id; not a name.")] = None,
+        project: Annotated[str | None, Query(description="Only alerts of runs of this project.")] = None,
         rule: Annotated[str | None, Query(description="Only alerts of this rule.")] = None,
+        family: Annotated[str | None, Query(description="Only alerts of rules of this family.")] = None,
         severity: Annotated[
             Literal["info", "warning", "critical"] | None, Query(description="Only alerts this bad.")
+        ] = None,
+        acknowledged: Annotated[
+            bool | None, Query(description="Only alerts that somebody has seen to, or nobody.")
+        ] = None,
+        silenced: Annotated[
+            bool | None, Query(description="Only alerts that are silenced now, or that are not.")
         ] = None,
         since: Annotated[
             datetime | None,
@@ -141,7 +149,26 @@ def make_router(store: Store) -> APIRouter:
     ) -> service.AlertPage:
         """List alerts, newest first."""
         return service.list_alerts(
-            store, state=state, run_id=run, rule=rule, severity=severity, since=since, limit=limit, cursor=cursor
+            store,
+            state=state,
+            run_id=run,
+            project=project,
+            rule=rule,
+            family=family,
+            severity=severity,
+            is_acknowledged=acknowledged,
+            is_silenced=silenced,
+            since=since,
+            limit=limit,
+            cursor=cursor,
         )
+
+    @router.get("/alerts/{alert_id}")
+    def describe_alert(
+        alert_id: Annotated[str, Path(description="The alert's id, as GET /alerts answered it.", max_length=64)],
+    ) -> Alert:
+        """One alert."""
+        with store.read() as reader:
+            return reader.alert(alert_id)
 
     return router

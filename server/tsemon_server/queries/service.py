@@ -147,8 +147,12 @@ def list_alerts(
     *,
     state: AlertState | None,
     run_id: str | None,
+    project: str | None,
     rule: str | None,
+    family: str | None,
     severity: str | None,
+    is_acknowledged: bool | None,
+    is_silenced: bool | None,
     since: datetime | None,
     limit: int,
     cursor: str | None,
@@ -159,7 +163,17 @@ def list_alerts(
     after = _place(cursor, "alerts", (int,))
     with store.read() as reader:
         alerts = reader.alerts(
-            state=state, run_id=run_id, rule=rule, severity=severity, since=since, limit=limit + 1, after=after
+            state=state,
+            run_id=run_id,
+            project=project,
+            rule=rule,
+            family=family,
+            severity=severity,
+            is_acknowledged=is_acknowledged,
+            is_silenced=is_silenced,
+            since=since,
+            limit=limit + 1,
+            after=after,
         )
     key = (int(alerts[limit - 1].alert_id),) if len(alerts) > limit else None
     return AlertPage(alerts=alerts[:limit], next_cursor=_cursor("alerts", key))

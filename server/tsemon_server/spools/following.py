@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tsemon.errors import InvalidArgument
 from tsemon.transport import SpoolReader
 from tsemon.wire import RunState, frames_to_body
+from tsemon_server.bodies import read_body
 from tsemon_server.ingest import Observe, schemas, service
 from tsemon_server.store import Record, Store
 
@@ -187,7 +188,7 @@ class Follower:
 
     def _register(self, spool: _Spool) -> None:
         self._now = spool.seen_at
-        body = schemas.read_body(schemas.Registration, json.dumps(spool.reader.registration).encode())
+        body = read_body(schemas.Registration, json.dumps(spool.reader.registration).encode())
         registered = service.register(self._store, body)
         spool.run_id, spool.attempt = registered.run_id, registered.attempt
         self._told.pop(spool.run_id, None)

@@ -22,7 +22,20 @@ from tsemon_server.store.metric import MetricReader, Points, Samples, shift_of
 from tsemon_server.store.packing import Kind
 from tsemon_server.store.purging import forgotten_runs, remove_slice, remove_tombstone
 from tsemon_server.store.reading import FiringAlert, LiveRun, Place, Reader, RunOrder
-from tsemon_server.store.records import Alert, Attempt, Latest, Record, Recorded, Run, RunDetail
+from tsemon_server.store.records import (
+    Alert,
+    Attempt,
+    Latest,
+    Record,
+    Recorded,
+    ResolvedReason,
+    RuleVersion,
+    Run,
+    RunDetail,
+    Silence,
+)
+from tsemon_server.store.remembering import RuleCheckpoint, RuleState
+from tsemon_server.store.replaying import PastFrame, Replay
 from tsemon_server.store.retention import (
     Retention,
     aged_runs,
@@ -33,7 +46,8 @@ from tsemon_server.store.retention import (
 )
 from tsemon_server.store.settling import FramesChanged, Sizes, pack_segment, replace_frames, settled_streams
 from tsemon_server.store.streams import Stream
-from tsemon_server.store.writing import Added, Registration, RuleState, Writer
+from tsemon_server.store.versions import Definition, Origin
+from tsemon_server.store.writing import Added, Registration, Writer
 
 __all__ = [
     "Added",
@@ -41,6 +55,7 @@ __all__ = [
     "Attempt",
     "Cells",
     "Checked",
+    "Definition",
     "Export",
     "Finding",
     "FiringAlert",
@@ -48,6 +63,8 @@ __all__ = [
     "Latest",
     "LiveRun",
     "MetricReader",
+    "Origin",
+    "PastFrame",
     "Piece",
     "Place",
     "Points",
@@ -55,12 +72,17 @@ __all__ = [
     "Record",
     "Recorded",
     "Registration",
+    "Replay",
+    "ResolvedReason",
     "Retention",
+    "RuleCheckpoint",
     "RuleState",
+    "RuleVersion",
     "Run",
     "RunDetail",
     "RunOrder",
     "Samples",
+    "Silence",
     "Sizes",
     "Store",
     "Writer",
@@ -99,7 +121,7 @@ class Store:
     def read(self) -> Iterator[Reader]:
         """Everything read inside the block is of one state of the database."""
         with self._database.reading() as connection:
-            yield Reader(connection)
+            yield Reader(connection, self._clock())
 
     @contextmanager
     def write(self) -> Iterator[Writer]:

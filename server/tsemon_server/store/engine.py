@@ -15,12 +15,14 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, inspect, make_url
+from sqlalchemy import URL, Boolean, Connection, Engine, Table, create_engine, event, func, inspect, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as OutOfConnections
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.sql.functions import FunctionElement
 
 from tsemon.errors import InvalidArgument, MissingPackage, StoreError, reason
 
@@ -262,10 +264,32 @@ def without_password(url: str | URL) -> str:
     return shown.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
-def insert_missing(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert the rows whose key is not there yet."""
+def insert_missing(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> bool:
+    """Insert the rows whose key is not there yet; whether a single one is such."""
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    connection.execute(insert(table).on_conflict_do_nothing(), list(rows))
+    values = list(rows) if len(rows) > 1 else rows[0]  # drivers do not count those of a list
+    return connection.execute(insert(table).on_conflict_do_nothing(), values).rowcount > 0
+
+
+class fits_pattern(FunctionElement[bool]):
+    """Whether a text, the first argument, fits a pattern, the second: * is any characters, ? is one."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+@compiles(fits_pattern, "sqlite")
+def _as_glob(element: fits_pattern, compiler: Any, **options: Any) -> str:
+    text, pattern = element.clauses
+    return str(compiler.process(text.op("GLOB")(func.replace(pattern, "[", "[[]")), **options))
+
+
+@compiles(fits_pattern, "postgresql")
+def _as_like(element: fits_pattern, compiler: Any, **options: Any) -> str:
+    text, pattern = element.clauses
+    for sign, instead in (("\\", "\\\\"), ("%", "\\%"), ("_", "\\_"), ("*", "%"), ("?", "_")):
+        pattern = func.replace(pattern, sign, instead)
+    return str(compiler.process(text.op("LIKE")(pattern), **options))
 
 
 def _create_engine(url: str) -> Engine:

@@ -36,6 +36,15 @@ class Piece(NamedTuple):
     """(frames, rows * columns)"""
 
 
+class Segment(NamedTuple):
+    """Frames of one writer that have settled together."""
+
+    attempt: int
+    writer: str
+    number: int
+    first_step: int
+
+
 class Export:
     """`pieces` once, then what could not be among them."""
 
@@ -62,13 +71,13 @@ class Export:
 
     def pieces(self) -> Iterator[Piece]:
         """Attempt by attempt: what has settled, segment by segment, then what has not."""
-        keys = self._metric_keys()
-        for attempt, last_step in self._attempts():
-            for segment in self._segments(attempt, last_step):
-                yield from self._of_segment(segment, keys, last_step)
+        keys = self.metric_keys()
+        for attempt, last_step in self.attempts():
+            for segment in self.segments(attempt, last_step):
+                yield from self.of_segment(segment, self.frames_of(segment), keys, last_step)
             yield from self._hot(attempt, last_step)
 
-    def _attempts(self) -> list[tuple[int, int]]:
+    def attempts(self) -> list[tuple[int, int]]:
         """The attempts, and up to which step each is wanted."""
         c = schema.attempt.c
         rows = self._connection.execute(
@@ -78,36 +87,41 @@ class Export:
             return [(attempt, self._to) for attempt, _ in rows if attempt == self._attempt]
         return [(attempt, min(self._to, hidden_from - 1)) for attempt, hidden_from in rows]
 
-    def _metric_keys(self) -> list[tuple[Kind, str]]:
+    def metric_keys(self) -> list[tuple[Kind, str]]:
+        """What there is to read."""
         c = schema.layout.c
         query = select(c.kind, c.metric).where(c.run_id == self._run_id).distinct().order_by(c.kind, c.metric)
         if self._metrics is not None:
             query = query.where(c.metric.in_(self._metrics))
         return [(kind, metric) for kind, metric in self._connection.execute(query)]
 
-    def _segments(self, attempt: int, last_step: int) -> list[Row[Any]]:
+    def segments(self, attempt: int, last_step: int) -> list[Segment]:
+        """What has settled of an attempt, writer by writer."""
         c = schema.segment.c
-        return list(
-            self._connection.execute(
-                select(c.attempt, c.writer, c.number)
-                .where(
-                    c.run_id == self._run_id, c.attempt == attempt, c.last_step >= self._from, c.first_step <= last_step
-                )
-                .order_by(c.writer, c.number)
-            )
+        rows = self._connection.execute(
+            select(c.attempt, c.writer, c.number, c.first_step)
+            .where(c.run_id == self._run_id, c.attempt == attempt, c.last_step >= self._from, c.first_step <= last_step)
+            .order_by(c.writer, c.number)
         )
+        return [Segment(*row) for row in rows]
 
-    def _of_segment(self, which: Row[Any], keys: Sequence[tuple[Kind, str]], last_step: int) -> Iterator[Piece]:
-        segment, chunk = schema.segment.c, schema.chunk.c
-        stream = Stream(self._run_id, which.attempt, which.writer)
+    def frames_of(self, which: Segment) -> Frames | None:
+        """The frames of a segment; None where they cannot be read."""
+        segment, stream = schema.segment.c, Stream(self._run_id, which.attempt, which.writer)
         packed = self._connection.execute(
             select(segment.frames, segment.num_frames).where(stream.of(schema.segment), segment.number == which.number)
         ).one()
         try:
-            frames = unpack_frames(*packed)
+            return unpack_frames(*packed)
         except DamagedChunk:
             log.error("the frames of run %s, segment %s are damaged", self._run_id, tuple(which))
-            frames = None
+            return None
+
+    def of_segment(
+        self, which: Segment, frames: Frames | None, keys: Sequence[tuple[Kind, str]], last_step: int
+    ) -> Iterator[Piece]:
+        """What the frames of a segment hold."""
+        chunk, stream = schema.chunk.c, Stream(self._run_id, which.attempt, which.writer)
         for kind, metric in keys:  # by whole keys: the number of the segment is at their end
             rows = self._connection.execute(
                 select(chunk.num_samples, chunk.num_rows, chunk.num_columns, chunk.samples)
@@ -149,15 +163,19 @@ class Export:
         rows = self._connection.execute(query).all()
         while rows:
             for writer in sorted({row.writer for row in rows}):
-                yield from self._of_rows(Stream(self._run_id, attempt, writer), rows, last_step)
+                yield from self.of_rows(Stream(self._run_id, attempt, writer), rows, last_step)
             after = (rows[-1].writer, rows[-1].seq)
             rows = self._connection.execute(query.where(tuple_(c.writer, c.seq) > after)).all()
 
-    def _of_rows(self, stream: Stream, rows: Sequence[Row[*tuple[Any, ...]]], last_step: int) -> Iterator[Piece]:
+    def of_rows(self, stream: Stream, rows: Sequence[Row[*tuple[Any, ...]]], last_step: int) -> Iterator[Piece]:
+        """What those of the frames hold that are of the stream."""
         rows = sorted((row for row in rows if row.writer == stream.writer), key=lambda row: (row.step, row.seq))
+        layouts = layouts_of(self._connection, self._run_id, {row.layout_id for row in rows})
+        num_came = len(rows)
+        rows = [row for row in rows if len(row.blob) == sum(slot.size_bytes for slot in layouts[row.layout_id])]
+        self.num_damaged += num_came - len(rows)
         seqs, steps = (np.array([row[column] for row in rows], np.int64) for column in (1, 2))
         times = np.array([row.time for row in rows])
-        layouts = layouts_of(self._connection, self._run_id, {row.layout_id for row in rows})
         for kind, metric, _, num_columns, which, values in columns_of(rows, layouts):
             if self._metrics is None or metric in self._metrics:
                 piece = Piece(stream, kind, metric, num_columns, seqs[which], steps[which], times[which], values)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,18 +25,20 @@ from sqlalchemy import (
     tuple_,
 )
 
-from tsemon.errors import UnknownAttempt, UnknownRun
-from tsemon.wire import AlertState, RunState
-from tsemon_server.store import schema
+from tsemon.errors import UnknownAlert, UnknownAttempt, UnknownRun
+from tsemon.wire import AlertState, Frame, RunState
+from tsemon_server.store import schema, silences, versions
 from tsemon_server.store.chunks import DamagedChunk, unpack_samples
 from tsemon_server.store.exporting import Export
 from tsemon_server.store.metric import MetricReader, slot_of
 from tsemon_server.store.packing import Kind, Slot, item_type, unpack
 from tsemon_server.store.prepared import Prepared
-from tsemon_server.store.records import Alert, Attempt, Latest, Recorded, Run, RunDetail
+from tsemon_server.store.records import Alert, Attempt, Latest, Recorded, RuleVersion, Run, RunDetail, Silence
+from tsemon_server.store.replaying import Replay
 from tsemon_server.store.retention import Retention, retentions
 from tsemon_server.store.settling import find_settled
 from tsemon_server.store.streams import Stream
+from tsemon_server.store.times import utc
 
 OPEN: tuple[AlertState, ...] = ("pending", "firing")
 
@@ -71,8 +74,10 @@ class FiringAlert(NamedTuple):
 class Reader:
     """What can be read. Every method sees the same state of the database."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, now: float) -> None:
         self._connection = connection
+        # To the microsecond, as records show it: a cursor that was made from a record finds its place again.
+        self._now = utc(now).timestamp()
 
     def ping(self) -> None:
         """Raise StoreError unless the database answers."""
@@ -93,9 +98,10 @@ class Reader:
         return RunDetail(
             **_run_fields(row),
             blocks=row.blocks,
+            frozen_blocks=row.frozen_blocks,
             config=row.config,
             attempts=[
-                Attempt(attempt=a.attempt, resume_step=a.resume_step, started_at=_utc(a.started_at)) for a in attempts
+                Attempt(attempt=a.attempt, resume_step=a.resume_step, started_at=utc(a.started_at)) for a in attempts
             ],
             metrics=self.recorded(run_id),
             latest=self._latest(row),
@@ -122,7 +128,11 @@ class Reader:
         return [Run.model_validate(_run_fields(row)) for row in rows]
 
     def _run_row(self, run_id: str) -> Row[Any]:
-        query = _runs().add_columns(schema.run.c.config).where(schema.run.c.run_id == run_id)
+        query = (
+            _runs()
+            .add_columns(schema.run.c.config, schema.attempt.c.frozen_blocks)
+            .where(schema.run.c.run_id == run_id)
+        )
         row = self._connection.execute(query).one_or_none()
         if row is None:
             raise UnknownRun(f"no run has the id {run_id!r}; GET /api/v1/runs lists the runs there are")
@@ -140,6 +150,11 @@ class Reader:
                 "POST /api/v1/runs registers a new one"
             )
         return len(blocks)
+
+    def frozen_blocks(self, run_id: str, attempt: int) -> tuple[int, ...]:
+        """Indexes of the blocks that this attempt leaves as they are, on purpose. That never changes."""
+        (frozen,) = _FROZEN_BLOCKS.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchone()
+        return tuple(json.loads(frozen))
 
     def recorded(self, run_id: str) -> Recorded:
         """The metrics that the run has frames for."""
@@ -195,6 +210,14 @@ class Reader:
         """All raw samples of some metrics, or of all, piece by piece."""
         return Export(self._connection, run_id, metrics, from_step, to_step, attempt)
 
+    def frames_in_order(self, run_id: str, attempts: Sequence[int] | None = None) -> Replay:
+        """All frames that no later attempt hides, or of each of `attempts` all, in the order of steps."""
+        return Replay(self._connection, run_id, attempts)
+
+    def frames_after(self, run_id: str, attempt: int, step: int) -> list[Frame]:
+        """The attempt's frames after `step` in the order of steps; of one step, by writer and seq."""
+        return [frame.to_wire() for frame in Replay(self._connection, run_id, [attempt], step + 1)]
+
     def _latest(self, row: Row[Any]) -> Latest | None:
         if row.last_seq is None:
             return None
@@ -245,27 +268,78 @@ class Reader:
         *,
         state: AlertState | None = None,
         run_id: str | None = None,
+        project: str | None = None,
         rule: str | None = None,
+        family: str | None = None,
         severity: str | None = None,
+        is_acknowledged: bool | None = None,
+        is_silenced: bool | None = None,
         since: datetime | None = None,
         limit: int | None = None,
         after: Place | None = None,
     ) -> list[Alert]:
         """At most `limit` alerts, newest first, from `after` on; `since` is the oldest change of state."""
         alert = schema.alert.c
-        wanted = ((alert.state, state), (alert.run_id, run_id), (alert.rule, rule), (alert.severity, severity))
+        wanted = (
+            (_SHOWN_STATE, state),
+            (alert.run_id, run_id),
+            (schema.run.c.project, project),
+            (alert.rule, rule),
+            (alert.family, family),
+            (alert.severity, severity),
+            (alert.acknowledged_at.is_not(None), is_acknowledged),
+            (silences.is_silenced(), is_silenced),
+        )
         query = _alerts().where(*(column == value for column, value in wanted if value is not None))
         if since is not None:
             query = query.where(alert.updated_at >= since.timestamp())
-        rows = self._connection.execute(_page(query, (alert.alert_id,), True, limit, after))
+        rows = self._connection.execute(_page(query, (alert.alert_id,), True, limit, after), {"now": self._now})
         return [_alert(row) for row in rows]
+
+    def alert(self, alert_id: str) -> Alert:
+        """The alert, or UnknownAlert."""
+        query = _alerts().where(schema.alert.c.alert_id == silences.number_of(alert_id))
+        row = self._connection.execute(query, {"now": self._now}).one_or_none()
+        if row is None:
+            raise UnknownAlert(
+                f"no alert has the id {alert_id!r}; GET /api/v1/alerts lists those there are: one that was only pending "
+                "goes away, and so do those of a run that is deleted"
+            )
+        return _alert(row)
+
+    def is_muted(self, alert: Alert) -> bool:
+        """Whether nobody is to be told that it fires: somebody has seen to it, or it is silenced now."""
+        now = self.alert(alert.alert_id)
+        return now.silenced or now.acknowledged_at is not None
 
     def alerts_to_tell(self, run_id: str, resolved: Sequence[int] = ()) -> list[Alert]:
         """What the writer of a run gets to hear: its open alerts, and those in `resolved`."""
         if not resolved and _HAS_OPEN_ALERTS.run(self._connection, {"run_id": run_id}).fetchone() is None:
             return []  # as nearly always
-        rows = self._connection.execute(_ALERTS_TO_TELL, {"run_id": run_id, "resolved": resolved})
+        rows = self._connection.execute(_ALERTS_TO_TELL, {"run_id": run_id, "resolved": resolved, "now": self._now})
         return [_alert(row) for row in rows]
+
+    def silences(self) -> list[Silence]:
+        """Those that have not ended, the first to end first."""
+        return silences.silences(self._connection, self._now)
+
+    # Rules
+
+    def num_rule_versions(self) -> int:
+        """Of all rules; another number than before says that there are new ones."""
+        return versions.num_versions(self._connection)
+
+    def newest_rules(self) -> list[RuleVersion]:
+        """The newest version of each rule, by name."""
+        return versions.newest_versions(self._connection)
+
+    def rule_versions(self, name: str) -> list[RuleVersion]:
+        """All versions of a rule, the newest first; none where nobody knows it."""
+        return versions.versions_of(self._connection, name)
+
+    def version_of(self, name: str, digest: str) -> int | None:
+        """The newest version of the rule that is so defined; None where there is none."""
+        return versions.version_of(self._connection, name, digest)
 
     # Retention
 
@@ -346,30 +420,36 @@ def _runs() -> Select[Any]:
 
 def _run_fields(row: Row[Any]) -> dict[str, Any]:
     fields = {name: value for name, value in row._mapping.items() if name in Run.model_fields}
-    stepped_at = None if row.stepped_at is None else _utc(row.stepped_at)
-    times = {"created_at": _utc(row.created_at), "updated_at": _utc(row.updated_at), "stepped_at": stepped_at}
+    stepped_at = None if row.stepped_at is None else utc(row.stepped_at)
+    times = {"created_at": utc(row.created_at), "updated_at": utc(row.updated_at), "stepped_at": stepped_at}
     loss = row.loss if row.loss is not None and np.isfinite(row.loss) else None
     return fields | times | {"num_blocks": len(row.blocks), "loss": loss}
 
 
+_SHOWN_STATE = case(
+    (and_(schema.alert.c.state == "firing", schema.alert.c.acknowledged_at.is_not(None)), "acknowledged"),
+    else_=schema.alert.c.state,
+)
+
+
 def _alerts() -> Select[Any]:
-    return select(schema.alert, schema.run.c.project, schema.run.c.run).join(
+    """Alerts as they are at the time `now`."""
+    columns = [column for column in schema.alert.c if column is not schema.alert.c.state]
+    silenced = silences.is_silenced().label("silenced")
+    return select(*columns, _SHOWN_STATE.label("state"), schema.run.c.project, schema.run.c.run, silenced).join(
         schema.run, schema.run.c.run_id == schema.alert.c.run_id
     )
 
 
 def _alert(row: Row[Any]) -> Alert:
-    changed = {"alert_id": str(row.alert_id), "opened_at": _utc(row.opened_at), "updated_at": _utc(row.updated_at)}
-    return Alert.model_validate(dict(row._mapping) | changed)
+    times = ("opened_at", "updated_at", "acknowledged_at")
+    shown = {name: None if (time := getattr(row, name)) is None else utc(time) for name in times}
+    return Alert.model_validate({**row._mapping, **shown, "alert_id": str(row.alert_id)})
 
 
 def _latest(step: int, time: float, values: Mapping[str, np.ndarray]) -> Latest:
     scalars = {name: float(value) if np.isfinite(value) else None for name, value in values.items()}
     return Latest(step=step, time=time, scalars=scalars)
-
-
-def _utc(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _page(
@@ -385,6 +465,11 @@ def _page(
 # Built once, for every body of frames asks them.
 _BLOCKS = select(schema.attempt.c.blocks).where(
     schema.attempt.c.run_id == bindparam("run_id"), schema.attempt.c.attempt == bindparam("attempt")
+)
+_FROZEN_BLOCKS = Prepared(
+    select(schema.attempt.c.frozen_blocks).where(
+        schema.attempt.c.run_id == bindparam("run_id"), schema.attempt.c.attempt == bindparam("attempt")
+    )
 )
 _HAS_OPEN_ALERTS = Prepared(
     select(schema.alert.c.run_id)

@@ -51,6 +51,9 @@ class Run(Record):
     """How many alerts are pending or firing."""
 
 
+ResolvedReason = Literal["clear", "new attempt", "run ended", "by hand"]
+
+
 class Attempt(Record):
     """One start of the training process."""
 
@@ -89,6 +92,8 @@ class RunDetail(Run):
 
     blocks: list[str]
     """The names of the model's blocks in depth order, as registered by the current attempt."""
+    frozen_blocks: list[int]
+    """Indexes of those that are not trained, on purpose."""
     config: dict[str, Any]
     """What the user registered with the run."""
     attempts: list[Attempt]
@@ -114,18 +119,32 @@ class Alert(Record):
     """The attempt in which it opened."""
     rule: str
     """The rule that opened it."""
+    rule_version: int | None
+    """Which version of the rule; null where it opened before versions were kept."""
     family: str
     """The kind of trouble the rule looks for."""
     severity: Literal["info", "warning", "critical"]
     """How bad that is."""
     state: AlertState
-    """pending: the condition holds, not yet for long enough. firing: it did. resolved: it is over."""
+    """pending: the condition holds, not yet for long enough. firing: it did. acknowledged: it fires, and somebody has
+    seen to it. resolved: it is over."""
     pending_step: int
     """The step at which the condition was first met."""
     firing_step: int | None
     """The step at which it had held for long enough."""
     resolved_step: int | None
     """The step at which it was over. A new attempt ends what fires at the step it starts at, but never before it fired."""
+    resolved_reason: ResolvedReason | None
+    """clear: the condition was over. Else it still fired: when a new attempt began, when the run ended, or when somebody
+    called it over. Null while it is open, and where it was over before reasons were kept."""
+    acknowledged_at: datetime | None
+    """When somebody said to have seen it; null where nobody did."""
+    acknowledged_by: str | None
+    """Who that was."""
+    note: str | None
+    """What they had to say."""
+    silenced: bool
+    """Whether a silence applies to it now."""
     summary: str
     """One sentence for people."""
     evidence: dict[str, Any]
@@ -136,3 +155,45 @@ class Alert(Record):
     """When the service opened it."""
     updated_at: datetime
     """When its state last changed."""
+
+
+class Silence(Record):
+    """Alerts of which nobody is told for a while. Those that fit all that is given; null fits everything."""
+
+    silence_id: str
+    """Opaque id."""
+    rule: str | None
+    """The name of their rule."""
+    run: str | None
+    """The name of their run; * stands for any characters, ? for one."""
+    project: str | None
+    """Their run's project."""
+    family: str | None
+    """Their rule's family."""
+    until: datetime
+    """When it ends by itself."""
+    created_at: datetime
+    """When it was made."""
+    created_by: str
+    """Who made it."""
+    reason: str
+    """Why."""
+
+
+class RuleVersion(Record):
+    """A rule as it was from some moment on."""
+
+    name: str
+    """The rule's name."""
+    version: int
+    """Counts up from 1 with each change. The newest is in force."""
+    origin: Literal["built-in", "edited"]
+    """Whether it came with the service or over REST."""
+    enabled: bool
+    """Whether the rule looks at runs."""
+    digest: str
+    """Of the definition: the same for the same."""
+    definition: dict[str, Any]
+    """The rule, as rule files write it."""
+    created_at: datetime
+    """When it was made, or first found in the service."""

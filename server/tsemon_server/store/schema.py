@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Dialect,
     Float,
@@ -76,6 +77,7 @@ attempt = Table(
     Column("resume_step", BigInteger),
     Column("hidden_from", BigInteger, nullable=False),  # later attempts hide this one's frames from this step on
     Column("blocks", Json, nullable=False),
+    Column("frozen_blocks", Json, nullable=False, server_default="[]"),  # indexes of those that shall not learn
     Column("started_at", Float(53), nullable=False),
     UniqueConstraint("run_id", "attempt_key", name="attempt_by_key"),
 )
@@ -124,6 +126,7 @@ segment = Table(
     Column("finest", String(8), nullable=False),  # samples, fine or coarse: what retention has left of its chunks
     Column("frames", LargeBinary, nullable=False),  # packed: seq, step and time of each
     Index("segment_by_age", "finest", "settled_at", "run_id"),
+    Index("segment_by_step", "run_id", "attempt", "last_step"),
 )
 
 chunk = Table(
@@ -201,6 +204,11 @@ alert = Table(
     Column("advice", Json, nullable=False),
     Column("opened_at", Float(53), nullable=False),
     Column("updated_at", Float(53), nullable=False),
+    Column("rule_version", Integer),  # NULL where it opened before versions were kept
+    Column("resolved_reason", String(16)),
+    Column("acknowledged_at", Float(53)),
+    Column("acknowledged_by", String(128)),
+    Column("note", Text),
     Index("alert_by_run", "run_id", "state"),
     sqlite_autoincrement=True,  # the number of an alert that was withdrawn is not given to another
 )
@@ -210,8 +218,46 @@ rule_state = Table(
     metadata,
     Column("run_id", String(32), primary_key=True),
     Column("attempt", Integer, nullable=False),
-    Column("step", BigInteger, nullable=False),  # the last one that the rules saw
-    Column("tracks", Json, nullable=False),  # per rule
+    Column("state", LargeBinary, nullable=False),
+)
+
+# What the rules remembered a little earlier, so that a frame that comes late is looked at in its place.
+rule_checkpoint = Table(
+    "rule_checkpoint",
+    metadata,
+    Column("run_id", String(32), primary_key=True),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("state", LargeBinary, nullable=False),
+)
+
+# Rows are added and never changed: their number tells whether there is something new.
+rule_version = Table(
+    "rule_version",
+    metadata,
+    Column("name", String(128), primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("origin", String(16), nullable=False),  # built-in or edited
+    Column("enabled", Boolean, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("definition", Json, nullable=False),
+    Column("created_at", Float(53), nullable=False),
+)
+
+silence = Table(
+    "silence",
+    metadata,
+    Column("silence_id", Integer, primary_key=True),
+    # What an alert must be to be silenced; NULL is anything.
+    Column("rule", String(128)),
+    Column("run", String(256)),  # a pattern with * and ?
+    Column("project", String(128)),
+    Column("family", String(32)),
+    Column("until", Float(53), nullable=False),
+    Column("created_at", Float(53), nullable=False),
+    Column("created_by", String(128), nullable=False),
+    Column("reason", Text, nullable=False),
+    sqlite_autoincrement=True,
 )
 
 retention = Table(

@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence, Set
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, case, delete, func, insert, null, select, union_all, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    null,
+    select,
+    union_all,
+    update,
+)
 
-from tsemon.errors import UnknownRun
+from tsemon.errors import UnknownRun, WrongAlertState
 from tsemon.wire import AlertState, Frame, RunState
 from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_missing
 from tsemon_server.store.packing import Slot, layout_id, pack
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.purging import forget_run
-from tsemon_server.store.reading import Reader
+from tsemon_server.store.reading import OPEN, Reader
+from tsemon_server.store.records import Alert, ResolvedReason, Silence
+from tsemon_server.store.remembering import (
+    RuleCheckpoint,
+    RuleState,
+    forget,
+    keep_rule_checkpoint,
+    keep_rule_state,
+    rule_checkpoints,
+    rule_state,
+)
 from tsemon_server.store.retention import Retention
 from tsemon_server.store.settling import PAGE_SEQS, NewestFrame, newest_settled, seqs_of_page
+from tsemon_server.store.silences import add_silence, number_of, remove_silence
 from tsemon_server.store.streams import Stream
+from tsemon_server.store.versions import Definition, Origin, add_versions
 
 _PAGES_PER_QUERY = 16
 """A body that leaves out more seqs than these pages hold is looked up in pieces."""
@@ -76,16 +99,6 @@ _NOTE_NEWEST = Prepared(
     )
 )
 _NOTE_OLDER = Prepared(_NOTE_FRAMES)
-_RULE_STATE = Prepared(
-    select(schema.rule_state.c.attempt, schema.rule_state.c.step, schema.rule_state.c.tracks).where(
-        schema.rule_state.c.run_id == bindparam("run_id")
-    )
-)
-_KEEP_RULE_STATE = Prepared(
-    update(schema.rule_state)
-    .where(schema.rule_state.c.run_id == bindparam("which"))
-    .values(attempt=bindparam("attempt"), step=bindparam("step"), tracks=bindparam("tracks"))
-)
 
 
 class Registration(NamedTuple):
@@ -104,14 +117,6 @@ class Added(NamedTuple):
     """Whether their attempt is the run's current one."""
 
 
-class RuleState(NamedTuple):
-    """How far the rules have read a run, and what they remember of it."""
-
-    attempt: int
-    step: int
-    tracks: dict[str, Any]
-
-
 class _Known(NamedTuple):
     """What is known of a run when frames come."""
 
@@ -128,12 +133,10 @@ class Writer(Reader):
     """What can be written. All of one transaction is stored, or nothing."""
 
     def __init__(self, connection: Connection, now: float, known_layouts: Set[tuple[str, int]] = frozenset()) -> None:
-        super().__init__(connection)
+        super().__init__(connection, now)
         self._known_layouts = known_layouts
         self.new_layouts: set[tuple[str, int]] = set()
         """Run and id of those that are stored once this transaction is committed."""
-        # To the microsecond, as records show it: a cursor that was made from a record finds its place again.
-        self._now = datetime.fromtimestamp(now, UTC).timestamp()
 
     # Runs
 
@@ -143,6 +146,7 @@ class Writer(Reader):
         run: str,
         *,
         blocks: Sequence[str],
+        frozen_blocks: Sequence[int] = (),
         config: Mapping[str, Any] | None,
         tags: Sequence[str] | None,
         resume_step: int | None,
@@ -171,10 +175,12 @@ class Writer(Reader):
                 resume_step=resume_step,
                 hidden_from=schema.NEVER,
                 blocks=list(blocks),
+                frozen_blocks=list(frozen_blocks),
                 started_at=self._now,
             )
         )
-        self._end_alerts(run_id, start_step)
+        self._end_alerts(run_id, start_step, "new attempt")
+        forget(self._connection, run_id)
         process = {"process_step": None, "stepped_at": None}  # the new one has not been heard of
         self._set_run(run_id, attempt=attempt, state="running", **process, **_given(config=config, tags=tags))
         self._find_newest(run_id)
@@ -188,8 +194,12 @@ class Writer(Reader):
         tags: Sequence[str] | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Set what is given, and note that the run was heard of."""
+        """Set what is given, and note that the run was heard of. What fires is over with the run, until it goes on."""
         self._set_run(run_id, **_given(state=state, tags=tags, config=config))
+        if state == "running":
+            self._reopen_alerts(run_id)
+        elif state is not None:
+            self._end_alerts(run_id, self._last_step(run_id), "run ended")
 
     def hear_of(self, run_id: str, attempt: int, step: int) -> None:
         """Note that the run's process is alive, and at which step. That of an older attempt says nothing of the run."""
@@ -345,19 +355,31 @@ class Writer(Reader):
             insert_missing(self._connection, schema.layout, entries)
         self.new_layouts.update((run_id, number) for number in new)
 
-    # Rules and alerts
+    # What the rules remember
 
     def rule_state(self, run_id: str) -> RuleState | None:
         """What was last kept; None for a run whose current attempt no rule has looked at."""
-        row = _RULE_STATE.run(self._connection, {"run_id": run_id}).fetchone()
-        return None if row is None else RuleState(row[0], row[1], json.loads(row[2]))
+        return rule_state(self._connection, run_id)
 
-    def keep_rule_state(self, run_id: str, state: RuleState) -> None:
+    def keep_rule_state(self, run_id: str, attempt: int, state: bytes) -> None:
         """Replace what the rules remember of the run."""
-        tracks = json.dumps(state.tracks, separators=(",", ":"))
-        kept = {"which": run_id, "attempt": state.attempt, "step": state.step, "tracks": tracks}
-        if not _KEEP_RULE_STATE.run(self._connection, kept).rowcount:
-            self._connection.execute(insert(schema.rule_state).values(run_id=run_id, **state._asdict()))
+        keep_rule_state(self._connection, run_id, RuleState(attempt, state))
+
+    def rule_checkpoints(self, run_id: str, attempt: int) -> list[RuleCheckpoint]:
+        """What was kept of earlier states, the newest first."""
+        return rule_checkpoints(self._connection, run_id, attempt)
+
+    def keep_rule_checkpoint(self, run_id: str, attempt: int, step: int, state: bytes) -> None:
+        """Keep this state and the newest before it; those of other attempts and of this step on are forgotten."""
+        keep_rule_checkpoint(self._connection, run_id, attempt, RuleCheckpoint(step, state))
+
+    # Rules
+
+    def add_rule_versions(self, definitions: Sequence[Definition], origin: Origin, *, enabled: bool = True) -> None:
+        """Let each of them be the newest of its rule."""
+        add_versions(self._connection, self._now, definitions, origin, enabled)
+
+    # Alerts
 
     def open_alert(self, run_id: str, attempt: int, rule: str, **values: Any) -> None:
         """Add an alert; `values` are the other columns."""
@@ -373,29 +395,117 @@ class Writer(Reader):
         which = select(func.max(c.alert_id)).where(c.run_id == run_id, c.rule == rule, c.state == from_state)
         alert_id: int | None = self._connection.execute(which).scalar_one()
         if alert_id is not None:
+            reason = {"resolved_reason": "clear"} if values.get("state") == "resolved" else {}
             changed = update(schema.alert).where(c.alert_id == alert_id)
-            self._connection.execute(changed.values(updated_at=self._now, **values))
+            self._connection.execute(changed.values(updated_at=self._now, **reason, **values))
         return alert_id
+
+    def take_back_alerts(self, run_id: str, attempt: int, step: int) -> dict[str, list[int]]:
+        """Let the attempt's alerts be as the rules left them after `step`; by rule, those that opened later, in order.
+
+        These are neither open nor over until `revise_alert` or `drop_alert` says what they are.
+        """
+        c = schema.alert.c
+        mine = and_(c.run_id == run_id, c.attempt == attempt)
+        is_later = and_(mine, c.pending_step > step)
+        later: dict[str, list[int]] = {}
+        found = select(c.rule, c.alert_id).where(is_later).order_by(c.alert_id)
+        for rule, alert_id in self._connection.execute(found).all():
+            later.setdefault(rule, []).append(alert_id)
+        self._connection.execute(update(schema.alert).where(is_later).values(state="revised"))
+        over = {"resolved_step": None, "resolved_reason": None}
+        for when, values in (
+            (c.firing_step > step, {"state": "pending", "firing_step": None, **over}),
+            (and_(c.resolved_step > step, c.resolved_reason == "clear"), {"state": "firing", **over}),
+        ):
+            self._connection.execute(update(schema.alert).where(mine, c.state != "revised", when).values(**values))
+        return later
+
+    def revise_alert(self, alert_id: int, **values: Any) -> None:
+        """Let an alert that was taken back be what `values` say."""
+        over = {"resolved_step": None, "resolved_reason": None}
+        changed = update(schema.alert).where(schema.alert.c.alert_id == alert_id)
+        self._connection.execute(changed.values(updated_at=self._now, **over, **values))
+
+    def drop_alert(self, alert_id: int) -> bool:
+        """Remove an alert that was taken back, or, where it had fired and people were told, call it over: whether so."""
+        c = schema.alert.c
+        self._connection.execute(delete(schema.alert).where(c.alert_id == alert_id, c.firing_step.is_(None)))
+        over = {"state": "resolved", "resolved_step": c.firing_step, "resolved_reason": "clear"}
+        changed = update(schema.alert).where(c.alert_id == alert_id).values(updated_at=self._now, **over)
+        return self._connection.execute(changed).rowcount > 0
 
     def withdraw_alert(self, run_id: str, rule: str) -> None:
         """Forget the rule's pending alert."""
         c = schema.alert.c
         self._connection.execute(delete(schema.alert).where(c.run_id == run_id, c.rule == rule, c.state == "pending"))
 
-    def _end_alerts(self, run_id: str, step: int) -> None:
-        """A new attempt starts at `step` with a clean slate: what fires is over, what was pending never was."""
+    def acknowledge(self, alert_id: str, by: str, note: str | None) -> Alert:
+        """Note who has seen to an alert. The first to say so stays."""
+        c = schema.alert.c
+        seen = {"acknowledged_at": self._now, "acknowledged_by": by, "note": note}
+        self._change_open(alert_id, c.acknowledged_at.is_(None), **seen)
+        return self._open_alert(alert_id, "acknowledged")
+
+    def unacknowledge(self, alert_id: str) -> Alert:
+        """Let nobody have seen to it."""
+        unseen = {"acknowledged_at": None, "acknowledged_by": None, "note": None}
+        self._change_open(alert_id, schema.alert.c.acknowledged_at.is_not(None), **unseen)
+        return self._open_alert(alert_id, "given back")
+
+    def resolve(self, alert_id: str, by: str, note: str | None) -> Alert:
+        """Call an alert over that fires. Its rule opens another one only after its condition was over for a while."""
+        found = self._open_alert(alert_id, "resolved")
+        if found.firing_step is None:
+            raise WrongAlertState(f"the alert {alert_id} is only pending; it goes away by itself, or fires")
+        over = {"state": "resolved", **_over(self._last_step(found.run_id), "by hand")}
+        seen = {"acknowledged_at": self._now, "acknowledged_by": by, "note": note}
+        self._change_open(alert_id, schema.alert.c.state == "firing", **over, **seen)
+        return self.alert(alert_id)
+
+    def _change_open(self, alert_id: str, where: ColumnElement[bool], **values: Any) -> None:
+        c = schema.alert.c
+        is_it = and_(c.alert_id == number_of(alert_id), c.state.in_(OPEN), where)
+        self._connection.execute(update(schema.alert).where(is_it).values(updated_at=self._now, **values))
+
+    def _open_alert(self, alert_id: str, what: str) -> Alert:
+        found = self.alert(alert_id)
+        if found.state == "resolved":
+            raise WrongAlertState(f"the alert {alert_id} is over, so it cannot be {what}; leave it as it is")
+        return found
+
+    def _end_alerts(self, run_id: str, step: int, reason: ResolvedReason) -> None:
+        """Whatever is open ends at `step`: what fires is over, what was pending never was."""
         c = schema.alert.c
         self._connection.execute(delete(schema.alert).where(c.run_id == run_id, c.state == "pending"))
         self._connection.execute(
             update(schema.alert)
             .where(c.run_id == run_id, c.state == "firing")
-            .values(
-                state="resolved",
-                resolved_step=case((c.firing_step > step, c.firing_step), else_=step),  # it was there, then hidden
-                updated_at=self._now,
-            )
+            .values(state="resolved", updated_at=self._now, **_over(step, reason))
         )
-        self._connection.execute(delete(schema.rule_state).where(schema.rule_state.c.run_id == run_id))
+
+    def _reopen_alerts(self, run_id: str) -> None:
+        """The run has not ended after all, so what fired at its end still does."""
+        c = schema.alert.c
+        self._connection.execute(
+            update(schema.alert)
+            .where(c.run_id == run_id, c.resolved_reason == "run ended", c.attempt == self._run_row(run_id).attempt)
+            .values(state="firing", resolved_step=None, resolved_reason=None, updated_at=self._now)
+        )
+
+    def _last_step(self, run_id: str) -> int:
+        return self._run_row(run_id).last_step or 0
+
+    # Silences
+
+    def add_silence(self, **values: Any) -> Silence:
+        """Tell nobody of the alerts that fit; `values` are the fields of the record that somebody chooses."""
+        added = add_silence(self._connection, self._now, **values)
+        return next(silence for silence in self.silences() if silence.silence_id == added)
+
+    def remove_silence(self, silence_id: str) -> None:
+        """Let it end now."""
+        remove_silence(self._connection, silence_id)
 
 
 def _spans(seqs: Sequence[int], most: int) -> list[tuple[int, int]]:
@@ -407,6 +517,13 @@ def _spans(seqs: Sequence[int], most: int) -> list[tuple[int, int]]:
         else:
             spans.append((seq, seq))
     return spans
+
+
+def _over(step: int, reason: ResolvedReason) -> dict[str, Any]:
+    """What is noted of alerts that end at `step` though they fire."""
+    fired = schema.alert.c.firing_step
+    # Not before it fired: it was there, even if its frames are hidden now.
+    return {"resolved_step": case((fired < step, step), else_=fired), "resolved_reason": reason}
 
 
 def _given(**values: Any) -> dict[str, Any]:

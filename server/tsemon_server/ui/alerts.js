@@ -4,7 +4,7 @@ import { h, keyed } from "./dom.js";
 import { count, number } from "./format.js";
 
 const SHOWN_FIRST = new Set(["layers", "values", "fit", "window"]);
-const ORDER = { firing: 0, pending: 1, resolved: 2 };
+const ORDER = { firing: 0, acknowledged: 1, pending: 2, resolved: 3 };
 
 export class Alerts {
   /** `onShow(alert)` when someone asks for an alert's place in the charts. */
@@ -49,10 +49,13 @@ export class Alerts {
   }
 }
 
-function stepsOf({ pending_step, firing_step, resolved_step }) {
+const ENDS = { "new attempt": "a new attempt began", "run ended": "the run ended", "by hand": "somebody called it over" };
+
+function stepsOf({ pending_step, firing_step, resolved_step, resolved_reason }) {
   const steps = [`first seen at step ${count(pending_step)}`];
   if (firing_step !== null) steps.push(`firing since ${count(firing_step)}`);
-  if (resolved_step !== null) steps.push(`resolved at ${count(resolved_step)}`);
+  const end = ENDS[resolved_reason];
+  if (resolved_step !== null) steps.push(end ? `still firing when ${end} at ${count(resolved_step)}` : `resolved at ${count(resolved_step)}`);
   return steps.join(", ");
 }
 

@@ -639,6 +639,16 @@ class TestAlerts:
         assert self.tell(peer, outbox, sample) == [("c", "resolved")]
         assert outbox.alerts() == []
 
+    def test_fire_on_while_somebody_has_seen_to_them(self, peer, open_outbox, sample):
+        outbox = open_outbox(peer.url)
+        assert self.tell(peer, outbox, sample, alert("a", "firing"), alert("b", "pending")) == [("a", "firing")]
+        assert self.tell(peer, outbox, sample, alert("a", "acknowledged"), alert("b", "acknowledged")) == [
+            ("b", "acknowledged")
+        ]
+        assert self.tell(peer, outbox, sample, alert("a", "firing"), alert("b", "acknowledged")) == []
+        assert [alert.is_firing for alert in outbox.alerts()] == [True, True]
+        assert self.tell(peer, outbox, sample, alert("b", "resolved")) == [("b", "resolved"), ("a", "resolved")]
+
     def test_that_cannot_be_read_do_not_hold_up_frames(self, peer, open_outbox, sample):
         peer.alerts = [{"alert_id": "a"}]
         outbox = open_outbox(peer.url)

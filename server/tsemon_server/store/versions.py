@@ -1,0 +1,76 @@
+"""What rules were from when on. Versions are added and never change, so their number tells whether there is a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from sqlalchemy import Connection, Row, bindparam, func, select
+
+from tsemon_server.store import schema
+from tsemon_server.store.engine import insert_missing
+from tsemon_server.store.prepared import Prepared
+from tsemon_server.store.records import RuleVersion
+from tsemon_server.store.times import utc
+
+Origin = Literal["built-in", "edited"]
+
+_NUM_VERSIONS = Prepared(select(func.count()).select_from(schema.rule_version))
+_VERSION_OF = Prepared(
+    select(func.max(schema.rule_version.c.version)).where(
+        schema.rule_version.c.name == bindparam("name"), schema.rule_version.c.digest == bindparam("digest")
+    )
+)
+
+
+class Definition(NamedTuple):
+    """What a new version says."""
+
+    name: str
+    digest: str
+    definition: Mapping[str, Any]
+
+
+def num_versions(connection: Connection) -> int:
+    """Of all rules. Cheap enough to ask for each body of frames."""
+    (found,) = _NUM_VERSIONS.run(connection, {}).fetchone()
+    return int(found)
+
+
+def version_of(connection: Connection, name: str, digest: str) -> int | None:
+    """The newest version of the rule that is so defined."""
+    (found,) = _VERSION_OF.run(connection, {"name": name, "digest": digest}).fetchone()
+    return None if found is None else int(found)
+
+
+def newest_versions(connection: Connection) -> list[RuleVersion]:
+    """Of each rule, by name."""
+    c = schema.rule_version.c
+    newest = select(c.name, func.max(c.version).label("version")).group_by(c.name).subquery()
+    is_newest = (c.name == newest.c.name) & (c.version == newest.c.version)
+    rows = connection.execute(select(schema.rule_version).join(newest, is_newest))
+    return sorted(map(_version, rows), key=lambda version: version.name)  # engines disagree on what comes first
+
+
+def versions_of(connection: Connection, name: str) -> list[RuleVersion]:
+    """Of one rule, the newest first."""
+    c = schema.rule_version.c
+    rows = connection.execute(select(schema.rule_version).where(c.name == name).order_by(c.version.desc()))
+    return list(map(_version, rows))
+
+
+def add_versions(
+    connection: Connection, now: float, definitions: Sequence[Definition], origin: Origin, enabled: bool
+) -> None:
+    """Let each of them be the newest. Another process may do the same at this moment: both are kept, one after the other."""
+    for new in definitions:
+        row = {**new._asdict(), "origin": origin, "enabled": enabled, "created_at": now}
+        newest = select(func.max(schema.rule_version.c.version)).where(schema.rule_version.c.name == new.name)
+        while True:
+            version = (connection.execute(newest).scalar_one() or 0) + 1
+            if insert_missing(connection, schema.rule_version, [{**row, "version": version}]):
+                break
+
+
+def _version(row: Row[Any]) -> RuleVersion:
+    return RuleVersion.model_validate({**row._mapping, "created_at": utc(row.created_at)})

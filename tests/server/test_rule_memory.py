@@ -1,0 +1,130 @@
+"""What the store keeps for the rules between two frames."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+
+import pytest
+
+from tests.server.conftest import loss_frame
+from tsemon_server.store import Definition, RuleCheckpoint, RuleState, Store
+
+
+@pytest.fixture
+def store(api):
+    return api.app.state.store
+
+
+@pytest.fixture
+def run_id(api):
+    return api.register()
+
+
+class TestTheStateOfTheRules:
+    def test_is_what_was_kept_last(self, store, run_id):
+        with store.write() as writer:
+            assert writer.rule_state(run_id) is None
+            assert writer.rule_turn(run_id) is None
+        for turn, state in ((1, b"\x00one"), (2, b""), (3, bytes(range(256)))):
+            with store.write() as writer:
+                assert writer.keep_rule_state(run_id, 1, 10 * turn, f"rules {turn}", state) == turn
+            with store.write() as writer:
+                assert writer.rule_state(run_id) == RuleState(1, 10 * turn, turn, f"rules {turn}", state)
+                assert writer.rule_turn(run_id) == (1, turn)
+
+    def test_is_of_one_run(self, store, api, run_id):
+        other = api.register("other")
+        with store.write() as writer:
+            writer.keep_rule_state(run_id, 1, 0, "", b"a")
+            assert writer.rule_state(other) is None
+            writer.keep_rule_state(other, 1, 0, "", b"b")
+            assert writer.rule_state(run_id).state == b"a"
+
+    def test_begins_anew_with_an_attempt_and_goes_with_the_run(self, store, api, run_id):
+        for forget in (lambda: api.register(resume_step=3), lambda: api.http.delete(f"/api/v1/runs/{run_id}")):
+            with store.write() as writer:
+                writer.keep_rule_state(run_id, 1, 0, "", b"a")
+                writer.keep_rule_checkpoint(run_id, 1, 0, "", b"a")
+            forget()
+            with store.write() as writer:
+                assert writer.rule_state(run_id) is None
+                assert writer.rule_checkpoints(run_id, 1) == []
+
+
+class TestCheckpointsOfTheRules:
+    def keep(self, store, run_id, *steps, attempt=1):
+        for step in steps:
+            with store.write() as writer:
+                writer.keep_rule_checkpoint(run_id, attempt, step, "rules", b"at %d" % step)
+
+    def steps(self, store, run_id, attempt=1):
+        with store.write() as writer:
+            return [found.step for found in writer.rule_checkpoints(run_id, attempt)]
+
+    def test_are_the_two_newest(self, store, run_id):
+        self.keep(store, run_id, 10, 20, 30, 40)
+        with store.write() as writer:
+            found = writer.rule_checkpoints(run_id, 1)
+        assert found == [RuleCheckpoint(step, "rules", b"at %d" % step) for step in (40, 30)]
+
+    def test_are_written_anew_from_a_step_on(self, store, run_id):
+        self.keep(store, run_id, 10, 20, 19)
+        assert self.steps(store, run_id) == [19, 10]
+        self.keep(store, run_id, 19)
+        assert self.steps(store, run_id) == [19, 10]
+        self.keep(store, run_id, 5)
+        assert self.steps(store, run_id) == [5]
+
+    def test_are_of_one_attempt_of_one_run(self, store, api, run_id):
+        other = api.register("other")
+        self.keep(store, other, 7)
+        self.keep(store, run_id, 10, 20)
+        self.keep(store, run_id, 15, attempt=2)
+        assert (self.steps(store, run_id), self.steps(store, run_id, 2)) == ([], [15])
+        assert self.steps(store, other) == [7]
+
+
+class TestFrozenBlocks:
+    def test_are_those_of_each_attempt(self, store, api):
+        run_id = api.register(num_blocks=3, frozen_blocks=[2, 0])
+        api.register(num_blocks=3)
+        api.send_ok(run_id, [loss_frame(0)], attempt=2)
+        with store.write() as writer:
+            assert [writer.frozen_blocks(run_id, attempt) for attempt in (1, 2)] == [(0, 2), ()]
+
+
+class TestVersionsOfRules:
+    def add(self, store, name="a", digest="d", **options):
+        with store.write() as writer:
+            writer.add_rule_versions([Definition(name, digest, {"name": name})], "edited", **options)
+
+    def test_count_up_and_the_newest_is_the_one(self, store):
+        for number in range(3):
+            self.add(store, digest=f"d{number}", enabled=number != 2)
+        self.add(store, "B")
+        with store.read() as reader:
+            newest = reader.newest_rules()
+            assert [(v.name, v.version, v.enabled, v.digest) for v in newest] == [
+                ("B", 1, True, "d"),
+                ("a", 3, False, "d2"),
+            ]
+            assert [v.version for v in reader.rule_versions("a")] == [3, 2, 1]
+            assert reader.rule_versions("c") == []
+            assert reader.num_rule_versions() == 4
+
+    def test_are_found_by_what_they_say(self, store):
+        for digest in ("one", "two", "one"):
+            self.add(store, digest=digest)
+        with store.read() as reader:
+            assert [reader.version_of("a", digest) for digest in ("one", "two", "three")] == [3, 2, None]
+            assert reader.version_of("b", "one") is None
+
+    def test_are_all_kept_where_several_processes_add_one_at_once(self, api):
+        def add(store):
+            for _ in range(5):
+                self.add(store)
+
+        with ExitStack() as held, ThreadPoolExecutor(4) as threads:
+            stores = [held.enter_context(closing(Store(api.database.url))) for _ in range(4)]
+            assert [*threads.map(add, stores)] == [None] * 4
+        with api.app.state.store.read() as reader:
+            assert [v.version for v in reader.rule_versions("a")] == [*range(20, 0, -1)]
