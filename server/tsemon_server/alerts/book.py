@@ -18,15 +18,15 @@ class AlertBook:
         """The ids of alerts that ended."""
         self._writer = writer
         self._versions = versions
-        self._open_to_revision: dict[str, list[int]] = {}
+        self._taken_back: dict[tuple[str, bool], list[int]] = {}
 
     def go_back_to(self, step: int) -> None:
-        """Let the alerts be as they were after `step`. Those that opened later keep their ids if they open again."""
-        self._open_to_revision = self._writer.take_back_alerts(self.run_id, self.attempt, step)
+        """Let the alerts be as they were after `step`. Those that opened later keep their ids if they do so again."""
+        self._taken_back = self._writer.take_back_alerts(self.run_id, self.attempt, step)
 
     def close(self) -> None:
         """Once all is entered: what did not open again goes away, or, where people were told of it, is over."""
-        for alert_ids in self._open_to_revision.values():
+        for alert_ids in self._taken_back.values():
             for alert_id in alert_ids:
                 if self._writer.drop_alert(alert_id):
                     self.resolved.append(alert_id)
@@ -35,7 +35,10 @@ class AlertBook:
         if event.kind == "pending":
             self._open(event)
         elif event.kind == "firing":
-            if self._change(event, "pending", **_seen(event)) is None:
+            if self._taken_back.get((event.rule.name, True)):
+                self._writer.withdraw_alert(self.run_id, event.rule.name)  # people know the one that had fired
+                self._open(event)
+            elif self._change(event, "pending", **_seen(event)) is None:
                 self._open(event)
         elif event.kind == "resolved":
             # Summary and evidence stay those of the firing: they are the reason to look at it afterwards.
@@ -56,7 +59,7 @@ class AlertBook:
             "rule_version": self._versions.get(rule.name),
             **_seen(event),
         }
-        again = self._open_to_revision.get(rule.name)
+        again = self._taken_back.get((rule.name, event.kind == "firing"))
         if again:
             self._writer.revise_alert(again.pop(0), **values)
         else:

@@ -48,16 +48,14 @@ class Watch:
         state = self._state(writer, in_force.evaluator, run_id, attempt)
         frozen = frozenset(writer.frozen_blocks(run_id, attempt))
         book = AlertBook(writer, run_id, attempt, in_force.versions)
-        last_step = -1 if state.last_step is None else state.last_step
         first_step = min(frame.step for frame in frames)
-        if first_step <= last_step and (
-            before := self._before(writer, in_force.evaluator, run_id, attempt, first_step, state)
-        ):
-            # From before the late frame on, everything that is stored: the frames at hand are among it.
-            state = before
-            since_step = -1 if state.last_step is None else state.last_step
-            frames = writer.frames_after(run_id, attempt, since_step)
-            book.go_back_to(since_step)
+        if state.last_step is not None and first_step <= state.last_step:
+            before = self._before(writer, in_force.evaluator, run_id, attempt, first_step, state)
+            if before is not None:
+                # From before the late frame on, all that is stored: the frames at hand are among it.
+                state, since_step = before, -1 if before.last_step is None else before.last_step
+                frames = writer.frames_after(run_id, attempt, since_step)
+                book.go_back_to(since_step)
         self._read(writer, in_force, state, book, frames, frozen)
         book.close()
         self._keep(writer, in_force.evaluator, state, run_id, attempt)

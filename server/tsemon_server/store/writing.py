@@ -400,18 +400,19 @@ class Writer(Reader):
             self._connection.execute(changed.values(updated_at=self._now, **reason, **values))
         return alert_id
 
-    def take_back_alerts(self, run_id: str, attempt: int, step: int) -> dict[str, list[int]]:
-        """Let the attempt's alerts be as the rules left them after `step`; by rule, those that opened later, in order.
+    def take_back_alerts(self, run_id: str, attempt: int, step: int) -> dict[tuple[str, bool], list[int]]:
+        """Let the attempt's alerts be as the rules left them after `step`; those that opened later, in order, by rule and
+        whether they had fired.
 
         These are neither open nor over until `revise_alert` or `drop_alert` says what they are.
         """
         c = schema.alert.c
         mine = and_(c.run_id == run_id, c.attempt == attempt)
         is_later = and_(mine, c.pending_step > step)
-        later: dict[str, list[int]] = {}
-        found = select(c.rule, c.alert_id).where(is_later).order_by(c.alert_id)
-        for rule, alert_id in self._connection.execute(found).all():
-            later.setdefault(rule, []).append(alert_id)
+        later: dict[tuple[str, bool], list[int]] = {}
+        found = select(c.rule, c.firing_step, c.alert_id).where(is_later).order_by(c.alert_id)
+        for rule, firing_step, alert_id in self._connection.execute(found).all():
+            later.setdefault((rule, firing_step is not None), []).append(alert_id)
         self._connection.execute(update(schema.alert).where(is_later).values(state="revised"))
         over = {"resolved_step": None, "resolved_reason": None}
         for when, values in (
