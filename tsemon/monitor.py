@@ -105,6 +105,11 @@ class Monitor:
 
     def _end_step(self, loss: Tensor | float | None, scalars: Mapping[str, Tensor | float]) -> None:
         probe = self._probe
+        if probe is not None and loss is not None:
+            try:
+                probe.take_loss(loss)
+            except Exception as error:
+                self._faults.contain(error)
         if probe is not None and self._step >= self._next_sample:
             try:
                 self._sample(probe, loss, scalars)
@@ -232,7 +237,11 @@ class Monitor:
         spans = probe.take_spans()
         self._faults.guard(probe.disarm)
         given = {name: value for name, value in given.items() if name not in reading.scalars}
-        own = {"overhead_ratio": self._overhead_ratio(), "contained_faults": float(self._faults.count)}
+        own = {
+            "overhead_ratio": self._overhead_ratio(),
+            "contained_faults": float(self._faults.count),
+            "dropped_frames": float(self._outbox.num_dropped),
+        }
         sample = self._packed(reading, own | given, spans)
         self._remember(probe, sample.names)
         self._faults.guard(self._outbox.put, sample.to_frame)

@@ -47,7 +47,7 @@ class TsemonCallback(Callback):
         if self.monitor is not None and trainer.global_step > self._global_step:
             self._global_step = trainer.global_step
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
-            if loss is not None and self.monitor.is_sampling:
+            if loss is not None and trainer.accumulate_grad_batches > 1:
                 loss = loss * trainer.accumulate_grad_batches  # which Lightning divided it by
             self.monitor.step(loss=loss)
 

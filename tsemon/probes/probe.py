@@ -19,6 +19,7 @@ from tsemon.probes.extra_pass import ExtraPass
 from tsemon.probes.feedforward import FeedForwardProbe
 from tsemon.probes.held import HeldBatch, ProbeBatch
 from tsemon.probes.hooks import Guard, Hooks, Span
+from tsemon.probes.losses import LossProbe
 from tsemon.probes.mixing import MixingProbe
 from tsemon.probes.outputs import OutputProbe
 from tsemon.probes.padding import Padding
@@ -74,6 +75,7 @@ class Probe:
         self._held = HeldBatch(model, probe_batch, can_cut=not any(block.tokens_first for block in blocks))
         self._plain_pass, self._scaled_pass = ExtraPass(self._held), ExtraPass(self._held)
         self._saturation = SaturationProbe(model, blocks, depth, self._padding)
+        self._losses = LossProbe()
         self._parts: dict[str, Part] = {
             "activations": ActivationProbe(blocks, depth, states, self._calls),
             "escalation": EscalationProbe(blocks, depth, states, self._calls),
@@ -84,6 +86,7 @@ class Probe:
             "outputs": OutputProbe(self._path, blocks, depth, self._padding),
             "parameters": ParameterProbe(model, blocks, depth, optimizers, ranks),
             "saturation": self._saturation,
+            "losses": self._losses,
         }
         self._saw_train_mode: bool | None = None
         self._is_open = self._is_hidden = self._is_in_extra_pass = False
@@ -118,6 +121,12 @@ class Probe:
             self._watch_passes(self._outer)
         if not self._held.is_final and (self._saturation.needs_passes or self._runs_compiled()):
             self._hold_inputs()
+
+    def take_loss(self, loss: object) -> None:
+        """Remember the loss of a step, sampled or not, for the next sample. A microsecond: it is called at every step."""
+        self._losses.add(loss)
+        if self._losses.is_full:
+            self._guard.run(self._losses.stack)
 
     def _watch_passes(self, hooks: Hooks) -> None:
         """Be there when a pass comes through the gate."""

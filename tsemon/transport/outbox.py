@@ -168,12 +168,17 @@ class Outbox:
                 events.append(self._events.get_nowait())
         return events
 
+    @property
+    def num_dropped(self) -> int:
+        """Samples and frames that were given up so far."""
+        return self._num_queue_dropped + self._spool.num_dropped + self._overflow.num_dropped
+
     def stats(self) -> OutboxStats:
         courier, spool, overflow = self._courier, self._spool, self._overflow
         return OutboxStats(
             num_sent=courier.num_sent if courier else 0,
             num_pending=self._queue.qsize() + spool.num_unsent + overflow.num_unsent,
-            num_dropped=self._num_queue_dropped + spool.num_dropped + overflow.num_dropped,
+            num_dropped=self.num_dropped,
             num_refused=courier.num_refused if courier else 0,
             num_failed_samples=self._num_failed_samples,
             last_error=self._last_error,

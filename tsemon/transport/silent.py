@@ -12,6 +12,7 @@ class SilentOutbox:
     """Sends nothing: rank 0 sends for the whole group, and alerts ride back to it alone."""
 
     step = 0
+    num_dropped = 0
 
     def resume_at(self, step: int) -> None:
         pass
