@@ -98,15 +98,18 @@ def attach(
         return as_optimizers(optimizer), chosen_measures(measures), chosen_rows(attention_rows), cadence, found
 
     optimizers, chosen, rows, cadence, found = together(check)
-    names = [block.name for block in found]
+    names, frozen = [block.name for block in found], _frozen(found)
     attention_names = [block.name for block in found if block.attention is not None]
     if ranks is not None:
         agree(ranks, every=every, budget=budget, measures=sorted(chosen), resume=resume)
         stages = arrange(ranks.exchange((stage, names)), ranks.rank)
         ranks.stage_size, names = stages.size, stages.names
         found = [replace(block, number=stages.first + block.number) for block in found]
+        frozen = sorted({number for of_rank in ranks.exchange(_frozen(found)) for number in of_rank})
     body = together(
-        lambda: registration(project=project, run=run, config=config, tags=tags, blocks=names, resume=resume)
+        lambda: registration(
+            project=project, run=run, config=config, tags=tags, blocks=names, frozen_blocks=frozen, resume=resume
+        )
     )
     server = server or os.environ.get("TSEMON_SERVER") or None
     faults = Faults()
@@ -137,6 +140,11 @@ def attach(
         attention_names=attention_names,
         server=server,
     )
+
+
+def _frozen(blocks: Sequence[Block]) -> list[int]:
+    """The numbers of blocks that nobody expects to move."""
+    return [block.number for block in blocks if not any(p.requires_grad for p in block.module.parameters())]
 
 
 def _alone(prepare: Callable[[], T]) -> T:

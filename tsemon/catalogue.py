@@ -676,6 +676,18 @@ CATALOGUE: tuple[Metric, ...] = (
         high=1.0,
     ),
     Metric(
+        name="input_overlap",
+        axis="run",
+        title="sequences of the batch that were in the batch of the sample before",
+        equation="share of up to 256 sequences whose hash is among those of the sample before: about batch / data set where "
+        "samples are drawn at random, 1 where a loader is stuck (and under full-batch training)",
+        source="tsemon",
+        flops="2 B T",
+        traffic="40 B T",
+        low=0.0,
+        high=1.0,
+    ),
+    Metric(
         name="learning_rate",
         axis="run",
         title="learning rate of the first parameter group",

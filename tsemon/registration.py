@@ -17,7 +17,14 @@ from tsemon.wire import MAX_BLOCK_NAME, MAX_BLOCKS, MAX_BODY_BYTES, MAX_STEP, MA
 
 
 def registration(
-    *, project: str, run: str, config: Mapping[str, Any] | None, tags: Any, blocks: list[str], resume: int | None
+    *,
+    project: str,
+    run: str,
+    config: Mapping[str, Any] | None,
+    tags: Any,
+    blocks: list[str],
+    frozen_blocks: list[int],
+    resume: int | None,
 ) -> dict[str, Any]:
     """The body of `POST /runs`. Raises InvalidArgument for what the service would not take."""
     tags = collection("tags", tags)
@@ -38,6 +45,7 @@ def registration(
         "config": _as_json(config),
         "tags": list(tags),
         "blocks": blocks,
+        "frozen_blocks": frozen_blocks,
         "resume_step": resume,
         "attempt_key": uuid.uuid4().hex,
     }

@@ -126,6 +126,8 @@ class Registration(Body):
     """Free words for filters; absent, they stay as they were."""
     blocks: Annotated[list[Annotated[str, Field(max_length=MAX_BLOCK_NAME)]], Field(max_length=MAX_BLOCKS)] = []
     """The names of the model's blocks in depth order; their number is the model's depth."""
+    frozen_blocks: Annotated[list[Annotated[int, Field(ge=0, lt=MAX_BLOCKS)]], Field(max_length=MAX_BLOCKS)] = []
+    """The numbers, from 0, of blocks without a trainable parameter: they are not expected to move."""
     resume_step: Count | None = None
     """The step that this attempt starts at: it hides, and keeps, what earlier attempts wrote from there on."""
     attempt_key: Annotated[str, Field(min_length=1, max_length=64)] | None = None
