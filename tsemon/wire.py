@@ -40,7 +40,7 @@ METRIC_NAME = r"[A-Za-z_][A-Za-z0-9_./:-]{0,127}"
 """What a metric or a scalar of the user's own may be called."""
 
 RunState = Literal["running", "finished", "failed"]
-AlertState = Literal["pending", "firing", "resolved"]
+AlertState = Literal["pending", "firing", "acknowledged", "resolved"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,11 @@ class Alert:
     """The layers, values, fit and window of samples that the rule saw."""
     advice: Mapping[str, str]
     """What to try (`text`) and where that comes from (`source`)."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether what it tells of goes on, be it that somebody knows already."""
+        return self.state in ("firing", "acknowledged")
 
     @classmethod
     def from_json(cls, obj: Mapping[str, Any]) -> Alert:

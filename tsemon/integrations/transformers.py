@@ -52,6 +52,7 @@ class TsemonCallback(TrainerCallback):
         if state.is_world_process_zero or "process_group" in self.options:
             options: dict[str, Any] = {"resume": state.global_step or None} | self.options
             self.monitor = tsemon.attach(kwargs["model"], kwargs["optimizer"], **options)
+            self.monitor.schedulers = [kwargs["lr_scheduler"]]
             # At exit it is registered after, so called before, the monitor's own end, which knows of no failure here.
             atexit.register(weakref.finalize(self, self.monitor.close, state="failed"))
 
@@ -73,6 +74,7 @@ class TsemonCallback(TrainerCallback):
             self._is_new = False
             if is_sampled:
                 self._loss = None
+            control.should_training_stop |= self.monitor.should_stop
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
