@@ -18,7 +18,7 @@ from tsemon.wire import Frame
 from tsemon_server.rules import PACK, Evaluator, Event, Rule, View
 from tsemon_server.store import RuleState, Writer
 
-__all__ = ["Rule", "Watch"]
+__all__ = ["Rule", "Watch", "apply"]
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Watch:
         resolved = list[int]()
         for frame in sorted(frames, key=lambda frame: (frame.step, frame.seq)):
             for event in self._evaluator.advance(state, _view(frame)):
-                resolved += _apply(writer, run_id, attempt, event)
+                resolved += apply(writer, run_id, attempt, event)
         kept = {"state": base64.b64encode(self._evaluator.dump(state)).decode()}
         writer.keep_rule_state(run_id, RuleState(attempt, state.last_step or 0, kept))
         return resolved
@@ -55,7 +55,7 @@ def _view(frame: Frame) -> View:
     return View(frame.step, frame.scalars, layers, heads)
 
 
-def _apply(writer: Writer, run_id: str, attempt: int, event: Event) -> list[int]:
+def apply(writer: Writer, run_id: str, attempt: int, event: Event) -> list[int]:
     """Write what the event says; the id of the alert that it resolved."""
     rule = event.rule
     seen: dict[str, Any] = {

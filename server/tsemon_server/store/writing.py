@@ -14,6 +14,7 @@ from tsemon.errors import UnknownRun
 from tsemon.wire import AlertState, Frame, RunState
 from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_missing
+from tsemon_server.store.liveness import Watched, keep_watched
 from tsemon_server.store.packing import Slot, layout_id, pack
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.purging import forget_run
@@ -358,6 +359,16 @@ class Writer(Reader):
         kept = {"which": run_id, "attempt": state.attempt, "step": state.step, "tracks": tracks}
         if not _KEEP_RULE_STATE.run(self._connection, kept).rowcount:
             self._connection.execute(insert(schema.rule_state).values(run_id=run_id, **state._asdict()))
+
+    def is_running(self, run_id: str, attempt: int) -> bool:
+        """Whether the run is still running, in this attempt; it stays so to the end of this transaction."""
+        c = schema.run.c
+        query = select(c.run_id).where(c.run_id == run_id, c.attempt == attempt, c.state == "running")
+        return self._connection.execute(query.with_for_update()).first() is not None
+
+    def keep_watched(self, watched: Iterable[Watched]) -> None:
+        """Remember this of runs, in place of what was."""
+        keep_watched(self._connection, watched)
 
     def open_alert(self, run_id: str, attempt: int, rule: str, **values: Any) -> None:
         """Add an alert; `values` are the other columns."""
