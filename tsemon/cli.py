@@ -192,6 +192,35 @@ def _key_and_value(setting: str) -> tuple[str, str]:
 
 
 @app.command()
+def replay(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FILE...", help="Traces (.jsonl, .jsonl.gz), spool folders, or folders of either."),
+    ] = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option(help="File of rules to use instead of the built-in ones.", exists=True, dir_okay=False),
+    ] = None,
+    database: Annotated[str | None, typer.Option(help="Database URL that holds the runs of --run.")] = None,
+    runs: Annotated[
+        list[str] | None, typer.Option("--run", help="Id or name of a run that the database holds. Repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the alerts as JSON.")] = False,
+    evidence: Annotated[bool, typer.Option("--evidence", help="Show what each rule saw, and its advice.")] = False,
+    jobs: Annotated[int, typer.Option(help="Processes that read files.", min=1)] = os.cpu_count() or 1,
+) -> None:
+    """Say which alerts the rules raise over runs that were recorded: files, spools, or runs of a database.
+
+    Exits 1 where a recording cannot be read; the others are shown all the same.
+    """
+    _require("numpy", "pydantic", "rich", "sqlalchemy", "yaml", extra="server")
+    from tsemon_server.replay import command
+
+    if not command.run(files or (), rules, database, runs or (), as_json=as_json, evidence=evidence, jobs=jobs):
+        raise typer.Exit(1)
+
+
+@app.command()
 def sync(
     server: Annotated[str, typer.Option(envvar="TSEMON_SERVER", help="Base URL of the service.")],
     folder: Annotated[Path, typer.Argument(help="Spool folder, as attach() wrote it.")] = Path(".tsemon"),

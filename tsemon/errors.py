@@ -72,6 +72,12 @@ class InvalidDocument(InvalidArgument):
     code = "invalid_document"
 
 
+class InvalidRecording(InvalidArgument):
+    """A file that is no recorded run, or not one that can be read to its end."""
+
+    code = "invalid_recording"
+
+
 class NoBlocksFound(InvalidArgument):
     """The model holds nothing that looks like a stack of transformer blocks."""
 

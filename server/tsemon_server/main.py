@@ -21,10 +21,12 @@ from tsemon.errors import InvalidArgument, TsemonError
 from tsemon.wire import API
 from tsemon_server import alerts, ingest, queries, ui
 from tsemon_server.alerts import ActiveRules, Watch
+from tsemon_server.alerts.liveness import LOOK_EVERY_S, Liveness
 from tsemon_server.bodies import schemas_of
 from tsemon_server.errors import Problem, handle_errors, problem_response
 from tsemon_server.exposition import Exposition
 from tsemon_server.housekeeping import PAUSE_S, Housekeeping
+from tsemon_server.rounds import Rounds
 from tsemon_server.rules import PACK, Rule
 from tsemon_server.settings import Settings
 from tsemon_server.spools import ReadOnly, SpoolView
@@ -123,11 +125,14 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         housekeeping = Housekeeping(store, housekeeping_pause_s)
-        housekeeping.start()
+        looks = Rounds(store, "liveness", [Liveness(store, active, clock=clock).look], LOOK_EVERY_S)
+        for rounds in (housekeeping, looks):
+            rounds.start()
         if view is not None:
             view.start(watch.observe)
         yield
-        await run_in_threadpool(housekeeping.stop)
+        for rounds in (looks, housekeeping):
+            await run_in_threadpool(rounds.stop)
         store.close()
         if view is not None:
             await run_in_threadpool(view.close)

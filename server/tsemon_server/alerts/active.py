@@ -16,6 +16,9 @@ class InForce:
 
     rules: tuple[Rule, ...]
     evaluator: Evaluator
+    """Of those that read frames."""
+    on_clock: Evaluator
+    """Of those that read the service's clock."""
     versions: Mapping[str, int]
 
 
@@ -25,7 +28,7 @@ class ActiveRules:
     def __init__(self, built_in: Sequence[Rule]) -> None:
         self._built_in = tuple(built_in)
         self._num_versions = -1
-        self._in_force = InForce(self._built_in, Evaluator(self._built_in), {})
+        self._in_force = _in_force(self._built_in, {})
 
     def of(self, reader: Reader) -> InForce:
         """Those that count for what is read or written with `reader`, also where another process has edited them."""
@@ -39,7 +42,10 @@ class ActiveRules:
                     rules.pop(newest.name, None)
                 elif newest.origin == "edited":
                     (rules[newest.name],) = load(json.dumps({"rules": [newest.definition]}), f"rule {newest.name}")
-            in_force = tuple(rules.values())
-            self._in_force = InForce(in_force, Evaluator(in_force), versions)
+            self._in_force = _in_force(tuple(rules.values()), versions)
             self._num_versions = num_versions
         return self._in_force
+
+
+def _in_force(rules: tuple[Rule, ...], versions: Mapping[str, int]) -> InForce:
+    return InForce(rules, Evaluator(rules), Evaluator(rules, on="clock"), versions)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tsemon_server.rules import Event
+from tsemon_server.rules import Event, Rule
 from tsemon_server.store import Writer
 
 
@@ -20,9 +20,9 @@ class AlertBook:
         self._versions = versions
         self._taken_back: dict[tuple[str, bool], list[int]] = {}
 
-    def go_back_to(self, step: int) -> None:
-        """Let the alerts be as they were after `step`. Those that opened later keep their ids if they do so again."""
-        self._taken_back = self._writer.take_back_alerts(self.run_id, self.attempt, step)
+    def go_back_to(self, step: int, rules: Sequence[Rule]) -> None:
+        """Let the alerts of `rules` be as they were after `step`. Those that open again keep their ids."""
+        self._taken_back = self._writer.take_back_alerts(self.run_id, self.attempt, step, [rule.name for rule in rules])
 
     def close(self) -> None:
         """Once all is entered: what did not open again goes away, or, where people were told of it, is over."""

@@ -55,7 +55,7 @@ class Watch:
                 # From before the late frame on, all that is stored: the frames at hand are among it.
                 state, since_step = before, -1 if before.last_step is None else before.last_step
                 frames = writer.frames_after(run_id, attempt, since_step)
-                book.go_back_to(since_step)
+                book.go_back_to(since_step, in_force.evaluator.rules)
         self._read(writer, in_force, state, book, frames, frozen)
         book.close()
         self._keep(writer, in_force.evaluator, state, run_id, attempt)

@@ -18,6 +18,7 @@ from tsemon_server.store.engine import Database, without_password
 from tsemon_server.store.exporting import Export, Piece
 from tsemon_server.store.group_commit import GroupCommit
 from tsemon_server.store.leases import drop_lease, hold_lease
+from tsemon_server.store.liveness import RunningRun, Watched
 from tsemon_server.store.metric import MetricReader, Points, Samples, shift_of
 from tsemon_server.store.packing import Kind
 from tsemon_server.store.purging import forgotten_runs, remove_slice, remove_tombstone
@@ -81,10 +82,12 @@ __all__ = [
     "Run",
     "RunDetail",
     "RunOrder",
+    "RunningRun",
     "Samples",
     "Silence",
     "Sizes",
     "Store",
+    "Watched",
     "Writer",
     "backup",
     "merged",

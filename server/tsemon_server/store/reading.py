@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
@@ -30,6 +30,7 @@ from tsemon.wire import AlertState, Frame, RunState
 from tsemon_server.store import schema, silences, versions
 from tsemon_server.store.chunks import DamagedChunk, unpack_samples
 from tsemon_server.store.exporting import Export
+from tsemon_server.store.liveness import RunningRun, Watched, running_runs, watched_runs
 from tsemon_server.store.metric import MetricReader, slot_of
 from tsemon_server.store.packing import Kind, Slot, item_type, unpack
 from tsemon_server.store.prepared import Prepared
@@ -346,6 +347,16 @@ class Reader:
     def retentions(self) -> list[Retention]:
         """Of the projects that do not keep all for ever."""
         return retentions(self._connection)
+
+    # For the rules on the clock
+
+    def running_runs(self, heard_since: float) -> list[RunningRun]:
+        """All runs that are running and were heard of since."""
+        return running_runs(self._connection, heard_since)
+
+    def watched_runs(self, run_ids: Iterable[str]) -> list[Watched]:
+        """What is remembered of those of these runs that were looked at before."""
+        return watched_runs(self._connection, run_ids)
 
     # For /metrics
 

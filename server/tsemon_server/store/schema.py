@@ -260,6 +260,16 @@ silence = Table(
     sqlite_autoincrement=True,
 )
 
+# What the rules on the clock remember of a run: what they saw of its process, and their own memory.
+watched = Table(
+    "watched",
+    metadata,
+    Column("run_id", String(32), primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("pulse", Json, nullable=False),
+    Column("rules", LargeBinary, nullable=False),
+)
+
 retention = Table(
     "retention",
     metadata,

@@ -25,6 +25,7 @@ from tsemon.errors import UnknownRun, WrongAlertState
 from tsemon.wire import AlertState, Frame, RunState
 from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_missing
+from tsemon_server.store.liveness import Watched, keep_watched
 from tsemon_server.store.packing import Slot, layout_id, pack
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.purging import forget_run
@@ -381,6 +382,16 @@ class Writer(Reader):
 
     # Alerts
 
+    def is_running(self, run_id: str, attempt: int) -> bool:
+        """Whether the run is still running, in this attempt; it stays so to the end of this transaction."""
+        c = schema.run.c
+        query = select(c.run_id).where(c.run_id == run_id, c.attempt == attempt, c.state == "running")
+        return self._connection.execute(query.with_for_update()).first() is not None
+
+    def keep_watched(self, watched: Iterable[Watched]) -> None:
+        """Remember this of runs, in place of what was."""
+        keep_watched(self._connection, watched)
+
     def open_alert(self, run_id: str, attempt: int, rule: str, **values: Any) -> None:
         """Add an alert; `values` are the other columns."""
         self._connection.execute(
@@ -400,14 +411,16 @@ class Writer(Reader):
             self._connection.execute(changed.values(updated_at=self._now, **reason, **values))
         return alert_id
 
-    def take_back_alerts(self, run_id: str, attempt: int, step: int) -> dict[tuple[str, bool], list[int]]:
-        """Let the attempt's alerts be as the rules left them after `step`; those that opened later, in order, by rule and
+    def take_back_alerts(
+        self, run_id: str, attempt: int, step: int, rules: Sequence[str]
+    ) -> dict[tuple[str, bool], list[int]]:
+        """Let the alerts of `rules` be as they left them after `step`; those that opened later, in order, by rule and
         whether they had fired.
 
         These are neither open nor over until `revise_alert` or `drop_alert` says what they are.
         """
         c = schema.alert.c
-        mine = and_(c.run_id == run_id, c.attempt == attempt)
+        mine = and_(c.run_id == run_id, c.attempt == attempt, c.rule.in_(rules))
         is_later = and_(mine, c.pending_step > step)
         later: dict[tuple[str, bool], list[int]] = {}
         found = select(c.rule, c.firing_step, c.alert_id).where(is_later).order_by(c.alert_id)

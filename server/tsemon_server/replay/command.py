@@ -1,0 +1,46 @@
+"""What `tsemon replay` does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tsemon.errors import InvalidArgument
+from tsemon_server.replay.many import replay_files, replay_stored
+from tsemon_server.replay.replaying import Replayed
+from tsemon_server.replay.report import print_table, to_json
+
+
+def run(
+    files: Sequence[Path],
+    rules: Path | None,
+    database: str | None,
+    runs: Sequence[str],
+    *,
+    as_json: bool,
+    evidence: bool,
+    jobs: int,
+) -> bool:
+    """Replay and print; whether everything could be read."""
+    if not files and not runs:
+        raise InvalidArgument(
+            "expected files to replay, or --database URL and --run NAME; `tsemon replay --help` tells more"
+        )
+    if bool(runs) != (database is not None):
+        raise InvalidArgument("--run names a run of a database, and --database needs one: expected both or neither")
+    results = [*(replay_files(files, rules, jobs) if files else ())]
+    if database is not None:
+        results += replay_stored(database, runs, rules)
+    found = [result for result in results if isinstance(result, Replayed)]
+    refused = [result for result in results if isinstance(result, str)]
+    print(to_json(found, evidence=evidence)) if as_json else print_table(found, evidence=evidence)
+    for problem in _problems(found, refused):
+        print(f"tsemon: {problem}", file=sys.stderr)
+    return not refused
+
+
+def _problems(found: Sequence[Replayed], refused: Sequence[str]) -> Iterator[str]:
+    yield from refused
+    for result in found:
+        yield from result.problems

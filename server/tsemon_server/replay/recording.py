@@ -1,0 +1,30 @@
+"""What can be replayed: a run that was recorded, wherever that was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from tsemon_server.rules import View
+
+
+class Attempt(NamedTuple):
+    """One start of a training process, and what it measured."""
+
+    first_step: int
+    """Where it began, or went on from a checkpoint."""
+    views: Iterator[View]
+    """Its frames in the order of their steps, as the rules of the service would see them."""
+
+
+class Recording(Protocol):
+    """A run."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read; complete once all was."""
+
+    def attempts(self) -> Iterator[Attempt]:
+        """Its attempts, oldest first: each is read to its end before the next. Can be gone through once."""

@@ -1,0 +1,45 @@
+"""Runs that a database holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tsemon.errors import UnknownRun
+from tsemon_server.replay.recording import Attempt
+from tsemon_server.rules import View
+from tsemon_server.store import PastFrame, Reader
+
+
+class StoredRun:
+    """A run by its id or name, each attempt with all its frames: also those that a later one hides. Raises UnknownRun."""
+
+    def __init__(self, reader: Reader, run: str) -> None:
+        self.problems: list[str] = []
+        self._reader = reader
+        self._run = reader.run_detail(_find(reader, run))
+        self.name = self._run.run
+
+    def attempts(self) -> Iterator[Attempt]:
+        for attempt in self._run.attempts:
+            frames = self._reader.frames_in_order(self._run.run_id, [attempt.attempt])
+            yield Attempt(attempt.resume_step or 0, _views(frames, frozenset()))
+            if frames.num_dropped:
+                self._tell(attempt.attempt, f"{frames.num_dropped:,} values are gone by the project's retention")
+            if frames.num_damaged:
+                self._tell(attempt.attempt, f"{frames.num_damaged:,} values are damaged")
+
+    def _tell(self, attempt: int, what: str) -> None:
+        self.problems.append(f"run {self.name}, attempt {attempt}: {what}; the rules did not see them")
+
+
+def _views(frames: Iterable[PastFrame], frozen: frozenset[int]) -> Iterator[View]:
+    return (View(frame.step, frame.scalars, frame.layers, frame.heads, frozen) for frame in frames)
+
+
+def _find(reader: Reader, run: str) -> str:
+    """The id of the run of this id, or else of this name."""
+    named = reader.runs(project=None, run=run, state=None, order="-updated", limit=2, after=None)
+    if len(named) > 1:
+        projects = " and ".join(found.project for found in named)
+        raise UnknownRun(f"expected one run named {run!r}, but projects {projects} have one each; give its id")
+    return named[0].run_id if named else reader.run(run).run_id

@@ -1,0 +1,220 @@
+"""`tsemon replay`, as a user starts it."""
+
+import gzip
+import json
+import subprocess
+import sys
+from contextlib import closing
+from typing import NamedTuple
+
+import pytest
+
+from tests.databases import SqliteFile
+from tests.server.conftest import Api
+from tests.server.replay.runs import FOLDER, RecordedRun, replayed
+from tsemon.__main__ import main
+from tsemon.transport import Spool
+
+FAILING = FOLDER / "tse_post6_warm-s0.jsonl.gz"
+HEALTHY = FOLDER / "vit_pre4-s0.jsonl.gz"
+RULES = """
+rules:
+  - name: loss-is-high
+    family: loss
+    severity: warning
+    title: The loss is high
+    when: {value: [{scalar: loss}], above: 4.5}
+    for: {samples: 1}
+    advice: Wait.
+    source: Nobody.
+    origin: Convention.
+"""
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def start(monkeypatch, capsys):
+    """The command, in this process: what it prints, and how it ends."""
+
+    def start(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tsemon", "replay", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        printed = capsys.readouterr()
+        if isinstance(end.value.code, str):
+            return Done(1, printed.out, f"{printed.err}{end.value.code}\n")
+        return Done(end.value.code or 0, printed.out, printed.err)
+
+    return start
+
+
+@pytest.fixture
+def alerts_of(start):
+    def alerts_of(*arguments):
+        done = start(*arguments, "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        return {result["run"]: result["alerts"] for result in json.loads(done.stdout)}
+
+    return alerts_of
+
+
+@pytest.fixture
+def rules(tmp_path):
+    path = tmp_path / "rules.yaml"
+    path.write_text(RULES)
+    return path
+
+
+class TestReplay:
+    def test_prints_the_alerts_of_each_run_as_json(self, alerts_of):
+        found = alerts_of(FAILING, HEALTHY)
+        assert found["vit_pre4-s0"] == []
+        escalation = next(alert for alert in found["tse_post6_warm-s0"] if alert["family"] == "tse")
+        assert set(escalation) == {
+            "rule", "family", "severity", "pending_step", "firing_step", "resolved_step", "summary"
+        }  # fmt: skip
+        assert escalation["pending_step"] < escalation["firing_step"] < escalation["resolved_step"]
+
+    def test_adds_evidence_and_advice_where_they_are_asked_for(self, alerts_of):
+        alert = alerts_of(FAILING, "--evidence")["tse_post6_warm-s0"][0]
+        assert alert["evidence"]["window"]
+        assert alert["advice"]["source"]
+
+    def test_prints_a_line_for_each_alert_and_counts_them(self, rules, start):
+        lines = start(FAILING, HEALTHY, "--rules", rules).stdout.splitlines()
+        (row,) = [line for line in lines if "loss-is-high" in line]
+        assert row.split()[:3] == ["tse_post6_warm-s0", "loss-is-high", "warning"]
+        assert lines[-1] == "runs: 2, with alerts: 1; frames: 130; alerts: 1 (1 warning)"
+
+    def test_shows_evidence_and_advice_to_people_too(self, rules, start):
+        shown = start(FAILING, "--rules", rules, "--evidence").stdout
+        assert "Wait." in shown
+        assert '"conditions"' in shown
+
+    def test_uses_the_rules_of_a_file_in_place_of_the_built_in_ones(self, rules, alerts_of):
+        assert {a["rule"] for a in alerts_of(FAILING, "--rules", rules)["tse_post6_warm-s0"]} == {"loss-is-high"}
+
+    def test_says_the_same_in_one_process_and_in_several(self, alerts_of):
+        assert alerts_of(FOLDER, "--jobs", "1") == alerts_of(FOLDER, "--jobs", "2")
+
+    def test_reads_traces_and_spools_in_a_folder(self, tmp_path, alerts_of):
+        (tmp_path / FAILING.name).write_bytes(FAILING.read_bytes())
+        spool(RecordedRun(HEALTHY), tmp_path / "spools")
+        assert list(alerts_of(tmp_path, tmp_path / "spools")) == ["tse_post6_warm-s0", "vit_pre4-s0"]
+
+    def test_needs_no_torch(self):
+        code = "import sys; sys.modules['torch'] = None; from tsemon.__main__ import main; main()"
+        command = [sys.executable, "-c", code, "replay", FAILING]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+class TestASpooledRun:
+    def test_is_replayed_as_it_was_sent(self, tmp_path, alerts_of):
+        run = RecordedRun(FAILING)
+        folder = spool(run, tmp_path)
+        assert [alert["firing_step"] for alert in alerts_of(folder)[run.name]] == [a[0] for a in replayed(run)]
+
+    def test_begins_anew_with_each_attempt_which_ends_what_fires(self, tmp_path, alerts_of):
+        run = RecordedRun(FAILING)
+        first = next(alert[0] for alert in replayed(run))
+        middle = run.frames[len(run.frames) // 2].step
+        spool(run, tmp_path, key="1", frames=[frame for frame in run.frames if frame.step <= first])
+        spool(
+            run, tmp_path, key="2", frames=[frame for frame in run.frames if frame.step >= middle], resume_step=middle
+        )
+        before, *_ = alerts_of(tmp_path)[run.name]
+        assert (before["firing_step"], before["resolved_step"]) == (first, middle)
+
+    def test_says_what_the_service_would_refuse_and_reads_the_rest(self, tmp_path, start):
+        run = RecordedRun(HEALTHY)
+        run.num_blocks += 1
+        done = start(spool(run, tmp_path))
+        assert done.returncode == 0
+        assert "frames: 0" in done.stdout
+        assert "would refuse it" in done.stderr
+
+
+def spool(run, root, key="1", frames=None, **more):
+    """The frames of a run in a spool, as `attach` would have left it."""
+    blocks = [f"h.{i}" for i in range(run.num_blocks)]
+    registration = {"project": "default", "run": run.name, "blocks": blocks, "attempt_key": key} | more
+    written = Spool.create(root, registration, f"rank0-{key}")
+    for frame in run.frames if frames is None else frames:
+        written.append(frame.to_json())
+    written.close()
+    return written.folder
+
+
+class TestAStoredRun:
+    @pytest.fixture
+    def run(self):
+        return RecordedRun(FAILING)
+
+    @pytest.fixture
+    def stored(self, run, tmp_path):
+        """A database that holds the run, and the run's id."""
+        database = SqliteFile(tmp_path / "tsemon.db")
+        with closing(Api(database)) as api:
+            run_id = api.register(**run.registration())
+            api.send_ok(run_id, run.frames)
+        return database.url, run_id
+
+    def test_is_replayed_by_its_name_or_its_id(self, run, stored, alerts_of):
+        database, run_id = stored
+        by_name, by_id = (alerts_of("--database", database, "--run", name) for name in (run.name, run_id))
+        assert by_name == by_id == {run.name: alerts_of(FAILING)[run.name]}
+
+    def test_is_told_where_there_is_none_of_that_name(self, stored, start):
+        done = start("--database", stored[0], "--run", "other")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "no run has the id 'other'" in done.stderr
+
+
+class TestWhatCannotBeReplayed:
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            ((), "expected files to replay"),
+            (("no-such.jsonl",), "no-such.jsonl is not there"),
+            ((".",), "expected traces (.jsonl or .jsonl.gz) or spools in ., which has neither"),
+            (("--run", "gpt"), "--run names a run of a database"),
+            ((FAILING, "--database", "sqlite:///x.db"), "--database needs one"),
+            (("--database", "sqlite:///no-such.db", "--run", "gpt"), "no-such.db"),
+        ],
+    )
+    def test_is_told_in_one_line(self, arguments, text, tmp_path, start, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        done = start(*arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert text in done.stderr
+        assert done.stderr.startswith("tsemon: ")
+        assert done.stderr.count("\n") == 1, done.stderr
+
+    def test_is_told_beside_what_can(self, tmp_path, start):
+        broken = tmp_path / "broken.jsonl"
+        broken.write_text("nonsense\n")
+        done = start(FAILING, broken, "--json")
+        assert done.returncode == 1
+        assert [result["run"] for result in json.loads(done.stdout)] == ["tse_post6_warm-s0"]
+        assert done.stderr == f"tsemon: {broken}, line 1: Invalid JSON: expected ident at line 1 column 2\n"
+
+    def test_names_the_line_of_a_wrong_rule(self, tmp_path, start):
+        wrong = tmp_path / "rules.yaml"
+        wrong.write_text(RULES.replace("above: 4.5", "over: 4.5"))
+        done = start(FAILING, "--rules", wrong)
+        assert done.returncode == 1
+        assert f"{wrong} line 7" in done.stderr
+
+    def test_is_read_as_far_as_it_goes_where_it_breaks_off(self, tmp_path, start):
+        whole = gzip.decompress(FAILING.read_bytes())
+        broken = tmp_path / "broken.jsonl"
+        broken.write_bytes(whole[: len(whole) // 2])
+        done = start(broken)
+        assert done.returncode == 0
+        assert "breaks off" in done.stderr
