@@ -264,11 +264,20 @@ def without_password(url: str | URL) -> str:
     return shown.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
-def insert_missing(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> bool:
-    """Insert the rows whose key is not there yet; whether a single one is such."""
+def insert_missing(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    """Insert the rows whose key is not there yet."""
+    connection.execute(_insert_missing(connection, table), list(rows))
+
+
+def insert_if_missing(connection: Connection, table: Table, row: dict[str, Any]) -> bool:
+    """Insert the row unless its key is there; whether it was not."""
+    added = connection.execute(_insert_missing(connection, table).returning(*table.primary_key), row)
+    return added.first() is not None
+
+
+def _insert_missing(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    values = list(rows) if len(rows) > 1 else rows[0]  # drivers do not count those of a list
-    return connection.execute(insert(table).on_conflict_do_nothing(), values).rowcount > 0
+    return insert(table).on_conflict_do_nothing()
 
 
 class fits_pattern(FunctionElement[bool]):

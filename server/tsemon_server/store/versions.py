@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from sqlalchemy import Connection, Row, bindparam, func, select
 
 from tsemon_server.store import schema
-from tsemon_server.store.engine import insert_missing
+from tsemon_server.store.engine import insert_if_missing
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.records import RuleVersion
 from tsemon_server.store.times import utc
@@ -68,7 +68,7 @@ def add_versions(
         newest = select(func.max(schema.rule_version.c.version)).where(schema.rule_version.c.name == new.name)
         while True:
             version = (connection.execute(newest).scalar_one() or 0) + 1
-            if insert_missing(connection, schema.rule_version, [{**row, "version": version}]):
+            if insert_if_missing(connection, schema.rule_version, {**row, "version": version}):
                 break
 
 
