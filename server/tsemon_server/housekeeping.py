@@ -47,7 +47,8 @@ class Housekeeping:
     def _run(self) -> None:
         while not self._stopped.wait(self._pause_s):
             # One after the other, so that one that fails does not keep the others from their turn.
-            for work in (self._store.settle, self._store.expire, self._store.purge):
+            store = self._store
+            for work in (store.settle, store.expire, store.purge, store.notices.forget_old):
                 self._do(work)
         with suppress(StoreError):  # it runs out
             self._store.drop_lease("housekeeping", self._holder)

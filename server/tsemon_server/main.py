@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -24,6 +25,8 @@ from tsemon_server.alerts import Watch
 from tsemon_server.errors import Problem, handle_errors, problem_response
 from tsemon_server.exposition import Exposition
 from tsemon_server.housekeeping import PAUSE_S, Housekeeping
+from tsemon_server.notify.configuration import load
+from tsemon_server.notify.notifier import Notifier
 from tsemon_server.rules import PACK, Rule
 from tsemon_server.settings import Settings
 from tsemon_server.spools import ReadOnly, SpoolView
@@ -113,6 +116,11 @@ def create_app(
         )
     if settings.spool is not None and settings.workers > 1:
         raise InvalidArgument(f"a spool folder is shown by one process, got workers={settings.workers}; leave them out")
+    if settings.spool is not None and settings.notify is not None:
+        raise InvalidArgument(
+            f"a spool folder is shown and nobody is told of it, got notify={settings.notify!r}; leave it out"
+        )
+    notified = None if settings.notify is None else load(Path(settings.notify))
     view = None if settings.spool is None else SpoolView(settings.spool)
     store = Store(settings.database if view is None else view.database, clock)
     exposition = Exposition(store, clock)
@@ -122,9 +130,14 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         housekeeping = Housekeeping(store, housekeeping_pause_s)
         housekeeping.start()
+        notifier = None if notified is None else Notifier(store, notified, clock)
+        if notifier is not None:
+            notifier.start()
         if view is not None:
             view.start(watch.observe)
         yield
+        if notifier is not None:
+            await run_in_threadpool(notifier.stop)
         await run_in_threadpool(housekeeping.stop)
         store.close()
         if view is not None:

@@ -95,7 +95,7 @@ class Reader:
             blocks=row.blocks,
             config=row.config,
             attempts=[
-                Attempt(attempt=a.attempt, resume_step=a.resume_step, started_at=_utc(a.started_at)) for a in attempts
+                Attempt(attempt=a.attempt, resume_step=a.resume_step, started_at=utc(a.started_at)) for a in attempts
             ],
             metrics=self.recorded(run_id),
             latest=self._latest(row),
@@ -118,7 +118,7 @@ class Reader:
         keys: tuple[ColumnElement[Any], ...] = (schema.run.c.updated_at, schema.run.c.run_id)
         if order.endswith("name"):
             keys = (schema.run.c.run, schema.run.c.project)
-        rows = self._connection.execute(_page(query, keys, order.startswith("-"), limit, after))
+        rows = self._connection.execute(page_of(query, keys, order.startswith("-"), limit, after))
         return [Run.model_validate(_run_fields(row)) for row in rows]
 
     def _run_row(self, run_id: str) -> Row[Any]:
@@ -254,18 +254,18 @@ class Reader:
         """At most `limit` alerts, newest first, from `after` on; `since` is the oldest change of state."""
         alert = schema.alert.c
         wanted = ((alert.state, state), (alert.run_id, run_id), (alert.rule, rule), (alert.severity, severity))
-        query = _alerts().where(*(column == value for column, value in wanted if value is not None))
+        query = select_alerts().where(*(column == value for column, value in wanted if value is not None))
         if since is not None:
             query = query.where(alert.updated_at >= since.timestamp())
-        rows = self._connection.execute(_page(query, (alert.alert_id,), True, limit, after))
-        return [_alert(row) for row in rows]
+        rows = self._connection.execute(page_of(query, (alert.alert_id,), True, limit, after))
+        return [alert_of(row) for row in rows]
 
     def alerts_to_tell(self, run_id: str, resolved: Sequence[int] = ()) -> list[Alert]:
         """What the writer of a run gets to hear: its open alerts, and those in `resolved`."""
         if not resolved and _HAS_OPEN_ALERTS.run(self._connection, {"run_id": run_id}).fetchone() is None:
             return []  # as nearly always
         rows = self._connection.execute(_ALERTS_TO_TELL, {"run_id": run_id, "resolved": resolved})
-        return [_alert(row) for row in rows]
+        return [alert_of(row) for row in rows]
 
     # Retention
 
@@ -346,20 +346,20 @@ def _runs() -> Select[Any]:
 
 def _run_fields(row: Row[Any]) -> dict[str, Any]:
     fields = {name: value for name, value in row._mapping.items() if name in Run.model_fields}
-    stepped_at = None if row.stepped_at is None else _utc(row.stepped_at)
-    times = {"created_at": _utc(row.created_at), "updated_at": _utc(row.updated_at), "stepped_at": stepped_at}
+    stepped_at = None if row.stepped_at is None else utc(row.stepped_at)
+    times = {"created_at": utc(row.created_at), "updated_at": utc(row.updated_at), "stepped_at": stepped_at}
     loss = row.loss if row.loss is not None and np.isfinite(row.loss) else None
     return fields | times | {"num_blocks": len(row.blocks), "loss": loss}
 
 
-def _alerts() -> Select[Any]:
+def select_alerts() -> Select[Any]:
     return select(schema.alert, schema.run.c.project, schema.run.c.run).join(
         schema.run, schema.run.c.run_id == schema.alert.c.run_id
     )
 
 
-def _alert(row: Row[Any]) -> Alert:
-    changed = {"alert_id": str(row.alert_id), "opened_at": _utc(row.opened_at), "updated_at": _utc(row.updated_at)}
+def alert_of(row: Row[Any]) -> Alert:
+    changed = {"alert_id": str(row.alert_id), "opened_at": utc(row.opened_at), "updated_at": utc(row.updated_at)}
     return Alert.model_validate(dict(row._mapping) | changed)
 
 
@@ -368,11 +368,11 @@ def _latest(step: int, time: float, values: Mapping[str, np.ndarray]) -> Latest:
     return Latest(step=step, time=time, scalars=scalars)
 
 
-def _utc(seconds: float) -> datetime:
+def utc(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def _page(
+def page_of(
     query: Select[Any], keys: tuple[ColumnElement[Any], ...], descending: bool, limit: int | None, after: Place | None
 ) -> Select[Any]:
     """`limit` rows in the order of `keys`, from `after` on: by key, so that rows written meanwhile shift nothing."""
@@ -392,7 +392,7 @@ _HAS_OPEN_ALERTS = Prepared(
     .limit(literal_column("1"))
 )
 _ALERTS_TO_TELL = (
-    _alerts()
+    select_alerts()
     .where(
         schema.alert.c.run_id == bindparam("run_id"),
         or_(schema.alert.c.state.in_(OPEN), schema.alert.c.alert_id.in_(bindparam("resolved", expanding=True))),
