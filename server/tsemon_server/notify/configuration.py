@@ -61,6 +61,8 @@ def _one_line(value: SecretStr) -> SecretStr:
 
 
 def _span(value: Any) -> Any:
+    if value == "0s":
+        return 0.0
     try:
         return seconds_of(value) if isinstance(value, str) else value
     except InvalidArgument as error:

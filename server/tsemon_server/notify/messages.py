@@ -77,23 +77,17 @@ class Message:
 
     @property
     def title(self) -> str:
-        """One line."""
-        what = self.common("rule") or f"{len({notice.alert.rule for notice in self.notices})} rules"
-        if len(self.notices) == 1:
-            (notice,) = self.notices
-            verb = self._fires if self.num_firing else "is over"
-            return f"{what} {verb} in {notice.alert.project}/{notice.alert.run} at step {notice.step}"
-        project = self.common("project")
-        where = f" of {project}" if project else ""
-        num_over = len(self.notices) - self.num_firing
-        parts = [f"{self._fires} in {_runs(self.num_firing)}" if self.num_firing else ""]
-        parts += [f"is over in {_runs(num_over)}" if num_over else ""]
-        return f"{what}: {', '.join(part for part in parts if part)}{where}"
-
-    @property
-    def _fires(self) -> str:
-        is_known = all(notice.is_repeat for notice in self.notices if notice.kind == "firing")
-        return "still fires" if is_known else "fires"
+        """One line: which rule fires, or is over, and where."""
+        rule = self.common("rule")
+        fires, over = ("fires", "is over") if rule else ("fire", "are over")
+        if all(notice.is_repeat for notice in self.notices if notice.kind == "firing"):
+            fires = f"still {fires}"
+        parts = [
+            f"{verb} in {_where(found)}" for verb, kind in ((fires, "firing"), (over, "resolved"))
+            if (found := [notice for notice in self.notices if notice.kind == kind])
+        ]  # fmt: skip
+        what = rule or f"{len({notice.alert.rule for notice in self.notices})} rules"
+        return f"{what} {' and '.join(parts)}"
 
     @property
     def lines(self) -> list[str]:
@@ -125,8 +119,14 @@ class Message:
         return self.base_url and f"{self.base_url}/#/run/{notice.alert.run_id}"
 
 
-def _runs(number: int) -> str:
-    return f"{number:,} run{'s' if number != 1 else ''}"
+def _where(notices: Sequence[Notice]) -> str:
+    """The run and the step, or how many runs."""
+    num_runs = len({notice.alert.run_id for notice in notices})
+    projects = {notice.alert.project for notice in notices}
+    if num_runs > 1:
+        return f"{num_runs:,} runs of {f'{len(projects)} projects' if len(projects) > 1 else projects.pop()}"
+    alert = notices[0].alert
+    return f"{alert.project}/{alert.run} at step {notices[0].step}"
 
 
 def evidence_of(alert: Alert) -> dict[str, Any] | None:

@@ -51,13 +51,16 @@ class Notifier:
         clock: Callable[[], float] = time.time,
         pause_s: float = PAUSE_S,
         lease_s: float = LEASE_S,
+        first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
-        self._store, self._configuration, self._clock = store, configuration, clock
-        self._pause_s, self._lease_s = pause_s, lease_s
+        self._store, self._configuration = store, configuration
+        self._lease_s = lease_s
         self._holder = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
         self._held_until = 0.0
         self._stopped = threading.Event()
-        senders = [_Sender(self, store, configuration, receiver, clock) for receiver in configuration.receivers]
+        senders = [
+            _Sender(self, store, configuration, receiver, clock, first_retry_s) for receiver in configuration.receivers
+        ]
         self._threads = [
             threading.Thread(target=work, args=(pause_s,), name=f"tsemon-notify-{name}", daemon=True)
             for name, work in [("plan", self._run), *((sender.name, sender.run) for sender in senders)]
@@ -110,9 +113,11 @@ class _Sender:
         configuration: Configuration,
         receiver: Receiver,
         clock: Callable[[], float],
+        first_retry_s: float,
     ) -> None:
         self._notifier, self._notices, self._clock = notifier, store.notices, clock
         self._configuration, self._receiver = configuration, receiver
+        self._first_retry_s = first_retry_s
         self._num_failures = 0
         self._resting_until = 0.0
         self.name = receiver.name
@@ -189,7 +194,7 @@ class _Sender:
         if not self._num_failures:  # said once an outage
             log.warning("notifications to %s wait: %s", self.name, error)
         pause_s = max(
-            error.retry_after_s, min(FIRST_RETRY_S * 2**self._num_failures, MAX_RETRY_S) * random.uniform(0.5, 1)
+            error.retry_after_s, min(self._first_retry_s * 2**self._num_failures, MAX_RETRY_S) * random.uniform(0.5, 1)
         )
         self._num_failures = min(self._num_failures + 1, 16)
         self._rest(pause_s)

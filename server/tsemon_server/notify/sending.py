@@ -97,14 +97,14 @@ class _Line:
 @contextmanager
 def _line(timeout_s: float) -> Iterator[_Line]:
     """Raises NotDelivered for all that can go wrong on the way."""
-    line = _Line(timeout_s)
+    line, late = _Line(timeout_s), f"no answer within {timeout_s:g} s"
     try:
         yield line
-    except NotDelivered:
-        raise
+    except NotDelivered as error:
+        raise (NotDelivered(late) if line.is_cut else error) from None
     except (OSError, http.client.HTTPException, smtplib.SMTPException, ValueError) as error:
         is_late = line.is_cut or isinstance(error, TimeoutError)
-        raise NotDelivered(f"no answer within {timeout_s:g} s" if is_late else _what_happened(error)) from None
+        raise NotDelivered(late if is_late else _what_happened(error)) from None
     finally:
         line.close()
 
