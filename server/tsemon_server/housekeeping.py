@@ -13,4 +13,6 @@ class Housekeeping(Rounds):
     """A thread that keeps the database in shape."""
 
     def __init__(self, store: Store, pause_s: float = PAUSE_S, lease_s: float = LEASE_S) -> None:
-        super().__init__(store, "housekeeping", (store.settle, store.expire, store.purge), pause_s, lease_s)
+        super().__init__(
+            store, "housekeeping", (store.settle, store.expire, store.purge, store.notices.forget_old), pause_s, lease_s
+        )

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -26,6 +27,8 @@ from tsemon_server.bodies import schemas_of
 from tsemon_server.errors import Problem, handle_errors, problem_response
 from tsemon_server.exposition import Exposition
 from tsemon_server.housekeeping import PAUSE_S, Housekeeping
+from tsemon_server.notify.configuration import load
+from tsemon_server.notify.notifier import Notifier
 from tsemon_server.rounds import Rounds
 from tsemon_server.rules import PACK, Rule
 from tsemon_server.settings import Settings
@@ -116,6 +119,11 @@ def create_app(
         )
     if settings.spool is not None and settings.workers > 1:
         raise InvalidArgument(f"a spool folder is shown by one process, got workers={settings.workers}; leave them out")
+    if settings.spool is not None and settings.notify is not None:
+        raise InvalidArgument(
+            f"a spool folder is shown and nobody is told of it, got notify={settings.notify!r}; leave it out"
+        )
+    notified = None if settings.notify is None else load(Path(settings.notify))
     view = None if settings.spool is None else SpoolView(settings.spool)
     store = Store(settings.database if view is None else view.database, clock)
     exposition = Exposition(store, clock)
@@ -126,13 +134,16 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         housekeeping = Housekeeping(store, housekeeping_pause_s)
         looks = Rounds(store, "liveness", [Liveness(store, active, clock=clock).look], LOOK_EVERY_S)
-        for rounds in (housekeeping, looks):
-            rounds.start()
+        at_work: list[Rounds | Notifier] = [housekeeping, looks]
+        if notified is not None:
+            at_work.append(Notifier(store, notified, clock))
+        for work in at_work:
+            work.start()
         if view is not None:
             view.start(watch.observe)
         yield
-        for rounds in (looks, housekeeping):
-            await run_in_threadpool(rounds.stop)
+        for work in reversed(at_work):
+            await run_in_threadpool(work.stop)
         store.close()
         if view is not None:
             await run_in_threadpool(view.close)

@@ -125,7 +125,7 @@ class Reader:
         keys: tuple[ColumnElement[Any], ...] = (schema.run.c.updated_at, schema.run.c.run_id)
         if order.endswith("name"):
             keys = (schema.run.c.run, schema.run.c.project)
-        rows = self._connection.execute(_page(query, keys, order.startswith("-"), limit, after))
+        rows = self._connection.execute(page_of(query, keys, order.startswith("-"), limit, after))
         return [Run.model_validate(_run_fields(row)) for row in rows]
 
     def _run_row(self, run_id: str) -> Row[Any]:
@@ -291,22 +291,22 @@ class Reader:
             (alert.acknowledged_at.is_not(None), is_acknowledged),
             (silences.is_silenced(), is_silenced),
         )
-        query = _alerts().where(*(column == value for column, value in wanted if value is not None))
+        query = select_alerts().where(*(column == value for column, value in wanted if value is not None))
         if since is not None:
             query = query.where(alert.updated_at >= since.timestamp())
-        rows = self._connection.execute(_page(query, (alert.alert_id,), True, limit, after), {"now": self._now})
-        return [_alert(row) for row in rows]
+        rows = self._connection.execute(page_of(query, (alert.alert_id,), True, limit, after), {"now": self._now})
+        return [alert_of(row) for row in rows]
 
     def alert(self, alert_id: str) -> Alert:
         """The alert, or UnknownAlert."""
-        query = _alerts().where(schema.alert.c.alert_id == silences.number_of(alert_id))
+        query = select_alerts().where(schema.alert.c.alert_id == silences.number_of(alert_id))
         row = self._connection.execute(query, {"now": self._now}).one_or_none()
         if row is None:
             raise UnknownAlert(
                 f"no alert has the id {alert_id!r}; GET /api/v1/alerts lists those there are: one that was only pending "
                 "goes away, and so do those of a run that is deleted"
             )
-        return _alert(row)
+        return alert_of(row)
 
     def is_muted(self, alert: Alert) -> bool:
         """Whether nobody is to be told that it fires: somebody has seen to it, or it is silenced now."""
@@ -318,7 +318,7 @@ class Reader:
         if not resolved and _HAS_OPEN_ALERTS.run(self._connection, {"run_id": run_id}).fetchone() is None:
             return []  # as nearly always
         rows = self._connection.execute(_ALERTS_TO_TELL, {"run_id": run_id, "resolved": resolved, "now": self._now})
-        return [_alert(row) for row in rows]
+        return [alert_of(row) for row in rows]
 
     def silences(self) -> list[Silence]:
         """Those that have not ended, the first to end first."""
@@ -443,7 +443,7 @@ _SHOWN_STATE = case(
 )
 
 
-def _alerts() -> Select[Any]:
+def select_alerts() -> Select[Any]:
     """Alerts as they are at the time `now`."""
     columns = [column for column in schema.alert.c if column is not schema.alert.c.state]
     silenced = silences.is_silenced().label("silenced")
@@ -452,7 +452,7 @@ def _alerts() -> Select[Any]:
     )
 
 
-def _alert(row: Row[Any]) -> Alert:
+def alert_of(row: Row[Any]) -> Alert:
     times = ("opened_at", "updated_at", "acknowledged_at")
     shown = {name: None if (time := getattr(row, name)) is None else utc(time) for name in times}
     return Alert.model_validate({**row._mapping, **shown, "alert_id": str(row.alert_id)})
@@ -463,7 +463,7 @@ def _latest(step: int, time: float, values: Mapping[str, np.ndarray]) -> Latest:
     return Latest(step=step, time=time, scalars=scalars)
 
 
-def _page(
+def page_of(
     query: Select[Any], keys: tuple[ColumnElement[Any], ...], descending: bool, limit: int | None, after: Place | None
 ) -> Select[Any]:
     """`limit` rows in the order of `keys`, from `after` on: by key, so that rows written meanwhile shift nothing."""
@@ -488,7 +488,7 @@ _HAS_OPEN_ALERTS = Prepared(
     .limit(literal_column("1"))
 )
 _ALERTS_TO_TELL = (
-    _alerts()
+    select_alerts()
     .where(
         schema.alert.c.run_id == bindparam("run_id"),
         or_(schema.alert.c.state.in_(OPEN), schema.alert.c.alert_id.in_(bindparam("resolved", expanding=True))),

@@ -270,6 +270,44 @@ watched = Table(
     Column("rules", LargeBinary, nullable=False),
 )
 
+# An alert has changed, and who is to hear of it is still to be found out.
+notice = Table(
+    "notice",
+    metadata,
+    Column("alert_id", Integer, primary_key=True, autoincrement=False),
+    Column("kind", String(16), primary_key=True),  # firing or resolved
+    Column("run_id", String(32), nullable=False),
+    Column("queued_at", Float(53), nullable=False),
+)
+
+# What one receiver is to be told, or was: a change of an alert is told to it once.
+delivery = Table(
+    "delivery",
+    metadata,
+    Column("delivery_id", Integer, primary_key=True),
+    Column("run_id", String(32), nullable=False),
+    Column("alert_id", Integer, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("receiver", String(64), nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("is_held", Boolean, nullable=False),  # it was not sent because nobody wanted to hear of it
+    Column("attempts", Integer, nullable=False),
+    Column("error", Text),
+    Column("repeat_s", Float(53)),
+    Column("created_at", Float(53), nullable=False),
+    Column("changed_at", Float(53), nullable=False),
+    Column("tried_at", Float(53)),  # when it was tried in vain first, since it was last sent
+    Column("sent_at", Float(53)),
+    Column("due_at", Float(53)),  # when it is sent, or sent again; NULL once there is nothing more to send
+    UniqueConstraint("alert_id", "kind", "receiver", name="delivery_by_alert"),
+    Index("delivery_by_time", "receiver", "due_at"),
+    Index("delivery_by_topic", "receiver", "topic"),
+    Index("delivery_by_message", "receiver", "sent_at"),
+    Index("delivery_by_run", "run_id"),
+    sqlite_autoincrement=True,
+)
+
 retention = Table(
     "retention",
     metadata,

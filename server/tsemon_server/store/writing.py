@@ -26,6 +26,7 @@ from tsemon.wire import AlertState, Frame, RunState
 from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_missing
 from tsemon_server.store.liveness import Watched, keep_watched
+from tsemon_server.store.notices import NoticeKind, queue_notices
 from tsemon_server.store.packing import Slot, layout_id, pack
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.purging import forget_run
@@ -394,11 +395,12 @@ class Writer(Reader):
 
     def open_alert(self, run_id: str, attempt: int, rule: str, **values: Any) -> None:
         """Add an alert; `values` are the other columns."""
-        self._connection.execute(
-            insert(schema.alert).values(
-                run_id=run_id, attempt=attempt, rule=rule, opened_at=self._now, updated_at=self._now, **values
-            )
+        opened = insert(schema.alert).values(
+            run_id=run_id, attempt=attempt, rule=rule, opened_at=self._now, updated_at=self._now, **values
         )
+        alert_id = self._connection.execute(opened.returning(schema.alert.c.alert_id)).scalar_one()
+        if values["state"] == "firing":
+            self.queue_notice(alert_id, "firing")
 
     def change_alert(self, run_id: str, rule: str, from_state: AlertState, **values: Any) -> int | None:
         """Change the alert of the rule that is in `from_state`; its id, or None where there is none."""
@@ -409,7 +411,13 @@ class Writer(Reader):
             reason = {"resolved_reason": "clear"} if values.get("state") == "resolved" else {}
             changed = update(schema.alert).where(c.alert_id == alert_id)
             self._connection.execute(changed.values(updated_at=self._now, **reason, **values))
+            if values.get("state") in ("firing", "resolved"):
+                self.queue_notice(alert_id, values["state"])
         return alert_id
+
+    def queue_notice(self, alert_id: int, kind: NoticeKind) -> None:
+        """Note that the alert has changed to `kind`, for whoever is to hear of it."""
+        queue_notices(self._connection, self._now, schema.alert.c.alert_id == alert_id, kind)
 
     def take_back_alerts(
         self, run_id: str, attempt: int, step: int, rules: Sequence[str]
@@ -492,6 +500,7 @@ class Writer(Reader):
         """Whatever is open ends at `step`: what fires is over, what was pending never was."""
         c = schema.alert.c
         self._connection.execute(delete(schema.alert).where(c.run_id == run_id, c.state == "pending"))
+        queue_notices(self._connection, self._now, (c.run_id == run_id) & (c.state == "firing"), "resolved")
         self._connection.execute(
             update(schema.alert)
             .where(c.run_id == run_id, c.state == "firing")
