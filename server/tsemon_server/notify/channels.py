@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from datetime import timedelta
 from email.message import EmailMessage
+from email.policy import SMTP
 from typing import Any
 
 from tsemon_server.notify.configuration import Alertmanager, Discord, Email, Receiver, Slack, Webhook
@@ -125,7 +126,7 @@ def _for_discord(text: str) -> str:
 
 def as_mail(message: Message, receiver: Email) -> EmailMessage:
     """Plain text; messages on the same alerts are one thread."""
-    mail = EmailMessage()
+    mail = EmailMessage(SMTP.clone(max_line_length=250))  # or a title would begin on the line after its name
     mail["Subject"] = _cut(_on_one_line(f"{_label(message)} {message.title}"), 200)
     mail["From"] = receiver.sender
     mail["To"] = ", ".join(receiver.to)

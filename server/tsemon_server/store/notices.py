@@ -24,6 +24,7 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    tuple_,
     update,
 )
 
@@ -235,6 +236,7 @@ class _Routing:
     def __init__(self, connection: Connection, now: float) -> None:
         self._connection, self._now = connection, now
         self._due_at: dict[tuple[str, str], float] = {}
+        self._planned: list[dict[str, Any]] = []
 
     def route(self, plans: Callable[[Alert], Sequence[Plan]]) -> int:
         rows = self._connection.execute(
@@ -249,17 +251,19 @@ class _Routing:
         for row in rows:
             alert = alert_of(row)
             (self._plan_firing if row.kind == "firing" else self._plan_resolved)(alert, plans(alert))
-            is_it = and_(_notice.alert_id == row.alert_id, _notice.kind == row.kind)
-            self._connection.execute(delete(schema.notice).where(is_it))
+        self._insert_planned()
+        keys = [(row.alert_id, row.kind) for row in rows]
+        self._connection.execute(delete(schema.notice).where(tuple_(_notice.alert_id, _notice.kind).in_(keys)))
         return len(rows)
 
     def _plan_firing(self, alert: Alert, plans: Sequence[Plan]) -> None:
         for plan in plans:
             told = {"receiver": plan.receiver, "topic": plan.topic, "repeat_s": plan.repeat_s}
-            self._insert(alert, kind="firing", due_at=self._next_on(plan), **told)
+            self._plan(alert, kind="firing", due_at=self._next_on(plan), **told)
 
     def _plan_resolved(self, alert: Alert, plans: Sequence[Plan]) -> None:
         """Whoever was told that it fires is told that it is over; who was still to be told hears both at once."""
+        self._insert_planned()
         c = _delivery
         open_ = and_(c.alert_id == int(alert.alert_id), c.kind == "firing", c.status.in_(("waiting", "sent")))
         known = {plan.receiver: plan for plan in plans}
@@ -270,7 +274,7 @@ class _Routing:
             if status != "dropped":
                 plan = known.get(row.receiver, Plan(row.receiver, row.topic, 0.0, 0.0, None))
                 due_at = self._next_on(plan) if status == "sent" else row.due_at
-                self._insert(alert, kind="resolved", receiver=row.receiver, topic=row.topic, due_at=due_at)
+                self._plan(alert, kind="resolved", receiver=row.receiver, topic=row.topic, due_at=due_at)
 
     def _next_on(self, plan: Plan) -> float:
         """When the next message on the plan's topic goes: with what waits there already, or after a while."""
@@ -290,10 +294,15 @@ class _Routing:
             return float(waits_until)
         return max(self._now + plan.wait_s, self._now if sent_at is None else sent_at + plan.interval_s)
 
-    def _insert(self, alert: Alert, **values: Any) -> None:
+    def _plan(self, alert: Alert, **values: Any) -> None:
         row = {"run_id": alert.run_id, "alert_id": int(alert.alert_id), "status": "waiting", "attempts": 0}
         row |= {"is_held": False, "created_at": self._now, "changed_at": self._now, "repeat_s": None}
-        insert_missing(self._connection, schema.delivery, [row | values])
+        self._planned.append(row | values)
+
+    def _insert_planned(self) -> None:
+        if self._planned:
+            insert_missing(self._connection, schema.delivery, self._planned)
+        self._planned.clear()
 
 
 def _with_alerts(*columns: Any) -> Select[Any]:
