@@ -425,4 +425,3 @@ class Outbox:
         except Exception as error:
             self._last_error = str(error)
             self._warn(kind, str(error))
-

@@ -23,7 +23,7 @@ from tsemon_server.notify.channels import send
 from tsemon_server.notify.configuration import Alertmanager, Configuration, Receiver
 from tsemon_server.notify.messages import Message, Notice
 from tsemon_server.notify.sending import TIMEOUT_S, NotDelivered
-from tsemon_server.store import Due, Store
+from tsemon_server.store import Alert, Due, Store
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,10 @@ ALERTMANAGER_BATCH = 500
 """So many alerts in one request to it."""
 STALE_S = 3600.0
 """An alert that was over so long ago, and whose end nobody queued, is told to nobody."""
+
+
+HOLD_S = 30.0
+"""How soon it is looked again whether an alert is still silenced."""
 
 
 class Notifier:
@@ -103,6 +107,10 @@ class Notifier:
                 self._store.notices.drop_others([receiver.name for receiver in self._configuration.receivers])
 
 
+def _is_muted(alert: Alert) -> bool:
+    return alert.state == "acknowledged" or alert.silenced
+
+
 class _Sender:
     """Sends to one receiver."""
 
@@ -129,7 +137,7 @@ class _Sender:
                     self._send_due()
 
     def _send_due(self) -> None:
-        due = self._without_idle(self._notices.due(self.name))
+        due = self._without_idle(self._without_muted(self._notices.due(self.name)))
         if not due:
             return
         num_free = self._receiver.max_per_minute - self._notices.num_messages(self.name, 60.0)
@@ -139,9 +147,16 @@ class _Sender:
             if not (self._notifier.may_send and self._send(batch)):
                 return
 
+    def _without_muted(self, due: Sequence[Due]) -> list[Due]:
+        """Nobody is told of what was silenced or seen to. That it is over is told to those who heard of it."""
+        muted = [item for item in due if item.kind == "firing" and _is_muted(item.alert)]
+        if muted:
+            self._notices.hold([item.delivery_id for item in muted], HOLD_S)
+        return [item for item in due if item not in muted]
+
     def _without_idle(self, due: Sequence[Due]) -> list[Due]:
         """Those that are to be told now: still firing, or over."""
-        told = [item for item in due if item.kind == "resolved" or item.alert.state == "firing"]
+        told = [item for item in due if item.kind == "resolved" or item.alert.state in ("firing", "acknowledged")]
         # What is over waits for its end to be planned, and is told together with it.
         stale_before = datetime.fromtimestamp(self._clock() - STALE_S, UTC)
         idle = [item.delivery_id for item in due if item not in told and item.alert.updated_at < stale_before]
