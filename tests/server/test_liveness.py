@@ -6,6 +6,7 @@ import pytest
 
 from tests.server.conftest import loss_frame
 from tsemon.errors import StoreError
+from tsemon_server.alerts import ActiveRules
 from tsemon_server.alerts.liveness import LISTEN_S, LOOK_EVERY_S, Liveness
 from tsemon_server.rules import load
 from tsemon_server.store import Store
@@ -88,7 +89,7 @@ class Service:
 
     def start(self):
         self.store = Store(self.api.database.url, self.clock)
-        self.liveness = Liveness(self.store, RULES, clock=self.clock, monotonic=self.clock.monotonic)
+        self.liveness = Liveness(self.store, ActiveRules(RULES), clock=self.clock, monotonic=self.clock.monotonic)
 
     def restart(self):
         self.store.close()
