@@ -1,4 +1,5 @@
-"""Make sure of what the tests need and pip cannot install: a Chromium for the page, a PostgreSQL for the store.
+"""Make sure of what the tests need and pip cannot install: a Chromium for the page, a PostgreSQL for the store,
+an Alertmanager for notifications.
 
 An ordinary machine without one skips those tests and says so; in continuous integration that would hide them, so there
 it fails.
@@ -43,6 +44,12 @@ PARTS = (
         program="initdb",
         elsewhere=("usr/lib/postgresql/*/bin/initdb",),
         tests="half of the tests in tests/server, all [postgresql], are",
+    ),
+    Part(
+        name="Alertmanager",
+        package="prometheus-alertmanager",
+        program="prometheus-alertmanager",
+        tests="the test in tests/server/notify/test_alertmanager.py that needs it is",
     ),
 )
 

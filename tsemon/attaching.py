@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tsemon.actions import Handler, OnAlert, handlers_of, in_words
 from tsemon.errors import InvalidArgument, SpoolError
 from tsemon.faults import Faults
 from tsemon.monitor import Monitor
@@ -22,7 +23,6 @@ from tsemon.probes import Block, Probe, ProbeBatch, Ranks, agree, arrange, check
 from tsemon.registration import as_optimizers, check_arguments, chosen_measures, chosen_rows, collection, registration
 from tsemon.schedule import NUM_WARM_UP, Cadence
 from tsemon.transport import HttpDelivery, MemorySpool, Outbox, SilentOutbox, Spool
-from tsemon.wire import Alert
 
 SPOOL_DIR = ".tsemon"
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def attach(
     blocks: Sequence[nn.Module | str] | None = None,
     attention: Sequence[nn.Module | str] | None = None,
     attention_rows: int | Literal["all"] = 64,
-    on_alert: Callable[[Alert], None] | None = None,
+    on_alert: OnAlert | Sequence[OnAlert] | None = None,
     config: Mapping[str, Any] | None = None,
     tags: Sequence[str] = (),
     resume: int | None = None,
@@ -62,7 +62,8 @@ def attach(
         for models where they are not found. A block that is applied several times is named once for each.
     attention_rows: how many query rows of attention are weighed, per head and at the most, to stand for all; "all" weighs
         every row of every sequence, exactly, in memory that grows with the number of tokens and not with its square.
-    on_alert: called from `step`, on the training thread, when an alert fires or resolves. Default: a log line.
+    on_alert: called from `step`, on the training thread, when an alert fires or resolves. Default: a log line. Also an
+        action of `tsemon.actions`, what `tsemon.actions.when` returns, or a list of any of these.
     config, tags: kept with the run.
     resume: the step at which training goes on; frames of earlier attempts from there on are hidden. A checkpoint that
         keeps `state_dict()` of the monitor says it by itself: `load_state_dict`, before the first step.
@@ -84,8 +85,10 @@ def attach(
     # What raises in one rank raises in all of them: the others would wait for it for ever.
     together = _alone if ranks is None else ranks.together
 
-    def check() -> tuple[list[torch.optim.Optimizer], set[str], int | Literal["all"], Cadence, list[Block]]:
-        check_arguments(model, on_alert, stage, has_group=ranks is not None)
+    def check() -> tuple[
+        list[torch.optim.Optimizer], list[Handler], set[str], int | Literal["all"], Cadence, list[Block]
+    ]:
+        check_arguments(model, stage, has_group=ranks is not None)
         if probe_batch is not None:
             check_probe_batch(probe_batch)
         found = find_blocks(
@@ -95,18 +98,23 @@ def attach(
         )
         # What the ranks agree on comes a sample late.
         cadence = Cadence(every, budget, num_warm_up=NUM_WARM_UP + (ranks is not None))
-        return as_optimizers(optimizer), chosen_measures(measures), chosen_rows(attention_rows), cadence, found
+        optimizers = as_optimizers(optimizer)
+        handlers = handlers_of(on_alert, optimizers, is_one_of_several=ranks is None and _num_processes() > 1)
+        return optimizers, handlers, chosen_measures(measures), chosen_rows(attention_rows), cadence, found
 
-    optimizers, chosen, rows, cadence, found = together(check)
-    names = [block.name for block in found]
+    optimizers, handlers, chosen, rows, cadence, found = together(check)
+    names, frozen = [block.name for block in found], _frozen(found)
     attention_names = [block.name for block in found if block.attention is not None]
     if ranks is not None:
-        agree(ranks, every=every, budget=budget, measures=sorted(chosen), resume=resume)
+        agree(ranks, every=every, budget=budget, measures=sorted(chosen), resume=resume, on_alert=in_words(on_alert))
         stages = arrange(ranks.exchange((stage, names)), ranks.rank)
         ranks.stage_size, names = stages.size, stages.names
         found = [replace(block, number=stages.first + block.number) for block in found]
+        frozen = sorted({number for of_rank in ranks.exchange(_frozen(found)) for number in of_rank})
     body = together(
-        lambda: registration(project=project, run=run, config=config, tags=tags, blocks=names, resume=resume)
+        lambda: registration(
+            project=project, run=run, config=config, tags=tags, blocks=names, frozen_blocks=frozen, resume=resume
+        )
     )
     server = server or os.environ.get("TSEMON_SERVER") or None
     faults = Faults()
@@ -129,7 +137,8 @@ def attach(
         faults,
         ranks=ranks,
         measures=chosen,
-        on_alert=on_alert,
+        optimizers=optimizers,
+        handlers=handlers,
         project=project,
         run=run,
         first_step=resume or 0,
@@ -137,6 +146,15 @@ def attach(
         attention_names=attention_names,
         server=server,
     )
+
+
+def _num_processes() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _frozen(blocks: Sequence[Block]) -> list[int]:
+    """The numbers of blocks that nobody expects to move."""
+    return [block.number for block in blocks if not any(p.requires_grad for p in block.module.parameters())]
 
 
 def _alone(prepare: Callable[[], T]) -> T:

@@ -51,7 +51,8 @@ COST_LEGEND = (
     "B sequences in the batch, T tokens in each, D width, F width of the feed-forward part, H heads, K width of a head, "
     "m query rows weighed (64 at most), b sequences of which they are (as many as 2^18 weights allow), "
     "S held sequences (4 at most), N parameters of the block (of all, for a run), c coordinates that are "
-    "kept (65,536 at most), r predictions (256 at most), V classes; activations of 2 or 4 bytes, everything else of 4"
+    "kept (65,536 at most), r predictions (256 at most), V classes, n losses; activations of 2 or 4 bytes, "
+    "everything else of 4"
 )
 
 CATALOGUE: tuple[Metric, ...] = (
@@ -457,6 +458,54 @@ CATALOGUE: tuple[Metric, ...] = (
         traffic="0",
     ),
     Metric(
+        name="loss_mean",
+        axis="run",
+        title="mean training loss since the last sample",
+        equation="mean of the finite ones of the last n losses passed to monitor.step, n = min(steps since the last sample, "
+        "4096), this step's among them",
+        source="tsemon",
+        flops="n",
+        traffic="30 n",
+    ),
+    Metric(
+        name="loss_min",
+        axis="run",
+        title="lowest training loss since the last sample",
+        equation="min over the same",
+        source="tsemon",
+        flops="0",
+        traffic="0",
+    ),
+    Metric(
+        name="loss_max",
+        axis="run",
+        title="highest training loss since the last sample",
+        equation="max over the same",
+        source="tsemon",
+        flops="0",
+        traffic="0",
+    ),
+    Metric(
+        name="loss_std",
+        axis="run",
+        title="standard deviation of the training loss since the last sample",
+        equation="sqrt(mean of squares - square of mean) over the same; 0 of one step",
+        source="tsemon",
+        flops="n",
+        traffic="0",
+        low=0.0,
+    ),
+    Metric(
+        name="loss_nonfinite",
+        axis="run",
+        title="steps since the last sample whose loss was not finite",
+        equation="number of NaN and infinities among the n",
+        source="tsemon",
+        flops="0",
+        traffic="0",
+        low=0.0,
+    ),
+    Metric(
         name="total_param_norm",
         axis="run",
         title="norm of all parameters",
@@ -627,6 +676,18 @@ CATALOGUE: tuple[Metric, ...] = (
         high=1.0,
     ),
     Metric(
+        name="input_overlap",
+        axis="run",
+        title="sequences of the batch that were in the batch of the sample before",
+        equation="share of up to 256 sequences whose hash is among those of the sample before: about batch / data set where "
+        "samples are drawn at random, 1 where a loader is stuck (and under full-batch training)",
+        source="tsemon",
+        flops="2 B T",
+        traffic="40 B T",
+        low=0.0,
+        high=1.0,
+    ),
+    Metric(
         name="learning_rate",
         axis="run",
         title="learning rate of the first parameter group",
@@ -663,6 +724,16 @@ CATALOGUE: tuple[Metric, ...] = (
         axis="run",
         title="faults inside tsemon so far",
         equation="number of exceptions caught",
+        source="tsemon",
+        flops="0",
+        traffic="0",
+        low=0.0,
+    ),
+    Metric(
+        name="dropped_frames",
+        axis="run",
+        title="frames given up so far",
+        equation="samples and frames dropped unsent, because what holds them was full or was deleted",
         source="tsemon",
         flops="0",
         traffic="0",

@@ -16,6 +16,7 @@ import typer
 import tsemon
 from tsemon.errors import InvalidArgument, MissingPackage
 from tsemon_server import admin
+from tsemon_server.notify import commands as notify_commands
 
 app = typer.Typer(
     help="Looks inside transformers while they train.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -53,6 +54,9 @@ def serve(
     workers: Annotated[
         int | None, typer.Option(help="Processes that answer (TSEMON_WORKERS, default 1).", min=1, max=64)
     ] = None,
+    notify: Annotated[
+        str | None, typer.Option(help="YAML file that says who is told of alerts (TSEMON_NOTIFY).")
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen where others can reach it, although there is no login.")
     ] = False,
@@ -73,6 +77,7 @@ def serve(
             database=settings.database if database is None else database,
             spool=settings.spool if spool is None and database is None else spool,
             workers=settings.workers if workers is None else workers,
+            notify=settings.notify if notify is None else notify,
             insecure=insecure,
         )
     )
@@ -255,4 +260,7 @@ def _require(*packages: str, extra: str) -> None:
 
 app.add_typer(
     admin.app, name="admin", callback=lambda: _require("sqlalchemy", "alembic", "numpy", "zstandard", extra="server")
+)
+app.add_typer(
+    notify_commands.app, name="notify", callback=lambda: _require("sqlalchemy", "alembic", "yaml", extra="server")
 )

@@ -9,12 +9,15 @@ import os
 import sys
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, get_args
 
+import torch
 from torch import Tensor
 
+from tsemon.actions import Handler, checked_count
 from tsemon.catalogue import TIERS
 from tsemon.faults import Faults
 from tsemon.probes import (
@@ -26,6 +29,7 @@ from tsemon.probes import (
     agree,
 )
 from tsemon.registration import step_of_state
+from tsemon.relay import NUM_NUMBERS, Relay
 from tsemon.sample import Sample
 from tsemon.schedule import Cadence, Spent
 from tsemon.status import Status
@@ -33,6 +37,9 @@ from tsemon.transport import Outbox, SilentOutbox
 from tsemon.wire import Alert, RunState
 
 log = logging.getLogger("tsemon")
+
+HEAR_AFTER = 5
+"""Steps from a sample until ranks read what rank 0 told them in it: by then its copy is done, and nobody waits."""
 
 
 class _Newest(NamedTuple):
@@ -58,7 +65,8 @@ class Monitor:
         *,
         ranks: Ranks | None,
         measures: Collection[str],
-        on_alert: Callable[[Alert], None] | None,
+        optimizers: Sequence[torch.optim.Optimizer],
+        handlers: Sequence[Handler],
         project: str,
         run: str,
         first_step: int,
@@ -73,7 +81,17 @@ class Monitor:
         self._faults = faults
         self._ranks = ranks
         self._measures = frozenset(measures)
-        self._on_alert = on_alert
+        self._handlers = handlers
+        self._relay = None if ranks is None else Relay()
+        self._to_hear: deque[tuple[int, Sample]] = deque()
+        """Samples that rank 0 may have told something in, and at which step to listen."""
+        self._is_burst_new = False
+        self.optimizers: Sequence[torch.optim.Optimizer] = tuple(optimizers)
+        """Those that were attached to; none once closed."""
+        self.schedulers: Sequence[Any] = ()
+        """Learning rate schedulers of these, as far as an integration knows them: for `tsemon.actions`."""
+        self.should_stop = False
+        """Whether `stop` was called: the training loop is asked to end."""
         self._block_names = block_names
         self._attention_names = attention_names
         self._server = server
@@ -105,6 +123,11 @@ class Monitor:
 
     def _end_step(self, loss: Tensor | float | None, scalars: Mapping[str, Tensor | float]) -> None:
         probe = self._probe
+        if probe is not None and loss is not None:
+            try:
+                probe.take_loss(loss)
+            except Exception as error:
+                self._faults.contain(error)
         if probe is not None and self._step >= self._next_sample:
             try:
                 self._sample(probe, loss, scalars)
@@ -114,11 +137,25 @@ class Monitor:
                 self._faults.guard(probe.disarm)
         self._step += 1
         self._outbox.step = self._step
+        self._tell_alerts()
+        if self._is_burst_new:
+            self._is_burst_new, self._next_sample = False, self._step
         if probe is not None and self._step == self._next_sample:
             start = time.perf_counter()
             self._faults.guard(self._arm, probe)
             self._outside_hooks_s += time.perf_counter() - start
-        self._tell_alerts()
+
+    def stop(self) -> None:
+        """Ask the training loop to end, by `should_stop`. With ranks every one calls it at the same step."""
+        self.should_stop = True
+
+    def burst(self, *, steps: int = 50, every: int = 1) -> None:
+        """Sample every `every` steps for `steps` steps, the slow tier too, whatever the budget: so that it is on record.
+
+        It begins with the next step. With ranks every one calls it at the same step. Raises InvalidArgument.
+        """
+        self._cadence.burst(steps=checked_count("steps", steps), every=checked_count("every", every))
+        self._is_burst_new = True
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training is, in plain values: for a checkpoint that is saved after `step`."""
@@ -157,8 +194,8 @@ class Monitor:
 
     @property
     def alerts(self) -> list[Alert]:
-        """The alerts of this run that fire now, as the service last said."""
-        return [alert for alert in self._outbox.alerts() if alert.is_firing]
+        """The alerts of this run that fire now, acknowledged or not, as the service last said."""
+        return [alert for alert in self._outbox.alerts() if alert.is_active]
 
     @property
     def status(self) -> Status:
@@ -194,6 +231,8 @@ class Monitor:
         atexit.unregister(self._close_at_exit)
         self._faults.guard(probe.disarm)
         self._outside_hooks_s, self._probe = self._cost_s, None
+        self.optimizers = self.schedulers = ()
+        self._to_hear.clear()
         self._faults.guard(lambda: self._outbox.close(timeout_s=timeout_s, state=state))
         self._tell_alerts()
 
@@ -221,19 +260,26 @@ class Monitor:
             self._device_s += before.sample.device_s
             spent = spent._replace(cost_s=max(spent.cost_s, before.sample.device_s))
         given = ({} if loss is None else {"loss": loss}) | dict(scalars)
+        told = () if self._relay is None else self._relay.next_numbers()
         # Of the wait for the slowest rank only what it costs that rank is tsemon's.
         waited_s = 0.0 if self._ranks is None else self._ranks.waited_s
         reading = probe.collect(
             step=self._step,
             given=given,
-            to_agree=(spent.cost_s, spent.step_s, -before.waited_s, float(before.spent.is_slow)),
+            to_agree=(spent.cost_s, spent.step_s, -before.waited_s, float(before.spent.is_slow), *told),
         )
         waited_s = 0.0 if self._ranks is None else self._ranks.waited_s - waited_s
         spans = probe.take_spans()
         self._faults.guard(probe.disarm)
         given = {name: value for name, value in given.items() if name not in reading.scalars}
-        own = {"overhead_ratio": self._overhead_ratio(), "contained_faults": float(self._faults.count)}
+        own = {
+            "overhead_ratio": self._overhead_ratio(),
+            "contained_faults": float(self._faults.count),
+            "dropped_frames": float(self._outbox.num_dropped),
+        }
         sample = self._packed(reading, own | given, spans)
+        if sample.has_agreed:
+            self._to_hear.append((self._step + HEAR_AFTER, sample))
         self._remember(probe, sample.names)
         self._faults.guard(self._outbox.put, sample.to_frame)
 
@@ -264,7 +310,7 @@ class Monitor:
 
     def _agreed(self, sample: Sample, spent: Spent) -> Spent:
         """What the sample before `sample` cost the slowest rank, as all of them know by now."""
-        cost_s, step_s, minus_waited_s, is_slow, num_new = sample.agreed()
+        cost_s, step_s, minus_waited_s, is_slow, *_, num_new = sample.agreed()
         self._outside_hooks_s -= minus_waited_s
         if num_new and self._ranks is not None:
             self._ranks.renew()
@@ -281,17 +327,38 @@ class Monitor:
 
     def _tell_alerts(self) -> None:
         for alert in self._outbox.take_events():
-            if self._on_alert is not None:
-                self._faults.guard(self._on_alert, alert)
-            elif alert.is_firing:
-                self._faults.guard(log.warning, "tsemon: step %s: %s", alert.firing_step, alert.summary)
+            if not self._handlers:
+                self._faults.guard(_log_alert, alert)
+            if self._relay is None:
+                self._handle(alert)
             else:
-                self._faults.guard(log.info, "tsemon: step %s: %s resolved", alert.resolved_step, alert.rule)
+                self._faults.guard(self._relay.put, alert)
+        while self._relay is not None and self._to_hear and self._to_hear[0][0] <= self._step:
+            self._faults.guard(self._hear, self._relay, self._to_hear.popleft()[1])
+
+    def _hear(self, relay: Relay, sample: Sample) -> None:
+        """Every rank comes here at the same step, and reads the same."""
+        alert = relay.received(sample.agreed()[-NUM_NUMBERS - 1 : -1])
+        if alert is not None:
+            if isinstance(self._outbox, SilentOutbox):
+                self._outbox.hear(alert)
+            self._handle(alert)
+
+    def _handle(self, alert: Alert) -> None:
+        for handler in self._handlers:
+            self._faults.guard(handler, alert, self)
 
     def __del__(self) -> None:
         # A notebook's cell that is run again: the monitor of before must not keep threads and files open.
         with contextlib.suppress(Exception):
             self.close(timeout_s=0.5)
+
+
+def _log_alert(alert: Alert) -> None:
+    if alert.is_active:
+        log.warning("tsemon: step %s: %s", alert.firing_step, alert.summary)
+    else:
+        log.info("tsemon: step %s: %s resolved", alert.resolved_step, alert.rule)
 
 
 def _closing_at_exit(monitor: weakref.ref[Monitor]) -> Callable[[], None]:

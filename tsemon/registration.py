@@ -17,7 +17,14 @@ from tsemon.wire import MAX_BLOCK_NAME, MAX_BLOCKS, MAX_BODY_BYTES, MAX_STEP, MA
 
 
 def registration(
-    *, project: str, run: str, config: Mapping[str, Any] | None, tags: Any, blocks: list[str], resume: int | None
+    *,
+    project: str,
+    run: str,
+    config: Mapping[str, Any] | None,
+    tags: Any,
+    blocks: list[str],
+    frozen_blocks: list[int],
+    resume: int | None,
 ) -> dict[str, Any]:
     """The body of `POST /runs`. Raises InvalidArgument for what the service would not take."""
     tags = collection("tags", tags)
@@ -38,6 +45,7 @@ def registration(
         "config": _as_json(config),
         "tags": list(tags),
         "blocks": blocks,
+        "frozen_blocks": frozen_blocks,
         "resume_step": resume,
         "attempt_key": uuid.uuid4().hex,
     }
@@ -84,12 +92,10 @@ def chosen_rows(attention_rows: object) -> int | Literal["all"]:
     return attention_rows
 
 
-def check_arguments(model: object, on_alert: object, stage: object, *, has_group: bool) -> None:
+def check_arguments(model: object, stage: object, *, has_group: bool) -> None:
     """Raises InvalidArgument for what `attach` cannot use."""
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"attach() watches a torch.nn.Module, got {type(model).__name__}")
-    if on_alert is not None and not callable(on_alert):
-        raise InvalidArgument(f"on_alert is called with an alert, so it must be callable, got {on_alert!r}")
     if stage is not None and (not has_group or isinstance(stage, bool) or not isinstance(stage, int) or stage < 0):
         raise InvalidArgument(
             f"stage is this rank's place in a pipeline, an int >= 0 with process_group=, got {stage!r}"

@@ -54,11 +54,19 @@ class Cadence:
         self._num_samples = 0
         self._num_warm_up = num_warm_up
         self.gap = every or FIRST_GAP
+        """Steps between two samples, but for bursts."""
+        self._burst_gap = 1
+        self._num_of_burst = 0
+        """Samples of a burst that are still to come."""
 
     @property
     def is_slow(self) -> bool:
         """Whether the next sample takes the measures of the slow tier, too."""
-        return self._num_samples % SLOW_EVERY == 0
+        return self._num_of_burst > 0 or self._num_samples % SLOW_EVERY == 0
+
+    def burst(self, *, steps: int, every: int) -> None:
+        """Sample every `every` steps, all that is measured, for about `steps` steps from the next sample on."""
+        self._num_of_burst, self._burst_gap = math.ceil(steps / every), every
 
     def next_gap(self, spent: Spent) -> int:
         """Steps from this sample to the next, told what the newest sample cost of which that is known."""
@@ -73,7 +81,8 @@ class Cadence:
             mean_cost_s = usual + max(slow - usual, 0.0) / SLOW_EVERY
             wanted = mean_cost_s / (self._budget * self._step_s) if self._step_s else MAX_GAP
             self.gap = min(max(math.ceil(wanted), 1), MAX_GAP)
-        return self.gap
+        self._num_of_burst = max(self._num_of_burst - 1, 0)
+        return self._burst_gap if self._num_of_burst else self.gap
 
 
 def _blend(average: float | None, value: float) -> float:

@@ -140,8 +140,8 @@ class Alert:
     """What to try (`text`) and where that comes from (`source`)."""
 
     @property
-    def is_firing(self) -> bool:
-        """Whether it fires, also where somebody has seen to it."""
+    def is_active(self) -> bool:
+        """Whether what it tells of goes on, be it that somebody knows already."""
         return self.state in ("firing", "acknowledged")
 
     @classmethod

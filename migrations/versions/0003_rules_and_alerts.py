@@ -18,9 +18,6 @@ def upgrade() -> None:
         "rule_state",
         sa.Column("run_id", sa.String(32), primary_key=True),
         sa.Column("attempt", sa.Integer, nullable=False),
-        sa.Column("step", sa.BigInteger, nullable=False),
-        sa.Column("turn", sa.BigInteger, nullable=False),
-        sa.Column("fingerprint", sa.String(64), nullable=False),
         sa.Column("state", sa.LargeBinary, nullable=False),
     )
     op.create_table(
@@ -28,7 +25,6 @@ def upgrade() -> None:
         sa.Column("run_id", sa.String(32), primary_key=True),
         sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
-        sa.Column("fingerprint", sa.String(64), nullable=False),
         sa.Column("state", sa.LargeBinary, nullable=False),
     )
     op.add_column("alert", sa.Column("rule_version", sa.Integer))

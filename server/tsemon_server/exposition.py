@@ -36,14 +36,14 @@ class Exposition:
         for outcome in ("accepted", "duplicate"):
             self._frames.labels(outcome)
         self._refused = Counter("tsemon_refused_bodies", "Bodies of frames that were refused", registry=self._registry)
-        self._rule_errors = Counter("tsemon_rule_errors", "Rules that raised", ["rule"], registry=self._registry)
+        self._rule_errors = Counter("tsemon_rule_errors", "Frames that the rules failed on", registry=self._registry)
         self._registry.register(self)
 
     def count(self, outcome: Literal["accepted", "duplicate", "refused"], number: int) -> None:
         (self._refused if outcome == "refused" else self._frames.labels(outcome)).inc(number)
 
-    def count_rule_error(self, rule: str) -> None:
-        self._rule_errors.labels(rule).inc()
+    def count_rule_error(self) -> None:
+        self._rule_errors.inc()
 
     def describe(self) -> list[Metric]:
         """Nothing: or the registry would read the database when the collector is registered."""

@@ -1,73 +1,18 @@
-"""What the service does with its database by itself, beside the requests: one process at a time, on a thread of its own."""
+"""What the service does with its database by itself, beside the requests."""
 
 from __future__ import annotations
 
-import logging
-import os
-import secrets
-import socket
-import threading
-import time
-from collections.abc import Callable
-from contextlib import suppress
-
-from tsemon.errors import StoreError
+from tsemon_server.rounds import LEASE_S, Rounds
 from tsemon_server.store import Store
-
-log = logging.getLogger(__name__)
 
 PAUSE_S = 5.0
 """Between two rounds."""
-LEASE_S = 60.0
-"""How long the others wait for a process that has the work and is not heard of."""
 
 
-class Housekeeping:
-    """A thread that keeps the database in shape from `start` to `stop`."""
+class Housekeeping(Rounds):
+    """A thread that keeps the database in shape."""
 
     def __init__(self, store: Store, pause_s: float = PAUSE_S, lease_s: float = LEASE_S) -> None:
-        self._store = store
-        self._pause_s, self._lease_s = pause_s, lease_s
-        self._holder = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._renew_at = 0.0
-        self._is_waiting = False
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tsemon-housekeeping", daemon=True)
-
-    def start(self) -> None:
-        with suppress(StoreError):  # later, then
-            self._must_end()  # takes the work from the first moment on: a restore asks whether somebody has it
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Return once nothing is under way any more."""
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._pause_s):
-            # One after the other, so that one that fails does not keep the others from their turn.
-            for work in (self._store.settle, self._store.expire, self._store.purge):
-                self._do(work)
-        with suppress(StoreError):  # it runs out
-            self._store.drop_lease("housekeeping", self._holder)
-
-    def _do(self, work: Callable[..., object]) -> None:
-        try:
-            if not self._must_end():
-                work(is_stopped=self._must_end)
-            if self._is_waiting:
-                log.warning("housekeeping goes on")
-            self._is_waiting = False
-        except StoreError as error:
-            if not self._is_waiting:  # said once an outage
-                log.warning("housekeeping waits: %s", error)
-            self._is_waiting = True
-        except Exception:
-            log.exception("housekeeping failed; it is tried again")
-
-    def _must_end(self) -> bool:
-        """Asked between two pieces of work: whether to stop, or whether another process has it."""
-        if time.monotonic() >= self._renew_at and self._store.hold_lease("housekeeping", self._holder, self._lease_s):
-            self._renew_at = time.monotonic() + self._lease_s / 2
-        return self._stopped.is_set() or time.monotonic() >= self._renew_at
+        super().__init__(
+            store, "housekeeping", (store.settle, store.expire, store.purge, store.notices.forget_old), pause_s, lease_s
+        )

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -20,11 +21,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tsemon.errors import InvalidArgument, TsemonError
 from tsemon.wire import API
 from tsemon_server import alerts, ingest, queries, ui
-from tsemon_server.alerts import Rulebook, Watch
+from tsemon_server.alerts import ActiveRules, Rulebook, Watch
+from tsemon_server.alerts.liveness import LOOK_EVERY_S, Liveness
 from tsemon_server.bodies import schemas_of
 from tsemon_server.errors import Problem, handle_errors, problem_response
 from tsemon_server.exposition import Exposition
 from tsemon_server.housekeeping import PAUSE_S, Housekeeping
+from tsemon_server.notify.configuration import load
+from tsemon_server.notify.notifier import Notifier
+from tsemon_server.rounds import Rounds
 from tsemon_server.rules import PACK, Rule
 from tsemon_server.settings import Settings
 from tsemon_server.spools import ReadOnly, SpoolView
@@ -114,21 +119,33 @@ def create_app(
         )
     if settings.spool is not None and settings.workers > 1:
         raise InvalidArgument(f"a spool folder is shown by one process, got workers={settings.workers}; leave them out")
+    if settings.spool is not None and settings.notify is not None:
+        raise InvalidArgument(
+            f"a spool folder is shown and nobody is told of it, got notify={settings.notify!r}; leave it out"
+        )
+    notified = None if settings.notify is None else load(Path(settings.notify))
     view = None if settings.spool is None else SpoolView(settings.spool)
     store = Store(settings.database if view is None else view.database, clock)
     exposition = Exposition(store, clock)
-    rulebook = Rulebook(PACK if rules is None else rules)
+    built_in = PACK if rules is None else rules
+    rulebook, active = Rulebook(built_in), ActiveRules(built_in)
     rulebook.register(store)
-    watch = Watch(rulebook, on_error=exposition.count_rule_error)
+    watch = Watch(active, on_error=exposition.count_rule_error)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         housekeeping = Housekeeping(store, housekeeping_pause_s)
-        housekeeping.start()
+        looks = Rounds(store, "liveness", [Liveness(store, active, clock=clock).look], LOOK_EVERY_S)
+        at_work: list[Rounds | Notifier] = [housekeeping, looks]
+        if notified is not None:
+            at_work.append(Notifier(store, notified, clock))
+        for work in at_work:
+            work.start()
         if view is not None:
             view.start(watch.observe)
         yield
-        await run_in_threadpool(housekeeping.stop)
+        for work in reversed(at_work):
+            await run_in_threadpool(work.stop)
         store.close()
         if view is not None:
             await run_in_threadpool(view.close)
@@ -139,7 +156,7 @@ def create_app(
     for router in (
         ingest.make_router(store, watch.observe, exposition.count),
         queries.make_router(store),
-        alerts.make_router(store, rulebook),
+        alerts.make_router(store, rulebook, active),
     ):
         app.include_router(router, prefix=API, responses=problems)
     if view is not None:

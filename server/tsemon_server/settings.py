@@ -25,12 +25,14 @@ class Settings:
     """A spool folder, as `attach` wrote it, to show read-only in place of a database."""
     workers: int = 1
     """How many processes answer, on one port and one database."""
+    notify: str | None = None
+    """A YAML file that says who is told of alerts; without one nobody is."""
     insecure: bool = False
     """Whether anyone who reaches the port may read and write everything, from any host name."""
 
 
 def settings_from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from TSEMON_HOST, TSEMON_PORT, TSEMON_WORKERS, and TSEMON_DATABASE or TSEMON_SPOOL."""
+    """Settings from TSEMON_HOST, TSEMON_PORT, TSEMON_WORKERS, TSEMON_NOTIFY, and TSEMON_DATABASE or TSEMON_SPOOL."""
     port = environment.get("TSEMON_PORT", str(Settings.port))
     if not port.isdecimal() or int(port) > 65535:
         raise InvalidArgument(f"TSEMON_PORT must be a number from 0 to 65535, got {port!r}")
@@ -47,4 +49,5 @@ def settings_from_environment(environment: Mapping[str, str] = os.environ) -> Se
         database=environment.get("TSEMON_DATABASE", Settings.database),
         spool=environment.get("TSEMON_SPOOL"),
         workers=int(workers),
+        notify=environment.get("TSEMON_NOTIFY"),
     )

@@ -44,12 +44,13 @@ class Service(ServiceProcess):
     """What `log` holds is what the service said on stderr.
 
     The service moves settled frames every few seconds. With `settles` its process does so without a pause, in small
-    segments, so that whatever happens to it happens in the middle of that.
+    segments, so that whatever happens to it happens in the middle of that. `notify` is a file that says who is told of
+    alerts.
     """
 
-    def __init__(self, database, log, *, settles=False):
+    def __init__(self, database, log, *, settles=False, notify=None):
         super().__init__(database)
-        self._log, self._settles = log, settles
+        self._log, self._settles, self._notify = log, settles, notify
         self._num_settled = CONTEXT.RawValue("q")
 
     def await_settling(self):
@@ -58,7 +59,8 @@ class Service(ServiceProcess):
         await_true(lambda: self._num_settled.value > before, "frames settle")
 
     def _launch(self):
-        arguments = (self.port, self.database, self._log, self._num_settled if self._settles else None)
+        num_settled = self._num_settled if self._settles else None
+        arguments = (self.port, self.database, self._log, num_settled, self._notify)
         process = CONTEXT.Process(target=_serve, args=arguments, daemon=True)
         process.start()
         return process
@@ -70,13 +72,13 @@ class Service(ServiceProcess):
         self.kill()
 
 
-def _serve(port, database, log, num_settled):
+def _serve(port, database, log, num_settled, notify):
     with open(log, "a") as said, open(os.devnull, "w") as nothing:
         os.dup2(said.fileno(), 2)
         os.dup2(nothing.fileno(), 1)
     if num_settled is not None:
         threading.Thread(target=_settle, args=(Store(database), num_settled), daemon=True).start()
-    serve(Settings(port=port, database=database))
+    serve(Settings(port=port, database=database, notify=notify))
 
 
 def _settle(store, num_settled):

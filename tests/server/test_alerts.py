@@ -1,44 +1,31 @@
 import math
-from dataclasses import dataclass, field
 
 import pytest
 
-from tsemon_server.rules import Hold, Reading
+from tsemon_server.rules import Evaluator, load
 from tsemon_server.store import Writer
 
-from .conftest import loss_frame
+from .conftest import layer_frame, loss_frame
 
-
-@dataclass(frozen=True)
-class HighLoss:
-    """Met above 10, clear below 5."""
-
-    name: str = "high_loss"
-    family: str = "loss"
-    severity: str = "warning"
-    hold: Hold = field(default_factory=lambda: Hold(samples=3, steps=0))
-
-    @property
-    def advice(self):
-        return {"text": "lower the learning rate", "source": "the tests"}
-
-    def read(self, view):
-        loss = view.scalars.get("loss", math.nan)
-        verdict = "unknown" if math.isnan(loss) else "met" if loss > 10 else "clear" if loss < 5 else "between"
-        return Reading(verdict, f"loss is {loss}", {"loss": loss, "bad": math.inf})
-
-
-@dataclass(frozen=True)
-class Raises(HighLoss):
-    name: str = "raises"
-
-    def read(self, view):
-        raise ZeroDivisionError(f"on purpose at step {view.step}")
+HIGH_LOSS = load("""
+rules:
+  - name: high-loss
+    family: loss
+    severity: warning
+    title: The loss is high
+    when: {value: [{scalar: loss}], above: 10}
+    clear: {value: [{scalar: loss}], below: 5}
+    for: {samples: 3}
+    evidence: {unbounded: [{scalar: loss}, {times: 1e300}, {times: 1e300}]}
+    advice: lower the learning rate
+    source: the tests
+    origin: convention
+""")
 
 
 @pytest.fixture
 def api(start):
-    return start(rules=[HighLoss()])
+    return start(rules=HIGH_LOSS)
 
 
 @pytest.fixture
@@ -78,8 +65,8 @@ class TestAnAlert:
             "project": "default",
             "run": "gpt",
             "attempt": 1,
-            "rule": "high_loss",
-            "rule_version": None,
+            "rule": "high-loss",
+            "rule_version": 1,
             "family": "loss",
             "severity": "warning",
             "state": "firing",
@@ -91,7 +78,7 @@ class TestAnAlert:
             "acknowledged_by": None,
             "note": None,
             "silenced": False,
-            "summary": "loss is 20.0",
+            "summary": "The loss is high: loss is 20 (above 10).",
             "evidence": told[0]["evidence"],
             "advice": {"text": "lower the learning rate", "source": "the tests"},
             "opened_at": 0,
@@ -117,16 +104,17 @@ class TestAnAlert:
     def test_keeps_the_evidence_of_its_firing(self, api, run_id):
         send(api, run_id, [20, 20, 30, 40, 1, 1, 1])
         (alert,) = alerts(api)
-        assert (alert["summary"], alert["evidence"]["loss"]) == ("loss is 30.0", 30.0)
+        assert alert["summary"] == "The loss is high: loss is 30 (above 10)."
+        assert alert["evidence"]["conditions"][0]["seen"] == 30
 
     def test_shows_what_is_not_finite_as_null(self, api, run_id):
-        assert send(api, run_id, [20])[0]["evidence"]["bad"] is None
+        assert send(api, run_id, [20])[0]["evidence"]["numbers"] == {"unbounded": None}
 
     def test_survives_a_restart_in_the_middle_of_pending(self, start):
-        api = start(rules=[HighLoss()])
+        api = start(rules=HIGH_LOSS)
         run_id = api.register()
         send(api, run_id, [20, 20])
-        api = start(rules=[HighLoss()])
+        api = start(rules=HIGH_LOSS)
         assert states(alerts(api)) == [("pending", 0, None, None)]
         assert states(send(api, run_id, [20], 2)) == [("firing", 0, 2, None)]
 
@@ -150,11 +138,6 @@ class TestFramesThatAreNotEvaluated:
     def test_are_those_that_were_evaluated_before(self, api, run_id):
         send(api, run_id, [20, 20])
         assert states(send(api, run_id, [20, 20])) == [("pending", 0, None, None)]
-
-    def test_are_those_that_come_late(self, api, run_id):
-        send(api, run_id, [20], 10)
-        assert states(send(api, run_id, [20, 20, 20], 3)) == [("pending", 10, None, None)]
-        assert list(api.losses(run_id)) == [3, 4, 5, 10]
 
     def test_are_those_of_an_older_attempt(self, api, run_id):
         api.register(resume_step=100)
@@ -201,13 +184,81 @@ class TestANewAttempt:
         assert states(send(api, run_id, [20, 20, 20], 3, attempt=2)) == [("firing", 3, 5, None)]
 
 
-class TestARuleThatRaises:
-    def test_loses_neither_the_frames_nor_the_other_rules(self, start):
-        api = start(rules=[Raises(), HighLoss()])
+class TestAFrameThatComesLate:
+    def test_is_read_where_it_belongs(self, api, run_id):
+        send(api, run_id, [20], 10)
+        assert states(send(api, run_id, [20, 20, 20], 3)) == [("firing", 3, 5, None)]
+
+    def test_leaves_the_alert_that_was_there_with_its_id(self, api, run_id):
+        (fired,) = send(api, run_id, [20, 20, 20], 10)
+        assert states([fired]) == [("firing", 10, 12, None)]
+        (moved,) = send(api, run_id, [20], 9)
+        assert (moved["alert_id"], states([moved])) == (fired["alert_id"], [("firing", 9, 11, None)])
+
+    def test_may_show_that_an_alert_was_none(self, api, run_id):
+        send(api, run_id, [20], 0)
+        send(api, run_id, [1], 5)
+        assert states(alerts(api)) == [("pending", 0, None, None)]
+        assert send(api, run_id, [1, 1], 2) == []
+
+    def test_does_not_erase_what_people_were_told(self, api, run_id):
+        send(api, run_id, [20, 20], 0)
+        (fired,) = send(api, run_id, [20], 9)
+        send(api, run_id, [1, 1, 1, 1, 1, 1], 2)
+        send(api, run_id, [1, 1, 1], 10)
+        (kept,) = alerts(api)
+        assert (kept["alert_id"], states([kept])) == (fired["alert_id"], [("resolved", 0, 9, 9)])
+
+    def test_may_reopen_what_was_resolved(self, api, run_id):
+        send(api, run_id, [20, 20, 20, 1, 1], 0)
+        assert states(send(api, run_id, [1], 10)) == [("resolved", 0, 2, 10)]
+        assert states(send(api, run_id, [20], 7)) == [("firing", 0, 2, None)]
+
+    def test_is_stored_and_not_judged_when_it_is_too_late(self, api, run_id):
+        send(api, run_id, [1] * 80, 100)
+        assert send(api, run_id, [20, 20, 20], 3) == []
+        assert list(api.losses(run_id))[:3] == [3, 4, 5]
+
+    def test_may_be_late_by_sixteen_frames_at_any_time(self, api, run_id):
+        steps = [step for step in range(80) if step not in (30, 31, 32)]
+        for step in steps[:46]:
+            send(api, run_id, [1], step)
+        send(api, run_id, [20, 20, 20], 30)
+        assert states(alerts(api)) == [("resolved", 30, 32, 35)]
+
+    def test_fills_what_another_writer_left_out_of_its_step(self, start):
+        spread = load("""
+rules:
+  - name: both
+    family: norm
+    severity: info
+    title: Both stages are large
+    when: {value: [{layers: hidden_rms}], above: 1, in: {layers: 3}}
+    for: {samples: 1}
+    advice: a
+    source: s
+    origin: o
+""")
+        api = start(rules=spread)
         run_id = api.register()
-        assert states(send(api, run_id, [20, 20, 20])) == [("firing", 0, 2, None)]
+        nan = math.nan
+        assert api.send_ok(run_id, [layer_frame(0, [2, 2, nan], "hidden_rms")], writer="a")["alerts"] == []
+        assert states(api.send_ok(run_id, [layer_frame(0, [nan, nan, 2], "hidden_rms")], writer="b")["alerts"]) == [
+            ("firing", 0, 0, None)
+        ]
+
+
+class TestRulesThatFail:
+    def test_lose_no_frame(self, api, run_id, monkeypatch):
+        def fail(*_):
+            raise ZeroDivisionError("on purpose")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Evaluator, "advance", fail)
+            assert send(api, run_id, [20, 20, 20]) == []
         assert list(api.losses(run_id)) == [0, 1, 2]
-        assert 'tsemon_rule_errors_total{rule="raises"} 3.0' in api.http.get("/metrics").text
+        assert "tsemon_rule_errors_total 3.0" in api.http.get("/metrics").text
+        assert states(send(api, run_id, [20, 20, 20], 3)) == [("firing", 3, 5, None)]
 
 
 class TestTheListOfAlerts:
@@ -222,13 +273,13 @@ class TestTheListOfAlerts:
         assert runs() == ["b", "a"]
         assert runs(state="firing") == ["a"]
         assert runs(run=ids["b"]) == ["b"]
-        assert runs(rule="high_loss") == ["b", "a"]
+        assert runs(rule="high-loss") == ["b", "a"]
         assert runs(rule="other") == []
         assert runs(severity="critical") == []
 
     def test_since_a_time_has_those_that_changed_since(self, start):
         now = [1000.0]
-        api = start(rules=[HighLoss()], clock=lambda: now[0])
+        api = start(rules=HIGH_LOSS, clock=lambda: now[0])
         old, new = api.register("old"), api.register("new")
         send(api, old, [20])
         now[0] = 2000.0

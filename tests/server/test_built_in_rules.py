@@ -5,10 +5,9 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
-
 from tsemon.wire import Array, Frame
-from tsemon_server.rules import RULES, Track, View, advance
+from tsemon_server.alerts.views import views_of
+from tsemon_server.rules import PACK, Evaluator
 
 from .test_alerts import alerts
 
@@ -28,13 +27,12 @@ def recorded():
 
 def replayed(frames):
     """(rule, pending step, firing step) of everything that fires when the rules read the frames alone."""
-    for rule in RULES:
-        track = Track.from_json(None)
-        for frame in frames:
-            layers = {name: np.frombuffer(values.data, "<f4") for name, values in frame.layers.items()}
-            track, event = advance(rule, track, View(frame.step, frame.scalars, layers))
-            if event is not None and event.kind == "firing":
-                yield rule.name, event.pending_step, event.firing_step
+    evaluator = Evaluator(PACK)
+    state = evaluator.start()
+    for view in views_of(frames, frozenset()):
+        for event in evaluator.advance(state, view):
+            if event.kind == "firing":
+                yield event.rule.name, event.pending_step, event.firing_step
 
 
 class TestTheBuiltInRules:

@@ -7,7 +7,8 @@ import pytest
 
 from tests.server.conftest import loss_frame
 from tsemon.errors import StoreError
-from tsemon_server.housekeeping import LEASE_S, Housekeeping
+from tsemon_server.housekeeping import Housekeeping
+from tsemon_server.rounds import LEASE_S
 from tsemon_server.store import Store
 
 

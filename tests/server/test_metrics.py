@@ -7,7 +7,7 @@ from tsemon.wire import Array, Frame
 from tsemon_server.store import Store
 
 from .conftest import layer_frame, loss_frame
-from .test_alerts import HighLoss
+from .test_alerts import HIGH_LOSS
 
 
 def scrape(api):
@@ -103,9 +103,9 @@ class TestMetrics:
         assert not of_run(api, run_id)
 
     def test_show_alerts_while_they_fire(self, start):
-        api = start(rules=[HighLoss()])
+        api = start(rules=HIGH_LOSS)
         run_id = api.register()
-        firing = ("tsemon_alert_firing", "high_loss", "warning")
+        firing = ("tsemon_alert_firing", "high-loss", "warning")
         api.send_ok(run_id, [loss_frame(0, 20.0)])
         assert firing not in of_run(api, run_id)
         api.send_ok(run_id, [loss_frame(1, 20.0), loss_frame(2, 20.0)])

@@ -23,27 +23,25 @@ class TestTheStateOfTheRules:
     def test_is_what_was_kept_last(self, store, run_id):
         with store.write() as writer:
             assert writer.rule_state(run_id) is None
-            assert writer.rule_turn(run_id) is None
-        for turn, state in ((1, b"\x00one"), (2, b""), (3, bytes(range(256)))):
+        for state in (b"\x00one", b"", bytes(range(256))):
             with store.write() as writer:
-                assert writer.keep_rule_state(run_id, 1, 10 * turn, f"rules {turn}", state) == turn
-            with store.write() as writer:
-                assert writer.rule_state(run_id) == RuleState(1, 10 * turn, turn, f"rules {turn}", state)
-                assert writer.rule_turn(run_id) == (1, turn)
+                writer.keep_rule_state(run_id, 1, state)
+            with store.read() as reader:
+                assert reader.rule_state(run_id) == RuleState(1, state)
 
     def test_is_of_one_run(self, store, api, run_id):
         other = api.register("other")
         with store.write() as writer:
-            writer.keep_rule_state(run_id, 1, 0, "", b"a")
+            writer.keep_rule_state(run_id, 1, b"a")
             assert writer.rule_state(other) is None
-            writer.keep_rule_state(other, 1, 0, "", b"b")
+            writer.keep_rule_state(other, 1, b"b")
             assert writer.rule_state(run_id).state == b"a"
 
     def test_begins_anew_with_an_attempt_and_goes_with_the_run(self, store, api, run_id):
         for forget in (lambda: api.register(resume_step=3), lambda: api.http.delete(f"/api/v1/runs/{run_id}")):
             with store.write() as writer:
-                writer.keep_rule_state(run_id, 1, 0, "", b"a")
-                writer.keep_rule_checkpoint(run_id, 1, 0, "", b"a")
+                writer.keep_rule_state(run_id, 1, b"a")
+                writer.keep_rule_checkpoint(run_id, 1, 0, b"a")
             forget()
             with store.write() as writer:
                 assert writer.rule_state(run_id) is None
@@ -54,7 +52,7 @@ class TestCheckpointsOfTheRules:
     def keep(self, store, run_id, *steps, attempt=1):
         for step in steps:
             with store.write() as writer:
-                writer.keep_rule_checkpoint(run_id, attempt, step, "rules", b"at %d" % step)
+                writer.keep_rule_checkpoint(run_id, attempt, step, b"at %d" % step)
 
     def steps(self, store, run_id, attempt=1):
         with store.write() as writer:
@@ -64,7 +62,7 @@ class TestCheckpointsOfTheRules:
         self.keep(store, run_id, 10, 20, 30, 40)
         with store.write() as writer:
             found = writer.rule_checkpoints(run_id, 1)
-        assert found == [RuleCheckpoint(step, "rules", b"at %d" % step) for step in (40, 30)]
+        assert found == [RuleCheckpoint(step, b"at %d" % step) for step in (40, 30)]
 
     def test_are_written_anew_from_a_step_on(self, store, run_id):
         self.keep(store, run_id, 10, 20, 19)

@@ -144,6 +144,15 @@ class TestAttach:
             train(model, forward, 1, monitor)
         assert set(frames_in(tmp_path)[0]["layers"]) == {"token_similarity"}
 
+    def test_tells_which_blocks_have_no_trainable_parameter(self, tmp_path):
+        model, _ = zoo.torch_encoder()
+        model.layers[0].requires_grad_(False)
+        model.layers[2].requires_grad_(False)
+        model.layers[2].linear1.bias.requires_grad_(True)
+        with tsemon.attach(model, run="r", spool_dir=tmp_path):
+            (path,) = find_spools(tmp_path)
+            assert json.loads((path / "run.json").read_bytes())["frozen_blocks"] == [0]
+
     def test_raises_for_a_model_without_transformer_blocks(self, tmp_path):
         with pytest.raises(NoBlocksFound, match="found no transformer blocks in Linear"):
             tsemon.attach(torch.nn.Linear(2, 2), run="r", spool_dir=tmp_path)

@@ -54,6 +54,11 @@ class MainProcessMonitor:
         if self.monitor is not None and self._accelerator.sync_gradients:
             self.monitor.step(loss=loss, **scalars)
 
+    @property
+    def should_stop(self) -> bool:
+        """As `tsemon.Monitor.should_stop`; false in processes that were not attached to."""
+        return self.monitor is not None and self.monitor.should_stop
+
     def state_dict(self) -> dict[str, Any]:
         """As `tsemon.Monitor.state_dict`, so `accelerator.register_for_checkpointing` takes this, too."""
         return {} if self.monitor is None else self.monitor.state_dict()

@@ -40,6 +40,7 @@ class TsemonCallback(Callback):
         if trainer.is_global_zero or "process_group" in self.options:
             options: dict[str, Any] = {"resume": trainer.global_step or None} | self.options
             self.monitor = tsemon.attach(pl_module, trainer.optimizers, **options)
+            self.monitor.schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -47,9 +48,10 @@ class TsemonCallback(Callback):
         if self.monitor is not None and trainer.global_step > self._global_step:
             self._global_step = trainer.global_step
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
-            if loss is not None and self.monitor.is_sampling:
+            if loss is not None and trainer.accumulate_grad_batches > 1:
                 loss = loss * trainer.accumulate_grad_batches  # which Lightning divided it by
             self.monitor.step(loss=loss)
+            trainer.should_stop |= self.monitor.should_stop
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.monitor is not None:

@@ -30,7 +30,8 @@ class TsemonCallback(TrainerCallback):
 
     `loss` is what the Trainer logs: the mean over the steps since its last log. The Trainer keeps the loss of each step to
     itself, and to compute it again would wait for the device. So a logged loss goes into the next frame, once; with
-    `logging_steps` no longer than the time between samples every frame has one.
+    `logging_steps` no longer than the time between samples every frame has one. `loss_mean` and the like are over the logged
+    losses since the frame before.
 
     The Trainer tells nobody that it raised. A run whose end it did not tell of is said to be failed: when its callback
     begins another, when the Trainer is forgotten, and at interpreter exit.
@@ -40,6 +41,8 @@ class TsemonCallback(TrainerCallback):
         self.options = {"run": run} | options
         self.monitor: tsemon.Monitor | None = None
         self._loss: float | None = None
+        self._is_new = False
+        """Whether no step was told of `_loss` yet."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -49,6 +52,7 @@ class TsemonCallback(TrainerCallback):
         if state.is_world_process_zero or "process_group" in self.options:
             options: dict[str, Any] = {"resume": state.global_step or None} | self.options
             self.monitor = tsemon.attach(kwargs["model"], kwargs["optimizer"], **options)
+            self.monitor.schedulers = [kwargs["lr_scheduler"]]
             # At exit it is registered after, so called before, the monitor's own end, which knows of no failure here.
             atexit.register(weakref.finalize(self, self.monitor.close, state="failed"))
 
@@ -60,14 +64,17 @@ class TsemonCallback(TrainerCallback):
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        self._loss = (logs or {}).get("loss", self._loss)
+        if logs is not None and "loss" in logs:
+            self._loss, self._is_new = logs["loss"], True
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.monitor is not None:
             is_sampled = self.monitor.is_sampling
-            self.monitor.step(loss=self._loss)
+            self.monitor.step(loss=self._loss if is_sampled or self._is_new else None)
+            self._is_new = False
             if is_sampled:
                 self._loss = None
+            control.should_training_stop |= self.monitor.should_stop
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -42,11 +42,14 @@ class Inputs(NamedTuple):
         return Inputs(_map(self.args, change), _map(self.kwargs, change))
 
     @property
+    def tensors(self) -> Iterator[Tensor]:
+        """All of them, however they are nested."""
+        return _tensors([*self.args, *self.kwargs.values()])
+
+    @property
     def batch_size(self) -> int | None:
         """The first axis of the first tensor that has several."""
-        return next(
-            (tensor.shape[0] for tensor in _tensors([*self.args, *self.kwargs.values()]) if tensor.ndim > 1), None
-        )
+        return next((tensor.shape[0] for tensor in self.tensors if tensor.ndim > 1), None)
 
 
 class HeldBatch:

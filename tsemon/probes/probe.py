@@ -19,6 +19,8 @@ from tsemon.probes.extra_pass import ExtraPass
 from tsemon.probes.feedforward import FeedForwardProbe
 from tsemon.probes.held import HeldBatch, ProbeBatch
 from tsemon.probes.hooks import Guard, Hooks, Span
+from tsemon.probes.inputs import InputProbe
+from tsemon.probes.losses import LossProbe
 from tsemon.probes.mixing import MixingProbe
 from tsemon.probes.outputs import OutputProbe
 from tsemon.probes.padding import Padding
@@ -74,6 +76,8 @@ class Probe:
         self._held = HeldBatch(model, probe_batch, can_cut=not any(block.tokens_first for block in blocks))
         self._plain_pass, self._scaled_pass = ExtraPass(self._held), ExtraPass(self._held)
         self._saturation = SaturationProbe(model, blocks, depth, self._padding)
+        self._losses = LossProbe()
+        self._inputs = InputProbe()
         self._parts: dict[str, Part] = {
             "activations": ActivationProbe(blocks, depth, states, self._calls),
             "escalation": EscalationProbe(blocks, depth, states, self._calls),
@@ -84,6 +88,8 @@ class Probe:
             "outputs": OutputProbe(self._path, blocks, depth, self._padding),
             "parameters": ParameterProbe(model, blocks, depth, optimizers, ranks),
             "saturation": self._saturation,
+            "losses": self._losses,
+            "inputs": self._inputs,
         }
         self._saw_train_mode: bool | None = None
         self._is_open = self._is_hidden = self._is_in_extra_pass = False
@@ -116,8 +122,16 @@ class Probe:
                 part.arm(self._outer)
         if not self._runs_compiled():
             self._watch_passes(self._outer)
-        if not self._held.is_final and (self._saturation.needs_passes or self._runs_compiled()):
-            self._hold_inputs()
+        must_hold = not self._held.is_final and (self._saturation.needs_passes or self._runs_compiled())
+        takers = [self._held.take] * must_hold + [self._inputs.take] * bool(self._inputs.wanted)
+        if takers:
+            self._watch_inputs(takers)
+
+    def take_loss(self, loss: object) -> None:
+        """Remember the loss of a step, sampled or not, for the next sample. A microsecond: it is called at every step."""
+        self._losses.add(loss)
+        if self._losses.is_full:
+            self._guard.run(self._losses.stack)
 
     def _watch_passes(self, hooks: Hooks) -> None:
         """Be there when a pass comes through the gate."""
@@ -205,12 +219,13 @@ class Probe:
             }
         self.not_measured |= {metric: reason for metric, reason in why.items() if metric in part.wanted}
 
-    def _hold_inputs(self) -> None:
-        """Take the inputs of the outermost module through which a training pass comes."""
+    def _watch_inputs(self, takers: Collection[Callable[..., None]]) -> None:
+        """Show them the inputs of the outermost modules through which a training pass comes."""
 
         def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._guard.is_grad_enabled:
-                self._held.take(module, args, kwargs)
+                for taker in takers:
+                    taker(module, args, kwargs)
 
         for module in self._path:
             if getattr(module, "_compiled_call_impl", None) is None:

@@ -57,13 +57,13 @@ class Seen:
 
     def __init__(self, x: Tensor) -> None:
         self._x = weakref.ref(x)
-        self._version = _version(x)
+        self._version = version_of(x)
 
     def is_still(self, x: Tensor) -> bool:
-        return self._x() is x and _version(x) == self._version
+        return self._x() is x and version_of(x) == self._version
 
 
-def _version(x: Tensor) -> int | None:
+def version_of(x: Tensor) -> int | None:
     return None if x.is_inference() else x._version
 
 

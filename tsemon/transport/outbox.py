@@ -112,7 +112,8 @@ class Outbox:
         self._is_delivered = False
         self._said: set[str] = set()
         self._alerts: tuple[Alert, ...] = ()
-        self._known_alerts: dict[str, Alert] = {}
+        self._told_alerts: dict[str, Alert] = {}
+        """Those of which there was an event when they began, and none yet of their end."""
         self._events: SimpleQueue[Alert] = SimpleQueue()
 
         self._is_closed = False
@@ -157,7 +158,7 @@ class Outbox:
         return True
 
     def alerts(self) -> list[Alert]:
-        """What the service said last: the alerts of the run that are pending or firing, and those just resolved."""
+        """What the service said last: the alerts of the run that are pending or active, and those just resolved."""
         return list(self._alerts)
 
     def take_events(self) -> list[Alert]:
@@ -168,12 +169,17 @@ class Outbox:
                 events.append(self._events.get_nowait())
         return events
 
+    @property
+    def num_dropped(self) -> int:
+        """Samples and frames that were given up so far."""
+        return self._num_queue_dropped + self._spool.num_dropped + self._overflow.num_dropped
+
     def stats(self) -> OutboxStats:
         courier, spool, overflow = self._courier, self._spool, self._overflow
         return OutboxStats(
             num_sent=courier.num_sent if courier else 0,
             num_pending=self._queue.qsize() + spool.num_unsent + overflow.num_unsent,
-            num_dropped=self._num_queue_dropped + spool.num_dropped + overflow.num_dropped,
+            num_dropped=self.num_dropped,
             num_refused=courier.num_refused if courier else 0,
             num_failed_samples=self._num_failed_samples,
             last_error=self._last_error,
@@ -355,7 +361,7 @@ class Outbox:
         self._last_error = str(error) if is_ours else f"delivery failed: {type(error).__name__}: {error}"
         if isinstance(error, (UnknownRun, UnknownAttempt)):
             # Its alerts went with it.
-            self._alerts, self._known_alerts = (), {}
+            self._alerts, self._told_alerts = (), {}
             self._warn(
                 "server",
                 f"{error}; the run is registered again, but what had arrived before is gone with its database",
@@ -379,20 +385,26 @@ class Outbox:
         self._put_off_beat()
         try:
             alerts = tuple(Alert.from_json(alert) for alert in reply["alerts"])
-            known = self._known_alerts
+            told = self._told_alerts
             for alert in alerts:
-                before = known.get(alert.alert_id)
-                if alert.state != "pending" and (before is None or _told_state(before) != _told_state(alert)):
+                if alert.is_active and alert.alert_id not in told:
+                    told[alert.alert_id] = alert
+                    self._events.put(alert)
+                elif alert.state == "resolved" and (alert.alert_id in told or not self._has_known(alert)):
+                    told.pop(alert.alert_id, None)
                     self._events.put(alert)
             # One that fired and is not there any more was resolved in a reply that got lost or went to another writer.
             present = {alert.alert_id for alert in alerts}
-            for alert in known.values():
-                if alert.is_firing and alert.alert_id not in present:
-                    self._events.put(dataclasses.replace(alert, state="resolved"))
+            for alert_id in [alert_id for alert_id in told if alert_id not in present]:
+                self._events.put(dataclasses.replace(told.pop(alert_id), state="resolved"))
         except (KeyError, TypeError, AttributeError) as error:
             self._warn("alerts", f"the service's alerts cannot be read ({error!r}); frames are delivered all the same")
             return
-        self._alerts, self._known_alerts = alerts, {alert.alert_id: alert for alert in alerts}
+        self._alerts = alerts
+
+    def _has_known(self, alert: Alert) -> bool:
+        """Whether the reply before said the same of it."""
+        return any((known.alert_id, known.state) == (alert.alert_id, alert.state) for known in self._alerts)
 
     # -- any thread
 
@@ -413,8 +425,3 @@ class Outbox:
         except Exception as error:
             self._last_error = str(error)
             self._warn(kind, str(error))
-
-
-def _told_state(alert: Alert) -> str:
-    """That somebody has seen to an alert is no news to the training run."""
-    return "firing" if alert.is_firing else alert.state

@@ -9,9 +9,19 @@ from tsemon.wire import Alert, Frame, RunState
 
 
 class SilentOutbox:
-    """Sends nothing: rank 0 sends for the whole group, and alerts ride back to it alone."""
+    """Sends nothing: rank 0 sends for the whole group, and is the one to which alerts ride back."""
 
     step = 0
+    num_dropped = 0
+
+    def __init__(self) -> None:
+        self._alerts: dict[str, Alert] = {}
+
+    def hear(self, alert: Alert) -> None:
+        """Take it from rank 0 that an alert has changed."""
+        self._alerts[alert.alert_id] = alert
+        if alert.state == "resolved":
+            del self._alerts[alert.alert_id]
 
     def resume_at(self, step: int) -> None:
         pass
@@ -20,7 +30,7 @@ class SilentOutbox:
         return True
 
     def alerts(self) -> list[Alert]:
-        return []
+        return list(self._alerts.values())
 
     def take_events(self) -> list[Alert]:
         return []

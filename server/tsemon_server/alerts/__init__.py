@@ -1,103 +1,22 @@
-"""Lets the rules read each new frame of a run, and keeps the alerts that come of it.
+"""What comes of the rules: alerts that open, fire and end, and what people do about them."""
 
-Runs inside the transaction that stores the frames: an alert is visible before the frame that caused it is acknowledged,
-and a server that dies in between has stored neither. What a rule remembers is stored too: a restart forgets nothing.
-"""
-
-from __future__ import annotations
-
-import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import numpy as np
 from fastapi import APIRouter
 
-from tsemon.wire import Frame
-from tsemon_server.alerts import routes, rule_routes
+from tsemon_server.alerts import care, editing
+from tsemon_server.alerts.active import ActiveRules, InForce
 from tsemon_server.alerts.rulebook import Rulebook
-from tsemon_server.rules import Evaluator, Event, View
-from tsemon_server.store import Store, Writer
+from tsemon_server.alerts.watch import Watch
+from tsemon_server.store import Store
 
-__all__ = ["BODIES", "Rulebook", "Watch", "make_router"]
+__all__ = ["BODIES", "ActiveRules", "InForce", "Rulebook", "Watch", "make_router"]
 
-BODIES = (*routes.BODIES, *rule_routes.BODIES)
+BODIES = (*care.BODIES, *editing.BODIES)
+"""Of all requests."""
 
-log = logging.getLogger(__name__)
 
-
-def make_router(store: Store, rulebook: Rulebook) -> APIRouter:
-    """Routes by which people see to alerts and edit rules."""
+def make_router(store: Store, rulebook: Rulebook, active: ActiveRules) -> APIRouter:
+    """Routes by which people see to alerts, and edit and try rules."""
     router = APIRouter()
-    router.include_router(routes.make_router(store))
-    router.include_router(rule_routes.make_router(store, rulebook))
+    router.include_router(care.make_router(store))
+    router.include_router(editing.make_router(store, rulebook, active))
     return router
-
-
-class Watch:
-    """The rules at work. `on_error` is told the name of a rule that raised."""
-
-    def __init__(self, rulebook: Rulebook, on_error: Callable[[str], None] = lambda _: None) -> None:
-        self._rulebook = rulebook
-        self._evaluator = Evaluator(())
-        self._on_error = on_error
-
-    def observe(self, writer: Writer, run_id: str, attempt: int, frames: Sequence[Frame]) -> list[int]:
-        """Evaluate the rules on `frames` of the current attempt in step order; the ids of the alerts this resolved.
-
-        A frame whose step was evaluated already, or is before that, is late: the rules have moved on.
-        """
-        rules = self._rulebook.active(writer)
-        if self._evaluator.rules != tuple(rule for rule in rules if rule.on == "frame"):
-            self._evaluator = Evaluator(rules)
-        known = writer.rule_state(run_id)
-        is_known = known is not None and known.attempt == attempt
-        state = self._evaluator.load(known.state) if known and is_known else self._evaluator.start()
-        resolved = list[int]()
-        for frame in sorted(frames, key=lambda frame: (frame.step, frame.seq)):
-            for event in self._evaluator.advance(state, _view(frame)):
-                resolved += _apply(writer, run_id, attempt, event)
-        writer.keep_rule_state(run_id, attempt, state.last_step or 0, "", self._evaluator.dump(state))
-        return resolved
-
-
-def _view(frame: Frame) -> View:
-    layers = {name: np.frombuffer(values.data, "<f4") for name, values in frame.layers.items()}
-    heads = {name: np.frombuffer(values.data, "<f4").reshape(values.shape) for name, values in frame.heads.items()}
-    return View(frame.step, frame.scalars, layers, heads)
-
-
-def _apply(writer: Writer, run_id: str, attempt: int, event: Event) -> list[int]:
-    """Write what the event says; the id of the alert that it resolved."""
-    rule = event.rule
-    seen: dict[str, Any] = {
-        "pending_step": event.pending_step,
-        "firing_step": event.firing_step,
-        "summary": event.summary,
-        "evidence": strict(event.evidence),
-    }
-    if event.kind == "withdrawn":
-        writer.withdraw_alert(run_id, rule.name)
-    elif event.kind == "resolved":
-        # Summary and evidence stay those of the firing: they are the reason to look at it afterwards.
-        ended = writer.change_alert(run_id, rule.name, "firing", state="resolved", resolved_step=event.resolved_step)
-        return [] if ended is None else [ended]
-    elif event.kind == "pending" or writer.change_alert(run_id, rule.name, "pending", state="firing", **seen) is None:
-        version = writer.version_of(rule.name, rule.digest)
-        about = {"family": rule.family, "severity": rule.severity, "rule_version": version, "advice": event.advice}
-        writer.open_alert(run_id, attempt, rule.name, state=event.kind, **about, **seen)
-    return []
-
-
-def strict(value: Any) -> Any:
-    """`value` as strict JSON can carry it: numpy becomes plain, what is not finite becomes None."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(item) for item in value]
-    return value

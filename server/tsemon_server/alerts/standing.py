@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from tsemon_server.alerts.active import InForce
 from tsemon_server.rules import Evaluator, Rule, RuleStatus, State, UnreadableState
 from tsemon_server.rules.program import Program
 from tsemon_server.rules.rule import compile_rule
@@ -39,12 +40,12 @@ class RuleStandings(Record):
     """The rules that are in force."""
 
 
-def standings(reader: Reader, rules: Sequence[Rule], run_id: str) -> RuleStandings:
+def standings(reader: Reader, in_force: InForce, run_id: str) -> RuleStandings:
     """Read from what the rules remember. Raises UnknownRun."""
     run = reader.run_detail(run_id)
-    evaluator = Evaluator(rules)
-    state = _state(reader, evaluator, run_id, run.attempt)
-    found = [*evaluator.statuses(state), *_of_the_clock(rules, reader.alerts_to_tell(run_id))]
+    state = _state(reader, in_force.evaluator, run_id, run.attempt)
+    on_clock = _of_the_clock(in_force.on_clock.rules, reader.alerts_to_tell(run_id))
+    found = [*in_force.evaluator.statuses(state), *on_clock]
     return RuleStandings(step=state.last_step, rules=[_standing(status, run.metrics) for status in found])
 
 
@@ -63,7 +64,7 @@ def _of_the_clock(rules: Sequence[Rule], alerts: Iterable[Alert]) -> list[RuleSt
     states: dict[str, Literal["pending", "firing"]] = {
         alert.rule: "pending" if alert.state == "pending" else "firing" for alert in alerts
     }
-    return [RuleStatus(rule, states.get(rule.name, "quiet"), None) for rule in rules if rule.on == "clock"]
+    return [RuleStatus(rule, states.get(rule.name, "quiet"), None) for rule in rules]
 
 
 def _standing(status: RuleStatus, recorded: Recorded) -> RuleStanding:

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from tsemon.wire import AlertState, RunState
 from tsemon_server.queries import service
 from tsemon_server.queries.export import ExportFormat
-from tsemon_server.store import Alert, RunDetail, RunOrder, Store
+from tsemon_server.store import Alert, DeliveryStatus, RunDetail, RunOrder, Store
 
 RunId = Annotated[str, Path(description="The run's id, as the registration answered it.", max_length=64)]
 Limit = Annotated[int, Query(ge=1, le=1000, description="At most so many entries.")]
@@ -170,5 +170,15 @@ def make_router(store: Store) -> APIRouter:
         """One alert."""
         with store.read() as reader:
             return reader.alert(alert_id)
+
+    @router.get("/notifications")
+    def list_notifications(
+        receiver: Annotated[str | None, Query(description="Only to this receiver.")] = None,
+        status: Annotated[DeliveryStatus | None, Query(description="Only with this status.")] = None,
+        limit: Limit = 50,
+        cursor: Cursor = None,
+    ) -> service.NotificationPage:
+        """What receivers were told of alerts, and are to be told, newest first."""
+        return service.list_notifications(store, receiver=receiver, status=status, limit=limit, cursor=cursor)
 
     return router

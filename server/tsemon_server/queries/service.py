@@ -18,7 +18,9 @@ from tsemon_server.queries.reduce import bucketed
 from tsemon_server.store import (
     Alert,
     Cells,
+    DeliveryStatus,
     Kind,
+    Notification,
     Place,
     Points,
     Reader,
@@ -116,6 +118,15 @@ class AlertPage(Record):
     """Give this as `cursor` for the alerts that follow; null at the end."""
 
 
+class NotificationPage(Record):
+    """Some of what receivers were told."""
+
+    notifications: list[Notification]
+    """What they were told or are to be told, newest first."""
+    next_cursor: str | None
+    """Give this as `cursor` for those that follow; null at the end."""
+
+
 def list_runs(
     store: Store,
     *,
@@ -177,6 +188,16 @@ def list_alerts(
         )
     key = (int(alerts[limit - 1].alert_id),) if len(alerts) > limit else None
     return AlertPage(alerts=alerts[:limit], next_cursor=_cursor("alerts", key))
+
+
+def list_notifications(
+    store: Store, *, receiver: str | None, status: DeliveryStatus | None, limit: int, cursor: str | None
+) -> NotificationPage:
+    """A page of what receivers were told, and are to be told."""
+    after = _place(cursor, "notifications", (int,))
+    found = store.notices.log(receiver=receiver, status=status, limit=limit + 1, after=after)
+    key = (int(found[limit - 1].notification_id),) if len(found) > limit else None
+    return NotificationPage(notifications=found[:limit], next_cursor=_cursor("notifications", key))
 
 
 def series(

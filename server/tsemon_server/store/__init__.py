@@ -18,7 +18,9 @@ from tsemon_server.store.engine import Database, without_password
 from tsemon_server.store.exporting import Export, Piece
 from tsemon_server.store.group_commit import GroupCommit
 from tsemon_server.store.leases import drop_lease, hold_lease
+from tsemon_server.store.liveness import RunningRun, Watched
 from tsemon_server.store.metric import MetricReader, Points, Samples, shift_of
+from tsemon_server.store.notices import DeliveryStatus, Due, NoticeKind, Notices, Notification, Plan
 from tsemon_server.store.packing import Kind
 from tsemon_server.store.purging import forgotten_runs, remove_slice, remove_tombstone
 from tsemon_server.store.reading import FiringAlert, LiveRun, Place, Reader, RunOrder
@@ -56,6 +58,8 @@ __all__ = [
     "Cells",
     "Checked",
     "Definition",
+    "DeliveryStatus",
+    "Due",
     "Export",
     "Finding",
     "FiringAlert",
@@ -63,10 +67,14 @@ __all__ = [
     "Latest",
     "LiveRun",
     "MetricReader",
+    "NoticeKind",
+    "Notices",
+    "Notification",
     "Origin",
     "PastFrame",
     "Piece",
     "Place",
+    "Plan",
     "Points",
     "Reader",
     "Record",
@@ -81,10 +89,12 @@ __all__ = [
     "Run",
     "RunDetail",
     "RunOrder",
+    "RunningRun",
     "Samples",
     "Silence",
     "Sizes",
     "Store",
+    "Watched",
     "Writer",
     "backup",
     "merged",
@@ -116,6 +126,7 @@ class Store:
         self._commits: GroupCommit[Writer] | None = None
         self._lock = threading.Lock()
         self.where = self._database.where
+        self.notices = Notices(self._database, clock)
 
     @contextmanager
     def read(self) -> Iterator[Reader]:

@@ -8,7 +8,16 @@ from tsemon_server.store import schema
 
 SLICE_ROWS = {"frame": 500, "chunk": 20, "block": 100, "segment": 500, "settled": 500}
 """So many rows of each table go in one transaction, for which writers wait: a chunk may take a megabyte."""
-_SMALL = (schema.attempt, schema.layout, schema.alert, schema.rule_state, schema.rule_checkpoint)
+_SMALL = (
+    schema.attempt,
+    schema.layout,
+    schema.alert,
+    schema.rule_state,
+    schema.rule_checkpoint,
+    schema.watched,
+    schema.notice,
+    schema.delivery,
+)
 _LARGE = (schema.frame, schema.chunk, schema.block, schema.segment, schema.settled)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
@@ -30,6 +30,7 @@ from tsemon.wire import AlertState, Frame, RunState
 from tsemon_server.store import schema, silences, versions
 from tsemon_server.store.chunks import DamagedChunk, unpack_samples
 from tsemon_server.store.exporting import Export
+from tsemon_server.store.liveness import RunningRun, Watched, running_runs, watched_runs
 from tsemon_server.store.metric import MetricReader, slot_of
 from tsemon_server.store.packing import Kind, Slot, item_type, unpack
 from tsemon_server.store.prepared import Prepared
@@ -125,7 +126,7 @@ class Reader:
         keys: tuple[ColumnElement[Any], ...] = (schema.run.c.updated_at, schema.run.c.run_id)
         if order.endswith("name"):
             keys = (schema.run.c.run, schema.run.c.project)
-        rows = self._connection.execute(_page(query, keys, order.startswith("-"), limit, after))
+        rows = self._connection.execute(page_of(query, keys, order.startswith("-"), limit, after))
         return [Run.model_validate(_run_fields(row)) for row in rows]
 
     def _run_row(self, run_id: str) -> Row[Any]:
@@ -291,22 +292,22 @@ class Reader:
             (alert.acknowledged_at.is_not(None), is_acknowledged),
             (silences.is_silenced(), is_silenced),
         )
-        query = _alerts().where(*(column == value for column, value in wanted if value is not None))
+        query = select_alerts().where(*(column == value for column, value in wanted if value is not None))
         if since is not None:
             query = query.where(alert.updated_at >= since.timestamp())
-        rows = self._connection.execute(_page(query, (alert.alert_id,), True, limit, after), {"now": self._now})
-        return [_alert(row) for row in rows]
+        rows = self._connection.execute(page_of(query, (alert.alert_id,), True, limit, after), {"now": self._now})
+        return [alert_of(row) for row in rows]
 
     def alert(self, alert_id: str) -> Alert:
         """The alert, or UnknownAlert."""
-        query = _alerts().where(schema.alert.c.alert_id == silences.number_of(alert_id))
+        query = select_alerts().where(schema.alert.c.alert_id == silences.number_of(alert_id))
         row = self._connection.execute(query, {"now": self._now}).one_or_none()
         if row is None:
             raise UnknownAlert(
                 f"no alert has the id {alert_id!r}; GET /api/v1/alerts lists those there are: one that was only pending "
                 "goes away, and so do those of a run that is deleted"
             )
-        return _alert(row)
+        return alert_of(row)
 
     def is_muted(self, alert: Alert) -> bool:
         """Whether nobody is to be told that it fires: somebody has seen to it, or it is silenced now."""
@@ -318,7 +319,7 @@ class Reader:
         if not resolved and _HAS_OPEN_ALERTS.run(self._connection, {"run_id": run_id}).fetchone() is None:
             return []  # as nearly always
         rows = self._connection.execute(_ALERTS_TO_TELL, {"run_id": run_id, "resolved": resolved, "now": self._now})
-        return [_alert(row) for row in rows]
+        return [alert_of(row) for row in rows]
 
     def silences(self) -> list[Silence]:
         """Those that have not ended, the first to end first."""
@@ -351,6 +352,16 @@ class Reader:
     def retentions(self) -> list[Retention]:
         """Of the projects that do not keep all for ever."""
         return retentions(self._connection)
+
+    # For the rules on the clock
+
+    def running_runs(self, heard_since: float) -> list[RunningRun]:
+        """All runs that are running and were heard of since."""
+        return running_runs(self._connection, heard_since)
+
+    def watched_runs(self, run_ids: Iterable[str]) -> list[Watched]:
+        """What is remembered of those of these runs that were looked at before."""
+        return watched_runs(self._connection, run_ids)
 
     # For /metrics
 
@@ -437,7 +448,7 @@ _SHOWN_STATE = case(
 )
 
 
-def _alerts() -> Select[Any]:
+def select_alerts() -> Select[Any]:
     """Alerts as they are at the time `now`."""
     columns = [column for column in schema.alert.c if column is not schema.alert.c.state]
     silenced = silences.is_silenced().label("silenced")
@@ -446,7 +457,7 @@ def _alerts() -> Select[Any]:
     )
 
 
-def _alert(row: Row[Any]) -> Alert:
+def alert_of(row: Row[Any]) -> Alert:
     times = ("opened_at", "updated_at", "acknowledged_at")
     shown = {name: None if (time := getattr(row, name)) is None else utc(time) for name in times}
     return Alert.model_validate({**row._mapping, **shown, "alert_id": str(row.alert_id)})
@@ -457,7 +468,7 @@ def _latest(step: int, time: float, values: Mapping[str, np.ndarray]) -> Latest:
     return Latest(step=step, time=time, scalars=scalars)
 
 
-def _page(
+def page_of(
     query: Select[Any], keys: tuple[ColumnElement[Any], ...], descending: bool, limit: int | None, after: Place | None
 ) -> Select[Any]:
     """`limit` rows in the order of `keys`, from `after` on: by key, so that rows written meanwhile shift nothing."""
@@ -482,7 +493,7 @@ _HAS_OPEN_ALERTS = Prepared(
     .limit(literal_column("1"))
 )
 _ALERTS_TO_TELL = (
-    _alerts()
+    select_alerts()
     .where(
         schema.alert.c.run_id == bindparam("run_id"),
         or_(schema.alert.c.state.in_(OPEN), schema.alert.c.alert_id.in_(bindparam("resolved", expanding=True))),

@@ -119,7 +119,7 @@ class Alert(Record):
     """The attempt in which it opened."""
     rule: str
     """The rule that opened it."""
-    rule_version: int | None
+    rule_version: int | None = None
     """Which version of the rule; null where it opened before versions were kept."""
     family: str
     """The kind of trouble the rule looks for."""
@@ -134,17 +134,17 @@ class Alert(Record):
     """The step at which it had held for long enough."""
     resolved_step: int | None
     """The step at which it was over. A new attempt ends what fires at the step it starts at, but never before it fired."""
-    resolved_reason: ResolvedReason | None
+    resolved_reason: ResolvedReason | None = None
     """clear: the condition was over. Else it still fired: when a new attempt began, when the run ended, when its rule
     was disabled, or when somebody called it over. Null while it is open, and where it was over before reasons were kept.
     """
-    acknowledged_at: datetime | None
+    acknowledged_at: datetime | None = None
     """When somebody said to have seen it; null where nobody did."""
-    acknowledged_by: str | None
+    acknowledged_by: str | None = None
     """Who that was."""
-    note: str | None
+    note: str | None = None
     """What they had to say."""
-    silenced: bool
+    silenced: bool = False
     """Whether a silence applies to it now."""
     summary: str
     """One sentence for people."""

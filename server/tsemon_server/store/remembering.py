@@ -10,27 +10,15 @@ from tsemon_server.store import schema
 from tsemon_server.store.prepared import Prepared
 
 _state, _checkpoint = schema.rule_state.c, schema.rule_checkpoint.c
-_STATE = Prepared(
-    select(_state.attempt, _state.step, _state.turn, _state.fingerprint, _state.state).where(
-        _state.run_id == bindparam("run_id")
-    )
-)
-_TURN = Prepared(select(_state.attempt, _state.turn).where(_state.run_id == bindparam("run_id")))
+_STATE = Prepared(select(_state.attempt, _state.state).where(_state.run_id == bindparam("run_id")))
 _REPLACE_STATE = Prepared(
     update(schema.rule_state)
     .where(_state.run_id == bindparam("which"))
-    .values(
-        attempt=bindparam("attempt"),
-        step=bindparam("step"),
-        turn=_state.turn + 1,
-        fingerprint=bindparam("fingerprint"),
-        state=bindparam("state"),
-    )
-    .returning(_state.turn)
+    .values(attempt=bindparam("attempt"), state=bindparam("state"))
 )
 _INSERT_STATE = Prepared(insert(schema.rule_state))
 _CHECKPOINTS = Prepared(
-    select(_checkpoint.step, _checkpoint.fingerprint, _checkpoint.state)
+    select(_checkpoint.step, _checkpoint.state)
     .where(_checkpoint.run_id == bindparam("run_id"), _checkpoint.attempt == bindparam("attempt"))
     .order_by(_checkpoint.step.desc())
 )
@@ -58,15 +46,9 @@ _INSERT_CHECKPOINT = Prepared(insert(schema.rule_checkpoint))
 
 
 class RuleState(NamedTuple):
-    """How far the rules have read a run, and what they remember of it."""
+    """What the rules remember of a run's attempt."""
 
     attempt: int
-    step: int
-    """The last one that they saw."""
-    turn: int
-    """Counts the writes, from 1: a state of this attempt and this turn is this one."""
-    fingerprint: str
-    """Of the rules whose state it is."""
     state: bytes
 
 
@@ -74,7 +56,6 @@ class RuleCheckpoint(NamedTuple):
     """What the rules remembered of a run's attempt when `step` was the last one that they had seen."""
 
     step: int
-    fingerprint: str
     state: bytes
 
 
@@ -83,20 +64,9 @@ def rule_state(connection: Connection, run_id: str) -> RuleState | None:
     return None if row is None else RuleState(*row)
 
 
-def rule_turn(connection: Connection, run_id: str) -> tuple[int, int] | None:
-    row = _TURN.run(connection, {"run_id": run_id}).fetchone()
-    return None if row is None else (row[0], row[1])
-
-
-def keep_rule_state(
-    connection: Connection, run_id: str, attempt: int, step: int, fingerprint: str, state: bytes
-) -> int:
-    kept = {"attempt": attempt, "step": step, "fingerprint": fingerprint, "state": state}
-    row = _REPLACE_STATE.run(connection, {"which": run_id, **kept}).fetchone()
-    if row is None:
-        _INSERT_STATE.run(connection, {"run_id": run_id, "turn": 1, **kept})
-        return 1
-    return int(row[0])
+def keep_rule_state(connection: Connection, run_id: str, kept: RuleState) -> None:
+    if not _REPLACE_STATE.run(connection, {"which": run_id, **kept._asdict()}).rowcount:
+        _INSERT_STATE.run(connection, {"run_id": run_id, **kept._asdict()})
 
 
 def rule_checkpoints(connection: Connection, run_id: str, attempt: int) -> list[RuleCheckpoint]:

@@ -218,11 +218,6 @@ rule_state = Table(
     metadata,
     Column("run_id", String(32), primary_key=True),
     Column("attempt", Integer, nullable=False),
-    Column("step", BigInteger, nullable=False),  # the last one that the rules saw
-    Column(
-        "turn", BigInteger, nullable=False
-    ),  # counts the writes: who has seen this one need not read the state again
-    Column("fingerprint", String(64), nullable=False),  # of the rules whose state it is
     Column("state", LargeBinary, nullable=False),
 )
 
@@ -233,7 +228,6 @@ rule_checkpoint = Table(
     Column("run_id", String(32), primary_key=True),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
     Column("step", BigInteger, primary_key=True, autoincrement=False),
-    Column("fingerprint", String(64), nullable=False),
     Column("state", LargeBinary, nullable=False),
 )
 
@@ -263,6 +257,54 @@ silence = Table(
     Column("created_at", Float(53), nullable=False),
     Column("created_by", String(128), nullable=False),
     Column("reason", Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+# What the rules on the clock remember of a run: what they saw of its process, and their own memory.
+watched = Table(
+    "watched",
+    metadata,
+    Column("run_id", String(32), primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("pulse", Json, nullable=False),
+    Column("rules", LargeBinary, nullable=False),
+)
+
+# An alert has changed, and who is to hear of it is still to be found out.
+notice = Table(
+    "notice",
+    metadata,
+    Column("alert_id", Integer, primary_key=True, autoincrement=False),
+    Column("kind", String(16), primary_key=True),  # firing or resolved
+    Column("run_id", String(32), nullable=False),
+    Column("queued_at", Float(53), nullable=False),
+)
+
+# What one receiver is to be told, or was: a change of an alert is told to it once.
+delivery = Table(
+    "delivery",
+    metadata,
+    Column("delivery_id", Integer, primary_key=True),
+    Column("run_id", String(32), nullable=False),
+    Column("alert_id", Integer, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("receiver", String(64), nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("is_held", Boolean, nullable=False),  # it was not sent because nobody wanted to hear of it
+    Column("attempts", Integer, nullable=False),
+    Column("error", Text),
+    Column("repeat_s", Float(53)),
+    Column("created_at", Float(53), nullable=False),
+    Column("changed_at", Float(53), nullable=False),
+    Column("tried_at", Float(53)),  # when it was tried in vain first, since it was last sent
+    Column("sent_at", Float(53)),
+    Column("due_at", Float(53)),  # when it is sent, or sent again; NULL once there is nothing more to send
+    UniqueConstraint("alert_id", "kind", "receiver", name="delivery_by_alert"),
+    Index("delivery_by_time", "receiver", "due_at"),
+    Index("delivery_by_topic", "receiver", "topic"),
+    Index("delivery_by_message", "receiver", "sent_at"),
+    Index("delivery_by_run", "run_id"),
     sqlite_autoincrement=True,
 )
 

@@ -26,6 +26,8 @@ from tsemon.errors import UnknownRun, WrongAlertState
 from tsemon.wire import AlertState, Frame, RunState
 from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_missing
+from tsemon_server.store.liveness import Watched, keep_watched
+from tsemon_server.store.notices import NoticeKind, queue_notices
 from tsemon_server.store.packing import Slot, layout_id, pack
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.purging import forget_run
@@ -33,11 +35,11 @@ from tsemon_server.store.reading import OPEN, Reader
 from tsemon_server.store.records import Alert, ResolvedReason, Silence
 from tsemon_server.store.remembering import (
     RuleCheckpoint,
+    RuleState,
     forget,
     keep_rule_checkpoint,
     keep_rule_state,
     rule_checkpoints,
-    rule_turn,
 )
 from tsemon_server.store.retention import Retention
 from tsemon_server.store.settling import PAGE_SEQS, NewestFrame, newest_settled, seqs_of_page
@@ -357,21 +359,17 @@ class Writer(Reader):
 
     # What the rules remember
 
-    def rule_turn(self, run_id: str) -> tuple[int, int] | None:
-        """Attempt and turn of that state: who has seen it need not read it again."""
-        return rule_turn(self._connection, run_id)
-
-    def keep_rule_state(self, run_id: str, attempt: int, step: int, fingerprint: str, state: bytes) -> int:
-        """Replace what the rules remember of the run; the turn of what they remember now."""
-        return keep_rule_state(self._connection, run_id, attempt, step, fingerprint, state)
+    def keep_rule_state(self, run_id: str, attempt: int, state: bytes) -> None:
+        """Replace what the rules remember of the run."""
+        keep_rule_state(self._connection, run_id, RuleState(attempt, state))
 
     def rule_checkpoints(self, run_id: str, attempt: int) -> list[RuleCheckpoint]:
         """What was kept of earlier states, the newest first."""
         return rule_checkpoints(self._connection, run_id, attempt)
 
-    def keep_rule_checkpoint(self, run_id: str, attempt: int, step: int, fingerprint: str, state: bytes) -> None:
+    def keep_rule_checkpoint(self, run_id: str, attempt: int, step: int, state: bytes) -> None:
         """Keep this state and the newest before it; those of other attempts and of this step on are forgotten."""
-        keep_rule_checkpoint(self._connection, run_id, attempt, RuleCheckpoint(step, fingerprint, state))
+        keep_rule_checkpoint(self._connection, run_id, attempt, RuleCheckpoint(step, state))
 
     # Rules
 
@@ -381,13 +379,24 @@ class Writer(Reader):
 
     # Alerts
 
+    def is_running(self, run_id: str, attempt: int) -> bool:
+        """Whether the run is still running, in this attempt; it stays so to the end of this transaction."""
+        c = schema.run.c
+        query = select(c.run_id).where(c.run_id == run_id, c.attempt == attempt, c.state == "running")
+        return self._connection.execute(query.with_for_update()).first() is not None
+
+    def keep_watched(self, watched: Iterable[Watched]) -> None:
+        """Remember this of runs, in place of what was."""
+        keep_watched(self._connection, watched)
+
     def open_alert(self, run_id: str, attempt: int, rule: str, **values: Any) -> None:
         """Add an alert; `values` are the other columns."""
-        self._connection.execute(
-            insert(schema.alert).values(
-                run_id=run_id, attempt=attempt, rule=rule, opened_at=self._now, updated_at=self._now, **values
-            )
+        opened = insert(schema.alert).values(
+            run_id=run_id, attempt=attempt, rule=rule, opened_at=self._now, updated_at=self._now, **values
         )
+        alert_id = self._connection.execute(opened.returning(schema.alert.c.alert_id)).scalar_one()
+        if values["state"] == "firing":
+            self.queue_notice(alert_id, "firing")
 
     def change_alert(self, run_id: str, rule: str, from_state: AlertState, **values: Any) -> int | None:
         """Change the alert of the rule that is in `from_state`; its id, or None where there is none."""
@@ -398,7 +407,51 @@ class Writer(Reader):
             reason = {"resolved_reason": "clear"} if values.get("state") == "resolved" else {}
             changed = update(schema.alert).where(c.alert_id == alert_id)
             self._connection.execute(changed.values(updated_at=self._now, **reason, **values))
+            if values.get("state") in ("firing", "resolved"):
+                self.queue_notice(alert_id, values["state"])
         return alert_id
+
+    def queue_notice(self, alert_id: int, kind: NoticeKind) -> None:
+        """Note that the alert has changed to `kind`, for whoever is to hear of it."""
+        queue_notices(self._connection, self._now, schema.alert.c.alert_id == alert_id, kind)
+
+    def take_back_alerts(
+        self, run_id: str, attempt: int, step: int, rules: Sequence[str]
+    ) -> dict[tuple[str, bool], list[int]]:
+        """Let the alerts of `rules` be as they left them after `step`; those that opened later, in order, by rule and
+        whether they had fired.
+
+        These are neither open nor over until `revise_alert` or `drop_alert` says what they are.
+        """
+        c = schema.alert.c
+        mine = and_(c.run_id == run_id, c.attempt == attempt, c.rule.in_(rules))
+        is_later = and_(mine, c.pending_step > step)
+        later: dict[tuple[str, bool], list[int]] = {}
+        found = select(c.rule, c.firing_step, c.alert_id).where(is_later).order_by(c.alert_id)
+        for rule, firing_step, alert_id in self._connection.execute(found).all():
+            later.setdefault((rule, firing_step is not None), []).append(alert_id)
+        self._connection.execute(update(schema.alert).where(is_later).values(state="revised"))
+        over = {"resolved_step": None, "resolved_reason": None}
+        for when, values in (
+            (c.firing_step > step, {"state": "pending", "firing_step": None, **over}),
+            (and_(c.resolved_step > step, c.resolved_reason == "clear"), {"state": "firing", **over}),
+        ):
+            self._connection.execute(update(schema.alert).where(mine, c.state != "revised", when).values(**values))
+        return later
+
+    def revise_alert(self, alert_id: int, **values: Any) -> None:
+        """Let an alert that was taken back be what `values` say."""
+        over = {"resolved_step": None, "resolved_reason": None}
+        changed = update(schema.alert).where(schema.alert.c.alert_id == alert_id)
+        self._connection.execute(changed.values(updated_at=self._now, **over, **values))
+
+    def drop_alert(self, alert_id: int) -> bool:
+        """Remove an alert that was taken back, or, where it had fired and people were told, call it over: whether so."""
+        c = schema.alert.c
+        self._connection.execute(delete(schema.alert).where(c.alert_id == alert_id, c.firing_step.is_(None)))
+        over = {"state": "resolved", "resolved_step": c.firing_step, "resolved_reason": "clear"}
+        changed = update(schema.alert).where(c.alert_id == alert_id).values(updated_at=self._now, **over)
+        return self._connection.execute(changed).rowcount > 0
 
     def withdraw_alert(self, run_id: str, rule: str) -> None:
         """Forget the rule's pending alert."""
@@ -425,7 +478,10 @@ class Writer(Reader):
             raise WrongAlertState(f"the alert {alert_id} is only pending; it goes away by itself, or fires")
         over = {"state": "resolved", **_over(self._last_step(found.run_id), "by hand")}
         seen = {"acknowledged_at": self._now, "acknowledged_by": by, "note": note}
-        self._change_open(alert_id, schema.alert.c.state == "firing", **over, **seen)
+        c = schema.alert.c
+        is_it = (c.alert_id == number_of(alert_id)) & (c.state == "firing")
+        queue_notices(self._connection, self._now, is_it, "resolved")
+        self._change_open(alert_id, c.state == "firing", **over, **seen)
         return self.alert(alert_id)
 
     def _change_open(self, alert_id: str, where: ColumnElement[bool], **values: Any) -> None:
@@ -443,6 +499,7 @@ class Writer(Reader):
         """Whatever is open ends at `step`: what fires is over, what was pending never was."""
         c = schema.alert.c
         self._connection.execute(delete(schema.alert).where(c.run_id == run_id, c.state == "pending"))
+        queue_notices(self._connection, self._now, (c.run_id == run_id) & (c.state == "firing"), "resolved")
         self._connection.execute(
             update(schema.alert)
             .where(c.run_id == run_id, c.state == "firing")
@@ -453,6 +510,7 @@ class Writer(Reader):
         """The rule looks at no run any more, so what it had opened is over."""
         c = schema.alert.c
         self._connection.execute(delete(schema.alert).where(c.rule == rule, c.state == "pending"))
+        queue_notices(self._connection, self._now, (c.rule == rule) & (c.state == "firing"), "resolved")
         last_step = select(schema.run.c.last_step).where(schema.run.c.run_id == c.run_id).scalar_subquery()
         self._connection.execute(
             update(schema.alert)
@@ -462,12 +520,11 @@ class Writer(Reader):
 
     def _reopen_alerts(self, run_id: str) -> None:
         """The run has not ended after all, so what fired at its end still does."""
-        c = schema.alert.c
-        self._connection.execute(
-            update(schema.alert)
-            .where(c.run_id == run_id, c.resolved_reason == "run ended", c.attempt == self._run_row(run_id).attempt)
-            .values(state="firing", resolved_step=None, resolved_reason=None, updated_at=self._now)
-        )
+        c, of_attempt = schema.alert.c, self._run_row(run_id).attempt
+        did_end = and_(c.run_id == run_id, c.resolved_reason == "run ended", c.attempt == of_attempt)
+        queue_notices(self._connection, self._now, did_end, "firing")
+        again = {"state": "firing", "resolved_step": None, "resolved_reason": None}
+        self._connection.execute(update(schema.alert).where(did_end).values(updated_at=self._now, **again))
 
     def _last_step(self, run_id: str) -> int:
         return self._run_row(run_id).last_step or 0

@@ -117,6 +117,11 @@ class TestLightningsCallback:
         in_float32 = pytest.approx([module.losses[i] for i in (1, 3, 4, 6, 8, 9)], rel=1e-6)
         assert recorded(tmp_path / "run").losses == in_float32
 
+    def test_gives_the_losses_of_steps_between_two_samples_undivided_too(self, fit, tmp_path):
+        module = fit(callback(tmp_path / "run", every=5))
+        mean = recorded(tmp_path / "run").frames[1]["scalars"]["loss_mean"]
+        assert mean == pytest.approx(sum(module.losses[i] for i in (3, 4, 6, 8, 9)) / 5, rel=1e-6)
+
     def test_leaves_the_parameters_bit_equal(self, fit, tmp_path):
         plain, watched = fit(), fit(callback(tmp_path / "run"))
         assert watched.losses == plain.losses

@@ -130,6 +130,11 @@ class TestTheLossInItsFrames:
         run = recorded(tmp_path / "run")
         assert (run.steps, run.losses) == ([0, 4], [None, first])
 
+    def test_has_the_mean_of_all_that_were_logged_since_the_frame_before(self, train, tmp_path):
+        trainer = train(callback(tmp_path / "run", every=3))
+        mean = recorded(tmp_path / "run").frames[1]["scalars"]["loss_mean"]
+        assert mean == pytest.approx(sum(logged_losses(trainer)[:3]) / 3)
+
 
 class TestATrainingThatGoesOnFromACheckpoint:
     def test_goes_on_counting_there(self, train, tmp_path):

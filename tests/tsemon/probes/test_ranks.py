@@ -21,7 +21,9 @@ OF_ITS_OWN_BATCH |= {"output_variation", "dead_units"}
 OF_ITS_OWN_BATCH |= {"saturation", "saturation_scale"}  # of a few sequences that each rank holds
 OF_ITS_OWN_STAGE = {"effective_rank", "value_top_eigenvalue"}
 """Metrics that are finished on the host, where the blocks of other stages are not."""
-OF_ITS_OWN_PROCESS = {"overhead_ratio", "contained_faults"}
+OF_ITS_OWN_PROCESS = {"overhead_ratio", "contained_faults", "dropped_frames"}
+OVER_ALL_LOSSES = {"loss_min", "loss_max", "loss_std"}
+"""Of the losses of each rank, not of their mean."""
 
 
 class Results:
@@ -92,7 +94,7 @@ def assert_same(frames, expected, leaving_out=frozenset()):
                 torch.testing.assert_close(
                     got, wanted, rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
                 )
-        names = set(other["scalars"]) - OF_ITS_OWN_PROCESS - OF_ITS_OWN_BATCH - leaving_out
+        names = set(other["scalars"]) - OF_ITS_OWN_PROCESS - OF_ITS_OWN_BATCH - OVER_ALL_LOSSES - leaving_out
         assert names <= set(frame["scalars"])
         for name in names:
             got, wanted = (math.nan if f["scalars"][name] is None else f["scalars"][name] for f in (frame, other))

@@ -646,7 +646,7 @@ class TestAlerts:
             ("b", "acknowledged")
         ]
         assert self.tell(peer, outbox, sample, alert("a", "firing"), alert("b", "acknowledged")) == []
-        assert [alert.is_firing for alert in outbox.alerts()] == [True, True]
+        assert [alert.is_active for alert in outbox.alerts()] == [True, True]
         assert self.tell(peer, outbox, sample, alert("b", "resolved")) == [("b", "resolved"), ("a", "resolved")]
 
     def test_that_cannot_be_read_do_not_hold_up_frames(self, peer, open_outbox, sample):

@@ -12,14 +12,15 @@ from starlette.concurrency import run_in_threadpool
 
 from tsemon.errors import InvalidArgument
 from tsemon.wire import MAX_BLOCKS
+from tsemon_server.alerts.active import ActiveRules
 from tsemon_server.alerts.rulebook import Rulebook, one_rule
 from tsemon_server.alerts.standing import RuleStandings, standings
+from tsemon_server.alerts.views import views_of
 from tsemon_server.bodies import Body, read_body, read_raw, takes
 from tsemon_server.ingest import FrameBody, to_frame
 from tsemon_server.replay import Attempt, Recording, replay
-from tsemon_server.replay.spools import view_of
 from tsemon_server.replay.stored import StoredRun
-from tsemon_server.rules import Evaluator, Rule, load
+from tsemon_server.rules import Evaluator, load
 from tsemon_server.store import Record, RuleVersion, Store
 
 RuleName = Annotated[str, Path(description="The rule's name.", max_length=128)]
@@ -104,8 +105,8 @@ class Tried(Record):
 BODIES: tuple[type[Body], ...] = (RuleTest,)
 
 
-def make_router(store: Store, rulebook: Rulebook) -> APIRouter:
-    """Routes that read and edit the rules that `rulebook` has in `store`."""
+def make_router(store: Store, rulebook: Rulebook, active: ActiveRules) -> APIRouter:
+    """Routes that read and edit the rules that `rulebook` has in `store`, and try them."""
     router = APIRouter(tags=["rules"])
 
     def newest() -> Rules:
@@ -142,10 +143,11 @@ def make_router(store: Store, rulebook: Rulebook) -> APIRouter:
         def test() -> Tried:
             body = read_body(RuleTest, raw)
             with store.read() as reader:
-                rules = rulebook.active(reader) if body.rules is None else load(body.rules, "rules")
+                given = None if body.rules is None else Evaluator(load(body.rules, "rules"))
+                evaluator = active.of(reader).evaluator if given is None else given
                 if body.run_id is not None:
-                    return _tried(StoredRun(reader, body.run_id), rules)
-            return _tried(_Sent(body), rules)
+                    return _tried(StoredRun(reader, body.run_id), evaluator)
+            return _tried(_Sent(body), evaluator)
 
         return await run_in_threadpool(test)
 
@@ -185,7 +187,7 @@ def make_router(store: Store, rulebook: Rulebook) -> APIRouter:
     def describe_standings(run_id: RunId) -> RuleStandings:
         """How each rule that is in force stands on a run."""
         with store.read() as reader:
-            return standings(reader, rulebook.active(reader), run_id)
+            return standings(reader, active.of(reader), run_id)
 
     return router
 
@@ -197,16 +199,15 @@ class _Sent:
 
     def __init__(self, body: RuleTest) -> None:
         self.problems: list[str] = []
-        frames = [to_frame(sent, body.num_blocks) for sent in body.frames or ()]
-        self._frames = sorted(frames, key=lambda frame: (frame.step, frame.seq))
+        self._frames = [to_frame(sent, body.num_blocks) for sent in body.frames or ()]
         self._frozen = frozenset(body.frozen_blocks)
 
     def attempts(self) -> Iterator[Attempt]:
-        yield Attempt(0, (view_of(frame, self._frozen) for frame in self._frames))
+        yield Attempt(0, views_of(self._frames, self._frozen))
 
 
-def _tried(recording: Recording, rules: tuple[Rule, ...]) -> Tried:
-    replayed = replay(recording, Evaluator(rules))
+def _tried(recording: Recording, evaluator: Evaluator) -> Tried:
+    replayed = replay(recording, evaluator)
     return Tried(
         alerts=[TriedAlert.model_validate(alert, from_attributes=True) for alert in replayed.alerts],
         num_frames=replayed.num_frames,

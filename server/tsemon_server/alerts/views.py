@@ -1,0 +1,49 @@
+"""Frames as rules see them: one view a step, whoever measured what of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tsemon.wire import Array, Frame
+from tsemon_server.rules import View
+
+
+def views_of(frames: Iterable[Frame], frozen: frozenset[int]) -> Iterator[View]:
+    """In the order of steps. Of what several writers measured at one step, each fills what the ones before left out."""
+    for step, group in groupby(sorted(frames, key=lambda frame: (frame.step, frame.seq)), lambda frame: frame.step):
+        first, *others = (_view(frame, frozen) for frame in group)
+        for other in others:
+            first = View(
+                step,
+                {**other.scalars, **first.scalars},
+                _filled(first.layers, other.layers),
+                _filled(first.heads, other.heads),
+                frozen,
+            )
+        yield first
+
+
+def _view(frame: Frame, frozen: frozenset[int]) -> View:
+    layers = {name: _numbers(values) for name, values in frame.layers.items()}
+    return View(frame.step, frame.scalars, layers, {name: _numbers(v) for name, v in frame.heads.items()}, frozen)
+
+
+def _numbers(values: Array) -> NDArray[np.float32]:
+    return np.frombuffer(values.data, "<f4").reshape(values.shape)
+
+
+def _filled(
+    first: Mapping[str, NDArray[np.floating[Any]]], other: Mapping[str, NDArray[np.floating[Any]]]
+) -> dict[str, NDArray[np.floating[Any]]]:
+    """Stages of a pipeline each measure their own blocks, and send NaN for those of the others."""
+    filled = {**other, **first}
+    for name in first.keys() & other.keys():
+        mine, theirs = first[name], other[name]
+        if mine.shape == theirs.shape:
+            filled[name] = np.where(np.isnan(mine), theirs, mine)
+    return filled

@@ -1,0 +1,116 @@
+"""Lets the rules read each new frame of a run, and keeps the alerts that come of it.
+
+Runs inside the transaction that stores the frames: an alert is visible before the frame that caused it is acknowledged,
+and a server that dies in between has stored neither. What the rules remember is stored too: a restart forgets nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tsemon.wire import Frame
+from tsemon_server.alerts.active import ActiveRules, InForce
+from tsemon_server.alerts.book import AlertBook
+from tsemon_server.alerts.views import views_of
+from tsemon_server.rules import Evaluator, State, UnreadableState
+from tsemon_server.store import Writer
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_FRAMES = 16
+"""What the rules remember is kept every so many frames, and the two newest of these stay: so far back a frame may come."""
+KNOWN_RUNS = 512
+
+
+@dataclass
+class _Known:
+    """A state as it was last stored, and what it is: whether it is still the one in the database takes one comparison."""
+
+    raw: bytes
+    evaluator: Evaluator
+    state: State
+
+
+class Watch:
+    """The rules at work. `on_error` is told when they failed."""
+
+    def __init__(self, active: ActiveRules, on_error: Callable[[], None] = lambda: None) -> None:
+        self._active = active
+        self._on_error = on_error
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+
+    def observe(self, writer: Writer, run_id: str, attempt: int, frames: Sequence[Frame]) -> list[int]:
+        """Let the rules read new `frames` of the current attempt, which are stored; the ids of the alerts this resolved."""
+        in_force = self._active.of(writer)
+        state = self._state(writer, in_force.evaluator, run_id, attempt)
+        frozen = frozenset(writer.frozen_blocks(run_id, attempt))
+        book = AlertBook(writer, run_id, attempt, in_force.versions)
+        first_step = min(frame.step for frame in frames)
+        if state.last_step is not None and first_step <= state.last_step:
+            before = self._before(writer, in_force.evaluator, run_id, attempt, first_step, state)
+            if before is not None:
+                # From before the late frame on, all that is stored: the frames at hand are among it.
+                state, since_step = before, -1 if before.last_step is None else before.last_step
+                frames = writer.frames_after(run_id, attempt, since_step)
+                book.go_back_to(since_step, in_force.evaluator.rules)
+        self._read(writer, in_force, state, book, frames, frozen)
+        book.close()
+        self._keep(writer, in_force.evaluator, state, run_id, attempt)
+        return book.resolved
+
+    def _read(
+        self,
+        writer: Writer,
+        in_force: InForce,
+        state: State,
+        book: AlertBook,
+        frames: Sequence[Frame],
+        frozen: frozenset[int],
+    ) -> None:
+        for view in views_of(frames, frozen):
+            try:
+                events = in_force.evaluator.advance(state, view)
+            except Exception:  # a rule is no reason to lose frames
+                log.exception("the rules failed at step %d of run %s; they skip this frame", view.step, book.run_id)
+                self._on_error()
+                continue
+            for event in events:
+                book.enter(event)
+            if state.num_samples % CHECKPOINT_FRAMES == 0 and state.last_step == view.step:
+                writer.keep_rule_checkpoint(book.run_id, book.attempt, view.step, in_force.evaluator.dump(state))
+
+    def _state(self, writer: Writer, evaluator: Evaluator, run_id: str, attempt: int) -> State:
+        stored = writer.rule_state(run_id)
+        if stored is None or stored.attempt != attempt:
+            return evaluator.start()
+        known = self._known.pop(run_id, None)
+        if known is not None and known.raw == stored.state and known.evaluator is evaluator:
+            return known.state
+        return self._loaded(evaluator, stored.state, run_id)
+
+    def _loaded(self, evaluator: Evaluator, raw: bytes, run_id: str) -> State:
+        try:
+            return evaluator.load(raw)
+        except UnreadableState as error:
+            log.error("what the rules remembered of run %s cannot be read, they start anew: %s", run_id, error)
+            self._on_error()
+            return evaluator.start()
+
+    def _before(
+        self, writer: Writer, evaluator: Evaluator, run_id: str, attempt: int, step: int, now: State
+    ) -> State | None:
+        """What the rules remembered before `step`; None where that is too long ago: such a frame is stored, not judged."""
+        for kept in writer.rule_checkpoints(run_id, attempt):
+            if kept.step < step:
+                return self._loaded(evaluator, kept.state, run_id)
+        return evaluator.start() if now.num_samples < 2 * CHECKPOINT_FRAMES else None
+
+    def _keep(self, writer: Writer, evaluator: Evaluator, state: State, run_id: str, attempt: int) -> None:
+        raw = evaluator.dump(state)
+        writer.keep_rule_state(run_id, attempt, raw)
+        self._known[run_id] = _Known(raw, evaluator, state)
+        while len(self._known) > KNOWN_RUNS:
+            self._known.popitem(last=False)

@@ -1,0 +1,3 @@
+"""Tells people and other programs of alerts: who (`configuration`), what (`messages`), how (`channels`, `sending`), when
+(`notifier`).
+"""

@@ -1,0 +1,214 @@
+"""A message in the words of each kind of receiver."""
+
+from __future__ import annotations
+
+import email.utils
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from email.message import EmailMessage
+from email.policy import SMTP
+from typing import Any
+
+from tsemon_server.notify.configuration import Alertmanager, Discord, Email, Receiver, Slack, Webhook
+from tsemon_server.notify.messages import LEVELS, Message, Notice, evidence_of
+from tsemon_server.notify.sending import Post, mail, post
+from tsemon_server.store import Alert
+
+COLOURS = {"info": 0x3B82F6, "warning": 0xF59E0B, "critical": 0xDC2626}
+RESOLVED = 0x16A34A
+
+ALERTMANAGER_FORGETS = timedelta(minutes=5)
+"""What it does not hear of for so long is over for it: some minutes are left for a service that starts anew."""
+
+
+def send(message: Message, receiver: Receiver) -> str:
+    """Send the message; what the receiver answered. Raises NotDelivered."""
+    match receiver:
+        case Email():
+            return mail(as_mail(message, receiver), receiver)
+        case Webhook():
+            request = as_webhook(message, receiver)
+        case Slack():
+            request = as_slack(message, receiver)
+        case Discord():
+            request = as_discord(message, receiver)
+        case Alertmanager():
+            request = as_alerts(message, receiver)
+    return post(request, allow_private=receiver.allow_private)
+
+
+def as_webhook(message: Message, receiver: Webhook) -> Post:
+    """JSON, signed where there is a secret."""
+    about = [_about(message, notice) for notice in message.shown]
+    body = _json(_whole(message, about) | {"num_alerts": len(message.notices), "alerts": about})
+    headers = _authorized(receiver)
+    if receiver.secret is not None:
+        time = str(int(message.time.timestamp()))
+        key = receiver.secret.get_secret_value().encode()
+        signature = hmac.new(key, f"{time}.".encode() + body, hashlib.sha256).hexdigest()
+        headers |= {"X-Tsemon-Timestamp": time, "X-Tsemon-Signature": f"sha256={signature}"}
+    return Post(receiver.url.get_secret_value(), headers, body)
+
+
+def _about(message: Message, notice: Notice) -> dict[str, Any]:
+    alert = notice.alert
+    return {
+        "alert_id": alert.alert_id,
+        "state": notice.kind,
+        "rule": alert.rule,
+        "family": alert.family,
+        "severity": alert.severity,
+        "project": alert.project,
+        "run": alert.run,
+        "run_id": alert.run_id,
+        "step": notice.step,
+        "summary": alert.summary,
+        "evidence": evidence_of(alert),
+        "advice": alert.advice,
+        "url": message.url_of(notice),
+    }
+
+
+def _whole(message: Message, about: list[dict[str, Any]]) -> dict[str, Any]:
+    """The keys that other tools read, and ours: what is not the same in all alerts is null."""
+    is_one = len(message.notices) == 1
+    common = {key: value if is_one else None for key, value in about[0].items()}
+    common |= {key: message.common(key) for key in ("rule", "family", "project", "run", "run_id")}
+    return common | {
+        "level": LEVELS[message.severity] if message.num_firing else "info",
+        "title": message.title,
+        "text": message.text,
+        "timestamp": message.time.isoformat(),
+        "state": message.state,
+        "severity": message.severity,
+        "url": message.url,
+    }
+
+
+def as_slack(message: Message, receiver: Slack) -> Post:
+    """Blocks beside a line in the colour of the severity."""
+    blocks: list[dict[str, Any]] = [
+        {"type": "header", "text": {"type": "plain_text", "text": _cut(f"{_label(message)} {message.title}", 150)}},
+        {"type": "section", "text": {"type": "mrkdwn", "text": _cut(_for_slack(message.text), 3000)}},
+    ]
+    if message.url is not None:
+        blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": f"<{message.url}|Open the page>"}})
+    text = _for_slack(f"{_label(message)} {message.title}")
+    attachment = {"color": f"#{_colour(message):06x}", "fallback": _cut(text, 3000), "blocks": blocks}
+    return Post(receiver.url.get_secret_value(), _JSON, _json({"attachments": [attachment]}))
+
+
+def _for_slack(text: str) -> str:
+    # Whoever names a run writes into our message: `<!channel>` would ring for everybody.
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def as_discord(message: Message, receiver: Discord) -> Post:
+    """An embed in the colour of the severity."""
+    embed = {
+        "title": _cut(f"{_label(message)} {message.title}", 256),
+        "description": _cut(_for_discord(message.text), 4096),
+        "color": _colour(message),
+        "timestamp": message.time.isoformat(),
+        "footer": {"text": f"tsemon, {message.severity}"},
+    } | ({} if message.url is None else {"url": message.url})
+    body = _json({"embeds": [embed], "allowed_mentions": {"parse": []}})
+    return Post(receiver.url.get_secret_value(), _JSON, body)
+
+
+def _for_discord(text: str) -> str:
+    return re.sub(r"([\\*_~`|>\[\]#<@])", r"\\\1", text)
+
+
+def as_mail(message: Message, receiver: Email) -> EmailMessage:
+    """Plain text; messages on the same alerts are one thread."""
+    mail = EmailMessage(SMTP.clone(max_line_length=250))  # or a title would begin on the line after its name
+    mail["Subject"] = _cut(_on_one_line(f"{_label(message)} {message.title}"), 200)
+    mail["From"] = receiver.sender
+    mail["To"] = ", ".join(receiver.to)
+    mail["Date"] = email.utils.format_datetime(message.time)
+    domain = receiver.sender.rpartition("@")[2]
+    mail["Message-ID"] = email.utils.make_msgid("tsemon", domain)
+    thread = "-".join(_on_one_line(str(message.common(name))) for name in ("project", "rule"))
+    mail["References"] = f"<tsemon-{hashlib.sha256(thread.encode()).hexdigest()[:24]}@{domain}>"
+    mail["Auto-Submitted"] = "auto-generated"
+    parts = [message.title, message.text, *([] if message.url is None else [message.url]), *_evidence_lines(message)]
+    mail.set_content("\n\n".join(parts) + "\n")
+    return mail
+
+
+def _evidence_lines(message: Message) -> list[str]:
+    if len(message.notices) != 1 or not (evidence := evidence_of(message.notices[0].alert)):
+        return []
+    return ["Evidence:\n" + "\n".join(f"  {name}: {json.dumps(value)}" for name, value in evidence.items())]
+
+
+def as_alerts(message: Message, receiver: Alertmanager) -> Post:
+    """All alerts, none left out: it goes by what it hears."""
+    url = receiver.url.get_secret_value().rstrip("/").removesuffix("/api/v2/alerts")
+    body = _json([_as_alert(message, notice, receiver.labels) for notice in message.notices])
+    return Post(f"{url}/api/v2/alerts", _authorized(receiver), body)
+
+
+def _as_alert(message: Message, notice: Notice, labels: Mapping[str, str]) -> dict[str, Any]:
+    """Labels say which alert it is: what changes while it fires would make another of it."""
+    alert = notice.alert
+    over = alert.updated_at if notice.kind == "resolved" else message.time + ALERTMANAGER_FORGETS
+    found = {
+        "labels": _labels(alert, labels),
+        "annotations": _annotations(notice),
+        "startsAt": alert.opened_at.isoformat(),
+        "endsAt": over.isoformat(),
+    }
+    url = message.url_of(notice)
+    return found if url is None else found | {"generatorURL": url}
+
+
+def _labels(alert: Alert, labels: Mapping[str, str]) -> dict[str, str]:
+    known = {name: getattr(alert, name) for name in ("run_id", "project", "run", "family", "severity")}
+    return {name: _clean(value) for name, value in {**labels, "alertname": alert.rule, **known}.items() if value}
+
+
+def _annotations(notice: Notice) -> dict[str, str]:
+    alert = notice.alert
+    found = {"summary": alert.summary, "step": str(notice.step), "evidence": json.dumps(evidence_of(alert))}
+    found |= {"advice": alert.advice.get("text", ""), "source": alert.advice.get("source", "")}
+    return {name: _clean(value) for name, value in found.items() if value}
+
+
+def _clean(text: str) -> str:
+    """Without what is no character, which would make it refuse all alerts that come with this one."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _label(message: Message) -> str:
+    return f"[{message.severity}]" if message.num_firing else "[resolved]"
+
+
+def _colour(message: Message) -> int:
+    return COLOURS[message.severity] if message.num_firing else RESOLVED
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def _authorized(receiver: Webhook | Alertmanager) -> dict[str, str]:
+    if receiver.authorization is None:
+        return {**_JSON}
+    return {**_JSON, "Authorization": receiver.authorization.get_secret_value()}
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, allow_nan=False).encode()

@@ -1,0 +1,246 @@
+"""Sends what is to be sent, on threads of its own and in one process of all that serve a database.
+
+One thread has the work and plans who is told of what; one more for each receiver sends, so that one that hangs keeps
+nobody else waiting. What was sent is noted after it was sent: a process that dies in between sends it once more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+
+from tsemon.errors import StoreError
+from tsemon_server.notify.channels import send
+from tsemon_server.notify.configuration import Alertmanager, Configuration, Receiver
+from tsemon_server.notify.messages import Message, Notice
+from tsemon_server.notify.sending import TIMEOUT_S, NotDelivered
+from tsemon_server.store import Alert, Due, Store
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 1.0
+"""Between two looks."""
+LEASE_S = 20.0
+"""How long the others wait for a process that has the work and is not heard of."""
+FIRST_RETRY_S, MAX_RETRY_S = 1.0, 300.0
+"""After a failure; each is followed by a pause that is twice as long, up to this."""
+FULL_S = 3.0
+"""How long a receiver rests that has been sent all it takes in a minute."""
+ALERTMANAGER_BATCH = 500
+"""So many alerts in one request to it."""
+STALE_S = 3600.0
+"""An alert that was over so long ago, and whose end nobody queued, is told to nobody."""
+
+
+HOLD_S = 30.0
+"""How soon it is looked again whether an alert is still silenced."""
+
+
+class Notifier:
+    """Threads that send from `start` to `stop`."""
+
+    def __init__(
+        self,
+        store: Store,
+        configuration: Configuration,
+        clock: Callable[[], float] = time.time,
+        pause_s: float = PAUSE_S,
+        lease_s: float = LEASE_S,
+        first_retry_s: float = FIRST_RETRY_S,
+    ) -> None:
+        self._store, self._configuration = store, configuration
+        self._lease_s = lease_s
+        self._holder = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._held_until = 0.0
+        self._stopped = threading.Event()
+        senders = [
+            _Sender(self, store, configuration, receiver, clock, first_retry_s) for receiver in configuration.receivers
+        ]
+        self._threads = [
+            threading.Thread(target=work, args=(pause_s,), name=f"tsemon-notify-{name}", daemon=True)
+            for name, work in [("plan", self._run), *((sender.name, sender.run) for sender in senders)]
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Return once nothing is on its way any more."""
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(2 * TIMEOUT_S)
+        with suppress(StoreError):  # it runs out
+            self._store.drop_lease("notify", self._holder)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether to end, asked between two looks."""
+        return self._stopped.wait(seconds)
+
+    @property
+    def may_send(self) -> bool:
+        """Whether this process has the work for longer than it takes to send something."""
+        return not self._stopped.is_set() and time.monotonic() + 2 * TIMEOUT_S < self._held_until
+
+    def _run(self, pause_s: float) -> None:
+        while not self.wait(pause_s):
+            with _trouble("notifications wait"):
+                self._renew()
+                while self.may_send and self._store.notices.route(self._configuration.plans):
+                    pass
+
+    def _renew(self) -> None:
+        begun, had_it = time.monotonic(), time.monotonic() < self._held_until
+        if begun + self._lease_s * 0.75 > self._held_until:
+            has_it = self._store.hold_lease("notify", self._holder, self._lease_s)
+            self._held_until = begun + self._lease_s if has_it else 0.0
+            if has_it and not had_it:
+                self._store.notices.drop_others([receiver.name for receiver in self._configuration.receivers])
+
+
+def _is_muted(alert: Alert) -> bool:
+    return alert.state == "acknowledged" or alert.silenced
+
+
+class _Sender:
+    """Sends to one receiver."""
+
+    def __init__(
+        self,
+        notifier: Notifier,
+        store: Store,
+        configuration: Configuration,
+        receiver: Receiver,
+        clock: Callable[[], float],
+        first_retry_s: float,
+    ) -> None:
+        self._notifier, self._notices, self._clock = notifier, store.notices, clock
+        self._configuration, self._receiver = configuration, receiver
+        self._first_retry_s = first_retry_s
+        self._num_failures = 0
+        self._resting_until = 0.0
+        self.name = receiver.name
+
+    def run(self, pause_s: float) -> None:
+        while not self._notifier.wait(pause_s):
+            if self._notifier.may_send and time.monotonic() >= self._resting_until:
+                with _trouble(f"notifications to {self.name} wait"):
+                    self._send_due()
+
+    def _send_due(self) -> None:
+        due = self._without_idle(self._without_muted(self._notices.due(self.name)))
+        if not due:
+            return
+        num_free = self._receiver.max_per_minute - self._notices.num_messages(self.name, 60.0)
+        if num_free <= 0:
+            self._rest(FULL_S)
+        for batch in self._batches(due, num_free):
+            if not (self._notifier.may_send and self._send(batch)):
+                return
+
+    def _without_muted(self, due: Sequence[Due]) -> list[Due]:
+        """Nobody is told of what was silenced or seen to. That it is over is told to those who heard of it."""
+        muted = [item for item in due if item.kind == "firing" and _is_muted(item.alert)]
+        if muted:
+            self._notices.hold([item.delivery_id for item in muted], HOLD_S)
+        return [item for item in due if item not in muted]
+
+    def _without_idle(self, due: Sequence[Due]) -> list[Due]:
+        """Those that are to be told now: still firing, or over."""
+        told = [item for item in due if item.kind == "resolved" or item.alert.state in ("firing", "acknowledged")]
+        # What is over waits for its end to be planned, and is told together with it.
+        stale_before = datetime.fromtimestamp(self._clock() - STALE_S, UTC)
+        idle = [item.delivery_id for item in due if item not in told and item.alert.updated_at < stale_before]
+        if idle:
+            self._notices.drop(idle)
+        return told
+
+    def _batches(self, due: Sequence[Due], num_free: int) -> list[list[Due]]:
+        """One message per topic; where that is more than the receiver takes in a minute, the last one has the rest."""
+        if isinstance(self._receiver, Alertmanager):
+            found = [list(due[start : start + ALERTMANAGER_BATCH]) for start in range(0, len(due), ALERTMANAGER_BATCH)]
+            return found[: max(num_free, 0)]
+        topics: dict[str, list[Due]] = {}
+        for item in due:
+            topics.setdefault(item.topic, []).append(item)
+        found = list(topics.values())
+        if num_free <= 0 or len(found) <= num_free:
+            return found[: max(num_free, 0)]
+        return [*found[: num_free - 1], [item for batch in found[num_free - 1 :] for item in batch]]
+
+    def _send(self, batch: Sequence[Due]) -> bool:
+        """Whether the receiver can be sent more."""
+        notices = [Notice(item.kind, item.alert, item.status == "sent") for item in batch]
+        message = Message(notices, self._configuration.base_url, datetime.fromtimestamp(self._clock(), UTC))
+        ids = [item.delivery_id for item in batch]
+        try:
+            send(message, self._receiver)
+        except NotDelivered as error:
+            return self._note_failure(batch, error)
+        except Exception as error:  # a slip of ours: the same message would meet it again
+            log.error("%s", _place_of(error))
+            return self._note_failure(
+                batch, NotDelivered("it could not be written; the log tells where", is_final=True)
+            )
+        self._note(lambda: self._notices.note_sent(ids))
+        if self._num_failures:
+            log.warning("notifications to %s go on", self.name)
+        self._num_failures = 0
+        return True
+
+    def _note_failure(self, batch: Sequence[Due], error: NotDelivered) -> bool:
+        since = self._clock() - self._configuration.give_up_after
+        lost = [i.delivery_id for i in batch if error.is_final or (i.tried_at is not None and i.tried_at < since)]
+        kept = [item.delivery_id for item in batch if item.delivery_id not in set(lost)]
+        if lost:
+            log.error("%d notifications to %s are given up: %s", len(lost), self.name, error)
+            self._note(lambda: self._notices.note_failed(lost, str(error)))
+        if error.is_final:
+            return True
+        if not self._num_failures:  # said once an outage
+            log.warning("notifications to %s wait: %s", self.name, error)
+        pause_s = max(
+            error.retry_after_s, min(self._first_retry_s * 2**self._num_failures, MAX_RETRY_S) * random.uniform(0.5, 1)
+        )
+        self._num_failures = min(self._num_failures + 1, 16)
+        self._rest(pause_s)
+        self._note(lambda: self._notices.note_tried(kept, str(error), pause_s))
+        return False
+
+    def _rest(self, seconds: float) -> None:
+        self._resting_until = time.monotonic() + seconds
+
+    def _note(self, write: Callable[[], None]) -> None:
+        """Until it is written: nothing is sent twice because a database does not answer for a while."""
+        while True:
+            try:
+                return write()
+            except StoreError as error:
+                log.warning("what was sent to %s is still to be noted: %s", self.name, error)
+                if self._notifier.wait(1.0):
+                    return None
+
+
+@contextmanager
+def _trouble(what: str) -> Iterator[None]:
+    """Says what went wrong, and lets the thread go on."""
+    try:
+        yield
+    except StoreError as error:
+        log.warning("%s: %s", what, error)
+    except Exception as error:
+        log.error("%s, and go on after a failure that nobody expected: %s", what, _place_of(error))
+
+
+def _place_of(error: Exception) -> str:
+    """Where it was raised. Not its text, which may hold what is secret."""
+    return type(error).__name__ + "\n" + "".join(traceback.format_tb(error.__traceback__))

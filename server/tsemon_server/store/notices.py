@@ -1,0 +1,333 @@
+"""Alerts that people are to hear of: what changed, who is to be told, and what came of it.
+
+A change of an alert leaves a `notice`, in the transaction that changes it. Routing turns it into a `delivery` for each
+receiver, which stays as the log of what was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    case,
+    delete,
+    distinct,
+    func,
+    literal,
+    null,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+
+from tsemon_server.store import schema
+from tsemon_server.store.engine import Database, insert_missing
+from tsemon_server.store.reading import Place, alert_of, page_of, select_alerts
+from tsemon_server.store.records import Alert, Record
+from tsemon_server.store.times import utc
+
+NoticeKind = Literal["firing", "resolved"]
+DeliveryStatus = Literal["waiting", "sent", "failed", "merged", "dropped"]
+
+UNHEARD_S = 86_400.0
+"""A notice that nobody took for so long is forgotten: no service of this database sends any."""
+KEPT_S = 30 * 86_400.0
+"""The log is kept for so long,"""
+KEPT_DELIVERIES = 20_000
+"""and at most so many entries of it."""
+ROUTED_AT_ONCE = 100
+"""So many in one transaction, for which those who write frames wait."""
+SENT_AT_ONCE = 1000
+"""So many are taken for sending in one go."""
+FAR = 1e11
+"""A time that does not come: when what was told is told again that is to be told once."""
+
+_notice, _delivery, _alert = schema.notice.c, schema.delivery.c, schema.alert.c
+
+
+class Plan(NamedTuple):
+    """How one receiver is to be told of an alert."""
+
+    receiver: str
+    topic: str
+    """What is on one topic goes in one message."""
+    wait_s: float
+    """How long to wait for more on a topic that nothing was sent on yet,"""
+    interval_s: float
+    """and on one that something was."""
+    repeat_s: float | None
+    """How often to say that it still fires; None for once."""
+
+
+class Due(NamedTuple):
+    """A delivery whose time has come."""
+
+    delivery_id: int
+    kind: NoticeKind
+    topic: str
+    status: DeliveryStatus
+    tried_at: float | None
+    """When it was tried in vain first, since it was last sent."""
+    alert: Alert
+
+
+class Notification(Record):
+    """What a receiver was told of an alert, or is to be told."""
+
+    notification_id: str
+    """Opaque id."""
+    alert_id: str
+    """The alert it is about."""
+    run_id: str
+    """That alert's run."""
+    project: str
+    """That run's project."""
+    run: str
+    """That run's name."""
+    rule: str
+    """The rule that opened the alert."""
+    kind: NoticeKind
+    """What it tells: that the alert fires, or that it is over."""
+    receiver: str
+    """The receiver's name in the configuration."""
+    status: DeliveryStatus
+    """waiting: to be sent. sent: the receiver has it. failed: given up. merged: told together with the end of the alert.
+    dropped: no longer of use."""
+    attempts: int
+    """How often it was sent or tried."""
+    error: str | None
+    """Why it was not sent, the last time it was not."""
+    created_at: datetime
+    """When it was queued for the receiver."""
+    sent_at: datetime | None
+    """When it was last sent."""
+    due_at: datetime | None
+    """When it is sent next; null where that is not to be."""
+
+
+class Notices:
+    """The notices and deliveries of one database."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database, self._clock = database, clock
+
+    def route(self, plans: Callable[[Alert], Sequence[Plan]]) -> int:
+        """Plan who is told of what has changed, oldest first; how many changes there were."""
+        with self._database.reading() as connection:
+            if connection.execute(select(_notice.alert_id).limit(1)).first() is None:
+                return 0  # as nearly always
+        with self._database.writing() as connection:
+            return _Routing(connection, self._clock()).route(plans)
+
+    def due(self, receiver: str) -> list[Due]:
+        """What is to be sent to the receiver now, the longest due first."""
+        c = _delivery
+        query = (
+            _with_alerts(c.delivery_id, c.kind, c.topic, c.status, c.tried_at)
+            .where(c.receiver == receiver, c.due_at <= self._clock())
+            .order_by(c.due_at, c.delivery_id)
+            .limit(SENT_AT_ONCE)
+        )
+        with self._database.reading() as connection:
+            rows = connection.execute(query, {"now": self._clock()}).all()
+        return [Due(row.delivery_id, row.kind, row.topic, row.status, row.tried_at, alert_of(row)) for row in rows]
+
+    def num_messages(self, receiver: str, seconds: float) -> int:
+        """How many messages the receiver was sent in the last `seconds`: all that one message tells has one time."""
+        is_recent = and_(_delivery.receiver == receiver, _delivery.sent_at > self._clock() - seconds)
+        with self._database.reading() as connection:
+            return connection.execute(select(func.count(distinct(_delivery.sent_at))).where(is_recent)).scalar_one()
+
+    def log(
+        self,
+        *,
+        receiver: str | None = None,
+        status: DeliveryStatus | None = None,
+        limit: int = 50,
+        after: Place | None = None,
+    ) -> list[Notification]:
+        """At most `limit` deliveries, newest first, from `after` on."""
+        wanted = ((_delivery.receiver, receiver), (_delivery.status, status))
+        query = _with_alerts(*(column for column in _delivery if column.name not in ("alert_id", "run_id", "topic")))
+        query = query.where(*(column == value for column, value in wanted if value is not None))
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                page_of(query, (_delivery.delivery_id,), True, limit, after), {"now": self._clock()}
+            ).all()
+        return [_notification(row) for row in rows]
+
+    def note_sent(self, ids: Collection[int]) -> None:
+        """The receiver has them. What fires is told again after its time, and waits until then for its end."""
+        again = case((_is_over(), null()), (_delivery.kind == "firing", self._again()))
+        values = {"status": "sent", "sent_at": self._clock(), "due_at": again, "tried_at": null(), "error": null()}
+        self._change(ids, attempts=_delivery.attempts + 1, is_held=False, **values)
+
+    def note_tried(self, ids: Collection[int], error: str, retry_s: float) -> None:
+        """It was in vain, and is tried again."""
+        now = self._clock()
+        values = {"error": error, "due_at": now + retry_s, "tried_at": func.coalesce(_delivery.tried_at, now)}
+        self._change(ids, ~_is_over(), attempts=_delivery.attempts + 1, **values)
+
+    def note_failed(self, ids: Collection[int], error: str) -> None:
+        """It was in vain for the last time. That something still fires is told again after its time."""
+        was_sent = _delivery.sent_at.is_not(None)
+        values = {
+            "status": case((was_sent, _delivery.status), else_="failed"),
+            "due_at": case((was_sent, self._again())),
+        }
+        self._change(ids, ~_is_over(), attempts=_delivery.attempts + 1, error=error, tried_at=null(), **values)
+
+    def hold(self, ids: Collection[int], seconds: float) -> None:
+        """Nobody wants to hear of them now: ask again after so long."""
+        why = "held back: the alert is silenced or acknowledged"
+        self._change(ids, ~_is_over(), is_held=True, error=why, due_at=self._clock() + seconds)
+
+    def drop(self, ids: Collection[int]) -> None:
+        """They are of no use any more."""
+        self._change(ids, status=_dropped(), due_at=null())
+
+    def drop_others(self, receivers: Collection[str]) -> None:
+        """Drop what is to be sent to any but these receivers."""
+        others = and_(_delivery.receiver.not_in(receivers), ~_is_over())
+        dropped = update(schema.delivery).where(others).values(status=_dropped(), due_at=None, changed_at=self._clock())
+        with self._database.writing() as connection:
+            connection.execute(dropped)
+
+    def forget_old(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Forget what is too old or too much; what is still to be sent stays."""
+        now = self._clock()
+        with self._database.reading() as connection:
+            if is_stopped() or not any(
+                connection.execute(select(literal(1)).where(old).limit(1)).first() for old in _old(connection, now)
+            ):
+                return
+        with self._database.writing() as connection:
+            for table, old in zip((schema.notice, schema.delivery), _old(connection, now), strict=True):
+                connection.execute(delete(table).where(old))
+
+    def _again(self) -> ColumnElement[float]:
+        return func.coalesce(self._clock() + _delivery.repeat_s, FAR)
+
+    def _change(self, ids: Collection[int], *only_if: ColumnElement[bool], **values: Any) -> None:
+        which = _delivery.delivery_id.in_(ids)
+        changed = update(schema.delivery).where(which, *only_if).values(changed_at=self._clock(), **values)
+        with self._database.writing() as connection:
+            connection.execute(changed)
+
+
+def queue_notices(connection: Connection, now: float, which: ColumnElement[bool], kind: NoticeKind) -> None:
+    """Note that the alerts have changed to `kind`; noted twice, it is told once."""
+    told = select(_notice.alert_id).where(_notice.alert_id == _alert.alert_id, _notice.kind == kind).exists()
+    changed = select(_alert.alert_id, literal(kind), _alert.run_id, literal(now)).where(which, ~told)
+    connection.execute(schema.notice.insert().from_select(["alert_id", "kind", "run_id", "queued_at"], changed))
+
+
+class _Routing:
+    """One transaction that turns notices into deliveries."""
+
+    def __init__(self, connection: Connection, now: float) -> None:
+        self._connection, self._now = connection, now
+        self._due_at: dict[tuple[str, str], float] = {}
+        self._planned: list[dict[str, Any]] = []
+
+    def route(self, plans: Callable[[Alert], Sequence[Plan]]) -> int:
+        rows = self._connection.execute(
+            select_alerts()
+            .add_columns(_notice.kind)
+            .join(schema.notice, _notice.alert_id == _alert.alert_id)
+            .order_by(_notice.queued_at, _notice.alert_id, _notice.kind)
+            .limit(ROUTED_AT_ONCE)
+            .with_for_update(of=schema.notice),
+            {"now": self._now},
+        ).all()
+        for row in rows:
+            alert = alert_of(row)
+            (self._plan_firing if row.kind == "firing" else self._plan_resolved)(alert, plans(alert))
+        self._insert_planned()
+        keys = [(row.alert_id, row.kind) for row in rows]
+        self._connection.execute(delete(schema.notice).where(tuple_(_notice.alert_id, _notice.kind).in_(keys)))
+        return len(rows)
+
+    def _plan_firing(self, alert: Alert, plans: Sequence[Plan]) -> None:
+        for plan in plans:
+            told = {"receiver": plan.receiver, "topic": plan.topic, "repeat_s": plan.repeat_s}
+            self._plan(alert, kind="firing", due_at=self._next_on(plan), **told)
+
+    def _plan_resolved(self, alert: Alert, plans: Sequence[Plan]) -> None:
+        """Whoever was told that it fires is told that it is over; who was still to be told hears both at once."""
+        self._insert_planned()
+        c = _delivery
+        open_ = and_(c.alert_id == int(alert.alert_id), c.kind == "firing", c.status.in_(("waiting", "sent")))
+        known = {plan.receiver: plan for plan in plans}
+        for row in self._connection.execute(select(schema.delivery).where(open_)).all():
+            status = "sent" if row.status == "sent" else "dropped" if row.is_held else "merged"
+            closed = update(schema.delivery).where(c.delivery_id == row.delivery_id)
+            self._connection.execute(closed.values(status=status, due_at=None, changed_at=self._now))
+            if status != "dropped":
+                plan = known.get(row.receiver, Plan(row.receiver, row.topic, 0.0, 0.0, None))
+                due_at = self._next_on(plan) if status == "sent" else row.due_at
+                self._plan(alert, kind="resolved", receiver=row.receiver, topic=row.topic, due_at=due_at)
+
+    def _next_on(self, plan: Plan) -> float:
+        """When the next message on the plan's topic goes: with what waits there already, or after a while."""
+        key = plan.receiver, plan.topic
+        if key not in self._due_at:
+            self._due_at[key] = self._find_next(plan)
+        return self._due_at[key]
+
+    def _find_next(self, plan: Plan) -> float:
+        c = _delivery
+        waits_until, sent_at = self._connection.execute(
+            select(func.min(case((c.status == "waiting", c.due_at))), func.max(c.sent_at)).where(
+                c.receiver == plan.receiver, c.topic == plan.topic
+            )
+        ).one()
+        if waits_until is not None:
+            return float(waits_until)
+        return max(self._now + plan.wait_s, self._now if sent_at is None else sent_at + plan.interval_s)
+
+    def _plan(self, alert: Alert, **values: Any) -> None:
+        row = {"run_id": alert.run_id, "alert_id": int(alert.alert_id), "status": "waiting", "attempts": 0}
+        row |= {"is_held": False, "created_at": self._now, "changed_at": self._now, "repeat_s": None}
+        self._planned.append(row | values)
+
+    def _insert_planned(self) -> None:
+        if self._planned:
+            insert_missing(self._connection, schema.delivery, self._planned)
+        self._planned.clear()
+
+
+def _with_alerts(*columns: Any) -> Select[Any]:
+    return select_alerts().add_columns(*columns).join(schema.delivery, _delivery.alert_id == _alert.alert_id)
+
+
+def _notification(row: Row[Any]) -> Notification:
+    fields = {name: value for name, value in row._mapping.items() if name in Notification.model_fields}
+    times = {name: row._mapping[name] for name in ("created_at", "sent_at", "due_at")}
+    seen = {name: None if time is None or time >= FAR else utc(time) for name, time in times.items()}
+    ids = {"notification_id": str(row.delivery_id), "alert_id": str(row.alert_id)}
+    return Notification.model_validate(fields | ids | seen)
+
+
+def _is_over() -> ColumnElement[bool]:
+    return _delivery.due_at.is_(None)
+
+
+def _dropped() -> ColumnElement[str]:
+    return case((_delivery.status == "waiting", "dropped"), else_=_delivery.status)
+
+
+def _old(connection: Connection, now: float) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """Which notices and which deliveries are."""
+    c = _delivery
+    newest = connection.execute(select(func.max(c.delivery_id))).scalar_one() or 0
+    is_old = or_(c.delivery_id <= newest - KEPT_DELIVERIES, c.changed_at < now - KEPT_S)
+    return _notice.queued_at < now - UNHEARD_S, and_(_is_over(), is_old)

@@ -1,0 +1,93 @@
+"""Alertmanager itself, with a receiver behind it: what fires gets there, and what is over."""
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import urllib.request
+
+import pytest
+
+from tests.server.notify.conftest import Alerts
+from tests.server.notify.receivers import await_that
+from tsemon_server.notify.configuration import ALERTMANAGER_REPEAT_S
+from tsemon_server.notify.notifier import Notifier
+from tsemon_server.store import Store
+
+PROGRAM = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
+CONFIGURATION = """
+route: {receiver: hook, group_by: [alertname], group_wait: 10ms, group_interval: 100ms, repeat_interval: 1h}
+receivers: [{name: hook, webhook_configs: [{url: "%s", send_resolved: true}]}]
+"""
+
+
+@pytest.fixture
+def alertmanager(tmp_path, http):
+    """The URL of one that tells `http`."""
+    (tmp_path / "alertmanager.yml").write_text(CONFIGURATION % http.url)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    where = [f"--config.file={tmp_path}/alertmanager.yml", f"--storage.path={tmp_path}/data"]
+    where += [f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address="]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([PROGRAM, *where], stdout=log, stderr=log)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        await_that(lambda: process.poll() is not None or active(url) is not None, "it answers", 60)
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def active(url):
+    """The alerts it has, or None where it does not answer."""
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/api/v2/alerts", timeout=10) as reply:
+        return json.load(reply)
+
+
+def told(http):
+    return [(alert["status"], alert["labels"]["run"]) for request in http.requests for alert in request.json["alerts"]]
+
+
+def configured(configure, url):
+    where = f"type: alertmanager, url: '{url}', allow_private: true, labels: {{team: ml}}"
+    return configure(f"base_url: http://gpu1:8731\nreceivers: [{{name: am, {where}}}]")
+
+
+@pytest.mark.skipif(
+    PROGRAM is None, reason="Alertmanager is not installed; scripts/system_parts.py does it where it can"
+)
+class TestAnAlertmanager:
+    def test_is_told_what_fires_and_what_is_over(self, alertmanager, configure, http, database, running):
+        store = running.enter_context(contextlib.closing(Store(database.url)))
+        notifier = Notifier(store, configured(configure, alertmanager), pause_s=0.01)
+        notifier.start()
+        running.callback(notifier.stop)
+        alerts = Alerts(store)
+        alerts.fire("größe", "b", rule="attention-entropy-collapse")
+        await_that(lambda: {*told(http)} >= {("firing", "größe"), ("firing", "b")}, "both fire behind it")
+        (alert,) = (alert for alert in active(alertmanager) if alert["labels"]["run"] == "größe")
+        assert alert["labels"]["alertname"] == "attention-entropy-collapse"
+        assert (alert["labels"]["team"], alert["annotations"]["step"]) == ("ml", "10")
+        assert alert["generatorURL"].startswith("http://gpu1:8731/#/run/")
+        alerts.resolve("größe", rule="attention-entropy-collapse")
+        await_that(lambda: ("resolved", "größe") in told(http), "one is over behind it")
+        assert [alert["labels"]["run"] for alert in active(alertmanager)] == ["b"]
+        assert ("resolved", "b") not in told(http)
+
+
+class TestWhatFires:
+    def test_is_told_again_before_it_is_forgotten(self, store, alerts, start, configure, http, clock):
+        start(configured(configure, http.url))
+        alerts.fire("a", "b")
+        await_that(lambda: len(http.requests) == 1, "it is told")
+        for number in (2, 3):
+            clock.now += ALERTMANAGER_REPEAT_S + 1
+            await_that(lambda number=number: len(http.requests) == number, "it is told again")
+        labels = [[alert["labels"] for alert in request.json] for request in http.requests]
+        assert labels[0] == labels[1] == labels[2]
+        ends = [request.json[0]["endsAt"] for request in http.requests]
+        assert ends == sorted(set(ends)), "each time it lasts longer"

@@ -1,0 +1,219 @@
+"""A message in the words of each kind of receiver."""
+
+import hashlib
+import hmac
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tsemon_server.notify.channels import as_alerts, as_discord, as_mail, as_slack, as_webhook, send
+from tsemon_server.notify.configuration import Alertmanager, Discord, Email, Slack, Webhook
+from tsemon_server.notify.messages import MAX_EVIDENCE_BYTES, MAX_SHOWN, Message, Notice
+
+NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
+BASE_URL = "http://gpu1:8731"
+
+
+def about(*alerts, kind="firing", base_url=BASE_URL):
+    return Message([Notice(kind, alert) for alert in alerts], base_url, NOW)
+
+
+def receiver(kind, url="https://example.org/x", **fields):
+    return kind.model_validate({"name": "r", "type": kind.__name__.lower(), "url": url} | fields)
+
+
+@pytest.fixture
+def many(make_alert):
+    """More alerts of one rule than a message names."""
+    names = [f"run-{number:02}" for number in range(MAX_SHOWN + 3)]
+    return [make_alert(alert_id=str(number), run=name, run_id=name) for number, name in enumerate(names)]
+
+
+class TestAMessage:
+    def test_of_one_alert_tells_all_about_it(self, make_alert):
+        message = about(make_alert())
+        assert message.title == "attention-entropy-collapse fires in pretrain/gpt at step 120"
+        assert message.text == (
+            "pretrain/gpt, step 120: a head sees one token\n\nWhat to try: normalise queries (QK-norm)"
+        )
+        assert message.url == f"{BASE_URL}/#/run/aa11"
+
+    def test_of_its_end_tells_since_when_it_fired(self, make_alert):
+        message = about(make_alert(state="resolved", resolved_step=150), kind="resolved")
+        assert message.title == "attention-entropy-collapse is over in pretrain/gpt at step 150"
+        assert message.text == "pretrain/gpt, step 150: over; it fired from step 120 on"
+
+    def test_of_many_names_some_and_counts_the_others(self, many):
+        message = about(*many)
+        assert message.title == "attention-entropy-collapse fires in 13 runs of pretrain"
+        assert message.lines[0] == "pretrain/run-00, step 120: a head sees one token"
+        assert message.lines[-1] == "and 3 more"
+        assert len(message.lines) == MAX_SHOWN + 1
+        assert message.url == f"{BASE_URL}/#/"
+
+    def test_names_the_worst_first(self, make_alert):
+        alerts = [make_alert(alert_id=str(n), run=s, severity=s) for n, s in enumerate(("info", "critical", "warning"))]
+        message = about(*alerts)
+        assert [notice.alert.run for notice in message.shown] == ["critical", "warning", "info"]
+        assert message.severity == "critical"
+
+    def test_has_no_link_where_nobody_knows_the_address(self, make_alert):
+        assert about(make_alert(), base_url=None).url is None
+
+
+class TestAWebhook:
+    def test_gets_what_other_tools_send_and_the_evidence(self, make_alert):
+        request = as_webhook(about(make_alert()), receiver(Webhook))
+        alert = {
+            "alert_id": "7", "state": "firing", "rule": "attention-entropy-collapse", "family": "entropy",
+            "severity": "critical", "project": "pretrain", "run": "gpt", "run_id": "aa11", "step": 120,
+            "summary": "a head sees one token", "evidence": {"layers": [3, 4]},
+            "advice": {"text": "normalise queries", "source": "QK-norm"}, "url": f"{BASE_URL}/#/run/aa11",
+        }  # fmt: skip
+        assert json.loads(request.body) == alert | {
+            "level": "error",
+            "title": "attention-entropy-collapse fires in pretrain/gpt at step 120",
+            "text": "pretrain/gpt, step 120: a head sees one token\n\nWhat to try: normalise queries (QK-norm)",
+            "timestamp": "2026-01-31T12:30:00+00:00",
+            "num_alerts": 1,
+            "alerts": [alert],
+        }
+        assert request.headers == {"Content-Type": "application/json"}
+
+    def test_gets_null_where_alerts_differ(self, many):
+        found = json.loads(as_webhook(about(*many), receiver(Webhook)).body)
+        assert (found["run"], found["step"], found["alert_id"], found["evidence"]) == (None, None, None, None)
+        assert (found["rule"], found["project"], found["num_alerts"]) == ("attention-entropy-collapse", "pretrain", 13)
+        assert len(found["alerts"]) == MAX_SHOWN
+
+    def test_can_tell_by_the_signature_who_sent_it_and_when(self, make_alert):
+        request = as_webhook(about(make_alert()), receiver(Webhook, secret="key", authorization="Bearer x"))
+        time = str(int(NOW.timestamp()))
+        expected = hmac.new(b"key", time.encode() + b"." + request.body, hashlib.sha256).hexdigest()
+        assert request.headers["X-Tsemon-Timestamp"] == time
+        assert request.headers["X-Tsemon-Signature"] == f"sha256={expected}"
+        assert request.headers["Authorization"] == "Bearer x"
+
+    def test_gets_no_evidence_that_is_too_large(self, make_alert):
+        request = as_webhook(about(make_alert(evidence={"window": [0.5] * MAX_EVIDENCE_BYTES})), receiver(Webhook))
+        assert json.loads(request.body)["evidence"] is None
+        assert len(request.body) < 5000
+
+
+class TestSlack:
+    def test_gets_blocks(self, make_alert):
+        (attachment,) = json.loads(as_slack(about(make_alert()), receiver(Slack)).body)["attachments"]
+        header, section, link = attachment["blocks"]
+        title = "[critical] attention-entropy-collapse fires in pretrain/gpt at step 120"
+        assert header == {"type": "header", "text": {"type": "plain_text", "text": title}}
+        assert section["text"]["text"].startswith("pretrain/gpt, step 120: a head sees one token")
+        assert link["text"]["text"] == f"<{BASE_URL}/#/run/aa11|Open the page>"
+        assert attachment["color"] == "#dc2626"
+
+    def test_rings_for_nobody_because_of_a_name(self, make_alert):
+        body = as_slack(about(make_alert(summary="<!channel> & <https://evil|here>")), receiver(Slack)).body.decode()
+        assert "<!" not in body
+        assert "&lt;!channel&gt; &amp; &lt;https" in body
+
+    def test_gets_no_more_than_it_takes(self, make_alert):
+        message = about(make_alert(run="r" * 128, rule="x" * 128, summary="s" * 10_000))
+        (attachment,) = json.loads(as_slack(message, receiver(Slack)).body)["attachments"]
+        assert [len(block["text"]["text"]) for block in attachment["blocks"][:2]] == [150, 3000]
+
+
+class TestDiscord:
+    def test_gets_an_embed(self, make_alert):
+        body = json.loads(as_discord(about(make_alert()), receiver(Discord)).body)
+        (embed,) = body["embeds"]
+        assert embed["title"] == "[critical] attention-entropy-collapse fires in pretrain/gpt at step 120"
+        assert embed["url"] == f"{BASE_URL}/#/run/aa11"
+        assert body["allowed_mentions"] == {"parse": []}
+
+    def test_reads_no_markup_in_what_others_wrote(self, make_alert):
+        message = about(make_alert(summary="**bold** [x](http://evil) @everyone"))
+        (embed,) = json.loads(as_discord(message, receiver(Discord)).body)["embeds"]
+        assert r"\*\*bold\*\* \[x\](http://evil) \@everyone" in embed["description"]
+
+    def test_gets_no_more_than_it_takes(self, make_alert):
+        message = about(make_alert(run="r" * 128, rule="x" * 128, summary="s" * 10_000))
+        (embed,) = json.loads(as_discord(message, receiver(Discord)).body)["embeds"]
+        assert (len(embed["title"]), len(embed["description"])) == (256, 4096)
+
+
+class TestMail:
+    whom = Email.model_validate(
+        {
+            "name": "m",
+            "type": "email",
+            "host": "h",
+            "from": "tsemon@example.org",
+            "to": ["a@example.org", "b@example.org"],
+        }
+    )
+
+    def test_is_plain_text(self, make_alert):
+        mail = as_mail(about(make_alert()), self.whom)
+        assert mail["Subject"] == "[critical] attention-entropy-collapse fires in pretrain/gpt at step 120"
+        assert (mail["From"], mail["To"]) == ("tsemon@example.org", "a@example.org, b@example.org")
+        assert mail.get_content() == (
+            "attention-entropy-collapse fires in pretrain/gpt at step 120\n\n"
+            "pretrain/gpt, step 120: a head sees one token\n\nWhat to try: normalise queries (QK-norm)\n\n"
+            f"{BASE_URL}/#/run/aa11\n\nEvidence:\n  layers: [3, 4]\n"
+        )
+
+    def test_has_no_header_that_others_wrote(self, make_alert):
+        mail = as_mail(about(make_alert(run="x\r\nBcc: evil@example.org\r\n\r\nhello")), self.whom)
+        assert mail["Bcc"] is None
+        assert "x Bcc: evil@example.org hello" in mail["Subject"]
+
+    def test_is_one_thread_for_a_rule_of_a_project(self, make_alert):
+        fires, ends = about(make_alert()), about(make_alert(run="b", state="resolved"), kind="resolved")
+        other = about(make_alert(rule="other"))
+        threads = [as_mail(message, self.whom)["References"] for message in (fires, ends, other)]
+        assert threads[0] == threads[1] != threads[2]
+
+
+class TestAlertmanager:
+    def alerts(self, message, **fields):
+        request = as_alerts(message, receiver(Alertmanager, **fields))
+        return request.url, json.loads(request.body)
+
+    def test_gets_labels_that_stay_the_same_while_it_fires(self, make_alert):
+        url, (alert,) = self.alerts(about(make_alert()), labels={"team": "ml"})
+        assert url == "https://example.org/x/api/v2/alerts"
+        assert alert["labels"] == {
+            "alertname": "attention-entropy-collapse", "run_id": "aa11", "project": "pretrain", "run": "gpt",
+            "family": "entropy", "severity": "critical", "team": "ml",
+        }  # fmt: skip
+        assert alert["annotations"] == {
+            "summary": "a head sees one token", "step": "120", "evidence": '{"layers": [3, 4]}',
+            "advice": "normalise queries", "source": "QK-norm",
+        }  # fmt: skip
+        assert alert["startsAt"] == "2026-01-31T12:00:00+00:00"
+        assert alert["endsAt"] == (NOW + timedelta(minutes=5)).isoformat()
+        assert alert["generatorURL"] == f"{BASE_URL}/#/run/aa11"
+
+    def test_hears_when_it_was_over(self, make_alert):
+        at = datetime(2026, 1, 31, 12, 20, tzinfo=UTC)
+        _, (alert,) = self.alerts(about(make_alert(state="resolved", updated_at=at), kind="resolved"))
+        assert (alert["startsAt"], alert["endsAt"]) == ("2026-01-31T12:00:00+00:00", at.isoformat())
+
+    def test_gets_all_alerts(self, many):
+        assert len(self.alerts(about(*many))[1]) == len(many)
+
+    def test_takes_the_address_of_its_api_too(self, make_alert):
+        url, _ = self.alerts(about(make_alert()), url="http://am:9093/api/v2/alerts/")
+        assert url == "http://am:9093/api/v2/alerts"
+
+
+class TestSend:
+    def test_sends_to_each_kind(self, make_alert, http, mailbox):
+        message = about(make_alert())
+        for kind in (Webhook, Slack, Discord, Alertmanager):
+            assert send(message, receiver(kind, url=http.url, allow_private=True)) == "answered 200"
+        assert len(http.requests) == 4
+        where = {"host": "127.0.0.1", "port": mailbox.port, "security": "none", "allow_private": True}
+        whom = {"name": "m", "type": "email", "from": "a@example.org", "to": "b@example.org"}
+        assert send(message, Email.model_validate(whom | where)) == "took the mail"
+        assert mailbox.mails[0][2]["Subject"].startswith("[critical]")

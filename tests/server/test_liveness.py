@@ -1,0 +1,337 @@
+"""Silent, stuck, slow, or well: what the service says of processes by its own clock."""
+
+import json
+
+import pytest
+
+from tests.server.conftest import loss_frame
+from tsemon.errors import StoreError
+from tsemon_server.alerts import ActiveRules
+from tsemon_server.alerts.liveness import LISTEN_S, LOOK_EVERY_S, Liveness
+from tsemon_server.rules import load
+from tsemon_server.store import Store
+
+COMMON = """
+    family: liveness
+    severity: warning
+    on: clock
+    for: {samples: 1}
+    advice: Look at it.
+    source: Nobody.
+    origin: Convention.
+"""
+RULES = load(f"""
+rules:
+  - name: silent
+    title: Nothing is heard
+    when: {{value: [{{scalar: silent_seconds}}], at_least: 120}}
+{COMMON}
+  - name: stuck
+    title: No step is made
+    when:
+      all:
+        - {{value: [{{scalar: stuck_seconds}}], at_least: 120}}
+        - not: {{value: [{{scalar: longest_pause_seconds}}, {{times: 2}}], above: [{{scalar: stuck_seconds}}]}}
+{COMMON}
+  - name: slow
+    title: The pace is not its own
+    when: {{value: [{{scalar: step_seconds}}, {{over: [{{scalar: usual_step_seconds}}]}}], at_least: 3}}
+{COMMON.replace("samples: 1", "samples: 4, steps: 60")}
+""")
+
+
+class Clock:
+    """One that people set, and one that nobody does."""
+
+    def __init__(self):
+        self.wall, self.steady = 1.8e9, 1000.0
+
+    def __call__(self):
+        return self.wall
+
+    def monotonic(self):
+        return self.steady
+
+    def advance(self, seconds):
+        self.wall += seconds
+        self.steady += seconds
+
+
+class Process:
+    """A training process as the service hears of it."""
+
+    def __init__(self, api, name):
+        self.api, self.step = api, 0
+        self.run_id = api.register(run=name)
+
+    def beat(self, steps=0):
+        self.step += steps
+        body = {"writer": "w", "attempt": 1, "step": self.step}
+        reply = self.api.http.post(f"/api/v1/runs/{self.run_id}/heartbeat", json=body)
+        assert reply.status_code == 200, reply.text
+        return [(alert["rule"], alert["state"]) for alert in reply.json()["alerts"]]
+
+    def end(self, state):
+        assert self.api.http.patch(f"/api/v1/runs/{self.run_id}", json={"state": state}).status_code == 200
+
+    @property
+    def alerts(self):
+        found = self.api.get("/alerts", run=self.run_id)["alerts"]
+        return [(a["rule"], a["state"], a["pending_step"], a["firing_step"], a["resolved_step"]) for a in found]
+
+
+class Service:
+    """A service that looks when the test says so."""
+
+    def __init__(self, api, clock):
+        self.api, self.clock = api, clock
+        self.start()
+
+    def start(self):
+        self.store = Store(self.api.database.url, self.clock)
+        self.liveness = Liveness(self.store, ActiveRules(RULES), clock=self.clock, monotonic=self.clock.monotonic)
+
+    def restart(self):
+        self.store.close()
+        self.start()
+
+    def watch(self, seconds, *, beating=(), steps=0):
+        """Look again and again; before each look `beating` processes are heard of, so many steps on."""
+        for _ in range(round(seconds / LOOK_EVERY_S)):
+            self.clock.advance(LOOK_EVERY_S)
+            for process in beating:
+                process.beat(steps)
+            self.liveness.look()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def api(start, clock):
+    return start(clock=clock)
+
+
+@pytest.fixture
+def process(api):
+    return Process(api, "gpt")
+
+
+@pytest.fixture
+def service(api, clock):
+    service = Service(api, clock)
+    yield service
+    service.store.close()
+
+
+class TestASilentProcess:
+    @pytest.fixture(autouse=True)
+    def goes_silent(self, process, service):
+        service.watch(300, beating=[process], steps=10)
+
+    def test_is_told_once_it_was_silent_for_long(self, process, service):
+        service.watch(105)
+        assert process.alerts == []
+        service.watch(30)
+        assert process.alerts == [("silent", "firing", 200, 200, None)]
+
+    def test_is_well_as_soon_as_it_is_heard_of(self, process, service):
+        service.watch(300)
+        assert process.beat(5) == [("silent", "firing")]
+        service.watch(15)
+        assert process.alerts == [("silent", "resolved", 200, 200, 205)]
+
+    def test_is_not_called_stuck_or_slow_too(self, process, service):
+        service.watch(3600)
+        assert [rule for rule, *_ in process.alerts] == ["silent"]
+
+    def test_is_told_apart_from_others(self, api, process, service):
+        other = Process(api, "other")
+        service.watch(600, beating=[other], steps=10)
+        assert (len(process.alerts), other.alerts) == (1, [])
+
+    def test_shows_for_how_long(self, api, process, service):
+        service.watch(300)
+        (alert,) = api.get("/alerts", run=process.run_id)["alerts"]
+        assert "silent_seconds is 120 (at least 120)" in alert["summary"]
+        assert alert["evidence"]["step"] == 200
+        assert alert["evidence"]["held"] == {"samples": 1, "seconds": 0}
+        assert [row["seconds"] for row in alert["evidence"]["window"][-3:]] == [-30, -15, 0]
+
+    def test_is_heard_of_by_frames_too(self, api, process, service):
+        for step in range(240, 1440, 40):
+            api.send_ok(process.run_id, [loss_frame(step)])
+            service.watch(60)
+        assert process.alerts == []
+
+
+class TestARunThatEnded:
+    @pytest.mark.parametrize("state", ["finished", "failed"])
+    def test_is_never_silent(self, state, process, service):
+        service.watch(300, beating=[process], steps=10)
+        process.end(state)
+        service.watch(3600)
+        assert process.alerts == []
+
+    def test_is_looked_at_again_as_a_new_attempt(self, api, process, service):
+        service.watch(300, beating=[process], steps=10)
+        service.watch(300)
+        api.register(run="gpt", resume_step=100)
+        service.watch(105)
+        assert [state for _, state, *_ in process.alerts] == ["resolved"]
+        service.watch(30)
+        assert [state for _, state, *_ in process.alerts] == ["firing", "resolved"]
+
+
+class TestAStuckProcess:
+    @pytest.fixture(autouse=True)
+    def gets_stuck(self, process, service):
+        service.watch(300, beating=[process], steps=10)
+
+    def test_is_told_while_it_is_heard_of(self, process, service):
+        service.watch(105, beating=[process])
+        assert process.alerts == []
+        service.watch(30, beating=[process])
+        assert process.alerts == [("stuck", "firing", 200, 200, None)]
+
+    def test_is_well_with_its_next_step(self, process, service):
+        service.watch(300, beating=[process])
+        service.watch(15, beating=[process], steps=1)
+        assert process.alerts == [("stuck", "resolved", 200, 200, 201)]
+
+    def test_stays_stuck_when_it_falls_silent(self, process, service):
+        service.watch(150, beating=[process])
+        service.watch(300)
+        assert {(rule, state) for rule, state, *_ in process.alerts} == {("stuck", "firing"), ("silent", "firing")}
+
+    def test_is_not_what_a_pause_of_the_usual_length_is(self, process, service):
+        service.watch(150, beating=[process])  # the first evaluation
+        service.watch(300, beating=[process], steps=10)
+        service.watch(240, beating=[process])
+        assert [state for _, state, *_ in process.alerts] == ["resolved"]
+        service.watch(90, beating=[process])
+        assert [state for _, state, *_ in process.alerts] == ["firing", "resolved"]
+
+
+class TestASlowProcess:
+    def test_is_told_where_its_own_pace_has_changed(self, process, service):
+        service.watch(900, beating=[process], steps=10)
+        service.watch(300, beating=[process], steps=2)
+        assert [(rule, state) for rule, state, *_ in process.alerts] == [("slow", "firing")]
+
+    def test_is_none_that_was_slow_from_the_start(self, process, service):
+        for _ in range(60):
+            service.watch(45, beating=[process])
+            service.watch(15, beating=[process], steps=1)
+        assert process.alerts == []
+
+    def test_is_none_that_makes_a_pause(self, process, service):
+        for _ in range(6):
+            service.watch(600, beating=[process], steps=10)
+            service.watch(105, beating=[process])
+        assert process.alerts == []
+
+
+class TestAServiceThatWasAway:
+    @pytest.fixture
+    def others(self, api):
+        return [Process(api, f"other{i}") for i in range(3)]
+
+    @pytest.fixture(autouse=True)
+    def watches(self, process, others, service):
+        service.watch(300, beating=[process, *others], steps=10)
+
+    def test_calls_nobody_silent_who_speaks_again(self, process, others, service, clock):
+        clock.advance(3600)
+        service.restart()
+        service.watch(15)
+        service.watch(600, beating=[process, *others], steps=10)
+        assert [run.alerts for run in (process, *others)] == [[]] * 4
+
+    def test_listens_before_it_judges(self, process, service, clock):
+        service.watch(60)
+        clock.advance(3600)
+        service.restart()
+        service.watch(LISTEN_S)
+        assert process.alerts == []
+
+    def test_calls_those_silent_who_do_not(self, process, others, service, clock):
+        clock.advance(3600)
+        service.restart()
+        service.watch(150, beating=others, steps=10)
+        assert process.alerts == [("silent", "firing", 200, 200, None)]
+        assert [run.alerts for run in others] == [[]] * 3
+
+    def test_forgets_no_alert(self, process, service, clock):
+        service.watch(600)
+        clock.advance(3600)
+        service.restart()
+        service.watch(900)
+        assert process.alerts == [("silent", "firing", 200, 200, None)]
+        service.watch(15, beating=[process])
+        assert process.alerts == [("silent", "resolved", 200, 200, 200)]
+
+    def test_forgets_no_alert_of_a_stuck_process(self, process, service, clock):
+        service.watch(600, beating=[process])
+        clock.advance(3600)
+        service.restart()
+        service.watch(900, beating=[process])
+        assert process.alerts == [("stuck", "firing", 200, 200, None)]
+        service.watch(30, beating=[process], steps=1)
+        assert [state for _, state, *_ in process.alerts] == ["resolved"]
+
+    def test_is_no_other_where_it_stood_still_itself(self, process, others, service, clock):
+        service.watch(60, beating=[process, *others], steps=10)
+        clock.advance(3600)
+        service.watch(15)
+        service.watch(600, beating=[process, *others], steps=10)
+        assert [run.alerts for run in (process, *others)] == [[]] * 4
+
+    def test_is_no_other_where_its_database_was(self, process, service, clock, monkeypatch):
+        def fail():
+            raise StoreError("the disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(service.store, "read", fail)
+            for _ in range(240):
+                clock.advance(LOOK_EVERY_S)
+                with pytest.raises(StoreError):
+                    service.liveness.look()
+        service.watch(15)
+        service.watch(600, beating=[process], steps=10)
+        assert process.alerts == []
+
+
+class TestAClockThatIsSet:
+    @pytest.mark.parametrize("seconds", [3600, -3600, 3 * 86_400, -3 * 86_400])
+    def test_changes_nothing(self, seconds, api, process, service, clock):
+        dead = Process(api, "dead")
+        service.watch(300, beating=[process, dead], steps=10)
+        service.watch(300, beating=[process], steps=10)
+        clock.wall += seconds
+        service.watch(600, beating=[process], steps=10)
+        assert process.alerts == []
+        assert dead.alerts == [("silent", "firing", 200, 200, None)]
+
+
+class TestWhatIsRemembered:
+    def test_is_written_rarely_of_a_run_that_is_well(self, api, process, service):
+        service.watch(150, beating=[process], steps=10)
+        before = kept(api)
+        service.watch(120, beating=[process], steps=10)
+        assert kept(api) == before
+        service.watch(300, beating=[process], steps=10)
+        assert kept(api) != before
+
+    def test_goes_with_the_run(self, api, process, service):
+        service.watch(150, beating=[process], steps=10)
+        assert len(kept(api)) == 1
+        api.http.delete(f"/api/v1/runs/{process.run_id}")
+        service.watch(300)
+        assert kept(api) == []
+
+
+def kept(api):
+    return [json.loads(row[0]) for row in api.database.execute("SELECT pulse FROM watched")]

@@ -1,0 +1,132 @@
+"""Losses of the steps between two samples."""
+
+import math
+import weakref
+
+import pytest
+import torch
+
+import tsemon
+from tests import zoo
+from tests.frames import frames_in
+from tsemon.probes.losses import MAX_STEPS, NUM_PER_STACK, LossProbe
+
+NAMES = LossProbe.METRICS
+
+
+def told(folder, losses, every=4, **options):
+    """The frames of a run that is given these losses, and the monitor that wrote them."""
+    model, _ = zoo.torch_encoder()
+    with tsemon.attach(model, run="r", every=every, spool_dir=folder, **options) as monitor:
+        for loss in losses:
+            if callable(loss):
+                loss(monitor)
+            else:
+                monitor.step(loss=loss)
+    return [frame["scalars"] for frame in frames_in(folder)], monitor
+
+
+def as_tensors(losses):
+    return [torch.tensor(loss, requires_grad=True) * 1 for loss in losses]
+
+
+LOSSES = [9.0, 1.0, 4.0, 2.0, 5.0]  # the first is a sample, and so is the last
+
+
+class TestLossProbe:
+    @pytest.mark.parametrize("give", [list, as_tensors], ids=["floats", "tensors"])
+    def test_is_of_the_steps_since_the_last_sample_and_of_this_one(self, tmp_path, give):
+        (first, second), _ = told(tmp_path, give(LOSSES))
+        assert [first[name] for name in NAMES] == [9.0, 9.0, 9.0, 0.0, 0.0]
+        assert [second[name] for name in NAMES] == pytest.approx([3.0, 1.0, 5.0, math.sqrt(2.5), 0.0])
+        assert second["loss"] == 5.0
+
+    @pytest.mark.parametrize("give", [list, as_tensors], ids=["floats", "tensors"])
+    def test_counts_what_is_not_finite_and_leaves_it_out(self, tmp_path, give):
+        (_, second), _ = told(tmp_path, give([9.0, 1.0, math.nan, -math.inf, 3.0]))
+        assert [second[name] for name in NAMES] == [2.0, 1.0, 3.0, 1.0, 2.0]
+
+    def test_is_undefined_where_no_loss_was_finite(self, tmp_path):
+        (only,), _ = told(tmp_path, [torch.tensor(math.inf)])
+        assert [only[name] for name in NAMES] == [None, None, None, None, 1.0]
+
+    def test_takes_floats_and_tensors_of_several_dtypes_in_one_run(self, tmp_path):
+        (_, second), monitor = told(tmp_path, [9.0, torch.tensor([1.0]), 4, torch.tensor(2.0).bfloat16(), 5.0])
+        assert second["loss_mean"] == 3.0
+        assert monitor.status.num_faults == 0
+
+    def test_has_the_spread_of_losses_that_hardly_differ(self, tmp_path):
+        losses = [10.0 + i * 1e-4 for i in range(5)]
+        (_, second), _ = told(tmp_path, losses)
+        assert second["loss_std"] == pytest.approx(math.sqrt(1.25) * 1e-4, rel=1e-3)
+
+    @pytest.mark.parametrize("give", [list, as_tensors], ids=["floats", "tensors"])
+    def test_counts_every_step_of_a_long_gap(self, tmp_path, give):
+        num = 2 * NUM_PER_STACK + 1
+        (_, second), _ = told(tmp_path, give([9.0, *map(float, range(1, num + 1))]), every=num)
+        assert second["loss_mean"] == (num + 1) / 2
+
+    def test_counts_the_last_steps_of_one_that_is_longer_still(self):
+        probe = LossProbe()
+        for number in range(3 * MAX_STEPS):
+            probe.add(float(number))
+            if probe.is_full:
+                probe.stack()
+        sums = {name: partial.value for name, partial in probe.collect().items()}
+        assert (sums["count"], sums["min"]) == (MAX_STEPS, 2 * MAX_STEPS)
+
+    def test_keeps_no_graph_and_no_larger_tensor_of_which_the_loss_is_a_part(self, tmp_path):
+        freed = []
+
+        class Witness(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.witness = torch.ones(1)
+                weakref.finalize(ctx.witness, freed.append, True)
+                return x.sum()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return None
+
+        large = torch.ones(10_000)
+        memory = large.untyped_storage()
+        probe = LossProbe()
+        probe.add(Witness.apply(torch.ones(2, requires_grad=True)))
+        probe.add(large[0])
+        assert freed == [True]
+        assert all(loss.untyped_storage().data_ptr() != memory.data_ptr() for loss, _ in probe._pending)
+
+
+class TestALossThatIsWrittenInto:
+    def test_may_be_the_same_tensor_at_every_step(self, tmp_path):
+        static = torch.zeros(())
+
+        def replay(value):
+            # As a CUDA graph does it: nobody counts this write.
+            return lambda monitor: (static.data.fill_(value), monitor.step(loss=static))
+
+        (_, second), monitor = told(tmp_path, [replay(loss) for loss in LOSSES])
+        assert [second[name] for name in NAMES[:3]] == [3.0, 1.0, 5.0]
+        assert monitor.status.num_faults == 0
+
+    def test_does_not_count_where_it_was_given_before_and_is_copied_from_then_on(self, tmp_path):
+        def scaled_afterwards(value):
+            loss = torch.tensor(value)
+            return lambda monitor: (monitor.step(loss=loss), loss.mul_(1000))
+
+        (first, second, third), _ = told(tmp_path, [scaled_afterwards(loss) for loss in [*LOSSES, *LOSSES[1:]]])
+        assert first["loss_mean"] == 9.0
+        assert second["loss_mean"] == 5.0, "of the sampled step alone: the others are not what was given"
+        assert third["loss_mean"] == 3.0
+
+
+class TestStatus:
+    def test_says_that_no_loss_was_given(self, tmp_path):
+        _, monitor = told(tmp_path, [lambda monitor: monitor.step()])
+        assert monitor.status.not_measured["loss_mean"] == "monitor.step() was given no loss"
+
+    def test_lacks_a_loss_that_is_not_wanted(self, tmp_path):
+        (only,), monitor = told(tmp_path, [1.0], measures=["token_similarity"])
+        assert "loss_mean" not in only
+        assert "loss_mean" not in monitor.status.not_measured

@@ -1,0 +1,335 @@
+"""What a training loop does by itself when an alert fires."""
+
+import time
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as lr
+
+import tsemon
+from tests import zoo
+from tests.frames import frames_in
+from tests.tsemon.transport.conftest import Peer
+from tsemon.actions import Action, Burst, LowerLearningRate, SaveCheckpoint, Stop, handlers_of, when
+from tsemon.errors import InvalidArgument
+from tsemon.wire import Alert
+
+
+def as_json(alert_id="a", state="firing", **more):
+    known = {"rule": "onset", "family": "tse", "severity": "warning", "summary": "tokens grow alike", "evidence": {}}
+    steps = {"advice": {}, "pending_step": 1, "firing_step": 2, "resolved_step": 3}
+    return {"alert_id": alert_id, "state": state, **known, **steps, **more}
+
+
+def alert(*args, **more):
+    return Alert.from_json(as_json(*args, **more))
+
+
+class Noting(Action):
+    """What was done, as text."""
+
+    def __init__(self, notes, text):
+        self.notes, self.text = notes, text
+
+    def act(self, alert, training):
+        self.notes.append(f"{self.text} {alert.alert_id}")
+
+
+class Raising(Action):
+    def act(self, alert, training):
+        raise OSError("no space left")
+
+
+class Loop:
+    """A plain loop whose monitor delivers to `peer`."""
+
+    def __init__(self, peer, folder, on_alert, every=1):
+        self.peer, self.num_steps = peer, 0
+        self.model, self._forward = zoo.torch_encoder()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.monitor = tsemon.attach(
+            self.model,
+            self.optimizer,
+            run="r",
+            server=peer.url,
+            every=every,
+            on_alert=on_alert,
+            spool_dir=folder,
+            measures=["token_similarity", "effective_rank"],
+        )
+
+    def step(self):
+        self._forward()
+        self.monitor.step(loss=1.0)
+        self.num_steps += 1
+
+    def step_until(self, is_true):
+        deadline = time.monotonic() + 60
+        while not is_true():
+            self.step()
+            assert time.monotonic() < deadline, self.monitor.status
+
+    def hear(self, *alerts):
+        """Step until the service's reply with these alerts was read, and once more."""
+        self.peer.alerts = list(alerts)
+        known = [(one["alert_id"], one["state"]) for one in alerts]
+        self.step_until(lambda: [(one.alert_id, one.state) for one in self.monitor._outbox.alerts()] == known)
+        self.step()
+
+
+@pytest.fixture
+def peer():
+    peer = Peer().start()
+    yield peer
+    peer.stop()
+
+
+@pytest.fixture
+def loop(peer, tmp_path):
+    opened = []
+
+    def of(on_alert=None, **options):
+        opened.append(Loop(peer, tmp_path, on_alert, **options))
+        return opened[-1]
+
+    yield of
+    for each in opened:
+        each.monitor.close()
+
+
+@pytest.fixture
+def monitor(tmp_path):
+    """Of a model with an optimizer, without a service."""
+    model, _ = zoo.torch_encoder()
+    with tsemon.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), run="r", spool_dir=tmp_path) as monitor:
+        yield monitor
+
+
+class TestAlertsInTheLoop:
+    def test_are_told_when_they_fire_and_when_they_are_resolved_at_the_step_after_the_reply(self, loop):
+        told = []
+        training = loop(told.append)
+
+        def told_at(state):
+            del told[:]
+            training.hear(as_json(state=state))
+            return [(one.alert_id, one.state) for one in told], [one.alert_id for one in training.monitor.alerts]
+
+        assert told_at("pending") == ([], [])
+        assert told_at("firing") == ([("a", "firing")], ["a"])
+        assert told_at("acknowledged") == ([], ["a"]), "somebody knows, and it still fires"
+        assert told_at("firing") == ([], ["a"])
+        assert told_at("resolved") == ([("a", "resolved")], [])
+
+    def test_are_told_once_where_they_were_acknowledged_before_the_loop_heard_of_them(self, loop):
+        told = []
+        training = loop(told.append)
+        for state in ("acknowledged", "acknowledged", "resolved"):
+            training.hear(as_json(state=state))
+        assert [one.state for one in told] == ["acknowledged", "resolved"]
+
+    def test_are_resolved_when_the_service_says_no_more_of_them(self, loop):
+        told = []
+        training = loop(told.append)
+        training.hear(as_json("a"), as_json("b", "acknowledged"))
+        training.hear()
+        assert [(one.alert_id, one.state) for one in told[2:]] == [("a", "resolved"), ("b", "resolved")]
+
+    def test_do_not_raise_what_a_callback_raises_and_the_next_callback_is_called(self, loop):
+        told = []
+        training = loop([lambda alert: 1 / 0, told.append])
+        training.hear(as_json())
+        assert [one.alert_id for one in told] == ["a"]
+        assert training.monitor.status.num_faults == 1
+        assert "ZeroDivisionError" in training.monitor.status.faults[0]
+
+
+class TestWhen:
+    @pytest.fixture
+    def done(self, monitor):
+        """What is done for these alerts, one after the other."""
+
+        def of(alerts, **conditions):
+            notes = []
+            for one in alerts:
+                for handler in handlers_of(when(do=Noting(notes, "did"), **conditions)):
+                    handler(one, monitor)
+            return notes
+
+        return of
+
+    def test_is_for_alerts_of_at_least_a_severity(self, done):
+        alerts = [alert(severity, severity=severity) for severity in ("info", "warning", "critical")]
+        assert done(alerts, severity="info") == ["did info", "did warning", "did critical"]
+        assert done(alerts) == ["did warning", "did critical"]
+        assert done(alerts, severity="critical") == ["did critical"]
+
+    def test_is_for_the_families_and_rules_that_are_named(self, done):
+        alerts = [alert("a", family="tse"), alert("b", family="entropy"), alert("c", family="entropy", rule="collapse")]
+        assert done(alerts, families={"entropy", "norm"}) == ["did b", "did c"]
+        assert done(alerts, families="entropy", rules=["collapse"]) == ["did c"]
+
+    def test_is_for_what_begins_to_fire(self, done):
+        assert done([alert(state, state=state) for state in ("firing", "acknowledged", "resolved")]) == ["did firing"]
+
+    def test_does_each_thing_once_for_each_alert_in_order(self, monitor):
+        notes = []
+        handlers = handlers_of([when(do=[Noting(notes, "first"), Noting(notes, "then")]), Noting(notes, "at last")])
+        for one in (alert("a"), alert("a"), alert("b")):
+            for handler in handlers:
+                handler(one, monitor)
+        assert notes == ["first a", "then a", "at last a", "first b", "then b", "at last b"]
+
+    def test_does_the_others_where_one_fails(self, loop):
+        notes = []
+        training = loop(when(do=[Raising(), Noting(notes, "did")]))
+        training.hear(as_json())
+        assert notes == ["did a"]
+        assert "no space left" in training.monitor.status.faults[0]
+
+    @pytest.mark.parametrize(
+        ("make", "text"),
+        [
+            (lambda: when(do=[print]), r"when\(do=\) takes actions such as Stop\(\), got <built-in function print>"),
+            (lambda: when(do=Stop(), severity="fatal"), "severity is one of info, warning, critical, got 'fatal'"),
+            (lambda: when(do=Stop(), families=5), "families are names, got 5"),
+            (lambda: SaveCheckpoint("model.pt"), "SaveCheckpoint takes a function"),
+            (lambda: Burst(every=0), "every is an int of at least 1, got 0"),
+            (lambda: LowerLearningRate(factor=2), "between 0 and 1, got 2"),
+            (lambda: LowerLearningRate("adam"), "takes optimizers of torch.optim, got str"),
+            (lambda: handlers_of([print, 5]), "an action, or a list of them, got 5"),
+            (lambda: handlers_of(LowerLearningRate()), "attached to, and there is none"),
+            (lambda: handlers_of(Stop(), is_one_of_several=True), r"pass attach\(..., process_group=\) on all"),
+        ],
+    )
+    def test_tells_what_cannot_be_done_before_the_training_begins(self, make, text):
+        with pytest.raises(InvalidArgument, match=text):
+            make()
+
+
+class TestSaveCheckpoint:
+    def test_calls_the_users_function_with_the_alert_once(self, loop):
+        saved = []
+        training = loop(SaveCheckpoint(saved.append))
+        training.hear(as_json())
+        training.hear(as_json(state="resolved"))
+        assert [one.summary for one in saved] == ["tokens grow alike"]
+
+
+class TestStop:
+    def test_asks_the_loop_to_end(self, loop):
+        training = loop(when(do=Stop(), severity="critical"))
+        training.hear(as_json())
+        assert not training.monitor.should_stop
+        training.hear(as_json(), as_json("b", severity="critical"))
+        assert training.monitor.should_stop
+
+
+class TestBurst:
+    def test_samples_the_steps_after_an_alert_with_the_slow_tier_and_then_as_before(self, loop, peer):
+        told_at = []
+        training = loop([Burst(steps=6, every=2), lambda _: told_at.append(training.num_steps)], every=7)
+        training.hear(as_json())
+        begins = told_at[0] + 1
+        while training.num_steps < begins + 33:
+            training.step()
+        training.monitor.close()
+        frames = {frame["step"]: frame for frame in peer.frames.values()}
+        assert sorted(step for step in frames if step >= begins) == [begins + n for n in (0, 2, 4, 11, 18, 25, 32)]
+        assert all("effective_rank" in frames[begins + n]["layers"] for n in (0, 2, 4))
+
+    def test_begins_with_the_step_after_it_was_asked_for(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", every=100, spool_dir=tmp_path) as monitor:
+            for step in range(8):
+                forward()
+                if step == 3:
+                    monitor.burst(steps=3)
+                monitor.step()
+        frames = frames_in(tmp_path)
+        assert [frame["step"] for frame in frames] == [0, 4, 5, 6]
+        assert all("token_similarity" in frame["layers"] for frame in frames)
+
+    def test_ignores_the_budget_and_leaves_it_as_it_was(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", budget=1e-6, spool_dir=tmp_path) as monitor:
+            for _ in range(25):
+                forward()
+                monitor.step()
+            gap = monitor.status.gap
+            monitor.burst(steps=5)
+            for _ in range(10):
+                forward()
+                monitor.step()
+            assert monitor.status.gap == gap == 1000
+        assert [frame["step"] for frame in frames_in(tmp_path)][-6:] == [20, 26, 27, 28, 29, 30]
+
+
+SCHEDULERS = {
+    "LambdaLR": lambda opt: lr.LambdaLR(opt, lambda step: 1 / (1 + step)),
+    "StepLR": lambda opt: lr.StepLR(opt, 3),
+    "cosine": lambda opt: lr.CosineAnnealingLR(opt, 20),
+    "restarts": lambda opt: lr.CosineAnnealingWarmRestarts(opt, 3),
+    "one cycle": lambda opt: lr.OneCycleLR(opt, 0.3, total_steps=20),
+    "cyclic": lambda opt: lr.CyclicLR(opt, 0.1, 0.4, step_size_up=3, cycle_momentum=False),
+    "in sequence": lambda opt: lr.SequentialLR(
+        opt, [lr.LinearLR(opt, 0.1, total_iters=4), lr.LambdaLR(opt, lambda step: 0.9**step)], [4]
+    ),
+}
+
+
+def scheduled(make):
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer = torch.optim.SGD([{"params": parameters[0]}, {"params": parameters[1], "lr": 0.2}], lr=0.1)
+    return optimizer, make(optimizer)
+
+
+def rates(optimizer):
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+@pytest.mark.filterwarnings("ignore:.*optimizer.step")
+class TestLowerLearningRate:
+    @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
+    def test_lowers_what_the_scheduler_gives_from_then_on(self, make, monitor):
+        (optimizer, schedule), (plain, plain_schedule) = scheduled(make), scheduled(make)
+        lower = LowerLearningRate(optimizer, factor=0.25, schedulers=schedule)
+        for step in range(12):
+            if step == 2:
+                lower.act(alert(), monitor)
+            schedule.step()
+            plain_schedule.step()
+            by = 1.0 if step < 2 else 0.25
+            assert rates(optimizer) == pytest.approx([by * rate for rate in rates(plain)], rel=1e-6), step
+        assert lower.scale == 0.25
+
+    def test_refuses_a_scheduled_optimizer_without_its_scheduler(self):
+        with pytest.raises(InvalidArgument, match="would overwrite a lower learning rate"):
+            LowerLearningRate(scheduled(SCHEDULERS["LambdaLR"])[0])
+
+    def test_leaves_the_rate_where_a_scheduler_came_later_and_is_not_known(self, monitor):
+        (optimizer,) = monitor.optimizers
+        lower = LowerLearningRate()
+        lr.StepLR(optimizer, 3)
+        with pytest.raises(InvalidArgument, match="name it"):
+            lower.act(alert(), monitor)
+        assert (rates(optimizer), lower.scale) == ([0.1], 1.0)
+
+    def test_takes_the_optimizers_that_were_attached_to_and_lowers_three_times_at_most(self, monitor):
+        lower = LowerLearningRate()
+        for _ in range(5):
+            lower.act(alert(), monitor)
+        assert rates(monitor.optimizers[0]) == pytest.approx([0.1 / 8])
+
+    def test_changes_a_rate_that_is_a_tensor_in_its_place(self, monitor):
+        rate = torch.tensor(0.1)
+        groups = [{"params": [torch.nn.Parameter(torch.ones(2))], "lr": rate} for _ in range(2)]
+        optimizer = torch.optim.SGD(groups, lr=rate, foreach=False)
+        LowerLearningRate(optimizer).act(alert(), monitor)
+        assert all(group["lr"] is rate for group in optimizer.param_groups)
+        assert rate.item() == pytest.approx(0.05)
+
+    def test_happens_in_the_loop(self, loop):
+        training = loop(LowerLearningRate(factor=0.1))
+        training.hear(as_json())
+        assert rates(training.optimizer) == pytest.approx([0.01])

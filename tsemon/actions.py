@@ -1,0 +1,292 @@
+"""What a training loop can do by itself when an alert fires: `attach(..., on_alert=when(do=[...]))`.
+
+All of it happens inside `monitor.step()`, on the training thread, after the optimizer's step, and on every rank of
+`process_group` at the same step. What goes wrong in one action is contained and counted, and the others are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from tsemon.errors import InvalidArgument
+from tsemon.wire import Alert
+
+Severity = Literal["info", "warning", "critical"]
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
+RATES = ("lr", "initial_lr", "max_lr", "min_lr")
+"""What a parameter group and its schedulers derive the learning rate from."""
+
+
+class Training(Protocol):
+    """The training that an action acts on: a Monitor."""
+
+    optimizers: Sequence[torch.optim.Optimizer]
+    schedulers: Sequence[Any]
+
+    def stop(self) -> None: ...
+
+    def burst(self, *, steps: int = 50, every: int = 1) -> None: ...
+
+
+class Action:
+    """One thing to do. Given as `on_alert` as it is, it is done for every alert but those that are only `info`."""
+
+    needs_all_ranks: ClassVar[bool] = False
+    """Whether ranks that train together must do it at the same step."""
+
+    def check(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Raise InvalidArgument where it cannot be done in a training with these optimizers."""
+
+    def act(self, alert: Alert, training: Training) -> None:
+        """Do it, now. May raise."""
+        raise NotImplementedError
+
+
+class SaveCheckpoint(Action):
+    """Call `save(alert)`. It may take its time: the training waits for it as for any checkpoint."""
+
+    def __init__(self, save: Callable[[Alert], object]) -> None:
+        if not callable(save):
+            raise InvalidArgument(f"SaveCheckpoint takes a function that is called with the alert, got {save!r}")
+        self._save = save
+
+    def act(self, alert: Alert, training: Training) -> None:
+        self._save(alert)
+
+
+class Stop(Action):
+    """Make `monitor.should_stop` true. A plain loop asks for it; the callbacks of integrations do."""
+
+    needs_all_ranks = True
+
+    def act(self, alert: Alert, training: Training) -> None:
+        training.stop()
+
+
+class Burst(Action):
+    """Sample every `every` steps for `steps` steps, with the measures of the slow tier too, whatever the budget is.
+
+    So that the steps after an alert are on record. A burst during another one begins its count anew.
+    """
+
+    def __init__(self, *, steps: int = 50, every: int = 1) -> None:
+        self._settings = {"steps": checked_count("steps", steps), "every": checked_count("every", every)}
+
+    def act(self, alert: Alert, training: Training) -> None:
+        training.burst(**self._settings)
+
+
+class LowerLearningRate(Action):
+    """Multiply the learning rate by `factor`, in the optimizers' parameter groups and in what schedulers start from.
+
+    optimizers: by default those that were attached to. schedulers: those that drive them, by default those that an
+    integration knows of. A scheduler that is not told computes the rate from its own `base_lrs` and overwrites the lower
+    one at its next step. A loop that assigns the rate itself multiplies it by `scale`.
+    at_most: how often, over the whole training; alerts after that leave the rate as it is.
+    """
+
+    needs_all_ranks = True
+
+    def __init__(
+        self,
+        optimizers: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
+        *,
+        factor: float = 0.5,
+        schedulers: Any = (),
+        at_most: int = 3,
+    ) -> None:
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < 1:
+            raise InvalidArgument(f"factor is what the learning rate is multiplied by, between 0 and 1, got {factor!r}")
+        self._optimizers = _several(optimizers)
+        self._schedulers = _several(schedulers)
+        self._left = checked_count("at_most", at_most)
+        self._factor = factor
+        self.scale = 1.0
+        """By what the rate was multiplied so far."""
+        for optimizer in self._optimizers:
+            if not hasattr(optimizer, "param_groups"):
+                raise InvalidArgument(
+                    f"LowerLearningRate takes optimizers of torch.optim, got {type(optimizer).__name__}"
+                )
+            _check_schedulers(optimizer, self._schedulers)
+
+    def check(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        if not (self._optimizers or optimizers):
+            raise InvalidArgument(
+                "LowerLearningRate() lowers the rate of the optimizers that were attached to, and there is none: give it "
+                "one, or attach(model, optimizer, ...)"
+            )
+
+    def act(self, alert: Alert, training: Training) -> None:
+        if self._left == 0:
+            return
+        optimizers = self._optimizers or tuple(training.optimizers)
+        schedulers = self._schedulers or tuple(training.schedulers)
+        for optimizer in optimizers:
+            _check_schedulers(optimizer, schedulers)
+        self._left -= 1
+        self.scale *= self._factor
+        scaled: set[int] = set()
+        for container, key in (*_rates_of_groups(optimizers), *_rates_of_schedulers(schedulers)):
+            rate = container[key]
+            if not isinstance(rate, Tensor):
+                container[key] = rate * self._factor
+            elif id(rate) not in scaled:
+                scaled.add(id(rate))
+                rate.mul_(self._factor)  # in place: a graph that was captured reads it where it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class When:
+    """Which alerts lead to which actions. Made by `when`."""
+
+    do: tuple[Action, ...]
+    severity: Severity = "warning"
+    families: frozenset[str] | None = None
+    rules: frozenset[str] | None = None
+
+    def __str__(self) -> str:
+        names = [f" of {name} {sorted(given)}" for name in ("families", "rules") if (given := getattr(self, name))]
+        return f"from {self.severity} on{''.join(names)}"
+
+    def holds(self, alert: Alert) -> bool:
+        """Whether it is one that has just begun to fire and that is meant."""
+        return (
+            alert.state == "firing"
+            and SEVERITIES.index(alert.severity) >= SEVERITIES.index(self.severity)
+            and (self.families is None or alert.family in self.families)
+            and (self.rules is None or alert.rule in self.rules)
+        )
+
+
+def when(
+    *,
+    do: Action | Iterable[Action],
+    severity: Severity = "warning",
+    families: str | Iterable[str] | None = None,
+    rules: str | Iterable[str] | None = None,
+) -> When:
+    """Do these things, in this order, once for each alert that fires.
+
+    severity: the lowest that counts. families, rules: the names that count; without them all do.
+    """
+    actions = _several(do)
+    for action in actions:
+        if not isinstance(action, Action):
+            raise InvalidArgument(f"when(do=) takes actions such as Stop(), got {action!r}")
+    if severity not in SEVERITIES:
+        raise InvalidArgument(f"severity is one of {', '.join(SEVERITIES)}, got {severity!r}")
+    return When(do=actions, severity=severity, families=_names("families", families), rules=_names("rules", rules))
+
+
+OnAlert = Callable[[Alert], None] | When | Action
+Handler = Callable[[Alert, Training], None]
+
+
+def handlers_of(
+    on_alert: OnAlert | Sequence[OnAlert] | None,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+    *,
+    is_one_of_several: bool = False,
+) -> list[Handler]:
+    """What to call for every change of an alert, each by itself. Raises InvalidArgument for what cannot be done.
+
+    is_one_of_several: whether this process trains with others that are not told of its alerts.
+    """
+    handlers: list[Handler] = []
+    for one in _given(on_alert):
+        condition = _as_when(one)
+        if condition is None:
+            handlers.append(_plain(one))
+            continue
+        for action in condition.do:
+            action.check(optimizers)
+            if action.needs_all_ranks and is_one_of_several:
+                raise InvalidArgument(
+                    f"{type(action).__name__}() would act on this process alone, and several train together: pass "
+                    "attach(..., process_group=) on all of them"
+                )
+            handlers.append(_once(condition, action))
+    return handlers
+
+
+def in_words(on_alert: OnAlert | Sequence[OnAlert] | None) -> list[str]:
+    """The ready-made actions in it, for ranks to compare."""
+    conditions = [condition for condition in map(_as_when, _given(on_alert)) if condition is not None]
+    return [f"{type(action).__name__} {condition}" for condition in conditions for action in condition.do]
+
+
+def checked_count(name: str, value: object) -> int:
+    """Raises InvalidArgument."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgument(f"{name} is an int of at least 1, got {value!r}")
+    return value
+
+
+def _given(on_alert: OnAlert | Sequence[OnAlert] | None) -> list[OnAlert]:
+    if on_alert is None:
+        return []
+    return list(on_alert) if isinstance(on_alert, list | tuple) else [on_alert]  # type: ignore[list-item]
+
+
+def _as_when(one: OnAlert) -> When | None:
+    return When(do=(one,)) if isinstance(one, Action) else one if isinstance(one, When) else None
+
+
+def _plain(one: Any) -> Handler:
+    if not callable(one):
+        raise InvalidArgument(
+            f"on_alert is called with an alert, so it must be callable, an action, or a list of them, got {one!r}"
+        )
+    return lambda alert, _: one(alert)
+
+
+def _once(condition: When, action: Action) -> Handler:
+    done = set[str]()
+
+    def handle(alert: Alert, training: Training) -> None:
+        if condition.holds(alert) and alert.alert_id not in done:
+            done.add(alert.alert_id)
+            action.act(alert, training)
+
+    return handle
+
+
+def _check_schedulers(optimizer: torch.optim.Optimizer, schedulers: Sequence[Any]) -> None:
+    if not schedulers and any("initial_lr" in group for group in optimizer.param_groups):
+        raise InvalidArgument(
+            "a scheduler drives this optimizer and would overwrite a lower learning rate at its next step: name it, "
+            "LowerLearningRate(optimizer, schedulers=scheduler)"
+        )
+
+
+def _rates_of_groups(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[tuple[Any, Any]]:
+    for optimizer in optimizers:
+        yield from ((group, key) for group in optimizer.param_groups for key in RATES if key in group)
+
+
+def _rates_of_schedulers(schedulers: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    for scheduler in schedulers:
+        for name in ("base_lrs", "max_lrs"):
+            rates = getattr(scheduler, name, ())
+            yield from ((rates, index) for index in range(len(rates)))
+        wrapped = [scheduler.scheduler] if hasattr(scheduler, "scheduler") else []  # Accelerate's
+        yield from _rates_of_schedulers([*getattr(scheduler, "_schedulers", ()), *wrapped])  # SequentialLR's
+
+
+def _several(values: Any) -> tuple[Any, ...]:
+    return tuple(values) if isinstance(values, Iterable) and not hasattr(values, "step") else (values,)
+
+
+def _names(name: str, values: str | Iterable[str] | None) -> frozenset[str] | None:
+    if values is None:
+        return None
+    names = [values] if isinstance(values, str) else list(values) if isinstance(values, Iterable) else [values]
+    if not names or not all(isinstance(one, str) for one in names):
+        raise InvalidArgument(f"{name} are names, got {values!r}")
+    return frozenset(names)

@@ -1,0 +1,69 @@
+"""Alerts on their way from rank 0, to which the service replies, to all ranks: as numbers in the collective of a sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import deque
+from collections.abc import Sequence
+
+from tsemon.errors import InvalidArgument
+from tsemon.wire import Alert
+
+BYTES_PER_NUMBER = 3  # numbers become float32 on their way to the host
+NUM_NUMBERS = 256
+MAX_BYTES = BYTES_PER_NUMBER * NUM_NUMBERS
+FIELDS = (
+    *("alert_id", "rule", "family", "severity", "state"),
+    *("pending_step", "firing_step", "resolved_step", "summary"),
+)
+"""What travels of an alert. Evidence and advice may be long; they stay with rank 0."""
+
+
+class Relay:
+    """One process's end. Rank 0 sends one change of an alert a sample; every rank, it too, receives the same."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Alert, list[float]]] = deque()
+        self._sent: deque[Alert] = deque()
+
+    def put(self, alert: Alert) -> None:
+        """Send this one in a coming sample. Raises InvalidArgument for one that is too long."""
+        self._waiting.append((alert, _to_numbers(alert)))
+
+    def next_numbers(self) -> list[float]:
+        """What this process adds to the collective: numbers >= 0, all of them 0 where it has nothing to say."""
+        if not self._waiting:
+            return [0.0] * NUM_NUMBERS
+        alert, numbers = self._waiting.popleft()
+        self._sent.append(alert)
+        return numbers
+
+    def received(self, numbers: Sequence[float]) -> Alert | None:
+        """The alert in the largest numbers of all ranks, whole where this one sent it; None where there is none."""
+        if not any(numbers):
+            return None
+        alert = _from_numbers(numbers)
+        return self._sent.popleft() if self._sent and self._sent[0].alert_id == alert.alert_id else alert
+
+
+def _to_numbers(alert: Alert) -> list[float]:
+    """The alert, its summary cut where there is no room for it."""
+    text = _to_bytes(alert)
+    while len(text) > MAX_BYTES:
+        if not alert.summary:
+            raise InvalidArgument(f"the names of alert {alert.alert_id!r} are too long to be told to other ranks")
+        alert = dataclasses.replace(alert, summary=alert.summary[: len(alert.summary) * 3 // 4])
+        text = _to_bytes(alert)
+    text = text.ljust(MAX_BYTES, b"\0")
+    places = range(0, MAX_BYTES, BYTES_PER_NUMBER)
+    return [float(int.from_bytes(text[place : place + BYTES_PER_NUMBER], "big")) for place in places]
+
+
+def _to_bytes(alert: Alert) -> bytes:
+    return json.dumps([getattr(alert, name) for name in FIELDS], separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _from_numbers(numbers: Sequence[float]) -> Alert:
+    text = b"".join(int(number).to_bytes(BYTES_PER_NUMBER, "big") for number in numbers).rstrip(b"\0")
+    return Alert(**dict(zip(FIELDS, json.loads(text), strict=True)), evidence={}, advice={})
