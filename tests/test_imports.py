@@ -37,12 +37,13 @@ PICTURE = {
     "tsemon.integrations": "torch tsemon transformers lightning accelerate",
     "tsemon.demo": "torch rich tsemon tsemon.train tsemon_client",
     "tsemon.cli": "typer tsemon tsemon.demo tsemon.reproduce tsemon.train tsemon.transport tsemon_server.main "
-    "tsemon_server.settings tsemon_server.admin tsemon_server.notify tsemon_server.replay",
+    "tsemon_server.settings tsemon_server.admin tsemon_server.notify tsemon_server.replay tsemon_server.rule_commands",
     "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.ingest tsemon_server.alerts tsemon_server.queries "
     "tsemon_server.exposition tsemon_server.housekeeping tsemon_server.notify tsemon_server.spools tsemon_server.ui "
     "tsemon_server.store tsemon_server.settings tsemon_server.workers tsemon_server.errors tsemon_server.bodies "
     "tsemon_server.rules",
     "tsemon_server.admin": "typer tsemon_server.store tsemon_server.settings tsemon_server.durations",
+    "tsemon_server.rule_commands": "typer yaml tsemon_server.rules",
     "tsemon_server.errors": "fastapi starlette pydantic",
     "tsemon_server.bodies": "fastapi starlette pydantic",
     "tsemon_server.ingest": "fastapi starlette pydantic pydantic_core typing_extensions tsemon_server.bodies "

@@ -15,7 +15,7 @@ import typer
 
 import tsemon
 from tsemon.errors import InvalidArgument, MissingPackage
-from tsemon_server import admin
+from tsemon_server import admin, rule_commands
 from tsemon_server.notify import commands as notify_commands
 
 app = typer.Typer(
@@ -264,3 +264,4 @@ app.add_typer(
 app.add_typer(
     notify_commands.app, name="notify", callback=lambda: _require("sqlalchemy", "alembic", "yaml", extra="server")
 )
+app.add_typer(rule_commands.app, name="rules", callback=lambda: _require("numpy", "yaml", extra="server"))

@@ -1,0 +1,53 @@
+"""`tsemon rules` from the command line."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.server.test_rulebook import RULE, YAML
+from tsemon.cli import app
+from tsemon.errors import UnknownRule
+from tsemon_server.rules import PACK, load
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["rules", *map(str, arguments)])
+
+
+class TestRulesCheck:
+    @pytest.fixture
+    def file(self, tmp_path):
+        return tmp_path / "mine.yaml"
+
+    def test_names_the_rules_of_a_file(self, file):
+        file.write_text(YAML)
+        done = run("check", file)
+        assert (done.exit_code, done.stdout) == (0, f"{file}: 1 rules: high-loss\n")
+
+    def test_tells_the_line_of_what_is_wrong_and_goes_on_with_the_next_file(self, file, tmp_path):
+        file.write_text(YAML.replace("severity: critical", "severity: worst"))
+        other = tmp_path / "other.json"
+        other.write_text(json.dumps({"rules": [RULE]}))
+        done = run("check", file, tmp_path / "absent.yaml", other)
+        assert done.exit_code == 1
+        assert f"{file} line 5: rules[0].severity" in done.stderr
+        assert "absent.yaml: expected a rule file" in done.stderr
+        assert done.stdout == f"{other}: 1 rules: high-loss\n"
+
+
+class TestRulesShow:
+    def test_lists_the_built_in_rules(self):
+        lines = run("show").stdout.splitlines()
+        assert [line.split()[:3] for line in lines] == [[rule.name, rule.severity, rule.family] for rule in PACK]
+
+    @pytest.mark.parametrize("rule", PACK, ids=lambda rule: rule.name)
+    def test_shows_a_rule_as_a_file_that_says_the_same(self, rule):
+        assert load(run("show", rule.name).stdout) == (rule,)
+        for alias in rule.aliases:
+            assert rule in load(run("show", alias).stdout)
+
+    def test_names_the_nearest_of_a_name_that_is_none(self):
+        done = run("show", PACK[0].name[:-1])
+        assert isinstance(done.exception, UnknownRule)
+        assert PACK[0].name in str(done.exception)
