@@ -185,6 +185,28 @@ class TestANewAttempt:
         assert ended(api, alert_id) == ("resolved", 20, "new attempt")
 
 
+class TestThatAnAlertIsOver:
+    def notices(self, api):
+        return [kind for (kind,) in api.database.execute("SELECT kind FROM notice ORDER BY kind")]
+
+    @pytest.mark.parametrize("how", ["run ended", "new attempt", "by hand"])
+    def test_is_for_whoever_was_told_of_it(self, api, run_id, alert_id, how):
+        api.database.execute("DELETE FROM notice")
+        {
+            "run ended": lambda: set_state(api, run_id, "failed"),
+            "new attempt": lambda: api.register(resume_step=9),
+            "by hand": lambda: post(api, f"/alerts/{alert_id}/resolve", by="ann"),
+        }[how]()
+        assert ended(api, alert_id)[2] == how
+        assert self.notices(api) == ["resolved"]
+
+    def test_is_not_so_after_all_where_the_run_goes_on(self, api, run_id, alert_id):
+        set_state(api, run_id, "failed")
+        api.database.execute("DELETE FROM notice")
+        set_state(api, run_id, "running")
+        assert self.notices(api) == ["firing"]
+
+
 class TestTheListOfAlerts:
     @pytest.fixture
     def ids(self, api):

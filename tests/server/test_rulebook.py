@@ -193,12 +193,14 @@ class TestADisabledRule:
         send(api, run_id, [20, 20])
         pending = api.register("pending")
         send(api, pending, [20])
+        api.database.execute("DELETE FROM notice")
         assert told(call(api, "DELETE", "/rules/high-loss")["versions"])[0] == ("high-loss", 2, "edited", False)
         assert fired(api, run_id) == [
             ("high-loss", 1, "warning", "resolved", "rule disabled"),
             ("other", 1, "warning", "firing", None),
         ]
         assert [alert["resolved_step"] for alert in api.get("/alerts", rule="high-loss")["alerts"]] == [1]
+        assert api.database.execute("SELECT kind FROM notice") == [("resolved",)]  # for whoever was told that it fires
         send(api, pending, [20], 1)
         assert [rule for rule, *_ in fired(api, pending)] == ["other"]
 
