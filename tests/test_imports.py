@@ -21,10 +21,11 @@ COMMON = {"tsemon.catalogue", "tsemon.wire", "tsemon.errors"}
 PICTURE = {
     "tsemon": "tsemon.attaching tsemon.monitor tsemon.status",
     "tsemon.__main__": "tsemon.cli",
-    "tsemon.attaching": "torch tsemon.monitor tsemon.probes tsemon.transport tsemon.schedule tsemon.faults "
+    "tsemon.actions": "torch",
+    "tsemon.attaching": "torch tsemon.actions tsemon.monitor tsemon.probes tsemon.transport tsemon.schedule tsemon.faults "
     "tsemon.registration",
-    "tsemon.monitor": "torch tsemon.probes tsemon.transport tsemon.schedule tsemon.sample tsemon.status tsemon.faults "
-    "tsemon.registration",
+    "tsemon.monitor": "torch tsemon.actions tsemon.relay tsemon.probes tsemon.transport tsemon.schedule tsemon.sample "
+    "tsemon.status tsemon.faults tsemon.registration",
     "tsemon.registration": "torch",
     "tsemon.sample": "torch tsemon.probes",
     "tsemon.status": "tsemon.transport",
