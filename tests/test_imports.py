@@ -48,14 +48,15 @@ PICTURE = {
     "tsemon_server.store",
     "tsemon_server.alerts": "fastapi starlette pydantic pydantic_core numpy tsemon_server.bodies tsemon_server.store "
     "tsemon_server.rules",
-    "tsemon_server.replay": "numpy pydantic rich tsemon.transport tsemon_server.ingest tsemon_server.rules "
-    "tsemon_server.store",
-    "tsemon_server.rules": "numpy",
+    "tsemon_server.replay": "numpy pydantic rich tsemon.transport tsemon_server.alerts tsemon_server.ingest "
+    "tsemon_server.rules tsemon_server.store",
+    "tsemon_server.rules": "numpy tsemon_server.yaml_lines",
     "tsemon_server.queries": "fastapi numpy pyarrow tsemon_server.store",
     "tsemon_server.notify": "pydantic typer tsemon_server.store tsemon_server.settings tsemon_server.durations "
     "tsemon_server.yaml_lines",
     "tsemon_server.exposition": "fastapi prometheus_client tsemon_server.store",
-    "tsemon_server.housekeeping": "tsemon_server.store",
+    "tsemon_server.housekeeping": "tsemon_server.rounds tsemon_server.store",
+    "tsemon_server.rounds": "tsemon_server.store",
     "tsemon_server.spools": "fastapi starlette tsemon.transport tsemon_server.ingest tsemon_server.bodies "
     "tsemon_server.store "
     "tsemon_server.errors",

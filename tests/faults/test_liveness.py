@@ -11,6 +11,7 @@ import pytest
 from tests import zoo
 from tests.faults.processes import CONTEXT, TIMEOUT_S, Service
 from tsemon_client import Client
+from tsemon_server.alerts import ActiveRules
 from tsemon_server.alerts.liveness import Liveness
 from tsemon_server.rules import load
 from tsemon_server.store import Store
@@ -69,7 +70,7 @@ class Training:
         self.told = CONTEXT.RawValue(Told)
         self.client = Client(service.url)
         self._store = Store(service.database)
-        self._liveness = Liveness(self._store, load(RULES), listen_s=0.5)
+        self._liveness = Liveness(self._store, ActiveRules(load(RULES)), listen_s=0.5)
         self.process = CONTEXT.Process(target=_train, args=(service.url, folder, self.told), daemon=True)
         self.process.start()
         self.await_that(lambda: any(run["process_step"] for run in self.client.runs()), "it trains")
