@@ -40,7 +40,8 @@ PICTURE = {
     "tsemon_server.settings tsemon_server.admin tsemon_server.notify tsemon_server.replay",
     "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.ingest tsemon_server.alerts tsemon_server.queries "
     "tsemon_server.exposition tsemon_server.housekeeping tsemon_server.notify tsemon_server.spools tsemon_server.ui "
-    "tsemon_server.store tsemon_server.settings tsemon_server.workers tsemon_server.errors tsemon_server.bodies",
+    "tsemon_server.store tsemon_server.settings tsemon_server.workers tsemon_server.errors tsemon_server.bodies "
+    "tsemon_server.rounds tsemon_server.rules",
     "tsemon_server.admin": "typer tsemon_server.store tsemon_server.settings tsemon_server.durations",
     "tsemon_server.errors": "fastapi starlette pydantic",
     "tsemon_server.bodies": "fastapi starlette pydantic",
