@@ -42,7 +42,7 @@ PICTURE = {
     "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.ingest tsemon_server.alerts tsemon_server.queries "
     "tsemon_server.exposition tsemon_server.housekeeping tsemon_server.notify tsemon_server.spools tsemon_server.ui "
     "tsemon_server.store tsemon_server.settings tsemon_server.workers tsemon_server.errors tsemon_server.bodies "
-    "tsemon_server.rules",
+    "tsemon_server.rounds tsemon_server.rules",
     "tsemon_server.admin": "typer tsemon_server.store tsemon_server.settings tsemon_server.durations",
     "tsemon_server.rule_commands": "typer yaml tsemon_server.rules",
     "tsemon_server.errors": "fastapi starlette pydantic",
@@ -51,14 +51,15 @@ PICTURE = {
     "tsemon_server.store",
     "tsemon_server.alerts": "fastapi starlette pydantic pydantic_core numpy tsemon_server.bodies tsemon_server.store "
     "tsemon_server.rules tsemon_server.replay tsemon_server.ingest",
-    "tsemon_server.replay": "numpy pydantic rich tsemon.transport tsemon_server.ingest tsemon_server.rules "
-    "tsemon_server.store",
+    "tsemon_server.replay": "numpy pydantic rich tsemon.transport tsemon_server.alerts tsemon_server.ingest "
+    "tsemon_server.rules tsemon_server.store",
     "tsemon_server.rules": "numpy tsemon_server.yaml_lines",
     "tsemon_server.queries": "fastapi numpy pyarrow tsemon_server.store",
     "tsemon_server.notify": "pydantic typer tsemon_server.store tsemon_server.settings tsemon_server.durations "
     "tsemon_server.yaml_lines",
     "tsemon_server.exposition": "fastapi prometheus_client tsemon_server.store",
-    "tsemon_server.housekeeping": "tsemon_server.store",
+    "tsemon_server.housekeeping": "tsemon_server.rounds tsemon_server.store",
+    "tsemon_server.rounds": "tsemon_server.store",
     "tsemon_server.spools": "fastapi starlette tsemon.transport tsemon_server.ingest tsemon_server.bodies "
     "tsemon_server.store "
     "tsemon_server.errors",

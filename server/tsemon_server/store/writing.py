@@ -482,10 +482,7 @@ class Writer(Reader):
             raise WrongAlertState(f"the alert {alert_id} is only pending; it goes away by itself, or fires")
         over = {"state": "resolved", **_over(self._last_step(found.run_id), "by hand")}
         seen = {"acknowledged_at": self._now, "acknowledged_by": by, "note": note}
-        c = schema.alert.c
-        is_it = (c.alert_id == number_of(alert_id)) & (c.state == "firing")
-        queue_notices(self._connection, self._now, is_it, "resolved")
-        self._change_open(alert_id, c.state == "firing", **over, **seen)
+        self._change_open(alert_id, schema.alert.c.state == "firing", **over, **seen)
         return self.alert(alert_id)
 
     def _change_open(self, alert_id: str, where: ColumnElement[bool], **values: Any) -> None:
