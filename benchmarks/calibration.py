@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from recorded import Recorded, read_all
-from trials.judging import NEVER, Alarm, Summary, Verdict, judge
+from trials.judging import Alarm, Summary, Verdict, judge
 
 from tsemon_server.rules import PACK, Evaluator, Rule, View, load
 
@@ -79,7 +79,7 @@ def print_score(rules: Sequence[Rule], runs: Sequence[Recorded]) -> None:
     for family in (*sorted({v.trial.family for v in harmed}), "all"):
         s = Summary.of([v for v in harmed if family in (v.trial.family, "all")])
         print(
-            f"| {family} | {s.num_runs} | {s.recall:.2f} | {s.named:.2f} | {s.loss_recall:.2f} | "
+            f"| {family} | {s.num_runs} | {s.recall:.2f} | {s.named:.2f} | {s.standstill_recall:.2f} | "
             f"{s.lead_over_accident:.0f} | {s.lead_over_standstill:.0f} | {s.delay:+.0f} |"
         )
     _print_false(judged)
@@ -167,15 +167,16 @@ def measured_bounds(rule: Rule, runs: Sequence[Recorded]) -> Iterator[Bound]:
     quiet = [run for run in runs if not run.is_gray and (not run.is_failing or run.event_step)]
     for path in bounds_in(rule.definition["when"], ("when",)):
         bound = Bound(rule, path, {}, {})
-        yield Bound(
-            rule,
-            path,
-            {run.name: nearest(lambda f, r=run: is_false(bound.with_factor(f), r)) for run in quiet},
-            {
-                run.name: (run.family, nearest(lambda f, r=run: not is_found(bound.with_factor(1 / f), r)))
-                for run in found
-            },
-        )
+        healthy = {run.name: gentler_until_false(bound, run) for run in quiet}
+        yield Bound(rule, path, healthy, {run.name: (run.family, stricter_until_lost(bound, run)) for run in found})
+
+
+def gentler_until_false(bound: Bound, run: Recorded) -> float:
+    return nearest(lambda factor: is_false(bound.with_factor(factor), run))
+
+
+def stricter_until_lost(bound: Bound, run: Recorded) -> float:
+    return nearest(lambda factor: not is_found(bound.with_factor(1 / factor), run))
 
 
 def is_false(rule: Rule, run: Recorded) -> bool:
