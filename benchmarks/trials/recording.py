@@ -192,8 +192,6 @@ def write_trace(trial: Trial, folder: Path, path: Path) -> None:
     """The run as `tsemon replay` reads it: gzipped JSON lines."""
     losses = read_losses(folder, trial.name)
     attempts = readers(folder, trial.name)
-    num_blocks = len(attempts[0].registration["blocks"])
-    frozen = [number for number in range(num_blocks) if f"blocks.{number}" in trial.frozen]
     header = {
         "t": "run",
         "format": "tsemon-trace/1",
@@ -203,9 +201,9 @@ def write_trace(trial: Trial, folder: Path, path: Path) -> None:
         "gray": False,
         "twin": trial.twin,
         "note": trial.about,
-        "layers": num_blocks,
+        "layers": len(attempts[0].registration["blocks"]),
         "event_step": trial.event_step,
-        "frozen_blocks": frozen,
+        "frozen_blocks": attempts[0].registration["frozen_blocks"],
     }
     with gzip.open(path, "wt") as file:
         for line in (
