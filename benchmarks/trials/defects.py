@@ -137,7 +137,7 @@ def loss_times(factor: float) -> Defect:
     return apply
 
 
-def loss_is(loss: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> Defect:
+def loss_is(loss: Callable[[Any, Tensor, Tensor], Tensor]) -> Defect:
     def apply(lab: Lab) -> None:
         lab.subject.loss = loss
 
@@ -177,14 +177,14 @@ def inflated(number: int, factor: float) -> Defect:
 @torch.no_grad()
 def _scale(parameters: list[nn.Parameter], factor: float) -> None:
     for parameter in parameters:
-        parameter *= factor
+        parameter.mul_(factor)
 
 
 @torch.no_grad()
 def dead_biases(lab: Lab) -> None:
     """Biases so negative that no ReLU lets anything through."""
     for linear in (m for block in lab.blocks for m in block.modules() if isinstance(m, nn.Linear)):
-        linear.bias -= 8.0
+        linear.bias.sub_(8.0)
 
 
 def new_block(number: int) -> Defect:

@@ -122,7 +122,8 @@ class Verdict:
 
     @property
     def first(self) -> Alarm | None:
-        return min(self.right, key=lambda alarm: alarm.step, default=None)
+        """Of several at one step, one that names the failure."""
+        return min(self.right, key=lambda alarm: (alarm.step, not self.names(alarm)), default=None)
 
     @property
     def first_inner(self) -> Alarm | None:
@@ -130,11 +131,14 @@ class Verdict:
         inner = (alarm for alarm in self.right if alarm.family != "loss")
         return min(inner, key=lambda alarm: alarm.step, default=None)
 
+    def names(self, alarm: Alarm) -> bool:
+        """Whether the alarm says what kind of failure it is."""
+        family = self.trial.family
+        return family == "fresh" or alarm.family == family or alarm.family in ALSO_RIGHT.get(family, ())
+
     @property
     def is_named(self) -> bool:
-        """Whether one of the alarms says what kind of failure it is."""
-        family = self.trial.family
-        return any(family == "fresh" or a.family in {family} | ALSO_RIGHT.get(family, set()) for a in self.right)
+        return any(self.names(alarm) for alarm in self.right)
 
     def lead(self, over: float) -> float:
         """Steps from the first inner alarm to a rule on the loss; one that never told counts as the run's end."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from trials.judging import NEVER, Verdict
@@ -52,6 +53,6 @@ def draw(path: Path, verdicts: Sequence[Verdict]) -> None:
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 
-def _dots(axis, steps: Sequence[float], marker: str, colour: str, label: str) -> None:
+def _dots(axis: Axes, steps: Sequence[float], marker: str, colour: str, label: str) -> None:
     seen = [(step, row) for row, step in enumerate(steps) if step < NEVER]
     axis.plot([s for s, _ in seen], [r for _, r in seen], marker, color=colour, markersize=5, label=label, zorder=3)

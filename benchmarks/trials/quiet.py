@@ -50,9 +50,18 @@ REFERENCE = tuple(
 
 TINY = partial(s.language, depth=2, width=32, ffn=64, batch=4, context=24)
 LONG = (
-    Trial(name="long", subject=TINY, about="20,000 steps at the default cadence", every=None, steps=20_000, rate=1e-3, seed=63),
-    Trial(name="long, each 10th", subject=TINY, about="the same, a sample every 10 steps", every=10, steps=20_000, rate=1e-3,
-          seed=63),
-)  # fmt: skip
+    Trial(
+        name="long", subject=TINY, about="20,000 steps, default cadence", every=None, steps=20_000, rate=1e-3, seed=63
+    ),
+    Trial(
+        name="long-10",
+        subject=TINY,
+        about="20,000 steps, a sample every 10",
+        every=10,
+        steps=20_000,
+        rate=1e-3,
+        seed=63,
+    ),
+)
 
 QUIET = UNTRAINED + REFERENCE + LONG

@@ -118,7 +118,8 @@ VICREG = Trial(
 )
 
 TWINS = (
-    TEXT, TEXT_POST, TEXT_14, TEXT_22, TEXT_30, TORCH_18, DIGITS, DIGITS_20, DIGITS_40, FILL, RELU, TANH, SGD, COPYING, VICREG
+    TEXT, TEXT_POST, TEXT_14, TEXT_22, TEXT_30, TORCH_18,
+    DIGITS, DIGITS_20, DIGITS_40, FILL, RELU, TANH, SGD, COPYING, VICREG,
 )  # fmt: skip
 
 ODD = (
@@ -136,7 +137,8 @@ ODD = (
     Trial(name="resumed", subject=s.language, about="resumed from a checkpoint at step 140", resumed_at=140, seed=40),
     Trial(name="optimizer-reset", subject=s.language, about="Adam forgets its moments at step 150",
           defect=d.reset_optimizer, event_step=150, seed=53),
-    Trial(name="fine-tuned", subject=partial(s.fine_tuning, steps=250), about="fine-tuning on other text", rate=3e-4, seed=41),
+    Trial(name="fine-tuned", subject=partial(s.fine_tuning, steps=250), about="fine-tuning on other text", rate=3e-4,
+          seed=41),
     Trial(name="resformer", subject=s.llama, about="Llama-like, value residuals, 6 blocks", seed=42),
     Trial(name="svformer", subject=partial(s.llama, preset="svformer-2m", depth=9), about="values of the first block alone",
           rate=1.5e-3, steps=200, seed=43),
@@ -145,7 +147,8 @@ ODD = (
           about="post-norm, 14 blocks, de-escalated", rate=1e-3, steps=200, seed=45),
     Trial(name="digits-20-de-escalated", subject=partial(s.vision, depth=20, width=32, ffn=64, norm="post", tau=1.0),
           about="post-norm, 20 blocks, de-escalated", rate=6e-4, steps=200, seed=46),
-    Trial(name="converged", subject=s.vision, about="long after the loss is zero", rate=1.5e-3, steps=700, every=10, seed=47),
+    Trial(name="converged", subject=s.vision, about="long after the loss is zero", rate=1.5e-3, steps=700, every=10,
+          seed=47),
     Trial(name="modular", subject=s.modular, about="products modulo 59: a long plateau", rate=1e-3, steps=900, every=10,
           seed=48),
     Trial(name="small-batches", subject=partial(s.vision, batch=8), about="small batches at a low rate", rate=4e-4, seed=50),
@@ -194,7 +197,8 @@ RANK = (
 )  # fmt: skip
 NORM = (
     TEXT.failing("decay-negative", "norm", "a weight decay of -4", d.weight_decay(-4.0)),
-    TEXT.failing("decay-negative-late", "norm", "a weight decay of -8 from step 100 on", d.weight_decay(-8.0), event_step=100),
+    TEXT.failing("decay-negative-late", "norm", "a weight decay of -8 from step 100 on", d.weight_decay(-8.0),
+                 event_step=100),
     DIGITS.failing("digits-decay-negative", "norm", "a weight decay of -12", d.weight_decay(-12.0)),
     TEXT.failing("block-inflated", "norm", "one block's weights grow by 3 % a step from step 80 on", d.inflated(2, 1.03),
                  event_step=80),

@@ -52,7 +52,7 @@ def text() -> Tensor:
 
 def language(seed: int, *, batch: int = 12, context: int = 40, **sizes: Any) -> Subject:
     """The next byte of Python sources."""
-    shape = {"depth": 5, "width": 40, "heads": 4, "ffn": 112, "norm": "pre"} | sizes
+    shape = dict[str, Any](depth=5, width=40, heads=4, ffn=112, norm="pre") | sizes
     model = models.CausalLanguageModel(models.CausalLanguageModelConfig(vocab=256, context=context, **shape))
     return Subject(model, text_batches(text(), context, batch, seed), classified)
 
@@ -63,7 +63,7 @@ def fine_tuning(seed: int, *, steps: int) -> Subject:
     optimizer = torch.optim.AdamW(subject.model.parameters(), lr=2.5e-3)
     for inputs, targets in itertools.islice(text_batches(text()[:1_000_000], 40, 12, seed), steps):
         optimizer.zero_grad()
-        classified(subject.model, inputs, targets).backward()
+        classified(subject.model, inputs, targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     subject.batches = text_batches(text()[2_000_000:], 40, 12, seed)
     return subject
@@ -71,21 +71,21 @@ def fine_tuning(seed: int, *, steps: int) -> Subject:
 
 def llama(seed: int, *, preset: str = "resformer-2m", **sizes: Any) -> Subject:
     """The same with RMSNorm, SwiGLU, rotary positions and value residuals."""
-    shape = {"depth": 6, "width": 48, "heads": 4, "ffn": 128} | sizes
+    shape = dict[str, Any](depth=6, width=48, heads=4, ffn=128) | sizes
     model = models.Llama.from_preset(preset, vocab=256, context=40, **shape)
     return Subject(model, text_batches(text(), 40, 12, seed), classified)
 
 
 def recurrent(seed: int) -> Subject:
     """Transformer-XL on streams of text, with a memory."""
-    shape: dict[str, Any] = {"depth": 4, "width": 40, "heads": 4, "ffn": 112, "norm": "pre", "activation": "relu"}
+    shape = dict[str, Any](depth=4, width=40, heads=4, ffn=112, norm="pre", activation="relu")
     model = models.TransformerXL(models.TransformerXLConfig(vocab=256, context=32, memory=32, **shape))
     return Subject(model, text_streams(text(), 32, 12), RecurrentTask().loss)
 
 
 def masked(seed: int, **sizes: Any) -> Subject:
     """Bytes of text of which a quarter is hidden, to be filled in by an encoder."""
-    shape = {"depth": 3, "width": 40, "heads": 4, "ffn": 112, "init_std": 0.1, "norm": "pre"} | sizes
+    shape = dict[str, Any](depth=3, width=40, heads=4, ffn=112, init_std=0.1, norm="pre") | sizes
     model = models.TextEncoder(models.TextEncoderConfig(vocab=256, context=40, **shape))
     return Subject(model, _hidden(text_batches(text(), 40, 12, seed), seed), _filled_in)
 
@@ -161,9 +161,9 @@ def hugging_face_vit(seed: int, *, layers: int = 4, width: int = 48) -> Subject:
 
 def vision(seed: int, *, batch: int = 24, **sizes: Any) -> Subject:
     """Handwritten digits, 16 patches each."""
-    shape = {"depth": 5, "width": 40, "heads": 4, "ffn": 96, "norm": "pre"} | sizes
+    shape = dict[str, Any](depth=5, width=40, heads=4, ffn=96, norm="pre") | sizes
     images = digits(seed)
-    model = models.VisionTransformer(models.VisionTransformerConfig(patch=4, **images.sizes, **shape))
+    model = models.VisionTransformer(models.VisionTransformerConfig(patch=4, **(images.sizes | shape)))
     return Subject(model, image_batches(images.train_images, images.train_labels, batch, seed), classified)
 
 
@@ -234,8 +234,8 @@ class SelfSupervised(nn.Module):
 
     def __init__(self, width: int = 48) -> None:
         super().__init__()
-        sizes: dict[str, Any] = {"depth": 3, "width": width, "heads": 4, "ffn": 96, "norm": "pre"}
-        config = models.VisionTransformerConfig(image_size=16, channels=1, num_classes=width, patch=4, **sizes)
+        sizes = dict[str, Any](depth=3, width=width, heads=4, ffn=96, norm="pre")
+        config = models.VisionTransformerConfig(image_size=16, patch=4, channels=1, num_classes=width, **sizes)
         self.backbone = models.VisionTransformer(config)
         self.predictor = nn.Sequential(nn.Linear(width, 24), nn.ReLU(), nn.Linear(24, width))
 
@@ -244,7 +244,7 @@ class SelfSupervised(nn.Module):
         return embedding_BK
 
 
-def self_supervised(seed: int, *, rule: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> Subject:
+def self_supervised(seed: int, *, rule: Callable[[Any, Tensor, Tensor], Tensor]) -> Subject:
     images, draw = digits(seed), generator(seed)
 
     def view(images_BCSS: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ def vicreg(model: nn.Module, first: Tensor, second: Tensor, *, spread: float = 1
     return loss
 
 
-def simsiam(model: nn.Module, first: Tensor, second: Tensor, *, stops: bool = True) -> Tensor:
+def simsiam(model: SelfSupervised, first: Tensor, second: Tensor, *, stops: bool = True) -> Tensor:
     """Each view's prediction agrees with the other view, through which no gradient flows (SimSiam): 1 - cosine."""
     views = [model(first), model(second)]
     loss = torch.ones(())
