@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import platform
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 from databases import Service, SQLite
-from trials.judging import NEVER, Alarm, Summary, Verdict, judge
+from trials.judging import Alarm, Verdict, judge
 from trials.picture import draw
 from trials.recording import PROJECT, Trial, losses_file, read_losses, record, spool_folder, write_trace
+from trials.report import report
 from trials.runs import TRIALS
 
 from tsemon.transport import sync
@@ -49,7 +48,7 @@ def main() -> None:
             for trial in trials:
                 write_trace(trial, folder, options.traces / f"{trial.name}.jsonl.gz")
         verdicts = judged(trials, folder)
-        report(verdicts)
+        print(report(verdicts))
         if options.svg is not None:
             draw(options.svg, [v for v in verdicts if v.is_harmed])
         if options.live:
@@ -113,78 +112,6 @@ def compare_live(trials: Sequence[Trial], verdicts: Sequence[Verdict]) -> None:
             record(trial, Path(folder), server=url)
             alarms = alarms_of(client, trial.name)
             print(f"{trial.name}: {'the same alarms live' if alarms == later[trial.name] else f'live {alarms}'}")
-
-
-# What is printed
-
-
-def conditions(num_trainings: int) -> str:
-    return (
-        f"{datetime.now(UTC):%Y-%m-%d}, one thread of {platform.machine()}, torch {torch.__version__}, Python "
-        f"{platform.python_version()}; {num_trainings} trainings\n"
-    )
-
-
-def report(verdicts: Sequence[Verdict]) -> None:
-    print(conditions(len(verdicts)))
-    harmed = [verdict for verdict in verdicts if verdict.is_harmed]
-    print("| run | what is wrong | onset | loss rules | or plateau | first alarm | lead | family |")
-    print("|---|---|---|---|---|---|---|---|")
-    for verdict in harmed:
-        print(_row(verdict))
-    print(
-        "\n| family | runs | called | right family | loss rules call | lead over loss rules | over them or plateau | delay |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    families = list(dict.fromkeys(verdict.trial.family for verdict in harmed))
-    for family in families:
-        print(_summary(family, [verdict for verdict in harmed if verdict.trial.family == family]))
-    if harmed:
-        print(_summary("all", harmed))
-    _report_healthy(verdicts)
-
-
-def _row(v: Verdict) -> str:
-    first, lead, named = "-", "-", "missed"
-    if v.first is not None:
-        first = f"{v.first.step} {v.first.rule}"
-        lead = f"{min(v.standstill, v.num_steps - 1) - v.first.step:+.0f}"
-        named = "right" if v.is_named else v.first.family
-    loss = " | ".join(map(_step, (v.onset, v.accident, v.standstill)))
-    return f"| {v.trial.name} | {v.trial.about} | {loss} | {first} | {lead} | {named} |"
-
-
-def _summary(family: str, verdicts: Sequence[Verdict]) -> str:
-    s = Summary.of(verdicts)
-    return (
-        f"| {family} | {s.num_runs} | {s.recall:.2f} | {s.named:.2f} | {s.loss_recall:.2f} | {s.lead_over_accident:+.0f} "
-        f"| {s.lead_over_standstill:+.0f} | {s.delay:+.0f} |"
-    )
-
-
-def _report_healthy(verdicts: Sequence[Verdict]) -> None:
-    healthy = [verdict for verdict in verdicts if not verdict.trial.is_failing]
-    num_steps = sum(verdict.num_steps for verdict in healthy)
-    print(f"\n{len(healthy)} healthy runs, {num_steps} steps:")
-    print(
-        f"  {sum(bool(v.false) for v in healthy)} with an alarm, {sum(v.accident < NEVER for v in healthy)} with one by the "
-        f"loss rules, {sum(v.standstill < NEVER for v in healthy)} with the plateau rule"
-    )
-    for verdict in verdicts:
-        if verdict.false:
-            told = ", ".join(f"{alarm.rule} at {alarm.step}" for alarm in verdict.false)
-            print(f"  false alarm: {verdict.trial.name}{' before its defect' * verdict.trial.is_failing}: {told}")
-    for verdict in verdicts:
-        if verdict.trial.is_failing and not verdict.is_harmed:
-            print(f"  no harm in the loss, not counted: {verdict.trial.name}, {_told(verdict)}")
-
-
-def _told(verdict: Verdict) -> str:
-    return ", ".join(f"{alarm.rule} at {alarm.step}" for alarm in verdict.right) or "no alarm"
-
-
-def _step(step: float) -> str:
-    return "-" if step == NEVER else f"{step:.0f}"
 
 
 if __name__ == "__main__":

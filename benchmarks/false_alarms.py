@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from detection import conditions, judged, record_missing
+from detection import judged, record_missing
 from trials.judging import Verdict
 from trials.quiet import LONG, QUIET, REFERENCE, UNTRAINED
 from trials.recording import num_samples
+from trials.report import conditions
 
 
 def main() -> None:

@@ -162,8 +162,10 @@ class Summary:
     num_runs: int
     recall: float
     named: float
-    loss_recall: float
-    """By rules on the loss, the plateau rule among them."""
+    accident_recall: float
+    """What rules on the loss call."""
+    standstill_recall: float
+    """The same with the plateau rule."""
     lead_over_accident: float
     lead_over_standstill: float
     delay: float
@@ -177,6 +179,7 @@ class Summary:
             len(verdicts),
             len(delays) / len(verdicts),
             sum(v.is_named for v in verdicts) / len(verdicts),
+            sum(v.accident < NEVER for v in verdicts) / len(verdicts),
             sum(v.standstill < NEVER for v in verdicts) / len(verdicts),
             _median([v.lead(v.accident) for v in told]),
             _median([v.lead(v.standstill) for v in told]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from functools import partial
 
@@ -258,3 +259,8 @@ FRESH = (
 )  # fmt: skip
 
 TRIALS = TWINS + ODD + TSE + ENTROPY + RANK + NORM + DEAD + DIVERGE + DATA + FRESH
+
+KEPT_BACK = {
+    trial.name for trial in TRIALS if trial not in TWINS and hashlib.sha256(trial.name.encode()).digest()[0] % 2
+}
+"""Drawn by their names: whoever chooses thresholds looks at the others alone."""
