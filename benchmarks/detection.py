@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -65,6 +66,7 @@ def chosen(names: Sequence[str] | None) -> list[Trial]:
 
 
 def record_missing(trials: Iterable[Trial], folder: Path) -> None:
+    os.environ.pop("TSEMON_SERVER", None)  # the frames are to stay here
     for trial in trials:
         if not losses_file(folder, trial.name).exists():
             shutil.rmtree(spool_folder(folder, trial.name), ignore_errors=True)  # of a time that ended early

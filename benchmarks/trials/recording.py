@@ -133,6 +133,7 @@ def _attempt(trial: Trial, lab: Lab, end: int, folder: Path, losses: Losses, ser
             loss = _train(lab, trial, losses)
             monitor.step(loss=loss)
             lab.step += 1
+        monitor.close(timeout_s=60.0)  # a busy machine's service may be slow
     if monitor.status.num_faults:
         raise TsemonError(f"{trial.name}: the monitor had to contain {monitor.status.faults}")
 

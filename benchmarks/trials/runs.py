@@ -135,7 +135,7 @@ ODD = (
     Trial(name="bert", subject=s.bert, about="Hugging Face's BERT, padded", rate=1.5e-3, seed=38),
     Trial(name="accumulation", subject=partial(s.language, batch=4), about="three batches a step", accumulation=3, steps=240,
           seed=39),
-    Trial(name="resumed", subject=s.language, about="resumed from a checkpoint at step 140", resumed_at=140, seed=40),
+    Trial(name="resumed", subject=s.language, about="a second attempt goes on at step 140", resumed_at=140, seed=40),
     Trial(name="optimizer-reset", subject=s.language, about="Adam forgets its moments at step 150",
           defect=d.reset_optimizer, event_step=150, seed=53),
     Trial(name="fine-tuned", subject=partial(s.fine_tuning, steps=250), about="fine-tuning on other text", rate=3e-4,
