@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tsemon.errors import UnknownRun
-from tsemon_server.alerts.views import views_in_order
 from tsemon_server.replay.recording import Attempt
 from tsemon_server.store import Reader
+from tsemon_server.views import views_in_order
 
 
 class StoredRun:
