@@ -111,3 +111,27 @@ class TestQueryLatency:
         )
         assert peers_in(printed) == PEERS
         assert "CPU ms" in svg.read_text()
+
+
+class TestDetection:
+    def test_says_when_a_run_began_to_fail_and_when_that_was_called(self, tmp_path):
+        folder, traces, svg = tmp_path / "trainings", tmp_path / "traces", tmp_path / "detection.svg"
+        both = ["--folder", folder, "--only", "relu-dead"]  # with its healthy twin
+        printed = run("detection.py", *both, "--live", "relu-dead", "--traces", traces, "--svg", svg)
+        row = re.search(
+            r"^\| relu-dead\*? \| [^|]+ \| (\d+) \| - \| (\d+) \| (\d+) ([a-z-]+) \|", printed, re.MULTILINE
+        )
+        onset, plateau, first = map(int, row.groups()[:3])
+        assert 70 <= onset <= 72  # the biases fall at step 70
+        assert onset <= first < plateau
+        assert "| all | 1 | 300 | 0 | 0 | 0 |" in printed  # healthy runs
+        assert "relu-dead: the same alarms live" in printed
+        assert {path.name for path in traces.iterdir()} == {"relu-5.jsonl.gz", "relu-dead.jsonl.gz"}
+        assert "relu-dead" in svg.read_text()
+        assert row.group() in run("detection.py", *both)  # from the folder
+
+
+class TestFalseAlarms:
+    def test_counts_steps_samples_and_alarms(self):
+        printed = run("false_alarms.py", "--only", "BERT-2")
+        assert "| Hugging Face, as they start | 1 | 60 | 12 | 0 | 0.000 |" in printed

@@ -71,11 +71,12 @@ PRELUDE_OF_INTEGRATIONS = (
     [
         ("README.md", PRELUDE),
         ("docs/quickstart.md", PRELUDE),
+        ("docs/actions.md", PRELUDE + PRELUDE_OF_INTEGRATIONS),
         ("docs/integrations.md", PRELUDE_OF_INTEGRATIONS),
         ("docs/models.md", "import torch\n"),
         ("docs/training.md", ""),
     ],
-    ids=["README", "quickstart", "integrations", "models", "training"],
+    ids=["README", "quickstart", "actions", "integrations", "models", "training"],
 )
 def test_every_python_snippet_runs_in_order(document, prelude, tmp_path, service):
     """In one program, after the model, the optimizer and the data that every reader has."""

@@ -21,10 +21,11 @@ COMMON = {"tsemon.catalogue", "tsemon.wire", "tsemon.errors"}
 PICTURE = {
     "tsemon": "tsemon.attaching tsemon.monitor tsemon.status",
     "tsemon.__main__": "tsemon.cli",
-    "tsemon.attaching": "torch tsemon.monitor tsemon.probes tsemon.transport tsemon.schedule tsemon.faults "
+    "tsemon.actions": "torch",
+    "tsemon.attaching": "torch tsemon.actions tsemon.monitor tsemon.probes tsemon.transport tsemon.schedule tsemon.faults "
     "tsemon.registration",
-    "tsemon.monitor": "torch tsemon.probes tsemon.transport tsemon.schedule tsemon.sample tsemon.status tsemon.faults "
-    "tsemon.registration",
+    "tsemon.monitor": "torch tsemon.actions tsemon.relay tsemon.probes tsemon.transport tsemon.schedule tsemon.sample "
+    "tsemon.status tsemon.faults tsemon.registration",
     "tsemon.registration": "torch",
     "tsemon.sample": "torch tsemon.probes",
     "tsemon.status": "tsemon.transport",
@@ -41,23 +42,25 @@ PICTURE = {
     "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.ingest tsemon_server.alerts tsemon_server.queries "
     "tsemon_server.exposition tsemon_server.housekeeping tsemon_server.notify tsemon_server.spools tsemon_server.ui "
     "tsemon_server.store tsemon_server.settings tsemon_server.workers tsemon_server.errors tsemon_server.bodies "
-    "tsemon_server.rules",
+    "tsemon_server.rounds tsemon_server.rules",
     "tsemon_server.admin": "typer tsemon_server.store tsemon_server.settings tsemon_server.durations",
     "tsemon_server.rule_commands": "typer yaml tsemon_server.rules",
     "tsemon_server.errors": "fastapi starlette pydantic",
     "tsemon_server.bodies": "fastapi starlette pydantic",
     "tsemon_server.ingest": "fastapi starlette pydantic pydantic_core typing_extensions tsemon_server.bodies "
     "tsemon_server.store",
-    "tsemon_server.alerts": "fastapi starlette pydantic pydantic_core numpy tsemon_server.bodies tsemon_server.store "
-    "tsemon_server.rules tsemon_server.replay tsemon_server.ingest",
+    "tsemon_server.alerts": "fastapi starlette pydantic pydantic_core tsemon_server.bodies tsemon_server.store "
+    "tsemon_server.rules tsemon_server.views tsemon_server.replay tsemon_server.ingest",
     "tsemon_server.replay": "numpy pydantic rich tsemon.transport tsemon_server.ingest tsemon_server.rules "
-    "tsemon_server.store",
+    "tsemon_server.store tsemon_server.views",
+    "tsemon_server.views": "numpy tsemon_server.rules",
     "tsemon_server.rules": "numpy tsemon_server.yaml_lines",
     "tsemon_server.queries": "fastapi numpy pyarrow tsemon_server.store",
     "tsemon_server.notify": "pydantic typer tsemon_server.store tsemon_server.settings tsemon_server.durations "
     "tsemon_server.yaml_lines",
     "tsemon_server.exposition": "fastapi prometheus_client tsemon_server.store",
-    "tsemon_server.housekeeping": "tsemon_server.store",
+    "tsemon_server.housekeeping": "tsemon_server.rounds tsemon_server.store",
+    "tsemon_server.rounds": "tsemon_server.store",
     "tsemon_server.spools": "fastapi starlette tsemon.transport tsemon_server.ingest tsemon_server.bodies "
     "tsemon_server.store "
     "tsemon_server.errors",

@@ -10,16 +10,19 @@ down_revision = "0003"
 def upgrade() -> None:
     op.create_table(
         "notice",
-        sa.Column("alert_id", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("kind", sa.String(16), primary_key=True),
+        sa.Column("notice_id", sa.Integer, primary_key=True),
+        sa.Column("alert_id", sa.Integer, nullable=False),
         sa.Column("run_id", sa.String(32), nullable=False),
+        sa.Column("has_fired", sa.Boolean, nullable=False),
         sa.Column("queued_at", sa.Float(53), nullable=False),
+        sqlite_autoincrement=True,
     )
     op.create_table(
         "delivery",
         sa.Column("delivery_id", sa.Integer, primary_key=True),
         sa.Column("run_id", sa.String(32), nullable=False),
         sa.Column("alert_id", sa.Integer, nullable=False),
+        sa.Column("turn", sa.Integer, nullable=False),
         sa.Column("kind", sa.String(16), nullable=False),
         sa.Column("receiver", sa.String(64), nullable=False),
         sa.Column("topic", sa.Text, nullable=False),
@@ -33,7 +36,7 @@ def upgrade() -> None:
         sa.Column("tried_at", sa.Float(53)),
         sa.Column("sent_at", sa.Float(53)),
         sa.Column("due_at", sa.Float(53)),
-        sa.UniqueConstraint("alert_id", "kind", "receiver", name="delivery_by_alert"),
+        sa.UniqueConstraint("alert_id", "receiver", "turn", name="delivery_by_alert"),
         sqlite_autoincrement=True,
     )
     op.create_index("delivery_by_time", "delivery", ["receiver", "due_at"])

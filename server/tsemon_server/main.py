@@ -22,7 +22,7 @@ from tsemon.errors import InvalidArgument, TsemonError
 from tsemon.wire import API
 from tsemon_server import alerts, ingest, queries, ui
 from tsemon_server.alerts import ActiveRules, Rulebook, Watch
-from tsemon_server.alerts.liveness import LOOK_EVERY_S, Liveness
+from tsemon_server.alerts.liveness import LISTEN_S, LOOK_EVERY_S, Liveness
 from tsemon_server.bodies import schemas_of
 from tsemon_server.errors import Problem, handle_errors, problem_response
 from tsemon_server.exposition import Exposition
@@ -106,6 +106,8 @@ def create_app(
     rules: Sequence[Rule] | None = None,
     clock: Callable[[], float] = time.time,
     housekeeping_pause_s: float = PAUSE_S,
+    look_every_s: float = LOOK_EVERY_S,
+    listen_s: float = LISTEN_S,
 ) -> FastAPI:
     """The service on its database, which is migrated first, or on a spool folder; built-in rules where none are given.
 
@@ -135,7 +137,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         housekeeping = Housekeeping(store, housekeeping_pause_s)
-        looks = Rounds(store, "liveness", [Liveness(store, active, clock=clock).look], LOOK_EVERY_S)
+        liveness = Liveness(store, active, listen_s=listen_s, clock=clock)
+        looks = Rounds(store, "liveness", [liveness.look], look_every_s)
         at_work: list[Rounds | Notifier] = [housekeeping, looks]
         if notified is not None:
             at_work.append(Notifier(store, notified, clock))

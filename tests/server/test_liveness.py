@@ -1,14 +1,20 @@
 """Silent, stuck, slow, or well: what the service says of processes by its own clock."""
 
 import json
+import time
+from contextlib import closing
 
 import pytest
+from starlette.testclient import TestClient
 
-from tests.server.conftest import loss_frame
+from tests.databases import SqliteFile
+from tests.server.conftest import Api, loss_frame
 from tsemon.errors import StoreError
 from tsemon_server.alerts import ActiveRules
 from tsemon_server.alerts.liveness import LISTEN_S, LOOK_EVERY_S, Liveness
+from tsemon_server.main import create_app
 from tsemon_server.rules import load
+from tsemon_server.settings import Settings
 from tsemon_server.store import Store
 
 COMMON = """
@@ -110,8 +116,9 @@ def clock():
 
 
 @pytest.fixture
-def api(start, clock):
-    return start(clock=clock)
+def api(tmp_path, clock):
+    with closing(Api(SqliteFile(tmp_path / "tsemon.db"), clock=clock)) as api:
+        yield api
 
 
 @pytest.fixture
@@ -222,13 +229,13 @@ class TestASlowProcess:
         assert [(rule, state) for rule, state, *_ in process.alerts] == [("slow", "firing")]
 
     def test_is_none_that_was_slow_from_the_start(self, process, service):
-        for _ in range(60):
+        for _ in range(20):
             service.watch(45, beating=[process])
             service.watch(15, beating=[process], steps=1)
         assert process.alerts == []
 
     def test_is_none_that_makes_a_pause(self, process, service):
-        for _ in range(6):
+        for _ in range(4):
             service.watch(600, beating=[process], steps=10)
             service.watch(105, beating=[process])
         assert process.alerts == []
@@ -314,6 +321,28 @@ class TestAClockThatIsSet:
         service.watch(600, beating=[process], steps=10)
         assert process.alerts == []
         assert dead.alerts == [("silent", "firing", 200, 200, None)]
+
+
+class TestTheService:
+    RULES = load(
+        """
+rules:
+  - name: silent
+    title: Nothing is heard
+    when: {value: [{scalar: silent_seconds}], at_least: 0.5}
+"""
+        + COMMON
+    )
+
+    def test_looks_by_itself(self, database):
+        app = create_app(Settings(database=database.url), rules=self.RULES, look_every_s=0.02, listen_s=0.1)
+        with TestClient(app, base_url="http://127.0.0.1") as http:
+            http.post("/api/v1/runs", json={"run": "gpt"})
+            deadline = time.monotonic() + 60
+            while not (alerts := http.get("/api/v1/alerts").json()["alerts"]):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        assert (alerts[0]["rule"], alerts[0]["state"]) == ("silent", "firing")
 
 
 class TestWhatIsRemembered:

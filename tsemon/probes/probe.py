@@ -129,9 +129,10 @@ class Probe:
 
     def take_loss(self, loss: object) -> None:
         """Remember the loss of a step, sampled or not, for the next sample. A microsecond: it is called at every step."""
-        self._losses.add(loss)
-        if self._losses.is_full:
-            self._guard.run(self._losses.stack)
+        if self._losses.wanted:
+            self._losses.add(loss)
+            if self._losses.is_full:
+                self._guard.run(self._losses.stack)
 
     def _watch_passes(self, hooks: Hooks) -> None:
         """Be there when a pass comes through the gate."""

@@ -36,10 +36,14 @@ class Notice:
     def line(self) -> str:
         """The run, and what happens there."""
         alert = self.alert
-        where = f"{alert.project}/{alert.run}, step {self.step}"
-        if self.kind == "resolved":
-            return f"{where}: over; it fired from step {alert.firing_step} on"
-        return f"{where}: {alert.summary}"
+        where = f"{alert.project}/{alert.run}" + ("" if self.step is None else f", step {self.step}")
+        return f"{where}: {alert.summary if self.kind == 'firing' else self._over}"
+
+    @property
+    def _over(self) -> str:
+        since, reason = self.alert.firing_step, self.alert.resolved_reason
+        why = "" if reason in (None, "clear") else f" ({reason})"
+        return f"over{why}" + ("" if since is None else f"; it fired from step {since} on")
 
 
 @dataclass(frozen=True)
@@ -125,8 +129,8 @@ def _where(notices: Sequence[Notice]) -> str:
     projects = {notice.alert.project for notice in notices}
     if num_runs > 1:
         return f"{num_runs:,} runs of {f'{len(projects)} projects' if len(projects) > 1 else projects.pop()}"
-    alert = notices[0].alert
-    return f"{alert.project}/{alert.run} at step {notices[0].step}"
+    alert, step = notices[0].alert, notices[0].step
+    return f"{alert.project}/{alert.run}" + ("" if step is None else f" at step {step}")
 
 
 def evidence_of(alert: Alert) -> dict[str, Any] | None:

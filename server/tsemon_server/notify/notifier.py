@@ -23,7 +23,7 @@ from tsemon_server.notify.channels import send
 from tsemon_server.notify.configuration import Alertmanager, Configuration, Receiver
 from tsemon_server.notify.messages import Message, Notice
 from tsemon_server.notify.sending import TIMEOUT_S, NotDelivered
-from tsemon_server.store import Alert, Due, Store
+from tsemon_server.store import Due, Store, is_firing, is_muted
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +37,7 @@ FULL_S = 3.0
 """How long a receiver rests that has been sent all it takes in a minute."""
 ALERTMANAGER_BATCH = 500
 """So many alerts in one request to it."""
-STALE_S = 3600.0
-"""An alert that was over so long ago, and whose end nobody queued, is told to nobody."""
-
-
-HOLD_S = 30.0
+HELD_S = 15.0
 """How soon it is looked again whether an alert is still silenced."""
 
 
@@ -107,10 +103,6 @@ class Notifier:
                 self._store.notices.drop_others([receiver.name for receiver in self._configuration.receivers])
 
 
-def _is_muted(alert: Alert) -> bool:
-    return alert.state == "acknowledged" or alert.silenced
-
-
 class _Sender:
     """Sends to one receiver."""
 
@@ -137,7 +129,7 @@ class _Sender:
                     self._send_due()
 
     def _send_due(self) -> None:
-        due = self._without_idle(self._without_muted(self._notices.due(self.name)))
+        due = self._wanted(self._notices.due(self.name))
         if not due:
             return
         num_free = self._receiver.max_per_minute - self._notices.num_messages(self.name, 60.0)
@@ -147,22 +139,18 @@ class _Sender:
             if not (self._notifier.may_send and self._send(batch)):
                 return
 
-    def _without_muted(self, due: Sequence[Due]) -> list[Due]:
-        """Nobody is told of what was silenced or seen to. That it is over is told to those who heard of it."""
-        muted = [item for item in due if item.kind == "firing" and _is_muted(item.alert)]
+    def _wanted(self, due: Sequence[Due]) -> list[Due]:
+        """Those that are to be told now. Who was told that something fires is told that it is over, muted or not."""
+        muted = [item for item in due if item.kind == "firing" and self._is_muted(item)]
         if muted:
-            self._notices.hold([item.delivery_id for item in muted], HOLD_S)
-        return [item for item in due if item not in muted]
+            self._notices.hold([item.delivery_id for item in muted], HELD_S)
+        # What has changed since it was planned waits for another plan.
+        return [item for item in due if item not in muted and (item.kind == "firing") == is_firing(item.alert)]
 
-    def _without_idle(self, due: Sequence[Due]) -> list[Due]:
-        """Those that are to be told now: still firing, or over."""
-        told = [item for item in due if item.kind == "resolved" or item.alert.state in ("firing", "acknowledged")]
-        # What is over waits for its end to be planned, and is told together with it.
-        stale_before = datetime.fromtimestamp(self._clock() - STALE_S, UTC)
-        idle = [item.delivery_id for item in due if item not in told and item.alert.updated_at < stale_before]
-        if idle:
-            self._notices.drop(idle)
-        return told
+    def _is_muted(self, item: Due) -> bool:
+        # An Alertmanager that hears no more of what fires would say that it is over.
+        is_kept_up = isinstance(self._receiver, Alertmanager) and item.status == "sent"
+        return is_muted(item.alert) and not is_kept_up
 
     def _batches(self, due: Sequence[Due], num_free: int) -> list[list[Due]]:
         """One message per topic; where that is more than the receiver takes in a minute, the last one has the rest."""

@@ -65,7 +65,7 @@ class _Line:
 
     def dial(self, host: str, port: int, *, allow_private: bool) -> socket.socket:
         """A connection to the host. Who is at its other end is looked at there, for a name may mean another next time."""
-        connected = socket.create_connection((host, port), self.left_s)
+        connected = self._connect(host, port)
         try:
             if not allow_private and not is_public(connected.getpeername()[0]):
                 raise NotDelivered(
@@ -79,6 +79,23 @@ class _Line:
         self._timer.daemon = True
         self._timer.start()
         return connected
+
+    def _connect(self, host: str, port: int) -> socket.socket:
+        """To the first of the host's addresses that answers; none may take the time of all."""
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for num_left, (family, kind, protocol, _, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
+            connected = socket.socket(family, kind, protocol)
+            try:
+                connected.settimeout(self.left_s / num_left)
+                connected.connect(address)
+                connected.settimeout(self.left_s)
+            except OSError:
+                connected.close()
+                if num_left == 1:
+                    raise
+            else:
+                return connected
+        raise OSError("the name has no address")
 
     def _cut(self) -> None:
         self.is_cut = True

@@ -15,21 +15,21 @@ from tsemon_server.replay.stored import StoredRun, find_run
 from tsemon_server.rules import PACK, Evaluator, load
 from tsemon_server.store import Store
 
-SHARE = 12
-"""Recordings that a process takes at a time: it needs a second to start, and fifty files need one to be read."""
+SHARE = 100
+"""Recordings that a process takes at a time: it needs a second to start, in which another reads twenty of them."""
 
 
-def replay_files(paths: Sequence[Path], rules: Path | None, jobs: int) -> Iterator[Replayed | str]:
+def replay_files(paths: Sequence[Path], rules: Path | None, jobs: int, share: int = SHARE) -> Iterator[Replayed | str]:
     """What came of each recording in these files and folders; a sentence where one cannot be read.
 
     Raises InvalidRecording where something that was named is not there, and InvalidRules.
     """
     sources = find_sources(paths)
-    shares = [sources[start : start + SHARE] for start in range(0, len(sources), SHARE)]
+    shares = [sources[start : start + share] for start in range(0, len(sources), share)]
     evaluator_of(rules)  # wrong rules are told once
     work = partial(_replay_share, rules)
     if min(jobs, len(shares)) <= 1:
-        yield from (result for share in shares for result in work(share))
+        yield from (result for part in shares for result in work(part))
         return
     # Not forked: the threads of NumPy would not survive it.
     with ProcessPoolExecutor(min(jobs, len(shares)), multiprocessing.get_context("spawn")) as pool:

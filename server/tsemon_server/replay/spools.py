@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from heapq import merge
 from itertools import groupby
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tsemon.errors import InvalidArgument
 from tsemon.transport import SpoolReader
-from tsemon.wire import Array, Frame, frames_to_body
+from tsemon.wire import Frame, frames_to_body
 from tsemon_server.ingest import schemas
 from tsemon_server.replay.recording import Attempt
-from tsemon_server.rules import View
+from tsemon_server.views import views_in_order
 
 
 class SpooledRun:
@@ -36,7 +33,8 @@ class SpooledRun:
         for _, spools in groupby(self._spools, key=lambda spool: spool.attempt_key):
             writers = list(spools)
             first_step = writers[0].reader.registration.get("resume_step") or 0
-            yield Attempt(first_step, merge(*(writer.views() for writer in writers), key=lambda view: view.step))
+            frames = merge(*(writer.frames() for writer in writers), key=lambda frame: (frame.step, frame.seq))
+            yield Attempt(first_step, views_in_order(frames, writers[0].frozen))
 
 
 class _Spool:
@@ -47,12 +45,12 @@ class _Spool:
         self.problems: list[str] = []
         self.attempt_key = reader.registration.get("attempt_key")
         self._num_blocks = len(reader.registration.get("blocks", ()))
-        self._frozen = frozenset(reader.registration.get("frozen_blocks", ()))
+        self.frozen = frozenset(reader.registration.get("frozen_blocks", ()))
 
-    def views(self) -> Iterator[View]:
+    def frames(self) -> Iterator[Frame]:
         self.reader.is_living()  # what a living writer has not ended yet is no damage
         for texts in self.reader.new_frames():
-            yield from (view_of(frame, self._frozen) for frame in map(self._frame, texts) if frame is not None)
+            yield from (frame for frame in map(self._frame, texts) if frame is not None)
         damaged = [path.name for path in self.reader.damaged()]
         if damaged:
             self.problems.append(
@@ -67,12 +65,3 @@ class _Spool:
         except InvalidArgument as error:
             self.problems.append(f"{self.reader.folder}: a frame is left out, as the service would refuse it: {error}")
             return None
-
-
-def view_of(frame: Frame, frozen: frozenset[int]) -> View:
-    """A frame from the wire as rules see it."""
-    return View(frame.step, frame.scalars, _arrays(frame.layers), _arrays(frame.heads), frozen)
-
-
-def _arrays(sent: Mapping[str, Array]) -> dict[str, NDArray[np.float32]]:
-    return {name: np.frombuffer(values.data, "<f4").reshape(values.shape) for name, values in sent.items()}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from tsemon.errors import UnknownRun
 from tsemon_server.replay.recording import Attempt
-from tsemon_server.rules import View
-from tsemon_server.store import PastFrame, Reader
+from tsemon_server.store import Reader
+from tsemon_server.views import views_in_order
 
 
 class StoredRun:
@@ -23,7 +23,7 @@ class StoredRun:
         for attempt in self._run.attempts:
             frames = self._reader.frames_in_order(self._run.run_id, [attempt.attempt])
             frozen = frozenset(self._reader.frozen_blocks(self._run.run_id, attempt.attempt))
-            yield Attempt(attempt.resume_step or 0, _views(frames, frozen))
+            yield Attempt(attempt.resume_step or 0, views_in_order((frame.to_wire() for frame in frames), frozen))
             if frames.num_dropped:
                 self._tell(attempt.attempt, f"{frames.num_dropped:,} values are gone by the project's retention")
             if frames.num_damaged:
@@ -31,10 +31,6 @@ class StoredRun:
 
     def _tell(self, attempt: int, what: str) -> None:
         self.problems.append(f"run {self.name}, attempt {attempt}: {what}; the rules did not see them")
-
-
-def _views(frames: Iterable[PastFrame], frozen: frozenset[int]) -> Iterator[View]:
-    return (View(frame.step, frame.scalars, frame.layers, frame.heads, frozen) for frame in frames)
 
 
 def find_run(reader: Reader, run: str) -> str:

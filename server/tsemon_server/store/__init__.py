@@ -20,7 +20,16 @@ from tsemon_server.store.group_commit import GroupCommit
 from tsemon_server.store.leases import drop_lease, hold_lease
 from tsemon_server.store.liveness import RunningRun, Watched
 from tsemon_server.store.metric import MetricReader, Points, Samples, shift_of
-from tsemon_server.store.notices import DeliveryStatus, Due, NoticeKind, Notices, Notification, Plan
+from tsemon_server.store.notices import (
+    DeliveryStatus,
+    Due,
+    NoticeKind,
+    Notices,
+    Notification,
+    Plan,
+    is_firing,
+    is_muted,
+)
 from tsemon_server.store.packing import Kind
 from tsemon_server.store.purging import forgotten_runs, remove_slice, remove_tombstone
 from tsemon_server.store.reading import FiringAlert, LiveRun, Place, Reader, RunOrder
@@ -97,6 +106,8 @@ __all__ = [
     "Watched",
     "Writer",
     "backup",
+    "is_firing",
+    "is_muted",
     "merged",
     "restore",
     "shift_of",

@@ -1,12 +1,12 @@
 """Alerts that people are to hear of: what changed, who is to be told, and what came of it.
 
 A change of an alert leaves a `notice`, in the transaction that changes it. Routing turns it into a `delivery` for each
-receiver, which stays as the log of what was sent.
+receiver that has not heard of it yet, which stays as the log of what was sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +24,6 @@ from sqlalchemy import (
     null,
     or_,
     select,
-    tuple_,
     update,
 )
 
@@ -122,10 +121,10 @@ class Notices:
     def route(self, plans: Callable[[Alert], Sequence[Plan]]) -> int:
         """Plan who is told of what has changed, oldest first; how many changes there were."""
         with self._database.reading() as connection:
-            if connection.execute(select(_notice.alert_id).limit(1)).first() is None:
+            if connection.execute(select(_notice.notice_id).limit(1)).first() is None:
                 return 0  # as nearly always
         with self._database.writing() as connection:
-            return _Routing(connection, self._clock()).route(plans)
+            return _Routing(connection, self._clock(), plans).route()
 
     def due(self, receiver: str) -> list[Due]:
         """What is to be sent to the receiver now, the longest due first."""
@@ -190,10 +189,6 @@ class Notices:
         why = "held back: the alert is silenced or acknowledged"
         self._change(ids, ~_is_over(), is_held=True, error=why, due_at=self._clock() + seconds)
 
-    def drop(self, ids: Collection[int]) -> None:
-        """They are of no use any more."""
-        self._change(ids, status=_dropped(), due_at=null())
-
     def drop_others(self, receivers: Collection[str]) -> None:
         """Drop what is to be sent to any but these receivers."""
         others = and_(_delivery.receiver.not_in(receivers), ~_is_over())
@@ -223,58 +218,105 @@ class Notices:
             connection.execute(changed)
 
 
-def queue_notices(connection: Connection, now: float, which: ColumnElement[bool], kind: NoticeKind) -> None:
-    """Note that the alerts have changed to `kind`; noted twice, it is told once."""
-    told = select(_notice.alert_id).where(_notice.alert_id == _alert.alert_id, _notice.kind == kind).exists()
-    changed = select(_alert.alert_id, literal(kind), _alert.run_id, literal(now)).where(which, ~told)
-    connection.execute(schema.notice.insert().from_select(["alert_id", "kind", "run_id", "queued_at"], changed))
+def queue_notices(connection: Connection, now: float, which: ColumnElement[bool], *, has_fired: bool = False) -> None:
+    """Note that the alerts change, in whichever way: what they are when that is committed is what people hear.
+
+    One that `has_fired` is told of even if it is over by then.
+    """
+    changed = select(_alert.alert_id, _alert.run_id, literal(has_fired), literal(now)).where(which)
+    connection.execute(schema.notice.insert().from_select(["alert_id", "run_id", "has_fired", "queued_at"], changed))
 
 
 class _Routing:
-    """One transaction that turns notices into deliveries."""
+    """One transaction that turns notices into deliveries.
 
-    def __init__(self, connection: Connection, now: float) -> None:
-        self._connection, self._now = connection, now
+    It goes by what an alert is and what each receiver was told last, not by what happened in between: an alert that is
+    taken back and fires again a moment later is no news.
+    """
+
+    def __init__(self, connection: Connection, now: float, plans: Callable[[Alert], Sequence[Plan]]) -> None:
+        self._connection, self._now, self._plans = connection, now, plans
         self._due_at: dict[tuple[str, str], float] = {}
         self._planned: list[dict[str, Any]] = []
 
-    def route(self, plans: Callable[[Alert], Sequence[Plan]]) -> int:
-        rows = self._connection.execute(
-            select_alerts()
-            .add_columns(_notice.kind)
-            .join(schema.notice, _notice.alert_id == _alert.alert_id)
-            .order_by(_notice.queued_at, _notice.alert_id, _notice.kind)
+    def route(self) -> int:
+        notices = self._connection.execute(
+            select(_notice.notice_id, _notice.alert_id, _notice.has_fired)
+            .order_by(_notice.notice_id)
             .limit(ROUTED_AT_ONCE)
-            .with_for_update(of=schema.notice),
-            {"now": self._now},
+            .with_for_update()
         ).all()
-        for row in rows:
-            alert = alert_of(row)
-            (self._plan_firing if row.kind == "firing" else self._plan_resolved)(alert, plans(alert))
-        self._insert_planned()
-        keys = [(row.alert_id, row.kind) for row in rows]
-        self._connection.execute(delete(schema.notice).where(tuple_(_notice.alert_id, _notice.kind).in_(keys)))
-        return len(rows)
+        alert_ids = {notice.alert_id for notice in notices}
+        fired = {notice.alert_id for notice in notices if notice.has_fired}
+        query = select_alerts().where(_alert.alert_id.in_(alert_ids)).order_by(_alert.alert_id)
+        last = self._last_told(alert_ids)
+        for row in self._connection.execute(query, {"now": self._now}).all():
+            alert, told = alert_of(row), last.get(row.alert_id, {})
+            if is_firing(alert):
+                self._plan_firing(alert, told)
+            else:
+                self._plan_over(alert, told)
+                if row.alert_id in fired and alert.state == "resolved" and not is_muted(alert):
+                    self._plan_both(alert, told)
+        if self._planned:
+            insert_missing(self._connection, schema.delivery, self._planned)
+        routed = [notice.notice_id for notice in notices]
+        self._connection.execute(delete(schema.notice).where(_notice.notice_id.in_(routed)))
+        return len(notices)
 
-    def _plan_firing(self, alert: Alert, plans: Sequence[Plan]) -> None:
-        for plan in plans:
-            told = {"receiver": plan.receiver, "topic": plan.topic, "repeat_s": plan.repeat_s}
-            self._plan(alert, kind="firing", due_at=self._next_on(plan), **told)
+    def _last_told(self, alert_ids: Collection[int]) -> dict[int, dict[str, Row[Any]]]:
+        """The last delivery of each alert to each receiver."""
+        found: dict[int, dict[str, Row[Any]]] = {}
+        query = select(schema.delivery).where(_delivery.alert_id.in_(alert_ids)).order_by(_delivery.turn)
+        for row in self._connection.execute(query):
+            found.setdefault(row.alert_id, {})[row.receiver] = row
+        return found
 
-    def _plan_resolved(self, alert: Alert, plans: Sequence[Plan]) -> None:
+    def _plan_firing(self, alert: Alert, told: Mapping[str, Row[Any]]) -> None:
+        for plan in self._plans(alert):
+            last = told.get(plan.receiver)
+            if last is not None and last.kind == "resolved" and last.status == "waiting" and not last.attempts:
+                self._take_back(last)
+            elif last is None or last.kind == "resolved" or last.status == "dropped":
+                if last is not None and last.status == "waiting":
+                    self._set(last, status="dropped", due_at=None)
+                known = {"receiver": plan.receiver, "topic": plan.topic, "repeat_s": plan.repeat_s}
+                self._plan(alert, last, kind="firing", due_at=self._next_on(plan), **known)
+
+    def _take_back(self, over: Row[Any]) -> None:
+        """It fires after all, and nobody was told otherwise: let what was said before stand."""
+        self._connection.execute(delete(schema.delivery).where(_delivery.delivery_id == over.delivery_id))
+        before = and_(
+            _delivery.alert_id == over.alert_id, _delivery.receiver == over.receiver, _delivery.turn == over.turn - 1
+        )
+        was_merged = _delivery.status == "merged"
+        values = {
+            "status": case((was_merged, "waiting"), else_=_delivery.status),
+            "due_at": case((was_merged, over.due_at), else_=func.coalesce(_delivery.sent_at + _delivery.repeat_s, FAR)),
+        }
+        self._connection.execute(update(schema.delivery).where(before).values(changed_at=self._now, **values))
+
+    def _plan_over(self, alert: Alert, told: Mapping[str, Row[Any]]) -> None:
         """Whoever was told that it fires is told that it is over; who was still to be told hears both at once."""
-        self._insert_planned()
-        c = _delivery
-        open_ = and_(c.alert_id == int(alert.alert_id), c.kind == "firing", c.status.in_(("waiting", "sent")))
-        known = {plan.receiver: plan for plan in plans}
-        for row in self._connection.execute(select(schema.delivery).where(open_)).all():
-            status = "sent" if row.status == "sent" else "dropped" if row.is_held else "merged"
-            closed = update(schema.delivery).where(c.delivery_id == row.delivery_id)
-            self._connection.execute(closed.values(status=status, due_at=None, changed_at=self._now))
-            if status != "dropped":
-                plan = known.get(row.receiver, Plan(row.receiver, row.topic, 0.0, 0.0, None))
-                due_at = self._next_on(plan) if status == "sent" else row.due_at
-                self._plan(alert, kind="resolved", receiver=row.receiver, topic=row.topic, due_at=due_at)
+        known = {plan.receiver: plan for plan in self._plans(alert)}
+        for receiver, last in told.items():
+            if last.kind == "resolved" or last.status not in ("waiting", "sent"):
+                continue
+            if last.status == "waiting" and (last.is_held or is_muted(alert) or alert.state != "resolved"):
+                self._set(last, status="dropped", due_at=None)
+                continue
+            plan = known.get(receiver, Plan(receiver, last.topic, 0.0, 0.0, None))
+            due_at = self._next_on(plan) if last.status == "sent" else last.due_at
+            self._set(last, status="sent" if last.status == "sent" else "merged", due_at=None)
+            self._plan(alert, last, kind="resolved", receiver=receiver, topic=last.topic, due_at=due_at)
+
+    def _plan_both(self, alert: Alert, told: Mapping[str, Row[Any]]) -> None:
+        """It fired and was over before anybody was to be told."""
+        for plan in self._plans(alert):
+            if plan.receiver not in told:
+                known = {"receiver": plan.receiver, "topic": plan.topic}
+                self._plan(alert, None, kind="firing", status="merged", due_at=None, **known)
+                self._plan(alert, None, kind="resolved", turn=2, due_at=self._next_on(plan), **known)
 
     def _next_on(self, plan: Plan) -> float:
         """When the next message on the plan's topic goes: with what waits there already, or after a while."""
@@ -294,15 +336,31 @@ class _Routing:
             return float(waits_until)
         return max(self._now + plan.wait_s, self._now if sent_at is None else sent_at + plan.interval_s)
 
-    def _plan(self, alert: Alert, **values: Any) -> None:
-        row = {"run_id": alert.run_id, "alert_id": int(alert.alert_id), "status": "waiting", "attempts": 0}
+    def _plan(self, alert: Alert, last: Row[Any] | None, **values: Any) -> None:
+        turn = 1 if last is None else last.turn + 1
+        row = {
+            "run_id": alert.run_id,
+            "alert_id": int(alert.alert_id),
+            "turn": turn,
+            "status": "waiting",
+            "attempts": 0,
+        }
         row |= {"is_held": False, "created_at": self._now, "changed_at": self._now, "repeat_s": None}
         self._planned.append(row | values)
 
-    def _insert_planned(self) -> None:
-        if self._planned:
-            insert_missing(self._connection, schema.delivery, self._planned)
-        self._planned.clear()
+    def _set(self, row: Row[Any], **values: Any) -> None:
+        which = _delivery.delivery_id == row.delivery_id
+        self._connection.execute(update(schema.delivery).where(which).values(changed_at=self._now, **values))
+
+
+def is_firing(alert: Alert) -> bool:
+    """Whether it does, seen to or not."""
+    return alert.state in ("firing", "acknowledged")
+
+
+def is_muted(alert: Alert) -> bool:
+    """Whether nobody is to be told that it fires."""
+    return alert.silenced or alert.acknowledged_at is not None
 
 
 def _with_alerts(*columns: Any) -> Select[Any]:
@@ -330,4 +388,5 @@ def _old(connection: Connection, now: float) -> tuple[ColumnElement[bool], Colum
     c = _delivery
     newest = connection.execute(select(func.max(c.delivery_id))).scalar_one() or 0
     is_old = or_(c.delivery_id <= newest - KEPT_DELIVERIES, c.changed_at < now - KEPT_S)
-    return _notice.queued_at < now - UNHEARD_S, and_(_is_over(), is_old)
+    is_awaited = select(c.delivery_id).where(c.alert_id == _notice.alert_id, c.due_at.is_not(None)).exists()
+    return and_(_notice.queued_at < now - UNHEARD_S, ~is_awaited), and_(_is_over(), is_old)

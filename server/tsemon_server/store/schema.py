@@ -274,19 +274,22 @@ watched = Table(
 notice = Table(
     "notice",
     metadata,
-    Column("alert_id", Integer, primary_key=True, autoincrement=False),
-    Column("kind", String(16), primary_key=True),  # firing or resolved
+    Column("notice_id", Integer, primary_key=True),
+    Column("alert_id", Integer, nullable=False),
     Column("run_id", String(32), nullable=False),
+    Column("has_fired", Boolean, nullable=False),  # so that it is told of, even if it is over by now
     Column("queued_at", Float(53), nullable=False),
+    sqlite_autoincrement=True,
 )
 
-# What one receiver is to be told, or was: a change of an alert is told to it once.
+# What one receiver is to be told, or was: by turns that an alert fires, and that it is over.
 delivery = Table(
     "delivery",
     metadata,
     Column("delivery_id", Integer, primary_key=True),
     Column("run_id", String(32), nullable=False),
     Column("alert_id", Integer, nullable=False),
+    Column("turn", Integer, nullable=False),
     Column("kind", String(16), nullable=False),
     Column("receiver", String(64), nullable=False),
     Column("topic", Text, nullable=False),
@@ -300,7 +303,7 @@ delivery = Table(
     Column("tried_at", Float(53)),  # when it was tried in vain first, since it was last sent
     Column("sent_at", Float(53)),
     Column("due_at", Float(53)),  # when it is sent, or sent again; NULL once there is nothing more to send
-    UniqueConstraint("alert_id", "kind", "receiver", name="delivery_by_alert"),
+    UniqueConstraint("alert_id", "receiver", "turn", name="delivery_by_alert"),
     Index("delivery_by_time", "receiver", "due_at"),
     Index("delivery_by_topic", "receiver", "topic"),
     Index("delivery_by_message", "receiver", "sent_at"),

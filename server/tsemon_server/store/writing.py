@@ -17,6 +17,7 @@ from sqlalchemy import (
     func,
     insert,
     null,
+    or_,
     select,
     union_all,
     update,
@@ -27,7 +28,7 @@ from tsemon.wire import AlertState, Frame, RunState
 from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_missing
 from tsemon_server.store.liveness import Watched, keep_watched
-from tsemon_server.store.notices import NoticeKind, queue_notices
+from tsemon_server.store.notices import queue_notices
 from tsemon_server.store.packing import Slot, layout_id, pack
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.purging import forget_run
@@ -391,12 +392,13 @@ class Writer(Reader):
 
     def open_alert(self, run_id: str, attempt: int, rule: str, **values: Any) -> None:
         """Add an alert; `values` are the other columns."""
+        c = schema.alert.c
         opened = insert(schema.alert).values(
             run_id=run_id, attempt=attempt, rule=rule, opened_at=self._now, updated_at=self._now, **values
         )
-        alert_id = self._connection.execute(opened.returning(schema.alert.c.alert_id)).scalar_one()
+        alert_id = self._connection.execute(opened.returning(c.alert_id)).scalar_one()
         if values["state"] == "firing":
-            self.queue_notice(alert_id, "firing")
+            self._queue_notices(c.alert_id == alert_id, has_fired=True)
 
     def change_alert(self, run_id: str, rule: str, from_state: AlertState, **values: Any) -> int | None:
         """Change the alert of the rule that is in `from_state`; its id, or None where there is none."""
@@ -407,13 +409,12 @@ class Writer(Reader):
             reason = {"resolved_reason": "clear"} if values.get("state") == "resolved" else {}
             changed = update(schema.alert).where(c.alert_id == alert_id)
             self._connection.execute(changed.values(updated_at=self._now, **reason, **values))
-            if values.get("state") in ("firing", "resolved"):
-                self.queue_notice(alert_id, values["state"])
+            self._queue_notices(c.alert_id == alert_id, has_fired=values.get("state") == "firing")
         return alert_id
 
-    def queue_notice(self, alert_id: int, kind: NoticeKind) -> None:
-        """Note that the alert has changed to `kind`, for whoever is to hear of it."""
-        queue_notices(self._connection, self._now, schema.alert.c.alert_id == alert_id, kind)
+    def _queue_notices(self, which: ColumnElement[bool], *, has_fired: bool = False) -> None:
+        """Note that these alerts change, for whoever is to hear of it: part of all that changes whether one fires."""
+        queue_notices(self._connection, self._now, which, has_fired=has_fired)
 
     def take_back_alerts(
         self, run_id: str, attempt: int, step: int, rules: Sequence[str]
@@ -430,6 +431,7 @@ class Writer(Reader):
         found = select(c.rule, c.firing_step, c.alert_id).where(is_later).order_by(c.alert_id)
         for rule, firing_step, alert_id in self._connection.execute(found).all():
             later.setdefault((rule, firing_step is not None), []).append(alert_id)
+        self._queue_notices(and_(mine, or_(c.pending_step > step, c.firing_step > step, c.resolved_step > step)))
         self._connection.execute(update(schema.alert).where(is_later).values(state="revised"))
         over = {"resolved_step": None, "resolved_reason": None}
         for when, values in (
@@ -441,6 +443,8 @@ class Writer(Reader):
 
     def revise_alert(self, alert_id: int, **values: Any) -> None:
         """Let an alert that was taken back be what `values` say."""
+        if values["state"] == "firing":
+            self._queue_notices(schema.alert.c.alert_id == alert_id, has_fired=True)
         over = {"resolved_step": None, "resolved_reason": None}
         changed = update(schema.alert).where(schema.alert.c.alert_id == alert_id)
         self._connection.execute(changed.values(updated_at=self._now, **over, **values))
@@ -478,15 +482,13 @@ class Writer(Reader):
             raise WrongAlertState(f"the alert {alert_id} is only pending; it goes away by itself, or fires")
         over = {"state": "resolved", **_over(self._last_step(found.run_id), "by hand")}
         seen = {"acknowledged_at": self._now, "acknowledged_by": by, "note": note}
-        c = schema.alert.c
-        is_it = (c.alert_id == number_of(alert_id)) & (c.state == "firing")
-        queue_notices(self._connection, self._now, is_it, "resolved")
-        self._change_open(alert_id, c.state == "firing", **over, **seen)
+        self._change_open(alert_id, schema.alert.c.state == "firing", **over, **seen)
         return self.alert(alert_id)
 
     def _change_open(self, alert_id: str, where: ColumnElement[bool], **values: Any) -> None:
         c = schema.alert.c
         is_it = and_(c.alert_id == number_of(alert_id), c.state.in_(OPEN), where)
+        self._queue_notices(is_it)
         self._connection.execute(update(schema.alert).where(is_it).values(updated_at=self._now, **values))
 
     def _open_alert(self, alert_id: str, what: str) -> Alert:
@@ -499,7 +501,7 @@ class Writer(Reader):
         """Whatever is open ends at `step`: what fires is over, what was pending never was."""
         c = schema.alert.c
         self._connection.execute(delete(schema.alert).where(c.run_id == run_id, c.state == "pending"))
-        queue_notices(self._connection, self._now, (c.run_id == run_id) & (c.state == "firing"), "resolved")
+        self._queue_notices(and_(c.run_id == run_id, c.state == "firing"))
         self._connection.execute(
             update(schema.alert)
             .where(c.run_id == run_id, c.state == "firing")
@@ -510,7 +512,7 @@ class Writer(Reader):
         """The rule looks at no run any more, so what it had opened is over."""
         c = schema.alert.c
         self._connection.execute(delete(schema.alert).where(c.rule == rule, c.state == "pending"))
-        queue_notices(self._connection, self._now, (c.rule == rule) & (c.state == "firing"), "resolved")
+        self._queue_notices(and_(c.rule == rule, c.state == "firing"))
         last_step = select(schema.run.c.last_step).where(schema.run.c.run_id == c.run_id).scalar_subquery()
         self._connection.execute(
             update(schema.alert)
@@ -522,7 +524,7 @@ class Writer(Reader):
         """The run has not ended after all, so what fired at its end still does."""
         c, of_attempt = schema.alert.c, self._run_row(run_id).attempt
         did_end = and_(c.run_id == run_id, c.resolved_reason == "run ended", c.attempt == of_attempt)
-        queue_notices(self._connection, self._now, did_end, "firing")
+        self._queue_notices(did_end)
         again = {"state": "firing", "resolved_step": None, "resolved_reason": None}
         self._connection.execute(update(schema.alert).where(did_end).values(updated_at=self._now, **again))
 

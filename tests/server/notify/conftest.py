@@ -61,6 +61,8 @@ def make_alert():
         known = {"alert_id": "7", "run_id": "aa11", "project": "pretrain", "run": "gpt", "attempt": 1}
         known |= {"rule": "attention-entropy-collapse", "family": "entropy", "severity": "critical", "state": "firing"}
         known |= {"pending_step": 100, "firing_step": 120, "resolved_step": None, "summary": "a head sees one token"}
+        known |= {"rule_version": 1, "resolved_reason": None, "acknowledged_at": None, "acknowledged_by": None}
+        known |= {"note": None, "silenced": False}
         known |= {"evidence": {"layers": [3, 4]}, "advice": {"text": "normalise queries", "source": "QK-norm"}}
         return Alert.model_validate(known | {"opened_at": at, "updated_at": at} | fields)
 
@@ -73,6 +75,11 @@ class Alerts:
     def __init__(self, store):
         self.store = store
         self.run_ids = {}
+
+    def add_runs(self, *runs):
+        """Many, quickly: all that registering does besides takes a while."""
+        with self.store.write() as writer:
+            self.run_ids |= {("default", run): writer._run_named("default", run) for run in runs}
 
     def fire(self, *runs, state="firing", step=10, **fields):
         with self.store.write() as writer:
@@ -92,7 +99,8 @@ class Alerts:
 
     def _run_id(self, writer, project, run):
         if (project, run) not in self.run_ids:
-            self.run_ids[project, run] = writer._run_named(project, run)  # all that registering does besides is slow
+            given = {"blocks": [], "config": None, "tags": None, "resume_step": None, "attempt_key": None}
+            self.run_ids[project, run] = writer.register(project, run, **given).run_id
         return self.run_ids[project, run]
 
 

@@ -83,11 +83,13 @@ class TestWhatFires:
     def test_is_told_again_before_it_is_forgotten(self, store, alerts, start, configure, http, clock):
         start(configured(configure, http.url))
         alerts.fire("a", "b")
-        await_that(lambda: len(http.requests) == 1, "it is told")
-        for number in (2, 3):
-            clock.now += ALERTMANAGER_REPEAT_S + 1
-            await_that(lambda number=number: len(http.requests) == number, "it is told again")
+        for number in (1, 2, 3):
+            sent = [("sent", number)] * 2
+            await_that(
+                lambda sent=sent: [(n.status, n.attempts) for n in store.notices.log()] == sent, f"told {number} times"
+            )
+            clock.now += ALERTMANAGER_REPEAT_S + 1 if number < 3 else 0
         labels = [[alert["labels"] for alert in request.json] for request in http.requests]
-        assert labels[0] == labels[1] == labels[2]
+        assert labels == [labels[0]] * 3
         ends = [request.json[0]["endsAt"] for request in http.requests]
         assert ends == sorted(set(ends)), "each time it lasts longer"

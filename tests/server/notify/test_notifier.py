@@ -146,6 +146,137 @@ class TestFiringAndOverTogether:
         assert log_of(store) == [("firing", "failed", 1)]
 
 
+class TestAnAlertThatIsSilencedOrSeenTo:
+    def silence(self, store, clock, seconds, rule="loss-spike"):
+        anything = {"run": None, "project": None, "family": None}
+        with store.write() as writer:
+            writer.add_silence(rule=rule, until=clock.now + seconds, created_by="ada", reason="known", **anything)
+
+    def acknowledge(self, store):
+        (alert,) = self.open_alerts(store)
+        with store.write() as writer:
+            writer.acknowledge(alert.alert_id, "ada", None)
+
+    def open_alerts(self, store):
+        with store.read() as reader:
+            return [alert for alert in reader.alerts() if alert.state != "resolved"]
+
+    def test_is_told_to_nobody(self, store, alerts, start, hooked, http, clock, await_idle):
+        self.silence(store, clock, 3600)
+        start(hooked())
+        alerts.fire("a")
+        await_that(lambda: any("held back" in (found.error or "") for found in store.notices.log()), "it is held")
+        alerts.resolve("a")
+        await_log(store, ("firing", "dropped", 0))
+        assert http.requests == []
+
+    def test_is_told_once_the_silence_is_over(self, store, alerts, start, hooked, http, clock):
+        self.silence(store, clock, 600)
+        start(hooked())
+        alerts.fire("a")
+        await_that(lambda: any("held back" in (found.error or "") for found in store.notices.log()), "it is held")
+        clock.now += 601
+        await_log(store, ("firing", "sent", 1))
+        assert store.notices.log()[0].error is None
+
+    def test_is_told_to_nobody_where_it_ends_before_its_turn(self, store, alerts, start, hooked, http, clock):
+        self.silence(store, clock, 3600)
+        start(hooked("group_wait: 1m"))
+        alerts.fire("a")
+        alerts.resolve("a")
+        alerts.fire("b", rule="other")
+        await_that(lambda: ("firing", "waiting", 0) in log_of(store), "the other is planned")
+        clock.now += 61
+        await_that(lambda: ("firing", "sent", 1) in log_of(store), "the other is told")
+        assert told(http) == [[("firing", "b")]]
+
+    def test_is_not_told_again(self, store, alerts, start, hooked, http, clock, await_idle):
+        start(hooked("repeat_interval: 1h"))
+        alerts.fire("a")
+        await_log(store, ("firing", "sent", 1))
+        self.acknowledge(store)
+        clock.now += 3601
+        await_idle()
+        assert len(http.requests) == 1
+
+    def test_is_told_to_be_over_to_those_who_heard_of_it(self, store, alerts, start, hooked, http):
+        start(hooked())
+        alerts.fire("a")
+        await_log(store, ("firing", "sent", 1))
+        self.acknowledge(store)
+        alerts.resolve("a")
+        await_log(store, ("firing", "sent", 1), ("resolved", "sent", 1))
+
+    def test_is_kept_up_with_an_alertmanager_that_knows_it(self, store, alerts, start, configure, http, clock):
+        where = f"type: alertmanager, url: '{http.url}', allow_private: true"
+        start(configure(f"receivers: [{{name: am, {where}}}]"))
+        alerts.fire("a")
+        await_log(store, ("firing", "sent", 1))
+        self.acknowledge(store)
+        clock.now += 61
+        await_log(store, ("firing", "sent", 2))
+
+
+class TestAnAlertThatFiresAfterAll:
+    """One that was over, and is taken back: its run goes on, or a frame came late."""
+
+    def end(self, store, alerts):
+        with store.write() as writer:
+            writer.change_run(alerts.run_ids["default", "a"], state="finished")
+
+    def reopen(self, store, alerts):
+        with store.write() as writer:
+            writer.change_run(alerts.run_ids["default", "a"], state="running")
+
+    def test_is_told_again_to_those_who_heard_that_it_was_over(self, store, alerts, start, hooked, http):
+        start(hooked())
+        alerts.fire("a")
+        await_log(store, ("firing", "sent", 1))
+        self.end(store, alerts)
+        await_log(store, ("firing", "sent", 1), ("resolved", "sent", 1))
+        self.reopen(store, alerts)
+        await_log(store, *[("firing", "sent", 1)] * 2, ("resolved", "sent", 1))
+        alerts.resolve("a")
+        await_log(store, *[("firing", "sent", 1), ("resolved", "sent", 1)] * 2)
+        assert told(http) == [[("firing", "a")], [("resolved", "a")]] * 2
+        assert "(run ended)" in http.requests[1].json["text"]
+
+    def test_is_no_news_to_those_who_did_not_hear(self, store, alerts, start, hooked, http, clock, await_idle):
+        start(hooked("group_interval: 1m"))
+        alerts.fire("a")
+        await_log(store, ("firing", "sent", 1))
+        self.end(store, alerts)
+        await_log(store, ("firing", "sent", 1), ("resolved", "waiting", 0))
+        self.reopen(store, alerts)
+        await_log(store, ("firing", "sent", 1))
+        clock.now += 61
+        await_idle()
+        assert len(http.requests) == 1
+        alerts.resolve("a")
+        await_log(store, ("firing", "sent", 1), ("resolved", "sent", 1))
+
+    def test_is_no_news_where_it_changed_in_one_go(self, store, alerts, start, hooked, http, await_idle):
+        start(hooked())
+        alerts.fire("a")
+        await_log(store, ("firing", "sent", 1))
+        with store.write() as writer:
+            run_id = alerts.run_ids["default", "a"]
+            later = writer.take_back_alerts(run_id, 1, 0, ["loss-spike"])
+            (again,) = later["loss-spike", True]
+            writer.revise_alert(again, state="firing", pending_step=9, firing_step=11)
+        await_idle()
+        assert log_of(store) == [("firing", "sent", 1)]
+
+    def test_is_over_where_a_late_frame_says_that_it_never_fired(self, store, alerts, start, hooked, http):
+        start(hooked())
+        alerts.fire("a")
+        await_log(store, ("firing", "sent", 1))
+        with store.write() as writer:
+            later = writer.take_back_alerts(alerts.run_ids["default", "a"], 1, 0, ["loss-spike"])
+            assert writer.drop_alert(later["loss-spike", True][0])
+        await_log(store, ("firing", "sent", 1), ("resolved", "sent", 1))
+
+
 class TestAFailure:
     def test_is_followed_by_another_attempt(self, store, alerts, start, hooked, http, clock):
         http.answers = [500, 503]
@@ -323,7 +454,9 @@ class TestAThousandRunsThatFailWithinAMinute:
     NUM_RUNS = 1000
 
     def test_are_one_message_where_they_fail_alike(self, store, alerts, start, hooked, http, clock):
-        alerts.fire(*(f"run-{number}" for number in range(self.NUM_RUNS)))
+        runs = [f"run-{number}" for number in range(self.NUM_RUNS)]
+        alerts.add_runs(*runs)
+        alerts.fire(*runs)
         start(hooked("group_wait: 5s"))
         await_that(lambda: len(log_of(store)) == self.NUM_RUNS, "all are planned")
         clock.now += 10

@@ -27,8 +27,7 @@ class RecordedRun:
         self.frames = [wire_frame(seq, view) for seq, view in enumerate(attempt.views)]
 
     def registration(self):
-        frozen = {"frozen_blocks": self.frozen_blocks} if self.frozen_blocks else {}
-        return {"run": self.name, "num_blocks": self.num_blocks} | frozen
+        return {"run": self.name, "num_blocks": self.num_blocks, "frozen_blocks": self.frozen_blocks}
 
     def __repr__(self):
         return self.name

@@ -92,27 +92,24 @@ class TestLiveAlerts:
             deliveries.send(api)
             assert differences(deliveries.told(api), expected) == {}
 
-    @pytest.mark.parametrize("deliver", [singly, late_and_singly])
-    def test_are_those_of_a_replay_on_each_engine(self, deliver, few, expected, start):
+    def test_are_those_of_a_replay_on_each_engine(self, few, expected, start):
         api = start(rules=PACK)
-        deliveries = Deliveries(api, few, deliver)
+        deliveries = Deliveries(api, few, late_and_singly)
         deliveries.send(api)
         assert differences(deliveries.told(api), expected) == {}
 
-    @pytest.mark.parametrize("deliver", [in_batches, late])
-    def test_are_those_of_a_replay_where_the_service_was_restarted_under_way(self, deliver, few, expected, start):
+    def test_are_those_of_a_replay_where_the_service_was_restarted_under_way(self, few, expected, start):
         api = start(rules=PACK)
-        deliveries = Deliveries(api, few, deliver)
+        deliveries = Deliveries(api, few, late)
         for share in (0.2, 0.25, 0.33, 0.5, 1.0):
             deliveries.send(api, share=share)
             api = start(rules=PACK)
         assert differences(deliveries.told(api), expected) == {}
 
-    @pytest.mark.parametrize("deliver", [singly, late])
-    def test_are_those_of_a_replay_where_two_services_take_turns(self, deliver, few, expected, database):
+    def test_are_those_of_a_replay_where_two_services_take_turns(self, few, expected, database):
         with ExitStack() as both:
             first, second = (both.enter_context(closing(Api(database, rules=PACK))) for _ in range(2))
-            deliveries = Deliveries(first, few, deliver)
+            deliveries = Deliveries(first, few, late)
             deliveries.send(first, second)
             assert differences(deliveries.told(second), expected) == {}
 

@@ -64,6 +64,12 @@ class TestAttach:
         assert losses_watched == losses
         assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
 
+    def test_passes_on_that_the_loop_should_stop(self, tmp_path):
+        *_, monitor = train(tmp_path)
+        assert not monitor.should_stop
+        monitor.monitor.stop()
+        assert monitor.should_stop
+
     def test_does_not_measure_evaluations(self, tmp_path):
         train(tmp_path / "plain")
         train(tmp_path / "evaluated", evaluate=True)

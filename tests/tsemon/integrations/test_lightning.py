@@ -127,6 +127,16 @@ class TestLightningsCallback:
         assert watched.losses == plain.losses
         assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
 
+    def test_stops_the_trainer_where_the_monitor_asks_for_it(self, fit, tmp_path):
+        class Asking(pl.Callback):
+            def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+                if trainer.global_step == 2:
+                    watching.monitor.stop()
+
+        watching = callback(tmp_path / "run")
+        module = fit(watching, also=[Asking()])
+        assert len(module.steps) == 3
+
     def test_does_not_measure_sanity_checks_and_validations(self, fit, tmp_path):
         def measured(name, **arguments):
             without_dropout = {

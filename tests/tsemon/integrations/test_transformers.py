@@ -11,6 +11,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tests import zoo
 from tests.tsemon.integrations.recording import count_steps, ids, recorded
+from tsemon.actions import LowerLearningRate
 from tsemon.errors import InvalidArgument, NoBlocksFound
 from tsemon.integrations.transformers import TsemonCallback
 
@@ -112,6 +113,33 @@ class TestTheTrainersCallback:
         del watching
         gc.collect()
         assert kept() is None
+
+    def test_stops_the_trainer_where_the_monitor_asks_for_it(self, train, tmp_path):
+        class Asking(TrainerCallback):
+            def on_step_begin(self, args, state, control, **kwargs):
+                if state.global_step == 2:
+                    watching.monitor.stop()
+
+        watching = callback(tmp_path / "run")
+        trainer = train(watching, also=[Asking()])
+        assert len(trainer.steps) == 3
+        assert recorded(tmp_path / "run").state == "finished"
+
+    def test_knows_the_scheduler_for_a_lower_learning_rate(self, train, tmp_path):
+        class Lowering(TrainerCallback):
+            def on_step_begin(self, args, state, control, **kwargs):
+                if state.global_step == 2:
+                    LowerLearningRate(factor=0.1).act(None, watching.monitor)
+
+        def rates(folder, *also):
+            nonlocal watching
+            watching = callback(tmp_path / folder)
+            train(watching, also=also, learning_rate=0.1, logging_strategy="no")
+            return [frame["scalars"]["learning_rate"] for frame in recorded(tmp_path / folder).frames]
+
+        watching = None
+        plain, lowered = rates("plain"), rates("lowered", Lowering())
+        assert lowered == pytest.approx([rate * (1 if step < 2 else 0.1) for step, rate in enumerate(plain)])
 
 
 class TestTheLossInItsFrames:

@@ -15,7 +15,12 @@ from tsemon_server.rules import View
 
 def views_of(frames: Iterable[Frame], frozen: frozenset[int]) -> Iterator[View]:
     """In the order of steps. Of what several writers measured at one step, each fills what the ones before left out."""
-    for step, group in groupby(sorted(frames, key=lambda frame: (frame.step, frame.seq)), lambda frame: frame.step):
+    return views_in_order(sorted(frames, key=lambda frame: (frame.step, frame.seq)), frozen)
+
+
+def views_in_order(frames: Iterable[Frame], frozen: frozenset[int]) -> Iterator[View]:
+    """The same of frames that come in that order: no more than those of one step are held."""
+    for step, group in groupby(frames, lambda frame: frame.step):
         first, *others = (_view(frame, frozen) for frame in group)
         for other in others:
             first = View(

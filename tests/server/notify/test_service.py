@@ -1,0 +1,96 @@
+"""Notifications as a part of the service."""
+
+import threading
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.server.conftest import problem
+from tests.server.notify.conftest import Alerts
+from tests.server.notify.receivers import await_that
+from tsemon.errors import InvalidArgument, InvalidDocument
+from tsemon_server.main import create_app
+from tsemon_server.settings import Settings, settings_from_environment
+
+
+def threads():
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("tsemon-notify"))
+
+
+@pytest.fixture
+def file(tmp_path, http):
+    path = tmp_path / "notify.yaml"
+    where = f"type: webhook, url: '{http.url}/secret', allow_private: true"
+    path.write_text(f"group_wait: 0s\ngroup_interval: 0s\nreceivers: [{{name: hook, {where}}}]")
+    return path
+
+
+@pytest.fixture
+def client(database, file):
+    app = create_app(Settings(database=database.url, notify=str(file)))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        yield client
+
+
+@pytest.fixture
+def alerts(client):
+    return Alerts(client.app.state.store)
+
+
+def log(client, **params):
+    reply = client.get("/api/v1/notifications", params=params)
+    return reply.json()["notifications"] if reply.status_code == 200 else problem(reply)
+
+
+class TestTheService:
+    def test_tells_of_alerts_and_shows_what_it_told(self, client, alerts, http):
+        alerts.fire("gpt")
+        await_that(lambda: [entry["status"] for entry in log(client)] == ["sent"], "it was sent")
+        (entry,) = log(client)
+        told = ("kind", "receiver", "project", "run", "rule", "attempts", "error", "due_at")
+        assert [entry[name] for name in told] == ["firing", "hook", "default", "gpt", "loss-spike", 1, None, None]
+        assert entry["sent_at"] >= entry["created_at"]
+        assert [alert["run"] for alert in http.requests[0].json["alerts"]] == ["gpt"]
+        assert "secret" not in str(entry)
+
+    def test_shows_its_log_page_by_page(self, client, alerts):
+        for number in range(5):
+            alerts.fire("gpt", rule=f"rule-{number}")
+        await_that(lambda: len(log(client, status="sent")) == 5, "all were sent")
+        seen, cursor = [], None
+        while True:
+            params = {"limit": 2} | ({} if cursor is None else {"cursor": cursor})
+            page = client.get("/api/v1/notifications", params=params).json()
+            seen += [entry["rule"] for entry in page["notifications"]]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                break
+        assert seen == [f"rule-{number}" for number in reversed(range(5))]
+        assert log(client, receiver="other") == []
+        assert log(client, status="waiting") == []
+        assert log(client, cursor="x")[:2] == (422, "invalid_argument")
+
+    def test_has_threads_for_it_only_where_it_is_asked_to(self, database, client):
+        assert threads() == ["tsemon-notify-hook", "tsemon-notify-plan"]
+        client.__exit__(None, None, None)
+        assert threads() == []
+        with TestClient(create_app(Settings(database=database.url)), base_url="http://127.0.0.1") as other:
+            assert threads() == []
+            assert log(other) == []
+        client.__enter__()
+
+
+class TestTheSetting:
+    def test_comes_from_the_environment(self):
+        assert settings_from_environment({"TSEMON_NOTIFY": "notify.yaml"}).notify == "notify.yaml"
+        assert settings_from_environment({}).notify is None
+
+    def test_that_names_a_file_with_a_mistake_is_told_before_the_service_starts(self, tmp_path, file):
+        file.write_text("receivers:\n  - {name: hook, type: nonsense}\n")
+        settings = Settings(database=f"sqlite:///{tmp_path}/tsemon.db", notify=str(file))
+        with pytest.raises(InvalidDocument, match=r"notify.yaml line 2: receivers\[0\]"):
+            create_app(settings)
+
+    def test_is_not_for_a_service_that_shows_a_folder(self, tmp_path, file):
+        with pytest.raises(InvalidArgument, match="a spool folder is shown and nobody is told of it"):
+            create_app(Settings(spool=str(tmp_path), notify=str(file)))

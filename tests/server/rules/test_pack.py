@@ -1,0 +1,199 @@
+"""The built-in rules on recorded trainings, on the clock, and on what was made up to try them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import traces
+
+from tsemon_server.rules import PACK, Evaluator, View
+from tsemon_server.rules.rule import FAMILIES
+
+ALERTS = Path(__file__).parents[3] / "docs/alerts.md"
+RUNS = {trace.name: trace for trace in traces.read_all()}
+FAILING = [name for name, trace in RUNS.items() if not trace.is_healthy and not trace.is_gray]
+HEALTHY = [name for name, trace in RUNS.items() if trace.is_healthy]
+ALSO_RIGHT = {"diverge": {"loss"}}
+
+
+def fired(views, rules=PACK, on="frame"):
+    """(rule, step) of each alert, those that only inform left out."""
+    evaluator = Evaluator(rules, on=on)
+    state = evaluator.start()
+    events = [event for view in views for event in evaluator.advance(state, view)]
+    return [(e.rule, e.firing_step) for e in events if e.kind == "firing" and e.rule.severity != "info"]
+
+
+def names(views, on="frame"):
+    return {rule.name for rule, _ in fired(views, on=on)}
+
+
+@functools.cache
+def alarms(name):
+    return fired(RUNS[name].views)
+
+
+class TestThePack:
+    def test_has_rules_of_every_family(self):
+        assert {rule.family for rule in PACK} == set(FAMILIES)
+
+    def test_is_described_rule_by_rule(self):
+        described = re.findall(r"^### ([a-z-]+)$", ALERTS.read_text(), flags=re.MULTILINE)
+        assert sorted(described) == sorted(rule.name for rule in PACK)
+
+    def test_says_in_numbers_only_what_the_rules_say(self):
+        """Each bound of a rule stands in its section."""
+        sections = dict(
+            re.findall(r"^### ([a-z-]+)$(.*?)(?=^##|\Z)", ALERTS.read_text(), flags=re.MULTILINE | re.DOTALL)
+        )
+        for rule in PACK:
+            for bound in _bounds(rule.definition["when"]):
+                assert re.search(rf"(?<![\d.e-]){re.escape(_written(bound))}(?![\d.]*\d)", sections[rule.name]), (
+                    rule.name,
+                    bound,
+                )
+
+
+def _bounds(data):
+    if isinstance(data, list):
+        return [bound for item in data for bound in _bounds(item)]
+    if not isinstance(data, dict):
+        return []
+    keys = ("above", "below", "at_least", "at_most")
+    here = [data[key] for key in keys if isinstance(data.get(key), int | float) and data[key]]
+    return here + [bound for key, item in data.items() if key not in keys for bound in _bounds(item)]
+
+
+def _written(bound):
+    text = f"{bound:g}"
+    return re.sub(r"e([+-])0*", lambda match: "e" + match[1].replace("+", ""), text)
+
+
+class TestRecordedTrainings:
+    @pytest.mark.parametrize("name", HEALTHY)
+    def test_that_are_healthy_raise_no_alarm(self, name):
+        assert [(rule.name, step) for rule, step in alarms(name)] == []
+
+    @pytest.mark.parametrize("name", FAILING)
+    def test_that_fail_are_called_by_name_and_not_before_they_do(self, name):
+        trace = RUNS[name]
+        assert alarms(name)
+        assert min(step for _, step in alarms(name)) >= trace.header["event_step"]
+        assert {rule.family for rule, _ in alarms(name)} & ({trace.family} | ALSO_RIGHT.get(trace.family, set()))
+
+
+def noisy(num_samples, stuck_from=None, seed=0):
+    """The input of the first block, from batches that differ, or one that no longer does and drifts as embeddings learn."""
+    draw = np.random.default_rng(seed)
+    for sample in range(num_samples):
+        drift = 1e-6 * sample
+        is_stuck = stuck_from is not None and sample >= stuck_from
+        similarity, diversity = (0.7, 0.3) if is_stuck else (draw.normal(0.7, 0.02), draw.normal(0.3, 0.01))
+        layers = {
+            "batch_similarity": np.array([similarity + drift, 0.9]),
+            "global_diversity": np.array([diversity + drift, 0.1]),
+        }
+        yield View(5 * sample, {"loss": 2.0}, layers)
+
+
+class TestTheSameBatchAgainAndAgain:
+    RULE = tuple(rule for rule in PACK if rule.name == "batch-repeats")
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_is_told(self, seed):
+        ((_, step),) = fired(noisy(60, stuck_from=30, seed=seed), self.RULE)
+        assert 150 < step < 200
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_is_not_what_differs(self, seed):
+        assert fired(noisy(1000, seed=seed), self.RULE) == []
+
+    def test_is_not_a_training_on_one_batch_on_purpose(self):
+        """It is as still from the first step on, and gets stiller as the embeddings settle."""
+
+        def settling():
+            for sample in range(80):
+                moved = 0.1 * (1 - 0.8**sample)
+                layers = {"batch_similarity": np.array([0.5 + moved]), "global_diversity": np.array([0.3 + moved])}
+                yield View(5 * sample, {}, layers)
+
+        assert names(settling()) == set()
+
+
+def still(rates):
+    """A block that follows the learning rate."""
+    for sample, rate in enumerate(rates):
+        layers = {"update_norm": np.array([rate, rate]), "param_norm": np.array([1.0, 1.0])}
+        yield View(5 * sample, {"learning_rate": rate}, layers)
+
+
+class TestABlockThatDoesNotMove:
+    def test_is_told_when_the_rate_falls_to_nothing_at_once(self):
+        assert names(still([1e-3] * 20 + [0.0] * 10)) == {"block-does-not-move"}
+
+    def test_is_told_where_the_rate_is_not(self):
+        views = [View(view.step, {}, view.layers) for view in still([0.0] * 10)]
+        assert names(views) == {"block-does-not-move"}
+
+    def test_is_not_a_schedule_that_ends_at_nothing(self):
+        assert names(still([1e-3 * (1 - sample / 50) for sample in range(50)] + [0.0] * 20)) == set()
+
+    def test_is_not_one_that_is_frozen_on_purpose(self):
+        moving = np.array([0.0, 1e-3])
+        views = [
+            View(
+                5 * sample,
+                {"learning_rate": 1e-3},
+                {"update_norm": moving, "param_norm": np.ones(2)},
+                {},
+                frozenset({0}),
+            )
+            for sample in range(10)
+        ]
+        assert names(views) == set()
+
+
+def watched(**seconds):
+    """One look of the service at a run that it knows well."""
+    usual = {"silent_seconds": 1.0, "stuck_seconds": 1.0, "usual_heard_seconds": 5.0, "usual_step_seconds": 2.0}
+    pace = {"step_seconds": 2.0, "longest_pause_seconds": 20.0}
+    return [View(0, usual | pace | seconds)]
+
+
+class TestOnTheClock:
+    @pytest.mark.parametrize(
+        ("seconds", "told"),
+        [
+            ({}, set()),
+            ({"silent_seconds": 299}, set()),
+            ({"silent_seconds": 300}, {"process-silent"}),
+            ({"silent_seconds": 300, "usual_heard_seconds": 60}, set()),
+            ({"silent_seconds": 300, "usual_heard_seconds": float("nan")}, {"process-silent"}),
+            ({"silent_seconds": 1800}, {"process-silent", "process-lost"}),
+            ({"stuck_seconds": 299}, set()),
+            ({"stuck_seconds": 300}, {"training-stuck"}),
+            ({"stuck_seconds": 300, "longest_pause_seconds": 200}, set()),
+            ({"stuck_seconds": 300, "longest_pause_seconds": float("nan")}, {"training-stuck"}),
+            ({"stuck_seconds": 300, "usual_step_seconds": 40}, set()),
+            ({"stuck_seconds": 1800}, {"training-stuck", "training-hangs"}),
+        ],
+    )
+    def test_a_run_is_silent_or_stuck_by_its_own_measure(self, seconds, told):
+        assert names(watched(**seconds), on="clock") == told
+
+
+class TestWhatIsNoLongerMeasured:
+    def test_is_told(self):
+        measured = {"nonfinite": np.zeros(3), "grad_norm": np.ones(2)}
+        views = [
+            View(5 * sample, {"loss": 2.0}, measured if sample < 5 else {"grad_norm": np.ones(2)})
+            for sample in range(10)
+        ]
+        assert names(views) == {"dead-probes"}
+
+    def test_is_not_what_never_was(self):
+        assert names([View(5 * sample, {"loss": 2.0}, {}) for sample in range(10)]) == set()

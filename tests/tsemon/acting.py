@@ -1,0 +1,79 @@
+"""What two processes do for `test_acting_ranks`: `python -m tests.tsemon.acting RANK SIZE FOLDER SERVER`.
+
+They train by DDP until an alert stops them. What each saw is kept in FOLDER/RANK.json.
+"""
+
+import datetime
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
+
+import tsemon
+from tests import zoo
+from tsemon.actions import Burst, LowerLearningRate, SaveCheckpoint, Stop, when
+from tsemon.errors import RanksDisagree
+
+EVERY = 8
+BURST = 6
+MAX_STEPS = 20_000
+
+
+def main(rank, size, folder, server):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        rank=rank,
+        world_size=size,
+        init_method=f"file://{folder}/store",
+        timeout=datetime.timedelta(seconds=120),
+    )
+    torch.manual_seed(0)
+    (model, _), x_TBD = zoo.torch_encoder(), torch.randn(12, 4, 32)
+    model.layers[1].requires_grad_(False)
+    parallel = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    schedule = LambdaLR(optimizer, lambda step: 0.999**step)
+    seen = {"told": [], "rates": [], "saved": []}
+
+    def attach(on_alert, **options):
+        options = {"server": server, "spool_dir": folder / f"spool{rank}", "every": EVERY} | options
+        group = dist.group.WORLD
+        return tsemon.attach(parallel, optimizer, run="r", on_alert=on_alert, process_group=group, **options)
+
+    try:
+        attach(Stop() if rank == 0 else None)
+    except RanksDisagree as error:
+        seen["error"] = str(error)
+
+    def save(alert):
+        seen["saved"].append((alert.alert_id, schedule.last_epoch))
+        if rank == 1:
+            raise OSError("no space left")
+
+    def note(alert):
+        seen["told"].append((alert.alert_id, alert.state, schedule.last_epoch, len(alert.evidence)))
+
+    lower = LowerLearningRate(optimizer, schedulers=schedule)
+    tse = when(do=[SaveCheckpoint(save), lower, Burst(steps=BURST)], families="tse")
+    with attach([note, tse, when(do=Stop(), severity="critical")]) as monitor:
+        while not monitor.should_stop and schedule.last_epoch < MAX_STEPS:
+            optimizer.zero_grad()
+            loss = parallel(x_TBD).square().mean()
+            loss.backward()
+            optimizer.step()
+            seen["rates"].append(optimizer.param_groups[0]["lr"])
+            schedule.step()
+            monitor.step(loss=loss)
+        seen["alerts"] = [alert.alert_id for alert in monitor.alerts]
+        seen["faults"] = monitor.status.faults
+    (folder / f"{rank}.json").write_text(json.dumps(seen))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

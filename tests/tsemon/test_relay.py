@@ -1,0 +1,47 @@
+import dataclasses
+
+import pytest
+import torch
+
+from tests.tsemon.test_actions import alert
+from tsemon.errors import InvalidArgument
+from tsemon.relay import NUM_NUMBERS, Relay
+
+NOTHING = [0.0] * NUM_NUMBERS
+
+
+def heard(sender, receiver, numbers):
+    """What rank 0 and another rank make of the largest numbers of all ranks, as float32."""
+    largest = torch.tensor([numbers, receiver.next_numbers()]).float().amax(dim=0).tolist()
+    return sender.received(largest), receiver.received(largest)
+
+
+class TestRelay:
+    def test_brings_one_alert_a_sample_in_order_and_whole_to_who_sent_it(self):
+        sender, receiver = Relay(), Relay()
+        first = alert("a", evidence={"layers": [1]}, advice={"text": "rest"}, summary="Schichten ≈ gleich")
+        second = alert("b", "resolved", firing_step=None)
+        sender.put(first)
+        sender.put(second)
+        bare = {"evidence": {}, "advice": {}}
+        assert heard(sender, receiver, sender.next_numbers()) == (first, dataclasses.replace(first, **bare))
+        assert heard(sender, receiver, sender.next_numbers()) == (second, dataclasses.replace(second, **bare))
+        assert heard(sender, receiver, sender.next_numbers()) == (None, None)
+
+    def test_sends_nothing_where_there_is_nothing_to_say(self):
+        assert Relay().next_numbers() == NOTHING
+
+    def test_cuts_a_summary_that_has_no_room(self):
+        sender, receiver = Relay(), Relay()
+        long = alert("a", summary="ä" * 5000)
+        sender.put(long)
+        whole, cut = heard(sender, receiver, sender.next_numbers())
+        assert whole == long
+        assert 100 < len(cut.summary) < 400
+        assert long.summary.startswith(cut.summary)
+
+    def test_refuses_names_that_have_no_room_and_goes_on(self):
+        sender = Relay()
+        with pytest.raises(InvalidArgument, match="too long to be told to other ranks"):
+            sender.put(alert("a", rule="r" * 1000))
+        assert sender.next_numbers() == NOTHING
