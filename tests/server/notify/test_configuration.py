@@ -1,9 +1,22 @@
 """Who is told of which alerts, as a file says it."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tsemon.errors import InvalidDocument
-from tsemon_server.notify.configuration import ALERTMANAGER_REPEAT_S, load
+from tsemon_server.notify.configuration import (
+    ALERTMANAGER_REPEAT_S,
+    Alertmanager,
+    Configuration,
+    Discord,
+    Email,
+    Route,
+    Slack,
+    Webhook,
+    load,
+)
 from tsemon_server.store import Plan
 
 TWO = """\
@@ -103,6 +116,23 @@ class TestASecret:
             configure(self.TEXT, **({} if url is None else {"PAGER": url}))
         assert "token" not in str(caught.value)
         assert caught.value.__cause__ is None
+
+
+class TestNotificationsMd:
+    text = (Path(__file__).parents[3] / "docs/notifications.md").read_text()
+
+    def test_has_a_configuration_that_loads(self, configure, make_alert):
+        (example,) = re.findall(r"```yaml\n(.*?)```", self.text, re.DOTALL)
+        known = {"PAGER_URL": "https://pager.example.org/x", "SLACK_URL": "https://hooks.slack.com/services/x"}
+        configuration = configure(example, **known, PAGER_SECRET="x", SMTP_USER="x", SMTP_PASSWORD="x")
+        assert told(configuration, make_alert()) == ["alertmanager", "pager", "chat"]
+        assert told(configuration, make_alert(severity="warning", family="data")) == ["alertmanager", "team"]
+        assert told(configuration, make_alert(severity="info")) == ["alertmanager"]
+
+    @pytest.mark.parametrize("part", [Configuration, Route, Webhook, Slack, Discord, Email, Alertmanager])
+    def test_names_each_setting(self, part):
+        for name, field in part.model_fields.items():
+            assert f"`{field.alias or name}`" in self.text or f"{field.alias}: true`" in self.text, name
 
 
 class TestAnInvalidConfiguration:
