@@ -346,7 +346,11 @@ class Monitor:
 
     def _handle(self, alert: Alert) -> None:
         for handler in self._handlers:
-            self._faults.guard(handler, alert, self)
+            try:
+                handler(alert, self)
+            except Exception as error:  # the user's own: told, and not counted among tsemon's
+                text = f"on_alert failed for {alert.rule}, training is not affected: {type(error).__name__}: {error}"
+                self._faults.warn(text, cause=error)
 
     def __del__(self) -> None:
         # A notebook's cell that is run again: the monitor of before must not keep threads and files open.
