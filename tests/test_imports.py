@@ -49,9 +49,9 @@ PICTURE = {
     "tsemon_server.bodies": "fastapi starlette pydantic",
     "tsemon_server.ingest": "fastapi starlette pydantic pydantic_core typing_extensions tsemon_server.bodies "
     "tsemon_server.store",
-    "tsemon_server.alerts": "fastapi starlette pydantic pydantic_core numpy tsemon_server.bodies tsemon_server.store "
+    "tsemon_server.alerts": "fastapi starlette pydantic pydantic_core tsemon_server.bodies tsemon_server.store "
     "tsemon_server.rules tsemon_server.replay tsemon_server.ingest",
-    "tsemon_server.replay": "numpy pydantic rich tsemon.transport tsemon_server.alerts tsemon_server.ingest "
+    "tsemon_server.replay": "numpy pydantic rich tsemon.transport tsemon_client tsemon_server.ingest "
     "tsemon_server.rules tsemon_server.store",
     "tsemon_server.rules": "numpy tsemon_server.yaml_lines",
     "tsemon_server.queries": "fastapi numpy pyarrow tsemon_server.store",
