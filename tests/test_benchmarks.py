@@ -118,7 +118,9 @@ class TestDetection:
         folder, traces, svg = tmp_path / "trainings", tmp_path / "traces", tmp_path / "detection.svg"
         both = ["--folder", folder, "--only", "relu-dead"]  # with its healthy twin
         printed = run("detection.py", *both, "--live", "relu-dead", "--traces", traces, "--svg", svg)
-        row = re.search(r"^\| relu-dead\*? \| [^|]+ \| (\d+) \| - \| (\d+) \| (\d+) ([a-z-]+) \|", printed, re.MULTILINE)
+        row = re.search(
+            r"^\| relu-dead\*? \| [^|]+ \| (\d+) \| - \| (\d+) \| (\d+) ([a-z-]+) \|", printed, re.MULTILINE
+        )
         onset, plateau, first = map(int, row.groups()[:3])
         assert 70 <= onset <= 72  # the biases fall at step 70
         assert onset <= first < plateau

@@ -15,12 +15,12 @@ from tsemon.wire import MAX_BLOCKS
 from tsemon_server.alerts.active import ActiveRules
 from tsemon_server.alerts.rulebook import Rulebook, one_rule
 from tsemon_server.alerts.standing import RuleStandings, standings
-from tsemon_server.alerts.views import views_of
 from tsemon_server.bodies import Body, read_body, read_raw, takes
 from tsemon_server.ingest import FrameBody, to_frame
 from tsemon_server.replay import Attempt, Recording, replay
 from tsemon_server.replay.stored import StoredRun
 from tsemon_server.rules import Evaluator, load
+from tsemon_server.rules.views import views_of
 from tsemon_server.store import Record, RuleVersion, Store
 
 RuleName = Annotated[str, Path(description="The rule's name.", max_length=128)]
