@@ -50,10 +50,9 @@ PICTURE = {
     "tsemon_server.ingest": "fastapi starlette pydantic pydantic_core typing_extensions tsemon_server.bodies "
     "tsemon_server.store",
     "tsemon_server.alerts": "fastapi starlette pydantic pydantic_core tsemon_server.bodies tsemon_server.store "
-    "tsemon_server.rules tsemon_server.views tsemon_server.replay tsemon_server.ingest",
-    "tsemon_server.replay": "numpy pydantic rich tsemon.transport tsemon_server.ingest tsemon_server.rules "
-    "tsemon_server.store tsemon_server.views",
-    "tsemon_server.views": "numpy tsemon_server.rules",
+    "tsemon_server.rules tsemon_server.replay tsemon_server.ingest",
+    "tsemon_server.replay": "numpy pydantic rich tsemon.transport tsemon_client tsemon_server.ingest "
+    "tsemon_server.rules tsemon_server.store",
     "tsemon_server.rules": "numpy tsemon_server.yaml_lines",
     "tsemon_server.queries": "fastapi numpy pyarrow tsemon_server.store",
     "tsemon_server.notify": "pydantic typer tsemon_server.store tsemon_server.settings tsemon_server.durations "

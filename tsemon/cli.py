@@ -207,21 +207,20 @@ def replay(
         typer.Option(help="File of rules to use instead of the built-in ones.", exists=True, dir_okay=False),
     ] = None,
     database: Annotated[str | None, typer.Option(help="Database URL that holds the runs of --run.")] = None,
-    runs: Annotated[
-        list[str] | None, typer.Option("--run", help="Id or name of a run that the database holds. Repeatable.")
-    ] = None,
+    server: Annotated[str | None, typer.Option(help="Base URL of a service that holds the runs of --run.")] = None,
+    runs: Annotated[list[str] | None, typer.Option("--run", help="Id or name of a stored run. Repeatable.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the alerts as JSON.")] = False,
     evidence: Annotated[bool, typer.Option("--evidence", help="Show what each rule saw, and its advice.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes that read files.", min=1)] = os.cpu_count() or 1,
 ) -> None:
-    """Say which alerts the rules raise over runs that were recorded: files, spools, or runs of a database.
+    """Say which alerts the rules raise over recorded runs: files, spools, or what a service or a database holds.
 
     Exits 1 where a recording cannot be read; the others are shown all the same.
     """
     _require("numpy", "pydantic", "rich", "sqlalchemy", "yaml", extra="server")
     from tsemon_server.replay import command
 
-    if not command.run(files or (), rules, database, runs or (), as_json=as_json, evidence=evidence, jobs=jobs):
+    if not command.run(files or (), rules, database, server, runs or (), as_json=as_json, evidence=evidence, jobs=jobs):
         raise typer.Exit(1)
 
 

@@ -174,6 +174,18 @@ class Client:
         """Alerts, the newest first. `since` is an ISO time."""
         return self._pages("/alerts", "alerts", run=run_id, state=state, rule=rule, since=since)
 
+    def test_rules(self, run_id: str, rules: str | None = None) -> Json:
+        """What rules would have said of a run: `alerts`, `num_frames`, and `problems`. `rules` is the text of a rule file.
+
+        Without it, those that are in force. It may take minutes for a long run. Raises UnknownRun, InvalidRules.
+        """
+        body = {"run_id": run_id} | ({} if rules is None else {"rules": rules})
+        try:
+            response = self._http.post("/rules/test", json=body, timeout=None)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+        return self._answer(response)
+
     def close(self) -> None:
         self._http.close()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tsemon.wire import Array, Frame
 from tsemon_server.rules import PACK, Evaluator
-from tsemon_server.views import views_of
+from tsemon_server.rules.views import views_of
 
 from .test_alerts import alerts
 

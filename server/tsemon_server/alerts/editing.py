@@ -20,8 +20,8 @@ from tsemon_server.ingest import FrameBody, to_frame
 from tsemon_server.replay import Attempt, Recording, replay
 from tsemon_server.replay.stored import StoredRun
 from tsemon_server.rules import Evaluator, load
+from tsemon_server.rules.views import views_of
 from tsemon_server.store import Record, RuleVersion, Store
-from tsemon_server.views import views_of
 
 RuleName = Annotated[str, Path(description="The rule's name.", max_length=128)]
 RunId = Annotated[str, Path(description="The run's id, as the registration answered it.", max_length=64)]

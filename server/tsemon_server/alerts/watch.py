@@ -15,8 +15,8 @@ from tsemon.wire import Frame
 from tsemon_server.alerts.active import ActiveRules, InForce
 from tsemon_server.alerts.book import AlertBook
 from tsemon_server.rules import Evaluator, State, UnreadableState
+from tsemon_server.rules.views import views_of
 from tsemon_server.store import Writer
-from tsemon_server.views import views_of
 
 log = logging.getLogger(__name__)
 

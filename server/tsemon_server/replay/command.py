@@ -16,6 +16,7 @@ def run(
     files: Sequence[Path],
     rules: Path | None,
     database: str | None,
+    server: str | None,
     runs: Sequence[str],
     *,
     as_json: bool,
@@ -24,14 +25,18 @@ def run(
 ) -> bool:
     """Replay and print; whether everything could be read."""
     if not files and not runs:
+        raise InvalidArgument("expected files to replay, or runs: --run NAME with --server URL or --database URL")
+    if len([where for where in (database, server) if where is not None]) != bool(runs):
         raise InvalidArgument(
-            "expected files to replay, or --database URL and --run NAME; `tsemon replay --help` tells more"
+            "--run names a run of a service or a database: expected it with either --server or --database"
         )
-    if bool(runs) != (database is not None):
-        raise InvalidArgument("--run names a run of a database, and --database needs one: expected both or neither")
     results = [*(replay_files(files, rules, jobs) if files else ())]
     if database is not None:
         results += replay_stored(database, runs, rules)
+    if server is not None:
+        from tsemon_server.replay.served import replay_served
+
+        results += replay_served(server, runs, rules)
     found = [result for result in results if isinstance(result, Replayed)]
     refused = [result for result in results if isinstance(result, str)]
     print(to_json(found, evidence=evidence)) if as_json else print_table(found, evidence=evidence)

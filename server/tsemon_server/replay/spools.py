@@ -12,7 +12,7 @@ from tsemon.transport import SpoolReader
 from tsemon.wire import Frame, frames_to_body
 from tsemon_server.ingest import schemas
 from tsemon_server.replay.recording import Attempt
-from tsemon_server.views import views_in_order
+from tsemon_server.rules.views import views_in_order
 
 
 class SpooledRun:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tsemon.errors import UnknownRun
 from tsemon_server.replay.recording import Attempt
+from tsemon_server.rules.views import views_in_order
 from tsemon_server.store import Reader
-from tsemon_server.views import views_in_order
 
 
 class StoredRun:
@@ -37,6 +37,9 @@ def find_run(reader: Reader, run: str) -> str:
     """The id of the run of this name, or else of this id. Raises UnknownRun."""
     named = reader.runs(project=None, run=run, state=None, order="-updated", limit=2, after=None)
     if len(named) > 1:
-        projects = " and ".join(found.project for found in named)
-        raise UnknownRun(f"expected one run named {run!r}, but projects {projects} have one each; give its id")
+        raise UnknownRun(several(run, [found.project for found in named]))
     return named[0].run_id if named else reader.run(run).run_id
+
+
+def several(run: str, projects: Sequence[str]) -> str:
+    return f"expected one run named {run!r}, but projects {' and '.join(projects)} have one each; give its id"

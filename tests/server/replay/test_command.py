@@ -7,13 +7,16 @@ import sys
 from contextlib import closing
 from typing import NamedTuple
 
+import httpx
 import pytest
 
 from tests.databases import SqliteFile
 from tests.server.conftest import Api
 from tests.server.replay.runs import FOLDER, RecordedRun, replayed
+from tests.service import ServiceProcess
 from tsemon.__main__ import main
 from tsemon.transport import Spool
+from tsemon.wire import frames_to_body
 from tsemon_server.replay import replay_files
 
 FAILING = FOLDER / "tse_post6_warm-s0.jsonl.gz"
@@ -172,6 +175,27 @@ class TestAStoredRun:
         by_name, by_id = (alerts_of("--database", database, "--run", name) for name in (run.name, run_id))
         assert by_name == by_id == {run.name: alerts_of(FAILING)[run.name]}
 
+    def test_is_replayed_by_the_service_that_holds_it(self, run, alerts_of, tmp_path):
+        with ServiceProcess(tmp_path / "served.db") as service, httpx.Client(base_url=f"{service.url}/api/v1") as http:
+            blocks = [f"h.{i}" for i in range(run.num_blocks)]
+            run_id = http.post("/runs", json={"run": run.name, "blocks": blocks}).json()["run_id"]
+            body = frames_to_body("w", 1, [frame.to_json() for frame in run.frames])
+            http.post(f"/runs/{run_id}/frames", content=body).raise_for_status()
+            rules = tmp_path / "rules.yaml"
+            rules.write_text(RULES)
+            expected = [alerts_of(FAILING, *more)[run.name] for more in ((), ("--rules", rules))]
+            for name in (run.name, run_id):
+                served = ("--server", service.url, "--run", name)
+                assert [alerts_of(*served, *more)[run.name] for more in ((), ("--rules", rules))] == expected
+
+    def test_of_a_name_that_two_projects_have_is_told_by_its_id(self, run, stored, start):
+        database, _ = stored
+        with closing(Api(SqliteFile(database.removeprefix("sqlite:///")))) as api:
+            api.register(**run.registration(), project="other")
+        done = start("--database", database, "--run", run.name)
+        assert done.returncode == 1
+        assert "projects other and default have one each; give its id" in done.stderr
+
     def test_is_told_where_there_is_none_of_that_name(self, stored, start):
         done = start("--database", stored[0], "--run", "other")
         assert (done.returncode, done.stdout) == (1, "")
@@ -185,8 +209,9 @@ class TestWhatCannotBeReplayed:
             ((), "expected files to replay"),
             (("no-such.jsonl",), "no-such.jsonl is not there"),
             ((".",), "expected traces (.jsonl or .jsonl.gz) or spools in ., which has neither"),
-            (("--run", "gpt"), "--run names a run of a database"),
-            ((FAILING, "--database", "sqlite:///x.db"), "--database needs one"),
+            (("--run", "gpt"), "expected it with either --server or --database"),
+            ((FAILING, "--database", "sqlite:///x.db"), "expected it with either --server or --database"),
+            (("--run", "gpt", "--server", "http://127.0.0.1:9"), "no answer from http://127.0.0.1:9"),
             (("--database", "sqlite:///no-such.db", "--run", "gpt"), "no-such.db"),
         ],
     )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tsemon.wire import Array, Frame
-from tsemon_server.rules import View
+from tsemon_server.rules.program import View
 
 
 def views_of(frames: Iterable[Frame], frozen: frozenset[int]) -> Iterator[View]:
