@@ -25,6 +25,9 @@ from recorded import Recorded, read_all
 from trials.judging import Alarm, Summary, Verdict, judge
 
 from tsemon_server.rules import PACK, Evaluator, Rule, View, load
+from tsemon_server.rules.parts import Part
+from tsemon_server.rules.program import Program
+from tsemon_server.rules.values import value
 
 TRACES = Path(__file__).parents[1] / "tests/data/traces"
 FARTHEST = 1e4
@@ -238,20 +241,8 @@ def print_margins(bounds: Sequence[Bound]) -> None:
 
 def says(bound: Bound) -> str:
     comparison = at(bound.rule.definition, bound.path[:-1])
-    names = [value for value in _leaves(comparison.get("value")) if isinstance(value, str)]
-    return f"{names[0] if names else 'steps'} … {str(bound.path[-1]).replace('_', ' ')} {bound.value:g}"
-
-
-def _leaves(data: Any) -> Iterator[Any]:
-    if isinstance(data, dict):
-        for key, value in data.items():
-            if key in ("scalar", "layers", "heads") and isinstance(value, str) and "_" in value:
-                yield value
-            else:
-                yield from _leaves(value)
-    elif isinstance(data, list):
-        for value in data:
-            yield from _leaves(value)
+    seen = value(Part(comparison["value"]), Program()).says
+    return f"{seen} {str(bound.path[-1]).replace('_', ' ')} {bound.value:g}"
 
 
 def _moved(bound: Bound, factor: float, name: str) -> str:

@@ -124,6 +124,18 @@ class TestTheSameBatchAgainAndAgain:
         assert names(settling()) == set()
 
 
+def overlapping(*shares):
+    return [View(5 * sample, {"input_overlap": share}) for sample, share in enumerate(shares)]
+
+
+class TestTheSameSequences:
+    def test_are_told_where_there_once_were_others(self):
+        assert names(overlapping(0.0, 0.1, 1.0, 1.0, 1.0)) == {"sequences-repeat"}
+
+    def test_are_not_a_training_on_one_batch_on_purpose(self):
+        assert names(overlapping(*[1.0] * 20)) == set()
+
+
 def still(rates):
     """A block that follows the learning rate."""
     for sample, rate in enumerate(rates):
