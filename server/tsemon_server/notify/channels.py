@@ -144,7 +144,7 @@ def as_mail(message: Message, receiver: Email) -> EmailMessage:
 def _evidence_lines(message: Message) -> list[str]:
     if len(message.notices) != 1 or not (evidence := evidence_of(message.notices[0].alert)):
         return []
-    return ["Evidence:\n" + "\n".join(f"  {name}: {json.dumps(value)}" for name, value in evidence.items())]
+    return ["Evidence:\n" + "\n".join(f"  {name}: {_cut(json.dumps(value), 300)}" for name, value in evidence.items())]
 
 
 def as_alerts(message: Message, receiver: Alertmanager) -> Post:
