@@ -153,10 +153,7 @@ class TestARunThatIsWatched:
         alert = next(client.alerts(run_id=client.find_run("collapse", project="demo")["run_id"]))
         assert alert["state"] == "resolved"
         assert alert["pending_step"] < alert["firing_step"] < alert["resolved_step"]
-        assert alert["evidence"]["layers"]["last"]["layer"] == 8
-        assert alert["evidence"]["fit"]["ratio_per_block"] == pytest.approx(0.09, rel=0.2), (
-            "each block keeps 0.3 squared"
-        )
+        assert alert["evidence"]["layers"]["token_diversity"]["last"]["layer"] == 8
 
         output = io.StringIO()
         console = Console(file=output)

@@ -425,7 +425,9 @@ class Writer(Reader):
         These are neither open nor over until `revise_alert` or `drop_alert` says what they are.
         """
         c = schema.alert.c
-        mine = and_(c.run_id == run_id, c.attempt == attempt, c.rule.in_(rules))
+        # What people or the run's end called over stays so.
+        is_theirs = or_(c.resolved_reason.is_(None), c.resolved_reason == "clear")
+        mine = and_(c.run_id == run_id, c.attempt == attempt, c.rule.in_(rules), is_theirs)
         is_later = and_(mine, c.pending_step > step)
         later: dict[tuple[str, bool], list[int]] = {}
         found = select(c.rule, c.firing_step, c.alert_id).where(is_later).order_by(c.alert_id)
@@ -436,7 +438,7 @@ class Writer(Reader):
         over = {"resolved_step": None, "resolved_reason": None}
         for when, values in (
             (c.firing_step > step, {"state": "pending", "firing_step": None, **over}),
-            (and_(c.resolved_step > step, c.resolved_reason == "clear"), {"state": "firing", **over}),
+            (c.resolved_step > step, {"state": "firing", **over}),
         ):
             self._connection.execute(update(schema.alert).where(mine, c.state != "revised", when).values(**values))
         return later

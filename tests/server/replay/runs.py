@@ -45,7 +45,7 @@ def read_runs(pattern="*"):
 
 def replayed(run, rules=PACK):
     """What a replay says of a run: for each alert that fired, all that people see of it."""
-    return [tell(alert.__dict__) for alert in replay(Trace(run.path), Evaluator(rules)).alerts]
+    return sorted(tell(alert.__dict__) for alert in replay(Trace(run.path), Evaluator(rules)).alerts)
 
 
 def live(api, run_id):
