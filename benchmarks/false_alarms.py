@@ -39,10 +39,12 @@ def main() -> None:
     print(conditions(len(verdicts)))
     print("| models | runs | steps | samples | alarms | a thousand steps |")
     print("|---|---|---|---|---|---|")
-    for title, group in (("Hugging Face, as they start", UNTRAINED), ("reference models, first steps", REFERENCE)):
+    for title, group in (
+        ("Hugging Face, as they start", UNTRAINED),
+        ("reference models, first steps", REFERENCE),
+        ("a tiny model, default cadence", (LONG,)),
+    ):
         _print_row(title, [v for v in verdicts if v.trial in group], counts)
-    for trial in LONG:
-        _print_row(trial.about, [v for v in verdicts if v.trial is trial], counts)
     for verdict in verdicts:
         for alarm in verdict.alarms:
             print(f"alarm: {verdict.trial.name}: {alarm.rule} at {alarm.step}")

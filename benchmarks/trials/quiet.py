@@ -8,7 +8,7 @@ from typing import Any
 from trials import subjects as s
 from trials.recording import Trial
 
-WIDTHS: tuple[dict[str, Any], ...] = ({"width": 32, "ffn": 64}, {"width": 96, "ffn": 256})
+NARROW, WIDE = dict[str, Any](width=32, ffn=64), dict[str, Any](width=96, ffn=256)
 
 
 def _fresh(name: str, subject: s.Make, about: str, **settings: Any) -> Trial:
@@ -45,23 +45,12 @@ REFERENCE = tuple(
         ("Llama", s.llama, "denseformer", {"preset": "denseformer-2m"}, (12,)),
     )
     for depth in depths
-    for sizes in WIDTHS[: 1 if depth > 12 else None]
+    for sizes in (WIDE if depth == 3 else NARROW,)
 )
 
 TINY = partial(s.language, depth=2, width=32, ffn=64, batch=4, context=24)
-LONG = (
-    Trial(
-        name="long", subject=TINY, about="20,000 steps, default cadence", every=None, steps=20_000, rate=1e-3, seed=63
-    ),
-    Trial(
-        name="long-10",
-        subject=TINY,
-        about="20,000 steps, a sample every 10",
-        every=10,
-        steps=20_000,
-        rate=1e-3,
-        seed=63,
-    ),
+LONG = Trial(
+    name="long", subject=TINY, about="20,000 steps, default cadence", every=None, steps=20_000, rate=1e-3, seed=63
 )
 
-QUIET = UNTRAINED + REFERENCE + LONG
+QUIET = (*UNTRAINED, *REFERENCE, LONG)
