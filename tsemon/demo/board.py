@@ -132,7 +132,8 @@ class Board:
 
 def _cells(row: Row) -> tuple[str, str, str, str, str, str, str]:
     first, middle, last = row.similarity
-    alert = ", ".join(dict.fromkeys(map(_in_a_word, row.alerts))) or "none"
+    first_of_family = {alert["family"]: alert for alert in reversed(row.alerts)}
+    alert = ", ".join(_in_a_word(alert) for alert in reversed(first_of_family.values())) or "none"
     step = "-" if row.step is None else str(row.step)
     return step, row.name, _format(row.loss), _format(first), _format(middle), _format(last), alert
 

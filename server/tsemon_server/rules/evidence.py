@@ -46,7 +46,8 @@ def numbers(compiled: Compiled, slots: Slots) -> dict[str, float | None]:
 def summary(compiled: Compiled, slots: Slots) -> str:
     """One sentence: the title, and what was seen."""
     holding = [comparison for comparison in compiled.comparisons if slots[comparison.holds.index] is True]
-    seen = [_sentence(_held(comparison, slots)) for comparison in holding[:3]]
+    once = {comparison.value.says: comparison for comparison in reversed(holding)}  # of bounds on one value the first
+    seen = [_sentence(_held(comparison, slots)) for comparison in [*reversed(once.values())][:3]]
     return f"{compiled.rule.title}: {'; '.join(seen)}." if seen else f"{compiled.rule.title}."
 
 
