@@ -49,9 +49,12 @@ def replayed(run, rules=PACK):
 
 
 def live(api, run_id):
-    """The same as the service tells it."""
+    """The same as the service tells it.
+
+    What fired only because a frame was late had been told to people: it stays, over where it fired. No replay has it.
+    """
     alerts = api.get("/alerts", run=run_id, limit=1000)["alerts"]
-    fired = [alert for alert in alerts if alert["firing_step"] is not None]
+    fired = [alert for alert in alerts if alert["firing_step"] not in (None, alert["resolved_step"])]
     return sorted(map(tell, fired))
 
 
