@@ -152,17 +152,23 @@ def _held_against(value: Term, bounds: Sequence[tuple[str, Term]], program: Prog
     source = value.index
 
     def number(view: View, slots: Slots) -> Answer:
-        x = slots[source]
-        limits = [slots[index] for _, index in tests]
-        if x != x or any(limit != limit for limit in limits):
-            return None
-        return all(test(x, limit) for (test, _), limit in zip(tests, limits, strict=True))
+        x, holds = slots[source], True
+        for test, index in tests:
+            limit = slots[index]
+            if limit != limit:
+                return None
+            holds = holds and test(x, limit)
+        return None if x != x else holds
 
     def layers(view: View, slots: Slots) -> Array:
         x = slots[source]
         holds = np.where(np.isnan(x), np.nan, 1.0)
         for test, index in tests:
-            holds = values.aligned(np.multiply, holds, _answers(test, x, slots[index]))
+            limit = slots[index]
+            if isinstance(limit, np.ndarray):
+                holds = values.aligned(np.multiply, holds, _answers(test, x, limit))
+            else:
+                holds *= test(x, limit) if limit == limit else np.nan
         return holds
 
     says = value.says + " " + " and ".join(f"{name.replace('_', ' ')} {bound.says}" for name, bound in bounds)
@@ -171,7 +177,7 @@ def _held_against(value: Term, bounds: Sequence[tuple[str, Term]], program: Prog
     return program.add(key, layers if value.axes else number, of=of, axes=value.axes, says=says)
 
 
-def _answers(test: Callable[[Any, Any], Any], x: Array, limit: Any) -> Array:
+def _answers(test: Callable[[Any, Any], Any], x: Array, limit: Array) -> Array:
     answers: Array = values.aligned(lambda x, limit: np.where(np.isnan(limit), np.nan, test(x, limit)), x, limit)
     return answers
 

@@ -71,8 +71,7 @@ def digest(key: str) -> bytes:
     return blake2b(key.encode(), digest_size=KEY_BYTES).digest()
 
 
-@dataclass(frozen=True)
-class _Node:
+class _Node(NamedTuple):
     key: bytes
     compute: Compute | None
     """Of what does not depend on the past."""
@@ -128,11 +127,11 @@ class Program:
         """All nodes of one frame. What is remembered, in `cells`, a list for each node, is changed in place."""
         slots: Slots = []
         with np.errstate(all="ignore"):  # a run that fails has numbers of any size
-            for node, held in zip(self._nodes, cells, strict=True):
-                if node.compute is not None:
-                    slots.append(node.compute(view, slots))
-                elif node.memory is not None:
-                    slots.append(_pushed(node.memory, held, slots[node.source], view.step))
+            for (_, compute, memory, source), held in zip(self._nodes, cells, strict=True):
+                if compute is not None:
+                    slots.append(compute(view, slots))
+                elif memory is not None:
+                    slots.append(_pushed(memory, held, slots[source], view.step))
         return slots
 
     def fresh_cells(self) -> list[list[Cell]]:
