@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsemon.catalogue import nearest
+from tsemon.catalogue import LAYERED, nearest
 from tsemon.errors import InvalidArgument, UnknownRule
 
 if TYPE_CHECKING:
@@ -19,13 +20,16 @@ app = typer.Typer(help="Read rule files, and show the built-in rules.", no_args_
 @app.command()
 def check(files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Rule files, as YAML or JSON.")]) -> None:
     """Say whether rule files can be read, or what is wrong first and in which line. Exits 1 where one cannot."""
-    from tsemon_server.rules import load
+    from tsemon_server.rules import load_file
 
     is_sound = True
     for file in files:
         try:
-            rules = load(_text_of(file), str(file))
-            typer.echo(f"{file}: {len(rules)} rules: {', '.join(rule.name for rule in rules)}")
+            rules = load_file(file)
+            count = "1 rule" if len(rules) == 1 else f"{len(rules)} rules"
+            typer.echo(f"{file}: {count}: {', '.join(rule.name for rule in rules)}")
+            for note in _notes(rules):
+                typer.echo(f"{file}: note: {note}")
         except InvalidArgument as error:
             is_sound = False
             typer.echo(str(error), err=True)
@@ -49,11 +53,15 @@ def show(
     typer.echo(_as_file(_found(PACK, name)), nl=False)
 
 
-def _text_of(file: Path) -> str:
-    try:
-        return file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"{file}: expected a rule file in UTF-8, which cannot be read: {error}") from None
+def _notes(rules: tuple[Rule, ...]) -> Iterator[str]:
+    """What may be a slip: layers of a name that tsemon does not measure can still come from another writer."""
+    for rule in rules:
+        for measure in sorted(rule.measures):
+            if measure.kind != "scalar" and measure.name not in LAYERED:
+                yield (
+                    f"rule {rule.name} reads {measure.kind} {measure.name!r}, which tsemon does not measure; "
+                    + nearest(measure.name, list(LAYERED))
+                )
 
 
 def _found(rules: tuple[Rule, ...], name: str) -> list[Rule]:

@@ -12,7 +12,7 @@ from tsemon.errors import TsemonError
 from tsemon_server.replay.replaying import Replayed, replay
 from tsemon_server.replay.sources import Source, find_sources
 from tsemon_server.replay.stored import StoredRun, find_run
-from tsemon_server.rules import PACK, Evaluator, load
+from tsemon_server.rules import PACK, Evaluator, load_file
 from tsemon_server.store import Store
 
 SHARE = 100
@@ -38,7 +38,7 @@ def replay_files(paths: Sequence[Path], rules: Path | None, jobs: int, share: in
 
 def evaluator_of(rules: Path | None) -> Evaluator:
     """Of the rules in a file, else of those that come with tsemon; without those that the clock reads."""
-    chosen = PACK if rules is None else load(rules.read_text(encoding="utf-8"), str(rules))
+    chosen = PACK if rules is None else load_file(rules)
     return Evaluator([rule for rule in chosen if rule.on == "frame"])
 
 

@@ -73,6 +73,10 @@ _LINE: TypeAdapter[_Run | _Loss | _Frame | _End] = TypeAdapter(
 )
 
 
+MAX_LINE_BYTES = 2**26
+"""The losses of a few million steps stand in one line."""
+
+
 class Trace:
     """One file. Raises InvalidRecording, which names file and line, and FileNotFoundError."""
 
@@ -118,7 +122,10 @@ class Trace:
         number = 0
         try:
             with _opened(self._path) as lines:
-                for number, line in enumerate(lines, start=1):
+                while line := lines.readline(MAX_LINE_BYTES + 1):
+                    number += 1
+                    if len(line) > MAX_LINE_BYTES:
+                        raise self._invalid(number, f"expected at most {MAX_LINE_BYTES:,} bytes in a line, got more")
                     yield number, self._parsed(number, line)
         except _Broken:
             self.problems.append(f"{self._path} breaks off in line {number}: what stands before it is read")
@@ -177,6 +184,8 @@ def loss_scalars(losses: Sequence[Number]) -> dict[str, float]:
         "loss_mean": mean,
         "loss_min": min(finite, default=math.nan),
         "loss_max": max(finite, default=math.nan),
-        "loss_std": math.sqrt(sum((loss - mean) ** 2 for loss in finite) / len(finite)) if finite else math.nan,
+        "loss_std": math.sqrt(sum((loss - mean) * (loss - mean) for loss in finite) / len(finite))
+        if finite
+        else math.nan,
         "loss_nonfinite": float(len(losses) - len(finite)),
     }

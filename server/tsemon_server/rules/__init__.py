@@ -3,7 +3,7 @@
 Values in, values out. The same frames in the same order give the same events, live or replayed.
 """
 
-from tsemon_server.rules.documents import load, pack
+from tsemon_server.rules.documents import load, load_file, pack
 from tsemon_server.rules.evaluator import Evaluator, Event, RuleStatus
 from tsemon_server.rules.program import View
 from tsemon_server.rules.rule import Hold, Rule
@@ -23,5 +23,6 @@ __all__ = [
     "UnreadableState",
     "View",
     "load",
+    "load_file",
     "pack",
 ]

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import resources
+from pathlib import Path
 
-from tsemon.errors import InvalidRules
-from tsemon_server.rules.parts import Mistake, Part, Path
+from tsemon.errors import InvalidDocument, InvalidRules
+from tsemon_server.rules.parts import Mistake, Part
+from tsemon_server.rules.parts import Path as Keys
 from tsemon_server.rules.rule import Rule, rule
 from tsemon_server.yaml_lines import LineOf, parse, written
+
+MAX_CHARACTERS = 2**20
+"""Of a rule file: ten times what all built-in rules take."""
+
+
+def load_file(path: Path) -> tuple[Rule, ...]:
+    """The rules of a file. Raises InvalidDocument or InvalidRules."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidDocument(f"{path}: expected a rule file in UTF-8, which cannot be read: {error}") from None
+    return load(text, str(path))
 
 
 def load(text: str, origin: str = "rules") -> tuple[Rule, ...]:
     """The rules of a file. Raises InvalidDocument or InvalidRules, which name `origin`, the line and the place."""
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidRules(f"{origin}: expected at most {MAX_CHARACTERS:,} characters of rules, got {len(text):,}")
     data, line_of = parse(text, origin)
     try:
         listed = Part(data).has_keys(["rules"])["rules"]
@@ -31,7 +47,7 @@ def pack() -> tuple[Rule, ...]:
     )
 
 
-def _refuse_twins(rules: Iterable[Rule], path: Path) -> None:
+def _refuse_twins(rules: Iterable[Rule], path: Keys) -> None:
     seen: set[str] = set()
     for place, read in enumerate(rules):
         if read.name in seen:

@@ -53,7 +53,7 @@ class Start(Memory):
     def push(self, cell: Cell, value: float, step: int) -> float:
         if len(cell) == 1:  # what came of it; a pair for each sample before
             return cell[0]
-        if value == value:
+        if math.isfinite(value):  # nothing can be held against a start without bound
             cell += (value, float(step))
         if len(cell) < 2 * self.num_samples:
             return math.nan
@@ -68,7 +68,7 @@ class Best(Memory):
     is_lowest: bool
 
     def push(self, cell: Cell, value: float, step: int) -> float:
-        if value == value and (not cell or (value < cell[0] if self.is_lowest else value > cell[0])):
+        if math.isfinite(value) and (not cell or (value < cell[0] if self.is_lowest else value > cell[0])):
             cell[:] = [value]
         return cell[0] if cell else math.nan
 

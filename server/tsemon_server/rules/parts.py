@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+_UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn"}
+"""Unicode categories: control, format, surrogate, private, unassigned."""
 Path = tuple[str | int, ...]
 
 
@@ -73,6 +76,8 @@ class Part:
     def text(self, most: int = 4000) -> str:
         if not isinstance(self.data, str) or not self.data.strip() or len(self.data) > most:
             raise self.wrong(f"text of at most {most} characters")
+        if any(unicodedata.category(sign) in _UNSEEN and sign not in "\n\t" for sign in self.data):
+            raise self.wrong("text without control characters and the like, which no database takes or nobody sees")
         return self.data.strip()
 
     def one_of(self, options: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 from tsemon_server.rules import values
 from tsemon_server.rules.conditions import Comparison, condition
 from tsemon_server.rules.parts import Mistake, Part
-from tsemon_server.rules.program import Program, Term
+from tsemon_server.rules.program import Measure, Program, Term
 
 FAMILIES = "tse", "entropy", "rank", "norm", "dead", "diverge", "data", "loss", "liveness"
 SEVERITIES = "info", "warning", "critical"
@@ -21,6 +21,7 @@ Severity = Literal["info", "warning", "critical"]
 _REQUIRED = "name", "family", "severity", "title", "when", "advice", "source", "origin"
 _OPTIONAL = "aliases", "on", "clear", "only_while", "for", "clear_for", "after", "evidence"
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_EVIDENCE = re.compile(r"[a-z0-9_]{1,64}")
 _PLACE = re.compile(r"\{([a-z0-9_]+)\}")
 _MOST_STEPS = 10**9
 
@@ -62,6 +63,11 @@ class Rule:
     """Other tools' names for the same."""
     definition: Mapping[str, Any] = field(repr=False, hash=False)
     """All of it, as plain data."""
+
+    @property
+    def measures(self) -> frozenset[Measure]:
+        """What it reads of a frame to be met."""
+        return compile_rule(self, Program()).when.measures
 
     @property
     def digest(self) -> str:
@@ -140,6 +146,8 @@ def _evidence(part: Part, program: Program) -> dict[str, Term]:
         raise part["evidence"].wrong("a mapping from names to values")
     terms = {str(name): values.value(part["evidence"][name], program) for name in part["evidence"].data}
     for name, term in terms.items():
+        if not _EVIDENCE.fullmatch(name):
+            raise Mistake((*part.path, "evidence", name), f"expected small letters, digits and _, got {name[:80]!r}")
         if term.axes:
             raise Mistake((*part.path, "evidence", name), "expected one number, got layers; reduce over layers")
     return terms

@@ -69,6 +69,22 @@ class TestARuleFile:
         assert str(error.value).startswith(f"my.yaml line {line}: ")
         assert said in str(error.value)
 
+    @pytest.mark.parametrize("text", ["x \\ud800", "x \\u0000", "x \\u202e", "x \\u0007"])
+    @pytest.mark.parametrize("key", ["title", "advice", "source", "origin"])
+    def test_has_no_text_that_a_database_or_a_reader_chokes_on(self, key, text):
+        lines = [f'    {key}: "{text}"' if line.startswith(f"    {key}:") else line for line in GOOD.splitlines()]
+        with pytest.raises(InvalidArgument, match="control characters"):
+            load("\n".join(lines))
+
+    @pytest.mark.parametrize("name", ["A", "a-b", "\u00e4", "a" * 65])
+    def test_names_its_evidence_plainly(self, name):
+        with pytest.raises(InvalidRules, match="expected small letters, digits and _"):
+            load(GOOD.replace("start: [", f"{name}: [").replace("{start}", "x"))
+
+    def test_is_of_bounded_size(self):
+        with pytest.raises(InvalidRules, match=r"my\.yaml: expected at most 1,048,576 characters"):
+            load(GOOD + "#" * 2**20, "my.yaml")
+
     def test_has_each_name_once(self):
         with pytest.raises(InvalidRules, match=r"line 20: .*a second rule 'loss-is-high'"):
             load(GOOD + GOOD.split("rules:\n")[1])

@@ -171,6 +171,11 @@ class TestTime:
     def test_has_the_start_of_the_run(self):
         assert over_time({"start": "median", "samples": 3}, [1, 9, 2, 100, NAN]) == [None, None, 2, 2, 2]
 
+    def test_has_no_baseline_without_bound(self):
+        """The first gradients of a training in float16 are infinite."""
+        assert over_time({"start": "mean", "samples": 1}, [math.inf, 3, 4]) == [None, 3, 3]
+        assert over_time({"best": "highest"}, [math.inf, 3, 4]) == [None, 3, 4]
+
     def test_has_the_best_so_far(self):
         assert over_time({"best": "lowest"}, [3, 5, 2, NAN, 4]) == [3, 3, 2, 2, 2]
         assert over_time({"best": "highest"}, [3, 5, 2]) == [3, 5, 5]
