@@ -76,6 +76,9 @@ def verdicts(rules: Sequence[Rule], runs: Sequence[Recorded], views: Thin = lamb
 def print_score(rules: Sequence[Rule], runs: Sequence[Recorded]) -> None:
     judged = verdicts(rules, runs)
     harmed = [v for v in judged if v.is_harmed]
+    _print_false(judged)
+    if not harmed:
+        return
     print(
         "\n| family | runs | recall | right family | loss rules' recall | lead over accidents | and plateaus | delay |"
     )
@@ -269,7 +272,7 @@ def print_margins(bounds: Sequence[Bound]) -> None:
 def says(bound: Bound) -> str:
     comparison = at(bound.rule.definition, bound.path[:-1])
     seen = value(Part(comparison["value"]), Program()).says
-    return f"{seen} {str(bound.path[-1]).replace('_', ' ')} {bound.value:g}"
+    return f"{seen} {str(bound.path[-1]).replace('_', ' ')} {bound.value:g}".replace("|", "\\|")
 
 
 def _moved(bound: Bound, factor: float, name: str) -> str:
