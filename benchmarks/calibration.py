@@ -15,10 +15,10 @@ import copy
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from recorded import Recorded, read_all
@@ -45,7 +45,8 @@ def main() -> None:
     runs = [run for folder in options.folders for run in read_all(folder)]
     rules = [rule for rule in PACK if rule.on == "frame" and rule.severity != "info"]
     print_score(rules, runs)
-    print_changes(rules, runs)
+    if any(run.is_failing for run in runs):
+        print_changes(rules, runs)
     if options.margins or options.without_a_family:
         bounds = [bound for rule in rules for bound in measured_bounds(rule, runs)]
         if options.margins:
@@ -75,6 +76,9 @@ def verdicts(rules: Sequence[Rule], runs: Sequence[Recorded], views: Thin = lamb
 def print_score(rules: Sequence[Rule], runs: Sequence[Recorded]) -> None:
     judged = verdicts(rules, runs)
     harmed = [v for v in judged if v.is_harmed]
+    _print_false(judged)
+    if not harmed:
+        return
     print(
         "\n| family | runs | recall | right family | loss rules' recall | lead over accidents | and plateaus | delay |"
     )
@@ -85,7 +89,6 @@ def print_score(rules: Sequence[Rule], runs: Sequence[Recorded]) -> None:
             f"| {family} | {s.num_runs} | {s.recall:.2f} | {s.named:.2f} | {s.standstill_recall:.2f} | "
             f"{s.lead_over_accident:.0f} | {s.lead_over_standstill:.0f} | {s.delay:+.0f} |"
         )
-    _print_false(judged)
 
 
 def _print_false(judged: Sequence[Verdict]) -> None:
@@ -103,7 +106,7 @@ def print_changes(rules: Sequence[Rule], runs: Sequence[Recorded]) -> None:
         _print_change(f"holds times {factor:g}", [verdicts([with_hold(rule, factor) for rule in rules], runs)])
     for every in (2, 4):
         thinned = [verdicts(rules, runs, lambda run, p=p, n=every: list(run.thinned(n, p))) for p in range(every)]
-        _print_change(f"every {every}th sample, from each of the first {every}", thinned)
+        _print_change(f"one sample in {every}, from each of the first {every}", thinned)
 
 
 def _print_change(title: str, trials: Sequence[Sequence[Verdict]]) -> None:
@@ -133,6 +136,16 @@ def read(data: Mapping[str, Any]) -> Rule:
 # Bounds
 
 
+class Limit(NamedTuple):
+    """How far a bound may move, and the run that decides."""
+
+    factor: float
+    run: str
+
+
+NOWHERE = Limit(math.inf, "")
+
+
 @dataclass(frozen=True)
 class Bound:
     """A number in the condition of a rule."""
@@ -140,10 +153,11 @@ class Bound:
     rule: Rule
     path: tuple[str | int, ...]
     """Where it stands in the definition."""
-    healthy: Mapping[str, float]
+    healthy: Limit
     """By which factor it must be made gentler for a healthy run to alarm (or a failing one, before its defect)."""
-    failing: Mapping[str, tuple[str, float]]
-    """Family, and by which factor it must be made stricter for the rule to lose the run."""
+    failing: Mapping[str, Limit]
+    """By family, by which factor it must be made stricter for the rule to lose a run that it calls."""
+    num_called: int
 
     @cached_property
     def value(self) -> float:
@@ -166,39 +180,56 @@ class Bound:
 
 
 def measured_bounds(rule: Rule, runs: Sequence[Recorded]) -> Iterator[Bound]:
-    found = [run for run in runs if run.is_failing and any(run.event_step <= a.step for a in alarms([rule], run.views))]
+    called = [run for run in runs if run.is_failing and is_called(rule, run)]
     quiet = [run for run in runs if not run.is_gray and (not run.is_failing or run.event_step)]
     for path in bounds_in(rule.definition["when"], ("when",)):
-        bound = Bound(rule, path, {}, {})
-        healthy = {run.name: gentler_until_false(bound, run) for run in quiet}
-        yield Bound(rule, path, healthy, {run.name: (run.family, stricter_until_lost(bound, run)) for run in found})
+        bound = Bound(rule, path, NOWHERE, {}, len(called))
+        failing = {
+            family: stricter_until_lost(bound, [run for run in called if run.family == family])
+            for family in {run.family for run in called}
+        }
+        yield replace(bound, healthy=gentler_until_false(bound, quiet), failing=failing)
 
 
-def gentler_until_false(bound: Bound, run: Recorded) -> float:
-    return nearest(lambda factor: is_false(bound.with_factor(factor), run))
+def gentler_until_false(bound: Bound, runs: Sequence[Recorded]) -> Limit:
+    return nearest(lambda factor: first(is_false, bound.with_factor(factor), runs))
 
 
-def stricter_until_lost(bound: Bound, run: Recorded) -> float:
-    return nearest(lambda factor: not is_found(bound.with_factor(1 / factor), run))
+def stricter_until_lost(bound: Bound, runs: Sequence[Recorded]) -> Limit:
+    return nearest(lambda factor: first(is_lost, bound.with_factor(1 / factor), runs))
+
+
+def first(question: Callable[[Rule, Recorded], bool], rule: Rule, runs: Sequence[Recorded]) -> str | None:
+    """The name of the first run of which it is true."""
+    return next((run.name for run in runs if question(rule, run)), None)
 
 
 def is_false(rule: Rule, run: Recorded) -> bool:
     return any(not run.is_failing or alarm.step < run.event_step for alarm in alarms([rule], run.views))
 
 
-def is_found(rule: Rule, run: Recorded) -> bool:
+def is_called(rule: Rule, run: Recorded) -> bool:
     return any(alarm.step >= run.event_step for alarm in alarms([rule], run.views))
 
 
-def nearest(holds: Callable[[float], bool]) -> float:
-    """The smallest factor for which it holds, to 2 %; infinite where it does not hold for the farthest."""
-    if not holds(FARTHEST):
-        return math.inf
-    low, high = 1.0, FARTHEST
+def is_lost(rule: Rule, run: Recorded) -> bool:
+    return not is_called(rule, run)
+
+
+def nearest(named: Callable[[float], str | None]) -> Limit:
+    """The smallest factor, to 2 %, for which a run is named."""
+    high, name = FARTHEST, named(FARTHEST)
+    if name is None:
+        return NOWHERE
+    low = 1.0
     while high / low > 1.02:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+        found = named(middle)
+        if found is None:
+            low = middle
+        else:
+            high, name = middle, found
+    return Limit(high, name)
 
 
 def bounds_in(data: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
@@ -231,18 +262,17 @@ def print_margins(bounds: Sequence[Bound]) -> None:
     print("\n| rule | bound | a healthy run alarms from | a failing run is lost from | runs found |")
     print("|---|---|---|---|---|")
     for bound in bounds:
-        near = min(bound.healthy.items(), key=lambda item: item[1], default=("", math.inf))
-        mild = min(((n, f) for n, (_, f) in bound.failing.items()), key=lambda item: item[1], default=("", math.inf))
+        mild = min(bound.failing.values(), default=NOWHERE)
         print(
-            f"| `{bound.rule.name}` | {says(bound)} | {_moved(bound, near[1], near[0])} | "
-            f"{_moved(bound, 1 / mild[1], mild[0])} | {len(bound.failing)} |"
+            f"| `{bound.rule.name}` | {says(bound)} | {_moved(bound, bound.healthy.factor, bound.healthy.run)} | "
+            f"{_moved(bound, 1 / mild.factor, mild.run)} | {bound.num_called} |"
         )
 
 
 def says(bound: Bound) -> str:
     comparison = at(bound.rule.definition, bound.path[:-1])
     seen = value(Part(comparison["value"]), Program()).says
-    return f"{seen} {str(bound.path[-1]).replace('_', ' ')} {bound.value:g}"
+    return f"{seen} {str(bound.path[-1]).replace('_', ' ')} {bound.value:g}".replace("|", "\\|")
 
 
 def _moved(bound: Bound, factor: float, name: str) -> str:
@@ -271,11 +301,10 @@ def rechosen(rule: Rule, bounds: Sequence[Bound], without: str) -> Rule:
 
 
 def _choice(bound: Bound, without: str) -> float:
-    gentlest = min(bound.healthy.values(), default=math.inf)
-    strictest = min((factor for family, factor in bound.failing.values() if family != without), default=math.inf)
-    if math.isinf(gentlest):
+    strictest = min((limit for family, limit in bound.failing.items() if family != without), default=NOWHERE)
+    if bound.healthy == NOWHERE:
         return 1.0
-    return math.sqrt(gentlest / strictest) if math.isfinite(strictest) else gentlest / GENTLE
+    return bound.healthy.factor / GENTLE if strictest == NOWHERE else math.sqrt(bound.healthy.factor / strictest.factor)
 
 
 if __name__ == "__main__":

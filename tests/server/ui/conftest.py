@@ -23,6 +23,7 @@ from tsemon_server.main import create_app
 from tsemon_server.settings import Settings
 
 TRACES = Path(__file__).parents[2] / "data/traces"
+TOKENS = "token_similarity", "token_diversity", "centred_token_similarity"
 CHROMIUM_FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -68,13 +69,13 @@ class Service:
         self.send(run_id, *(Frame(step, step, START_S + step, scalars, layers) for step in steps))
 
     def replay(self, trace: str, **fields: Any) -> str:
-        """A recorded training as a run."""
+        """A recorded training as a run, of which only the similarity of tokens was measured: few rules have a say."""
         with gzip.open(TRACES / f"{trace}.jsonl.gz", "rt") as lines:
             header, *entries = (json.loads(line) for line in lines)
         run_id = self.register(trace, header["layers"], **fields)
         for seq, entry in enumerate(entry for entry in entries if entry["t"] == "frame"):
-            scalars = {name: _float(value) for name, value in entry["scalars"].items()}
-            layers = {name: Array.of(map(_float, values)) for name, values in entry["layers"].items()}
+            scalars = {"loss": _float(entry["scalars"]["loss"])}
+            layers = {name: Array.of(map(_float, entry["layers"][name])) for name in TOKENS}
             self.send(run_id, Frame(seq, entry["step"], START_S + entry["step"], scalars, layers))
         return run_id
 
