@@ -6,7 +6,7 @@ All of it happens inside `monitor.step()`, on the training thread, after the opt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -20,6 +20,8 @@ Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 """What a parameter group and its schedulers derive the learning rate from."""
+LIVENESS = frozenset({"liveness"})
+"""The family of alerts about the process, its loop and tsemon itself."""
 
 
 class Training(Protocol):
@@ -27,6 +29,9 @@ class Training(Protocol):
 
     optimizers: Sequence[torch.optim.Optimizer]
     schedulers: Sequence[Any]
+
+    @property
+    def num_steps(self) -> int: ...
 
     def stop(self) -> None: ...
 
@@ -38,6 +43,13 @@ class Action:
 
     needs_all_ranks: ClassVar[bool] = False
     """Whether ranks that train together must do it at the same step."""
+    passes_over: ClassVar[frozenset[str]] = frozenset()
+    """Families whose alerts lead to it only where `when` names families or rules."""
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """What must be the same on all ranks, beside the type."""
+        return {}
 
     def check(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Raise InvalidArgument where it cannot be done in a training with these optimizers."""
@@ -45,6 +57,28 @@ class Action:
     def act(self, alert: Alert, training: Training) -> None:
         """Do it, now. May raise."""
         raise NotImplementedError
+
+
+class Limit:
+    """At most so many times in a training, and so many steps from one time to the next."""
+
+    def __init__(self, at_most: int, pause: int) -> None:
+        self._at_most, self._pause = checked_count("at_most", at_most), checked_count("pause", pause)
+        self._times = 0
+        self._last_step: int | None = None
+
+    @property
+    def settings(self) -> dict[str, object]:
+        return {"at_most": self._at_most, "pause": self._pause}
+
+    def allows(self, step: int) -> bool:
+        # A step before the last time is another training's, with the same action.
+        is_paused = self._last_step is not None and 0 <= step - self._last_step < self._pause
+        return self._times < self._at_most and not is_paused
+
+    def count(self, step: int) -> None:
+        self._times += 1
+        self._last_step = step
 
 
 class SaveCheckpoint(Action):
@@ -60,9 +94,13 @@ class SaveCheckpoint(Action):
 
 
 class Stop(Action):
-    """Make `monitor.should_stop` true. A plain loop asks for it; the callbacks of integrations do."""
+    """Make `monitor.should_stop` true. A plain loop asks for it; the callbacks of integrations do.
+
+    Alerts of the family liveness are about the process and not the model: they stop a run only where `when` names them.
+    """
 
     needs_all_ranks = True
+    passes_over = LIVENESS
 
     def act(self, alert: Alert, training: Training) -> None:
         training.stop()
@@ -71,14 +109,23 @@ class Stop(Action):
 class Burst(Action):
     """Sample every `every` steps for `steps` steps, with the measures of the slow tier too, whatever the budget is.
 
-    So that the steps after an alert are on record. A burst during another one begins its count anew.
+    So that the steps after an alert are on record. A rule that fires again and again does not make it sample for ever:
+    at_most: how many bursts, over the whole training.
+    pause: steps from the beginning of one to that of the next, by default 10 times `steps`.
     """
 
-    def __init__(self, *, steps: int = 50, every: int = 1) -> None:
-        self._settings = {"steps": checked_count("steps", steps), "every": checked_count("every", every)}
+    def __init__(self, *, steps: int = 50, every: int = 1, at_most: int = 5, pause: int | None = None) -> None:
+        self._steps, self._every = checked_count("steps", steps), checked_count("every", every)
+        self._limit = Limit(at_most, 10 * steps if pause is None else pause)
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        return {"steps": self._steps, "every": self._every} | self._limit.settings
 
     def act(self, alert: Alert, training: Training) -> None:
-        training.burst(**self._settings)
+        if self._limit.allows(training.num_steps):
+            self._limit.count(training.num_steps)
+            training.burst(steps=self._steps, every=self._every)
 
 
 class LowerLearningRate(Action):
@@ -88,9 +135,12 @@ class LowerLearningRate(Action):
     integration knows of. A scheduler that is not told computes the rate from its own `base_lrs` and overwrites the lower
     one at its next step. A loop that assigns the rate itself multiplies it by `scale`.
     at_most: how often, over the whole training; alerts after that leave the rate as it is.
+    pause: steps before it is lowered again. What fires meanwhile is taken for the same incident.
+    Alerts of the family liveness are about the process and not the model: they lower it only where `when` names them.
     """
 
     needs_all_ranks = True
+    passes_over = LIVENESS
 
     def __init__(
         self,
@@ -99,12 +149,13 @@ class LowerLearningRate(Action):
         factor: float = 0.5,
         schedulers: Any = (),
         at_most: int = 3,
+        pause: int = 100,
     ) -> None:
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < 1:
             raise InvalidArgument(f"factor is what the learning rate is multiplied by, between 0 and 1, got {factor!r}")
         self._optimizers = _several(optimizers)
         self._schedulers = _several(schedulers)
-        self._left = checked_count("at_most", at_most)
+        self._limit = Limit(at_most, pause)
         self._factor = factor
         self.scale = 1.0
         """By what the rate was multiplied so far."""
@@ -115,6 +166,10 @@ class LowerLearningRate(Action):
                 )
             _check_schedulers(optimizer, self._schedulers)
 
+    @property
+    def settings(self) -> Mapping[str, object]:
+        return {"factor": self._factor} | self._limit.settings
+
     def check(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         if not (self._optimizers or optimizers):
             raise InvalidArgument(
@@ -123,13 +178,13 @@ class LowerLearningRate(Action):
             )
 
     def act(self, alert: Alert, training: Training) -> None:
-        if self._left == 0:
+        if not self._limit.allows(training.num_steps):
             return
         optimizers = self._optimizers or tuple(training.optimizers)
         schedulers = self._schedulers or tuple(training.schedulers)
         for optimizer in optimizers:
             _check_schedulers(optimizer, schedulers)
-        self._left -= 1
+        self._limit.count(training.num_steps)
         self.scale *= self._factor
         scaled: set[int] = set()
         for container, key in (*_rates_of_groups(optimizers), *_rates_of_schedulers(schedulers)):
@@ -154,13 +209,15 @@ class When:
         names = [f" of {name} {sorted(given)}" for name in ("families", "rules") if (given := getattr(self, name))]
         return f"from {self.severity} on{''.join(names)}"
 
-    def holds(self, alert: Alert) -> bool:
-        """Whether it is one that has just begun to fire and that is meant."""
+    def holds(self, alert: Alert, action: Action) -> bool:
+        """Whether it is one that has just begun to fire and that is meant to lead to this action."""
+        is_named = self.families is not None or self.rules is not None
         return (
             alert.state == "firing"
             and SEVERITIES.index(alert.severity) >= SEVERITIES.index(self.severity)
             and (self.families is None or alert.family in self.families)
             and (self.rules is None or alert.rule in self.rules)
+            and (is_named or alert.family not in action.passes_over)
         )
 
 
@@ -173,7 +230,8 @@ def when(
 ) -> When:
     """Do these things, in this order, once for each alert that fires.
 
-    severity: the lowest that counts. families, rules: the names that count; without them all do.
+    severity: the lowest that counts. families, rules: the names that count; without them all do, but for Stop and
+    LowerLearningRate, which pass over the family liveness.
     """
     actions = _several(do)
     for action in actions:
@@ -185,7 +243,18 @@ def when(
 
 
 OnAlert = Callable[[Alert], None] | When | Action
-Handler = Callable[[Alert, Training], None]
+
+
+@dataclass(frozen=True)
+class Handler:
+    """What to call for every change of an alert."""
+
+    call: Callable[[Alert, Training], None]
+    is_action: bool
+    """Whether it may change the training; what is not one is a function of the user's that looks on."""
+
+    def __call__(self, alert: Alert, training: Training) -> None:
+        self.call(alert, training)
 
 
 def handlers_of(
@@ -194,7 +263,7 @@ def handlers_of(
     *,
     is_one_of_several: bool = False,
 ) -> list[Handler]:
-    """What to call for every change of an alert, each by itself. Raises InvalidArgument for what cannot be done.
+    """One for each function and action, in order. Raises InvalidArgument for what cannot be done.
 
     is_one_of_several: whether this process trains with others that are not told of its alerts.
     """
@@ -216,9 +285,14 @@ def handlers_of(
 
 
 def in_words(on_alert: OnAlert | Sequence[OnAlert] | None) -> list[str]:
-    """The ready-made actions in it, for ranks to compare."""
+    """The actions in it and their settings, for ranks to compare."""
     conditions = [condition for condition in map(_as_when, _given(on_alert)) if condition is not None]
-    return [f"{type(action).__name__} {condition}" for condition in conditions for action in condition.do]
+    return [f"{_in_words(action)} {condition}" for condition in conditions for action in condition.do]
+
+
+def _in_words(action: Action) -> str:
+    settings = ", ".join(f"{name}={value!r}" for name, value in action.settings.items())
+    return f"{type(action).__name__}({settings})"
 
 
 def checked_count(name: str, value: object) -> int:
@@ -243,18 +317,18 @@ def _plain(one: Any) -> Handler:
         raise InvalidArgument(
             f"on_alert is called with an alert, so it must be callable, an action, or a list of them, got {one!r}"
         )
-    return lambda alert, _: one(alert)
+    return Handler(lambda alert, _: one(alert), is_action=False)
 
 
 def _once(condition: When, action: Action) -> Handler:
     done = set[str]()
 
     def handle(alert: Alert, training: Training) -> None:
-        if condition.holds(alert) and alert.alert_id not in done:
+        if condition.holds(alert, action) and alert.alert_id not in done:
             done.add(alert.alert_id)
             action.act(alert, training)
 
-    return handle
+    return Handler(handle, is_action=True)
 
 
 def _check_schedulers(optimizer: torch.optim.Optimizer, schedulers: Sequence[Any]) -> None:

@@ -188,6 +188,11 @@ class Monitor:
         self._last_sample_at = time.perf_counter()
 
     @property
+    def num_steps(self) -> int:
+        """How many optimizer steps are done, with those before a checkpoint that the training goes on from."""
+        return self._step
+
+    @property
     def is_sampling(self) -> bool:
         """Whether the step under way is a sampled one. Who has a scalar that is dear, or to be given once, asks first."""
         return self._probe is not None and self._step >= self._next_sample
@@ -280,6 +285,8 @@ class Monitor:
         sample = self._packed(reading, own | given, spans)
         if sample.has_agreed:
             self._to_hear.append((self._step + HEAR_AFTER, sample))
+            if self._relay is not None:
+                self._relay.confirm()
         self._remember(probe, sample.names)
         self._faults.guard(self._outbox.put, sample.to_frame)
 
@@ -335,6 +342,8 @@ class Monitor:
                 self._faults.guard(self._relay.put, alert)
         while self._relay is not None and self._to_hear and self._to_hear[0][0] <= self._step:
             self._faults.guard(self._hear, self._relay, self._to_hear.popleft()[1])
+        if self._relay is not None and not self._to_hear and self._ranks is not None and self._ranks.is_broken:
+            self._go_on_alone(self._relay)
 
     def _hear(self, relay: Relay, sample: Sample) -> None:
         """Every rank comes here at the same step, and reads the same."""
@@ -342,6 +351,18 @@ class Monitor:
         if alert is not None:
             if isinstance(self._outbox, SilentOutbox):
                 self._outbox.hear(alert)
+            self._handle(alert)
+
+    def _go_on_alone(self, relay: Relay) -> None:
+        """No rank can be told of an alert any more, and what changes the training of one alone would make others wait."""
+        self._relay = None
+        if self._handlers:
+            self._faults.warn(
+                "the ranks of process_group are no longer in step: from here on rank 0 alone calls the functions of "
+                "on_alert, and actions are not done on any rank"
+            )
+        self._handlers = [handler for handler in self._handlers if not handler.is_action]
+        for alert in relay.take_back():
             self._handle(alert)
 
     def _handle(self, alert: Alert) -> None:

@@ -21,7 +21,10 @@ FIELDS = (
 
 
 class Relay:
-    """One process's end. Rank 0 sends one change of an alert a sample; every rank, it too, receives the same."""
+    """One process's end. Rank 0 sends one change of an alert a sample; every rank, it too, receives the same.
+
+    What went into a sample that was lost goes into the next one.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Alert, list[float]]] = deque()
@@ -33,18 +36,30 @@ class Relay:
 
     def next_numbers(self) -> list[float]:
         """What this process adds to the collective: numbers >= 0, all of them 0 where it has nothing to say."""
-        if not self._waiting:
-            return [0.0] * NUM_NUMBERS
-        alert, numbers = self._waiting.popleft()
-        self._sent.append(alert)
-        return numbers
+        return self._waiting[0][1] if self._waiting else [0.0] * NUM_NUMBERS
+
+    def confirm(self) -> None:
+        """The ranks have agreed on a sample with `next_numbers` in it: the alert in them is on its way."""
+        if self._waiting:
+            self._sent.append(self._waiting.popleft()[0])
 
     def received(self, numbers: Sequence[float]) -> Alert | None:
         """The alert in the largest numbers of all ranks, whole where this one sent it; None where there is none."""
         if not any(numbers):
             return None
         alert = _from_numbers(numbers)
-        return self._sent.popleft() if self._sent and self._sent[0].alert_id == alert.alert_id else alert
+        while self._sent:  # one that nobody could read comes before it
+            own = self._sent.popleft()
+            if (own.alert_id, own.state) == (alert.alert_id, alert.state):
+                return own
+        return alert
+
+    def take_back(self) -> list[Alert]:
+        """What was put and has not been received, in order."""
+        left = [*self._sent, *(alert for alert, _ in self._waiting)]
+        self._sent.clear()
+        self._waiting.clear()
+        return left
 
 
 def _to_numbers(alert: Alert) -> list[float]:

@@ -97,7 +97,7 @@ class TestRanksThatTrainTogether:
     def test_begin_only_with_the_same_actions(self, trained):
         for seen in trained[0]:
             assert "attach(on_alert=) is the same on all ranks of process_group" in seen["error"]
-            assert "Stop from warning on" in seen["error"]
+            assert "Stop() from warning on" in seen["error"]
 
     def test_tell_the_blocks_that_are_frozen(self, trained):
         registered = [json.loads(body) for body in trained[1].bodies if b'"frozen_blocks"' in body]

@@ -4,13 +4,14 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.optim import lr_scheduler as lr
 
 import tsemon
 from tests import zoo
 from tests.frames import frames_in
 from tests.tsemon.transport.conftest import Peer
-from tsemon.actions import Action, Burst, LowerLearningRate, SaveCheckpoint, Stop, handlers_of, when
+from tsemon.actions import Action, Burst, LowerLearningRate, SaveCheckpoint, Stop, handlers_of, in_words, when
 from tsemon.errors import InvalidArgument
 from tsemon.wire import Alert
 
@@ -43,7 +44,7 @@ class Raising(Action):
 class Loop:
     """A plain loop whose monitor delivers to `peer`."""
 
-    def __init__(self, peer, folder, on_alert, every=1):
+    def __init__(self, peer, folder, on_alert, **options):
         self.peer, self.num_steps = peer, 0
         self.model, self._forward = zoo.torch_encoder()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
@@ -52,10 +53,10 @@ class Loop:
             self.optimizer,
             run="r",
             server=peer.url,
-            every=every,
             on_alert=on_alert,
             spool_dir=folder,
             measures=["token_similarity", "effective_rank"],
+            **{"every": 1} | options,
         )
 
     def step(self):
@@ -187,6 +188,26 @@ class TestWhen:
         assert notes == ["did a"]
         assert "no space left" in training.monitor.status.faults[0]
 
+    @pytest.mark.parametrize("action", [Stop(), LowerLearningRate()], ids=["Stop", "LowerLearningRate"])
+    def test_leads_from_the_family_liveness_to_a_change_of_training_only_where_it_is_named(self, action, monitor):
+        stuck = alert(family="liveness", rule="training-stuck", severity="critical")
+
+        def changes(on_alert):
+            monitor.should_stop, monitor.optimizers[0].param_groups[0]["lr"] = False, 0.1
+            (handler,) = handlers_of(on_alert, monitor.optimizers)
+            handler(stuck, monitor)
+            return monitor.should_stop or rates(monitor.optimizers[0]) != [0.1]
+
+        assert not changes(action)
+        assert not changes(when(do=action))
+        assert not changes(when(do=action, families="tse"))
+        assert changes(when(do=action, rules="training-stuck"))
+        monitor._step += 1000
+        assert changes(when(do=action, families={"liveness", "tse"}))
+
+    def test_leads_from_the_family_liveness_to_other_actions_as_from_any(self, done):
+        assert done([alert("stuck", family="liveness")]) == ["did stuck"]
+
     @pytest.mark.parametrize(
         ("make", "text"),
         [
@@ -195,6 +216,7 @@ class TestWhen:
             (lambda: when(do=Stop(), families=5), "families are names, got 5"),
             (lambda: SaveCheckpoint("model.pt"), "SaveCheckpoint takes a function"),
             (lambda: Burst(every=0), "every is an int of at least 1, got 0"),
+            (lambda: Burst(pause=0), "pause is an int of at least 1, got 0"),
             (lambda: LowerLearningRate(factor=2), "between 0 and 1, got 2"),
             (lambda: LowerLearningRate("adam"), "takes optimizers of torch.optim, got str"),
             (lambda: handlers_of([print, 5]), "an action, or a list of them, got 5"),
@@ -205,6 +227,32 @@ class TestWhen:
     def test_tells_what_cannot_be_done_before_the_training_begins(self, make, text):
         with pytest.raises(InvalidArgument, match=text):
             make()
+
+
+class TestInWords:
+    def test_tells_actions_apart_by_their_settings_and_conditions(self):
+        different = [
+            LowerLearningRate(factor=0.5),
+            LowerLearningRate(factor=0.9),
+            LowerLearningRate(at_most=1),
+            LowerLearningRate(pause=7),
+            Burst(),
+            Burst(steps=7),
+            Burst(every=7),
+            Burst(at_most=7),
+            Burst(pause=7),
+            Stop(),
+            when(do=Stop(), severity="critical"),
+            when(do=Stop(), families="tse"),
+        ]
+        assert len({str(in_words(one)) for one in different}) == len(different)
+
+    def test_is_the_same_for_the_same_and_leaves_functions_out(self):
+        def given(note):
+            return [note, LowerLearningRate(factor=0.5), when(do=SaveCheckpoint(note), families={"tse", "rank"})]
+
+        assert in_words(given(print)) == in_words(given(repr))
+        assert len(in_words(given(print))) == 2
 
 
 class TestSaveCheckpoint:
@@ -237,6 +285,17 @@ class TestBurst:
         frames = {frame["step"]: frame for frame in peer.frames.values()}
         assert sorted(step for step in frames if step >= begins) == [begins + n for n in (0, 2, 4, 11, 18, 25, 32)]
         assert all("effective_rank" in frames[begins + n]["layers"] for n in (0, 2, 4))
+
+    def test_begins_anew_after_a_pause_and_only_so_many_times(self, monitor):
+        """For a rule that fires again at each step."""
+        burst, begins = Burst(steps=3, at_most=3), []
+        for step in range(200):
+            monitor._step = step
+            burst.act(alert(str(step)), monitor)
+            if monitor._is_burst_new:
+                begins.append(step)
+            monitor._is_burst_new = False
+        assert begins == [0, 30, 60]
 
     def test_begins_with_the_step_after_it_was_asked_for(self, tmp_path):
         model, forward = zoo.torch_encoder()
@@ -317,9 +376,31 @@ class TestLowerLearningRate:
 
     def test_takes_the_optimizers_that_were_attached_to_and_lowers_three_times_at_most(self, monitor):
         lower = LowerLearningRate()
-        for _ in range(5):
+        for step in range(0, 500, 100):
+            monitor._step = step
             lower.act(alert(), monitor)
         assert rates(monitor.optimizers[0]) == pytest.approx([0.1 / 8])
+
+    def test_lowers_once_for_the_alerts_of_one_incident(self, monitor):
+        lower = LowerLearningRate(pause=20)
+        scales = []
+        for step in (3, 3, 3, 8, 22, 23, 23):
+            monitor._step = step
+            lower.act(alert(), monitor)
+            scales.append(lower.scale)
+        assert scales == [0.5, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25]
+
+    def test_lowers_in_a_training_after_another_that_went_further(self, monitor):
+        lower = LowerLearningRate()
+        for step in (5000, 10):
+            monitor._step = step
+            lower.act(alert(), monitor)
+        assert lower.scale == 0.25
+
+    def test_lowers_once_in_the_loop_where_three_rules_fire_at_one_step(self, loop):
+        training = loop(LowerLearningRate())
+        training.hear(*(as_json(name, rule=name, family="entropy") for name in "abc"))
+        assert rates(training.optimizer) == pytest.approx([0.05])
 
     def test_changes_a_rate_that_is_a_tensor_in_its_place(self, monitor):
         rate = torch.tensor(0.1)
@@ -333,3 +414,75 @@ class TestLowerLearningRate:
         training = loop(LowerLearningRate(factor=0.1))
         training.hear(as_json())
         assert rates(training.optimizer) == pytest.approx([0.01])
+
+
+@pytest.fixture
+def group(tmp_path):
+    """Of this process alone: alerts take the way that they take between several."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+class TestAfterAFailedCollective:
+    @pytest.fixture
+    def broken(self, loop, group, monkeypatch):
+        """A loop of rank 0 that was told of an alert `a`, and then of `b` when collectives had begun to fail."""
+        told = []
+
+        def knows(name):
+            return lambda: name in [one.alert_id for one in told]
+
+        training = loop([told.append, Burst(), when(do=Stop(), rules="b")], process_group=group)
+        training.peer.alerts = [as_json("a")]
+        training.step_until(knows("a"))
+
+        def fail(*args, **kwargs):
+            raise RuntimeError("a rank is gone")
+
+        monkeypatch.setattr(dist, "all_gather", fail)
+        training.peer.alerts = [as_json("a"), as_json("b", rule="b", severity="critical")]
+        training.step_until(knows("b"))
+        for _ in range(10):
+            training.step()
+        return training, told
+
+    def test_functions_are_called_in_rank_0_and_no_action_changes_its_training(self, broken):
+        training, told = broken
+        assert [one.alert_id for one in told] == ["a", "b"]
+        assert not training.monitor.should_stop
+
+    def test_the_user_is_told_once(self, broken):
+        training, _ = broken
+        texts = [text for text in training.monitor.status.faults if "no longer in step" in text]
+        assert len(texts) == 1
+        assert "actions are not done on any rank" in texts[0]
+
+    def test_nothing_is_said_to_be_agreed(self, broken):
+        training, _ = broken
+        assert not training.monitor._newest.sample.has_agreed
+        assert training.monitor._newest.sample.names, "its own samples are measured as before"
+
+
+class TestALostSample:
+    def test_takes_no_alert_with_it(self, loop, group, monkeypatch):
+        """The alert goes out again in the next sample, before its end does."""
+        told = []
+        training = loop(told.append, process_group=group)
+        training.step()
+        probe = training.monitor._probe
+        collect, lost = probe.collect, []
+
+        def lose_the_first_that_carries_one(**options):
+            reading = collect(**options)
+            if any(options["to_agree"][4:]) and not lost:
+                lost.append(reading)
+                raise OSError("no room on the device")
+            return reading
+
+        monkeypatch.setattr(probe, "collect", lose_the_first_that_carries_one)
+        training.hear(as_json())
+        training.hear(as_json(state="resolved"))
+        training.step_until(lambda: len(told) == 2)
+        assert lost
+        assert [one.state for one in told] == ["firing", "resolved"]

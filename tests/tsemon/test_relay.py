@@ -13,6 +13,8 @@ NOTHING = [0.0] * NUM_NUMBERS
 def heard(sender, receiver, numbers):
     """What rank 0 and another rank make of the largest numbers of all ranks, as float32."""
     largest = torch.tensor([numbers, receiver.next_numbers()]).float().amax(dim=0).tolist()
+    sender.confirm()
+    receiver.confirm()
     return sender.received(largest), receiver.received(largest)
 
 
@@ -30,6 +32,37 @@ class TestRelay:
 
     def test_sends_nothing_where_there_is_nothing_to_say(self):
         assert Relay().next_numbers() == NOTHING
+
+    def test_sends_again_what_went_into_a_sample_that_was_lost(self):
+        sender, receiver = Relay(), Relay()
+        sender.put(alert("a"))
+        sender.next_numbers()  # and nobody agreed on it
+        sender.put(alert("a", "resolved"))
+        for state in ("firing", "resolved"):
+            own, other = heard(sender, receiver, sender.next_numbers())
+            assert own.state == other.state == state
+        assert sender.next_numbers() == NOTHING
+
+    def test_gives_the_sender_what_the_others_have_though_it_could_not_read_an_earlier_one(self):
+        sender, receiver = Relay(), Relay()
+        for state in ("firing", "resolved"):
+            sender.put(alert("a", state, evidence={"layers": [1]}))
+        sender.next_numbers()
+        sender.confirm()  # and what came of it was not read
+        own, other = heard(sender, receiver, sender.next_numbers())
+        assert own.state == other.state == "resolved"
+        assert own.evidence == {"layers": [1]}
+
+    def test_gives_back_in_order_what_nobody_has_received(self):
+        sender = Relay()
+        alerts = [alert("a"), alert("b"), alert("c")]
+        for each in alerts:
+            sender.put(each)
+        sender.next_numbers()
+        sender.confirm()
+        assert sender.take_back() == alerts
+        assert sender.take_back() == []
+        assert sender.next_numbers() == NOTHING
 
     def test_cuts_a_summary_that_has_no_room(self):
         sender, receiver = Relay(), Relay()

@@ -50,7 +50,8 @@ class Ranks:
         self._group = group
         self._layout: list[Slot] = []
         self._is_agreed = False
-        self._is_broken = False
+        self.is_broken = False
+        """Whether a collective has failed here, so that these processes agree on nothing any more."""
         self.size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         self.stage_size = self.size
@@ -95,20 +96,20 @@ class Ranks:
     ) -> dict[str, Tensor]:
         """The sums of all processes, by name; what a process does not have it adds nothing to.
 
-        Once a collective has failed here, no other is begun, for the processes are no longer in step: these are this
-        process's sums alone.
+        None at all where the collective fails: nothing was agreed, and this process has its own sums alone. No other is
+        begun then, for the processes are no longer in step.
         """
         try:
-            if not self._is_broken:
+            if not self.is_broken:
                 return self._merge(partials, device, on_fault)
         except Exception as error:
             on_fault(error)
-        return {name: partial.value for name, partial in partials.items()}
+        return {}
 
     def _merge(
         self, partials: Mapping[str, Partial], device: torch.device, on_fault: Callable[[Exception], None]
     ) -> dict[str, Tensor]:
-        self._is_broken = True  # until this is over, also where an interrupt comes
+        self.is_broken = True  # until this is over, also where an interrupt comes
         if not self._is_agreed:
             self._layout, self._is_agreed = self._agree(partials), True
         own_N = self._flat(partials, device, on_fault)
@@ -116,7 +117,7 @@ class Ranks:
         gathered_RN = own_N.new_empty(self.size, own_N.numel())
         dist.all_gather(list(gathered_RN.unbind()), own_N, group=self._group)
         self.waited_s += time.perf_counter() - start
-        self._is_broken = False
+        self.is_broken = False
         parts = torch.split(gathered_RN, self._sizes(), dim=1)
         return {
             slot.name: _merged(of_all_RN, slot.merge).view(slot.shape)
