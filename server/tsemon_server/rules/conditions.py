@@ -158,7 +158,9 @@ def _held_against(value: Term, bounds: Sequence[tuple[str, Term]], program: Prog
             if limit != limit:
                 return None
             holds = holds and test(x, limit)
-        return None if x != x else bool(holds)  # of NumPy's numbers it is no bool, and answers are told apart by identity
+        return (
+            None if x != x else bool(holds)
+        )  # of NumPy's numbers it is no bool, and answers are told apart by identity
 
     def layers(view: View, slots: Slots) -> Array:
         x = slots[source]

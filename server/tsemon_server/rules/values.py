@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,20 +53,22 @@ def _source(part: Part, program: Program, own: Term | None) -> Term:
         return own
     if isinstance(part.data, list | int | float):
         return value(part, program)
-    kind = _single_key(part, SOURCES)
+    kind = _kind(part, SOURCES)
     if kind == "steps_in":
         condition = conditions.condition(part[kind], program)
         return program.remember(condition, "steps in", StepsIn(), says=f"steps in which {condition.says}")
     return program.read(Measure(kind, part.has_keys([kind])[kind].text(most=128)))
 
 
-def _single_key(part: Part, options: tuple[str, ...] | list[str]) -> str:
-    if not isinstance(part.data, dict) or not part.data:
-        raise part.wrong(f"a mapping that begins with one of {', '.join(options)}")
-    key = str(next(iter(part.data)))
-    if key not in options:
+def _kind(part: Part, options: Sequence[str]) -> str:
+    """Which of `options` it is; keys may come in any order."""
+    found = [key for key in options if key in part]
+    if len(found) == 1:
+        return found[0]
+    if isinstance(part.data, dict) and part.data and not found:
+        key = str(next(iter(part.data)))
         raise Mistake((*part.path, key), f"no {key!r} here; expected one of {', '.join(options)}")
-    return key
+    raise part.wrong(f"a mapping with one of {', '.join(options)}")
 
 
 # Stages
@@ -78,7 +80,7 @@ def _stage(term: Term, part: Part, program: Program) -> Term:
             return _skip_frozen(term, part, program)
         name = part.one_of([*_OF_ONE, "skip_frozen"])
         return _elementwise(term, name, _OF_ONE[name], program)
-    name = _single_key(part, list(_STAGES))
+    name = _kind(part, list(_STAGES))
     return _STAGES[name](term, part, program)
 
 

@@ -296,3 +296,14 @@ class TestNumbersWithoutBound:
     @pytest.mark.parametrize("stage", STAGES, ids=str)
     def test_are_no_error(self, stage, huge):
         over_time(stage, [1.0, 2.0, huge, 3.0, huge, -huge, 0.0])
+
+
+class TestADefinition:
+    def test_may_have_its_keys_in_any_order(self):
+        assert over_time({"samples": 2, "window": "mean"}, [1, 3]) == [None, 2]
+        assert over_time({"by": 0.1, "steps_since": "lowest"}, [3, 3]) == [0, 1]
+
+    def test_means_the_same_for_the_numbers_of_numpy(self):
+        high = {"all": [{"value": [LOSS], "above": 5}, {"value": [LOSS], "below": 50}]}
+        views = [View(step, {"loss": np.float64(loss)}) for step, loss in enumerate([1.0, 9.0, 90.0])]
+        assert answers(high, views) == [False, True, False]
