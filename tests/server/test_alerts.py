@@ -226,6 +226,55 @@ class TestAFrameThatComesLate:
         send(api, run_id, [20, 20, 20], 30)
         assert states(alerts(api)) == [("resolved", 30, 32, 35)]
 
+    def test_is_judged_though_another_of_its_body_is_too_late(self, api, run_id):
+        for step in (step for step in range(80) if step not in (3, 60, 61, 62)):
+            send(api, run_id, [1], step)
+        api.send_ok(run_id, [loss_frame(step, 20) for step in (3, 60, 61, 62)])
+        assert states(alerts(api)) == [("resolved", 60, 62, 65)]
+
+    @pytest.mark.parametrize(
+        ("from_step", "losses", "others"),
+        [(9, [20], []), (5, [20, 20, 20, 20], []), (11, [1, 1, 1, 20, 20, 20], []),
+         (1, [20, 20, 20, 1, 1, 1], [("resolved", 1, 3, 6)])],
+    )  # fmt: skip
+    def test_leaves_what_was_called_over_by_hand_and_opens_it_not_again(self, api, run_id, from_step, losses, others):
+        send(api, run_id, [1])
+        (fired,) = api.send_ok(run_id, [loss_frame(step, 20) for step in (10, 20, 30)])["alerts"]
+        said = self.say(api, fired, "resolve")
+        send(api, run_id, losses, from_step)
+        assert api.get(f"/alerts/{fired['alert_id']}") == said
+        assert states(alerts(api)) == [*others, ("resolved", 10, 30, 30)]
+
+    def test_opens_what_fires_after_another_was_called_over_by_hand(self, api, run_id):
+        (fired,) = send(api, run_id, [20, 20, 20])
+        self.say(api, fired, "resolve")
+        send(api, run_id, [1, 1, 1, 20, 20], 3)
+        send(api, run_id, [20], 20)
+        send(api, run_id, [20], 10)
+        assert states(alerts(api)) == [("firing", 6, 10, None), ("resolved", 0, 2, 2)]
+
+    def test_leaves_acknowledged_what_fires(self, api, run_id):
+        (fired,) = send(api, run_id, [20, 20, 20], 10)
+        self.say(api, fired, "ack")
+        (moved,) = send(api, run_id, [20], 9)
+        assert (moved["alert_id"], states([moved])) == (fired["alert_id"], [("acknowledged", 9, 11, None)])
+        assert (moved["acknowledged_by"], moved["note"]) == ("ann", "known")
+
+    def test_leaves_acknowledged_what_is_pending_after_another_was_over(self, api, run_id):
+        send(api, run_id, [20, 20, 20, 1, 1, 1])
+        (pending,) = send(api, run_id, [20], 20)
+        self.say(api, pending, "ack")
+        send(api, run_id, [1], 10)
+        send(api, run_id, [20, 20], 21)
+        (fires, _) = alerts(api)
+        assert (fires["alert_id"], states([fires])) == (pending["alert_id"], [("acknowledged", 20, 22, None)])
+        assert (fires["acknowledged_by"], fires["note"]) == ("ann", "known")
+
+    def say(self, api, alert, what):
+        reply = api.http.post(f"/api/v1/alerts/{alert['alert_id']}/{what}", json={"by": "ann", "note": "known"})
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
     def test_fills_what_another_writer_left_out_of_its_step(self, start):
         spread = load("""
 rules:
@@ -246,6 +295,36 @@ rules:
         assert states(api.send_ok(run_id, [layer_frame(0, [nan, nan, 2], "hidden_rms")], writer="b")["alerts"]) == [
             ("firing", 0, 0, None)
         ]
+
+
+@pytest.mark.parametrize("state", ["finished", "failed"])
+class TestAFrameThatComesAfterTheEnd:
+    def test_leaves_nothing_open(self, api, run_id, state):
+        send(api, run_id, [20, 20, 20, 1, 1, 1])
+        self.end(api, run_id, state)
+        assert send(api, run_id, [20, 20, 20], 6) == []
+        assert self.ended(api) == [("run ended", "resolved", 6, 8, 8), ("clear", "resolved", 0, 2, 5)]
+        send(api, run_id, [1, 1, 1, 20], 9)
+        assert len(alerts(api)) == 2
+
+    def test_leaves_nothing_open_that_it_reopens(self, api, run_id, state):
+        send(api, run_id, [20, 20, 20, 1, 1])
+        send(api, run_id, [1], 10)
+        self.end(api, run_id, state)
+        assert send(api, run_id, [20], 7) == []
+        assert self.ended(api) == [("run ended", "resolved", 0, 2, 10)]
+
+    def test_opens_nothing_again_that_the_end_called_over(self, api, run_id, state):
+        send(api, run_id, [20, 20, 20], 10)
+        self.end(api, run_id, state)
+        assert send(api, run_id, [20], 9) == []
+        assert self.ended(api) == [("run ended", "resolved", 10, 12, 12)]
+
+    def end(self, api, run_id, state):
+        assert api.http.patch(f"/api/v1/runs/{run_id}", json={"state": state}).status_code == 200
+
+    def ended(self, api):
+        return [(found["resolved_reason"], *states([found])[0]) for found in alerts(api)]
 
 
 class TestRulesThatFail:

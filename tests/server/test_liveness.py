@@ -311,6 +311,30 @@ class TestAServiceThatWasAway:
         assert process.alerts == []
 
 
+class TestALookThatIsNotWrittenDown:
+    @pytest.fixture(autouse=True)
+    def goes_silent(self, process, service, clock):
+        service.watch(300, beating=[process], steps=10)
+        service.watch(105)
+        clock.advance(LOOK_EVERY_S)
+
+    def test_loses_no_alert_where_the_database_failed(self, process, service, monkeypatch):
+        def fail():
+            raise StoreError("the disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(service.store, "write", fail)
+            with pytest.raises(StoreError):
+                service.liveness.look()
+        service.watch(300)
+        assert process.alerts == [("silent", "firing", 200, 200, None)]
+
+    def test_loses_no_alert_where_it_was_stopped(self, process, service):
+        service.liveness.look(lambda: True)
+        service.watch(300)
+        assert process.alerts == [("silent", "firing", 200, 200, None)]
+
+
 class TestAClockThatIsSet:
     @pytest.mark.parametrize("seconds", [3600, -3600, 3 * 86_400, -3 * 86_400])
     def test_changes_nothing(self, seconds, api, process, service, clock):

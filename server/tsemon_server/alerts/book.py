@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsemon_server.rules import Event, Rule
-from tsemon_server.store import Writer
+from tsemon_server.store import TakenBack, Writer
 
 
 class AlertBook:
-    """Enters events of one attempt. May go back to an earlier step first, to enter again what came since."""
+    """Enters events of one attempt. May go back to an earlier step first, to enter again what came since.
+
+    An alert is written once it is known how long it was open: by that, those that were taken back are told apart.
+    """
 
     def __init__(self, writer: Writer, run_id: str, attempt: int, versions: Mapping[str, int]) -> None:
         self.run_id, self.attempt = run_id, attempt
@@ -18,52 +21,69 @@ class AlertBook:
         """The ids of alerts that ended."""
         self._writer = writer
         self._versions = versions
-        self._taken_back: dict[tuple[str, bool], list[int]] = {}
+        self._open: dict[str, Event] = {}
+        """What is open by the events entered, and not written yet, by rule."""
+        self._taken_back: dict[str, list[TakenBack]] = {}
+        self._may_reopen = False
 
     def go_back_to(self, step: int, rules: Sequence[Rule]) -> None:
         """Let the alerts of `rules` be as they were after `step`. Those that open again keep their ids."""
         self._taken_back = self._writer.take_back_alerts(self.run_id, self.attempt, step, [rule.name for rule in rules])
-
-    def close(self) -> None:
-        """Once all is entered: what did not open again goes away, or, where people were told of it, is over."""
-        for alert_ids in self._taken_back.values():
-            for alert_id in alert_ids:
-                if self._writer.drop_alert(alert_id):
-                    self.resolved.append(alert_id)
+        self._may_reopen = True
 
     def enter(self, event: Event) -> None:
-        if event.kind == "pending":
-            self._open(event)
-        elif event.kind == "firing":
-            if self._taken_back.get((event.rule.name, True)):
-                self._writer.withdraw_alert(self.run_id, event.rule.name)  # people know the one that had fired
-                self._open(event)
-            elif self._change(event, "pending", **_seen(event)) is None:
-                self._open(event)
-        elif event.kind == "resolved":
+        if event.kind in ("pending", "firing"):
+            self._open[event.rule.name] = event
+            return
+        opened = self._open.pop(event.rule.name, None)
+        if event.kind == "resolved":
+            if opened is not None:
+                self._write(opened, event.resolved_step)
             # Summary and evidence stay those of the firing: they are the reason to look at it afterwards.
             ended = self._change(event, "firing", resolved_step=event.resolved_step)
             self.resolved += [] if ended is None else [ended]
-        else:
+        elif opened is None:
             self._writer.withdraw_alert(self.run_id, event.rule.name)
+
+    def close(self) -> None:
+        """Once all is entered: what did not open again goes away, or, where people were told of it, is over."""
+        for opened in self._open.values():
+            self._write(opened, None)
+        for alerts in self._taken_back.values():
+            self.resolved += [alert.alert_id for alert in alerts if self._writer.drop_alert(alert.alert_id)]
+        if self._open or self._may_reopen:
+            self._writer.end_alerts_of_ended(self.run_id, self.attempt)
+
+    def _write(self, opened: Event, resolved_step: int | None) -> None:
+        again = self._find_again(opened, resolved_step)
+        if again is not None:
+            self._writer.revise_alert(again.alert_id, **self._values(opened))
+        elif opened.kind == "pending" or self._change(opened, "pending", **_seen(opened)) is None:
+            self._writer.open_alert(self.run_id, self.attempt, opened.rule.name, **self._values(opened))
+
+    def _find_again(self, opened: Event, resolved_step: int | None) -> TakenBack | None:
+        """The alert that this was before. What people called over stays so however often it opened until then."""
+        alerts = self._taken_back.get(opened.rule.name, [])
+        for alert in alerts:
+            could_be = opened.kind == "firing" or alert.firing_step is None or not alert.is_of_rules
+            if could_be and alert.meets(opened.pending_step, resolved_step):
+                if alert.is_of_rules:
+                    alerts.remove(alert)
+                return alert
+        return None
 
     def _change(self, event: Event, from_state: Any, **values: Any) -> int | None:
         return self._writer.change_alert(self.run_id, event.rule.name, from_state, state=event.kind, **values)
 
-    def _open(self, event: Event) -> None:
-        rule = event.rule
-        values = {
-            "state": event.kind,
+    def _values(self, opened: Event) -> dict[str, Any]:
+        rule = opened.rule
+        return {
+            "state": opened.kind,
             "family": rule.family,
             "severity": rule.severity,
             "rule_version": self._versions.get(rule.name),
-            **_seen(event),
+            **_seen(opened),
         }
-        again = self._taken_back.get((rule.name, event.kind == "firing"))
-        if again:
-            self._writer.revise_alert(again.pop(0), **values)
-        else:
-            self._writer.open_alert(self.run_id, self.attempt, rule.name, **values)
 
 
 def _seen(event: Event) -> dict[str, Any]:

@@ -109,8 +109,17 @@ class Liveness:
         self._began_at = self._looked_at = -math.inf
 
     def look(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        """One round. Raises StoreError, after which the next one is a start."""
-        now = self._monotonic()
+        """One round. The next one is a start where this one raises StoreError, or is stopped: what is not written down is
+        not to be remembered."""
+        is_written = False
+        try:
+            is_written = self._look(self._monotonic(), is_stopped)
+        finally:
+            if not is_written:
+                self._runs.clear()
+                self._looked_at = -math.inf
+
+    def _look(self, now: float, is_stopped: Callable[[], bool]) -> bool:
         if now - self._looked_at > self._max_gap_s:
             self._began_at = now
             self._runs.clear()
@@ -120,9 +129,8 @@ class Liveness:
             self._meet(reader, running, now)
         for found in running:
             self._runs[found.run_id].pulse.look(now, found.heard_at, found.process_step)
-        if now - self._began_at >= self._listen_s:
-            self._judge(running, now, is_stopped)
         self._looked_at = now
+        return now - self._began_at < self._listen_s or self._judge(running, now, is_stopped)
 
     def _follow(self, reader: Reader) -> None:
         """Go by the rules in force: those that were edited since the last look begin anew, the others go on."""
@@ -155,7 +163,8 @@ class Liveness:
         tick = 0 if state.last_step is None else state.last_step + 1
         return _Run(attempt, Pulse(now, kept.pulse), state, now, tick, dict(kept.pulse.get("alerts", {})))
 
-    def _judge(self, running: Sequence[RunningRun], now: float, is_stopped: Callable[[], bool]) -> None:
+    def _judge(self, running: Sequence[RunningRun], now: float, is_stopped: Callable[[], bool]) -> bool:
+        """Let the rules look at them; whether what came of it is written down."""
         changed: list[tuple[RunningRun, list[Event]]] = []
         for found in running:
             run = self._runs[found.run_id]
@@ -164,9 +173,10 @@ class Liveness:
                 changed.append((found, events))
         for part in _parts(changed):
             if is_stopped():
-                return
+                return False
             with self._store.write() as writer:
                 writer.keep_watched([self._noted(writer, found, events, now) for found, events in part])
+        return True
 
     def _is_due(self, run: _Run, now: float) -> bool:
         """Whether it shall be written down what is remembered of a run of which there is nothing to say."""
@@ -180,6 +190,7 @@ class Liveness:
             book = AlertBook(writer, found.run_id, found.attempt, self._versions)
             for event in events:
                 book.enter(run.by_step(event, found.process_step or 0))
+            book.close()
         pulse = run.pulse.to_json(now) | {"alerts": run.alerts}
         return Watched(found.run_id, found.attempt, pulse, self._evaluator.dump(run.state))
 

@@ -48,14 +48,14 @@ class Watch:
         state = self._state(writer, in_force.evaluator, run_id, attempt)
         frozen = frozenset(writer.frozen_blocks(run_id, attempt))
         book = AlertBook(writer, run_id, attempt, in_force.versions)
-        first_step = min(frame.step for frame in frames)
-        if state.last_step is not None and first_step <= state.last_step:
-            before = self._before(writer, in_force.evaluator, run_id, attempt, first_step, state)
-            if before is not None:
-                # From before the late frame on, all that is stored: the frames at hand are among it.
-                state, since_step = before, -1 if before.last_step is None else before.last_step
-                frames = writer.frames_after(run_id, attempt, since_step)
-                book.go_back_to(since_step, in_force.evaluator.rules)
+        last_step = -1 if state.last_step is None else state.last_step
+        late = [frame.step for frame in frames if frame.step <= last_step]
+        before = self._before(writer, in_force.evaluator, run_id, attempt, late, state) if late else None
+        if before is not None:
+            # From before the late frames on, all that is stored: the frames at hand are among it.
+            state, since_step = before, -1 if before.last_step is None else before.last_step
+            frames = writer.frames_after(run_id, attempt, since_step)
+            book.go_back_to(since_step, in_force.evaluator.rules)
         self._read(writer, in_force, state, book, frames, frozen)
         book.close()
         self._keep(writer, in_force.evaluator, state, run_id, attempt)
@@ -100,13 +100,17 @@ class Watch:
             return evaluator.start()
 
     def _before(
-        self, writer: Writer, evaluator: Evaluator, run_id: str, attempt: int, step: int, now: State
+        self, writer: Writer, evaluator: Evaluator, run_id: str, attempt: int, late: Sequence[int], now: State
     ) -> State | None:
-        """What the rules remembered before `step`; None where that is too long ago: such a frame is stored, not judged."""
-        for kept in writer.rule_checkpoints(run_id, attempt):
-            if kept.step < step:
-                return self._loaded(evaluator, kept.state, run_id)
-        return evaluator.start() if now.num_samples < 2 * CHECKPOINT_FRAMES else None
+        """What the rules remembered before the `late` steps. Those that are too long ago are stored and not judged; None
+        where all are."""
+        kept = [(checkpoint.step, checkpoint.state) for checkpoint in writer.rule_checkpoints(run_id, attempt)]
+        if now.num_samples < 2 * CHECKPOINT_FRAMES:
+            kept.append((-1, evaluator.dump(evaluator.start())))
+        judged = [step for step in late if any(kept_step < step for kept_step, _ in kept)]
+        if not judged:
+            return None
+        return next(self._loaded(evaluator, raw, run_id) for kept_step, raw in kept if kept_step < min(judged))
 
     def _keep(self, writer: Writer, evaluator: Evaluator, state: State, run_id: str, attempt: int) -> None:
         raw = evaluator.dump(state)

@@ -194,7 +194,7 @@ class Route(_Grouping):
     """of these families,"""
     rule: Words | None = None
     """of these rules,"""
-    severity: Severity = "info"
+    severity: Severity = "warning"
     """and at least so bad."""
     continue_: Annotated[bool, Field(alias="continue")] = False
     """Whether the routes that follow are looked at, too."""
@@ -219,7 +219,7 @@ class Configuration(_Grouping):
     receivers: Annotated[list[Receiver], Field(min_length=1, max_length=100)]
     """Who can be told."""
     routes: Annotated[list[Route], Field(max_length=1000)] | None = None
-    """Who is told of what: the first route that takes an alert. Without any, all are told of everything."""
+    """Who is told of what: the first route that takes an alert. Without any, all are told of warnings and worse."""
     group_by: Annotated[list[Label], BeforeValidator(_listed)] = ["project", "rule", "family"]
     group_wait: Span = 10.0
     group_interval: Span = 60.0

@@ -58,7 +58,7 @@ from tsemon_server.store.retention import (
 from tsemon_server.store.settling import FramesChanged, Sizes, pack_segment, replace_frames, settled_streams
 from tsemon_server.store.streams import Stream
 from tsemon_server.store.versions import Definition, Origin
-from tsemon_server.store.writing import Added, Registration, Writer
+from tsemon_server.store.writing import Added, Registration, TakenBack, Writer
 
 __all__ = [
     "Added",
@@ -103,6 +103,7 @@ __all__ = [
     "Silence",
     "Sizes",
     "Store",
+    "TakenBack",
     "Watched",
     "Writer",
     "backup",

@@ -120,6 +120,22 @@ class Added(NamedTuple):
     """Whether their attempt is the run's current one."""
 
 
+class TakenBack(NamedTuple):
+    """An alert that is judged again."""
+
+    alert_id: int
+    pending_step: int
+    firing_step: int | None
+    resolved_step: int | None
+    is_of_rules: bool
+    """Otherwise people or the run's end called it over, and it stays as it is."""
+
+    def meets(self, first_step: int, last_step: int | None) -> bool:
+        """Whether there is a step at which both were, this alert and what held from `first_step` to `last_step`."""
+        is_before = self.resolved_step is not None and self.resolved_step < first_step
+        return not is_before and (last_step is None or self.pending_step <= last_step)
+
+
 class _Known(NamedTuple):
     """What is known of a run when frames come."""
 
@@ -418,46 +434,58 @@ class Writer(Reader):
 
     def take_back_alerts(
         self, run_id: str, attempt: int, step: int, rules: Sequence[str]
-    ) -> dict[tuple[str, bool], list[int]]:
-        """Let the alerts of `rules` be as they left them after `step`; those that opened later, in order, by rule and
-        whether they had fired.
+    ) -> dict[str, list[TakenBack]]:
+        """Let the alerts of `rules` be as they left them after `step`; those that opened or fired later, in order, by rule.
 
-        These are neither open nor over until `revise_alert` or `drop_alert` says what they are.
+        These are neither open nor over until `revise_alert` or `drop_alert` says what they are. What people or the run's
+        end called over later stays so, and is listed too.
         """
         c = schema.alert.c
-        # What people or the run's end called over stays so.
-        is_theirs = or_(c.resolved_reason.is_(None), c.resolved_reason == "clear")
-        mine = and_(c.run_id == run_id, c.attempt == attempt, c.rule.in_(rules), is_theirs)
-        is_later = and_(mine, c.pending_step > step)
-        later: dict[tuple[str, bool], list[int]] = {}
-        found = select(c.rule, c.firing_step, c.alert_id).where(is_later).order_by(c.alert_id)
-        for rule, firing_step, alert_id in self._connection.execute(found).all():
-            later.setdefault((rule, firing_step is not None), []).append(alert_id)
-        self._queue_notices(and_(mine, or_(c.pending_step > step, c.firing_step > step, c.resolved_step > step)))
-        self._connection.execute(update(schema.alert).where(is_later).values(state="revised"))
-        over = {"resolved_step": None, "resolved_reason": None}
-        for when, values in (
-            (c.firing_step > step, {"state": "pending", "firing_step": None, **over}),
-            (c.resolved_step > step, {"state": "firing", **over}),
-        ):
-            self._connection.execute(update(schema.alert).where(mine, c.state != "revised", when).values(**values))
+        is_of_rules = func.coalesce(c.resolved_reason, "clear") == "clear"
+        began_later = or_(c.pending_step > step, c.firing_step > step)
+        listed = case((is_of_rules, began_later), else_=c.resolved_step > step)
+        mine = and_(c.run_id == run_id, c.attempt == attempt, c.rule.in_(rules))
+        rows = self._connection.execute(
+            select(c.rule, c.alert_id, c.pending_step, c.firing_step, c.resolved_step, is_of_rules.label("is_of_rules"))
+            .where(mine, listed)
+            .order_by(c.alert_id)
+        )
+        later: dict[str, list[TakenBack]] = {}
+        for rule, *row in rows.all():
+            later.setdefault(rule, []).append(TakenBack(*row))
+        mine = and_(mine, is_of_rules)
+        self._queue_notices(and_(mine, or_(began_later, c.resolved_step > step)))
+        self._connection.execute(update(schema.alert).where(mine, began_later).values(state="revised"))
+        again = {"state": "firing", "resolved_step": None, "resolved_reason": None}
+        is_over = and_(c.state != "revised", c.resolved_step > step)
+        self._connection.execute(update(schema.alert).where(mine, is_over).values(**again))
         return later
 
     def revise_alert(self, alert_id: int, **values: Any) -> None:
         """Let an alert that was taken back be what `values` say."""
+        is_it = self._taken_back(alert_id)
         if values["state"] == "firing":
-            self._queue_notices(schema.alert.c.alert_id == alert_id, has_fired=True)
+            self._queue_notices(is_it, has_fired=True)
         over = {"resolved_step": None, "resolved_reason": None}
-        changed = update(schema.alert).where(schema.alert.c.alert_id == alert_id)
+        changed = update(schema.alert).where(is_it)
         self._connection.execute(changed.values(updated_at=self._now, **over, **values))
 
     def drop_alert(self, alert_id: int) -> bool:
         """Remove an alert that was taken back, or, where it had fired and people were told, call it over: whether so."""
-        c = schema.alert.c
-        self._connection.execute(delete(schema.alert).where(c.alert_id == alert_id, c.firing_step.is_(None)))
+        c, is_it = schema.alert.c, self._taken_back(alert_id)
+        self._connection.execute(delete(schema.alert).where(is_it, c.firing_step.is_(None)))
         over = {"state": "resolved", "resolved_step": c.firing_step, "resolved_reason": "clear"}
-        changed = update(schema.alert).where(c.alert_id == alert_id).values(updated_at=self._now, **over)
+        changed = update(schema.alert).where(is_it).values(updated_at=self._now, **over)
         return self._connection.execute(changed).rowcount > 0
+
+    def _taken_back(self, alert_id: int) -> ColumnElement[bool]:
+        """That one, but where people or the run's end called it over."""
+        return and_(schema.alert.c.alert_id == alert_id, schema.alert.c.state == "revised")
+
+    def end_alerts_of_ended(self, run_id: str, attempt: int) -> None:
+        """Where the run has ended already, what frames that came afterwards opened is over with it."""
+        if not self.is_running(run_id, attempt):
+            self._end_alerts(run_id, self._last_step(run_id), "run ended")
 
     def withdraw_alert(self, run_id: str, rule: str) -> None:
         """Forget the rule's pending alert."""

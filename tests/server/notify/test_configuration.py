@@ -32,7 +32,12 @@ def told(configuration, alert):
 
 class TestRoutes:
     def test_are_not_needed(self, configure, make_alert):
-        assert told(configure(TWO), make_alert(severity="info")) == ["pager", "chat"]
+        assert told(configure(TWO), make_alert(severity="warning")) == ["pager", "chat"]
+
+    def test_tell_of_what_is_no_trouble_only_where_they_ask_for_it(self, configure, make_alert):
+        routes = "routes:\n  - {receivers: pager}\n  - {receivers: chat, severity: info}\n"
+        told_of_info = [told(configure(TWO + text), make_alert(severity="info")) for text in ("", routes)]
+        assert told_of_info == [[], ["chat"]]
 
     def test_may_tell_nobody(self, configure, make_alert):
         assert told(configure(TWO + "routes: []"), make_alert()) == []
@@ -58,7 +63,7 @@ class TestRoutes:
         routes = "routes:\n  - {receivers: pager, severity: critical}\n  - {receivers: chat}\n"
         configuration = configure(TWO + routes)
         assert told(configuration, make_alert(severity="critical")) == ["pager"]
-        assert told(configuration, make_alert(severity="info")) == ["chat"]
+        assert told(configuration, make_alert(severity="warning")) == ["chat"]
 
     def test_go_on_where_they_say_so_and_tell_each_receiver_once(self, configure, make_alert):
         routes = "routes:\n  - {receivers: pager, continue: true}\n  - {receivers: [pager, chat]}\n"

@@ -262,8 +262,8 @@ class TestAnAlertThatFiresAfterAll:
         with store.write() as writer:
             run_id = alerts.run_ids["default", "a"]
             later = writer.take_back_alerts(run_id, 1, 0, ["loss-spike"])
-            (again,) = later["loss-spike", True]
-            writer.revise_alert(again, state="firing", pending_step=9, firing_step=11)
+            (again,) = later["loss-spike"]
+            writer.revise_alert(again.alert_id, state="firing", pending_step=9, firing_step=11)
         await_idle()
         assert log_of(store) == [("firing", "sent", 1)]
 
@@ -273,7 +273,7 @@ class TestAnAlertThatFiresAfterAll:
         await_log(store, ("firing", "sent", 1))
         with store.write() as writer:
             later = writer.take_back_alerts(alerts.run_ids["default", "a"], 1, 0, ["loss-spike"])
-            assert writer.drop_alert(later["loss-spike", True][0])
+            assert writer.drop_alert(later["loss-spike"][0].alert_id)
         await_log(store, ("firing", "sent", 1), ("resolved", "sent", 1))
 
 
