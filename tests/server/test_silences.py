@@ -130,6 +130,25 @@ class TestASilence:
         assert add(api, **fields)[:2] == (422, "invalid_argument")
         assert api.get("/silences") == {"silences": []}
 
+    @pytest.mark.parametrize("until", ["1970-01-01T00:16:40Z", "1960-01-01T00:00:00Z"])
+    def test_ends_later_than_now(self, api, until):
+        status, _, detail = add(api, rule="stall", until=until)
+        assert status == 422
+        assert "expected `until` later than now, which is 1970-01-01T00:16:40+00:00 here" in detail
+        assert api.get("/silences") == {"silences": []}
+
+    @pytest.mark.parametrize(
+        "until", ["9999-12-31T23:59:59-14:00", "9999-12-31T23:59:59.999999Z", "0001-01-01T00:00:00+14:00"]
+    )
+    def test_ends_within_the_calendar(self, api, until):
+        status, _, detail = add(api, rule="stall", until=until)
+        assert status == 422
+        assert "body, until: The time should be in the years 1 to 9999 of UTC" in detail
+        assert api.get("/silences") == {"silences": []}
+
+    def test_may_be_for_ever_as_far_as_people_are_concerned(self, api):
+        assert add(api, rule="stall", until="9999-12-31T00:00:00-01:00")["until"] == "9999-12-31T01:00:00Z"
+
     def test_is_kept_where_several_processes_make_one_at_once(self, api):
         def make(store):
             with store.write() as writer:
