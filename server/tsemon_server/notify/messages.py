@@ -60,15 +60,15 @@ class Notice:
     def _what(self) -> str:
         if self.kind == "firing":
             return self.alert.summary
-        return self._over if self.was_told else f"{self.alert.summary.removesuffix('.')}; {self.end}"
+        return self._over if self.was_told else f"{self.alert.summary.removesuffix('.')}. {self._end}"
 
     @property
-    def end(self) -> str:
+    def _end(self) -> str:
         """How what was not told before came to its end."""
         reason, step = self.alert.resolved_reason, self.alert.resolved_step
         if reason in _ENDS:
-            return f"then {_ENDS[reason]}"
-        return "it is over" + ("" if step is None else f" since step {step}")
+            return f"Then {_ENDS[reason]}."
+        return "It was over" + ("." if step is None else f" at step {step}.")
 
     @property
     def _over(self) -> str:

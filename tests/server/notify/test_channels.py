@@ -101,7 +101,7 @@ class TestAMessageOfAnEndWhoseBeginningWasNotTold:
         message = untold()
         assert message.title == "attention-entropy-collapse fired in pretrain/gpt at step 120, and the run ended"
         assert message.text == (
-            "pretrain/gpt, step 120: a head sees one token; then the run ended\n\n"
+            "pretrain/gpt, step 120: a head sees one token. Then the run ended.\n\n"
             "What to try: normalise queries (QK-norm)"
         )
 
@@ -124,7 +124,7 @@ class TestAMessageOfAnEndWhoseBeginningWasNotTold:
     def test_is_calm_where_it_was_brief_and_passed_by_itself(self, untold):
         message = untold({"resolved_reason": "clear"})
         assert message.title == "attention-entropy-collapse fired in pretrain/gpt at step 120, and is over"
-        assert message.lines == ["pretrain/gpt, step 120: a head sees one token; it is over since step 150"]
+        assert message.lines == ["pretrain/gpt, step 120: a head sees one token. It was over at step 150."]
         found = json.loads(as_webhook(message, receiver(Webhook)).body)
         assert (found["level"], found["severity"]) == ("info", "critical")
         assert as_mail(message, TestMail.whom)["Subject"].startswith("[resolved]")

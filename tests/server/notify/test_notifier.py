@@ -143,7 +143,7 @@ class TestFiringAndOverTogether:
         assert request.json["title"] == "loss-spike fired in default/gpt at step 10, and the run ended"
         assert (request.json["level"], request.json["severity"]) == ("error", "critical")
         assert request.json["text"] == (
-            "default/gpt, step 10: loss is 9.5 in gpt; then the run ended\n\nWhat to try: lower the learning rate"
+            "default/gpt, step 10: loss is 9.5 in gpt. Then the run ended.\n\nWhat to try: lower the learning rate"
         )
 
     def test_is_only_the_end_where_the_beginning_was_told(self, store, alerts, start, hooked, http):
