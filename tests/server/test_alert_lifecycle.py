@@ -50,21 +50,21 @@ class TestAnAlertThatSomebodyHasSeenTo:
     def test_is_acknowledged_and_says_by_whom(self, start):
         api = start(clock=lambda: 1000.0)
         alert_id = api.open_alert(api.register())
-        alert = post(api, f"/alerts/{alert_id}/ack", by="ann", note="rate too high")
-        assert (alert["state"], alert["acknowledged_by"], alert["note"]) == ("acknowledged", "ann", "rate too high")
+        alert = post(api, f"/alerts/{alert_id}/ack", by="on-call", note="rate too high")
+        assert (alert["state"], alert["acknowledged_by"], alert["note"]) == ("acknowledged", "on-call", "rate too high")
         assert alert["acknowledged_at"] == "1970-01-01T00:16:40Z"
         assert api.get(f"/alerts/{alert_id}") == api.get("/alerts")["alerts"][0] == alert
 
     def test_still_fires(self, api, run_id, alert_id):
-        post(api, f"/alerts/{alert_id}/ack", by="ann")
+        post(api, f"/alerts/{alert_id}/ack", by="on-call")
         assert api.get(f"/runs/{run_id}")["open_alerts"] == 1
         told = api.send_ok(run_id, [loss_frame(0)])["alerts"]
         assert [(alert["alert_id"], alert["state"]) for alert in told] == [(alert_id, "acknowledged")]
         assert "tsemon_alert_firing{" in api.http.get("/metrics").text
 
     def test_is_seen_to_by_whoever_said_so_first(self, api, alert_id):
-        first = post(api, f"/alerts/{alert_id}/ack", by="ann", note="mine")
-        assert post(api, f"/alerts/{alert_id}/ack", by="bob") == first
+        first = post(api, f"/alerts/{alert_id}/ack", by="on-call", note="mine")
+        assert post(api, f"/alerts/{alert_id}/ack", by="another") == first
 
     def test_is_seen_to_by_one_where_several_processes_say_so_at_once(self, alert_id, stores):
         def acknowledge(store):
@@ -76,35 +76,37 @@ class TestAnAlertThatSomebodyHasSeenTo:
 
     def test_may_be_only_pending_and_then_fires_acknowledged(self, api, run_id):
         alert_id = api.open_alert(run_id, state="pending", firing_step=None)
-        assert post(api, f"/alerts/{alert_id}/ack", by="ann")["state"] == "pending"
+        assert post(api, f"/alerts/{alert_id}/ack", by="on-call")["state"] == "pending"
         with api.app.state.store.write() as writer:
             writer.change_alert(run_id, "high-loss", "pending", state="firing", firing_step=4)
         assert api.get(f"/alerts/{alert_id}")["state"] == "acknowledged"
 
     def test_fires_as_before_when_that_is_taken_back(self, api, alert_id):
         before = api.get(f"/alerts/{alert_id}")
-        post(api, f"/alerts/{alert_id}/ack", by="ann", note="mine")
+        post(api, f"/alerts/{alert_id}/ack", by="on-call", note="mine")
         after = delete(api, f"/alerts/{alert_id}/ack")
         assert after | {"updated_at": 0} == before | {"updated_at": 0}
         assert delete(api, f"/alerts/{alert_id}/ack") == after
 
     def test_says_so_after_it_is_over(self, api, run_id, alert_id):
-        post(api, f"/alerts/{alert_id}/ack", by="ann")
+        post(api, f"/alerts/{alert_id}/ack", by="on-call")
         with api.app.state.store.write() as writer:
             writer.change_alert(run_id, "high-loss", "firing", state="resolved", resolved_step=9)
         assert ended(api, alert_id) == ("resolved", 9, "clear")
-        assert api.get(f"/alerts/{alert_id}")["acknowledged_by"] == "ann"
+        assert api.get(f"/alerts/{alert_id}")["acknowledged_by"] == "on-call"
 
     @pytest.mark.parametrize("method", ["POST", "DELETE"])
     def test_must_not_be_over(self, api, run_id, alert_id, method):
-        post(api, f"/alerts/{alert_id}/resolve", by="ann")
-        status, code, detail = problem(api.http.request(method, f"/api/v1/alerts/{alert_id}/ack", json={"by": "bob"}))
+        post(api, f"/alerts/{alert_id}/resolve", by="on-call")
+        status, code, detail = problem(
+            api.http.request(method, f"/api/v1/alerts/{alert_id}/ack", json={"by": "another"})
+        )
         assert (status, code) == (409, WrongAlertState.code)
         assert f"the alert {alert_id} is over" in detail
-        assert api.get(f"/alerts/{alert_id}")["acknowledged_by"] == "ann"
+        assert api.get(f"/alerts/{alert_id}")["acknowledged_by"] == "on-call"
 
     @pytest.mark.parametrize(
-        "body", [{}, {"by": ""}, {"by": "two\nlines"}, {"by": "ann", "note": 3}, {"by": "a", "x": 1}]
+        "body", [{}, {"by": ""}, {"by": "two\nlines"}, {"by": "on-call", "note": 3}, {"by": "a", "x": 1}]
     )
     def test_needs_a_name(self, api, alert_id, body):
         assert post(api, f"/alerts/{alert_id}/ack", **body)[:2] == (422, "invalid_argument")
@@ -116,9 +118,9 @@ class TestAnAlertThatIsNotThere:
     def test_is_told_as_such(self, api, alert_id):
         found = [
             api.get(f"/alerts/{alert_id}"),
-            post(api, f"/alerts/{alert_id}/ack", by="ann"),
+            post(api, f"/alerts/{alert_id}/ack", by="on-call"),
             delete(api, f"/alerts/{alert_id}/ack"),
-            post(api, f"/alerts/{alert_id}/resolve", by="ann"),
+            post(api, f"/alerts/{alert_id}/resolve", by="on-call"),
         ]
         assert [answer[:2] for answer in found] == [(404, "unknown_alert")] * 4
 
@@ -126,20 +128,20 @@ class TestAnAlertThatIsNotThere:
 class TestAnAlertThatSomebodyCallsOver:
     def test_is_over_at_the_newest_step(self, api, run_id, alert_id):
         api.send_ok(run_id, [loss_frame(30)])
-        alert = post(api, f"/alerts/{alert_id}/resolve", by="ann", note="known")
+        alert = post(api, f"/alerts/{alert_id}/resolve", by="on-call", note="known")
         assert ended(api, alert_id) == ("resolved", 30, "by hand")
-        assert (alert["acknowledged_by"], alert["note"]) == ("ann", "known")
+        assert (alert["acknowledged_by"], alert["note"]) == ("on-call", "known")
 
     def test_is_over_no_earlier_than_it_fired(self, api, alert_id):
-        post(api, f"/alerts/{alert_id}/resolve", by="ann")
+        post(api, f"/alerts/{alert_id}/resolve", by="on-call")
         assert ended(api, alert_id) == ("resolved", 4, "by hand")
 
     def test_fires(self, api, run_id, alert_id):
         pending = api.open_alert(run_id, state="pending", firing_step=None)
-        assert post(api, f"/alerts/{pending}/resolve", by="ann")[:2] == (409, "wrong_alert_state")
-        post(api, f"/alerts/{alert_id}/resolve", by="ann")
-        assert post(api, f"/alerts/{alert_id}/resolve", by="bob")[:2] == (409, "wrong_alert_state")
-        assert api.get(f"/alerts/{alert_id}")["acknowledged_by"] == "ann"
+        assert post(api, f"/alerts/{pending}/resolve", by="on-call")[:2] == (409, "wrong_alert_state")
+        post(api, f"/alerts/{alert_id}/resolve", by="on-call")
+        assert post(api, f"/alerts/{alert_id}/resolve", by="another")[:2] == (409, "wrong_alert_state")
+        assert api.get(f"/alerts/{alert_id}")["acknowledged_by"] == "on-call"
 
 
 @pytest.mark.parametrize("state", ["finished", "failed"])
@@ -157,7 +159,7 @@ class TestTheEndOfARun:
         assert api.get("/alerts")["alerts"] == []
 
     def test_leaves_alone_what_was_over_and_what_is_of_others(self, api, run_id, alert_id, state):
-        post(api, f"/alerts/{alert_id}/resolve", by="ann")
+        post(api, f"/alerts/{alert_id}/resolve", by="on-call")
         of_other = api.open_alert(api.register("other"))
         set_state(api, run_id, state)
         assert ended(api, alert_id) == ("resolved", 4, "by hand")
@@ -165,8 +167,8 @@ class TestTheEndOfARun:
 
     def test_is_taken_back_when_the_run_goes_on(self, api, run_id, alert_id, state):
         over = api.open_alert(run_id, "other")
-        post(api, f"/alerts/{alert_id}/ack", by="ann")
-        post(api, f"/alerts/{over}/resolve", by="ann")
+        post(api, f"/alerts/{alert_id}/ack", by="on-call")
+        post(api, f"/alerts/{over}/resolve", by="on-call")
         set_state(api, run_id, state)
         set_state(api, run_id, "running")
         assert ended(api, alert_id) == ("acknowledged", None, None)
@@ -195,7 +197,7 @@ class TestThatAnAlertIsOver:
         {
             "run ended": lambda: set_state(api, run_id, "failed"),
             "new attempt": lambda: api.register(resume_step=9),
-            "by hand": lambda: post(api, f"/alerts/{alert_id}/resolve", by="ann"),
+            "by hand": lambda: post(api, f"/alerts/{alert_id}/resolve", by="on-call"),
         }[how]()
         assert ended(api, alert_id)[2] == how
         assert self.notices(api) == {alert_id}
@@ -218,9 +220,11 @@ class TestTheListOfAlerts:
             "pending": api.open_alert(runs["b"], state="pending", firing_step=None, family="norm"),
             "over": api.open_alert(runs["b"], "stall"),
         }
-        post(api, f"/alerts/{found['seen']}/ack", by="ann")
-        post(api, f"/alerts/{found['over']}/resolve", by="ann")
-        api.http.post("/api/v1/silences", json={"project": "b", "until": "2999-01-01T00:00:00Z", "created_by": "ann"})
+        post(api, f"/alerts/{found['seen']}/ack", by="on-call")
+        post(api, f"/alerts/{found['over']}/resolve", by="on-call")
+        api.http.post(
+            "/api/v1/silences", json={"project": "b", "until": "2999-01-01T00:00:00Z", "created_by": "on-call"}
+        )
         return found
 
     @pytest.mark.parametrize(

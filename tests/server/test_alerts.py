@@ -258,7 +258,7 @@ class TestAFrameThatComesLate:
         self.say(api, fired, "ack")
         (moved,) = send(api, run_id, [20], 9)
         assert (moved["alert_id"], states([moved])) == (fired["alert_id"], [("acknowledged", 9, 11, None)])
-        assert (moved["acknowledged_by"], moved["note"]) == ("ann", "known")
+        assert (moved["acknowledged_by"], moved["note"]) == ("on-call", "known")
 
     def test_leaves_acknowledged_what_is_pending_after_another_was_over(self, api, run_id):
         send(api, run_id, [20, 20, 20, 1, 1, 1])
@@ -268,10 +268,10 @@ class TestAFrameThatComesLate:
         send(api, run_id, [20, 20], 21)
         (fires, _) = alerts(api)
         assert (fires["alert_id"], states([fires])) == (pending["alert_id"], [("acknowledged", 20, 22, None)])
-        assert (fires["acknowledged_by"], fires["note"]) == ("ann", "known")
+        assert (fires["acknowledged_by"], fires["note"]) == ("on-call", "known")
 
     def say(self, api, alert, what):
-        reply = api.http.post(f"/api/v1/alerts/{alert['alert_id']}/{what}", json={"by": "ann", "note": "known"})
+        reply = api.http.post(f"/api/v1/alerts/{alert['alert_id']}/{what}", json={"by": "on-call", "note": "known"})
         assert reply.status_code == 200, reply.text
         return reply.json()
 

@@ -129,7 +129,7 @@ class TestADatabaseOfAnEarlierVersion:
     def test_can_do_what_came_since(self, api):
         assert api.get("/runs/aa11")["frozen_blocks"] == []
         path = "/api/v1/alerts/1/ack"
-        assert api.http.post(path, json={"by": "ann"}).json()["state"] == "acknowledged"
+        assert api.http.post(path, json={"by": "on-call"}).json()["state"] == "acknowledged"
         with api.app.state.store.write() as writer:
             assert writer.rule_state("aa11") is None
             assert writer.frozen_blocks("aa11", 1) == ()

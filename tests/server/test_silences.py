@@ -29,7 +29,7 @@ def api(start, clock):
 
 
 def add(api, **fields):
-    reply = api.http.post("/api/v1/silences", json={"until": LATER, "created_by": "ann"} | fields)
+    reply = api.http.post("/api/v1/silences", json={"until": LATER, "created_by": "on-call"} | fields)
     return reply.json() if reply.status_code == 200 else problem(reply)
 
 
@@ -48,7 +48,7 @@ class TestASilence:
             "family": None,
             "until": LATER,
             "created_at": "1970-01-01T00:16:40Z",
-            "created_by": "ann",
+            "created_by": "on-call",
             "reason": "known",
         }
         assert api.get("/silences") == {"silences": [made]}
@@ -130,11 +130,30 @@ class TestASilence:
         assert add(api, **fields)[:2] == (422, "invalid_argument")
         assert api.get("/silences") == {"silences": []}
 
+    @pytest.mark.parametrize("until", ["1970-01-01T00:16:40Z", "1960-01-01T00:00:00Z"])
+    def test_ends_later_than_now(self, api, until):
+        status, _, detail = add(api, rule="stall", until=until)
+        assert status == 422
+        assert "expected `until` later than now, which is 1970-01-01T00:16:40+00:00 here" in detail
+        assert api.get("/silences") == {"silences": []}
+
+    @pytest.mark.parametrize(
+        "until", ["9999-12-31T23:59:59-14:00", "9999-12-31T23:59:59.999999Z", "0001-01-01T00:00:00+14:00"]
+    )
+    def test_ends_within_the_calendar(self, api, until):
+        status, _, detail = add(api, rule="stall", until=until)
+        assert status == 422
+        assert "body, until: The time should be in the years 1 to 9999 of UTC" in detail
+        assert api.get("/silences") == {"silences": []}
+
+    def test_may_be_for_ever_as_far_as_people_are_concerned(self, api):
+        assert add(api, rule="stall", until="9999-12-31T00:00:00-01:00")["until"] == "9999-12-31T01:00:00Z"
+
     def test_is_kept_where_several_processes_make_one_at_once(self, api):
         def make(store):
             with store.write() as writer:
                 made = writer.add_silence(
-                    rule=None, run="gpt", project=None, family=None, until=9e9, created_by="ann", reason=""
+                    rule=None, run="gpt", project=None, family=None, until=9e9, created_by="on-call", reason=""
                 )
                 return made.silence_id
 
@@ -152,7 +171,7 @@ class TestAnAlertOfWhichNobodyIsTold:
         for rule in ("loud", "silenced", "seen"):
             told[rule] = api.get(f"/alerts/{api.open_alert(run_id, rule)}")
         add(api, rule="silenced")
-        api.http.post(f"/api/v1/alerts/{told['seen']['alert_id']}/ack", json={"by": "ann"})
+        api.http.post(f"/api/v1/alerts/{told['seen']['alert_id']}/ack", json={"by": "on-call"})
         with store.read() as reader:
             muted = {alert.rule for alert in reader.alerts() if reader.is_muted(alert)}
         assert muted == {"silenced", "seen"}

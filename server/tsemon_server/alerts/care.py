@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Self
 
 from fastapi import APIRouter, Path, Request, Response
-from pydantic import AwareDatetime, Field, model_validator
+from pydantic import AfterValidator, AwareDatetime, Field, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 
@@ -17,6 +18,13 @@ AlertId = Annotated[str, Path(description="The alert's id, as GET /alerts answer
 SilenceId = Annotated[str, Path(description="The silence's id, as GET /silences answered it.", max_length=64)]
 Name = Annotated[str, Field(pattern=f"^{NAME}$", max_length=128)]
 Words = Annotated[str, Field(max_length=4000, pattern=r"^[^\x00]*$")]
+
+
+def _in_utc(until: datetime) -> datetime:
+    try:
+        return datetime.fromtimestamp(until.timestamp(), UTC)
+    except (OverflowError, ValueError):  # its zone, or rounding, takes it over the edge of the calendar
+        raise PydanticCustomError("of_no_year", "The time should be in the years 1 to 9999 of UTC") from None
 
 
 class Acknowledgement(Body):
@@ -39,7 +47,7 @@ class NewSilence(Body):
     """Their run's project."""
     family: Name | None = None
     """Their rule's family."""
-    until: AwareDatetime
+    until: Annotated[AwareDatetime, AfterValidator(_in_utc)]
     """When it ends by itself, with its time zone, as in 2026-01-31T12:00:00Z."""
     created_by: Name
     """Who makes it."""

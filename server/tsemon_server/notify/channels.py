@@ -79,7 +79,7 @@ def _whole(message: Message, about: list[dict[str, Any]]) -> dict[str, Any]:
     common = {key: value if is_one else None for key, value in about[0].items()}
     common |= {key: message.common(key) for key in ("rule", "family", "project", "run", "run_id")}
     return common | {
-        "level": LEVELS[message.severity] if message.num_firing else "info",
+        "level": LEVELS[message.severity] if message.is_alarming else "info",
         "title": message.title,
         "text": message.text,
         "timestamp": message.time.isoformat(),
@@ -157,7 +157,8 @@ def as_alerts(message: Message, receiver: Alertmanager) -> Post:
 def _as_alert(message: Message, notice: Notice, labels: Mapping[str, str]) -> dict[str, Any]:
     """Labels say which alert it is: what changes while it fires would make another of it."""
     alert = notice.alert
-    over = alert.updated_at if notice.kind == "resolved" else message.time + ALERTMANAGER_FORGETS
+    # Nor would it tell anybody of what is over when it hears of it first.
+    over = message.time + ALERTMANAGER_FORGETS if notice.is_alarming else alert.updated_at
     found = {
         "labels": _labels(alert, labels),
         "annotations": _annotations(notice),
@@ -186,11 +187,11 @@ def _clean(text: str) -> str:
 
 
 def _label(message: Message) -> str:
-    return f"[{message.severity}]" if message.num_firing else "[resolved]"
+    return f"[{message.severity}]" if message.is_alarming else "[resolved]"
 
 
 def _colour(message: Message) -> int:
-    return COLOURS[message.severity] if message.num_firing else RESOLVED
+    return COLOURS[message.severity] if message.is_alarming else RESOLVED
 
 
 def _cut(text: str, most: int) -> str:

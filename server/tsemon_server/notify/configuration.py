@@ -75,6 +75,12 @@ def _mail_address(value: str) -> str:
     return value
 
 
+def _some_route(value: Any) -> Any:
+    if value == []:
+        raise ValueError("expected a route, there is none; leave `routes` out to tell all receivers, or name one")
+    return value
+
+
 def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -218,8 +224,13 @@ class Configuration(_Grouping):
     """How long a message is tried that does not get through."""
     receivers: Annotated[list[Receiver], Field(min_length=1, max_length=100)]
     """Who can be told."""
+<<<<<<< HEAD
     routes: Annotated[list[Route], Field(max_length=1000)] | None = None
     """Who is told of what: the first route that takes an alert. Without any, all are told of warnings and worse."""
+=======
+    routes: Annotated[list[Route] | None, BeforeValidator(_some_route), Field(max_length=1000)] = None
+    """Who is told of what: the first route that takes an alert. Without any, all are told of everything."""
+>>>>>>> mend3
     group_by: Annotated[list[Label], BeforeValidator(_listed)] = ["project", "rule", "family"]
     group_wait: Span = 10.0
     group_interval: Span = 60.0
@@ -263,6 +274,9 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Configurati
             f"expected a YAML file with receivers, {path} cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from error
     data, line_of = parse(text, str(path))
+    if not isinstance(data, dict):
+        came = "nothing" if data is None else "a list" if isinstance(data, list) else "one word or number"
+        raise _problem(str(path), line_of, (), f"expected settings such as `receivers:`, got {came}")
     try:
         context = {"folder": path.parent, "environment": environment}
         configuration = Configuration.model_validate(data, context=context)
@@ -296,9 +310,22 @@ def _first_problem(error: ValidationError, data: Any, line_of: LineOf, origin: s
     path = _path_in(data, problem["loc"])
     if problem["type"] == "extra_forbidden":
         return _problem(origin, line_of, path, "no such setting; docs/notifications.md lists those there are")
-    if problem["type"] == "missing":
-        return _problem(origin, line_of, path, "expected a value, there is none")
+    if problem["type"] in _IN_PLAIN_WORDS:
+        return _problem(origin, line_of, path, _IN_PLAIN_WORDS[problem["type"]].format(**problem.get("ctx", {})))
     return _problem(origin, line_of, path, problem["msg"].removeprefix("Value error, "))
+
+
+_IN_PLAIN_WORDS = {
+    "missing": "expected a value, there is none",
+    "too_short": "expected at least one, there is none",
+    "union_tag_not_found": "expected a `type`, one of 'webhook', 'slack', 'discord', 'email', 'alertmanager'",
+    "union_tag_invalid": "expected as `type` one of {expected_tags}, got {tag!r}",
+    "model_type": "expected settings such as `name: value`, got something else",
+    "model_attributes_type": "expected settings such as `name: value`, got something else",
+    "dict_type": "expected settings such as `name: value`, got something else",
+    "list_type": "expected a list, got something else",
+}
+"""What to say of a kind of mistake, where the library's own words are about the program and not about the file."""
 
 
 def _path_in(data: Any, location: Sequence[str | int]) -> tuple[str | int, ...]:

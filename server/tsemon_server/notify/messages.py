@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,10 @@ from tsemon_server.store import Alert, NoticeKind
 
 MAX_SHOWN = 10
 """So many alerts a message names one by one, the worst first; of the others it says how many there are."""
+MAX_RULES = 3
+"""So many rules a title names, the worst first."""
+BRIEF = timedelta(minutes=1)
+"""What nobody was told of, and what was over by itself within this, calls nobody."""
 MAX_EVIDENCE_BYTES = 16_384
 """Evidence that is larger than this is left to the page."""
 LEVELS = {"info": "info", "warning": "warn", "critical": "error"}
@@ -22,22 +26,49 @@ LEVELS = {"info": "info", "warning": "warn", "critical": "error"}
 
 @dataclass(frozen=True)
 class Notice:
-    """That an alert fires, or that it is over."""
+    """That an alert fires, that it is over, or both at once."""
 
     kind: NoticeKind
     alert: Alert
     is_repeat: bool = False
+    was_told: bool = True
+    """Of an end: whether it was told before that the alert fires. If not, this tells both."""
+
+    @property
+    def tells_firing(self) -> bool:
+        return self.kind == "firing" or not self.was_told
+
+    @property
+    def is_alarming(self) -> bool:
+        """Whether people are to look."""
+        alert = self.alert
+        is_harmless = alert.resolved_reason == "clear" and alert.updated_at - alert.opened_at <= BRIEF
+        return self.kind == "firing" or not (self.was_told or is_harmless)
 
     @property
     def step(self) -> int | None:
-        return self.alert.firing_step if self.kind == "firing" else self.alert.resolved_step
+        return self.alert.firing_step if self.tells_firing else self.alert.resolved_step
 
     @property
     def line(self) -> str:
         """The run, and what happens there."""
         alert = self.alert
         where = f"{alert.project}/{alert.run}" + ("" if self.step is None else f", step {self.step}")
-        return f"{where}: {alert.summary if self.kind == 'firing' else self._over}"
+        return f"{where}: {self._what}"
+
+    @property
+    def _what(self) -> str:
+        if self.kind == "firing":
+            return self.alert.summary
+        return self._over if self.was_told else f"{self.alert.summary.removesuffix('.')}. {self._end}"
+
+    @property
+    def _end(self) -> str:
+        """How what was not told before came to its end."""
+        reason, step = self.alert.resolved_reason, self.alert.resolved_step
+        if reason in _ENDS:
+            return f"Then {_ENDS[reason]}."
+        return "It was over" + ("." if step is None else f" at step {step}.")
 
     @property
     def _over(self) -> str:
@@ -54,24 +85,35 @@ class Message:
     base_url: str | None
     time: datetime
 
-    @cached_property
+    @property
     def shown(self) -> list[Notice]:
-        """Those that are named, the worst first."""
+        """Those that are named."""
+        return self._sorted[:MAX_SHOWN]
+
+    @cached_property
+    def _sorted(self) -> list[Notice]:
+        """All, the worst first."""
         return sorted(
-            self.notices, key=lambda n: (n.kind != "firing", -SEVERITIES.index(n.alert.severity), int(n.alert.alert_id))
-        )[:MAX_SHOWN]
+            self.notices,
+            key=lambda n: (
+                not n.is_alarming,
+                not n.tells_firing,
+                -SEVERITIES.index(n.alert.severity),
+                int(n.alert.alert_id),
+            ),
+        )
 
     @property
-    def num_firing(self) -> int:
-        return sum(notice.kind == "firing" for notice in self.notices)
+    def is_alarming(self) -> bool:
+        return self.shown[0].is_alarming
 
     @property
     def state(self) -> NoticeKind:
-        return "firing" if self.num_firing else "resolved"
+        return "firing" if any(notice.kind == "firing" for notice in self.notices) else "resolved"
 
     @property
     def severity(self) -> str:
-        """The worst of what fires, or of what did."""
+        """The worst of what people are to look at, or of what is over."""
         return self.shown[0].alert.severity
 
     def common(self, name: str) -> Any:
@@ -81,28 +123,32 @@ class Message:
 
     @property
     def title(self) -> str:
-        """One line: which rule fires, or is over, and where."""
-        rule = self.common("rule")
-        fires, over = ("fires", "is over") if rule else ("fire", "are over")
-        if all(notice.is_repeat for notice in self.notices if notice.kind == "firing"):
-            fires = f"still {fires}"
-        parts = [
-            f"{verb} in {_where(found)}" for verb, kind in ((fires, "firing"), (over, "resolved"))
-            if (found := [notice for notice in self.notices if notice.kind == kind])
-        ]  # fmt: skip
-        what = rule or f"{len({notice.alert.rule for notice in self.notices})} rules"
-        return f"{what} {' and '.join(parts)}"
+        """One line: which rules fire, fired and ended, or are over, and where."""
+        parts, before = [], ""
+        for found in self._parts():
+            rules = _rules(found)
+            parts.append(_sentence("" if rules == before else f"{rules} ", found))
+            before = rules
+        return ("; " if any(not notice.was_told for notice in self.notices) else " and ").join(parts)
+
+    def _parts(self) -> Iterator[list[Notice]]:
+        """What fires, what fired and ended, and what is over; without what there is none of."""
+        for what in (("firing", True), ("resolved", True), ("resolved", False)):
+            if found := [notice for notice in self._sorted if (notice.kind, notice.tells_firing) == what]:
+                yield found
 
     @property
     def lines(self) -> list[str]:
         """A line for each alert that is named, and one for the others."""
         num_more = len(self.notices) - len(self.shown)
-        return [notice.line for notice in self.shown] + ([f"and {num_more:,} more"] if num_more else [])
+        is_one_rule = self.common("rule") is not None
+        lines = [notice.line if is_one_rule else f"{notice.alert.rule} in {notice.line}" for notice in self.shown]
+        return lines + ([f"and {num_more:,} more"] if num_more else [])
 
     @property
     def advice(self) -> str | None:
-        """What to try, where all that fires is of one kind."""
-        if not self.num_firing or self.common("rule") is None:
+        """What to try, where all is of one kind and not only over."""
+        if not self.shown[0].tells_firing or self.common("rule") is None:
             return None
         advice = self.shown[0].alert.advice
         source = advice.get("source")
@@ -121,6 +167,38 @@ class Message:
 
     def url_of(self, notice: Notice) -> str | None:
         return self.base_url and f"{self.base_url}/#/run/{notice.alert.run_id}"
+
+
+_ENDS = {
+    "run ended": "the run ended",
+    "new attempt": "a new attempt began",
+    "rule disabled": "its rule was disabled",
+    "by hand": "somebody called it over",
+}
+"""How an alert ends besides that its condition is over."""
+
+
+def _rules(notices: Sequence[Notice]) -> str:
+    """Their names."""
+    names = list(dict.fromkeys(notice.alert.rule for notice in notices))
+    num_more = len(names) - MAX_RULES
+    *first, last = names if num_more <= 0 else [*names[:MAX_RULES], f"{num_more} more rules"]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _sentence(subject: str, notices: Sequence[Notice]) -> str:
+    """What happens to alerts to which the same does."""
+    is_one, where = len({notice.alert.rule for notice in notices}) == 1, _where(notices)
+    over = "is over" if is_one else "are over"
+    if notices[0].kind == "firing":
+        verb = "fires" if is_one else "fire"
+        return f"{subject}{'still ' if all(notice.is_repeat for notice in notices) else ''}{verb} in {where}"
+    if notices[0].was_told:
+        return f"{subject}{over} in {where}"
+    ends = {_ENDS.get(notice.alert.resolved_reason or "", over) for notice in notices}
+    if ends == {"the run ended"} and len({notice.alert.run_id for notice in notices}) > 1:
+        ends = {"the runs ended"}
+    return f"{subject}fired in {where}, and {ends.pop() if len(ends) == 1 else over}"
 
 
 def _where(notices: Sequence[Notice]) -> str:

@@ -167,23 +167,29 @@ class _Sender:
 
     def _send(self, batch: Sequence[Due]) -> bool:
         """Whether the receiver can be sent more."""
-        notices = [Notice(item.kind, item.alert, item.status == "sent") for item in batch]
+        notices = [Notice(item.kind, item.alert, item.status == "sent", item.was_told) for item in batch]
         message = Message(notices, self._configuration.base_url, datetime.fromtimestamp(self._clock(), UTC))
         ids = [item.delivery_id for item in batch]
         try:
             send(message, self._receiver)
         except NotDelivered as error:
-            return self._note_failure(batch, error)
+            return self._apart_or_failed(batch, error)
         except Exception as error:  # a slip of ours: the same message would meet it again
             log.error("%s", _place_of(error))
-            return self._note_failure(
-                batch, NotDelivered("it could not be written; the log tells where", is_final=True)
-            )
+            slip = NotDelivered("it could not be written; the log tells where", is_final=True)
+            return self._apart_or_failed(batch, slip)
         self._note(lambda: self._notices.note_sent(ids))
         if self._num_failures:
             log.warning("notifications to %s go on", self.name)
         self._num_failures = 0
         return True
+
+    def _apart_or_failed(self, batch: Sequence[Due], error: NotDelivered) -> bool:
+        """A message that will not do is sent in halves, so that one alert is not in the way of others."""
+        if not error.is_final or len(batch) == 1:
+            return self._note_failure(batch, error)
+        middle = len(batch) // 2
+        return all(self._notifier.may_send and self._send(half) for half in (batch[:middle], batch[middle:]))
 
     def _note_failure(self, batch: Sequence[Due], error: NotDelivered) -> bool:
         since = self._clock() - self._configuration.give_up_after

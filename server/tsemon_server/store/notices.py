@@ -75,6 +75,8 @@ class Due(NamedTuple):
     status: DeliveryStatus
     tried_at: float | None
     """When it was tried in vain first, since it was last sent."""
+    was_told: bool
+    """Whether the receiver was told what came before: if not, it hears of the beginning and the end at once."""
     alert: Alert
 
 
@@ -130,14 +132,17 @@ class Notices:
         """What is to be sent to the receiver now, the longest due first."""
         c = _delivery
         query = (
-            _with_alerts(c.delivery_id, c.kind, c.topic, c.status, c.tried_at)
+            _with_alerts(c.delivery_id, c.kind, c.topic, c.status, c.tried_at, (~_has_merged()).label("was_told"))
             .where(c.receiver == receiver, c.due_at <= self._clock())
             .order_by(c.due_at, c.delivery_id)
             .limit(SENT_AT_ONCE)
         )
         with self._database.reading() as connection:
             rows = connection.execute(query, {"now": self._clock()}).all()
-        return [Due(row.delivery_id, row.kind, row.topic, row.status, row.tried_at, alert_of(row)) for row in rows]
+        return [
+            Due(row.delivery_id, row.kind, row.topic, row.status, row.tried_at, row.was_told, alert_of(row))
+            for row in rows
+        ]
 
     def num_messages(self, receiver: str, seconds: float) -> int:
         """How many messages the receiver was sent in the last `seconds`: all that one message tells has one time."""
@@ -377,6 +382,22 @@ def _notification(row: Row[Any]) -> Notification:
 
 def _is_over() -> ColumnElement[bool]:
     return _delivery.due_at.is_(None)
+
+
+def _has_merged() -> ColumnElement[bool]:
+    """Whether it tells what the delivery before it was to tell, too."""
+    before = schema.delivery.alias().c
+    return (
+        select(before.delivery_id)
+        .where(
+            before.alert_id == _delivery.alert_id,
+            before.receiver == _delivery.receiver,
+            before.turn == _delivery.turn - 1,
+            before.status == "merged",
+        )
+        .correlate(schema.delivery)
+        .exists()
+    )
 
 
 def _dropped() -> ColumnElement[str]:

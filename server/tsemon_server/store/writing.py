@@ -23,7 +23,7 @@ from sqlalchemy import (
     update,
 )
 
-from tsemon.errors import UnknownRun, WrongAlertState
+from tsemon.errors import InvalidArgument, UnknownRun, WrongAlertState
 from tsemon.wire import AlertState, Frame, RunState
 from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_missing
@@ -46,6 +46,7 @@ from tsemon_server.store.retention import Retention
 from tsemon_server.store.settling import PAGE_SEQS, NewestFrame, newest_settled, seqs_of_page
 from tsemon_server.store.silences import add_silence, number_of, remove_silence
 from tsemon_server.store.streams import Stream
+from tsemon_server.store.times import utc
 from tsemon_server.store.versions import Definition, Origin, add_versions
 
 _PAGES_PER_QUERY = 16
@@ -565,6 +566,9 @@ class Writer(Reader):
 
     def add_silence(self, **values: Any) -> Silence:
         """Tell nobody of the alerts that fit; `values` are the fields of the record that somebody chooses."""
+        if values["until"] <= self._now:
+            now, until = (utc(seconds).isoformat() for seconds in (self._now, values["until"]))
+            raise InvalidArgument(f"expected `until` later than now, which is {now} here, got {until}")
         added = add_silence(self._connection, self._now, **values)
         return next(silence for silence in self.silences() if silence.silence_id == added)
 

@@ -52,6 +52,28 @@ class TestAMessage:
         assert len(message.lines) == MAX_SHOWN + 1
         assert message.url == f"{BASE_URL}/#/"
 
+    def test_of_several_rules_names_them(self, make_alert):
+        alerts = [make_alert(alert_id=str(n), rule=f"rule-{n}", run=f"run-{n}", run_id=f"r{n}") for n in range(2)]
+        message = about(*alerts)
+        assert message.title == "rule-0 and rule-1 fire in 2 runs of pretrain"
+        assert message.lines[1] == "rule-1 in pretrain/run-1, step 120: a head sees one token"
+
+    def test_of_very_many_rules_names_some(self, make_alert):
+        message = about(*[make_alert(alert_id=str(n), rule=f"rule-{n}") for n in range(5)])
+        assert message.title == "rule-0, rule-1, rule-2 and 2 more rules fire in pretrain/gpt at step 120"
+
+    def test_tells_which_rule_fires_and_which_is_over(self, make_alert):
+        over = Notice("resolved", make_alert(rule="loss-spike", state="resolved", resolved_step=150))
+        message = Message([over, Notice("firing", make_alert(rule="stall"))], BASE_URL, NOW)
+        assert (
+            message.title
+            == "stall fires in pretrain/gpt at step 120 and loss-spike is over in pretrain/gpt at step 150"
+        )
+        assert message.lines == [
+            "stall in pretrain/gpt, step 120: a head sees one token",
+            "loss-spike in pretrain/gpt, step 150: over; it fired from step 120 on",
+        ]
+
     def test_names_the_worst_first(self, make_alert):
         alerts = [make_alert(alert_id=str(n), run=s, severity=s) for n, s in enumerate(("info", "critical", "warning"))]
         message = about(*alerts)
@@ -60,6 +82,81 @@ class TestAMessage:
 
     def test_has_no_link_where_nobody_knows_the_address(self, make_alert):
         assert about(make_alert(), base_url=None).url is None
+
+
+class TestAMessageOfAnEndWhoseBeginningWasNotTold:
+    """The first, and the only one, about this alert."""
+
+    @pytest.fixture
+    def untold(self, make_alert):
+        def untold(*changes, seconds=5):
+            known = {"state": "resolved", "resolved_step": 150, "resolved_reason": "run ended"}
+            known["updated_at"] = make_alert().opened_at + timedelta(seconds=seconds)
+            alerts = [make_alert(**known | change) for change in changes or ({},)]
+            return Message([Notice("resolved", alert, was_told=False) for alert in alerts], BASE_URL, NOW)
+
+        return untold
+
+    def test_tells_both_and_what_to_try(self, untold):
+        message = untold()
+        assert message.title == "attention-entropy-collapse fired in pretrain/gpt at step 120, and the run ended"
+        assert message.text == (
+            "pretrain/gpt, step 120: a head sees one token. Then the run ended.\n\n"
+            "What to try: normalise queries (QK-norm)"
+        )
+
+    def test_is_as_bad_as_the_alert_in_the_words_of_all(self, untold):
+        message = untold()
+        found = json.loads(as_webhook(message, receiver(Webhook)).body)
+        assert (found["state"], found["level"], found["severity"]) == ("resolved", "error", "critical")
+        assert (found["step"], found["evidence"]) == (120, {"layers": [3, 4]})
+        (attachment,) = json.loads(as_slack(message, receiver(Slack)).body)["attachments"]
+        assert attachment["color"] == "#dc2626"
+        assert attachment["blocks"][0]["text"]["text"].startswith("[critical] attention-entropy-collapse fired")
+        (embed,) = json.loads(as_discord(message, receiver(Discord)).body)["embeds"]
+        assert embed["color"] == 0xDC2626
+        assert as_mail(message, TestMail.whom)["Subject"].startswith("[critical] attention-entropy-collapse fired")
+
+    def test_fires_in_an_alertmanager_for_a_while(self, untold):
+        (alert,) = json.loads(as_alerts(untold(), receiver(Alertmanager)).body)
+        assert alert["endsAt"] == (NOW + timedelta(minutes=5)).isoformat()
+
+    def test_is_calm_where_it_was_brief_and_passed_by_itself(self, untold):
+        message = untold({"resolved_reason": "clear"})
+        assert message.title == "attention-entropy-collapse fired in pretrain/gpt at step 120, and is over"
+        assert message.lines == ["pretrain/gpt, step 120: a head sees one token. It was over at step 150."]
+        found = json.loads(as_webhook(message, receiver(Webhook)).body)
+        assert (found["level"], found["severity"]) == ("info", "critical")
+        assert as_mail(message, TestMail.whom)["Subject"].startswith("[resolved]")
+
+    def test_is_not_calm_where_it_lasted(self, untold):
+        assert untold({"resolved_reason": "clear"}, seconds=3600).is_alarming
+
+    @pytest.mark.parametrize(
+        ("reason", "end"),
+        [("new attempt", "a new attempt began"), ("rule disabled", "its rule was disabled"),
+         ("by hand", "somebody called it over")],
+    )  # fmt: skip
+    def test_tells_how_it_ended(self, untold, reason, end):
+        message = untold({"resolved_reason": reason})
+        assert message.title.endswith(f"at step 120, and {end}")
+        assert message.is_alarming
+
+    def test_names_rules_and_counts_runs(self, untold):
+        message = untold({"rule": "a"}, {"rule": "b", "run": "x", "run_id": "x", "alert_id": "8"})
+        assert message.title == "a and b fired in 2 runs of pretrain, and the runs ended"
+
+    def test_comes_before_what_is_calm_and_beside_what_fires(self, untold, make_alert):
+        (first,) = untold({"severity": "warning"}).notices
+        fires = Notice("firing", make_alert(alert_id="9", severity="info", run="x"))
+        told = Notice("resolved", make_alert(alert_id="3", run="y", state="resolved", resolved_step=1))
+        message = Message([told, fires, first], BASE_URL, NOW)
+        assert message.shown == [first, fires, told]
+        assert message.severity == "warning"
+        assert message.title == (
+            "attention-entropy-collapse fires in pretrain/x at step 120; "
+            "fired in pretrain/gpt at step 120, and the run ended; is over in pretrain/y at step 1"
+        )
 
 
 class TestAWebhook:

@@ -39,9 +39,6 @@ class TestRoutes:
         told_of_info = [told(configure(TWO + text), make_alert(severity="info")) for text in ("", routes)]
         assert told_of_info == [[], ["chat"]]
 
-    def test_may_tell_nobody(self, configure, make_alert):
-        assert told(configure(TWO + "routes: []"), make_alert()) == []
-
     @pytest.mark.parametrize(
         ("route", "is_taken"),
         [("project: pretrain", True), ("project: other", False), ("project: [other, pre*]", True),
@@ -144,10 +141,18 @@ class TestAnInvalidConfiguration:
     @pytest.mark.parametrize(
         ("text", "problem"),
         [("receivers: [", "line 1: expected YAML"),
-         ("", "line 1: Input should be"),
-         ("receivers: []", "line 1: receivers: List should have at least 1 item"),
-         (TWO.replace("slack", "slap"), r"line 3: receivers\[1\].*'slap'.*'webhook', 'slack', 'discord', 'email'"),
-         (TWO.replace("type: slack, ", ""), r"line 3: receivers\[1\].*type"),
+         ("", "line 1: expected settings such as `receivers:`, got nothing"),
+         ("- name: pager", "line 1: expected settings such as `receivers:`, got a list"),
+         ("pager", "line 1: expected settings such as `receivers:`, got one word or number"),
+         ("receivers: []", "line 1: receivers: expected at least one, there is none"),
+         ("receivers: pager", "line 1: receivers: expected a list, got something else"),
+         ("receivers: [pager]", r"line 1: receivers\[0\]: expected settings such as `name: value`, got something else"),
+         (TWO + "routes: [pager]", r"line 4: routes\[0\]: expected settings such as `name: value`"),
+         (TWO + "routes: []", "line 4: routes: expected a route, .* leave `routes` out to tell all receivers, or name one"),
+         (TWO.replace("slack", "slap"),
+          r"line 3: receivers\[1\]: expected as `type` one of 'webhook', 'slack', .*, got 'slap'"),
+         (TWO.replace("type: slack, ", ""),
+          r"line 3: receivers\[1\]: expected a `type`, one of 'webhook', 'slack', 'discord', 'email', 'alertmanager'"),
          (TWO.replace("chat", "pager"), r"line 3: receivers\[1\].name: expected a name of its own, 'pager' is taken"),
          (TWO.replace("url:", "uri:"), r"line 2: receivers\[0\].url: expected a value, there is none"),
          (TWO + "  - {name: x, type: slack, url: http://x, colour: red}",

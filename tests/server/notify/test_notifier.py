@@ -124,7 +124,38 @@ class TestFiringAndOverTogether:
         start(hooked())
         await_log(store, ("firing", "merged", 0), ("resolved", "sent", 1))
         assert told(http) == [[("resolved", "gpt")]]
-        assert "it fired from step 10 on" in http.requests[0].json["text"]
+        assert http.requests[0].json["title"] == "loss-spike fired in default/gpt at step 10, and is over"
+        assert http.requests[0].json["level"] == "info"
+
+    @pytest.mark.parametrize("state", ["finished", "failed"])
+    def test_is_a_critical_message_where_the_run_ends_before_the_first(
+        self, store, alerts, start, hooked, http, clock, state
+    ):
+        start(hooked("group_wait: 10s"))
+        alerts.fire("gpt", severity="critical")
+        await_log(store, ("firing", "waiting", 0))
+        with store.write() as writer:
+            writer.change_run(alerts.run_ids["default", "gpt"], state=state)
+        await_log(store, ("firing", "merged", 0), ("resolved", "waiting", 0))
+        clock.now += 11
+        await_log(store, ("firing", "merged", 0), ("resolved", "sent", 1))
+        (request,) = http.requests
+        assert request.json["title"] == "loss-spike fired in default/gpt at step 10, and the run ended"
+        assert (request.json["level"], request.json["severity"]) == ("error", "critical")
+        assert request.json["text"] == (
+            "default/gpt, step 10: loss is 9.5 in gpt. Then the run ended.\n\nWhat to try: lower the learning rate"
+        )
+
+    def test_is_only_the_end_where_the_beginning_was_told(self, store, alerts, start, hooked, http):
+        start(hooked())
+        alerts.fire("gpt", severity="critical")
+        await_log(store, ("firing", "sent", 1))
+        with store.write() as writer:
+            writer.change_run(alerts.run_ids["default", "gpt"], state="failed")
+        await_log(store, ("firing", "sent", 1), ("resolved", "sent", 1))
+        assert (http.requests[1].json["level"], http.requests[1].json["text"]) == (
+            "info", "default/gpt, step 10: over (run ended); it fired from step 10 on"
+        )  # fmt: skip
 
     def test_is_one_message_where_the_first_did_not_get_through(self, store, alerts, start, hooked, http, clock):
         http.answers = [500]
@@ -327,6 +358,28 @@ class TestAFailure:
         alerts.fire("other")  # the receiver is well
         await_log(store, ("firing", "failed", 1), ("firing", "sent", 1))
 
+    def test_of_a_message_of_several_loses_only_the_alert_that_will_not_pass(self, store, alerts, start, hooked, http):
+        def refuse_b(handler):
+            is_refused = any(alert["run"] == "b" for alert in http.requests[-1].json["alerts"])
+            handler.send_response(400 if is_refused else 200)
+            handler.end_headers()
+
+        http.answers = [refuse_b] * 100
+        alerts.fire("a", "b", "c", severity="critical")
+        start(hooked())
+        await_log(store, ("firing", "sent", 1), ("firing", "failed", 1), ("firing", "sent", 1))
+        assert [found.run for found in store.notices.log(status="failed")] == ["b"]
+
+    def test_of_a_message_of_several_is_tried_again_where_one_half_finds_an_outage(
+        self, store, alerts, start, hooked, http, clock
+    ):
+        http.answers = [400, 200, 500]
+        alerts.fire("a", "b")
+        start(hooked())
+        await_log(store, ("firing", "sent", 1), ("firing", "waiting", 1))
+        clock.now += 10
+        await_log(store, ("firing", "sent", 1), ("firing", "sent", 2))
+
     def test_tells_no_address(self, store, alerts, start, hooked, listen, caplog):
         caplog.set_level(logging.DEBUG)
         nobody = listen(SilentServer)
@@ -477,7 +530,7 @@ class TestAThousandRunsThatFailWithinAMinute:
         clock.now += 10
         await_log(store, *[("firing", "sent", 1)] * 100)
         assert [request.json["num_alerts"] for request in http.requests] == [2, 2, 2, 2, 2, 90]
-        assert http.requests[-1].json["title"] == "45 rules fire in 90 runs of 45 projects"
+        assert http.requests[-1].json["title"].startswith("rule-5, rule-6, rule-7 and 42 more rules fire in 90 runs")
         alerts.fire("late", rule="late")
         await_that(lambda: len(log_of(store)) == 101, "it is planned")
         clock.now += 50
