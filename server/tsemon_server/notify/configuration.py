@@ -224,13 +224,8 @@ class Configuration(_Grouping):
     """How long a message is tried that does not get through."""
     receivers: Annotated[list[Receiver], Field(min_length=1, max_length=100)]
     """Who can be told."""
-<<<<<<< HEAD
-    routes: Annotated[list[Route], Field(max_length=1000)] | None = None
-    """Who is told of what: the first route that takes an alert. Without any, all are told of warnings and worse."""
-=======
     routes: Annotated[list[Route] | None, BeforeValidator(_some_route), Field(max_length=1000)] = None
-    """Who is told of what: the first route that takes an alert. Without any, all are told of everything."""
->>>>>>> mend3
+    """Who is told of what: the first route that takes an alert. Without any, all are told of warnings and worse."""
     group_by: Annotated[list[Label], BeforeValidator(_listed)] = ["project", "rule", "family"]
     group_wait: Span = 10.0
     group_interval: Span = 60.0
