@@ -1,7 +1,8 @@
-"""Take the README's picture: one run's page as Chromium shows it.
+"""Take the pictures of the documentation: one run's page, or an alert on it, as Chromium shows it.
 
 tsemon demo --port 8731                       # in another terminal, until it says "Still serving"
 python scripts/screenshot.py http://127.0.0.1:8731 digits-post-norm docs/images/run.png
+python scripts/screenshot.py http://127.0.0.1:8731 digits-post-norm docs/images/alert.png token-similarity-escalation
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from playwright.sync_api import sync_playwright
 from tsemon_client import Client
 
 
-def main(url: str, run: str, path: str) -> None:
+def main(url: str, run: str, path: str, rule: str | None = None) -> None:
     with Client(url) as client:
         run_id = client.find_run(run, project="demo")["run_id"]
     with sync_playwright() as playwright:
@@ -23,7 +24,12 @@ def main(url: str, run: str, path: str) -> None:
         page.goto(f"{url}/#/run/{run_id}")
         page.get_by_role("heading", name=run).wait_for()
         page.wait_for_load_state("networkidle")
-        page.screenshot(path=path)
+        if rule is None:
+            page.screenshot(path=path)
+        else:
+            alert = page.get_by_role("article", name=rule, exact=True)
+            alert.get_by_text("What the rule saw").click()
+            alert.screenshot(path=path)
         browser.close()
 
 

@@ -382,8 +382,10 @@ class Monitor:
 def _log_alert(alert: Alert) -> None:
     if alert.is_active:
         log.warning("tsemon: step %s: %s", alert.firing_step, alert.summary)
-    else:
+    elif alert.resolved_step is not None:
         log.info("tsemon: step %s: %s resolved", alert.resolved_step, alert.rule)
+    else:  # the reply that told the step was lost
+        log.info("tsemon: %s of step %s resolved", alert.rule, alert.firing_step)
 
 
 def _closing_at_exit(monitor: weakref.ref[Monitor]) -> Callable[[], None]:

@@ -85,6 +85,7 @@ class TestARun:
             "loss": 2.5,
             "process_step": 7,
             "open_alerts": 0,
+            "alerts_at_end": 0,
             "blocks": ["h.0", "h.1", "h.2"],
             "frozen_blocks": [0, 2],
             "config": {"lr": 0.1, "deep": {"a": [None, True]}},

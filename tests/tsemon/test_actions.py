@@ -1,5 +1,6 @@
 """What a training loop does by itself when an alert fires."""
 
+import logging
 import time
 
 import pytest
@@ -135,6 +136,15 @@ class TestAlertsInTheLoop:
         training.hear(as_json("a"), as_json("b", "acknowledged"))
         training.hear()
         assert [(one.alert_id, one.state) for one in told[2:]] == [("a", "resolved"), ("b", "resolved")]
+
+    def test_are_logged_with_a_step_where_nobody_asked_for_them(self, loop, caplog):
+        training = loop()
+        with caplog.at_level(logging.INFO, "tsemon"):
+            training.hear(as_json("a"), as_json("b", resolved_step=None))
+            training.hear(as_json("a", "resolved"))
+        logged = [record.getMessage() for record in caplog.records]
+        assert "tsemon: step 3: onset resolved" in logged
+        assert "tsemon: onset of step 2 resolved" in logged, "the service did not say when"
 
     def test_do_not_raise_what_a_callback_raises_and_the_next_callback_is_called(self, loop):
         told = []

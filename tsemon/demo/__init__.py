@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 
 import tsemon
-from tsemon.demo.board import Board, Row
+from tsemon.demo.board import Board, Row, first_clause
 from tsemon.demo.service import service
 from tsemon.demo.twins import DIGITS, TEXT, Twins
 from tsemon.train.training import Training
@@ -129,4 +129,4 @@ def _tell(console: Console, alert: dict[str, Any]) -> None:
     steps = f"at step {alert['firing_step']}"
     if alert["state"] == "resolved" and alert["resolved_reason"] == "clear":
         steps += f", resolved at step {alert['resolved_step']}"
-    console.print(f"  [red]{alert['rule']}[/] {steps}: {alert['summary']}")
+    console.print(f"  [red]{alert['rule']}[/] {steps}: {first_clause(alert['summary'])}")

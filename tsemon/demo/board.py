@@ -79,8 +79,8 @@ class Board:
         """Called by a monitor, on the training thread, when an alert fires or resolves."""
         colour = "red" if alert.state == "firing" else "green"
         step = alert.firing_step if alert.state == "firing" else alert.resolved_step
-        text = f"[{colour}]{alert.state}[/] at step {step}: {alert.rule}. {alert.summary}"
-        self._console.print(text)
+        at = "" if step is None else f" at step {step}"
+        self._console.print(f"[{colour}]{alert.state}[/]{at}: {alert.rule}. {first_clause(alert.summary)}")
 
     def refresh(self) -> None:
         """Ask the service for both runs now."""
@@ -136,6 +136,11 @@ def _cells(row: Row) -> tuple[str, str, str, str, str, str, str]:
     alert = ", ".join(_in_a_word(alert) for alert in reversed(first_of_family.values())) or "none"
     step = "-" if row.step is None else str(row.step)
     return step, row.name, _format(row.loss), _format(first), _format(middle), _format(last), alert
+
+
+def first_clause(summary: str) -> str:
+    """What is wrong, without the numbers: those fill three lines of a terminal, and the page has room for them."""
+    return summary.partition(": ")[0].removesuffix(".")
 
 
 def _in_a_word(alert: dict[str, Any]) -> str:

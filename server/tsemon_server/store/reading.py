@@ -422,13 +422,13 @@ class Reader:
 
 def _runs() -> Select[Any]:
     """Runs with their current attempt's blocks, without configs: those may be large, and a list shows none."""
-    num_open = (
-        select(func.count())
-        .where(schema.alert.c.run_id == schema.run.c.run_id, schema.alert.c.state.in_(OPEN))
-        .scalar_subquery()
-    )
+    alert = schema.alert.c
+    num = select(func.count()).where(alert.run_id == schema.run.c.run_id)
+    num_open = num.where(alert.state.in_(OPEN)).scalar_subquery()
+    at_end = num.where(alert.resolved_reason == "run ended", alert.attempt == schema.run.c.attempt).scalar_subquery()
     columns = [column for column in schema.run.c if column is not schema.run.c.config]
-    return select(*columns, schema.attempt.c.blocks, num_open.label("open_alerts")).join(
+    counts = num_open.label("open_alerts"), at_end.label("alerts_at_end")
+    return select(*columns, schema.attempt.c.blocks, *counts).join(
         schema.attempt,
         and_(schema.attempt.c.run_id == schema.run.c.run_id, schema.attempt.c.attempt == schema.run.c.attempt),
     )

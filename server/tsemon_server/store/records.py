@@ -49,6 +49,8 @@ class Run(Record):
     """When it was first heard to be there: it is stuck where this is long ago and `updated_at` is not."""
     open_alerts: int
     """How many alerts are pending or firing."""
+    alerts_at_end: int
+    """How many fired when the run was finished or failed; 0 while it goes on."""
 
 
 ResolvedReason = Literal["clear", "new attempt", "run ended", "rule disabled", "by hand"]

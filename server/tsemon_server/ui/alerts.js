@@ -1,15 +1,23 @@
-// What the rules say about a run: what fires now first, with what they saw and what to try.
+// What the rules say about a run: what fires first, of that the worst, with what they saw and what to try.
 
+import { acknowledge } from "./api.js";
 import { h, keyed } from "./dom.js";
-import { count, number } from "./format.js";
+import { evidenceOf, seenOf } from "./evidence.js";
+import { count } from "./format.js";
 
-const SHOWN_FIRST = new Set(["layers", "values", "fit", "window"]);
-const ORDER = { firing: 0, acknowledged: 1, pending: 2, resolved: 3 };
+const ORDER = { firing: 0, stood: 1, acknowledged: 2, pending: 3, resolved: 4 };
+const SEVERITY = { critical: 0, warning: 1, info: 2 };
+const ENDS = { "new attempt": "a new attempt began", "run ended": "the run ended", "rule disabled": "its rule was disabled", "by hand": "somebody called it over" };
+
+/** The state as this page tells it: what fired when this attempt of the run ended did not resolve, it `stood`. */
+export const shownState = (alert, run) => (alert.resolved_reason === "run ended" && alert.attempt === run.attempt ? "stood" : alert.state);
+export const wordsOf = (state) => (state === "stood" ? "fired to the end of the run" : state);
 
 export class Alerts {
-  /** `onShow(alert)` when someone asks for an alert's place in the charts. */
-  constructor(onShow) {
+  /** `onShow(alert)` when someone asks for an alert's place in the charts, `onChange()` when someone has seen to one. */
+  constructor({ onShow, onChange }) {
     this.onShow = onShow;
+    this.onChange = onChange;
     this.heading = h("h2", {}, "Alerts");
     this.open = h("div", { class: "stack tight" });
     this.past = h("div", { class: "stack tight" });
@@ -20,7 +28,7 @@ export class Alerts {
   }
 
   show(alerts, hasFrames) {
-    const sorted = [...alerts].sort((a, b) => ORDER[a.state] - ORDER[b.state] || b.pending_step - a.pending_step);
+    const sorted = [...alerts].sort((a, b) => ORDER[a.state] - ORDER[b.state] || SEVERITY[a.severity] - SEVERITY[b.severity] || a.pending_step - b.pending_step);
     const make = (alert) => this.#card(alert);
     const open = sorted.filter((alert) => alert.state !== "resolved");
     const past = sorted.filter((alert) => alert.state === "resolved");
@@ -33,69 +41,39 @@ export class Alerts {
   }
 
   #card(alert) {
+    const seen = seenOf(alert.evidence);
     return h(
       "article",
-      { class: `alert ${alert.state}` },
-      h("header", {}, h("span", { class: `pill ${alert.state}` }, alert.state), h("b", {}, alert.rule), h("span", { class: "quiet" }, alert.severity)),
-      h("p", { class: "summary" }, alert.summary),
+      { class: `alert ${alert.state}`, "aria-label": alert.rule },
+      h("header", {}, h("span", { class: `pill ${alert.state}` }, wordsOf(alert.state)), h("b", {}, alert.rule), h("span", { class: "quiet" }, alert.severity)),
+      // The lines of what was seen say the rest of the summary.
+      h("p", { class: "summary" }, seen ? alert.summary.split(": ", 1)[0].replace(/\.$/, "") : alert.summary),
+      seen,
       h("p", { class: "quiet" }, stepsOf(alert)),
-      h("button", { type: "button", onclick: () => this.onShow(alert) }, `Show step ${count(alert.firing_step ?? alert.pending_step)}`),
+      h("div", { class: "buttons" }, this.#show(alert), alert.state === "firing" ? this.#acknowledge(alert) : null),
       alert.advice?.text
         ? h("div", { class: "advice" }, h("p", {}, alert.advice.text), alert.advice.source ? h("p", { class: "quiet" }, alert.advice.source) : null)
         : null,
-      // Below the charts' own breakpoint the alerts stand above the charts, and should leave them in sight.
-      evidenceOf(alert.evidence, alert.state === "firing" && matchMedia("(min-width: 961px)").matches),
+      evidenceOf(alert.evidence),
     );
+  }
+
+  #show(alert) {
+    return h("button", { type: "button", onclick: () => this.onShow(alert) }, `Show step ${count(alert.firing_step ?? alert.pending_step)}`);
+  }
+
+  #acknowledge(alert) {
+    const trouble = h("span", { class: "bad", role: "alert" });
+    const send = () => acknowledge(alert.alert_id).then(this.onChange, (error) => (trouble.textContent = error.message));
+    return [h("button", { type: "button", onclick: send }, "Acknowledge"), trouble];
   }
 }
 
-const ENDS = { "new attempt": "a new attempt began", "run ended": "the run ended", "rule disabled": "its rule was disabled", "by hand": "somebody called it over" };
-
-function stepsOf({ pending_step, firing_step, resolved_step, resolved_reason }) {
+function stepsOf({ pending_step, firing_step, resolved_step, resolved_reason, acknowledged_by }) {
   const steps = [`first seen at step ${count(pending_step)}`];
   if (firing_step !== null) steps.push(`firing since ${count(firing_step)}`);
+  if (acknowledged_by) steps.push(`acknowledged by ${acknowledged_by}`);
   const end = ENDS[resolved_reason];
   if (resolved_step !== null) steps.push(end ? `still firing when ${end} at ${count(resolved_step)}` : `resolved at ${count(resolved_step)}`);
   return steps.join(", ");
-}
-
-/** What a rule saw, each thing in the form that it reads best in; null is what was not measured or is not finite. */
-function evidenceOf(evidence, isOpen) {
-  const entries = Object.entries(evidence ?? {}).filter(([, value]) => value !== null);
-  const plain = entries.filter(([, value]) => typeof value !== "object");
-  const rich = entries.filter(([, value]) => typeof value === "object" && Object.keys(value).length > 0);
-  if (plain.length + rich.length === 0) return null;
-  return h(
-    "details",
-    { class: "evidence", open: isOpen },
-    h("summary", {}, "What the rule saw"),
-    plain.length ? listOf(plain) : null,
-    rich.map(([name, value]) => h("details", { open: SHOWN_FIRST.has(name) }, h("summary", {}, wordsOf(name)), formOf(value))),
-  );
-}
-
-const isRecord = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
-const wordsOf = (name) => name.replaceAll("_", " ");
-
-function formOf(value) {
-  const rows = Object.values(value);
-  if (rows.every(isRecord)) return tableOf(Array.isArray(value) ? null : Object.keys(value), rows);
-  return Array.isArray(value) ? h("p", {}, textOf(value)) : listOf(Object.entries(value));
-}
-
-function tableOf(names, records) {
-  const columns = [...new Set(records.flatMap(Object.keys))];
-  const head = [names ? h("td") : null, columns.map((column) => h("th", { scope: "col" }, wordsOf(column)))];
-  const row = (record, i) => h("tr", {}, names ? h("th", { scope: "row" }, wordsOf(names[i])) : null, columns.map((column) => h("td", {}, textOf(record[column] ?? null))));
-  return h("div", { class: "scroll", tabindex: "0" }, h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, records.map(row))));
-}
-
-const listOf = (entries) => h("dl", {}, entries.map(([name, value]) => [h("dt", {}, wordsOf(name)), h("dd", {}, textOf(value))]));
-
-function textOf(value) {
-  if (value === null) return "–";
-  if (typeof value === "boolean") return value ? "yes" : "no";
-  if (Array.isArray(value)) return value.map(textOf).join(", ");
-  if (isRecord(value)) return Object.entries(value).map(([name, one]) => `${wordsOf(name)} ${textOf(one)}`).join(", ");
-  return number(value);
 }

@@ -23,12 +23,15 @@ export function get(path, query = {}, signal = undefined) {
   return ask(`api/v1/${path}${given.length ? `?${new URLSearchParams(given)}` : ""}`, signal);
 }
 
+/** Say that somebody has seen to an alert. */
+export const acknowledge = (alertId) => ask(`api/v1/alerts/${encodeURIComponent(alertId)}/ack`, undefined, { method: "POST", body: JSON.stringify({ by: "page" }) });
+
 /** The layered metrics by name: title, equation, range, scale. */
 export const getCatalogue = (signal) => ask("ui/catalogue.json", signal);
 
-async function ask(url, signal) {
+async function ask(url, signal, options = {}) {
   const limits = [AbortSignal.timeout(TIMEOUT_MS), ...(signal ? [signal] : [])];
-  const response = await fetch(url, { signal: AbortSignal.any(limits) }).catch((error) => {
+  const response = await fetch(url, { ...options, signal: AbortSignal.any(limits) }).catch((error) => {
     throw new Unreachable(error.message);
   });
   const date = Date.parse(response.headers.get("date"));

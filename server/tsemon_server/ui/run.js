@@ -1,7 +1,7 @@
 // One run: who it is, what the rules say, its loss and its layers over the steps, and the layers at one step.
 
 import { get, getCatalogue, runPath } from "./api.js";
-import { Alerts } from "./alerts.js";
+import { Alerts, shownState } from "./alerts.js";
 import { nearestIndex } from "./charts.js";
 import { GRADIENT } from "./colour.js";
 import { h } from "./dom.js";
@@ -47,7 +47,7 @@ export class RunView {
     const run = await get(runPath(this.runId), {}, signal);
     const layered = Object.keys(run.metrics.layers).sort();
     if (!this.metric && layered.length) this.metric = layered.includes(FIRST_CHOICE) ? FIRST_CHOICE : layered[0];
-    const stamp = JSON.stringify([run.num_frames, run.attempt, run.open_alerts, this.metric, this.#zoom]);
+    const stamp = JSON.stringify([run.num_frames, run.attempt, run.state, run.open_alerts, this.metric, this.#zoom]);
     if (stamp !== this.#stamp) {
       this.#data = await this.#fetch(run, signal);
       this.#stamp = stamp;
@@ -67,11 +67,12 @@ export class RunView {
     const range = this.#zoom
       ? { from_step: Math.max(0, Math.floor(this.#zoom.from - margin)), to_step: Math.ceil(this.#zoom.to + margin) }
       : {};
-    const [{ alerts }, loss, map] = await Promise.all([
+    const [{ alerts: stored }, loss, map] = await Promise.all([
       get("alerts", { run: this.runId, limit: 100 }, signal),
       run.metrics.scalars.includes("loss") ? get(`${path}/series`, { metric: "loss", points: 1000, ...range }, signal) : null,
       this.metric in run.metrics.layers ? get(`${path}/heatmap`, { metric: this.metric, columns: 200, ...range }, signal) : null,
     ]);
+    const alerts = stored.map((alert) => ({ ...alert, state: shownState(alert, run) }));
     const first = Math.min(loss?.step[0] ?? Infinity, map?.step[0] ?? Infinity);
     const extent = this.#zoom ? [this.#data.extent[0], run.last_step] : [Number.isFinite(first) ? first : 0, run.last_step ?? 0];
     return { alerts, loss, map, extent };
@@ -90,7 +91,7 @@ export class RunView {
     this.profileTitle = h("h2", {});
     this.slider = h("input", { type: "range", id: "column", min: "0", step: "1", "aria-label": "Step of the layer profile", oninput: () => this.#pick(this.#data.map.step[Number(this.slider.value)]) });
     this.follow = h("button", { type: "button", onclick: () => this.#pick(null) }, "Latest");
-    this.alerts = new Alerts((alert) => this.#showAlert(alert));
+    this.alerts = new Alerts({ onShow: (alert) => this.#showAlert(alert), onChange: () => this.#reloadAll() });
     this.mapTools = h("div", { class: "tools" }, h("label", { for: "metric" }, "metric"), this.picker, h("label", { class: "check" }, this.fit, "fit colours to the data"), this.unzoom, this.legend);
     this.profileCard = h("section", { class: "card" }, h("div", { class: "tools" }, this.profileTitle, this.slider, this.follow), this.profileBox);
     this.chartCard = h("section", { class: "card" }, this.mapTools, this.meaning, this.note, this.chartBox);
@@ -201,6 +202,11 @@ export class RunView {
     this.#zoomTimer = setTimeout(() => this.reload(), ZOOM_SETTLES_MS);
   }
 
+  #reloadAll() {
+    this.#stamp = null;
+    this.reload();
+  }
+
   #showAlert(alert) {
     this.metric = metricIn(alert.evidence, this.run.metrics.layers) ?? this.metric;
     this.#picked = alert.firing_step ?? alert.pending_step;
@@ -224,9 +230,9 @@ function isMean(steps, numFrames, [first, last]) {
   return (stepsPerColumn * numFrames) / (last - first + 1) > 1.5;
 }
 
-/** The first of the run's metrics that the evidence names, as a value or as a key, at any depth. */
+/** The first of the run's metrics that the evidence names, in a value or as a key, at any depth. */
 function metricIn(evidence, recorded) {
-  if (typeof evidence === "string") return evidence in recorded ? evidence : null;
+  if (typeof evidence === "string") return evidence.split(/\W+/).find((word) => Object.hasOwn(recorded, word)) ?? null;
   for (const [name, value] of Object.entries(evidence ?? {})) {
     const found = name in recorded ? name : metricIn(value, recorded);
     if (found) return found;

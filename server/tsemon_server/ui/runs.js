@@ -102,7 +102,7 @@ export class RunsView {
     this.chartCard = h("section", { class: "card" }, h("h2", {}, "Loss of the latest runs"), this.legend, this.chartBox);
     this.rows = h("tbody");
     this.more = h("button", { type: "button", onclick: () => ((this.#pages += 1), this.reload()) }, "Show more");
-    const columns = ["run", "state", "step", "loss", "last seen", "open alerts"];
+    const columns = ["run", "state", "step", "loss", "last seen", "alerts"];
     this.root = h(
       "div",
       { class: "stack" },
@@ -154,8 +154,13 @@ function rowOf(run) {
     cell("step", run.last_step === null ? "no frames yet" : count(run.last_step)),
     cell("loss", lossOf(run)),
     cell("last seen", time(run.updated_at)),
-    cell("open alerts", run.open_alerts ? h("span", { class: "pill failed" }, count(run.open_alerts)) : h("span", { class: "quiet" }, "none")),
+    cell("alerts", alertsOf(run)),
   );
+}
+
+function alertsOf({ open_alerts, alerts_at_end }) {
+  if (open_alerts) return h("span", { class: "pill failed" }, count(open_alerts));
+  return alerts_at_end ? h("span", { class: "pill failed" }, `${count(alerts_at_end)} at its end`) : h("span", { class: "quiet" }, "none");
 }
 
 function lossOf({ loss, endsNotFinite }) {

@@ -1,5 +1,6 @@
 // The run over its steps: loss above, the layer x step heat map below, on one axis, with the alerts on both.
 
+import { wordsOf } from "./alerts.js";
 import { axis, base, chartIn, edgesOf, linesOf, nearestIndex, stepAxis, theme, tooltipOver, valueAxis } from "./charts.js";
 import { scaleOf, viridis } from "./colour.js";
 import { count, number } from "./format.js";
@@ -253,13 +254,13 @@ export class Timeline {
     for (const alert of alerts) {
       const from = alert.firing_step ?? alert.pending_step;
       const isHere = step >= from && (alert.resolved_step === null || step <= alert.resolved_step);
-      if (isHere) lines.push([alert.state, alert.rule]);
+      if (isHere) lines.push([`${wordsOf(alert.state)}, from step ${count(from)}`, alert.rule]);
     }
     return lines.length ? lines : null;
   }
 }
 
-const inkOf = ({ state }, colours) => ({ firing: colours.alarm, pending: colours.warn })[state] ?? colours.quiet;
+const inkOf = ({ state }, colours) => ({ firing: colours.alarm, stood: colours.alarm, pending: colours.warn })[state] ?? colours.quiet;
 
 /** At most nine layer numbers, the first and the last among them. */
 function ticksOf(layers) {
