@@ -23,7 +23,7 @@ class TestRulesCheck:
     def test_names_the_rules_of_a_file(self, file):
         file.write_text(YAML)
         done = run("check", file)
-        assert (done.exit_code, done.stdout) == (0, f"{file}: 1 rules: high-loss\n")
+        assert (done.exit_code, done.stdout) == (0, f"{file}: 1 rule: high-loss\n")
 
     def test_tells_the_line_of_what_is_wrong_and_goes_on_with_the_next_file(self, file, tmp_path):
         file.write_text(YAML.replace("severity: critical", "severity: worst"))
@@ -33,7 +33,7 @@ class TestRulesCheck:
         assert done.exit_code == 1
         assert f"{file} line 5: rules[0].severity" in done.stderr
         assert "absent.yaml: expected a rule file" in done.stderr
-        assert done.stdout == f"{other}: 1 rules: high-loss\n"
+        assert done.stdout == f"{other}: 1 rule: high-loss\n"
 
 
 class TestRulesShow:

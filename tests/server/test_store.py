@@ -1,6 +1,9 @@
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -74,6 +77,28 @@ class TestTheDatabase:
             assert reader.run(run_id).num_frames == 100
             assert len(reader.metric(run_id, "scalars", "loss").samples().steps) == 100
         store.close()
+
+    def test_is_written_by_everyone_however_much_one_of_them_writes(self, tmp_path):
+        url = f"sqlite:///{tmp_path / 't.db'}?timeout=1"
+        busy, other = Database(url), Database(url)
+        is_over = threading.Event()
+
+        def keep_writing():
+            while not is_over.is_set():
+                with busy.writing():
+                    time.sleep(0.01)
+
+        with ThreadPoolExecutor() as pool:
+            writes = [pool.submit(keep_writing) for _ in range(2)]
+            try:
+                for _ in range(10):
+                    with other.writing():
+                        pass  # or it raises, the database being locked for a second
+            finally:
+                is_over.set()
+            assert [write.result() for write in writes] == [None, None]
+        for database in (busy, other):
+            database.engine.dispose()
 
     def test_shows_a_reader_one_state_however_much_is_written_meanwhile(self, database):
         store = Store(database.url)

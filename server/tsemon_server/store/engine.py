@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence, Set
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
@@ -18,7 +19,7 @@ from alembic.util import CommandError
 from sqlalchemy import URL, Boolean, Connection, Engine, Table, create_engine, event, func, inspect, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 from sqlalchemy.exc import TimeoutError as OutOfConnections
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -419,8 +420,38 @@ def _refuse_foreign(tables: Set[str], where: str) -> None:
 def _on_sqlite_begin(connection: Connection) -> None:
     # A transaction that reads first and writes later fails when another process wrote in between; one that takes the
     # lock at its start waits for its turn instead.
-    writes = connection.get_execution_options().get("writes", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    if connection.get_execution_options().get("writes", False):
+        _begin_writing_on_sqlite(connection)
+    else:
+        connection.exec_driver_sql("BEGIN")
+
+
+def _begin_writing_on_sqlite(connection: Connection) -> None:
+    """Take the lock within the time that the URL allows.
+
+    SQLite by itself looks every 100 ms. A process with much to write gives the lock up for less than one of them at a
+    time, so that another, which settles frames or serves beside it, would never have its turn.
+    """
+    timeout_s = _timeout_s(connection.engine.url)
+    deadline = time.monotonic() + timeout_s
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    driver.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+                return
+            except OperationalError as error:
+                is_locked = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
+                if not is_locked or time.monotonic() > deadline:
+                    raise
+            time.sleep(_LOOK_EVERY_S)
+    finally:
+        driver.execute(f"PRAGMA busy_timeout = {round(timeout_s * 1000)}")
+
+
+_LOOK_EVERY_S = 0.002
 
 
 def _migrate(connection: Connection) -> None:

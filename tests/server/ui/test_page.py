@@ -118,9 +118,13 @@ class TestARun:
         expect(fact(page, "loss")).to_have_text("not finite")
         expect(page.locator(".legend")).to_contain_text("not finite")
         point_at_heat_map(page, 0.9, 0.1)
-        expect(tooltip(page)).to_have_text("step18layer4 · h.3token_similaritynot finitefiringloss-not-finite")
+        expect(tooltip(page)).to_have_text(
+            "step18layer4 · h.3token_similaritynot finitefiring, from step 10loss-not-finite"
+        )
         point_at_heat_map(page, 0.9, 0.95)
-        expect(tooltip(page)).to_have_text("step18layer0 · input of h.0token_similarity0firingloss-not-finite")
+        expect(tooltip(page)).to_have_text(
+            "step18layer0 · input of h.0token_similarity0firing, from step 10loss-not-finite"
+        )
 
     def test_shows_the_layers_at_the_step_that_is_clicked(self, page, service):
         run_id = service.register("gpt")
