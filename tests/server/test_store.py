@@ -91,7 +91,7 @@ class TestTheDatabase:
         with ThreadPoolExecutor() as pool:
             writes = [pool.submit(keep_writing) for _ in range(2)]
             try:
-                for _ in range(10):
+                for _ in range(40):
                     with other.writing():
                         pass  # or it raises, the database being locked for a second
             finally:
