@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test lint clean
+.PHONY: demo test fuzz lint stack-check compose-check clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.done
@@ -13,10 +13,25 @@ test: .venv/dev.done lint
 	$(BIN)/python scripts/system_parts.py
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 
+# As in `make test`, but other cases each time, and longer: `make fuzz FUZZ_SECONDS=3600`.
+FUZZ_SECONDS ?= 600
+fuzz: .venv/dev.done
+	$(BIN)/python -m pytest tests/fuzz --fuzz-seconds $(FUZZ_SECONDS)
+
 lint: .venv/dev.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The demo's failing run, through a real Prometheus and a real Alertmanager, to a webhook and back.
+stack-check: .venv/dev.done
+	$(BIN)/python scripts/system_parts.py
+	$(BIN)/python scripts/stack_check.py
+
+# docker-compose.yml and the Dockerfile, done by hand on the programs of this machine.
+compose-check: .venv/dev.done
+	$(BIN)/python scripts/system_parts.py
+	$(BIN)/python scripts/compose_check.py
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("tsemon needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; call make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'

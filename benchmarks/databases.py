@@ -147,6 +147,10 @@ class Service:
         self._client = httpx.Client(base_url=f"{self.url}/api/v1", timeout=600, trust_env=False)
         self._server = psutil.Process(self._process.pid)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def get(self, path: str, **query: Any) -> Any:
         return self._client.get(path, params=query).raise_for_status().json()
 

@@ -97,11 +97,11 @@ def judged(trials: Sequence[Trial], folder: Path) -> list[Verdict]:
 
 def alarms_of(client: Client, run: str) -> list[Alarm]:
     """What fired, in the order of steps."""
-    alerts = client.alerts(run_id=client.find_run(run, project=PROJECT)["run_id"])
+    alerts = client.alerts(run_id=client.find_run(run, project=PROJECT).run_id)
     fired = [
-        Alarm(alert["rule"], alert["family"], alert["firing_step"])
+        Alarm(alert.rule, alert.family, alert.firing_step)
         for alert in alerts
-        if alert["firing_step"] is not None and alert["severity"] != "info"
+        if alert.firing_step is not None and alert.severity != "info"
     ]
     return sorted(fired, key=lambda alarm: (alarm.step, alarm.rule))
 

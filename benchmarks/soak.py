@@ -69,7 +69,7 @@ def soak(options: argparse.Namespace, database: str, folder: Path) -> None:
             process.join()
         made, confirmed = map(sum, zip(*counts, strict=True))
         with Client(url) as client:
-            stored = sum(run["num_frames"] for run in client.runs(project="soak"))
+            stored = sum(run.num_frames for run in client.runs(project="soak"))
     finally:
         service.terminate()
         service.wait()
@@ -79,7 +79,7 @@ def soak(options: argparse.Namespace, database: str, folder: Path) -> None:
 
 def await_service(url: str) -> None:
     deadline = time.monotonic() + 60
-    with Client(url) as client:
+    with Client(url, retries=0) as client:
         while True:
             try:
                 next(client.runs(), None)

@@ -3,6 +3,40 @@ import torch
 
 from tests import zoo
 from tests.databases import ENGINES, PostgresServer, SqliteFile
+from tests.fuzz.searching import USUAL_S
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--fuzz-seconds",
+        type=int,
+        default=USUAL_S,
+        help="how long tests/fuzz looks for trouble in the REST interface; elsewhere it looks so many times longer, too",
+    )
+
+
+LONG = (
+    "tests/test_end_to_end.py",
+    "tests/faults",
+    "tests/test_benchmarks.py",
+    "tests/test_stack.py",
+    "tests/test_compose.py",
+    "tests/fuzz",
+    "tests/tsemon/reproduce/test_command.py",
+)
+"""What takes minutes goes first: a file goes to one process, and the others would wait for it at the end."""
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+def pytest_unconfigure(config):
+    """Where only the end of a log is kept, it says what failed."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    for outcome in ("failed", "error"):
+        for report in reporter.stats.get(outcome, ()) if reporter else ():
+            reporter.write_line(f"{outcome}: {report.nodeid}")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -55,10 +89,3 @@ def empty_database(request, tmp_path):
     database = server.new_database()
     yield database
     server.drop(database)
-
-
-def pytest_collection_modifyitems(items):
-    """Where tests run in several processes, those of a file stay together, and those of the set-ups, for their table."""
-    for item in items:
-        folder = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group(folder if folder == "setups" else str(item.path)))

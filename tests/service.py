@@ -6,15 +6,17 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
-from tsemon.errors import ServerUnreachable
+from tsemon.errors import ServerUnreachable, Unauthorized
 from tsemon_client import Client
 
 
 class ServiceProcess:
-    """`database` is a URL, or the path of an SQLite file."""
+    """`database` is a URL, or the path of an SQLite file; `options` are further ones of `tsemon serve`."""
 
-    def __init__(self, database):
+    def __init__(self, database, *options):
+        self._options = options
         self.database = database if "://" in str(database) else f"sqlite:///{database}"
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
@@ -51,6 +53,7 @@ class ServiceProcess:
 
     def _launch(self):
         command = [sys.executable, "-m", "tsemon", "serve", "--port", str(self.port), "--database", self.database]
+        command += self._options
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def _wait(self):
@@ -59,10 +62,11 @@ class ServiceProcess:
 
 def await_service(url, timeout_s=60):
     deadline = time.monotonic() + timeout_s
-    with Client(url) as client:
+    with Client(url, retries=0) as client:
         while True:
             try:
-                next(client.runs(), None)
+                with suppress(Unauthorized):  # it answers
+                    next(client.runs(), None)
                 return
             except ServerUnreachable:
                 assert time.monotonic() < deadline, f"no service at {url} within {timeout_s} s"

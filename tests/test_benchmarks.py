@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.databases import PostgresServer
 
 ROOT = Path(__file__).parent.parent
@@ -70,6 +72,16 @@ class TestIngestRate:
         assert floors == ["raw append, fsync per frame", *inserts]
 
 
+class TestMetricsCost:
+    def test_has_a_row_for_every_number_of_runs_and_what_counting_costs(self):
+        printed = run("metrics_cost.py", "--runs", "1", "2", "--rounds", "1", "--bodies", "100")
+        number = r"[\d,.]+"
+        rows = re.findall(rf"^\| (\d+) \| (all|4) metrics(?: \| {number}){{7}} \|$", printed, re.MULTILINE)
+        assert rows == [("1", "all"), ("1", "4"), ("2", "all"), ("2", "4")]
+        counted = re.findall(rf"^\| ([a-z ]+) \| {number} \|$", printed, re.MULTILINE)
+        assert counted == ["one process", "shared among workers"]
+
+
 PEERS = ["MLflow, SQLite", "trackio", "TensorBoard", "TensorBoard, a value at a time", "Aim"]
 SMALL = ["--steps", "600", "--wide-steps", "--peer-steps", "3", "--engines"]
 COST = r"[\d.]+ \([\d.]+\)"
@@ -113,6 +125,35 @@ class TestQueryLatency:
         assert "CPU ms" in svg.read_text()
 
 
+class TestFleet:
+    def test_has_a_row_for_every_question(self):
+        small = ["--runs", "120", "--glanced", "2", "--steps", "600", "--round-s", "0.01", "--engines", "sqlite"]
+        printed = run("fleet.py", *small)
+        questions = re.findall(rf"^\| (GET [^|]+) \| {COST} \|$", printed, re.MULTILINE)
+        assert len(set(questions)) == len(questions) == 23
+        assert {question.split()[1].rstrip(",") for question in questions} >= {"/runs", "/tags", "/glances", "/compare"}
+
+
+class TestEventFiles:
+    def test_has_a_row_for_each_way_to_write_and_for_the_import(self):
+        printed = run("event_files.py", "--frames", "3")
+        assert (
+            len(re.findall(r"^\| a frame, layers='\w+' \| [\d.]+ ms \| [\d.]+ MB in all \|$", printed, re.MULTILINE))
+            == 2
+        )
+        assert re.search(r"^\| the import of these \| [\d.]+ s \| \d+ MiB of memory \|$", printed, re.MULTILINE)
+
+
+class TestFirstPaint:
+    def test_has_a_cell_for_every_question(self):
+        if shutil.which("chromium") is None:
+            pytest.skip("Chromium is not installed")
+        printed = run("first_paint.py", "--steps", "100", "--rounds", "1")
+        rows = re.findall(r"^\| ([^|]+) \| [\d,]+ \([\d,]+\) \|$", printed, re.MULTILINE)
+        assert len(set(rows)) == len(rows) == 8
+        assert rows[0] == "first paint, nothing in the cache"
+
+
 class TestDetection:
     def test_says_when_a_run_began_to_fail_and_when_that_was_called(self, tmp_path):
         folder, traces, svg = tmp_path / "trainings", tmp_path / "traces", tmp_path / "detection.svg"
@@ -135,3 +176,10 @@ class TestFalseAlarms:
     def test_counts_steps_samples_and_alarms(self):
         printed = run("false_alarms.py", "--only", "BERT-2")
         assert "| Hugging Face, as they start | 1 | 60 | 12 | 0 | 0.000 |" in printed
+
+
+class TestAttacks:
+    def test_has_a_row_for_every_attack(self):
+        printed = run("attacks.py", "--scale", "0.01", "--seconds", "0.2")
+        rows = re.findall(r"^\| ([0-9][^|]+) \| [\d.]+ \| \d+ \| [\d.]+ \|$", printed, re.MULTILINE)
+        assert len(rows) == len(set(rows)) == 9

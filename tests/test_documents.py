@@ -50,6 +50,11 @@ PRELUDE = (
     "def train_step(model, optimizer, batch):\n"
     "    loss = forward().square().mean(); loss.backward(); optimizer.step(); optimizer.zero_grad(); return loss\n"
 )
+A_RUN = (
+    "import tsemon\n"
+    "with tsemon.attach(model, optimizer, run='gpt-82m', project='pretrain', every=1) as monitor:\n"
+    "    for batch in loader: monitor.step(loss=train_step(model, optimizer, batch))\n"
+)
 PRELUDE_OF_INTEGRATIONS = (
     "import torch\n"
     "from lightning.pytorch import LightningModule\n"
@@ -72,11 +77,24 @@ PRELUDE_OF_INTEGRATIONS = (
         ("README.md", PRELUDE),
         ("docs/quickstart.md", PRELUDE),
         ("docs/actions.md", PRELUDE + PRELUDE_OF_INTEGRATIONS),
+        ("docs/client.md", PRELUDE + A_RUN),
         ("docs/integrations.md", PRELUDE_OF_INTEGRATIONS),
+        ("docs/mirrors.md", "import os\nos.environ['WANDB_MODE'] = 'offline'\n" + PRELUDE),
         ("docs/models.md", "import torch\n"),
+        ("docs/sagemaker-debugger.md", PRELUDE),
         ("docs/training.md", ""),
     ],
-    ids=["README", "quickstart", "actions", "integrations", "models", "training"],
+    ids=[
+        "README",
+        "quickstart",
+        "actions",
+        "client",
+        "integrations",
+        "mirrors",
+        "models",
+        "sagemaker-debugger",
+        "training",
+    ],
 )
 def test_every_python_snippet_runs_in_order(document, prelude, tmp_path, service):
     """In one program, after the model, the optimizer and the data that every reader has."""
@@ -97,6 +115,18 @@ def test_the_tables_of_measures_are_those_of_the_catalogue():
     from scripts.measures_page import PAGE, page
 
     assert PAGE.read_text() == page(PAGE.read_text()), "run python scripts/measures_page.py"
+
+
+def test_the_documents_install_from_the_clone():
+    """No index has the package, so a name in place of a path finds nothing, or somebody else's."""
+    documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    by_name = [path.name for path in documents if re.search(r"pip install [^`\n]*tsemon\[", path.read_text())]
+    assert by_name == ["quickstart.md"], "it says that this works where tsemon is installed already"
+
+
+def test_every_decision_is_linked_where_the_architecture_is_told():
+    told = (ROOT / "docs/architecture.md").read_text()
+    assert [path.name for path in (ROOT / "docs/decisions").iterdir() if f"(decisions/{path.name})" not in told] == []
 
 
 def test_the_documents_link_to_files_that_exist():

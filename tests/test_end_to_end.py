@@ -28,6 +28,8 @@ from tsemon.demo.twins import DIGITS
 from tsemon.models import VisionTransformer, VisionTransformerConfig
 from tsemon.transport import Outbox, sync
 from tsemon_client import Client
+from tsemon_server.access.tokens import new_token
+from tsemon_server.store import Store
 
 TSE = "token-similarity-escalation"
 
@@ -94,17 +96,17 @@ class TestARunThatIsWatched:
                 monitor.step(loss=loss)
                 losses.append(loss.item())
 
-        run = client.run(client.find_run("gpt", project="tests")["run_id"])
-        assert (run["state"], run["last_step"], run["num_frames"], run["num_blocks"]) == ("finished", 8, 5, 3)
-        assert run["tags"] == ["a", "b/c"]
-        assert run["config"] == {"lr": 1e-3}
-        series = client.series(run["run_id"], "loss")
-        assert series["step"] == [0, 2, 4, 6, 8]
-        assert series["mean"] == pytest.approx(losses[::2], rel=1e-6)
-        heatmap = client.heatmap(run["run_id"], "token_similarity")
-        last = client.series(run["run_id"], "token_similarity", layer=-1)
-        assert [column[-1] for column in heatmap["values"]] == pytest.approx(last["mean"])
-        assert client.series(run["run_id"], "attention_entropy", layer=1, head=3)["step"] == series["step"]
+        run = client.find_run("gpt", project="tests")
+        assert (run.state, run.last_step, run.num_frames, run.num_blocks) == ("finished", 8, 5, 3)
+        assert run.tags == ["a", "b/c"]
+        assert run.config == {"lr": 1e-3}
+        series = client.series(run.run_id, "loss")
+        assert series.step == [0, 2, 4, 6, 8]
+        assert series.mean == pytest.approx(losses[::2], rel=1e-6)
+        heatmap = client.heatmap(run.run_id, "token_similarity")
+        last = client.series(run.run_id, "token_similarity", layer=-1)
+        assert [column[-1] for column in heatmap.values] == pytest.approx(last.mean)
+        assert client.series(run.run_id, "attention_entropy", layer=1, head=3).step == series.step
         assert monitor.status.delivery.num_pending == 0
 
     def test_says_where_it_is_between_its_samples(self, service, client, tmp_path, monkeypatch):
@@ -117,13 +119,13 @@ class TestARunThatIsWatched:
                     forward()
                     monitor.step()
                 deadline = time.monotonic() + 60
-                while not (runs := [run for run in client.runs(run="slow") if run["process_step"] == step]):
+                while not (runs := [run for run in client.runs(run="slow") if run.process_step == step]):
                     time.sleep(0.01)
                     assert time.monotonic() < deadline, monitor.status
-                return runs[0]["stepped_at"]
+                return runs[0].stepped_at
 
             assert train_to(3) < train_to(7)
-            assert client.find_run("slow")["last_step"] == 0
+            assert client.find_run("slow").last_step == 0
 
     def test_hears_of_its_alert_and_of_its_end(self, service, client, tmp_path):
         torch.manual_seed(0)
@@ -151,18 +153,18 @@ class TestARunThatIsWatched:
             train_until(lambda: told == ["firing", "resolved"], keep=1.0)
             assert TSE not in [alert.rule for alert in monitor.alerts]
 
-        run_id = client.find_run("collapse", project="demo")["run_id"]
-        (alert,) = (alert for alert in client.alerts(run_id=run_id) if alert["rule"] == TSE)
-        assert (alert["state"], alert["resolved_reason"]) == ("resolved", "clear")
-        assert alert["pending_step"] < alert["firing_step"] < alert["resolved_step"]
-        assert alert["evidence"]["layers"]["token_diversity"]["last"]["layer"] == 8
+        run_id = client.find_run("collapse", project="demo").run_id
+        (alert,) = (alert for alert in client.alerts(run_id=run_id) if alert.rule == TSE)
+        assert (alert.state, alert.resolved_reason) == ("resolved", "clear")
+        assert alert.pending_step < alert.firing_step < alert.resolved_step
+        assert alert.evidence["layers"]["token_diversity"]["last"]["layer"] == 8
 
         output = io.StringIO()
         console = Console(file=output)
         board = Board(client, [Row("collapse")], num_steps=100, console=console)
         summarize(console, board, {"collapse": deque([1.0])}, DIGITS)
         board.advance(10)
-        fired, resolved = alert["firing_step"], alert["resolved_step"]
+        fired, resolved = alert.firing_step, alert.resolved_step
         assert f"  {TSE} at step {fired}, resolved at step {resolved}: " in output.getvalue()
 
     def test_loses_no_frame_when_the_service_is_killed(self, service, client, tmp_path):
@@ -188,10 +190,10 @@ class TestARunThatIsWatched:
         train(30)
         monitor.close(timeout_s=60)
 
-        run_id = client.find_run("survivor")["run_id"]
-        assert client.series(run_id, "loss")["step"] == list(range(90))
-        assert client.run(run_id)["num_frames"] == 90
-        assert client.run(run_id)["state"] == "finished"
+        run_id = client.find_run("survivor").run_id
+        assert client.series(run_id, "loss").step == list(range(90))
+        assert client.run(run_id).num_frames == 90
+        assert client.run(run_id).state == "finished"
 
     def test_is_delivered_by_sync_when_there_was_no_service(self, service, client, tmp_path):
         spool = tmp_path / "spool"
@@ -202,7 +204,7 @@ class TestARunThatIsWatched:
                 monitor.step(loss=0.5)
         command = [sys.executable, "-m", "tsemon", "sync", str(spool), "--server", service.url]
         subprocess.run(command, check=True, capture_output=True)
-        assert client.series(client.find_run("offline")["run_id"], "loss")["step"] == [0, 1, 2, 3]
+        assert client.series(client.find_run("offline").run_id, "loss").step == [0, 1, 2, 3]
 
     def test_starts_a_new_attempt_when_it_is_resumed(self, service, client, tmp_path):
         model, forward = zoo.torch_encoder()
@@ -213,9 +215,9 @@ class TestARunThatIsWatched:
                 for _ in range(4):
                     forward()
                     monitor.step(loss=loss)
-        run_id = client.find_run("resumed")["run_id"]
+        run_id = client.find_run("resumed").run_id
         joined = client.series(run_id, "loss")
-        assert list(zip(joined["step"], joined["mean"], strict=True)) == [
+        assert list(zip(joined.step, joined.mean, strict=True)) == [
             (0, 1),
             (1, 1),
             (2, 2),
@@ -223,7 +225,7 @@ class TestARunThatIsWatched:
             (4, 2),
             (5, 2),
         ]
-        assert client.series(run_id, "loss", attempt=1)["mean"] == [1.0] * 4
+        assert client.series(run_id, "loss", attempt=1).mean == [1.0] * 4
 
     def test_shows_what_the_model_computed(self, service, client, tmp_path):
         torch.manual_seed(0)
@@ -243,7 +245,7 @@ class TestARunThatIsWatched:
         for output in seen:
             x_BTD = output.detach().double().numpy()
             expected.append(np.mean([len(x) * np.sum(x.mean(0) ** 2) / np.sum(x**2) for x in x_BTD]))
-        got = client.heatmap(client.find_run("vit")["run_id"], "token_similarity")["values"][0][1:]
+        got = client.heatmap(client.find_run("vit").run_id, "token_similarity").values[0][1:]
         assert got == pytest.approx(expected, rel=1e-5)
 
 
@@ -279,6 +281,44 @@ def is_row(line):
     return line[:5].strip().isdigit()
 
 
+class TestAServiceThatAsksForTokens:
+    def test_gets_what_was_trained_without_one_once_there_is_one(self, tmp_path, monkeypatch):
+        store = Store(f"sqlite:///{tmp_path / 't.db'}")
+        texts = {}
+        for scope in ("ingest", "read"):
+            made = new_token()
+            texts[scope] = made.text
+            about = {"name": scope, "digest": made.digest, "project": "tests", "expires_at": None}
+            store.tokens.add(made.token_id, scopes=(scope,), **about)
+        store.close()
+
+        def train(run):
+            model, forward = zoo.torch_encoder()
+            place = {"server": service.url, "project": "tests", "spool_dir": tmp_path / "spool"}
+            with tsemon.attach(model, run=run, every=1, **place) as monitor:
+                for _ in range(3):
+                    forward()
+                    monitor.step(loss=1.0)
+            return monitor.status
+
+        with ServiceProcess(tmp_path / "t.db", "--tokens") as service:
+            assert train("without").delivery.num_pending == 3
+            (synced,) = sync(tmp_path / "spool", service.url)
+            assert (synced.num_remaining, synced.num_refused) == (3, 0)
+            assert "unauthorized: expected a token" in str(synced.error)
+            assert "TSEMON_TOKEN" in str(synced.error)
+            monkeypatch.setenv("TSEMON_TOKEN", texts["read"])
+            (synced,) = sync(tmp_path / "spool", service.url)
+            assert (synced.num_remaining, synced.num_refused) == (3, 0)
+            assert "expected a token with the scope 'ingest'" in str(synced.error)
+            monkeypatch.setenv("TSEMON_TOKEN", texts["ingest"])
+            (synced,) = sync(tmp_path / "spool", service.url)
+            assert (synced.num_sent, synced.error) == (3, None)
+            assert train("with").delivery.num_pending == 0
+            with Client(service.url, token=texts["read"]) as client:
+                assert {run.run: run.num_frames for run in client.runs()} == {"without": 3, "with": 3}
+
+
 class TestTheDemo:
     def test_survives_its_service_being_killed_and_ends_with_the_verdict(self, tmp_path):
         """The whole command as a user runs it without a terminal; its service dies in the middle and comes back."""
@@ -299,19 +339,15 @@ class TestTheDemo:
                 output = "".join(lines) + demo.communicate()[0]
                 assert demo.returncode == 0, output
                 with Client(url) as client:
-                    runs = {run["run"]: run for run in client.runs(project="demo")}
-                    assert {run["state"] for run in runs.values()} == {"finished"}
+                    runs = {run.run: run for run in client.runs(project="demo")}
+                    assert {run.state for run in runs.values()} == {"finished"}
                     for run in runs.values():
-                        assert client.series(run["run_id"], "loss")["step"] == list(range(0, 300, 5)), run["run"]
+                        assert client.series(run.run_id, "loss").step == list(range(0, 300, 5)), run.run
                     failing, healthy = runs["digits-post-norm"], runs["digits-de-escalated"]
-                    stood = {
-                        a["rule"]
-                        for a in client.alerts(run_id=failing["run_id"])
-                        if a["resolved_reason"] == "run ended"
-                    }
+                    stood = {a.rule for a in client.alerts(run_id=failing.run_id) if a.resolved_reason == "run ended"}
                     assert TSE in stood
-                    assert [a for a in client.alerts(run_id=healthy["run_id"]) if a["severity"] != "info"] == []
-                    assert client.run(failing["run_id"])["latest"]["scalars"]["contained_faults"] == 0
+                    assert [a for a in client.alerts(run_id=healthy.run_id) if a.severity != "info"] == []
+                    assert client.run(failing.run_id).latest.scalars["contained_faults"] == 0
                 assert f"  {TSE} at step" in output
                 assert "digits-de-escalated: no alert" in output
                 summary = output[output.index("Summary") :].splitlines()
@@ -377,7 +413,7 @@ class TestTheDemo:
             assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l"), "the cursor is shown again"
         with ServiceProcess(tmp_path / ".tsemon/demo.db") as service, Client(service.url) as client:
             sync(tmp_path / ".tsemon", service.url)  # on a busy machine, what was not delivered in time
-            assert {run["state"] for run in client.runs(project="demo")} == {"failed"}
+            assert {run.state for run in client.runs(project="demo")} == {"failed"}
 
     def test_on_text_trains_and_can_be_stopped(self, tmp_path):
         with demo_process(tmp_path, "--text") as demo:

@@ -20,44 +20,58 @@ COMMON = {"tsemon.catalogue", "tsemon.wire", "tsemon.errors"}
 # imports nothing else.
 PICTURE = {
     "tsemon": "tsemon.attaching tsemon.monitor tsemon.status",
-    "tsemon.__main__": "tsemon.cli",
+    "tsemon.__main__": "tsemon.cli tsemon.terminal",
     "tsemon.actions": "torch",
-    "tsemon.attaching": "torch tsemon.actions tsemon.monitor tsemon.probes tsemon.transport tsemon.schedule tsemon.faults "
-    "tsemon.registration",
+    "tsemon.attaching": "torch tsemon.actions tsemon.mirrors tsemon.monitor tsemon.probes tsemon.transport "
+    "tsemon.schedule tsemon.faults tsemon.registration",
+    "tsemon.mirrors": "torch tsemon.terminal wandb",
     "tsemon.monitor": "torch tsemon.actions tsemon.relay tsemon.probes tsemon.transport tsemon.schedule tsemon.sample "
     "tsemon.status tsemon.faults tsemon.registration",
     "tsemon.registration": "torch",
     "tsemon.sample": "torch tsemon.probes",
     "tsemon.status": "tsemon.transport",
+    "tsemon.terminal": "rich",
     "tsemon.probes": "torch tsemon.measures",
     "tsemon.measures": "torch",
     "tsemon.models": "torch",
     "tsemon.train": "torch numpy PIL rich sklearn tokenizers zstandard tsemon tsemon.attaching tsemon.models",
     "tsemon.reproduce": "torch numpy matplotlib transformers tsemon tsemon.transport tsemon.measures tsemon.models "
     "tsemon.train",
+    "tsemon.importing": "google pyarrow rich tensorboard tsemon.terminal tsemon.transport wandb",
+    "tsemon.scanning": "torch rich safetensors transformers tsemon.registration tsemon.terminal tsemon.transport "
+    "tsemon.measures tsemon.probes tsemon.train",
     "tsemon.integrations": "torch tsemon transformers lightning accelerate",
     "tsemon.demo": "torch rich tsemon tsemon.train tsemon_client",
-    "tsemon.cli": "typer tsemon tsemon.demo tsemon.reproduce tsemon.train tsemon.transport tsemon_server.main "
-    "tsemon_server.settings tsemon_server.admin tsemon_server.notify tsemon_server.replay tsemon_server.rule_commands",
-    "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.ingest tsemon_server.alerts tsemon_server.queries "
-    "tsemon_server.exposition tsemon_server.housekeeping tsemon_server.notify tsemon_server.spools tsemon_server.ui "
+    "tsemon.cli": "typer tsemon tsemon.terminal tsemon_client tsemon.demo tsemon.importing tsemon.reproduce tsemon.scanning "
+    "tsemon.train tsemon.transport tsemon_server.main tsemon_server.settings tsemon_server.access tsemon_server.admin "
+    "tsemon_server.notify tsemon_server.replay tsemon_server.rule_commands tsemon_server.logs",
+    "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.access tsemon_server.ingest tsemon_server.alerts "
+    "tsemon_server.events tsemon_server.queries tsemon_server.exposition tsemon_server.housekeeping tsemon_server.notify "
+    "tsemon_server.logs tsemon_server.request_log tsemon_server.spools tsemon_server.ui "
     "tsemon_server.store tsemon_server.settings tsemon_server.workers tsemon_server.errors tsemon_server.bodies "
-    "tsemon_server.rounds tsemon_server.rules",
-    "tsemon_server.admin": "typer tsemon_server.store tsemon_server.settings tsemon_server.durations",
-    "tsemon_server.rule_commands": "typer yaml tsemon_server.rules",
-    "tsemon_server.errors": "fastapi starlette pydantic",
-    "tsemon_server.bodies": "fastapi starlette pydantic",
-    "tsemon_server.ingest": "fastapi starlette pydantic pydantic_core typing_extensions tsemon_server.bodies "
-    "tsemon_server.store",
-    "tsemon_server.alerts": "fastapi starlette pydantic pydantic_core tsemon_server.bodies tsemon_server.store "
-    "tsemon_server.rules tsemon_server.replay tsemon_server.ingest",
-    "tsemon_server.replay": "numpy pydantic rich tsemon.transport tsemon_client tsemon_server.ingest "
+    "tsemon_server.rounds tsemon_server.rules tsemon_server.limits",
+    "tsemon_server.access": "fastapi starlette pydantic typer tsemon.terminal tsemon_server.bodies tsemon_server.durations "
+    "tsemon_server.errors tsemon_server.settings tsemon_server.store",
+    "tsemon_server.settings": "tsemon_server.limits tsemon_server.logs",
+    "tsemon_server.request_log": "starlette tsemon_server.logs",
+    "tsemon_server.admin": "typer tsemon.terminal tsemon_server.store tsemon_server.settings tsemon_server.durations",
+    "tsemon_server.rule_commands": "typer yaml tsemon.terminal tsemon_server.rules",
+    "tsemon_server.errors": "fastapi starlette pydantic tsemon_server.logs",
+    "tsemon_server.bodies": "fastapi starlette pydantic tsemon_server.limits",
+    "tsemon_server.limits": "starlette uvicorn tsemon_server.errors",
+    "tsemon_server.ingest": "fastapi starlette pydantic pydantic_core typing_extensions tsemon_server.access "
+    "tsemon_server.bodies tsemon_server.store tsemon_server.limits",
+    "tsemon_server.alerts": "fastapi starlette pydantic pydantic_core tsemon_server.access tsemon_server.bodies "
+    "tsemon_server.store tsemon_server.rules tsemon_server.replay tsemon_server.ingest",
+    "tsemon_server.replay": "numpy pydantic tsemon.terminal tsemon.transport tsemon_client tsemon_server.ingest "
     "tsemon_server.rules tsemon_server.store",
     "tsemon_server.rules": "numpy tsemon_server.yaml_lines",
-    "tsemon_server.queries": "fastapi numpy pyarrow tsemon_server.store",
-    "tsemon_server.notify": "pydantic typer tsemon_server.store tsemon_server.settings tsemon_server.durations "
-    "tsemon_server.yaml_lines",
-    "tsemon_server.exposition": "fastapi prometheus_client tsemon_server.store",
+    "tsemon_server.events": "fastapi starlette tsemon_server.access tsemon_server.store",
+    "tsemon_server.queries": "fastapi starlette numpy pyarrow pydantic tsemon_server.store",
+    "tsemon_server.notify": "pydantic typer tsemon.terminal tsemon_server.store tsemon_server.settings "
+    "tsemon_server.durations tsemon_server.yaml_lines",
+    "tsemon_server.exposition": "fastapi starlette numpy prometheus_client tsemon tsemon_server.settings "
+    "tsemon_server.store",
     "tsemon_server.housekeeping": "tsemon_server.rounds tsemon_server.store",
     "tsemon_server.rounds": "tsemon_server.store",
     "tsemon_server.spools": "fastapi starlette tsemon.transport tsemon_server.ingest tsemon_server.bodies "
@@ -67,7 +81,7 @@ PICTURE = {
     "tsemon_server.yaml_lines": "yaml",
     "tsemon_server.store": "sqlalchemy alembic numpy pydantic zstandard",
     "migrations": "sqlalchemy alembic",
-    "tsemon_client": "httpx",
+    "tsemon_client": "httpx pydantic pydantic_core pandas polars pyarrow rich tsemon.terminal typer",
 }
 ALLOWED = {unit: set(names.split()) for unit, names in PICTURE.items()}
 
@@ -132,7 +146,8 @@ class TestTheTrainingSide:
     def test_imports_with_torch_and_the_standard_library_only(self):
         run_python(
             "import sys\n"
-            "for name in ('pydantic', 'fastapi', 'sqlalchemy', 'httpx', 'typer', 'rich', 'transformers', 'sklearn'):\n"
+            "others = 'pydantic fastapi sqlalchemy httpx typer rich transformers sklearn wandb tensorboard'\n"
+            "for name in others.split():\n"
             "    sys.modules[name] = None\n"
             "import tsemon\n"
             "tsemon.attach\n"
@@ -146,6 +161,15 @@ class TestTheTrainingSide:
             "assert (attach, Monitor, Status) == (tsemon.attaching.attach, tsemon.monitor.Monitor, tsemon.status.Status)\n"
             "assert (Alert, __version__) == (tsemon.wire.Alert, tsemon.__version__)\n"
             "assert not hasattr(tsemon, 'atach')\n"
+        )
+
+
+class TestTheCommandLine:
+    def test_loads_what_a_command_needs_when_it_is_used(self):
+        run_python(
+            "import sys, tsemon.cli\n"
+            "needed = {'torch', 'numpy', 'httpx', 'pydantic', 'sqlalchemy', 'yaml'}\n"
+            "assert not needed & set(sys.modules), needed & set(sys.modules)\n"
         )
 
 

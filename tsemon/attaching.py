@@ -18,6 +18,7 @@ from torch import nn
 from tsemon.actions import Handler, OnAlert, handlers_of, in_words
 from tsemon.errors import InvalidArgument, SpoolError
 from tsemon.faults import Faults
+from tsemon.mirrors import Mirror, Mirrored, as_mirrors
 from tsemon.monitor import Monitor
 from tsemon.probes import Block, Probe, ProbeBatch, Ranks, agree, arrange, check_probe_batch, find_blocks
 from tsemon.registration import as_optimizers, check_arguments, chosen_measures, chosen_rows, collection, registration
@@ -49,6 +50,7 @@ def attach(
     process_group: dist.ProcessGroup | None = None,
     stage: int | None = None,
     probe_batch: ProbeBatch | None = None,
+    also: Mirror | str | Sequence[Mirror | str] = (),
 ) -> Monitor:
     """Watch `model` while it trains; call `step` on the result after every optimizer step.
 
@@ -76,6 +78,8 @@ def attach(
         scaled parameters would give: a tensor, a tuple of positional arguments, or a dict of keyword arguments of
         `model`. By default the first few of the first sampled batch are kept. Such a pass runs a stand-in for the model,
         eager and in eval mode; the model is not touched, and your own hooks in it do not fire.
+    also: where each frame's numbers go as well: `tsemon.mirrors.TensorBoard(folder)`, `tsemon.mirrors.WandB(run)`, the texts
+        "tensorboard:FOLDER" and "wandb", what has `write(frame)` and `close()`, or a list. With ranks, that of rank 0.
 
     Raises, all of them under TsemonError: NoBlocksFound, InvalidArgument, UnknownMetric (for `measures`), SpoolError when
     there is neither a server nor a folder that can be written, and in every rank of a group where it raises in one.
@@ -119,17 +123,20 @@ def attach(
     server = server or os.environ.get("TSEMON_SERVER") or None
     faults = Faults()
     is_sender = ranks is None or ranks.rank == 0
-    outbox = together(lambda: _open_outbox(server, spool_dir, body, faults) if is_sender else SilentOutbox())
-    probe = Probe(
-        model,
-        optimizers,
-        found,
-        faults.contain,
-        depth=len(names),
-        ranks=ranks,
-        attention_rows=rows,
-        probe_batch=probe_batch,
+    probe = together(
+        lambda: Probe(
+            model,
+            optimizers,
+            found,
+            faults.contain,
+            depth=len(names),
+            ranks=ranks,
+            attention_rows=rows,
+            probe_batch=probe_batch,
+        )
     )
+    # Last, since it starts threads and opens files.
+    outbox = together(lambda: _open_outbox(server, spool_dir, body, faults, also) if is_sender else SilentOutbox())
     return Monitor(
         probe,
         cadence,
@@ -162,10 +169,14 @@ def _alone(prepare: Callable[[], T]) -> T:
 
 
 def _open_outbox(
-    server: str | None, spool_dir: str | os.PathLike[str] | None, body: Mapping[str, Any], faults: Faults
+    server: str | None, spool_dir: str | os.PathLike[str] | None, body: Mapping[str, Any], faults: Faults, also: object
 ) -> Outbox:
     delivery = HttpDelivery(server) if server else None
-    return Outbox(_open_spool(spool_dir, body, delivery is not None, faults.warn), delivery, on_warning=faults.warn)
+    with as_mirrors(also) as mirrors:
+        spool = _open_spool(spool_dir, body, delivery is not None, faults.warn)
+    return Outbox(
+        spool, delivery, on_warning=faults.warn, mirrors=[Mirrored(mirror, faults.warn) for mirror in mirrors]
+    )
 
 
 def _open_spool(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -756,7 +757,15 @@ def num_entries(metric: Metric, num_blocks: int) -> int:
     return {"activation": num_blocks + 1, "block": num_blocks, "run": 1}[metric.axis]
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """A hint for an error message: the most alike of the known names, or all of them where none is alike."""
+def nearest(name: str, known: Collection[str]) -> str:
+    """A hint for an error message: the most alike of the known names, or the first of them where none is alike."""
     close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known)) or 'none'}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    shown = ", ".join(repr(one) for one in sorted(known)[:MOST_NAMED])
+    num_more = len(known) - MOST_NAMED
+    return f"known are {shown or 'none'}" + (f" and {num_more} more" if num_more > 0 else "")
+
+
+MOST_NAMED = 20
+"""More names than these are no hint."""

@@ -98,6 +98,13 @@ class UnknownAttempt(TsemonError, LookupError):
     status = 404
 
 
+class UnknownFrame(TsemonError, LookupError):
+    """The run, or this attempt of it, has no frame."""
+
+    code = "unknown_frame"
+    status = 404
+
+
 class UnknownMetric(TsemonError, LookupError):
     """Neither the catalogue nor the run knows this metric."""
 
@@ -133,6 +140,20 @@ class UnknownRule(TsemonError, LookupError):
     status = 404
 
 
+class Unauthorized(TsemonError):
+    """The service needs a token, and none came that it knows."""
+
+    code = "unauthorized"
+    status = 401
+
+
+class Forbidden(TsemonError):
+    """The token is not for this."""
+
+    code = "forbidden"
+    status = 403
+
+
 class WrongAlertState(TsemonError):
     """The alert is not in a state in which this can be done to it."""
 
@@ -145,6 +166,38 @@ class BodyTooLarge(TsemonError):
 
     code = "body_too_large"
     status = 413
+
+
+class LimitReached(TsemonError):
+    """The service has as many things of a kind as it takes; nothing is wrong with this one."""
+
+    code = "limit_reached"
+    status = 409
+
+
+class Busy(TsemonError):
+    """The service has too much under way; the same request will do later."""
+
+    code = "busy"
+    status = 503
+
+    def __init__(self, text: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
+class TooManyRequests(Busy):
+    """Whoever asks has asked too often."""
+
+    code = "too_many_requests"
+    status = 429
+
+
+class TooSlow(TsemonError):
+    """What was to come did not come in time."""
+
+    code = "too_slow"
+    status = 408
 
 
 class UnsupportedEncoding(TsemonError):

@@ -34,7 +34,7 @@ from tsemon.sample import Sample
 from tsemon.schedule import Cadence, Spent
 from tsemon.status import Status
 from tsemon.transport import Outbox, SilentOutbox
-from tsemon.wire import Alert, RunState
+from tsemon.wire import MAX_NOT_MEASURED, MAX_REASON, Alert, RunState
 
 log = logging.getLogger("tsemon")
 
@@ -104,6 +104,7 @@ class Monitor:
         self._newest = _Newest(None, Spent(0.0, 0.0, is_slow=False), 0.0)
         self._measured: set[str] = set()
         self._not_measured: dict[str, str] = {}
+        self._told_not_measured: dict[str, str] | None = None
         self._how: dict[str, str] = {}
         self._pid = os.getpid()
         self._faults.guard(self._arm, probe)
@@ -288,6 +289,9 @@ class Monitor:
             if self._relay is not None:
                 self._relay.confirm()
         self._remember(probe, sample.names)
+        if self._not_measured != self._told_not_measured:
+            self._told_not_measured = dict(self._not_measured)
+            sample.not_measured = _as_sent(self._not_measured)
         self._faults.guard(self._outbox.put, sample.to_frame)
 
         if before.sample is not None and before.sample.has_agreed:
@@ -386,6 +390,11 @@ def _log_alert(alert: Alert) -> None:
         log.info("tsemon: step %s: %s resolved", alert.resolved_step, alert.rule)
     else:  # the reply that told the step was lost
         log.info("tsemon: %s of step %s resolved", alert.rule, alert.firing_step)
+
+
+def _as_sent(not_measured: Mapping[str, str]) -> dict[str, str]:
+    """As much of it as a frame may carry."""
+    return {name: why[:MAX_REASON] for name, why in sorted(not_measured.items())[:MAX_NOT_MEASURED]}
 
 
 def _closing_at_exit(monitor: weakref.ref[Monitor]) -> Callable[[], None]:

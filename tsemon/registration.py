@@ -13,7 +13,7 @@ from torch import nn
 
 from tsemon.catalogue import TIERS, nearest
 from tsemon.errors import InvalidArgument, UnknownMetric
-from tsemon.wire import MAX_BLOCK_NAME, MAX_BLOCKS, MAX_BODY_BYTES, MAX_STEP, MAX_TAGS, NAME
+from tsemon.wire import MAX_BLOCK_NAME, MAX_BLOCKS, MAX_CONFIG_BYTES, MAX_STEP, MAX_TAGS, NAME
 
 
 def registration(
@@ -30,7 +30,9 @@ def registration(
     tags = collection("tags", tags)
     for name, text in (("run", run), ("project", project), *(("each of tags", tag) for tag in tags)):
         if not _is_name(text):
-            raise InvalidArgument(f"{name} is a name of 1 to 128 characters on one line, got {text!r}")
+            raise InvalidArgument(
+                f"{name} is a name of 1 to 128 characters, none of them a control character, got {text!r:.200}"
+            )
     if len(tags) > MAX_TAGS:
         raise InvalidArgument(f"a run has at most {MAX_TAGS} tags, got {len(tags)}")
     if len(blocks) > MAX_BLOCKS or any(len(name) > MAX_BLOCK_NAME for name in blocks):
@@ -145,9 +147,9 @@ def _as_json(config: Mapping[str, Any] | None) -> dict[str, Any]:
         raise InvalidArgument(
             f"config is kept as JSON, so it holds finite numbers, text, lists and dicts: {type(error).__name__}: {error}"
         ) from error
-    if size_bytes > MAX_BODY_BYTES // 2:
+    if size_bytes > MAX_CONFIG_BYTES:
         raise InvalidArgument(
-            f"config takes {size_bytes / 2**20:.1f} MiB as JSON, at most {MAX_BODY_BYTES // 2**21} are kept"
+            f"config takes {size_bytes / 2**20:.1f} MiB as JSON, at most {MAX_CONFIG_BYTES // 2**20} is kept"
         )
     kept: dict[str, Any] = json.loads(text)
     return kept

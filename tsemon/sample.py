@@ -34,6 +34,8 @@ class Sample:
         self._time = time.time()
         self._scalars: dict[str, float] = {}
         self._parts: list[_Part] = []
+        self.not_measured: Mapping[str, str] | None = None
+        """What the frame is to tell of metrics that are not measured, and why."""
         self.device_s = 0.0
         """Seconds of the device's time that the hooks of this step took; known once the frame was made."""
         tensors: list[Tensor] = []
@@ -93,7 +95,7 @@ class Sample:
                     groups[part.group][part.name] = Array.of(values.flatten().tolist(), tuple(values.shape))
             except Exception as error:
                 self._on_fault(error)
-        return Frame(seq, self._step, self._time, scalars, groups["layers"], groups["heads"])
+        return Frame(seq, self._step, self._time, scalars, groups["layers"], groups["heads"], self.not_measured)
 
     @property
     def has_agreed(self) -> bool:

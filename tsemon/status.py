@@ -48,6 +48,7 @@ class Status:
             ("frames", f"{sent.num_sent} sent, {sent.num_pending} pending, {sent.num_dropped} dropped"),
             ("cost", f"{self.overhead_ratio:.2%} of wall time, {self.sample_s * 1e3:.1f} ms every {self.gap} steps"),
         ]
+        lines += [("mirror", mirror) for mirror in sent.mirrors]
         if sent.last_error:
             lines.append(("last error", sent.last_error))
         lines += [("fault", fault) for fault in self.faults]

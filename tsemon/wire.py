@@ -25,13 +25,33 @@ MAX_BODY_BYTES = 16 * 2**20
 MAX_STEP = 2**53 - 1
 """The largest step and seq: the largest integer that every JSON reader keeps exact."""
 
+MAX_FRAMES = 4096
+"""Frames in one body: all of them are one transaction, which others wait for."""
+
 MAX_SCALARS = 1000
-"""Scalars in one frame."""
+"""Scalars in one frame, and arrays of each kind."""
+
+MAX_METRICS = 10_000
+"""Metrics of one run by different names, all its frames together."""
+
+MAX_ATTEMPTS = 10_000
+"""Attempts of one run."""
+
+MAX_WRITERS = 4096
+"""Writers of one attempt."""
+
+MAX_CONFIG_BYTES = 2**20
+"""A run's config as JSON in UTF-8."""
 
 MAX_TAGS = 100
 MAX_BLOCKS = 10_000
 MAX_BLOCK_NAME = 256
 """Characters in the name of a block."""
+
+MAX_NOT_MEASURED = 200
+"""Metrics of which one frame says why they are not measured."""
+MAX_REASON = 300
+"""Characters of such a reason."""
 
 NAME = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,128}"
 """What a run, a project or a tag may be called: up to 128 characters on one line."""
@@ -86,6 +106,8 @@ class Frame:
     """Per metric one value per block, or depth + 1 for activations (entry 0 is the first block's input)."""
     heads: Mapping[str, Array] = field(default_factory=dict)
     """Per metric an array of shape (blocks, heads)."""
+    not_measured: Mapping[str, str] | None = None
+    """Why metrics are not measured, by name: all of them, in the first frame and whenever that has changed; else None."""
 
     def to_json(self) -> str:
         """The frame as one line of strict JSON (no NaN literal: see `number_to_json`)."""
@@ -97,6 +119,7 @@ class Frame:
                 "scalars": {name: number_to_json(value) for name, value in self.scalars.items()},
                 "layers": {name: array_to_json(values) for name, values in self.layers.items()},
                 "heads": {name: array_to_json(values) for name, values in self.heads.items()},
+                **({} if self.not_measured is None else {"not_measured": self.not_measured}),
             },
             separators=(",", ":"),
             allow_nan=False,

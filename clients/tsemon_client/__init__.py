@@ -3,9 +3,80 @@
 from tsemon_client import Client
 client = Client("http://127.0.0.1:8731")
 run = client.find_run("gpt-82m")
-client.series(run["run_id"], "token_similarity", layer=-1)
+client.series(run.run_id, "token_similarity", layer=-1).to_pandas()
 """
 
-from tsemon_client.client import Client
+from typing import TYPE_CHECKING
 
-__all__ = ["Client"]
+__all__ = [
+    "Alert",
+    "AlertChanged",
+    "AsyncClient",
+    "AsyncFound",
+    "Attempt",
+    "Client",
+    "ComparedRun",
+    "Comparison",
+    "Connected",
+    "Event",
+    "Found",
+    "Glance",
+    "Heatmap",
+    "Latest",
+    "Record",
+    "Recorded",
+    "RecordedFrame",
+    "Records",
+    "RuleStanding",
+    "RuleStandings",
+    "RuleVersion",
+    "Run",
+    "RunChanged",
+    "RunDeleted",
+    "RunDetail",
+    "Series",
+    "TagUse",
+    "Tried",
+    "TriedAlert",
+]
+
+if TYPE_CHECKING:
+    from tsemon_client.client import AsyncClient, AsyncFound, Client, Found
+    from tsemon_client.models import (
+        Alert,
+        AlertChanged,
+        Attempt,
+        ComparedRun,
+        Comparison,
+        Connected,
+        Event,
+        Glance,
+        Heatmap,
+        Latest,
+        Record,
+        Recorded,
+        RecordedFrame,
+        Records,
+        RuleStanding,
+        RuleStandings,
+        RuleVersion,
+        Run,
+        RunChanged,
+        RunDeleted,
+        RunDetail,
+        Series,
+        TagUse,
+        Tried,
+        TriedAlert,
+    )
+else:
+    # The command line has its commands below this package: `tsemon --help` needs neither httpx nor pydantic.
+    def __getattr__(name):
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from tsemon_client import client, models
+
+        return getattr(client if hasattr(client, name) else models, name)
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

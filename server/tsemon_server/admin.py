@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tsemon.errors import InvalidArgument
+from tsemon.terminal import Column, examples, print_json, print_table, say
 
 if TYPE_CHECKING:
     from tsemon_server.store import Finding, Retention, Store
@@ -17,40 +19,66 @@ app = typer.Typer(help="Look after the service's database.", no_args_is_help=Tru
 AnyDatabase = Annotated[
     str | None, typer.Option("--database", help="Database URL (TSEMON_DATABASE, default sqlite:///tsemon.db).")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
-@app.command()
-def check(database: AnyDatabase = None) -> None:
+@app.command(
+    epilog=examples(
+        "tsemon admin check",
+        "tsemon admin check --json | jq '.findings | length'",
+    )
+)
+def check(database: AnyDatabase = None, as_json: AsJson = False) -> None:
     """Recount everything and decode every checksum. Changes nothing, works beside a service; exits 1 at damage."""
     findings: list[Finding] = []
     store = _open(database)
-    typer.echo(f"{'run':<16} {'frames':>10} {'settled':>10} {'segments':>9} {'chunks':>9} {'damage':>7}")
-    for run in store.check(findings.append):
-        num_found = sum(finding.run_id == run.run_id for finding in findings)
-        typer.echo(
-            f"{run.run_id:<16} {run.num_hot + run.num_settled:>10,} {run.num_settled:>10,} {run.num_segments:>9,} "
-            f"{run.num_chunks:>9,} {num_found:>7,}"
+    checked = list(store.check(findings.append))
+    if as_json:
+        print_json(
+            {"runs": [run._asdict() for run in checked], "findings": [finding._asdict() for finding in findings]}
         )
-    for finding in findings:
-        typer.echo(f"damaged: {finding.run_id + ': ' if finding.run_id else ''}{finding.where}: {finding.what}")
-    typer.echo(f"{store.where}: {f'{len(findings)} findings' if findings else 'all is whole'}")
+    else:
+        counts = ("frames", "settled", "segments", "chunks", "damage")
+        damage = Counter(finding.run_id for finding in findings)
+        print_table(
+            [Column("run"), *(Column(name, right=True) for name in counts)],
+            [
+                [
+                    run.run_id,
+                    f"{run.num_hot + run.num_settled:,}",
+                    f"{run.num_settled:,}",
+                    f"{run.num_segments:,}",
+                    f"{run.num_chunks:,}",
+                    f"{damage[run.run_id]:,}",
+                ]
+                for run in checked
+            ],
+        )
+        for finding in findings:
+            say(f"damaged: {finding.run_id + ': ' if finding.run_id else ''}{finding.where}: {finding.what}")
+        say(f"{store.where}: {f'{len(findings)} findings' if findings else 'all is whole'}")
     store.close()
     if findings:
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(epilog=examples("tsemon admin vacuum --database sqlite:////var/lib/tsemon/tsemon.db"))
 def vacuum(database: AnyDatabase = None) -> None:
     """Give back all space that holds nothing. Nobody can write meanwhile; stop the service for a large database."""
     store = _open(database)
     if not store.gives_space_back:
-        typer.echo("this file was made by an older version; from now on it gives space back by itself")
+        say("this file was made by an older version; from now on it gives space back by itself")
     before, after = store.vacuum()
-    typer.echo(f"{store.where}: {before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB after")
+    say(f"{store.where}: {before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB after")
     store.close()
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "tsemon admin backup tsemon-$(date +%F).db",
+        "tsemon admin backup /backup/tsemon.dump --database postgresql://tsemon@db/tsemon",
+    )
+)
 def backup(
     file: Annotated[Path, typer.Argument(help="A new file.")],
     database: AnyDatabase = None,
@@ -59,10 +87,10 @@ def backup(
     from tsemon_server.store import backup as write_backup
 
     write_backup(_url(database), file)
-    typer.echo(f"{file}: {file.stat().st_size / 1e6:,.1f} MB")
+    say(f"{file}: {file.stat().st_size / 1e6:,.1f} MB")
 
 
-@app.command()
+@app.command(epilog=examples("tsemon admin restore tsemon-2026-01-31.db --database sqlite:///new.db"))
 def restore(
     file: Annotated[Path, typer.Argument(help="What `backup` wrote.")],
     force: Annotated[bool, typer.Option("--force", help="Replace the runs that the database holds.")] = False,
@@ -75,11 +103,17 @@ def restore(
 
     read_backup(_url(database), file, time.time(), force=force)
     store = _open(database)
-    typer.echo(f"{store.where}: as in {file}")
+    say(f"{store.where}: as in {file}")
     store.close()
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "tsemon admin retention  # show what is set",
+        "tsemon admin retention sweeps --samples 30d --rollups 26w --runs 52w",
+        "tsemon admin retention sweeps --forever",
+    )
+)
 def retention(
     project: Annotated[str | None, typer.Argument(help="The project to set; all are shown.")] = None,
     samples: Annotated[str | None, typer.Option(help="Keep single samples so long: 12h, 30d, 2w, forever.")] = None,
@@ -87,6 +121,7 @@ def retention(
     runs: Annotated[str | None, typer.Option(help="Delete runs that were not heard of for so long.")] = None,
     forever: Annotated[bool, typer.Option("--forever", help="Keep all that is not given for ever.")] = False,
     database: AnyDatabase = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show or set how long projects keep what they have. What is dropped does not come back."""
     is_set = forever or samples is not None or rollups is not None or runs is not None
@@ -99,10 +134,13 @@ def retention(
         _set_retention(store, project, samples, rollups, runs, forever)
     with store.read() as reader:
         shown = [kept for kept in reader.retentions() if project in (None, kept.project)]
-    for kept in shown:
-        typer.echo(_line_of(kept))
-    if not shown:
-        typer.echo(f"{'all projects keep' if project is None else f'{project} keeps'} everything for ever")
+    if as_json:
+        print_json([kept._asdict() for kept in shown])
+    elif shown:
+        for kept in shown:
+            say(_line_of(kept))
+    else:
+        say(f"{'all projects keep' if project is None else f'{project} keeps'} everything for ever")
     store.close()
 
 

@@ -3,49 +3,58 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import signal
 import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tsemon.errors import InvalidArgument, TsemonError
 from tsemon.wire import API
-from tsemon_server import alerts, ingest, queries, ui
+from tsemon_server import alerts, events, ingest, queries, ui
+from tsemon_server.access import routes as access
+from tsemon_server.access.gate import Gate, token_id_of
+from tsemon_server.access.keeper import Keeper
+from tsemon_server.access.table import describe as describe_scopes
 from tsemon_server.alerts import ActiveRules, Rulebook, Watch
 from tsemon_server.alerts.liveness import LISTEN_S, LOOK_EVERY_S, Liveness
 from tsemon_server.bodies import schemas_of
-from tsemon_server.errors import Problem, handle_errors, problem_response
-from tsemon_server.exposition import Exposition
+from tsemon_server.errors import PROBLEMS, handle_errors, problem_response
+from tsemon_server.events import BEAT_S, Feed
+from tsemon_server.exposition import Exposition, Meters, RequestMeter, share_counters
 from tsemon_server.housekeeping import PAUSE_S, Housekeeping
+from tsemon_server.limits.admission import Admission
+from tsemon_server.limits.connections import BACKLOG, UNSENT_BYTES, BoundedServer, Connection, num_connections
+from tsemon_server.limits.rates import Failures, Rates, Strangers
+from tsemon_server.limits.values import Limits
+from tsemon_server.logs import set_up_logs
 from tsemon_server.notify.configuration import load
 from tsemon_server.notify.notifier import Notifier
+from tsemon_server.request_log import RequestLog
 from tsemon_server.rounds import Rounds
 from tsemon_server.rules import PACK, Rule
 from tsemon_server.settings import Settings
 from tsemon_server.spools import ReadOnly, SpoolView
 from tsemon_server.store import Record, Store, without_password
-from tsemon_server.workers import run_workers
+from tsemon_server.workers import Worker, run_workers
 
-DOCS_POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' https://cdn.jsdelivr.net; frame-ancestors 'none'; "
-    "style-src 'self' 'unsafe-inline' https://cdn.jsdelivr.net; img-src 'self' data: https://fastapi.tiangolo.com"
-)
 POLICY = "default-src 'self'; frame-ancestors 'none'"
 
 DESCRIPTION = """What goes on inside transformers while they train: runs, frames, series, heat maps, alerts.
 
-Errors are `{"error": code, "detail": text}`. This page loads Swagger UI from cdn.jsdelivr.net; the schema itself is at
-`/openapi.json` and needs nothing from elsewhere.
+Errors are `{"error": code, "detail": text}`.
 """
 
 
@@ -76,7 +85,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.setdefault("X-Content-Type-Options", "nosniff")
-                headers.setdefault("Content-Security-Policy", DOCS_POLICY if scope["path"] == "/docs" else POLICY)
+                headers.setdefault("Content-Security-Policy", POLICY)
             await send(message)
 
         answer = self._refusal(Headers(scope=scope)) or self._app
@@ -108,16 +117,19 @@ def create_app(
     housekeeping_pause_s: float = PAUSE_S,
     look_every_s: float = LOOK_EVERY_S,
     listen_s: float = LISTEN_S,
+    beat_s: float = BEAT_S,
 ) -> FastAPI:
     """The service on its database, which is migrated first, or on a spool folder; built-in rules where none are given.
 
     Raises TsemonError where the settings or the database do not allow it.
     """
-    if not settings.insecure and not _is_loopback(settings.host):
+    if settings.insecure and settings.tokens:
+        raise InvalidArgument("expected --tokens or --insecure, got both; with --insecure anyone may do everything")
+    needs_tokens = settings.tokens or not (settings.insecure or _is_loopback(settings.host))
+    if settings.spool is not None and needs_tokens:
         raise InvalidArgument(
-            f"expected a loopback address such as 127.0.0.1, got host {settings.host!r}: there is no login, so whoever "
-            "reaches the port may read, write and delete everything; listen locally, or accept that "
-            "with the option --insecure"
+            f"a spool folder is shown without tokens, for it has no database to keep them in, got host {settings.host!r}; "
+            "listen on a loopback address such as 127.0.0.1, or let anyone read it with the option --insecure"
         )
     if settings.spool is not None and settings.workers > 1:
         raise InvalidArgument(f"a spool folder is shown by one process, got workers={settings.workers}; leave them out")
@@ -127,12 +139,23 @@ def create_app(
         )
     notified = None if settings.notify is None else load(Path(settings.notify))
     view = None if settings.spool is None else SpoolView(settings.spool)
-    store = Store(settings.database if view is None else view.database, clock)
-    exposition = Exposition(store, clock)
+    limits = settings.limits
+    database = settings.database if view is None else view.database
+    store = Store(
+        database,
+        clock,
+        max_runs=limits.runs,
+        max_project_runs=limits.project_runs,
+        max_waiting=limits.commits,
+    )
+    meters = Meters()
+    exposition = Exposition(store, meters, settings.metrics, clock=clock)
     built_in = PACK if rules is None else rules
     rulebook, active = Rulebook(built_in), ActiveRules(built_in)
     rulebook.register(store)
-    watch = Watch(active, on_error=exposition.count_rule_error)
+    keeper = Keeper(store, clock) if needs_tokens else None
+    feed = Feed(store, limits.listeners, clock, written_in=None if view is None else view.written_in)
+    watch = Watch(active, on_error=meters.count_rule_error, on_read=meters.count_rules)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -141,7 +164,7 @@ def create_app(
         looks = Rounds(store, "liveness", [liveness.look], look_every_s)
         at_work: list[Rounds | Notifier] = [housekeeping, looks]
         if notified is not None:
-            at_work.append(Notifier(store, notified, clock))
+            at_work.append(Notifier(store, notified, clock, count=meters.count_notifications))
         for work in at_work:
             work.start()
         if view is not None:
@@ -153,35 +176,57 @@ def create_app(
         if view is not None:
             await run_in_threadpool(view.close)
 
-    app = FastAPI(title="tsemon", version="1", description=DESCRIPTION, lifespan=lifespan, redoc_url=None)
-    app.state.store = store
-    problems: dict[int | str, dict[str, Any]] = {"default": {"model": Problem, "description": "Why it was not done."}}
+    app = FastAPI(
+        title="tsemon",
+        version="1",
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
+    app.state.store, app.state.feed, app.state.needs_tokens = store, feed, needs_tokens
     for router in (
-        ingest.make_router(store, watch.observe, exposition.count),
-        queries.make_router(store),
+        ingest.make_router(store, watch.observe, meters),
+        queries.make_router(store, limits.export_s),
         alerts.make_router(store, rulebook, active),
+        access.make_router(keeper),
+        events.make_router(store, feed, keeper, beat_s),
     ):
-        app.include_router(router, prefix=API, responses=problems)
+        app.include_router(router, prefix=API, responses=PROBLEMS)
     if view is not None:
-        app.include_router(view.make_router(store), prefix=API, responses=problems)
+        app.include_router(view.make_router(store), prefix=API, responses=PROBLEMS)
         app.add_middleware(ReadOnly, root=view.root)
-    app.include_router(exposition.make_router())
-    app.include_router(_health(store), responses=problems)
+    app.include_router(exposition.make_router(), responses=PROBLEMS)
+    app.include_router(_health(store), responses=PROBLEMS)
     app.include_router(ui.router)
     handle_errors(app)
-    hosts = None if settings.insecure else frozenset({"localhost", "127.0.0.1", "[::1]", _bracketed(settings.host)})
-    app.add_middleware(Guard, hosts=hosts)
-    _describe_bodies(app)
+    app.add_middleware(Rates, limits=limits)
+    app.add_middleware(Strangers, limits=limits)
+    app.add_middleware(Gate, keeper=keeper)
+    app.add_middleware(Failures, limits=limits, token_id_of=token_id_of, ids=store.tokens.ids)
+    app.add_middleware(Admission, limits=limits)
+    # Who has a token may use any name where none are given: a page elsewhere that points its name at us has no token.
+    by_any_name = settings.insecure or (needs_tokens and not settings.hosts)
+    ours = {"localhost", "127.0.0.1", "[::1]", _bracketed(settings.host), *settings.hosts}
+    app.add_middleware(Guard, hosts=None if by_any_name else frozenset(ours))
+    app.add_middleware(RequestMeter, meters=meters)
+    app.add_middleware(RequestLog)  # last, so that it is first to see a request
+    _describe(app)
     return app
 
 
 def serve(settings: Settings) -> None:
-    """Run the service until SIGTERM or SIGINT; exit with status 1 and a sentence where it cannot start."""
+    """Run the service until SIGTERM or SIGINT.
+
+    Raises TsemonError where it cannot start; exits with status 1 and a sentence where it cannot listen.
+    """
+    set_up_logs(settings.log_format, settings.log_level)
     try:
         app = create_app(settings)
         listener = _listen(settings.host, settings.port)
-    except TsemonError as error:
-        sys.exit(f"tsemon: {error}")
+    except TsemonError:
+        raise  # the command line tells it; a SpoolError is an OSError, too
     except socket.gaierror as error:
         sys.exit(
             f"tsemon: cannot listen on host {settings.host!r}: {error.strerror}; expected an address of this machine "
@@ -197,24 +242,43 @@ def serve(settings: Settings) -> None:
         without_password(settings.database) if settings.spool is None else f"the folder {settings.spool}, read-only"
     )
     print(f"tsemon serves http://{_bracketed(settings.host)}:{port} from {source}", flush=True)
+    if app.state.needs_tokens and not app.state.store.tokens.all():
+        print("nobody can get in yet: `tsemon token create NAME --scope admin` makes the first token", flush=True)
     if settings.workers == 1:
-        _run(app, listener)
+        _run(app, listener, settings.limits)
     else:
         app.state.store.close()  # it was opened to find out whether it can be, and to migrate it
         run_workers(settings.workers, _run_another, settings, listener)
 
 
-def _run_another(settings: Settings, listener: socket.socket) -> None:
+def _run_another(worker: Worker, settings: Settings, listener: socket.socket) -> None:
+    set_up_logs(settings.log_format, settings.log_level)
+    share_counters(worker.folder, worker.number)
     try:
         app = create_app(settings)
     except TsemonError as error:
         sys.exit(f"tsemon: {error}")
-    _run(app, listener)
+    _run(app, listener, settings.limits)
 
 
-def _run(app: FastAPI, listener: socket.socket) -> None:
-    config = uvicorn.Config(app, access_log=False, log_level="warning", timeout_graceful_shutdown=10)
-    server = uvicorn.Server(config)
+def make_server(app: FastAPI, limits: Limits) -> BoundedServer:
+    """What serves `app` on a socket."""
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        backlog=BACKLOG,
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        timeout_graceful_shutdown=10,
+    )
+    limits = replace(limits, connections=num_connections(limits))
+    return BoundedServer(config, limits, on_exit=app.state.feed.end)
+
+
+def _run(app: FastAPI, listener: socket.socket, limits: Limits) -> None:
+    server = make_server(app, limits)
     # uvicorn sets its own handler while it runs: this one hears a signal that comes before it, and the one that uvicorn
     # raises again once it has shut down.
     signal.signal(signal.SIGTERM, server.handle_exit)
@@ -240,14 +304,25 @@ def _health(store: Store) -> APIRouter:
     return router
 
 
-def _describe_bodies(app: FastAPI) -> None:
-    """Add to OpenAPI the bodies that the routes read raw."""
+def _describe(app: FastAPI) -> None:
+    """Serve OpenAPI, with the bodies that the routes read raw, and the scopes that they ask for: made once."""
     generate = app.openapi
 
+    @cache
     def openapi() -> dict[str, Any]:
         schema = generate()
-        schema["components"]["schemas"] |= schemas_of((*ingest.BODIES, *alerts.BODIES))
+        schema["components"]["schemas"] |= schemas_of((*ingest.BODIES, *alerts.BODIES, *access.BODIES))
+        if app.state.needs_tokens:
+            describe_scopes(schema)
         return schema
+
+    @cache
+    def document() -> bytes:
+        return json.dumps(openapi(), ensure_ascii=False).encode()
+
+    @app.get("/openapi.json", include_in_schema=False)
+    def describe() -> Response:
+        return Response(document(), media_type="application/json")
 
     app.openapi = openapi  # type: ignore[method-assign]
 
@@ -258,12 +333,15 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        # The system would take megabytes of an answer for each who does not read, and tell us late who does.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     try:
         listener.bind((host, port))
     except OSError:
         listener.close()
         raise
-    listener.listen(2048)
+    listener.listen(BACKLOG)
     return listener
 
 

@@ -4,59 +4,93 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tsemon.catalogue import LAYERED, nearest
 from tsemon.errors import InvalidArgument, UnknownRule
+from tsemon.terminal import Column, examples, print_json, print_table, say
 
 if TYPE_CHECKING:
     from tsemon_server.rules import Rule
 
+
+def _names(incomplete: str) -> list[str]:
+    """For the shell."""
+    try:
+        from tsemon_server.rules import PACK
+    except ImportError:
+        return []
+    return [rule.name for rule in PACK if rule.name.startswith(incomplete)]
+
+
 app = typer.Typer(help="Read rule files, and show the built-in rules.", no_args_is_help=True)
 
 
-@app.command()
-def check(files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Rule files, as YAML or JSON.")]) -> None:
+@app.command(
+    epilog=examples("tsemon rules check mine.yaml", "tsemon rules check rules/*.yaml --json | jq -r '.[].error'")
+)
+def check(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Rule files, as YAML or JSON.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+) -> None:
     """Say whether rule files can be read, or what is wrong first and in which line. Exits 1 where one cannot."""
     from tsemon_server.rules import load_file
 
-    is_sound = True
+    found: list[dict[str, Any]] = []
     for file in files:
         try:
             rules = load_file(file)
-            count = "1 rule" if len(rules) == 1 else f"{len(rules)} rules"
-            typer.echo(f"{file}: {count}: {', '.join(rule.name for rule in rules)}")
-            for note in _notes(rules):
-                typer.echo(f"{file}: note: {note}")
+            names, notes = [rule.name for rule in rules], list(_notes(rules))
+            found.append({"file": str(file), "rules": names, "notes": notes, "error": None})
         except InvalidArgument as error:
-            is_sound = False
-            typer.echo(str(error), err=True)
-    if not is_sound:
+            found.append({"file": str(file), "rules": [], "notes": [], "error": str(error)})
+    if as_json:
+        print_json(found)
+    for one in found if not as_json else ():
+        if one["error"]:
+            say(f"tsemon: {one['error']}", err=True)
+            continue
+        count = "1 rule" if len(one["rules"]) == 1 else f"{len(one['rules'])} rules"
+        say(f"{one['file']}: {count}: {', '.join(one['rules'])}")
+        for note in one["notes"]:
+            say(f"{one['file']}: note: {note}")
+    if any(one["error"] for one in found):
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "tsemon rules show",
+        "tsemon rules show loss-spike > mine.yaml  # a start for a rule of your own",
+        "tsemon rules show --json | jq -r '.[].name'",
+    )
+)
 def show(
     name: Annotated[
-        str | None, typer.Argument(help="A rule by its name, or those with an alias; all are listed.")
+        str | None,
+        typer.Argument(help="A rule by its name, or those with an alias; all are listed.", autocompletion=_names),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rules as JSON, as rule files write them.")] = False,
 ) -> None:
     """List the built-in rules, or show one as a rule file: a start for one of your own."""
     from tsemon_server.rules import PACK
 
-    if name is None:
-        for rule in PACK:
-            typer.echo(f"{rule.name:<32} {rule.severity:<8} {rule.family:<8} {rule.title}")
-        return
-    typer.echo(_as_file(_found(PACK, name)), nl=False)
+    rules = [*PACK] if name is None else _found(PACK, name)
+    if as_json:
+        print_json([rule.definition for rule in rules])
+    elif name is not None:
+        say(_as_file(rules).removesuffix("\n"))
+    else:
+        columns = [Column("rule"), Column("severity"), Column("family"), Column("what it finds", wraps=True)]
+        print_table(columns, [[rule.name, rule.severity, rule.family, rule.title] for rule in rules])
 
 
 def _notes(rules: tuple[Rule, ...]) -> Iterator[str]:
     """What may be a slip: layers of a name that tsemon does not measure can still come from another writer."""
     for rule in rules:
-        for measure in sorted(rule.measures):
+        for measure in sorted(rule.all_measures):
             if measure.kind != "scalar" and measure.name not in LAYERED:
                 yield (
                     f"rule {rule.name} reads {measure.kind} {measure.name!r}, which tsemon does not measure; "

@@ -73,7 +73,7 @@ class _Reader:
             return [self._value(item, (*path, place)) for place, item in enumerate(self._until(yaml.SequenceEndEvent))]
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(path)
-        return _plain(event.value) if event.implicit[0] else event.value
+        return _plain(event.value) if event.implicit[0] else self._text(event)
 
     def _mapping(self, path: Path) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -90,7 +90,15 @@ class _Reader:
         self._refuse_shorthand(event)
         if not isinstance(event, yaml.ScalarEvent):
             raise self._problem(event, "expected a word before the colon, got a list or a mapping")
-        return event.value
+        return self._text(event)
+
+    def _text(self, event: Any) -> str:
+        """The text in quotes. JSON writes some characters as two halves, which YAML leaves apart."""
+        text: str = event.value
+        try:
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            raise self._problem(event, "expected whole characters, got half of one (a lone surrogate)") from None
 
     def _until(self, end: type) -> Iterator[Any]:
         while not isinstance(event := next(self._events), end):
@@ -108,7 +116,11 @@ class _Reader:
         except yaml.MarkedYAMLError as error:
             where = f"{self._origin} line {_line(error.problem_mark)}"
             raise InvalidDocument(f"{where}: expected YAML: {error.problem}") from error
-        except yaml.YAMLError as error:  # characters that may not stand in it
+        except (
+            yaml.YAMLError,
+            ValueError,
+            OverflowError,
+        ) as error:  # characters that may not stand in it, or that are none
             raise InvalidDocument(f"{self._origin}: expected YAML: {error}") from error
 
     def _problem(self, event: Any, what: str) -> InvalidDocument:

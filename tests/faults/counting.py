@@ -4,7 +4,7 @@ from contextlib import closing
 
 from tests.faults.processes import known_frame
 from tsemon_client import Client
-from tsemon_server.store import Store
+from tsemon_server.store import RunFilter, Store
 
 MAX_POINTS = 10_000
 """The most that a series over HTTP gives: up to so many samples it gives them as they are."""
@@ -13,7 +13,7 @@ MAX_POINTS = 10_000
 def stored_frames(database, writer, attempt=None):
     """The seqs of the writer's frames, with repetitions if there were any; each has all of its values."""
     with closing(Store(database)) as store, store.read() as reader:
-        (run,) = reader.runs(project=None, run="gpt", state=None, order="name", limit=2, after=None)
+        (run,) = reader.runs(RunFilter(run="gpt"), order="name", limit=2)
         if writer not in reader.recorded(run.run_id).scalars:
             return []
         scalars = reader.metric(run.run_id, "scalars", writer, attempt=attempt).samples()
@@ -36,8 +36,8 @@ def assert_all_arrived(service, num_frames):
     assert findings == []
     assert checked.num_hot + checked.num_settled == sum(num_frames.values())
     with Client(service.url) as client:
-        run = client.run(client.find_run("gpt")["run_id"])
-        assert run["num_frames"] == sum(num_frames.values())
+        run = client.find_run("gpt")
+        assert run.num_frames == sum(num_frames.values())
         for writer, number in num_frames.items():
-            series = client.series(run["run_id"], writer, from_step=max(0, number - MAX_POINTS), points=MAX_POINTS)
-            assert series["step"] == series["mean"] == list(range(number))[-MAX_POINTS:], writer
+            series = client.series(run.run_id, writer, from_step=max(0, number - MAX_POINTS), points=MAX_POINTS)
+            assert series.step == series.mean == list(range(number))[-MAX_POINTS:], writer

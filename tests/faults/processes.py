@@ -20,7 +20,7 @@ from tsemon_server.store import Sizes, Store
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["__main__", "tests.faults.processes"])
 
-TIMEOUT_S = 30
+TIMEOUT_S = 90
 """How long a condition may take to come true on a busy machine before the test fails."""
 
 REGISTRATION = {
@@ -44,13 +44,12 @@ class Service(ServiceProcess):
     """What `log` holds is what the service said on stderr.
 
     The service moves settled frames every few seconds. With `settles` its process does so without a pause, in small
-    segments, so that whatever happens to it happens in the middle of that. `notify` is a file that says who is told of
-    alerts.
+    segments, so that whatever happens to it happens in the middle of that. `settings` are those of the service.
     """
 
-    def __init__(self, database, log, *, settles=False, notify=None):
+    def __init__(self, database, log, *, settles=False, **settings):
         super().__init__(database)
-        self._log, self._settles, self._notify = log, settles, notify
+        self._log, self._settles, self._settings = log, settles, settings
         self._num_settled = CONTEXT.RawValue("q")
 
     def await_settling(self):
@@ -60,7 +59,7 @@ class Service(ServiceProcess):
 
     def _launch(self):
         num_settled = self._num_settled if self._settles else None
-        arguments = (self.port, self.database, self._log, num_settled, self._notify)
+        arguments = (self.port, self.database, self._log, num_settled, self._settings)
         process = CONTEXT.Process(target=_serve, args=arguments, daemon=True)
         process.start()
         return process
@@ -72,13 +71,13 @@ class Service(ServiceProcess):
         self.kill()
 
 
-def _serve(port, database, log, num_settled, notify):
+def _serve(port, database, log, num_settled, settings):
     with open(log, "a") as said, open(os.devnull, "w") as nothing:
         os.dup2(said.fileno(), 2)
         os.dup2(nothing.fileno(), 1)
     if num_settled is not None:
         threading.Thread(target=_settle, args=(Store(database), num_settled), daemon=True).start()
-    serve(Settings(port=port, database=database, notify=notify))
+    serve(Settings(port=port, database=database, **settings))
 
 
 def _settle(store, num_settled):
@@ -146,6 +145,7 @@ class Trainer:
 
 
 def _train(spool_dir, url, registration, writer, told, frames_per_s, options):
+    os.environ["TSEMON_TOKEN"] = options.pop("token", "")
     delivery = HttpDelivery(url, options.pop("timeout_s", 10.0))
     retries = {"first_retry_s": 0.01, "max_retry_s": 0.1}
     spool = Spool.create(spool_dir, registration, writer, **options)

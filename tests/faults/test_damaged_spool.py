@@ -66,5 +66,5 @@ class TestADamagedSegment:
         assert "1 damaged segments, what stood behind the damage is lost" in str(synced)
         assert stored_frames(service.database, "rank0") == left
         with Client(service.url) as client:
-            assert client.find_run("gpt")["num_frames"] == len(left)
+            assert client.find_run("gpt").num_frames == len(left)
         assert find_spools(tmp_path / "spool") == []

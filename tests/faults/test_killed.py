@@ -24,7 +24,7 @@ class TestAServiceThatIsKilledUnderLoad:
                 service.kill()
                 trainers[0].await_made(5)
                 service.start()
-                assert client.find_run("gpt")["num_frames"] >= num_confirmed
+                assert client.find_run("gpt").num_frames >= num_confirmed
         assert_all_arrived(service, {trainer.writer: trainer.finish() for trainer in trainers})
 
 
@@ -49,7 +49,7 @@ class TestATrainerThatIsKilled:
             assert seqs == list(range(len(seqs)))
             assert len(seqs) - num_made[attempt] in (0, 1), "the one on its way to the disk may have made it"
         with Client(service.url) as client:
-            run = client.run(client.find_run("gpt")["run_id"])
-        assert len(run["attempts"]) == NUM_KILLS
-        assert run["num_frames"] == sum(map(len, found.values())) > NUM_KILLS
-        assert run["state"] == "failed"
+            run = client.find_run("gpt")
+        assert len(run.attempts) == NUM_KILLS
+        assert run.num_frames == sum(map(len, found.values())) > NUM_KILLS
+        assert run.state == "failed"

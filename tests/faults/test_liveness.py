@@ -73,11 +73,11 @@ class Training:
         self._liveness = Liveness(self._store, ActiveRules(load(RULES)), listen_s=0.5)
         self.process = CONTEXT.Process(target=_train, args=(service.url, folder, self.told), daemon=True)
         self.process.start()
-        self.await_that(lambda: any(run["process_step"] for run in self.client.runs()), "it trains")
+        self.await_that(lambda: any(run.process_step for run in self.client.runs()), "it trains")
 
     def alerts(self):
         """The newest of each rule."""
-        return {alert["rule"]: alert["state"] for alert in reversed([*self.client.alerts()])}
+        return {alert.rule: alert.state for alert in reversed([*self.client.alerts()])}
 
     def await_that(self, is_true, what):
         deadline = time.monotonic() + TIMEOUT_S

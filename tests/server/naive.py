@@ -143,6 +143,7 @@ class NaiveRun:
         assert len(buckets) <= columns
         assert (found["damaged"], found["layers"]) == (0, width)
         assert found["step"] == [middle(bucket) for bucket in buckets]
+        assert found["samples"] == [len(bucket) for bucket in buckets]
         for column, bucket in zip(found["values"], buckets, strict=True):
             assert len(column) == width
             for layer, value in enumerate(column):

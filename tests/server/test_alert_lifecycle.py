@@ -153,6 +153,15 @@ class TestTheEndOfARun:
         assert api.get(f"/runs/{run_id}")["open_alerts"] == 0
         assert "tsemon_alert_firing{" not in api.http.get("/metrics").text
 
+    def test_counts_what_fired_until_then_unless_that_was_for_information(self, api, run_id, alert_id, state):
+        api.open_alert(run_id, "other", severity="info")
+        assert api.get(f"/runs/{run_id}")["alerts_at_end"] == 0
+        assert api.get("/alerts", at_end=True)["alerts"] == []
+        set_state(api, run_id, state)
+        assert api.get(f"/runs/{run_id}")["alerts_at_end"] == 1
+        assert [alert["alert_id"] for alert in api.get("/alerts", at_end=True)["alerts"]] == [alert_id]
+        assert [alert["rule"] for alert in api.get("/alerts", at_end=False)["alerts"]] == ["other"]
+
     def test_forgets_what_was_pending(self, api, run_id, state):
         api.open_alert(run_id, state="pending", firing_step=None)
         set_state(api, run_id, state)
@@ -240,6 +249,7 @@ class TestTheListOfAlerts:
             ({"state": "acknowledged"}, "seen"),
             ({"state": "pending"}, "pending"),
             ({"state": "resolved"}, "over"),
+            ({"state": ["firing", "acknowledged", "pending"]}, "firing pending seen"),
             ({"project": "b", "acknowledged": True, "rule": "stall", "silenced": True}, "over"),
         ],
     )

@@ -143,6 +143,26 @@ class TestHousekeeping:
         await_that(lambda: not api.database.execute("SELECT run_id FROM tombstone"))
         housekeeping.stop()
 
+    def test_notes_when_all_was_settled_and_not_where_it_was_not(self, api, store):
+        def settled_at():
+            return api.database.execute("SELECT until FROM lease WHERE work = 'settled'")
+
+        def fail():
+            raise ZeroDivisionError
+
+        counted = CountedStore(store, fail)
+        housekeeping = Housekeeping(counted, pause_s=0.01)
+        housekeeping.start()
+        await_that(lambda: counted.num_rounds > 2)
+        housekeeping.stop()
+        assert settled_at() == []
+        before = time.time()
+        housekeeping = Housekeeping(store, pause_s=0.01)
+        housekeeping.start()
+        await_that(settled_at)
+        housekeeping.stop()
+        assert before <= settled_at()[0][0] <= time.time()
+
     def test_has_its_lease_before_the_service_answers(self, api):
         assert "housekeeping" in [work for (work,) in api.database.execute("SELECT work FROM lease")]
 

@@ -12,6 +12,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, product
+from pathlib import Path
 
 import httpx
 import psutil
@@ -30,7 +31,7 @@ SERVE = """
 import sys
 from tsemon_server.main import serve
 from tsemon_server.settings import Settings
-serve(Settings(port=int(sys.argv[1]), database=sys.argv[2], workers=int(sys.argv[3])))
+serve(Settings(port=int(sys.argv[1]), database=sys.argv[2], workers=int(sys.argv[3]), log_level="warning"))
 """
 
 
@@ -170,20 +171,71 @@ class TestWorkers:
             pass
         assert not set(killed) & set(workers_of(service))
 
+    def test_count_together_what_any_of_them_does(self, serve):
+        service = serve(workers=2)
+        run_id = service.register()
+        for seq in range(20):
+            httpx.post(service.frames_url(run_id), content=body_of(seq)).raise_for_status()
+        pages = [scraped(service) for _ in range(20)]
+        for name in ('tsemon_frames_total{outcome="accepted"}', "tsemon_ingest_seconds_count"):
+            assert {page[name] for page in pages} == {20.0}
+        assert {page['tsemon_queue_depth{queue="commits"}'] for page in pages} == {0.0}
+        scrapes = [
+            page.get('tsemon_http_requests_total{method="GET",route="/metrics",status="200"}', 0) for page in pages
+        ]
+        assert scrapes == list(range(20))
+
+    def test_count_on_where_those_were_that_they_replace(self, serve):
+        service = serve(workers=2)
+        run_id = service.register()
+        for seq in range(10):
+            httpx.post(service.frames_url(run_id), content=body_of(seq)).raise_for_status()
+        for round_number in range(2):
+            killed = workers_of(service)
+            for worker in killed:
+                worker.kill()
+            psutil.wait_procs(killed, 30)
+            assert service.register() == run_id  # which waits for the new ones
+            httpx.post(service.frames_url(run_id), content=body_of(10 + round_number)).raise_for_status()
+            assert {scraped(service)['tsemon_frames_total{outcome="accepted"}'] for _ in range(10)} == {
+                11.0 + round_number
+            }
+        folder, kinds = folder_of(service), ("counter", "histogram", "gauge_livesum")
+        names = {f"{kind}_{number}.db" for kind in kinds for number in range(2)}  # of the two, whoever they are
+        while {path.name for path in folder.iterdir()} != names:  # one may be starting
+            pass
+
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
     def test_end_with_the_service(self, serve, number):
         service = serve(workers=2)
         service.register()
-        workers = workers_of(service)
+        scraped(service)
+        workers, folder = workers_of(service), folder_of(service)
         service.process.send_signal(number)
         assert psutil.wait_procs(workers, 30)[1] == []
         _, errors = service.stop()
         assert errors == ""
+        assert not folder.exists()
 
 
 def workers_of(service):
     children = psutil.Process(service.process.pid).children()
     return [child for child in children if "multiprocessing.spawn" in " ".join(child.cmdline())]
+
+
+def scraped(service):
+    """Samples of a page, on a connection of its own, as {line without the value: value}."""
+    lines = httpx.get(f"http://127.0.0.1:{service.port}/metrics").text.splitlines()
+    return {
+        name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    }
+
+
+def folder_of(service):
+    """Where the workers have what they share."""
+    paths = {Path(mapped.path).parent for worker in workers_of(service) for mapped in worker.memory_maps()}
+    (folder,) = [path for path in paths if path.name.startswith("tsemon-workers-")]
+    return folder
 
 
 def body_of(seq):
@@ -236,10 +288,11 @@ class TestStarting:
         assert "port" not in str(exit_.value)
 
     def test_without_a_database_fails_with_a_sentence(self, tmp_path):
-        status, errors = Process(f"sqlite:///{tmp_path}/nowhere/tsemon.db").stop()
-        assert status == 1
-        assert errors.startswith("tsemon: the database sqlite:///")
-        assert "Traceback" not in errors
+        command = [sys.executable, "-m", "tsemon", "serve", "--database", f"sqlite:///{tmp_path}/nowhere/tsemon.db"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1
+        assert done.stderr.startswith("tsemon: the database sqlite:///")
+        assert "Traceback" not in done.stderr
 
 
 def answer_of(connection):

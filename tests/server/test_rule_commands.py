@@ -25,21 +25,33 @@ class TestRulesCheck:
         done = run("check", file)
         assert (done.exit_code, done.stdout) == (0, f"{file}: 1 rule: high-loss\n")
 
+    def test_notes_layers_that_tsemon_does_not_measure_wherever_the_rule_reads_them(self, file):
+        only_while = "    only_while: {value: [{layers: grad_nrm}, {layers: max}], above: 0}\n"
+        file.write_text(YAML + only_while)
+        note = run("check", file).stdout.splitlines()[1]
+        assert note.startswith(f"{file}: note: rule high-loss reads layers 'grad_nrm', which tsemon does not measure; ")
+        assert "grad_norm" in note
+
     def test_tells_the_line_of_what_is_wrong_and_goes_on_with_the_next_file(self, file, tmp_path):
         file.write_text(YAML.replace("severity: critical", "severity: worst"))
         other = tmp_path / "other.json"
         other.write_text(json.dumps({"rules": [RULE]}))
         done = run("check", file, tmp_path / "absent.yaml", other)
         assert done.exit_code == 1
-        assert f"{file} line 5: rules[0].severity" in done.stderr
+        assert f"tsemon: {file} line 5: rules[0].severity" in done.stderr
         assert "absent.yaml: expected a rule file" in done.stderr
         assert done.stdout == f"{other}: 1 rule: high-loss\n"
+        found = json.loads(run("check", file, other, "--json").stdout)
+        assert [one["rules"] for one in found] == [[], ["high-loss"]]
+        assert "rules[0].severity" in found[0]["error"]
 
 
 class TestRulesShow:
     def test_lists_the_built_in_rules(self):
-        lines = run("show").stdout.splitlines()
+        head, *lines = run("show").stdout.splitlines()
+        assert head.split()[:3] == ["rule", "severity", "family"]
         assert [line.split()[:3] for line in lines] == [[rule.name, rule.severity, rule.family] for rule in PACK]
+        assert [rule["name"] for rule in json.loads(run("show", "--json").stdout)] == [rule.name for rule in PACK]
 
     @pytest.mark.parametrize("rule", PACK, ids=lambda rule: rule.name)
     def test_shows_a_rule_as_a_file_that_says_the_same(self, rule):

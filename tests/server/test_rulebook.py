@@ -84,6 +84,21 @@ class TestTheRules:
         assert rules[0]["definition"] == RULE
         assert api.get("/rules/high-loss") == {"versions": rules[:1]}
 
+    def test_are_told_in_words_with_what_their_definitions_leave_out(self, api):
+        explained = api.get("/rules")["explained"]
+        assert [*explained] == ["high-loss", "other"]
+        assert explained["high-loss"] == {
+            "watches": ["loss"],
+            "when": [{"depth": 0, "text": "loss above 10"}],
+            "hold": {"samples": 2, "steps": 0},
+            "clear": [{"depth": 0, "text": "loss below 5"}],
+            "clear_hold": {"samples": 2, "steps": 0},
+            "only_while": [],
+            "after": {"samples": 0, "steps": 0},
+        }
+        put(api, "/rules/high-loss", YAML)
+        assert api.get("/rules")["explained"]["high-loss"]["clear"] == []
+
     def test_stay_as_they_are_when_the_service_starts_again_and_say_what_a_new_pack_says(self, start, api):
         before = api.get("/rules")
         assert start(rules=load(BUILT_IN)).get("/rules") == before

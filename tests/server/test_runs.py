@@ -1,11 +1,13 @@
 import re
 import sqlite3
+from dataclasses import replace
 from itertools import count
 
 import pytest
 from sqlalchemy import event
 
-from tsemon_server.store import Place, Store
+from tsemon.wire import Frame
+from tsemon_server.store import Place, RunFilter, Store
 
 from .conftest import loss_frame, problem
 
@@ -51,7 +53,10 @@ class TestRegistering:
             ({}, "run: Field required"),
             ({"run": "gpt", "blockz": []}, "blockz: Extra inputs"),
             ({"run": "a\nb"}, "run: String should match"),
-            ({"run": "x" * 129}, "run: String should have at most 128"),
+            ({"run": "x" * 300}, "run: String should have at most 128"),
+            ({"run": "gpt", "project": "x" * 129}, "project: String should have at most 128"),
+            ({"run": "gpt", "tags": ["x" * 129]}, r"tags\.0: String should have at most 128"),
+            ({"run": "gpt", "blocks": ["x" * 257]}, r"blocks\.0: String should have at most 256"),
             ({"run": "gpt", "tags": ["\x00"]}, r"tags\.0: String should match"),
             ({"run": "gpt", "blocks": ["a", "b"], "frozen_blocks": [2]}, "frozen_blocks: Each .* of the 2 blocks, got"),
             ({"run": "gpt", "blocks": ["a"], "frozen_blocks": [-1]}, r"frozen_blocks\.0: Input should be greater"),
@@ -77,6 +82,7 @@ class TestARun:
             "project": "default",
             "run": "gpt",
             "state": "running",
+            "condition": "running",
             "attempt": 1,
             "num_blocks": 3,
             "tags": ["a b", "c"],
@@ -88,6 +94,7 @@ class TestARun:
             "alerts_at_end": 0,
             "blocks": ["h.0", "h.1", "h.2"],
             "frozen_blocks": [0, 2],
+            "not_measured": {},
             "config": {"lr": 0.1, "deep": {"a": [None, True]}},
             "metrics": {"scalars": ["loss"], "layers": {}, "heads": {}},
             "latest": {"step": 7, "time": 1007.0, "scalars": {"loss": 2.5}},
@@ -96,6 +103,35 @@ class TestARun:
         assert run["created_at"].endswith("Z")
         assert set(run) - set(expected) == {"created_at", "updated_at", "stepped_at", "attempts"}
         assert api.get("/runs")["runs"] == [{key: run[key] for key in api.get("/runs")["runs"][0]}]
+
+    def test_tells_what_is_not_measured_and_why_as_its_writers_said_last(self, api):
+        run_id = api.register()
+        said = {"saturation": "on demand", "attention_entropy": "no attention was seen"}
+        api.send_ok(run_id, [replace(loss_frame(10, seq=1), not_measured=said), loss_frame(20, seq=2)])
+        api.send_ok(run_id, [replace(loss_frame(0, seq=0), not_measured={"loss": "came late"})])
+        api.send_ok(run_id, [replace(loss_frame(10), not_measured={"grad_norm": "no gradient"})], writer="stage-1")
+        assert api.get(f"/runs/{run_id}")["not_measured"] == {**said, "grad_norm": "no gradient"}
+        api.send_ok(run_id, [replace(loss_frame(30, seq=3), not_measured={})])
+        assert api.get(f"/runs/{run_id}")["not_measured"] == {"grad_norm": "no gradient"}
+        api.register()
+        assert api.get(f"/runs/{run_id}")["not_measured"] == {}
+
+    def test_does_not_name_as_not_measured_what_another_writer_measures(self, api):
+        """Of a pipeline only the last stage has a loss, and only the first an embedding."""
+        run_id = api.register()
+        first = Frame(
+            0, 10, 1.0, {"embedding_norm": 1.0}, {}, not_measured={"loss": "no loss", "dead_units": "no gate"}
+        )
+        api.send_ok(run_id, [first], writer="stage-0")
+        last = replace(loss_frame(10), not_measured={"embedding_norm": "no embedding", "dead_units": "no gate"})
+        api.send_ok(run_id, [last], writer="stage-1")
+        assert api.get(f"/runs/{run_id}")["not_measured"] == {"dead_units": "no gate"}
+
+    def test_names_as_not_measured_what_was_measured_before(self, api):
+        run_id = api.register()
+        api.send_ok(run_id, [loss_frame(10)])
+        api.send_ok(run_id, [Frame(1, 20, 2.0, {}, {}, not_measured={"loss": "the loop gives none any more"})])
+        assert api.get(f"/runs/{run_id}")["not_measured"] == {"loss": "the loop gives none any more"}
 
     def test_has_no_latest_before_the_first_frame(self, api):
         run = api.get(f"/runs/{api.register()}")
@@ -268,13 +304,13 @@ class TestTheListOfRuns:
         event.listen(store._database.engine, "before_cursor_execute", lambda *args: statements.append(args[2:4]))
         after = Place((1.0, "x") if order == "-updated" else ("x", "x"))
         with store.read() as reader:
-            reader.runs(project=None, run=None, state=None, order=order, limit=50, after=after)
+            reader.runs(RunFilter(), order=order, limit=50, after=after)
         store.close()
-        statement, values = statements[-1]
+        statement, values = next(statement for statement in statements if "ORDER BY" in statement[0])
         connection = sqlite3.connect(api.database.path)
         plan = " ".join(row[-1] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values))
         connection.close()
-        assert f"SEARCH run USING INDEX {index}" in plan
+        assert re.search(f"SEARCH run USING (COVERING )?INDEX {index}", plan)
         assert "TEMP B-TREE" not in plan
 
     def test_is_not_shifted_by_runs_that_come_between_two_pages(self, api):

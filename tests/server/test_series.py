@@ -111,6 +111,13 @@ class TestSeries:
         found = [api.get(f"/runs/{run_id}/series", layer=1, head=head, **at)["mean"] for head in range(3)]
         assert found == [[4.0], [5.0], [6.0]]
 
+    @pytest.mark.parametrize("head", [{}, {"head": 2}])
+    def test_counts_negative_layers_from_the_end_and_says_which_that_was(self, api, run_id, head):
+        ask = {"metric": "attention_entropy" if head else "token_similarity", **head}
+        last = api.get(f"/runs/{run_id}/series", layer=-1, **ask)
+        assert last["layer"] == (1 if head else 2)
+        assert last == api.get(f"/runs/{run_id}/series", layer=last["layer"], **ask)
+
     def test_finds_a_metric_in_frames_of_every_shape(self, api, run_id):
         api.send_ok(run_id, [loss_frame(20, 7.0)])
         api.send_ok(run_id, [layer_frame(21, [1, 2, 3], "hidden_rms"), loss_frame(22, 8.0)])
@@ -133,7 +140,8 @@ class TestSeries:
             ({"metric": "token_similarty", "layer": 0}, 404, "unknown_metric", "did you mean 'token_similarity'?"),
             ({"metric": "zzz", "layer": 0, "head": 0}, 404, "unknown_metric", "'zzz'"),
             ({"metric": "token_similarity", "layer": 3}, 404, "unknown_layer", "has the layers 0 to 2, got 3"),
-            ({"metric": "token_similarity", "layer": -1}, 404, "unknown_layer", "has the layers 0 to 2, got -1"),
+            ({"metric": "token_similarity", "layer": -4}, 404, "unknown_layer", "has 3 layers, -1 is the last"),
+            ({"metric": "loss", "layer": -1}, 404, "unknown_layer", "one number per step without layers"),
             ({"metric": "grad_norm", "layer": 2}, 404, "unknown_layer", "has the layers 0 to 1, got 2"),
             ({"metric": "token_similarity"}, 422, "invalid_argument", "give layer, from 0 to 2"),
             ({"metric": "attention_entropy", "head": 1}, 422, "invalid_argument", "give layer, from 0 to 1"),
@@ -170,7 +178,22 @@ class TestHeatmap:
 
     def test_of_a_known_metric_that_was_not_recorded_is_empty(self, api, run_id):
         found = api.get(f"/runs/{run_id}/heatmap", metric="hidden_rms")
-        assert found == {"metric": "hidden_rms", "step": [], "layers": 3, "values": [], "damaged": 0}
+        assert (found["metric"], found["layers"], found["damaged"]) == ("hidden_rms", 3, 0)
+        assert found["step"] == found["values"] == found["samples"] == []
+
+    def test_keeps_a_spike_of_one_step_that_its_mean_hides(self, api):
+        run_id = api.register(num_blocks=2)
+        spikes = {300: [0.5, 9.0], 700: [-7.0, 0.5], 900: [math.nan, 0.5]}
+        frames = [layer_frame(step, spikes.get(step, [0.5, 0.5]), "grad_norm") for step in range(1000)]
+        api.send_ok(run_id, frames)
+        found = api.get(f"/runs/{run_id}/heatmap", metric="grad_norm", columns=4, extremes=True)
+        assert found["samples"] == [256, 256, 256, 232]
+        assert found["farthest"] == [[0.5, 0.5], [0.5, 9.0], [-7.0, 0.5], [0.5, 0.5]]
+        assert found["nonfinite"] == [[0, 0], [0, 0], [0, 0], [1, 0]]
+        plain = api.get(f"/runs/{run_id}/heatmap", metric="grad_norm", columns=4)
+        assert (plain["farthest"], plain["nonfinite"]) == (None, None)
+        assert plain["values"] == found["values"]
+        assert found["values"][1] == [0.5, pytest.approx((255 * 0.5 + 9) / 256)]
 
     @pytest.mark.parametrize(
         ("ask", "status", "error"),

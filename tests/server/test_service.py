@@ -6,6 +6,7 @@ from starlette.testclient import TestClient
 
 from tests.databases import SqliteFile
 from tsemon.errors import InvalidArgument
+from tsemon_server.errors import PROBLEMS
 from tsemon_server.main import create_app
 from tsemon_server.settings import Settings, settings_from_environment
 
@@ -23,6 +24,10 @@ class TestErrors:
         assert problem(api.http.get("/api/v1/nope"))[:2] == (404, "not_found")
         assert problem(api.http.put("/api/v1/runs"))[:2] == (405, "method_not_allowed")
 
+    def test_name_the_methods_that_a_path_has(self, api):
+        allowed = {path: api.http.put(path).headers["Allow"] for path in ("/api/v1/runs", "/api/v1/runs/x", "/healthz")}
+        assert list(allowed.values()) == ["GET, POST", "DELETE, GET, PATCH", "GET"]
+
     def test_that_nobody_expected_tell_the_client_nothing_of_the_code(self, api):
         @api.app.get("/breaks")
         def breaks():
@@ -32,6 +37,15 @@ class TestErrors:
         assert (status, error) == (500, "internal_error")
         assert "secret" not in detail
         assert "Zero" not in detail
+
+    @pytest.mark.parametrize(
+        "path",
+        ["/runs/none", "/alerts/99", "/rules/none", "/runs?limit=0", "/runs?order=no", "/runs/none/series?metric=x"],
+    )
+    def test_are_for_people_who_may_know_no_routes(self, api, path):
+        detail = problem(api.http.get(f"/api/v1{path}"))[2]
+        assert "/api" not in detail
+        assert "query" not in detail
 
 
 class TestOpenApi:
@@ -69,9 +83,11 @@ class TestOpenApi:
         for path, methods in document["paths"].items():
             if path.startswith("/api/"):
                 for route in methods.values():
-                    shown = route["responses"]["default"]["content"]["application/json"]["schema"]
-                    assert shown == {"$ref": "#/components/schemas/Problem"}
-                    assert "422" not in route["responses"]
+                    problems = {status: told for status, told in route["responses"].items() if status >= "400"}
+                    assert problems.keys() == {str(status) for status in PROBLEMS}
+                    for told in problems.values():
+                        shown = told["content"]["application/json"]["schema"]
+                        assert shown == {"$ref": "#/components/schemas/Problem"}
 
 
 class TestSafety:
@@ -81,11 +97,13 @@ class TestSafety:
             assert headers["x-content-type-options"] == "nosniff"
             assert headers["content-security-policy"] == "default-src 'self'; frame-ancestors 'none'"
 
-    def test_docs_may_load_their_own_scripts(self, api):
-        policy = api.http.get("/docs").headers["content-security-policy"]
-        script = re.search(r'src="(https://[^/]+)', api.http.get("/docs").text)[1]
-        assert script in policy
-        assert "frame-ancestors 'none'" in policy
+    @pytest.mark.parametrize("page", ["/", "/docs"])
+    def test_pages_run_only_scripts_of_the_service_and_none_within_themselves(self, api, page):
+        reply = api.http.get(page)
+        assert "default-src 'self'" in reply.headers["content-security-policy"]
+        assert "unsafe" not in reply.headers["content-security-policy"]
+        assert re.findall(r"<script(?![^>]* src=\"ui/)", reply.text) == []
+        assert "://" not in reply.text
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8731", "localhost:1", "LOCALHOST", "[::1]:8731"])
     def test_answers_to_its_own_names(self, api, host):
@@ -110,10 +128,28 @@ class TestSafety:
         assert api.http.post("/api/v1/runs", json={"run": "mine"}, headers={"Origin": origin}).status_code == 200
 
     @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.1", "::", "example.org"])
-    def test_refuses_to_listen_where_others_reach_it(self, tmp_path, host):
-        with pytest.raises(InvalidArgument, match=r"expected a loopback address.*--insecure"):
-            create_app(Settings(host=host, database=f"sqlite:///{tmp_path}/x.db"))
-        assert not (tmp_path / "x.db").exists()
+    def test_asks_for_a_token_where_others_reach_it(self, tmp_path, host):
+        app = create_app(Settings(host=host, database=f"sqlite:///{tmp_path}/x.db"))
+        with TestClient(app, base_url="http://anything.example") as http:
+            assert http.get("/api/v1/runs").status_code == 401
+            assert http.get("/healthz").status_code == 200
+
+    def test_shows_a_folder_without_tokens_and_so_on_this_machine_alone(self, tmp_path):
+        with pytest.raises(InvalidArgument, match=r"shown without tokens.*--insecure"):
+            create_app(Settings(host="0.0.0.0", spool=str(tmp_path)))
+
+    def test_cannot_ask_for_tokens_and_let_anyone_in(self, tmp_path):
+        with pytest.raises(InvalidArgument, match="expected --tokens or --insecure, got both"):
+            create_app(Settings(tokens=True, insecure=True, database=f"sqlite:///{tmp_path}/x.db"))
+
+    @pytest.mark.parametrize("tokens", [False, True])
+    def test_answers_to_the_names_that_it_was_given(self, tmp_path, tokens):
+        settings = Settings(hosts=("tsemon.example",), tokens=tokens, database=f"sqlite:///{tmp_path}/x.db")
+        with TestClient(create_app(settings)) as http:
+            statuses = [
+                http.get("/healthz", headers={"Host": host}).status_code for host in ("tsemon.example:1", "b.example")
+            ]
+        assert statuses == [200, 400]
 
     def test_listens_anywhere_under_any_name_when_told_so(self, tmp_path):
         app = create_app(Settings(host="0.0.0.0", insecure=True, database=f"sqlite:///{tmp_path}/x.db"))
@@ -163,6 +199,15 @@ class TestSettings:
         assert settings_from_environment({}) == Settings(
             host="127.0.0.1", port=8731, database="sqlite:///tsemon.db", insecure=False
         )
+
+    def test_know_tokens_and_names(self):
+        found = settings_from_environment({"TSEMON_TOKENS": "1", "TSEMON_HOSTS": "a.example, B.example,"})
+        assert (found.tokens, found.hosts) == (True, ("a.example", "b.example"))
+
+    @pytest.mark.parametrize("wrong", [{"TSEMON_TOKENS": "yes"}, {"TSEMON_HOSTS": "http://a"}, {"TSEMON_HOSTS": "a:1"}])
+    def test_refuse_tokens_and_names_that_are_none(self, wrong):
+        with pytest.raises(InvalidArgument, match=r"TSEMON_TOKENS must be 1|expected a host name"):
+            settings_from_environment(wrong)
 
     @pytest.mark.parametrize("workers", ["x", "0", "65", ""])
     def test_refuse_a_number_of_workers_that_is_none(self, workers):

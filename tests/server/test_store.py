@@ -1,19 +1,21 @@
 import sqlite3
+import stat
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import pairwise
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy.exc import OperationalError
 
 from tsemon.errors import MissingPackage, StoreError
 from tsemon.wire import Array, Frame
-from tsemon_server.store import Store, schema
-from tsemon_server.store.engine import POOL_SIZE, Database
+from tsemon_server.store import RunFilter, Store, schema
+from tsemon_server.store.engine import POOL_SIZE, Database, _is_busy
 
 
 def register(writer, run="r"):
@@ -21,7 +23,7 @@ def register(writer, run="r"):
 
 
 def runs_of(reader):
-    return reader.runs(project=None, run=None, state=None, order="name", limit=9, after=None)
+    return reader.runs(RunFilter(), order="name", limit=9)
 
 
 def snapshot(database):
@@ -45,6 +47,14 @@ class TestTheDatabase:
         with engine.connect() as connection:
             assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
         engine.dispose()
+
+    def test_is_in_files_for_their_owner_alone(self, tmp_path):
+        store = Store(f"sqlite:///{tmp_path / 't.db'}")
+        with store.write() as writer:
+            register(writer)
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+        store.close()
+        assert modes == {"t.db": 0o600, "t.db-wal": 0o600, "t.db-shm": 0o600}
 
     def test_is_kept_when_it_is_opened_again(self, database):
         for expected in (1, 2):
@@ -78,27 +88,30 @@ class TestTheDatabase:
             assert len(reader.metric(run_id, "scalars", "loss").samples().steps) == 100
         store.close()
 
-    def test_is_written_by_everyone_however_much_one_of_them_writes(self, tmp_path):
-        url = f"sqlite:///{tmp_path / 't.db'}?timeout=1"
-        busy, other = Database(url), Database(url)
-        is_over = threading.Event()
+    @pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_RECOVERY])
+    def test_is_busy_also_while_another_reads_the_journal_of_one_that_was_killed(self, code):
+        reason = sqlite3.OperationalError("database is locked")
+        reason.sqlite_errorcode = code
+        assert _is_busy(OperationalError("BEGIN IMMEDIATE", None, reason))
+
+    def test_is_left_to_other_processes_now_and_then_however_much_one_of_them_writes(self, tmp_path):
+        database = Database(f"sqlite:///{tmp_path / 't.db'}")
+        spans = []
 
         def keep_writing():
-            while not is_over.is_set():
-                with busy.writing():
+            for _ in range(30):
+                with database.writing():
+                    start = time.monotonic()
                     time.sleep(0.01)
+                    spans.append((start, time.monotonic()))
 
         with ThreadPoolExecutor() as pool:
             writes = [pool.submit(keep_writing) for _ in range(2)]
-            try:
-                for _ in range(40):
-                    with other.writing():
-                        pass  # or it raises, the database being locked for a second
-            finally:
-                is_over.set()
-            assert [write.result() for write in writes] == [None, None]
-        for database in (busy, other):
-            database.engine.dispose()
+        assert [write.result() for write in writes] == [None, None]
+        seen_by_others = 0.004  # they look every 2 ms
+        is_left = "".join("|" if start - end >= seen_by_others else "." for (_, end), (start, _) in pairwise(spans))
+        assert max(map(len, is_left.split("|"))) <= 12, "ten writes take 0.1 s"
+        database.engine.dispose()
 
     def test_shows_a_reader_one_state_however_much_is_written_meanwhile(self, database):
         store = Store(database.url)
@@ -212,6 +225,14 @@ class TestPostgresql:
         with pytest.raises(StoreError, match=r"permission denied .*may create tables"):
             Store(database.url.replace("tsemon@", "guest@"))
         postgresql_server.drop(database)
+
+    def test_with_another_encoding_is_told(self, postgresql_server):
+        postgresql_server.maintain(
+            "CREATE DATABASE bytes ENCODING 'SQL_ASCII' LOCALE_PROVIDER libc LOCALE 'C' TEMPLATE template0"
+        )
+        with pytest.raises(StoreError, match="encoding UTF8, got one with SQL_ASCII; make another"):
+            Store(postgresql_server.url_of("bytes"))
+        postgresql_server.maintain("DROP DATABASE bytes WITH (FORCE)")
 
     @pytest.mark.parametrize("ending", ["stop", "kill"])
     def test_that_was_restarted_is_used_as_if_nothing_had_been(self, postgresql, ending):

@@ -72,6 +72,7 @@ class TestAnInvalidDocument:
          ("a: 1\n---\nb: 2", "file line 2: expected one document"),
          ("a: 1\n? [x]\n: 2", "file line 2: expected a word"),
          ("a: \x00", "file: expected YAML"),
+         ('a: "\\U00110000"', "file: expected YAML"),
          ("a: 1\n\tb: 2", "file line 2: expected YAML"),
          ("[" * 10_000, f"file line 1: expected at most {MAX_DEPTH}")],
     )  # fmt: skip
@@ -84,3 +85,14 @@ class TestWritten:
     def test_is_how_people_write_a_path(self):
         assert written(("receivers", 2, "url")) == "receivers[2].url"
         assert written(("rules", 0, "when", "all", 1)) == "rules[0].when.all[1]"
+
+
+class TestTextOfJson:
+    def test_is_whole_where_a_character_is_written_as_two_halves(self):
+        data, _ = parse('{"a": "\\ud83e\\udde8", "\\ud83e\\udde8": 1}', "file")
+        assert data == {"a": "\U0001f9e8", "\U0001f9e8": 1}
+
+    @pytest.mark.parametrize("text", ['{"a": "\\ud83e"}', '{"\\udde8": 1}', 'a: "x\\ud800y"'])
+    def test_with_half_a_character_is_refused(self, text):
+        with pytest.raises(InvalidDocument, match="file line 1: expected whole characters, got half of one"):
+            parse(text, "file")

@@ -15,8 +15,3 @@ def matrix(pytestconfig):
         cells = {row.name: matrix.cells(row) or kept.get(row.name, []) for row in ROWS}
         rows = [{"kind": row.kind, "name": row.name, "cells": cells[row.name]} for row in ROWS]
         cache.set(compatibility.CACHE_KEY, rows)
-
-
-def pytest_collection_modifyitems(items):
-    """The table is looked at when it is filled."""
-    items.sort(key=lambda item: item.path.name == "test_table.py")

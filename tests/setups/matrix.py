@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pytest
+
+from scripts import compatibility
 from scripts.compatibility import COLUMNS
 
 BIT_EQUAL, *FAMILIES, GRAPHS, CLEAN, COPIES = COLUMNS
@@ -62,3 +65,12 @@ class Matrix:
             return []
         cells = [seen[column] if column in row.columns else NOTHING for column in COLUMNS]
         return [[cell.answer, cell.words] for cell in cells]
+
+    def assert_documented(self, row: Row) -> None:
+        """The document says of a set-up what its tests have seen."""
+        if not (cells := self.cells(row)):
+            pytest.skip("its tests did not all run, or pass")
+        committed = compatibility.read(compatibility.DOCUMENT.read_text())[row.name]
+        assert cells == committed, (
+            f"{compatibility.DOCUMENT.name} says otherwise; write it anew: {compatibility.COMMAND}"
+        )

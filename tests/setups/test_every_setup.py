@@ -84,3 +84,10 @@ class TestACompiledSetup:
         assert min(more) >= 0
         assert max(more) == bool(setup.more_graphs)
         matrix.record(setup, GRAPHS, Cell(IN_PART if setup.more_graphs else YES, setup.more_graphs))
+
+
+@pytest.mark.parametrize("setup", [wherever_possible(setup) for setup in SETUPS], ids=str)
+class TestTheDocument:
+    def test_says_what_was_seen(self, setup, matrix):
+        """The last of this file: by now the others have recorded it."""
+        matrix.assert_documented(setup)

@@ -61,3 +61,10 @@ class TestDataParallelTraining:
         for setup in (setup for setup in ranks.SETUPS if setup.build is ranks.data_parallel):
             for rank in setup.watching:
                 assert_measured_as(seen_plainly(ranks.HALVES), seen[rank][setup.name].watched[1].frames, family)
+
+
+@pytest.mark.parametrize("setup", ranks.SETUPS, ids=str)
+class TestTheDocument:
+    def test_says_what_was_seen(self, setup, matrix):
+        """The last of this file: by now the others have recorded it."""
+        matrix.assert_documented(setup)

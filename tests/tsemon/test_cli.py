@@ -26,20 +26,22 @@ class TestTheCommandLine:
         assert "pip install 'tsemon[server]'" in done.stderr
 
     @pytest.mark.parametrize(
-        ("arguments", "text"),
+        ("arguments", "code", "text"),
         [
-            (("serve", "--host", "0.0.0.0", "--port", "0"), "expected a loopback address"),
-            (("serve", "--database", "mysql://nowhere/x", "--port", "0"), "database"),
-            (("serve", "--database", "sqlite:////proc/no/such.db", "--port", "0"), "cannot be used"),
-            (("serve", "--spool", ".", "--database", "sqlite:///x.db"), "--spool or --database, got both"),
-            (("serve", "--spool", "no/such", "--port", "0"), "no/such is not there"),
-            (("sync", ".", "--server", "nonsense"), "http"),
-            (("sync", "no/such", "--server", "http://127.0.0.1:9"), "no/such is not there"),
+            (("serve", "--host", "0.0.0.0", "--spool", "."), 2, "shown without tokens"),
+            (("serve", "--tokens", "--insecure"), 2, "expected --tokens or --insecure, got both"),
+            (("serve", "--allowed-host", "http://a"), 2, "expected a host name"),
+            (("serve", "--database", "mysql://nowhere/x", "--port", "0"), 1, "database"),
+            (("serve", "--database", "sqlite:////proc/no/such.db", "--port", "0"), 1, "cannot be used"),
+            (("serve", "--spool", ".", "--database", "sqlite:///x.db"), 2, "--spool or --database, got both"),
+            (("serve", "--spool", "no/such", "--port", "0"), 1, "no/such is not there"),
+            (("sync", ".", "--server", "nonsense"), 2, "http"),
+            (("sync", "no/such", "--server", "http://127.0.0.1:9"), 1, "no/such is not there"),
         ],
     )
-    def test_ends_with_one_clear_line(self, arguments, text, tmp_path):
+    def test_ends_with_one_clear_line(self, arguments, code, text, tmp_path):
         done = run(*arguments, cwd=tmp_path)
-        assert done.returncode == 1
+        assert done.returncode == code
         assert text in done.stderr
         assert done.stderr.startswith("tsemon: ")
         assert done.stderr.count("\n") == 1, done.stderr

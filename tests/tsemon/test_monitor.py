@@ -1,4 +1,5 @@
 import gc
+import itertools
 import json
 import logging
 import math
@@ -192,6 +193,19 @@ class TestStep:
         assert [frame["step"] for frame in frames] == [0, 3, 6]
         assert [frame["seq"] for frame in frames] == [0, 1, 2]
         assert [frame["scalars"]["loss"] for frame in frames] == pytest.approx([losses[0], losses[3], losses[6]])
+
+    def test_says_in_its_frames_what_is_not_measured_once_and_whenever_that_changes(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", every=1, spool_dir=tmp_path) as monitor:
+            train(model, forward, 5, monitor)
+            not_measured = monitor.status.not_measured
+        told = [frame.get("not_measured") for frame in frames_in(tmp_path)]
+        assert "update_norm" in not_measured
+        said = [reasons for reasons in told if reasons is not None]
+        assert said[-1] == dict(not_measured)
+        assert told[0] is not None
+        assert all(before != after for before, after in itertools.pairwise(said))
+        assert len(said) < len(told)
 
     def test_measures_the_whole_catalogue(self, tmp_path):
         model, forward = zoo.our_language_model()  # de-escalated, so that nothing is missing

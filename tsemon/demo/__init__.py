@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -25,7 +24,7 @@ from tsemon.demo.board import Board, Row, first_clause
 from tsemon.demo.service import service
 from tsemon.demo.twins import DIGITS, TEXT, Twins
 from tsemon.train.training import Training
-from tsemon_client import Client
+from tsemon_client import Alert, Client
 
 EVERY = 5
 """Steps between samples. The demo runs for a minute, so it samples more often than its share of time would allow."""
@@ -41,7 +40,7 @@ def run_demo(*, text: bool, port: int, database: Path) -> None:
     for received in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(received, lambda number, _: sys.exit(128 + number))
     with service(port, database, console) as (url, server):
-        with Client(url) as client:
+        with Client(url, retries=0) as client:  # the board asks again anyway
             board = Board(client, [Row(name) for name in _run_names(twins)], twins.recipe.steps, console)
             losses = _train(twins, url, board, database.parent)
             summarize(console, board, losses, twins)
@@ -118,15 +117,15 @@ def summarize(console: Console, board: Board, losses: dict[str, deque[float]], t
             console.print(f"[red]{row.name}: {_count(row.alerts)}[/]; {loss}")
             for alert in row.alerts:
                 _tell(console, alert)
-            console.print(f"  What to try: {row.alerts[0]['advice']['text']}")
+            console.print(f"  What to try: {row.alerts[0].advice['text']}")
 
 
-def _count(alerts: list[dict[str, Any]]) -> str:
+def _count(alerts: list[Alert]) -> str:
     return "1 alert" if len(alerts) == 1 else f"{len(alerts)} alerts"
 
 
-def _tell(console: Console, alert: dict[str, Any]) -> None:
-    steps = f"at step {alert['firing_step']}"
-    if alert["state"] == "resolved" and alert["resolved_reason"] == "clear":
-        steps += f", resolved at step {alert['resolved_step']}"
-    console.print(f"  [red]{alert['rule']}[/] {steps}: {first_clause(alert['summary'])}")
+def _tell(console: Console, alert: Alert) -> None:
+    steps = f"at step {alert.firing_step}"
+    if alert.state == "resolved" and alert.resolved_reason == "clear":
+        steps += f", resolved at step {alert.resolved_step}"
+    console.print(f"  [red]{alert.rule}[/] {steps}: {first_clause(alert.summary)}")

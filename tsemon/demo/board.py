@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,7 +12,7 @@ from rich.table import Table
 
 import tsemon
 from tsemon.errors import ServerUnreachable, TsemonError
-from tsemon_client import Client
+from tsemon_client import Alert, Client
 
 PLAIN_ROWS = 10
 """Rows printed per run where the output is no terminal."""
@@ -28,7 +27,7 @@ class Row:
     step: int | None = None
     loss: float | None = None
     similarity: tuple[float | None, float | None, float | None] = (None, None, None)
-    alerts: list[dict[str, Any]] = field(default_factory=list)
+    alerts: list[Alert] = field(default_factory=list)
     """Those that fired, the first to fire first; without what is only for information."""
 
 
@@ -98,20 +97,20 @@ class Board:
             self.refresh()
 
     def _read(self, row: Row) -> None:
-        row.run_id = row.run_id or self._client.find_run(row.name, project="demo")["run_id"]
+        row.run_id = row.run_id or self._client.find_run(row.name, project="demo").run_id
         run = self._client.run(row.run_id)
-        if run["latest"] is not None:
-            row.step, row.loss = run["latest"]["step"], run["latest"]["scalars"].get("loss")
-            column = self._client.heatmap(row.run_id, "token_similarity", from_step=row.step, columns=1)["values"]
+        if run.latest is not None:
+            row.step, row.loss = run.latest.step, run.latest.scalars.get("loss")
+            column = self._client.heatmap(row.run_id, "token_similarity", from_step=row.step, columns=1).values
             if column:
                 values = column[-1]
                 row.similarity = (values[1], values[len(values) // 2], values[-1])
         fired = [
             alert
             for alert in self._client.alerts(run_id=row.run_id)
-            if alert["attempt"] == run["attempt"] and alert["firing_step"] is not None and alert["severity"] != "info"
+            if alert.attempt == run.attempt and alert.firing_step is not None and alert.severity != "info"
         ]
-        row.alerts = sorted(fired, key=lambda alert: (alert["firing_step"], alert["severity"]))
+        row.alerts = sorted(fired, key=lambda alert: (alert.firing_step, alert.severity))
 
     def _render(self) -> Group:
         return Group(self._table(), self._progress, self._trouble)
@@ -132,7 +131,7 @@ class Board:
 
 def _cells(row: Row) -> tuple[str, str, str, str, str, str, str]:
     first, middle, last = row.similarity
-    first_of_family = {alert["family"]: alert for alert in reversed(row.alerts)}
+    first_of_family = {alert.family: alert for alert in reversed(row.alerts)}
     alert = ", ".join(_in_a_word(alert) for alert in reversed(first_of_family.values())) or "none"
     step = "-" if row.step is None else str(row.step)
     return step, row.name, _format(row.loss), _format(first), _format(middle), _format(last), alert
@@ -143,10 +142,10 @@ def first_clause(summary: str) -> str:
     return summary.partition(": ")[0].removesuffix(".")
 
 
-def _in_a_word(alert: dict[str, Any]) -> str:
-    if alert["state"] == "resolved" and alert["resolved_reason"] == "clear":
-        return f"{alert['family']} at {alert['firing_step']}, resolved at {alert['resolved_step']}"
-    return f"{alert['family']} since {alert['firing_step']}"
+def _in_a_word(alert: Alert) -> str:
+    if alert.state == "resolved" and alert.resolved_reason == "clear":
+        return f"{alert.family} at {alert.firing_step}, resolved at {alert.resolved_step}"
+    return f"{alert.family} since {alert.firing_step}"
 
 
 def _format(value: float | None) -> str:

@@ -49,7 +49,7 @@ def service(port: int, database: Path, console: Console) -> Iterator[tuple[str, 
             stderr=log_file,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=partial(_end_with, os.getpid()),
+            preexec_fn=partial(end_with, os.getpid()),
         )
     try:
         _await_start(server, url, log_path)
@@ -66,7 +66,7 @@ def service(port: int, database: Path, console: Console) -> Iterator[tuple[str, 
 
 def _await_start(server: subprocess.Popen[bytes], url: str, log_path: Path) -> None:
     deadline = time.monotonic() + SERVER_START_S
-    with Client(url, timeout_s=1.0) as client:
+    with Client(url, timeout_s=1.0, retries=0) as client:
         while time.monotonic() < deadline and server.poll() is None:
             with suppress(ServerUnreachable):
                 next(client.runs(), None)
@@ -78,7 +78,7 @@ def _await_start(server: subprocess.Popen[bytes], url: str, log_path: Path) -> N
     raise ServerUnreachable(f"the service ended with status {server.returncode}: {last} (its log is {log_path})")
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """In the service's process: SIGKILL leaves the demo no time to end it, so Linux is asked to."""
     if _PRCTL is not None:
         _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)

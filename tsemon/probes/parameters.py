@@ -210,9 +210,7 @@ class ParameterProbe(Part):
         if self._num_samples == 1:
             missing |= dict.fromkeys(COMPARING, "this is the first sample: there is none before to compare with")
         if self._num_samples <= MIN_POINTS:
-            missing |= dict.fromkeys(
-                self.GROWTH, f"takes {MIN_POINTS} samples after the first, this is number {self._num_samples - 1}"
-            )
+            missing |= dict.fromkeys(self.GROWTH, f"takes {MIN_POINTS} samples after the first")
         if (why := self._why_no_step()) is not None:
             return missing | dict.fromkeys(self.GRADIENTS + self.UPDATES, why)
         return missing | self._why_no_gradients() | self._why_no_updates()

@@ -98,6 +98,7 @@ class Training:
         return {
             "step": self.step,
             "recipe": self.recipe.as_dict(),
+            "sizes": dict(self.data.sizes),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),

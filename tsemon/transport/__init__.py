@@ -5,6 +5,7 @@ from tsemon.transport.http import HttpDelivery
 from tsemon.transport.memory import MemorySpool
 from tsemon.transport.outbox import Outbox, OutboxStats
 from tsemon.transport.reading import SpoolReader
+from tsemon.transport.recorded import RunWriter, attempt_key, run_writer
 from tsemon.transport.silent import SilentOutbox
 from tsemon.transport.spool import Spool
 from tsemon.transport.sync import Synced, sync
@@ -14,10 +15,13 @@ __all__ = [
     "MemorySpool",
     "Outbox",
     "OutboxStats",
+    "RunWriter",
     "SilentOutbox",
     "Spool",
     "SpoolReader",
     "Synced",
+    "attempt_key",
     "find_spools",
+    "run_writer",
     "sync",
 ]

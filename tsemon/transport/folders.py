@@ -52,5 +52,5 @@ def _by_age(run_files: Iterator[Path]) -> list[Path]:
 def _created_at(run_file: Path) -> float:
     try:
         return float(json.loads(run_file.read_bytes())["created_at"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return 0.0

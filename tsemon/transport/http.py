@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -35,7 +36,8 @@ class HttpDelivery:
 
     def __init__(self, server_url: str, timeout_s: float = 10.0) -> None:
         self.server_url = server_url
-        expected = f"server must be http(s)://host[:port][/path], got {server_url!r}"
+        shown = re.sub("[^/]*@", "...@", server_url) if isinstance(server_url, str) else server_url  # no password
+        expected = f"server must be http(s)://host[:port][/path], got {shown!r}"
         try:
             parts = urlsplit(server_url)
             self._host, self._port = parts.hostname or "", parts.port
@@ -79,15 +81,29 @@ class HttpDelivery:
 
     def has_frames(self, project: str, run: str) -> bool:
         """Whether the service has frames of a run of this name."""
+        return bool((self.find(project, run) or {}).get("num_frames"))
+
+    def find(self, project: str, run: str) -> dict[str, Any] | None:
+        """The run of this name as the service lists it; None where there is none."""
         reply = self._request("GET", "/runs?" + urlencode({"project": project, "run": run}))
         try:
-            return any(found["num_frames"] for found in reply["runs"])
+            return next((found for found in reply["runs"] if found["num_frames"] is not None), None)
         except (KeyError, TypeError) as error:
             raise self._unreachable(f"answered with no list of runs: {reply}") from error
 
     def run(self, run_id: str) -> dict[str, Any]:
         """What the service knows of the run."""
         return self._request("GET", f"/runs/{quote(run_id, safe='')}")
+
+    def frame(self, run_id: str, step: int) -> dict[str, Any] | None:
+        """What the service shows of the run at this step; None where it has no frame of it."""
+        try:
+            found = self._request("GET", f"/runs/{quote(run_id, safe='')}/frame?" + urlencode({"step": step}))
+        except ServerRefused as refused:
+            if refused.status != HTTPStatus.NOT_FOUND:
+                raise
+            return None
+        return found if found.get("step") == step else None
 
     def finish(self, run_id: str, state: RunState) -> None:
         """Say how the run ended."""
@@ -162,6 +178,8 @@ class HttpDelivery:
             raise self._unreachable(f"answered {request} with {status} and no JSON object: is it tsemon's service?")
         code = known.get("error")
         text = f"{code}: {known.get('detail')}" if code else (http.client.responses.get(status) or "no reason given")
+        if code == "unauthorized":
+            text += "; the environment variable TSEMON_TOKEN holds the token that is sent"
         if status >= 500 or status in _RETRY:
             error = self._unreachable(f"answered {request} with {status} ({text})")
             error.retry_after_s = _retry_after_s(headers)

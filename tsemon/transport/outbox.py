@@ -14,11 +14,11 @@ import random
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 from tsemon.errors import ServerUnreachable, TsemonError, UnknownAttempt, UnknownRun
 from tsemon.transport.courier import Courier
@@ -37,6 +37,18 @@ _FAILURES_TO_KNOCK = 5
 """Failures in a row after which one small request goes ahead of a batch, which may be 4 MiB."""
 _LAST_TRIES = 3
 """Tries at close before it is believed that nobody listens; with the pauses between them, about a second."""
+
+
+class FrameTaker(Protocol):
+    """Somebody else who gets each frame, on the exporter's thread. None of this waits or raises."""
+
+    def put(self, frame: Frame) -> None: ...
+
+    def end(self) -> None:
+        """No frame comes any more."""
+
+    def join(self, timeout_s: float) -> None:
+        """Wait, for so long, until all frames are where they were to go."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +72,8 @@ class OutboxStats:
     """Tries in a row that failed. From 5 on, a small request is tried first, and frames only where it is answered."""
     spool_folder: Path | None
     """None while frames are kept in memory alone."""
+    mirrors: Sequence[str] = ()
+    """What became of the frames that go elsewhere as well."""
 
 
 class Outbox:
@@ -78,6 +92,7 @@ class Outbox:
         delivery: HttpDelivery | None,
         *,
         on_warning: Callable[[str], None],
+        mirrors: Sequence[FrameTaker] = (),
         max_waiting: int = 1024,
         first_retry_s: float = 0.5,
         max_retry_s: float = 30.0,
@@ -90,6 +105,7 @@ class Outbox:
         self._overflow = MemorySpool(spool.registration, spool.writer)
         self._delivery = delivery
         self._on_warning = on_warning
+        self._mirrors = mirrors
         self._max_waiting = max_waiting
         self._first_retry_s = first_retry_s
         self._max_retry_s = max_retry_s
@@ -186,6 +202,7 @@ class Outbox:
             connected=courier is not None and courier.is_registered and not self._num_failures,
             num_failures=self._num_failures,
             spool_folder=None if self._write_again_at else spool.folder,
+            mirrors=tuple(map(str, self._mirrors)),
         )
 
     def close(self, timeout_s: float = 5.0, state: RunState = "finished") -> None:
@@ -203,6 +220,8 @@ class Outbox:
         self._exporter.join(max(timeout_s, _MIN_DRAIN_S))
         if self._exporter.is_alive():
             self._warn("close", f"{self._queue.qsize()} samples were not ready in time and are lost")
+        for mirror in self._mirrors:
+            mirror.end()
         self._end_state = state
         with self._contained("end"):
             self._spool.finish(state)
@@ -219,6 +238,8 @@ class Outbox:
                 self._spool.discard()
             else:
                 self._spool.close()
+        for mirror in self._mirrors:
+            mirror.join(deadline - time.monotonic())
         folder = self._spool.folder
         if self._delivery is not None and not self._is_delivered and folder is not None:
             self._warn(
@@ -235,7 +256,8 @@ class Outbox:
     def _export(self) -> None:
         while (make_frame := self._queue.get()) is not None:
             try:
-                payload = make_frame(self._next_seq).to_json()
+                frame = make_frame(self._next_seq)
+                payload = frame.to_json()
             except Exception as error:
                 self._num_failed_samples += 1
                 self._last_error = f"a sample failed: {type(error).__name__}: {error}"
@@ -248,6 +270,8 @@ class Outbox:
             if time.monotonic() >= self._write_again_at:
                 self._write_through()
             self._has_work.set()
+            for mirror in self._mirrors:
+                mirror.put(frame)
         self._write_through()
 
     def _write_through(self) -> None:

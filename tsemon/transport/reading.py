@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from tsemon.errors import SpoolError
-from tsemon.transport.spool import parse_records, read_end_state, read_run
+from tsemon.transport.spool import find_segments, parse_records, read_end_state, read_run
 from tsemon.wire import RunState
 
 
@@ -37,7 +37,7 @@ class SpoolReader:
         self.registration, self.writer, text = read_run(folder)
         try:
             self.created_at = float(json.loads(text)["created_at"])
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise SpoolError(f"{folder / 'run.json'} is damaged: created_at should be a time: {error}") from error
         self._tails: dict[int, _Tail] = {}
         self._is_living = True
@@ -98,9 +98,9 @@ class SpoolReader:
     def _segments(self) -> list[tuple[int, int]]:
         """Number and size of each segment, oldest first."""
         found: list[tuple[int, int]] = []
-        for path in self.folder.glob("*.seg"):
+        for number, path in find_segments(self.folder):
             with contextlib.suppress(FileNotFoundError):  # delivered just now
-                found.append((int(path.stem), path.stat().st_size))
+                found.append((number, path.stat().st_size))
         return sorted(found)
 
     def _read(self, number: int, offset: int) -> bytes:

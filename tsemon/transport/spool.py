@@ -282,25 +282,23 @@ class Spool:
     # -- below: called with the mutex held, or before anyone else knows the spool
 
     def _recover(self) -> None:
-        try:
-            acked = json.loads((self.folder / "acked.json").read_bytes())
-            self._acked = Position(int(acked["segment"]), int(acked["offset"]), int(acked["num_before"]))
-            self.num_dropped = int(acked["num_dropped"])
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # none yet, or lost in a power cut: all is sent again, and the service knows what it has
-        for path in sorted(self.folder.glob("*.seg")):
-            number = int(path.stem)
+        # Without it, or where it was lost in a power cut, all is sent again: the service knows what it has.
+        self._acked, self.num_dropped = _read_acked(self.folder) or (Position(1, 0, 0), 0)
+        for number, path in sorted(find_segments(self.folder)):
             if number < self._acked.segment:
                 path.unlink()
                 continue
             data = path.read_bytes()
-            ends = [end for _, end in parse_records(data)]
-            self.num_damaged += (ends[-1] if ends else 0) != len(data)
-            self._segments[number] = _Segment(len(data), len(ends))
+            ends = [0, *(end for _, end in parse_records(data))]
+            self.num_damaged += ends[-1] != len(data)
+            self._segments[number] = _Segment(len(data), len(ends) - 1)
+            if number == self._acked.segment and ends[self._acked.num_before :][:1] != [self._acked.offset]:
+                # Either a power cut has taken what was acknowledged, or nobody knows what was.
+                is_cut = self._acked.num_before >= len(ends)
+                self._acked = Position(number + is_cut, 0, 0)
         self.has_frames = bool(self._segments) or self._acked > Position(1, 0, 0)
-        known = self._segments.get(self._acked.segment)
-        if known is None or known.num_frames < self._acked.num_before:
-            self._acked = Position(self._acked.segment + (known is not None), 0, 0)
+        if self._acked.segment not in self._segments:
+            self._acked = Position(self._acked.segment, 0, 0)
         for number in [number for number in self._segments if number < self._acked.segment]:
             self._delete_segment(number)
 
@@ -428,11 +426,34 @@ def _segment_name(number: int) -> str:
     return f"{number:08d}.seg"
 
 
+def find_segments(folder: Path) -> Iterator[tuple[int, Path]]:
+    """The number and the path of each segment; what somebody else has put beside them is none."""
+    for path in folder.glob("*.seg"):
+        if path.stem.isdecimal() and path.name == _segment_name(int(path.stem)):
+            yield int(path.stem), path
+
+
+def _read_acked(folder: Path) -> tuple[Position, int] | None:
+    """What `acked.json` says of place and dropped frames; None where there is none that can be meant."""
+    try:
+        acked = json.loads((folder / "acked.json").read_bytes())
+        numbers = [acked[name] for name in ("segment", "offset", "num_before", "num_dropped")]
+    except (OSError, *_DAMAGE):
+        return None
+    if not all(type(number) is int and 0 <= number < 2**53 for number in numbers):
+        return None
+    return Position(*numbers[:3]), numbers[3]
+
+
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a file of JSON may raise that holds anything whatever."""
+
+
 def read_end_state(folder: Path) -> RunState | None:
     """What the writer of the spool left in `end.json`, where it did."""
     try:
         state = json.loads((folder / "end.json").read_bytes())["state"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *_DAMAGE):
         return None
     return state if state in ("running", "finished", "failed") else None
 
@@ -444,7 +465,10 @@ def read_run(folder: Path) -> tuple[dict[str, Any], str, str]:
         registration = json.loads(text)
         writer = registration.pop("writer")
         registration.pop("created_at")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        names = [registration["project"], registration["run"], registration["attempt_key"], writer]
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError("project, run, attempt_key and writer should be text")
+    except _DAMAGE as error:
         raise SpoolError(
             f"{folder / 'run.json'} is damaged, so nobody knows whose frames these are: {error}"
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from tsemon.errors import ServerUnreachable, SpoolError, SpoolInUse, TsemonError
@@ -28,8 +29,21 @@ class Synced:
     error: TsemonError | None = None
     """Why it was not delivered to the end, where it was not."""
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """Project and run, as the folder names them."""
+        project, run = map(unquote, self.folder.parts[-3:-1])
+        return project, run
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        project, run = self.names
+        counts = {name: getattr(self, name) for name in ("num_sent", "num_remaining", "num_refused", "num_damaged")}
+        error = None if self.error is None else str(self.error)
+        return {"project": project, "run": run, "folder": str(self.folder), **counts, "error": error}
+
     def __str__(self) -> str:
-        """One line: project and run as the folder names them, and what became of their frames."""
+        """One line: project and run, and what became of their frames."""
         parts = [f"{self.num_sent} frames sent"]
         if self.num_refused:
             parts.append(f"{self.num_refused} refused, see {self.folder / 'refused.jsonl'}")
@@ -37,8 +51,7 @@ class Synced:
             parts.append(f"{self.num_damaged} damaged segments, what stood behind the damage is lost")
         if self.error:
             parts.append(f"{self.num_remaining} remain: {self.error}")
-        project, run = map(unquote, self.folder.parts[-3:-1])
-        return f"{project}/{run}: {', '.join(parts)}"
+        return f"{'/'.join(self.names)}: {', '.join(parts)}"
 
 
 def sync(

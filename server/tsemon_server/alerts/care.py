@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Self
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, AwareDatetime, Field, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 
+from tsemon.errors import UnknownSilence
 from tsemon.wire import NAME
+from tsemon_server.access.gate import access_of
 from tsemon_server.bodies import Body, read_body, read_raw, takes
 from tsemon_server.store import Alert, Record, Silence, Store
 
@@ -106,10 +108,13 @@ def make_router(store: Store) -> APIRouter:
         return await run_in_threadpool(change)
 
     @router.get("/silences")
-    def list_silences() -> Silences:
+    def list_silences(
+        project: Annotated[str | None, Query(description="Only those of this project alone.")] = None,
+    ) -> Silences:
         """What is silenced now."""
         with store.read() as reader:
-            return Silences(silences=reader.silences())
+            found = reader.silences()
+        return Silences(silences=[silence for silence in found if project in (None, silence.project)])
 
     @router.post("/silences", openapi_extra=takes(NewSilence))
     async def add_silence(request: Request) -> Silence:
@@ -118,15 +123,21 @@ def make_router(store: Store) -> APIRouter:
 
         def add() -> Silence:
             body = read_body(NewSilence, raw)
+            access_of(request).check_project(body.project)
             with store.write() as writer:
                 return writer.add_silence(**body.model_dump(exclude={"until"}), until=body.until.timestamp())
 
         return await run_in_threadpool(add)
 
     @router.delete("/silences/{silence_id}", status_code=204, response_class=Response)
-    def remove_silence(silence_id: SilenceId) -> None:
+    def remove_silence(silence_id: SilenceId, request: Request) -> None:
         """Let a silence end now."""
         with store.write() as writer:
+            for silence in writer.silences():
+                if silence.silence_id == silence_id and not access_of(request).is_for(silence.project):
+                    raise UnknownSilence(
+                        f"no silence has the id {silence_id!r}; the list of silences has those there are"
+                    )
             writer.remove_silence(silence_id)
 
     return router

@@ -42,14 +42,14 @@ class Rulebook:
     def restore(self, writer: Writer, name: str) -> None:
         """Let a rule of the pack be in force as it came."""
         if name not in self._pack:
-            raise UnknownRule(f"no built-in rule is named {name!r}; PUT /api/v1/rules/{name} makes one of your own")
+            raise UnknownRule(f"no built-in rule is named {name!r}; only one of the pack can be as it came")
         self.edit(writer, [self._pack[name]])
 
     def versions(self, reader: Reader, name: str) -> list[RuleVersion]:
         """All versions of a rule, the newest first. Raises UnknownRule."""
         found = reader.rule_versions(name)
         if not found:
-            raise UnknownRule(f"no rule is named {name!r}; GET /api/v1/rules lists those there are")
+            raise UnknownRule(f"no rule is named {name!r}; the list of rules has those there are")
         return found
 
 

@@ -7,6 +7,7 @@ and a server that dies in between has stored neither. What the rules remember is
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,11 +36,16 @@ class _Known:
 
 
 class Watch:
-    """The rules at work. `on_error` is told when they failed."""
+    """The rules at work. `on_error` is told when they failed, `on_read` how many seconds they took for a frame."""
 
-    def __init__(self, active: ActiveRules, on_error: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        active: ActiveRules,
+        on_error: Callable[[], None] = lambda: None,
+        on_read: Callable[[float], None] = lambda _: None,
+    ) -> None:
         self._active = active
-        self._on_error = on_error
+        self._on_error, self._on_read = on_error, on_read
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     def observe(self, writer: Writer, run_id: str, attempt: int, frames: Sequence[Frame]) -> list[int]:
@@ -71,12 +77,14 @@ class Watch:
         frozen: frozenset[int],
     ) -> None:
         for view in views_of(frames, frozen):
+            began = time.perf_counter()
             try:
                 events = in_force.evaluator.advance(state, view)
             except Exception:  # a rule is no reason to lose frames
                 log.exception("the rules failed at step %d of run %s; they skip this frame", view.step, book.run_id)
                 self._on_error()
                 continue
+            self._on_read(time.perf_counter() - began)
             for event in events:
                 book.enter(event)
             if state.num_samples % CHECKPOINT_FRAMES == 0 and state.last_step == view.step:

@@ -31,6 +31,10 @@ from tsemon.errors import InvalidFrame
 from tsemon.wire import (
     MAX_BLOCK_NAME,
     MAX_BLOCKS,
+    MAX_CONFIG_BYTES,
+    MAX_FRAMES,
+    MAX_NOT_MEASURED,
+    MAX_REASON,
     MAX_SCALARS,
     MAX_STEP,
     MAX_TAGS,
@@ -40,7 +44,7 @@ from tsemon.wire import (
     Frame,
     RunState,
 )
-from tsemon_server.bodies import Body, first_problem
+from tsemon_server.bodies import Body, first_problem, shown
 
 MetricName = Annotated[str, Field(pattern=f"^{METRIC_NAME}$", max_length=128)]
 Title = Annotated[str, Field(pattern=f"^{NAME}$", max_length=128)]
@@ -48,15 +52,21 @@ WriterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$", max_
 Count = Annotated[int, Field(ge=0, le=MAX_STEP)]
 
 
-def _finite(config: dict[str, JsonValue]) -> dict[str, JsonValue]:
+def _fit_to_keep(config: dict[str, JsonValue]) -> dict[str, JsonValue]:
     try:
-        json.dumps(config, allow_nan=False)
-    except ValueError:
+        text = json.dumps(config, allow_nan=False, ensure_ascii=False)
+    except ValueError:  # also of integers of more than 4300 digits
         raise PydanticCustomError("not_finite", "Every number should be finite, as JSON has no others") from None
+    if (size_bytes := len(text.encode())) > MAX_CONFIG_BYTES:
+        raise PydanticCustomError(
+            "too_large",
+            "It should take at most {most} bytes as JSON, not {size}",
+            {"most": MAX_CONFIG_BYTES, "size": size_bytes},
+        )
     return config
 
 
-Config = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
+Config = Annotated[dict[str, JsonValue], AfterValidator(_fit_to_keep)]
 Number = FiniteFloat | Literal["NaN", "Infinity", "-Infinity"] | None
 
 
@@ -70,13 +80,14 @@ class PackedArray(Body):
 
 
 # Named, because Python 3.11 cannot hash FailFast inside a union.
-Row = TypeAliasType("Row", Annotated[list[Number], FailFast()])
-PlainArray = TypeAliasType("PlainArray", Annotated[list[Number | Row], FailFast()])
+Row = TypeAliasType("Row", Annotated[list[Number], Field(max_length=MAX_BLOCKS), FailFast()])
+PlainArray = TypeAliasType("PlainArray", Annotated[list[Number | Row], Field(max_length=MAX_BLOCKS + 1), FailFast()])
 AnyArray = Annotated[
     Annotated[PackedArray, Tag("packed")] | Annotated[PlainArray, Tag("plain")],
     Discriminator(lambda value: "plain" if isinstance(value, list) else "packed"),
 ]
-Arrays = Annotated[dict[MetricName, AnyArray], Field(max_length=1000)]
+Reason = Annotated[str, Field(max_length=MAX_REASON)]
+Arrays = Annotated[dict[MetricName, AnyArray], Field(max_length=MAX_SCALARS)]
 
 
 class FrameBody(Body):
@@ -94,6 +105,8 @@ class FrameBody(Body):
     """Metrics with a value per block, or depth + 1 for activations (entry 0 is the first block's input)."""
     heads: Arrays = {}
     """Metrics with a value per head, shape [blocks, heads]."""
+    not_measured: Annotated[dict[MetricName, Reason], Field(max_length=MAX_NOT_MEASURED)] | None = None
+    """Why metrics are not measured: all of them, where that is known first or has changed; absent, it is as it was."""
 
 
 class FramesBody(Body):
@@ -103,7 +116,7 @@ class FramesBody(Body):
     """Who sends: one name per process, the same for its whole life."""
     attempt: Annotated[int, Field(ge=1, le=2**31 - 1)]
     """The attempt, as the reply to the registration named it."""
-    frames: Annotated[list[FrameBody], FailFast()]  # one problem is told, not a million
+    frames: Annotated[list[FrameBody], Field(max_length=MAX_FRAMES), FailFast()]  # one problem is told, not a million
     """In any order; frames that are stored already are counted and left alone."""
 
 
@@ -124,7 +137,7 @@ class Registration(Body):
     """Indexes of the blocks that are not trained, on purpose: rules do not expect them to move."""
     resume_step: Count | None = None
     """The step that this attempt starts at: it hides, and keeps, what earlier attempts wrote from there on."""
-    attempt_key: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    attempt_key: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")] | None = None
     """Any text that names this start. The same key again is the same attempt: a lost reply can be asked for again."""
 
     @field_validator("frozen_blocks")
@@ -179,7 +192,7 @@ def to_frame(sent: FrameBody, num_blocks: int) -> Frame:
     except ValueError as error:
         raise InvalidFrame(f"frame seq {sent.seq}, {error}; nothing of this body is stored") from None
     scalars = {name: _float(value) for name, value in sent.scalars.items()}
-    return Frame(sent.seq, sent.step, sent.time, scalars, layers, heads)
+    return Frame(sent.seq, sent.step, sent.time, scalars, layers, heads, sent.not_measured)
 
 
 def _arrays(sent: Mapping[str, Any], check: Any, kind: str) -> Iterator[tuple[str, Array]]:
@@ -249,5 +262,5 @@ def _place(error: ValidationError, raw: bytes | bytearray) -> str:
         seq = json.loads(raw)["frames"][where[1]]["seq"]  # reads NaN literals, which may be what is wrong
     except (ValueError, LookupError, TypeError, RecursionError):
         seq = "unknown"
-    place = f"frame seq {seq} (number {where[1] + 1} in the body)"
-    return f"{place}, {where[2]} {where[3]!r}" if len(where) > 3 else place
+    place = f"frame seq {shown(seq)} (number {where[1] + 1} in the body)"
+    return f"{place}, {where[2]} {where[3]!r:.80}" if len(where) > 3 else place

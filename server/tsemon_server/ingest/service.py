@@ -103,9 +103,8 @@ def _observed(observe: Observe, writer: Writer, run_id: str, attempt: int, added
     return observe(writer, run_id, attempt, added.frames)
 
 
-def heard_of(store: Store, run_id: str, body: schemas.Heartbeat) -> Pulse:
+def heard_of(writer: Writer, run_id: str, body: schemas.Heartbeat) -> Pulse:
     """Note that the run was heard of now, and where its process is."""
-    with store.write() as writer:
-        writer.num_blocks(run_id, body.attempt)
-        writer.hear_of(run_id, body.attempt, body.step)
-        return Pulse(alerts=writer.alerts_to_tell(run_id))
+    writer.num_blocks(run_id, body.attempt)
+    writer.hear_of(run_id, body.attempt, body.step)
+    return Pulse(alerts=writer.alerts_to_tell(run_id))

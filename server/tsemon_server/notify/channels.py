@@ -8,7 +8,6 @@ import hmac
 import json
 import re
 from collections.abc import Mapping
-from datetime import timedelta
 from email.message import EmailMessage
 from email.policy import SMTP
 from typing import Any
@@ -20,9 +19,6 @@ from tsemon_server.store import Alert
 
 COLOURS = {"info": 0x3B82F6, "warning": 0xF59E0B, "critical": 0xDC2626}
 RESOLVED = 0x16A34A
-
-ALERTMANAGER_FORGETS = timedelta(minutes=5)
-"""What it does not hear of for so long is over for it: some minutes are left for a service that starts anew."""
 
 
 def send(message: Message, receiver: Receiver) -> str:
@@ -150,20 +146,21 @@ def _evidence_lines(message: Message) -> list[str]:
 def as_alerts(message: Message, receiver: Alertmanager) -> Post:
     """All alerts, none left out: it goes by what it hears."""
     url = receiver.url.get_secret_value().rstrip("/").removesuffix("/api/v2/alerts")
-    body = _json([_as_alert(message, notice, receiver.labels) for notice in message.notices])
+    body = _json([_as_alert(message, notice, receiver) for notice in message.notices])
     return Post(f"{url}/api/v2/alerts", _authorized(receiver), body)
 
 
-def _as_alert(message: Message, notice: Notice, labels: Mapping[str, str]) -> dict[str, Any]:
+def _as_alert(message: Message, notice: Notice, receiver: Alertmanager) -> dict[str, Any]:
     """Labels say which alert it is: what changes while it fires would make another of it."""
     alert = notice.alert
     # Nor would it tell anybody of what is over when it hears of it first.
-    over = message.time + ALERTMANAGER_FORGETS if notice.is_alarming else alert.updated_at
+    over = message.time + receiver.forgets_after if notice.is_alarming else alert.updated_at
     found = {
-        "labels": _labels(alert, labels),
+        "labels": _labels(alert, receiver.labels),
         "annotations": _annotations(notice),
         "startsAt": alert.opened_at.isoformat(),
-        "endsAt": over.isoformat(),
+        # It refuses what ends before it starts, as it seems to where somebody sets the clock back.
+        "endsAt": max(over, alert.opened_at).isoformat(),
     }
     url = message.url_of(notice)
     return found if url is None else found | {"generatorURL": url}

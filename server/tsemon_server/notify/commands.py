@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tsemon.terminal import examples, print_json, say
+
 if TYPE_CHECKING:
     from tsemon_server.notify.messages import Message
     from tsemon_server.store import Notification
@@ -14,12 +16,20 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Tell people and programs of alerts.", no_args_is_help=True)
 
 
-@app.command("test")
+@app.command(
+    "test",
+    epilog=examples(
+        "tsemon notify test --config notify.yaml",
+        "tsemon notify test pager --config notify.yaml",
+        "tsemon notify test --config notify.yaml --json | jq '.[] | select(.delivered | not)'",
+    ),
+)
 def try_out(
     config: Annotated[
         Path, typer.Option("--config", envvar="TSEMON_NOTIFY", help="The file that `serve --notify` takes.")
     ],
     receiver: Annotated[str | None, typer.Argument(help="The receiver to try; without, all are.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what came back as JSON.")] = False,
 ) -> None:
     """Send a message that says it is a test, and tell what came back. Exits 1 where one did not get through."""
     from tsemon.errors import InvalidArgument
@@ -32,22 +42,32 @@ def try_out(
     if not tried:
         names = ", ".join(known.name for known in configuration.receivers)
         raise InvalidArgument(f"expected one of the receivers {names}, got {receiver!r}")
-    num_failed = 0
+    outcomes: list[dict[str, str | bool]] = []
     for known in tried:
         try:
-            typer.echo(f"{known.name}: {send(_test_message(configuration.base_url), known)}")
+            told, is_delivered = send(_test_message(configuration.base_url), known), True
         except NotDelivered as error:
-            num_failed += 1
-            typer.echo(f"{known.name}: not delivered: {error}")
-    if num_failed:
+            told, is_delivered = str(error), False
+        outcomes.append({"receiver": known.name, "delivered": is_delivered, "told": told})
+        if not as_json:  # each as it comes: a receiver may take a while
+            say(f"{known.name}: {'' if is_delivered else 'not delivered: '}{told}")
+    if as_json:
+        print_json(outcomes)
+    if not all(outcome["delivered"] for outcome in outcomes):
         raise typer.Exit(1)
 
 
-@app.command("log")
+@app.command(
+    "log",
+    epilog=examples(
+        "tsemon notify log --limit 10",
+        "tsemon notify log --json | jq '.[] | select(.status == \"failed\")'",
+    ),
+)
 def show_log(
     receiver: Annotated[str | None, typer.Option(help="Only of this receiver.")] = None,
     limit: Annotated[int, typer.Option(help="The last so many.", min=1, max=1000)] = 50,
-    json: Annotated[bool, typer.Option("--json", help="A JSON object per line, with all that is known.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all that is known as JSON.")] = False,
     database: Annotated[
         str | None, typer.Option("--database", help="Database URL (TSEMON_DATABASE, default sqlite:///tsemon.db).")
     ] = None,
@@ -58,10 +78,13 @@ def show_log(
 
     store = Store(settings_from_environment().database if database is None else database, migrate=False)
     try:
-        for found in reversed(store.notices.log(receiver=receiver, limit=limit)):
-            typer.echo(found.model_dump_json() if json else _line_of(found))
+        log = [*reversed(store.notices.log(receiver=receiver, limit=limit))]
     finally:
         store.close()
+    if as_json:
+        print_json([found.model_dump(mode="json") for found in log])
+    for found in log if not as_json else ():
+        say(_line_of(found))
 
 
 def _line_of(found: Notification) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -44,14 +45,19 @@ def _resolved(value: Any, info: Info) -> Any:
 
 
 def _web_address(value: SecretStr) -> SecretStr:
+    _check_address(value.get_secret_value())
+    return value
+
+
+def _check_address(url: str) -> None:
+    """Raise ValueError, which does not show it, unless it is one without credentials: those would show in many places."""
     try:
-        parts = urlsplit(value.get_secret_value())
-        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not parts.username
+        parts = urlsplit(url)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_good = False
-    if not (is_good and value.get_secret_value().isascii() and value.get_secret_value().isprintable()):
+    if not (is_good and "@" not in parts.netloc and url.isascii() and url.isprintable()):
         raise ValueError("expected a URL that starts with http:// or https://, without user or password in it")
-    return value
 
 
 def _one_line(value: SecretStr) -> SecretStr:
@@ -86,8 +92,7 @@ def _listed(value: Any) -> Any:
 
 
 def _without_slash(value: str) -> str:
-    if not value.startswith(("http://", "https://")):
-        raise ValueError("expected a URL that starts with http:// or https://")
+    _check_address(value)
     return value.rstrip("/")
 
 
@@ -170,7 +175,14 @@ class Alertmanager(_Receiver):
     """The header Authorization, as in `Bearer ...`."""
     labels: dict[Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$")], str] = {}
     """Further labels of all alerts."""
+    told_every: Annotated[float, BeforeValidator(_span), Field(ge=1, le=600)] = 60.0
+    """How often it is told again of what fires. What it does not hear of for five times as long is over for it."""
     max_per_minute: Annotated[int, Field(ge=1, le=600)] = 60
+
+    @property
+    def forgets_after(self) -> timedelta:
+        """Some minutes are left for a service that starts anew."""
+        return timedelta(seconds=5 * self.told_every)
 
 
 Receiver = Annotated[Webhook | Slack | Discord | Email | Alertmanager, Field(discriminator="type")]
@@ -224,7 +236,7 @@ class Configuration(_Grouping):
     """How long a message is tried that does not get through."""
     receivers: Annotated[list[Receiver], Field(min_length=1, max_length=100)]
     """Who can be told."""
-    routes: Annotated[list[Route] | None, BeforeValidator(_some_route), Field(max_length=1000)] = None
+    routes: Annotated[Annotated[list[Route], Field(max_length=1000)] | None, BeforeValidator(_some_route)] = None
     """Who is told of what: the first route that takes an alert. Without any, all are told of warnings and worse."""
     group_by: Annotated[list[Label], BeforeValidator(_listed)] = ["project", "rule", "family"]
     group_wait: Span = 10.0
@@ -247,17 +259,13 @@ class Configuration(_Grouping):
 
     def _plan(self, receiver: Receiver, route: Route, alert: Alert) -> Plan:
         if isinstance(receiver, Alertmanager):
-            return Plan(receiver.name, "", 0.0, 0.0, ALERTMANAGER_REPEAT_S)
+            return Plan(receiver.name, "", 0.0, 0.0, receiver.told_every)
         group_by = self.group_by if route.group_by is None else route.group_by
         topic = " ".join(f"{label}={getattr(alert, label)}" for label in group_by)
         wait_s = self.group_wait if route.group_wait is None else route.group_wait
         interval_s = self.group_interval if route.group_interval is None else route.group_interval
         repeat_s = self.repeat_interval if route.repeat_interval is None else route.repeat_interval
         return Plan(receiver.name, topic, wait_s, interval_s, repeat_s)
-
-
-ALERTMANAGER_REPEAT_S = 60.0
-"""It forgets what it does not hear of for some minutes."""
 
 
 def load(path: Path, environment: Mapping[str, str] = os.environ) -> Configuration:

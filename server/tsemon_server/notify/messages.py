@@ -17,7 +17,7 @@ MAX_SHOWN = 10
 MAX_RULES = 3
 """So many rules a title names, the worst first."""
 BRIEF = timedelta(minutes=1)
-"""What nobody was told of, and what was over by itself within this, calls nobody."""
+"""What nobody was told of, and what was over by itself within this, calls nobody, unless it is critical."""
 MAX_EVIDENCE_BYTES = 16_384
 """Evidence that is larger than this is left to the page."""
 LEVELS = {"info": "info", "warning": "warn", "critical": "error"}
@@ -42,7 +42,9 @@ class Notice:
     def is_alarming(self) -> bool:
         """Whether people are to look."""
         alert = self.alert
-        is_harmless = alert.resolved_reason == "clear" and alert.updated_at - alert.opened_at <= BRIEF
+        # Of one that is critical the times say too little: after an outage all of it comes within seconds.
+        passed_soon = alert.resolved_reason == "clear" and alert.updated_at - alert.opened_at <= BRIEF
+        is_harmless = passed_soon and alert.severity != "critical"
         return self.kind == "firing" or not (self.was_told or is_harmless)
 
     @property
@@ -182,7 +184,7 @@ def _rules(notices: Sequence[Notice]) -> str:
     """Their names."""
     names = list(dict.fromkeys(notice.alert.rule for notice in notices))
     num_more = len(names) - MAX_RULES
-    *first, last = names if num_more <= 0 else [*names[:MAX_RULES], f"{num_more} more rules"]
+    *first, last = names if num_more <= 1 else [*names[:MAX_RULES], f"{num_more} more rules"]
     return f"{', '.join(first)} and {last}" if first else last
 
 

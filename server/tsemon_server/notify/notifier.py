@@ -17,6 +17,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
+from typing import Literal, get_args
 
 from tsemon.errors import StoreError
 from tsemon_server.notify.channels import send
@@ -27,6 +29,10 @@ from tsemon_server.store import Due, Store, is_firing, is_muted
 
 log = logging.getLogger(__name__)
 
+Outcome = Literal["sent", "failed", "given_up"]
+"""Messages that were sent, and tries that failed; alerts that a receiver will not be told of."""
+Count = Callable[[str, Outcome, int], None]
+
 PAUSE_S = 1.0
 """Between two looks."""
 LEASE_S = 20.0
@@ -35,6 +41,10 @@ FIRST_RETRY_S, MAX_RETRY_S = 1.0, 300.0
 """After a failure; each is followed by a pause that is twice as long, up to this."""
 FULL_S = 3.0
 """How long a receiver rests that has been sent all it takes in a minute."""
+MAX_SPLITS = 16
+"""So many messages in a row are sent again in halves, none of them taken: enough to find one alert among thousands."""
+REFUSED_S = 60.0
+"""How long a receiver rests at least that took none of them."""
 ALERTMANAGER_BATCH = 500
 """So many alerts in one request to it."""
 HELD_S = 15.0
@@ -52,14 +62,17 @@ class Notifier:
         pause_s: float = PAUSE_S,
         lease_s: float = LEASE_S,
         first_retry_s: float = FIRST_RETRY_S,
+        count: Count = lambda *_: None,
     ) -> None:
+        """`count` is told what comes of messages, and at first which receivers there are."""
         self._store, self._configuration = store, configuration
         self._lease_s = lease_s
         self._holder = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
         self._held_until = 0.0
         self._stopped = threading.Event()
         senders = [
-            _Sender(self, store, configuration, receiver, clock, first_retry_s) for receiver in configuration.receivers
+            _Sender(self, store, configuration, receiver, clock, first_retry_s, count)
+            for receiver in configuration.receivers
         ]
         self._threads = [
             threading.Thread(target=work, args=(pause_s,), name=f"tsemon-notify-{name}", daemon=True)
@@ -114,13 +127,18 @@ class _Sender:
         receiver: Receiver,
         clock: Callable[[], float],
         first_retry_s: float,
+        count: Count,
     ) -> None:
         self._notifier, self._notices, self._clock = notifier, store.notices, clock
+        self._count = partial(count, receiver.name)
         self._configuration, self._receiver = configuration, receiver
         self._first_retry_s = first_retry_s
         self._num_failures = 0
+        self._num_splits = 0
         self._resting_until = 0.0
         self.name = receiver.name
+        for outcome in get_args(Outcome):  # a rate over a counter that was not there misses its first step
+            self._count(outcome, 0)
 
     def run(self, pause_s: float) -> None:
         while not self._notifier.wait(pause_s):
@@ -135,6 +153,7 @@ class _Sender:
         num_free = self._receiver.max_per_minute - self._notices.num_messages(self.name, 60.0)
         if num_free <= 0:
             self._rest(FULL_S)
+        self._num_splits = MAX_SPLITS
         for batch in self._batches(due, num_free):
             if not (self._notifier.may_send and self._send(batch)):
                 return
@@ -178,16 +197,26 @@ class _Sender:
             log.error("%s", _place_of(error))
             slip = NotDelivered("it could not be written; the log tells where", is_final=True)
             return self._apart_or_failed(batch, slip)
+        self._count("sent", 1)
         self._note(lambda: self._notices.note_sent(ids))
+        self._num_splits = MAX_SPLITS
         if self._num_failures:
             log.warning("notifications to %s go on", self.name)
         self._num_failures = 0
         return True
 
     def _apart_or_failed(self, batch: Sequence[Due], error: NotDelivered) -> bool:
-        """A message that will not do is sent in halves, so that one alert is not in the way of others."""
+        """A message that will not do is sent in halves, so that one alert is not in the way of others.
+
+        A receiver that takes none of them is left alone for a while, with what is left.
+        """
         if not error.is_final or len(batch) == 1:
             return self._note_failure(batch, error)
+        if self._num_splits == 0:
+            return self._note_failure(
+                batch, NotDelivered(str(error), retry_after_s=max(error.retry_after_s, REFUSED_S))
+            )
+        self._num_splits -= 1
         middle = len(batch) // 2
         return all(self._notifier.may_send and self._send(half) for half in (batch[:middle], batch[middle:]))
 
@@ -195,7 +224,9 @@ class _Sender:
         since = self._clock() - self._configuration.give_up_after
         lost = [i.delivery_id for i in batch if error.is_final or (i.tried_at is not None and i.tried_at < since)]
         kept = [item.delivery_id for item in batch if item.delivery_id not in set(lost)]
+        self._count("failed", 1)
         if lost:
+            self._count("given_up", len(lost))
             log.error("%d notifications to %s are given up: %s", len(lost), self.name, error)
             self._note(lambda: self._notices.note_failed(lost, str(error)))
         if error.is_final:

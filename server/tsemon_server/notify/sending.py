@@ -82,7 +82,9 @@ class _Line:
 
     def _connect(self, host: str, port: int) -> socket.socket:
         """To the first of the host's addresses that answers; none may take the time of all."""
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)  # as long as the system's resolver takes
+        if time.monotonic() > self._until:
+            raise TimeoutError
         for num_left, (family, kind, protocol, _, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
             connected = socket.socket(family, kind, protocol)
             try:
@@ -120,7 +122,8 @@ def _line(timeout_s: float) -> Iterator[_Line]:
     except NotDelivered as error:
         raise (NotDelivered(late) if line.is_cut else error) from None
     except (OSError, http.client.HTTPException, smtplib.SMTPException, ValueError) as error:
-        is_late = line.is_cut or isinstance(error, TimeoutError)
+        # smtplib says that the connection was closed, and that its time was up only behind that.
+        is_late = line.is_cut or isinstance(error, TimeoutError) or isinstance(error.__context__, TimeoutError)
         raise NotDelivered(late if is_late else _what_happened(error)) from None
     finally:
         line.close()
@@ -129,7 +132,8 @@ def _line(timeout_s: float) -> Iterator[_Line]:
 def _what_happened(error: Exception) -> str:
     # The text of an error may quote the receiver, or say where it is.
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({error.verify_message}); SSL_CERT_FILE names further authorities"
+        why, _, _ = error.verify_message.partition(",")  # then comes for whom it should be
+        return f"its certificate is not trusted ({why}); SSL_CERT_FILE names further authorities"
     if isinstance(error, ssl.SSLError):
         return f"no encrypted connection ({error.reason})"
     if isinstance(error, socket.gaierror):

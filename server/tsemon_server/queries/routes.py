@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import re
+import threading
+from collections.abc import Generator
 from datetime import datetime
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import StreamingResponse
+from pydantic import BeforeValidator
+from starlette.types import Message, Receive, Scope, Send
 
 from tsemon.wire import AlertState, RunState
-from tsemon_server.queries import service
-from tsemon_server.queries.export import ExportFormat
-from tsemon_server.store import Alert, DeliveryStatus, RunDetail, RunOrder, Store
+from tsemon_server.queries import frames, glances, rows, service
+from tsemon_server.queries.export import MEDIA_TYPES, ExportFormat
+from tsemon_server.store import Alert, Condition, DeliveryStatus, Record, RunDetail, RunFilter, RunOrder, Store
+
+log = logging.getLogger(__name__)
 
 RunId = Annotated[str, Path(description="The run's id, as the registration answered it.", max_length=64)]
 Limit = Annotated[int, Query(ge=1, le=1000, description="At most so many entries.")]
@@ -24,23 +33,92 @@ OneAttempt = Annotated[
     int | None,
     Query(le=LARGEST, description="Only this attempt, as it was; else every frame that no later attempt hides."),
 ]
+LARGE_AT_ONCE = 4
+"""Heat maps and comparisons that are made at the same time: each takes ten times its size meanwhile."""
+
+TABLES = {media_type.partition(";")[0]: {"schema": {"type": "string"}} for media_type in MEDIA_TYPES.values()}
+"""What an export may be, for OpenAPI."""
 
 
-def make_router(store: Store) -> APIRouter:
-    """Routes that read `store`."""
+def _written_out(time: str) -> str:
+    if not re.match(r"[0-9]{4}-", time):  # or it would be so many seconds, or milliseconds, since 1970
+        raise ValueError("expected a time such as 2026-01-31T12:00:00Z")
+    return time
+
+
+class Overdue(Exception):
+    """An answer has not been taken in time."""
+
+
+class TimedResponse(StreamingResponse):
+    """One that is cut off where it is not taken within so many seconds: whoever reads slowly holds what it is made of."""
+
+    def __init__(
+        self, parts: Generator[bytes, None, None], within_s: float, media_type: str, headers: dict[str, str]
+    ) -> None:
+        super().__init__(parts, media_type=media_type, headers=headers)
+        self._parts, self._within_s = parts, within_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        until = asyncio.get_running_loop().time() + self._within_s
+
+        async def send_in_time(message: Message) -> None:
+            try:
+                async with asyncio.timeout_at(until):
+                    await send(message)
+                    await asyncio.sleep(0)  # where nothing is waited for, the time may be over, too
+            except TimeoutError:
+                raise Overdue from None
+
+        try:
+            await super().__call__(scope, receive, send_in_time)
+        except Overdue:
+            # The end of the answer is never sent, so that whoever reads it knows that it is not whole.
+            log.warning("an export was not taken within %s s and is cut off", self._within_s)
+            self._parts.close()  # and with it what it reads of the database
+
+
+def make_router(store: Store, export_s: float) -> APIRouter:
+    """Routes that read `store`; an export may last `export_s`."""
     router = APIRouter(tags=["readers"])
+    in_turn = threading.Semaphore(LARGE_AT_ONCE)
+    lines = glances.Lines()
+    router.include_router(rows.make_router(store))
 
     @router.get("/runs")
     def list_runs(
         project: Annotated[str | None, Query(description="Only runs of this project.")] = None,
         run: Annotated[str | None, Query(description="Only runs of this name; not an id.")] = None,
         state: Annotated[RunState | None, Query(description="Only runs in this state.")] = None,
-        order: Annotated[RunOrder, Query(description="Sort key; with a minus, largest first.")] = "-updated",
+        condition: Annotated[
+            Condition | None, Query(description="Only runs in this condition: a state, or silent or stuck.")
+        ] = None,
+        q: Annotated[
+            str | None,
+            Query(
+                max_length=200, description="Only runs with this in their name, project or a tag, in capitals or not."
+            ),
+        ] = None,
+        tag: Annotated[
+            list[str] | None, Query(max_length=20, description="Only runs with this tag; with all, where several come.")
+        ] = None,
+        order: Annotated[
+            RunOrder, Query(description="Sort key; with a minus, largest first. `live` is one way only.")
+        ] = "-updated",
         limit: Limit = 50,
         cursor: Cursor = None,
     ) -> service.RunPage:
-        """List runs. A run that is updated between two pages may move past the cursor; all others are listed once."""
-        return service.list_runs(store, project=project, run=run, state=state, order=order, limit=limit, cursor=cursor)
+        """List runs. One whose place in the order changes between two pages may move past the cursor; all others are
+        listed once."""
+        which = RunFilter(project=project, run=run, state=state, condition=condition, text=q, tags=tag or ())
+        return service.list_runs(store, which, order=order, limit=limit, cursor=cursor)
+
+    @router.get("/tags")
+    def list_tags(
+        project: Annotated[str | None, Query(description="Only those of runs of this project.")] = None,
+    ) -> service.Tags:
+        """The tags that runs have, the most used first."""
+        return service.list_tags(store, project)
 
     @router.get("/runs/{run_id}")
     def describe_run(run_id: RunId) -> RunDetail:
@@ -52,7 +130,8 @@ def make_router(store: Store) -> APIRouter:
         run_id: RunId,
         metric: Metric,
         layer: Annotated[
-            int | None, Query(le=LARGEST, description="The layer; needed for a metric with a value per layer.")
+            int | None,
+            Query(le=LARGEST, description="The layer; needed for a metric with a value per layer. -1 is the last."),
         ] = None,
         head: Annotated[
             int | None, Query(le=LARGEST, description="The head, for a metric that is recorded per head.")
@@ -75,24 +154,52 @@ def make_router(store: Store) -> APIRouter:
             attempt=attempt,
         )
 
-    @router.get("/compare")
+    @router.get("/compare", response_model=service.Comparison)
     def compare(
         run: Annotated[list[str], Query(max_length=20, description="The ids of up to 20 runs, each as `run=`.")],
         metric: Metric,
         layer: Annotated[
-            int | None, Query(description="The layer; needed for a metric with a value per layer.")
+            int | None,
+            Query(
+                le=LARGEST,
+                description="The layer; needed for a metric with a value per layer. -1 is the last of each run.",
+            ),
         ] = None,
-        head: Annotated[int | None, Query(description="The head, for a metric that is recorded per head.")] = None,
+        head: Annotated[
+            int | None, Query(le=LARGEST, description="The head, for a metric that is recorded per head.")
+        ] = None,
         from_step: FromStep = None,
         to_step: ToStep = None,
         points: Annotated[int, Query(ge=3, le=10_000, description="At most so many buckets per run.")] = 1000,
-    ) -> service.Comparison:
+        along: Annotated[
+            service.Along,
+            Query(description="What `x` is: the step, seconds since the run's first frame, or its scalar `tokens`."),
+        ] = "step",
+    ) -> Response:
         """One metric of several runs over the same buckets of steps."""
-        return service.compare(
-            store, run, metric, layer=layer, head=head, from_step=from_step, to_step=to_step, points=points
-        )
+        with in_turn:
+            found = service.compare(
+                store,
+                run,
+                metric,
+                layer=layer,
+                head=head,
+                from_step=from_step,
+                to_step=to_step,
+                points=points,
+                along=along,
+            )
+            return _as_json(found)
 
-    @router.get("/runs/{run_id}/heatmap")
+    @router.get("/glances", response_model=glances.Glances)
+    def glance(
+        run: Annotated[list[str], Query(max_length=100, description="The ids of up to 100 runs, each as `run=`.")],
+        points: Annotated[int, Query(ge=3, le=200, description="At most so many buckets per run.")] = 40,
+    ) -> Response:
+        """Runs at a glance: where the loss of each goes, and which layer is worst."""
+        return _as_json(glances.glances(store, lines, run, points=points))
+
+    @router.get("/runs/{run_id}/heatmap", response_model=service.Heatmap)
     def heatmap(
         run_id: RunId,
         metric: Metric,
@@ -100,13 +207,39 @@ def make_router(store: Store) -> APIRouter:
         to_step: ToStep = None,
         columns: Annotated[int, Query(ge=1, le=2000, description="At most so many spans of steps.")] = 200,
         attempt: OneAttempt = None,
-    ) -> service.Heatmap:
+        extremes: Annotated[
+            bool,
+            Query(
+                description="Also the value of each cell that is farthest from its mean, and how many are not finite."
+            ),
+        ] = False,
+    ) -> Response:
         """One metric over steps and layers."""
-        return service.heatmap(
-            store, run_id, metric, from_step=from_step, to_step=to_step, columns=columns, attempt=attempt
-        )
+        with in_turn:
+            found = service.heatmap(
+                store,
+                run_id,
+                metric,
+                from_step=from_step,
+                to_step=to_step,
+                columns=columns,
+                attempt=attempt,
+                extremes=extremes,
+            )
+            return _as_json(found)
 
-    @router.get("/runs/{run_id}/export", response_class=StreamingResponse)
+    @router.get("/runs/{run_id}/frame", response_model=frames.RecordedFrame)
+    def frame(
+        run_id: RunId,
+        step: Annotated[
+            int | None, Query(ge=0, le=2**53, description="The frame nearest to this step; else the newest one.")
+        ] = None,
+        attempt: OneAttempt = None,
+    ) -> Response:
+        """All that was measured at one step."""
+        return _as_json(frames.frame(store, run_id, step=step, attempt=attempt))
+
+    @router.get("/runs/{run_id}/export", response_class=StreamingResponse, responses={200: {"content": TABLES}})
     def export(
         run_id: RunId,
         format: Annotated[ExportFormat, Query(description="csv, or parquet where the service has pyarrow.")] = "csv",
@@ -122,11 +255,14 @@ def make_router(store: Store) -> APIRouter:
             store, run_id, format, metrics=metric, from_step=from_step, to_step=to_step, attempt=attempt
         )
         headers = {"Content-Disposition": f'attachment; filename="{download.name}"'}
-        return StreamingResponse(download.parts, media_type=download.media_type, headers=headers)
+        return TimedResponse(download.parts, export_s, download.media_type, headers)
 
     @router.get("/alerts")
     def list_alerts(
-        state: Annotated[AlertState | None, Query(description="Only alerts in this state.")] = None,
+        state: Annotated[
+            list[AlertState] | None,
+            Query(max_length=4, description="Only alerts in this state; may be given several times."),
+        ] = None,
         run: Annotated[str | None, Query(description="Only alerts of the run with this id; not a name.")] = None,
         project: Annotated[str | None, Query(description="Only alerts of runs of this project.")] = None,
         rule: Annotated[str | None, Query(description="Only alerts of this rule.")] = None,
@@ -140,8 +276,15 @@ def make_router(store: Store) -> APIRouter:
         silenced: Annotated[
             bool | None, Query(description="Only alerts that are silenced now, or that are not.")
         ] = None,
+        at_end: Annotated[
+            bool | None,
+            Query(
+                description="Only alerts that `alerts_at_end` of their run counts, warnings and criticals that fired when "
+                "it was finished or failed; or only others."
+            ),
+        ] = None,
         since: Annotated[
-            datetime | None,
+            Annotated[datetime, BeforeValidator(_written_out)] | None,
             Query(description="Only alerts that changed at this time or later, as in 2026-01-31T12:00:00Z."),
         ] = None,
         limit: Limit = 50,
@@ -150,7 +293,7 @@ def make_router(store: Store) -> APIRouter:
         """List alerts, newest first."""
         return service.list_alerts(
             store,
-            state=state,
+            states=state,
             run_id=run,
             project=project,
             rule=rule,
@@ -158,6 +301,7 @@ def make_router(store: Store) -> APIRouter:
             severity=severity,
             is_acknowledged=acknowledged,
             is_silenced=silenced,
+            at_end=at_end,
             since=since,
             limit=limit,
             cursor=cursor,
@@ -182,3 +326,7 @@ def make_router(store: Store) -> APIRouter:
         return service.list_notifications(store, receiver=receiver, status=status, limit=limit, cursor=cursor)
 
     return router
+
+
+def _as_json(found: Record) -> Response:
+    return Response(found.model_dump_json(), media_type="application/json")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from tsemon.catalogue import LAYERED, SCALARS, nearest, num_entries
 from tsemon.errors import InvalidArgument, InvalidRange, UnknownAttempt, UnknownLayer, UnknownMetric
-from tsemon.wire import AlertState, RunState
+from tsemon.wire import AlertState
 from tsemon_server.queries.export import MEDIA_TYPES, PARTS, ExportFormat, check_format, file_name
 from tsemon_server.queries.reduce import bucketed
 from tsemon_server.store import (
@@ -27,8 +28,10 @@ from tsemon_server.store import (
     Record,
     Run,
     RunDetail,
+    RunFilter,
     RunOrder,
     Store,
+    TagUse,
     shift_of,
 )
 
@@ -70,6 +73,11 @@ class ComparedRun(Buckets):
     """Its project."""
     run: str
     """Its name."""
+    x: list[float | None]
+    """Where each bucket lies along what was asked for; null where that is not known."""
+
+
+Along = Literal["step", "time", "tokens"]
 
 
 class Comparison(Record):
@@ -81,6 +89,8 @@ class Comparison(Record):
     """The layer; null for a metric of the whole run."""
     head: int | None
     """The head; null for the layer as a whole."""
+    along: Along
+    """What `x` is: the step, seconds since the run's first frame, or tokens."""
     runs: list[ComparedRun]
     """The runs in the order that was asked for; without samples those that do not have the metric."""
 
@@ -96,6 +106,12 @@ class Heatmap(Record):
     """How many layers the metric has."""
     values: list[list[float | None]]
     """Per column the mean of the finite values of each layer; null where there is none."""
+    samples: list[int]
+    """How many samples each column stands for."""
+    farthest: list[list[float | None]] | None
+    """Per column the finite value of each layer that is farthest from the mean; null unless `extremes` was asked for."""
+    nonfinite: list[list[int]] | None
+    """Per column how many samples of each layer are NaN or infinite; null unless `extremes` was asked for."""
     damaged: int
     """How many samples of the range are left out, because what holds them is damaged."""
 
@@ -107,6 +123,15 @@ class RunPage(Record):
     """The runs in the order that was asked for."""
     next_cursor: str | None
     """Give this as `cursor` for the runs that follow; null at the end."""
+    total: int
+    """How many runs fit, on all pages together; counted up to 10,000."""
+
+
+class Tags(Record):
+    """The words that runs are tagged with."""
+
+    tags: list[TagUse]
+    """Up to 200, the most used first."""
 
 
 class AlertPage(Record):
@@ -127,24 +152,50 @@ class NotificationPage(Record):
     """Give this as `cursor` for those that follow; null at the end."""
 
 
-def list_runs(
-    store: Store,
-    *,
-    project: str | None,
-    run: str | None,
-    state: RunState | None,
-    order: RunOrder,
-    limit: int,
-    cursor: str | None,
-) -> RunPage:
-    """A page of the runs that fit all that is given; `run` is a name."""
-    by_name = order.endswith("name")
-    after = _place(cursor, f"runs {order}", (str, str) if by_name else (float, str))
+COUNTED_RUNS = 10_000
+"""What is more than that is not counted."""
+
+
+class _Key(NamedTuple):
+    """What places a run in an order."""
+
+    types: tuple[Any, ...]
+    of: Callable[[Run], tuple[float | str | None, ...]]
+
+
+def _place_of_live(run: Run) -> tuple[int, float, str]:
+    if run.condition in ("running", "stuck"):
+        return 1, run.created_at.timestamp(), run.run_id
+    return 0, run.updated_at.timestamp(), run.run_id
+
+
+_KEYS: Mapping[str, _Key] = {
+    "live": _Key((int, float, str), _place_of_live),
+    "updated": _Key((float, str), lambda run: (run.updated_at.timestamp(), run.run_id)),
+    "created": _Key((float, str), lambda run: (run.created_at.timestamp(), run.run_id)),
+    "name": _Key((str, str), lambda run: (run.run, run.project)),
+    "step": _Key((int | None, str), lambda run: (run.last_step, run.run_id)),
+    "loss": _Key((float | None, str), lambda run: (run.loss, run.run_id)),
+    "alerts": _Key((int, float, str), lambda run: (run.open_alerts, run.created_at.timestamp(), run.run_id)),
+}
+
+
+def list_runs(store: Store, which: RunFilter, *, order: RunOrder, limit: int, cursor: str | None) -> RunPage:
+    """A page of the runs that fit."""
+    key = _KEYS[order.removeprefix("-")]
+    after = _place(cursor, f"runs {order}", key.types)
     with store.read() as reader:
-        runs = reader.runs(project=project, run=run, state=state, order=order, limit=limit + 1, after=after)
-    last = runs[limit - 1] if len(runs) > limit else None
-    key = None if last is None else (last.run, last.project) if by_name else (last.updated_at.timestamp(), last.run_id)
-    return RunPage(runs=runs[:limit], next_cursor=_cursor(f"runs {order}", key))
+        runs = reader.runs(which, order=order, limit=limit + 1, after=after)
+        are_all = cursor is None and len(runs) <= limit
+        total = len(runs) if are_all else reader.num_runs(which, COUNTED_RUNS)
+    last = key.of(runs[limit - 1]) if len(runs) > limit else None
+    return RunPage(runs=runs[:limit], next_cursor=_cursor(f"runs {order}", last), total=total)
+
+
+def list_tags(store: Store, project: str | None) -> Tags:
+    """The tags that the most runs have."""
+    with store.read() as reader:
+        return Tags(tags=reader.tags(project, 200))
 
 
 def describe_run(store: Store, run_id: str) -> RunDetail:
@@ -156,7 +207,7 @@ def describe_run(store: Store, run_id: str) -> RunDetail:
 def list_alerts(
     store: Store,
     *,
-    state: AlertState | None,
+    states: Sequence[AlertState] | None,
     run_id: str | None,
     project: str | None,
     rule: str | None,
@@ -164,6 +215,7 @@ def list_alerts(
     severity: str | None,
     is_acknowledged: bool | None,
     is_silenced: bool | None,
+    at_end: bool | None,
     since: datetime | None,
     limit: int,
     cursor: str | None,
@@ -174,7 +226,7 @@ def list_alerts(
     after = _place(cursor, "alerts", (int,))
     with store.read() as reader:
         alerts = reader.alerts(
-            state=state,
+            states=states,
             run_id=run_id,
             project=project,
             rule=rule,
@@ -182,6 +234,7 @@ def list_alerts(
             severity=severity,
             is_acknowledged=is_acknowledged,
             is_silenced=is_silenced,
+            at_end=at_end,
             since=since,
             limit=limit + 1,
             after=after,
@@ -212,10 +265,11 @@ def series(
     points: int,
     attempt: int | None,
 ) -> Series:
-    """The metric's finite minimum, mean and maximum in at most `points` buckets."""
+    """The metric's finite minimum, mean and maximum in at most `points` buckets. A negative layer counts from the end."""
     _check_range(from_step, to_step)
     with store.read() as reader:
-        detail = _detail(reader, run_id, attempt)
+        detail = checked_detail(reader, run_id, attempt)
+        layer = _counted_from_the_start(detail, metric, layer, head)
         kind = _kind(detail, metric, layer, head)
         found = reader.metric(
             run_id,
@@ -239,16 +293,18 @@ def compare(
     from_step: int | None,
     to_step: int | None,
     points: int,
+    along: Along = "step",
 ) -> Comparison:
-    """The metric of several runs in at most `points` buckets, on the grid that all of them together need."""
+    """The metric of several runs in at most `points` buckets, on the grid that all of them together need.
+
+    A negative layer counts from the end of each run's own layers, because models that are compared may differ in depth.
+    """
     _check_range(from_step, to_step)
     with store.read() as reader:
         details = [reader.run_detail(run_id) for run_id in dict.fromkeys(run_ids)]
-        kinds = _kinds(details, metric, layer, head)
-        entry = (layer or 0, head or 0)
         readers = {
             run_id: reader.metric(run_id, kind, metric, entry=entry, from_step=from_step, to_step=to_step)
-            for run_id, kind in kinds.items()
+            for run_id, (kind, entry) in _places(details, metric, layer, head).items()
         }
         extents = [extent for found in readers.values() if (extent := found.extent())]
         shift = 0
@@ -256,30 +312,62 @@ def compare(
             firsts, lasts, nums_samples = zip(*extents, strict=True)
             shift = shift_of((min(firsts), max(lasts), max(nums_samples)), points, ends_alone=False)
         found = {run_id: one.points(points, ends_alone=False, shift=shift) for run_id, one in readers.items()}
-    runs = [
-        ComparedRun(
-            run_id=detail.run_id,
-            project=detail.project,
-            run=detail.run,
-            **_buckets(found.get(detail.run_id, NO_POINTS), ends_alone=False),
-        )
-        for detail in details
-    ]
-    return Comparison(metric=metric, layer=layer, head=head, runs=runs)
+        runs = []
+        for detail in details:
+            of_run = found.get(detail.run_id, NO_POINTS)
+            runs.append(
+                ComparedRun(
+                    run_id=detail.run_id,
+                    project=detail.project,
+                    run=detail.run,
+                    x=_along(reader, detail.run_id, along, of_run, from_step, to_step),
+                    **_buckets(of_run, ends_alone=False),
+                )
+            )
+    return Comparison(metric=metric, layer=layer, head=head, along=along, runs=runs)
 
 
-def _kinds(details: Sequence[RunDetail], metric: str, layer: int | None, head: int | None) -> dict[str, Kind]:
+def _along(
+    reader: Reader, run_id: str, along: Along, points: Points, from_step: int | None, to_step: int | None
+) -> list[float | None]:
+    """Where the buckets of a run lie."""
+    spans, _ = bucketed(points, ends_alone=False)
+    steps = (spans[:, 0] + spans[:, 1]) // 2
+    if along == "step" or not len(steps):
+        return nullable(steps)
+    if along == "time":
+        return nullable(reader.seconds_at(run_id, steps))
+    counted = reader.metric(run_id, "scalars", "tokens", from_step=from_step, to_step=to_step)
+    of_tokens = bucketed(counted.points(len(steps), ends_alone=False, shift=points.shift), ends_alone=False)
+    means = dict(zip((of_tokens.spans[:, 0] >> points.shift).tolist(), nullable(of_tokens.stats[:, 0, 1]), strict=True))
+    return [means.get(bucket) for bucket in (spans[:, 0] >> points.shift).tolist()]
+
+
+def _places(
+    details: Sequence[RunDetail], metric: str, layer: int | None, head: int | None
+) -> dict[str, tuple[Kind, tuple[int, int]]]:
     """Where the runs that can have the metric record it. Raises what is wrong with the question if none can."""
-    kinds: dict[str, Kind] = {}
+    places: dict[str, tuple[Kind, tuple[int, int]]] = {}
     problem: UnknownMetric | UnknownLayer | None = None
     for detail in details:
         try:
-            kinds[detail.run_id] = _kind(detail, metric, layer, head)
+            own_layer = _counted_from_the_start(detail, metric, layer, head)
+            places[detail.run_id] = (_kind(detail, metric, own_layer, head), (own_layer or 0, head or 0))
         except (UnknownMetric, UnknownLayer) as error:
             problem = problem or error
-    if problem is not None and not kinds:
+    if problem is not None and not places:
         raise problem
-    return kinds
+    return places
+
+
+def _counted_from_the_start(detail: RunDetail, metric: str, layer: int | None, head: int | None) -> int | None:
+    """The layer from 0, of one that may be counted from the end: -1 is the last."""
+    if layer is None or layer >= 0:
+        return layer
+    length = _num_layers(detail, metric) if head is None else _num_heads(detail, metric)[0]
+    if layer < -length:
+        raise UnknownLayer(f"{metric!r} has {length} layers, -1 is the last and {-length} the first, got {layer}")
+    return layer + length
 
 
 NO_POINTS = Points(Cells(np.empty((0, 3), np.int64), np.empty((0, 1, 4))), 0)
@@ -290,13 +378,17 @@ def _buckets(points: Points, *, ends_alone: bool) -> dict[str, Any]:
     spans, stats = bucketed(points, ends_alone=ends_alone)
     least, mean, most, num_finite = stats[:, 0].T
     return {
-        "step": _middles(spans),
-        "min": _nullable(least),
-        "mean": _nullable(mean),
-        "max": _nullable(most),
+        "step": middles(spans),
+        "min": nullable(least),
+        "mean": nullable(mean),
+        "max": nullable(most),
         "nonfinite": (spans[:, 2] - num_finite.astype(np.int64)).tolist(),
         "damaged": points.num_damaged,
     }
+
+
+MAX_CELLS = 2**18
+"""Of a heat map: a deep model has fewer columns."""
 
 
 def heatmap(
@@ -308,23 +400,38 @@ def heatmap(
     to_step: int | None,
     columns: int,
     attempt: int | None,
+    extremes: bool = False,
 ) -> Heatmap:
-    """The mean of the metric's finite values per layer in at most `columns` spans of steps."""
+    """The mean of the metric's finite values per layer in at most `columns` spans of steps.
+
+    With `extremes` also what a mean hides: the value farthest from it, and how many are not finite.
+    """
     _check_range(from_step, to_step)
     with store.read() as reader:
-        detail = _detail(reader, run_id, attempt)
+        detail = checked_detail(reader, run_id, attempt)
         num_layers = _num_layers(detail, metric)
+        columns = min(columns, max(1, MAX_CELLS // max(num_layers, 1)))
         found = reader.metric(run_id, "layers", metric, from_step=from_step, to_step=to_step, attempt=attempt).points(
             columns, ends_alone=False
         )
     spans, stats = bucketed(found, ends_alone=False)
     return Heatmap(
         metric=metric,
-        step=_middles(spans),
+        step=middles(spans),
         layers=stats.shape[1] if len(spans) else num_layers,
-        values=[_nullable(column) for column in stats[..., 1]],
+        values=[nullable(column) for column in stats[..., 1]],
+        samples=spans[:, 2].tolist(),
+        farthest=[nullable(column) for column in _farthest(stats)] if extremes else None,
+        nonfinite=(spans[:, 2:] - stats[..., 3].astype(np.int64)).tolist() if extremes else None,
         damaged=found.num_damaged,
     )
+
+
+def _farthest(stats: np.ndarray) -> np.ndarray:
+    """Of each cell the least or the largest value, whichever is farther from the mean."""
+    least, mean, most, _ = np.moveaxis(stats, -1, 0)
+    found: np.ndarray = np.where(mean - least > most - mean, least, most)
+    return found
 
 
 class Download(NamedTuple):
@@ -332,7 +439,7 @@ class Download(NamedTuple):
 
     name: str
     media_type: str
-    parts: Iterator[bytes]
+    parts: Generator[bytes, None, None]
 
 
 def export(
@@ -349,11 +456,11 @@ def export(
     check_format(format)
     _check_range(from_step, to_step)
     with store.read() as reader:
-        detail = _detail(reader, run_id, attempt)
+        detail = checked_detail(reader, run_id, attempt)
     for metric in metrics or ():
         _check_metric(detail, metric)
 
-    def parts() -> Iterator[bytes]:
+    def parts() -> Generator[bytes, None, None]:
         with store.read() as reader:  # one state of the database, from the first part to the last
             found = reader.export(run_id, metrics=metrics, from_step=from_step, to_step=to_step, attempt=attempt)
             yield from PARTS[format](detail, found)
@@ -361,7 +468,8 @@ def export(
     return Download(file_name(detail, format), MEDIA_TYPES[format], parts())
 
 
-def _detail(reader: Reader, run_id: str, attempt: int | None) -> RunDetail:
+def checked_detail(reader: Reader, run_id: str, attempt: int | None) -> RunDetail:
+    """The run. Raises UnknownAttempt where it has not had so many."""
     detail = reader.run_detail(run_id)
     if attempt is not None and not 1 <= attempt <= detail.attempt:
         raise UnknownAttempt(f"the run {run_id} has no attempt {attempt}, its attempts are 1 to {detail.attempt}")
@@ -433,27 +541,35 @@ def _check_index(word: str, metric: str, index: int | None, length: int) -> None
         raise UnknownLayer(f"{metric!r} has the {word}s 0 to {length - 1}, got {index}")
 
 
-def _middles(spans: np.ndarray) -> list[int]:
+def middles(spans: np.ndarray) -> list[int]:
     middles: list[int] = ((spans[:, 0] + spans[:, 1]) // 2).tolist()
     return middles
 
 
-def _nullable(values: np.ndarray) -> list[float | None]:
+def nullable(values: np.ndarray) -> list[float | None]:
     return [value if np.isfinite(value) else None for value in values.tolist()]
 
 
-def _cursor(what: str, key: Sequence[float | str] | None) -> str | None:
+def _cursor(what: str, key: Sequence[float | str | None] | None) -> str | None:
     return None if key is None else base64.urlsafe_b64encode(json.dumps([what, *key]).encode()).decode()
 
 
-def _place(cursor: str | None, what: str, types: tuple[type, ...]) -> Place | None:
+def _place(cursor: str | None, what: str, types: tuple[Any, ...]) -> Place | None:
     if cursor is None:
         return None
     try:
         found, *key = json.loads(base64.urlsafe_b64decode(cursor))
-        is_number_sane = all(isinstance(part, str) or abs(part) < 2**53 for part in key)
-        if found == what and len(key) == len(types) and all(map(isinstance, key, types)) and is_number_sane:
+        if found == what and len(key) == len(types) and all(map(isinstance, key, types)) and all(map(_is_sane, key)):
             return Place(tuple(key))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         pass
     raise InvalidArgument(f"expected a cursor that a list of {what} answered as next_cursor, got {cursor[:80]!r}")
+
+
+def _is_sane(part: Any) -> bool:
+    """Whether every database takes it."""
+    if isinstance(part, str):
+        return "\x00" not in part and part == part.encode("utf-8", "ignore").decode()  # no half of a character
+    if isinstance(part, float):
+        return math.isfinite(part)
+    return part is None or (not isinstance(part, bool) and abs(part) < 2**53)

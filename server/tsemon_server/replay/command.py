@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tsemon.errors import InvalidArgument
+from tsemon.terminal import say
 from tsemon_server.replay.many import replay_files, replay_stored
 from tsemon_server.replay.replaying import Replayed
-from tsemon_server.replay.report import print_table, to_json
+from tsemon_server.replay.report import print_found, to_json
 
 
 def run(
@@ -39,9 +39,9 @@ def run(
         results += replay_served(server, runs, rules)
     found = [result for result in results if isinstance(result, Replayed)]
     refused = [result for result in results if isinstance(result, str)]
-    print(to_json(found, evidence=evidence)) if as_json else print_table(found, evidence=evidence)
+    print(to_json(found, evidence=evidence)) if as_json else print_found(found, evidence=evidence)
     for problem in _problems(found, refused):
-        print(f"tsemon: {problem}", file=sys.stderr)
+        say(f"tsemon: {problem}", err=True)
     return not refused
 
 

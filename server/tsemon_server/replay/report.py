@@ -7,16 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
-
+from tsemon.terminal import Cell, Column, count, print_json, print_table, say
 from tsemon_server.replay.replaying import Fired, Replayed
 
 STYLES = {"critical": "bold red", "warning": "yellow", "info": "dim"}
-PLAIN_WIDTH = 160
-"""Characters in a line where the output is no terminal."""
 
 
 def to_json(results: Sequence[Replayed], *, evidence: bool) -> str:
@@ -34,30 +28,36 @@ def _alert(alert: Fired, evidence: bool) -> dict[str, Any]:
     return dict(fields)
 
 
-def print_table(results: Sequence[Replayed], *, evidence: bool) -> None:
-    """A line for each alert, and a last one that counts."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PLAIN_WIDTH)
-    steps = [Column(name, justify="right") for name in ("fired", "resolved")]
-    table = Table("run", "rule", "severity", *steps, "summary", box=box.SIMPLE)
-    for result in results:
-        for alert in result.alerts:
-            resolved = "-" if alert.resolved_step is None else f"{alert.resolved_step:,}"
-            cells = (result.run, alert.rule, alert.severity, f"{alert.firing_step:,}", resolved, alert.summary)
-            table.add_row(*map(escape, cells), style=STYLES[alert.severity])
-    if table.row_count:
-        console.print(table)
+def print_found(results: Sequence[Replayed], *, evidence: bool) -> None:
+    """A row for each alert, and a last line that counts."""
+    steps = [Column(name, right=True) for name in ("fired", "resolved")]
+    rows: list[list[Cell]] = [
+        [
+            (result.run, STYLES[alert.severity]),
+            (alert.rule, STYLES[alert.severity]),
+            (alert.severity, STYLES[alert.severity]),
+            count(alert.firing_step),
+            count(alert.resolved_step),
+            alert.summary,
+        ]
+        for result in results
+        for alert in result.alerts
+    ]
+    if rows:
+        print_table(
+            [Column("run", flexible=True), Column("rule"), Column("severity"), *steps, Column("summary", wraps=True)],
+            rows,
+        )
     for result in results if evidence else ():
         for alert in result.alerts:
-            _print_evidence(console, result.run, alert)
-    console.print(_counted(results), highlight=False)
+            _print_evidence(result.run, alert)
+    say(_counted(results))
 
 
-def _print_evidence(console: Console, run: str, alert: Fired) -> None:
-    console.rule(f"{escape(run)}: {alert.rule} at step {alert.firing_step:,}", align="left")
-    console.print(f"{alert.summary}\n\n{alert.advice.get('text', '')}\n", markup=False, highlight=False)
-    console.print_json(data=alert.evidence)
+def _print_evidence(run: str, alert: Fired) -> None:
+    say(f"\n{run}: {alert.rule} at step {alert.firing_step:,}")
+    say(f"{alert.summary}\n\n{alert.advice.get('text', '')}\n")
+    print_json(alert.evidence)
 
 
 def _counted(results: Sequence[Replayed]) -> str:

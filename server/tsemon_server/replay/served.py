@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from tsemon.errors import UnknownRun
 from tsemon_client import Client
+from tsemon_client.commands.finding import find_run
 from tsemon_server.replay.replaying import Fired, Replayed
-from tsemon_server.replay.stored import several
 
 
 def replay_served(server: str, runs: Sequence[str], rules: Path | None) -> Iterator[Replayed]:
@@ -20,14 +18,7 @@ def replay_served(server: str, runs: Sequence[str], rules: Path | None) -> Itera
     text = None if rules is None else rules.read_text(encoding="utf-8")
     with Client(server) as client:
         for run in runs:
-            found = _find(client, run)
-            tried = client.test_rules(found["run_id"], text)
-            alerts = [Fired(**alert) for alert in tried["alerts"]]
-            yield Replayed(run=found["run"], alerts=alerts, num_frames=tried["num_frames"], problems=tried["problems"])
-
-
-def _find(client: Client, run: str) -> dict[str, Any]:
-    named = [*client.runs(run=run)]
-    if len(named) > 1:
-        raise UnknownRun(several(run, [found["project"] for found in named]))
-    return named[0] if named else client.run(run)
+            found = find_run(client, run)
+            tried = client.test_rules(found.run_id, text)
+            alerts = [Fired(**alert.model_dump()) for alert in tried.alerts]
+            yield Replayed(run=found.run, alerts=alerts, num_frames=tried.num_frames, problems=tried.problems)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tsemon.errors import UnknownRun
 from tsemon_server.replay.recording import Attempt
 from tsemon_server.rules.views import views_in_order
-from tsemon_server.store import Reader
+from tsemon_server.store import Reader, RunFilter
 
 
 class StoredRun:
@@ -35,7 +35,7 @@ class StoredRun:
 
 def find_run(reader: Reader, run: str) -> str:
     """The id of the run of this name, or else of this id. Raises UnknownRun."""
-    named = reader.runs(project=None, run=run, state=None, order="-updated", limit=2, after=None)
+    named = reader.runs(RunFilter(run=run), order="-updated", limit=2)
     if len(named) > 1:
         raise UnknownRun(several(run, [found.project for found in named]))
     return named[0].run_id if named else reader.run(run).run_id

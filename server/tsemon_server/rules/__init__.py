@@ -3,7 +3,7 @@
 Values in, values out. The same frames in the same order give the same events, live or replayed.
 """
 
-from tsemon_server.rules.documents import load, load_file, pack
+from tsemon_server.rules.documents import MAX_CHARACTERS, load, load_file, pack
 from tsemon_server.rules.evaluator import Evaluator, Event, RuleStatus
 from tsemon_server.rules.program import View
 from tsemon_server.rules.rule import Hold, Rule
@@ -13,6 +13,7 @@ PACK: tuple[Rule, ...] = pack()
 """The built-in rules."""
 
 __all__ = [
+    "MAX_CHARACTERS",
     "PACK",
     "Evaluator",
     "Event",

@@ -26,6 +26,9 @@ def reduction(part: Part, *, along: str) -> Reduction:
         if "index" in part:
             place = part.has_keys(["index"])["index"].whole(-10_000, 10_000)
             return lambda values: float(values[place]) if -len(values) <= place < len(values) else math.nan
+        if "first_above" in part and along == "layers":
+            bound = part.has_keys(["first_above"])["first_above"].number()
+            return lambda values: float(next(iter(np.flatnonzero(values > bound)), math.nan))
         share = part.has_keys(["quantile"])["quantile"].share()
         return lambda values: quantile(_known(values), share)
     return _NAMED[part.one_of([name for name in _NAMED if along == "layers" or name not in FLAT])]

@@ -22,6 +22,7 @@ _REQUIRED = "name", "family", "severity", "title", "when", "advice", "source", "
 _OPTIONAL = "aliases", "on", "clear", "only_while", "for", "clear_for", "after", "evidence"
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _EVIDENCE = re.compile(r"[a-z0-9_]{1,64}")
+_AFTER_SENTENCE = re.compile(r"(?<=\.) ")
 _PLACE = re.compile(r"\{([a-z0-9_]+)\}")
 _MOST_STEPS = 10**9
 
@@ -68,6 +69,13 @@ class Rule:
     def measures(self) -> frozenset[Measure]:
         """What it reads of a frame to be met."""
         return compile_rule(self, Program()).when.measures
+
+    @property
+    def all_measures(self) -> frozenset[Measure]:
+        """What it reads of a frame: to be met, to be over, to be judged at all, and to tell with it."""
+        compiled = compile_rule(self, Program())
+        terms = (compiled.when, compiled.clear, compiled.only_while, *compiled.evidence.values())
+        return frozenset().union(*(term.measures for term in terms if term is not None))
 
     @property
     def digest(self) -> str:
@@ -154,8 +162,10 @@ def _evidence(part: Part, program: Program) -> dict[str, Term]:
 
 
 def filled(text: str, numbers: Mapping[str, float | None]) -> str:
-    """The text with the numbers in their places."""
-    return _PLACE.sub(lambda place: _shown(numbers.get(place[1])), text)
+    """The text with the numbers in their places. Of several sentences those are left out whose numbers are not known."""
+    sentences = _AFTER_SENTENCE.split(text)
+    known = [one for one in sentences if all(numbers.get(name) is not None for name in _PLACE.findall(one))]
+    return _PLACE.sub(lambda place: _shown(numbers.get(place[1])), " ".join(known or sentences))
 
 
 def _shown(number: float | None) -> str:

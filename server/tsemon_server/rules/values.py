@@ -96,6 +96,7 @@ _OF_ONE: dict[str, Callable[[Any], Any]] = {
 
 
 _SAYS = {"abs": "|{}|", "negate": "-{}", "log10": "log10 {}", "exp10": "10^({})", "log_odds": "log10 odds of {}"}
+_ENCLOSED = "abs", "exp10"
 
 
 def _log10(x: float) -> float:
@@ -118,7 +119,7 @@ def _elementwise(term: Term, name: str, function: Callable[[Any], Any], program:
         compute,
         of=[term],
         axes=term.axes,
-        says=_SAYS.get(name, f"{name} of {{}}").format(term.says),
+        says=_SAYS.get(name, f"{name} of {{}}").format(term.says if name in _ENCLOSED else _grouped(term)),
     )
 
 
@@ -133,8 +134,20 @@ def _arithmetic(term: Term, part: Part, program: Program) -> Term:
         lambda view, slots: aligned(function, slots[left], slots[right]),
         of=[term, other],
         axes=max(term.axes, other.axes),
-        says=f"{term.says} {_SIGNS[name]} {other.says}",
+        says=f"{_grouped(term)} {_SIGNS[name]} {_grouped(other)}",
     )
+
+
+def _grouped(term: Term) -> str:
+    """What it says, in parentheses where what follows or precedes would else be read with a part of it alone."""
+    depth = 0
+    bare = "".join(sign for sign in _without_bars(term.says) if (depth := depth + (sign == "(") - (sign == ")")) == 0)
+    return f"({term.says})" if any(f" {sign} " in bare for sign in _SIGNS.values()) else term.says
+
+
+def _without_bars(says: str) -> str:
+    """Without what stands between two of the bars of an absolute value."""
+    return "".join(says.split("|")[::2])
 
 
 def aligned(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
@@ -174,7 +187,7 @@ def _layers(term: Term, part: Part, program: Program) -> Term:
         lambda view, slots: reduce(slots[source]),
         of=[term],
         axes=0,
-        says=_over_layers(part[name], term.says),
+        says=_over_layers(part[name], _grouped(term)),
     )
 
 
@@ -182,6 +195,8 @@ def _over_layers(part: Part, says: str) -> str:
     word = _short(part)
     if word in ("first", "last"):
         return f"{says} of the {word} layer"
+    if word.startswith("first_above "):
+        return f"first layer with {says} above {word.partition(' ')[2]}"
     named = {"slope": "slope over depth", "r_squared": "r² of the slope over depth", "fall": "fall over depth"}
     named["fall_r_squared"] = "r² of the fall over depth"
     return f"{named[word]} of {says}" if word in named else f"{says} ({word} of layers)"
@@ -196,7 +211,7 @@ def _heads(term: Term, part: Part, program: Program) -> Term:
     def compute(view: View, slots: Slots) -> Any:
         return np.array([reduce(heads) for heads in slots[source]]) if slots[source].size else NOTHING
 
-    key, says = f"{term.key} | heads {_key(part[name])}", f"{term.says} ({_short(part[name])} of heads)"
+    key, says = f"{term.key} | heads {_key(part[name])}", f"{_grouped(term)} ({_short(part[name])} of heads)"
     return program.add(key, compute, of=[term], axes=1, says=says)
 
 
@@ -235,7 +250,7 @@ def _where(term: Term, part: Part, program: Program) -> Term:
         lambda view, slots: aligned(_kept_where, slots[source], slots[condition]),
         of=[term, mask],
         axes=term.axes,
-        says=f"{term.says} where {mask.says}",
+        says=f"{_grouped(term)} where {mask.says}",
     )
 
 
@@ -256,7 +271,7 @@ def _window(term: Term, part: Part, program: Program) -> Term:
         term,
         f"window {_key(part)}",
         Window(take, num_samples),
-        says=f"{says} of the last {num_samples} samples of {term.says}",
+        says=f"{says} of the last {num_samples} samples of {_grouped(term)}",
     )
 
 
@@ -264,7 +279,9 @@ def _start(term: Term, part: Part, program: Program) -> Term:
     part.has_keys(["start"], ["samples"])
     num_samples = part["samples"].whole(1, MAX_SAMPLES) if "samples" in part else 3
     take, _ = _over_time(part["start"])
-    return program.remember(term, f"start {_key(part)}", Start(take, num_samples), says=f"{term.says} at its start")
+    return program.remember(
+        term, f"start {_key(part)}", Start(take, num_samples), says=f"{_grouped(term)} at its start"
+    )
 
 
 def _over_time(part: Part) -> tuple[Any, str]:
@@ -276,25 +293,26 @@ def _over_time(part: Part) -> tuple[Any, str]:
 
 def _best(term: Term, part: Part, program: Program) -> Term:
     end = part.has_keys(["best"])["best"].one_of(_ENDS)
-    return program.remember(term, f"best {end}", Best(end == "lowest"), says=f"the {end} {term.says} so far")
+    return program.remember(term, f"best {end}", Best(end == "lowest"), says=f"the {end} {_grouped(term)} so far")
 
 
 def _z_score(term: Term, part: Part, program: Program) -> Term:
     num_samples = part.has_keys(["z_score"])["z_score"].whole(3, MAX_SAMPLES)
-    says = f"standard deviations of {term.says} off the {num_samples} samples before"
+    says = f"standard deviations of {_grouped(term)} off the {num_samples} samples before"
     return program.remember(term, f"z_score {num_samples}", ZScore(num_samples), says=says)
 
 
 def _previous(term: Term, part: Part, program: Program) -> Term:
     num_samples = part.has_keys(["previous"])["previous"].whole(1, MAX_SAMPLES)
-    says = f"{term.says} {num_samples} samples ago"
+    samples = "sample" if num_samples == 1 else "samples"
+    says = f"{_grouped(term)} {num_samples} {samples} ago"
     return program.remember(term, f"previous {num_samples}", Previous(num_samples), says=says)
 
 
 def _steps_since(term: Term, part: Part, program: Program) -> Term:
     end = part.has_keys(["steps_since"], ["by"])["steps_since"].one_of(_ENDS)
     by_ratio = part["by"].share() if "by" in part else 0.0
-    says = f"steps since {term.says} was last {end} by {by_ratio:.1%}"
+    says = f"steps since {_grouped(term)} was last {end} by {by_ratio:.1%}"
     return program.remember(term, f"steps_since {_key(part)}", StepsSince(end == "lowest", by_ratio), says=says)
 
 

@@ -43,6 +43,10 @@ class SpoolView:
         self._follower.close()
         self._scratch.close()
 
+    def written_in(self, seconds: float) -> set[str]:
+        """Ids of the runs that were brought up to date in the last seconds, so many; they are dated as their spools are."""
+        return self._follower.written_in(seconds)
+
     def make_router(self, store: Store) -> APIRouter:
         """What only a service that shows a folder can tell."""
         router = APIRouter(tags=["readers"])

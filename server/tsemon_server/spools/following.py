@@ -86,6 +86,8 @@ class Follower:
         self._store = Store(database, lambda: self._now)
         self._spools: dict[Path, _Spool] = {}
         self._told: dict[str, _Told] = {}
+        self._written: dict[str, float] = {}
+        """When each run was last written to the store, by the clock that nobody sets."""
         self._said: set[str] = set()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -107,6 +109,11 @@ class Follower:
         """What was read of each spool of the run."""
         of_run = [spool for spool in list(self._spools.values()) if spool.run_id == run_id]
         return ShownSpools(spools=[self._shown(spool) for spool in of_run])
+
+    def written_in(self, seconds: float) -> set[str]:
+        """Ids of the runs that were written to the store in the last seconds, so many."""
+        since = time.monotonic() - seconds
+        return {run_id for run_id, at in list(self._written.items()) if at >= since}
 
     def _shown(self, spool: _Spool) -> ShownSpool:
         return ShownSpool(
@@ -192,6 +199,7 @@ class Follower:
         registered = service.register(self._store, body)
         spool.run_id, spool.attempt = registered.run_id, registered.attempt
         self._told.pop(spool.run_id, None)
+        self._written[spool.run_id] = time.monotonic()
 
     def _take(self, spool: _Spool, frames: Sequence[str]) -> None:
         """Store the frames; where some are wrong, all others."""
@@ -199,6 +207,7 @@ class Follower:
         body = frames_to_body(spool.reader.writer, spool.attempt, frames)
         try:
             spool.num_frames += service.accept(self._store, spool.run_id, body, self._observe).accepted
+            self._written[spool.run_id] = time.monotonic()
         except InvalidArgument as error:
             if middle := len(frames) // 2:
                 self._take(spool, frames[:middle])
@@ -227,6 +236,7 @@ class Follower:
             with self._store.write() as store:
                 store.change_run(run_id, state=state)
             self._told[run_id] = _Told(state, now)
+            self._written[run_id] = time.monotonic()
 
     def _say(self, text: str) -> None:
         if text not in self._said:

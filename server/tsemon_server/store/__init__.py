@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +19,12 @@ from tsemon_server.store.checking import Checked, Finding, check
 from tsemon_server.store.engine import Database, without_password
 from tsemon_server.store.exporting import Export, Piece
 from tsemon_server.store.group_commit import GroupCommit
-from tsemon_server.store.leases import drop_lease, hold_lease
+from tsemon_server.store.leases import SETTLING, drop_lease, hold_lease, note_done
+from tsemon_server.store.listing import Place, RunFilter, RunOrder
+from tsemon_server.store.live import Backlog, FiringAlert, Layouts, LiveRun, LiveRuns, Values
 from tsemon_server.store.liveness import RunningRun, Watched
 from tsemon_server.store.metric import MetricReader, Points, Samples, shift_of
+from tsemon_server.store.newest import FramesSeen
 from tsemon_server.store.notices import (
     DeliveryStatus,
     Due,
@@ -32,10 +37,11 @@ from tsemon_server.store.notices import (
 )
 from tsemon_server.store.packing import Kind
 from tsemon_server.store.purging import forgotten_runs, remove_slice, remove_tombstone
-from tsemon_server.store.reading import FiringAlert, LiveRun, Place, Reader, RunOrder
+from tsemon_server.store.reading import Reader
 from tsemon_server.store.records import (
     Alert,
     Attempt,
+    Condition,
     Latest,
     Record,
     Recorded,
@@ -44,6 +50,7 @@ from tsemon_server.store.records import (
     Run,
     RunDetail,
     Silence,
+    TagUse,
 )
 from tsemon_server.store.remembering import RuleCheckpoint, RuleState
 from tsemon_server.store.replaying import PastFrame, Replay
@@ -57,24 +64,31 @@ from tsemon_server.store.retention import (
 )
 from tsemon_server.store.settling import FramesChanged, Sizes, pack_segment, replace_frames, settled_streams
 from tsemon_server.store.streams import Stream
+from tsemon_server.store.tokens import StoredToken
+from tsemon_server.store.tokens import Tokens as _Tokens
 from tsemon_server.store.versions import Definition, Origin
-from tsemon_server.store.writing import Added, Registration, TakenBack, Writer
+from tsemon_server.store.writing import MOST_KNOWN, Added, Known, Registration, TakenBack, Writer
 
 __all__ = [
     "Added",
     "Alert",
     "Attempt",
+    "Backlog",
     "Cells",
     "Checked",
+    "Condition",
     "Definition",
     "DeliveryStatus",
     "Due",
     "Export",
     "Finding",
     "FiringAlert",
+    "FramesSeen",
     "Kind",
     "Latest",
+    "Layouts",
     "LiveRun",
+    "LiveRuns",
     "MetricReader",
     "NoticeKind",
     "Notices",
@@ -97,13 +111,17 @@ __all__ = [
     "RuleVersion",
     "Run",
     "RunDetail",
+    "RunFilter",
     "RunOrder",
     "RunningRun",
     "Samples",
     "Silence",
     "Sizes",
     "Store",
+    "StoredToken",
+    "TagUse",
     "TakenBack",
+    "Values",
     "Watched",
     "Writer",
     "backup",
@@ -115,9 +133,13 @@ __all__ = [
     "without_password",
 ]
 
+log = logging.getLogger(__name__)
+
 SILENCE_S = 3600.0
 """A run that was not heard of for so long sends no more, as far as the layout of its frames is concerned."""
 
+NOTED_EVERY_S = 30.0
+"""How often it is noted that all is settled."""
 SLICE_PAGES = 500
 """So many pages of a SQLite file are given back in one transaction."""
 
@@ -125,20 +147,33 @@ SLICE_PAGES = 500
 class Store:
     """The database at `url`, migrated to what this version needs. Raises StoreError where it cannot be used.
 
-    Without `migrate`, one that is not there or of another version cannot.
+    Without `migrate`, one that is not there or of another version cannot. It takes up to `max_runs` runs,
+    `max_project_runs` of one project, and `max_waiting` pieces of work that wait for a transaction.
     """
 
-    def __init__(self, url: str, clock: Callable[[], float] = time.time, *, migrate: bool = True) -> None:
+    def __init__(
+        self,
+        url: str,
+        clock: Callable[[], float] = time.time,
+        *,
+        migrate: bool = True,
+        max_runs: int = 100_000,
+        max_project_runs: int = 20_000,
+        max_waiting: int = 256,
+    ) -> None:
         self._database = Database(url, migrate=migrate)
-        self._clock = clock
+        self._clock, self._max_waiting = clock, max_waiting
+        self._max_runs, self._max_project_runs = max_runs, max_project_runs
         self._opened_at = clock()
+        self._settled_at = -math.inf
         # What never changes, for the id of a run is never given to another.
-        self._layouts: set[tuple[str, int]] = set()
+        self._known = Known()
         self._num_blocks: dict[tuple[str, int], int] = {}
         self._commits: GroupCommit[Writer] | None = None
         self._lock = threading.Lock()
         self.where = self._database.where
         self.notices = Notices(self._database, clock)
+        self.tokens = _Tokens(self._database, clock)
 
     @contextmanager
     def read(self) -> Iterator[Reader]:
@@ -150,26 +185,33 @@ class Store:
     def write(self) -> Iterator[Writer]:
         """All that is written inside the block is committed when it ends, nothing of it when it raises."""
         with self._database.writing() as connection:
-            writer = Writer(connection, self._clock(), self._layouts)
+            writer = Writer(connection, self._clock(), self._known, self._max_runs, self._max_project_runs)
             yield writer
-        self._layouts |= writer.new_layouts
+            happened = writer.happened()
+        self._known.add(writer.new)
+        for event in happened:  # committed, so that it is true
+            event.request.run(log.info, event.what, extra={"fields": event.fields})
 
-    def write_soon(self, run_id: str, work: Callable[[Writer], Any]) -> Future[Any]:
+    def write_soon(self, run_id: str, work: Callable[[Writer], Any], size: int = 1) -> Future[Any]:
         """What `work` returns once it is committed, together with other work that comes at the same time.
 
-        It may be done twice, the first time for nothing: where other work of its transaction failed.
+        It may be done twice, the first time for nothing: where other work of its transaction failed. `size` is how many
+        frames it stores. Raises Busy where too much waits already.
         """
         with self._lock:
             if self._commits is None:
-                self._commits = GroupCommit(self.write, self._database.num_writers)
-        return self._commits.do(run_id, work)
+                self._commits = GroupCommit(self.write, self._database.num_writers, self._max_waiting)
+        return self._commits.do(run_id, work, size)
 
     def num_blocks(self, run_id: str, attempt: int) -> int:
         """How deep the model of this attempt is: that never changes, and is asked of the database once."""
         found = self.known_num_blocks(run_id, attempt)
         if found is None:
             with self.read() as reader:
-                found = self._num_blocks[run_id, attempt] = reader.num_blocks(run_id, attempt)
+                found = reader.num_blocks(run_id, attempt)
+            if len(self._num_blocks) >= MOST_KNOWN:
+                self._num_blocks.clear()
+            self._num_blocks[run_id, attempt] = found
         return found
 
     def known_num_blocks(self, run_id: str, attempt: int) -> int | None:
@@ -190,6 +232,14 @@ class Store:
                     break
                 num_segments += 1
         return num_segments
+
+    def note_settled(self, seconds: float) -> None:
+        """Let others know that all is settled that had come before so many seconds ago. Written down now and then."""
+        began_at = self._clock() - seconds
+        if not 0 <= began_at - self._settled_at < NOTED_EVERY_S:
+            with self._database.writing() as connection:
+                note_done(connection, SETTLING, began_at)
+            self._settled_at = began_at
 
     def _settle_one(self, stream: Stream, num_frames: int) -> bool:
         with self._database.reading() as connection:
@@ -231,7 +281,9 @@ class Store:
             if is_stopped():
                 return
             with self._database.writing() as connection:
-                forget_aged(connection, run_id, retention, now, opened_at)
+                is_gone = forget_aged(connection, run_id, retention, now, opened_at)
+            if is_gone:
+                log.info("run expired", extra={"fields": {"run_id": run_id, "project": retention.project}})
         for segment, left in segments:
             if is_stopped():
                 return

@@ -13,6 +13,7 @@ from sqlalchemy import URL, Connection, func, inspect, make_url, select
 from tsemon.errors import InvalidArgument, MissingPackage, StoreError
 from tsemon_server.store import schema
 from tsemon_server.store.engine import BUSY_TIMEOUT_S, SECRETS, Database, connected, is_known_revision, sqlite_file
+from tsemon_server.store.leases import SETTLING
 
 _OURS = frozenset({"alembic_version", "run", "frame"})
 """Tables of every version, by which a backup of ours is known."""
@@ -67,9 +68,8 @@ def restore(url: str, path: Path, now: float, *, force: bool) -> None:
 
 
 def _refuse_overwriting(connection: Connection, tables: set[str], now: float, force: bool) -> None:
-    in_use_until = (
-        connection.execute(select(func.max(schema.lease.c.until))).scalar_one() if "lease" in tables else None
-    )
+    held_until = select(func.max(schema.lease.c.until)).where(schema.lease.c.work != SETTLING)
+    in_use_until = connection.execute(held_until).scalar_one() if "lease" in tables else None
     if in_use_until is not None and in_use_until > now:
         raise StoreError(
             "a service uses the database now, or was killed less than a minute ago; stop it, and try again after a minute"

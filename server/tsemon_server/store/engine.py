@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence, Set
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import URL, Boolean, Connection, Engine, Table, create_engine, event, func, inspect, make_url
+from sqlalchemy import URL, Boolean, Connection, Engine, Integer, Table, create_engine, event, func, inspect, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
@@ -65,6 +65,8 @@ class Database:
             with connected(url, must_exist=True) as connection:
                 _refuse_other_version(connection)
         self.engine = _create_engine(url)
+        if self.engine.dialect.name == "sqlite" and migrate:
+            _hide_from_others(self.engine.url.database)
         self._writing_engine = self.engine.execution_options(writes=True)
         self.where = without_password(self.engine.url)
         is_sqlite = self.engine.dialect.name == "sqlite"
@@ -237,23 +239,39 @@ def _explained(engine: Engine) -> Iterator[None]:
         raise StoreError(f"the database {where} cannot be used: {reason(original)}; {needs}") from error
 
 
+_LOOK_EVERY_S = 0.002
+"""How often a writer looks whether a SQLite file is free."""
+_BUSY_S = 0.1
+"""For how long at a stretch a process keeps it from others."""
+
+
 class _Turn:
     """SQLite has one writer at a time. Threads of this process queue up here, in order and without polling.
 
     None waits for longer than it would for another process. If they waited for each other's waiting, a database that is
-    locked from outside would soon have all threads of the service, and nobody could read.
+    locked from outside would soon have all threads of the service, and nobody could read. While they write without pause,
+    they leave the file to other processes now and then, for long enough that those see it.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._one_writer = threading.Lock()
+        self._busy_since = self._released_at = 0.0
 
     def __enter__(self) -> None:
         if not self._one_writer.acquire(timeout=self._timeout_s):
             raise StoreError(f"others have been writing to the database for {self._timeout_s:g} s; send it again")
+        if time.monotonic() - self._released_at > 2 * _LOOK_EVERY_S:
+            self._busy_since = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
-        self._one_writer.release()
+        try:
+            if time.monotonic() - self._busy_since > _BUSY_S:
+                time.sleep(2 * _LOOK_EVERY_S)
+                self._busy_since = time.monotonic()
+        finally:  # an interrupt passes
+            self._released_at = time.monotonic()
+            self._one_writer.release()
 
 
 def without_password(url: str | URL) -> str:
@@ -281,6 +299,23 @@ def _insert_missing(connection: Connection, table: Table) -> postgresql.Insert |
     return insert(table).on_conflict_do_nothing()
 
 
+class num_items(FunctionElement[int]):
+    """How many items a list has that is kept as JSON, without reading it into this process."""
+
+    type = Integer()
+    inherit_cache = True
+
+
+@compiles(num_items, "sqlite")
+def _as_array_length(element: num_items, compiler: Any, **options: Any) -> str:
+    return f"json_array_length({compiler.process(element.clauses, **options)})"
+
+
+@compiles(num_items, "postgresql")
+def _as_array_length_of_json(element: num_items, compiler: Any, **options: Any) -> str:
+    return f"json_array_length(({compiler.process(element.clauses, **options)})::json)"
+
+
 class fits_pattern(FunctionElement[bool]):
     """Whether a text, the first argument, fits a pattern, the second: * is any characters, ? is one."""
 
@@ -300,6 +335,44 @@ def _as_like(element: fits_pattern, compiler: Any, **options: Any) -> str:
     for sign, instead in (("\\", "\\\\"), ("%", "\\%"), ("_", "\\_"), ("*", "%"), ("?", "_")):
         pattern = func.replace(pattern, sign, instead)
     return str(compiler.process(text.op("LIKE")(pattern), **options))
+
+
+class contains_text(FunctionElement[bool]):
+    """Whether a text, the first argument, has another in it, which is in lower case; capitals are no others."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+@compiles(contains_text, "sqlite")
+def _as_our_own(element: contains_text, compiler: Any, **options: Any) -> str:
+    return f"tsemon_contains({compiler.process(element.clauses, **options)})"  # its own LIKE knows the letters of ASCII
+
+
+@compiles(contains_text, "postgresql")
+def _as_position(element: contains_text, compiler: Any, **options: Any) -> str:
+    text, part = element.clauses
+    return str(compiler.process(func.strpos(func.lower(text), part) > 0, **options))
+
+
+def _contains(text: str, part: str) -> bool:
+    return part in text.lower()
+
+
+class items_of(FunctionElement[Any]):
+    """The items of a list of texts that is kept as JSON, as a table with one column, `value`."""
+
+    inherit_cache = True
+
+
+@compiles(items_of, "sqlite")
+def _as_each(element: items_of, compiler: Any, **options: Any) -> str:
+    return f"json_each({compiler.process(element.clauses, **options)})"
+
+
+@compiles(items_of, "postgresql")
+def _as_elements(element: items_of, compiler: Any, **options: Any) -> str:
+    return f"json_array_elements_text(({compiler.process(element.clauses, **options)})::json)"
 
 
 def _create_engine(url: str) -> Engine:
@@ -327,7 +400,7 @@ def _create_postgresql_engine(url: URL) -> Engine:
         engine = create_engine(url, pool_size=POOL_SIZE, max_overflow=0, pool_timeout=POOL_TIMEOUT_S)
     except ModuleNotFoundError as error:
         raise MissingPackage(f"PostgreSQL needs a driver ({error}); pip install 'tsemon[postgres]'") from error
-    event.listen(engine, "connect", _on_postgresql_connect)
+    event.listen(engine, "connect", _on_postgresql_connect, insert=True)  # before SQLAlchemy looks at it
     event.listen(engine, "begin", _on_postgresql_begin)
     return engine
 
@@ -341,12 +414,26 @@ def _create_sqlite_engine(url: URL) -> Engine:
     return engine
 
 
+def _hide_from_others(path: str | None) -> None:
+    """A new file is for its owner alone: it says a good deal about what is trained. The files beside it follow it."""
+    if path is not None and not path.startswith("file:"):
+        with suppress(OSError):  # it is there, or cannot be made, which is told later
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+
+
 def _timeout_s(url: URL) -> float:
     """How long to wait for a locked SQLite database, which its URL may say."""
     return float(str(url.query.get("timeout", BUSY_TIMEOUT_S)))
 
 
 def _on_postgresql_connect(connection: Any, _: ConnectionPoolEntry) -> None:
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":  # SQL_ASCII, say, where it was set up without a locale
+        connection.close()
+        raise StoreError(
+            f"expected a database with the encoding UTF8, got one with {encoding}; make another, with "
+            "CREATE DATABASE tsemon ENCODING 'UTF8' TEMPLATE template0"
+        )
     connection.autocommit = True  # transactions begin when we say so, see below
     # What was acknowledged survives a crash, whatever the server's setting. A lock that another process holds, and has
     # stopped with, keeps nobody for long.
@@ -405,6 +492,7 @@ def _on_sqlite_connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> N
     if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts in a new file only, and only before this:
         connection.execute("PRAGMA journal_mode = WAL")
+    connection.create_function("tsemon_contains", 2, _contains, deterministic=True)
     connection.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut
 
 
@@ -429,8 +517,8 @@ def _on_sqlite_begin(connection: Connection) -> None:
 def _begin_writing_on_sqlite(connection: Connection) -> None:
     """Take the lock within the time that the URL allows.
 
-    SQLite by itself looks every 100 ms. A process with much to write gives the lock up for less than one of them at a
-    time, so that another, which settles frames or serves beside it, would never have its turn.
+    SQLite by itself looks every 100 ms. A process with much to write gives the lock up for a few milliseconds at a time, so
+    that another, which settles frames or serves beside it, would seldom have its turn.
     """
     timeout_s = _timeout_s(connection.engine.url)
     deadline = time.monotonic() + timeout_s
@@ -443,15 +531,16 @@ def _begin_writing_on_sqlite(connection: Connection) -> None:
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
                 return
             except OperationalError as error:
-                is_locked = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
-                if not is_locked or time.monotonic() > deadline:
+                if not _is_busy(error) or time.monotonic() > deadline:
                     raise
             time.sleep(_LOOK_EVERY_S)
     finally:
         driver.execute(f"PRAGMA busy_timeout = {round(timeout_s * 1000)}")
 
 
-_LOOK_EVERY_S = 0.002
+def _is_busy(error: OperationalError) -> bool:
+    """Whether another process has a SQLite file. Above the low byte the code says why, such as a journal to be read."""
+    return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _migrate(connection: Connection) -> None:

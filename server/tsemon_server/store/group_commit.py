@@ -6,20 +6,27 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from contextvars import Context, copy_context
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from tsemon.errors import StoreError
+from tsemon.errors import Busy, StoreError
 
 Tool = TypeVar("Tool")
 MOST = 64
 """So many pieces of work share a transaction at most: the last one waits for the first."""
+
+MOST_SIZE = 1024
+"""And so much, in sizes that callers give: the last piece may go beyond it."""
 
 
 class _Job(NamedTuple):
     key: str
     do: Callable[[Any], Any]
     done: Future[Any]
+    context: Context
+    """Of who asked: it knows the id of the request."""
+    size: int
 
 
 class GroupCommit(Generic[Tool]):
@@ -30,17 +37,22 @@ class GroupCommit(Generic[Tool]):
     Where the database fails, all of them fail.
     """
 
-    def __init__(self, begin: Callable[[], AbstractContextManager[Tool]], num_threads: int) -> None:
-        self._begin = begin
+    def __init__(
+        self, begin: Callable[[], AbstractContextManager[Tool]], num_threads: int, max_waiting: int = 256
+    ) -> None:
+        self._begin, self._max_waiting = begin, max_waiting
         self._queues: list[SimpleQueue[_Job | None]] = [SimpleQueue() for _ in range(num_threads)]
         self._threads = [threading.Thread(target=self._run, args=(queue,), daemon=True) for queue in self._queues]
         for thread in self._threads:
             thread.start()
 
-    def do(self, key: str, work: Callable[[Tool], Any]) -> Future[Any]:
-        """What `work` returns, once that is committed."""
-        job = _Job(key, work, Future())
-        self._queues[hash(key) % len(self._queues)].put(job)
+    def do(self, key: str, work: Callable[[Tool], Any], size: int = 1) -> Future[Any]:
+        """What `work` returns, once that is committed. Raises Busy where `max_waiting` wait for the same thread."""
+        queue = self._queues[hash(key) % len(self._queues)]
+        if queue.qsize() >= self._max_waiting:
+            raise Busy(f"{self._max_waiting} bodies wait for the database already; send it again later")
+        job = _Job(key, work, Future(), copy_context(), size)
+        queue.put(job)
         return job.done
 
     def close(self) -> None:
@@ -52,9 +64,10 @@ class GroupCommit(Generic[Tool]):
 
     def _run(self, queue: SimpleQueue[_Job | None]) -> None:
         while (job := queue.get()) is not None:
-            jobs = [job]
-            while len(jobs) < MOST and (more := _next(queue)) is not None:
+            jobs, size = [job], job.size
+            while len(jobs) < MOST and size < MOST_SIZE and (more := _next(queue)) is not None:
                 jobs.append(more)
+                size += more.size
             wanted = [job for job in jobs if job.done.set_running_or_notify_cancel()]
             self._commit(sorted(wanted, key=lambda job: job.key))  # as other processes lock: they wait in no ring
 
@@ -63,7 +76,7 @@ class GroupCommit(Generic[Tool]):
             return
         try:
             with self._begin() as tool:
-                results = [job.do(tool) for job in jobs]
+                results = [job.context.run(job.do, tool) for job in jobs]
         except BaseException as error:
             if len(jobs) == 1 or isinstance(error, StoreError):  # alone they would wait for the database one by one
                 for job in jobs:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, or_, update
+from sqlalchemy import Connection, delete, or_, select, update
 
 from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_missing
+
+SETTLING = "settled"
+"""In place of the name of a work that is held: of one that was done."""
 
 _lease = schema.lease.c
 
@@ -21,3 +24,14 @@ def hold_lease(connection: Connection, work: str, holder: str, now: float, secon
 def drop_lease(connection: Connection, work: str, holder: str) -> None:
     """Let others have it at once."""
     connection.execute(delete(schema.lease).where(_lease.work == work, _lease.holder == holder))
+
+
+def note_done(connection: Connection, work: str, at: float) -> None:
+    """Note when work was last done. Nobody holds it: its time is past."""
+    insert_missing(connection, schema.lease, [{"work": work, "holder": "", "until": at}])
+    connection.execute(update(schema.lease).where(_lease.work == work).values(until=at))
+
+
+def done_at(connection: Connection, work: str) -> float | None:
+    """When work was last done; None where nobody knows."""
+    return connection.execute(select(_lease.until).where(_lease.work == work)).scalar_one_or_none()

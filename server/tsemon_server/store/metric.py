@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, case, exists, func, literal, select
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Integer,
+    Row,
+    Select,
+    String,
+    Table,
+    and_,
+    bindparam,
+    case,
+    exists,
+    func,
+    literal,
+    select,
+)
 
 from tsemon_server.store import schema
 from tsemon_server.store.blocks import BITS_OF_CHUNK
@@ -42,6 +60,9 @@ Extent = tuple[int, int, int]
 """First step, last step, number of samples."""
 
 
+NO_MORE: Mapping[str, int] = {}
+
+
 class MetricReader:
     """Reads within steps `from_step` to `to_step`, both included.
 
@@ -66,14 +87,18 @@ class MetricReader:
         self._entry = entry
         self._from = 0 if from_step is None else from_step
         self._to = schema.NEVER if to_step is None else to_step
-        self._attempt = attempt
+        self._queries = _queries(kind, entry is not None, attempt is not None)
+        row, column = entry or (0, 0)
+        self._values = {
+            "run_id": run_id, "metric": metric, "row": row, "column": column, "from_step": self._from,
+            "to_step": self._to, "attempt": attempt,
+        }  # fmt: skip
 
     def samples(self) -> Samples:
         """All of them, those of one step in no order. What retention has reduced to rollups is not among them."""
         parts = [self._hot()]
         num_damaged = parts[0].num_damaged
-        overlaps = and_(schema.chunk.c.last_step >= self._from, schema.chunk.c.first_step <= self._to)
-        for row in self._connection.execute(self._chunks(overlaps, schema.chunk.c.samples)):
+        for row in self._rows(self._queries.samples):
             try:
                 parts += [self._unpacked_samples(row)] if row.samples is not None else []
             except DamagedChunk:
@@ -102,11 +127,10 @@ class MetricReader:
         first, last, _ = extent
         if shift is None:
             shift = shift_of(extent, most, ends_alone=ends_alone)
-        between = (first + ends_alone, last - ends_alone)
-        in_blocks = and_(self._is_inside(schema.block, *between), schema.block.c.shift <= shift)
-        inside = self._is_inside(schema.chunk, self._from, self._to)
-        for where in (*self._add_blocks(parts, in_blocks), and_(inside, ~self._is_in_block(in_blocks))):
-            num_damaged += self._add_inside(parts, shift, where, self._is_inside(schema.chunk, *between))
+        if extents:
+            between = {"first": first + ends_alone, "last": last - ends_alone, "shift": shift}
+            for query in (*self._add_blocks(parts, between), self._queries.inside):
+                num_damaged += self._add_inside(parts, query, between)
         return Points(joined(parts), shift, num_damaged)
 
     def _plan(self, parts: list[Cells]) -> tuple[list[Extent], int]:
@@ -114,17 +138,10 @@ class MetricReader:
 
         Chunks that reach over an edge are added to `parts` at once. How many samples of those cannot be read comes second.
         """
-        chunk, block = schema.chunk.c, schema.block.c
-        inside = self._is_inside(schema.chunk, self._from, self._to)
-        block_is_inside = self._is_inside(schema.block, self._from, self._to)
-        of_blocks = select(func.min(block.first_step), func.max(block.last_step), func.sum(block.num_samples))
-        first, last, num_samples = self._connection.execute(self._only(of_blocks, schema.block, block_is_inside)).one()
+        [(first, last, num_samples)] = self._rows(self._queries.extent_of_blocks)
         extents = [(first, last, int(num_samples))] if num_samples else []
-        overlaps = and_(chunk.last_step >= self._from, chunk.first_step <= self._to)
-        columns = (chunk.first_step, chunk.last_step, inside.label("is_inside"))
         num_damaged = 0
-        is_alone = and_(overlaps, ~self._is_in_block(block_is_inside))
-        for row in self._connection.execute(self._chunks(is_alone, *columns)).all():
+        for row in self._rows(self._queries.alone):
             if row.is_inside:
                 extents.append((row.first_step, row.last_step, row.num_samples))
             else:
@@ -134,25 +151,7 @@ class MetricReader:
     # -- hot frames
 
     def _hot(self) -> Samples:
-        frame, layout = schema.frame, schema.layout
-        row, column = self._entry or (0, 0)
-        width = item_bytes(self._kind)
-        position = row * layout.c.num_columns + column
-        num_entries = literal(1) if self._entry else layout.c.num_rows * layout.c.num_columns
-        found = func.substr(frame.c.blob, layout.c.offset_bytes + 1 + position * width, num_entries * width)
-        query = (
-            select(frame.c.step, found, num_entries * width)
-            .join(layout, slot_of(layout.c, frame.c, self._kind, self._metric))
-            .where(
-                frame.c.run_id == self._run_id,
-                frame.c.step >= self._from,
-                frame.c.step <= self._to,
-                layout.c.num_rows > row,
-                layout.c.num_columns > column,
-            )
-            .order_by(frame.c.step)
-        )
-        all_rows = self._connection.execute(self._visible(query, schema.frame.c.attempt, schema.frame.c.step)).all()
+        all_rows = self._rows(self._queries.hot)
         rows = [row for row in all_rows if len(row[1]) == row[2]]
         if num_damaged := len(all_rows) - len(rows):
             log.error("%d frames of run %s are damaged; `tsemon admin check` lists all such", num_damaged, self._run_id)
@@ -163,95 +162,26 @@ class MetricReader:
         values = np.concatenate(blobs) if blobs else np.empty(0, item_type(self._kind))
         return Samples(steps, values.reshape(len(rows), len(values) // len(rows) if rows else 1), num_damaged)
 
-    def _visible(self, query: Select[Any], attempt: Any, first_step: Any) -> Select[Any]:
-        """Only of this attempt, or of all attempts as far as no later one hides them."""
-        if self._attempt is not None:
-            return query.where(attempt == self._attempt)
-        return query.join(
-            schema.attempt,
-            and_(
-                schema.attempt.c.run_id == self._run_id,
-                schema.attempt.c.attempt == attempt,
-                schema.attempt.c.hidden_from > first_step,
-            ),
-        )
-
     # -- chunks and blocks
 
-    def _only(self, query: Select[Any], table: Table, where: ColumnElement[bool]) -> Select[Any]:
-        """The chunks or blocks of the metric, as far as they are visible."""
-        c = table.c
-        row, column = self._entry or (0, 0)
-        query = query.select_from(table).where(
-            c.run_id == self._run_id,
-            c.kind == self._kind,
-            c.metric == self._metric,
-            c.num_rows > row,
-            c.num_columns > column,
-            where,
-        )
-        return self._visible(query, c.attempt, c.first_step)
-
-    def _chunks(self, where: ColumnElement[bool], *columns: Any) -> Select[Any]:
-        """What they are, and `columns`."""
-        chunk = schema.chunk.c
-        hidden_from = literal(schema.NEVER) if self._attempt is not None else schema.attempt.c.hidden_from
-        about = (chunk.attempt, chunk.writer, chunk.number, chunk.part, chunk.num_samples, chunk.num_rows)
-        query = select(*about, chunk.num_columns, hidden_from.label("hidden_from"), *columns)
-        return self._only(query, schema.chunk, where)
-
-    def _is_inside(self, table: Table, first: int, last: int) -> ColumnElement[bool]:
-        """Whether all of a chunk or a block is visible and within these steps."""
-        inside = and_(table.c.first_step >= first, table.c.last_step <= last)
-        return inside if self._attempt is not None else and_(inside, table.c.last_step < schema.attempt.c.hidden_from)
-
-    def _is_in_block(self, where: ColumnElement[bool]) -> ColumnElement[bool]:
-        """Whether a chunk is part of a block for which `where` holds."""
-        chunk, block = schema.chunk.c, schema.block.c
-        return exists().where(
-            block.run_id == self._run_id,
-            block.kind == self._kind,
-            block.metric == self._metric,
-            block.attempt == chunk.attempt,
-            block.writer == chunk.writer,
-            block.number == chunk.number.bitwise_rshift(BITS_OF_CHUNK),
-            where,
-        )
-
-    def _add_blocks(self, parts: list[Cells], where: ColumnElement[bool]) -> list[ColumnElement[bool]]:
-        """Add the cells of blocks; which chunks to read in place of those that are damaged."""
-        block, chunk = schema.block.c, schema.chunk.c
-        columns = (block.attempt, block.writer, block.number, block.num_rows, block.num_columns)
-        query = select(block.cells, block.stats, block.crc, *columns)
-        found, in_place = _Coarse(self._kind), []
-        for cells, stats, crc, attempt, writer, number, *shape in self._connection.execute(
-            self._only(query, schema.block, where)
-        ):
+    def _add_blocks(self, parts: list[Cells], between: Mapping[str, int]) -> list[Select[Any]]:
+        """Add the cells of blocks; what reads the chunks in place of those that are damaged."""
+        chunk, found, in_place = schema.chunk.c, _Coarse(self._kind), []
+        for cells, stats, crc, attempt, writer, number, *shape in self._rows(self._queries.blocks, between):
             if crc_of(cells, stats) == crc:
                 found.add(cells, stats, *shape)
                 continue
             log.error("block %d of %s in run %s is damaged; its chunks are read", number, self._metric, self._run_id)
             is_of_block = chunk.number.bitwise_rshift(BITS_OF_CHUNK) == number
-            in_place.append(and_(chunk.attempt == attempt, chunk.writer == writer, is_of_block))
+            is_wanted = and_(chunk.attempt == attempt, chunk.writer == writer, is_of_block)
+            in_place.append(self._queries.finest_enough(is_wanted))
         parts += [Cells(spans, self._of_entry(stats, columns)) for spans, stats, columns in found.cells()]
         return in_place
 
-    def _add_inside(
-        self, parts: list[Cells], shift: int, where: ColumnElement[bool], may_roll: ColumnElement[bool]
-    ) -> int:
+    def _add_inside(self, parts: list[Cells], query: Select[Any], between: Mapping[str, int]) -> int:
         """Add the cells of chunks that are wholly inside; how many samples cannot be read."""
-        chunk = schema.chunk.c
-        level = case(
-            (and_(may_roll, chunk.coarse_shift <= shift), "coarse"),
-            (and_(may_roll, chunk.fine_shift <= shift, chunk.fine.is_not(None)), "fine"),
-            (chunk.samples.is_not(None), "samples"),
-            (chunk.fine.is_not(None), "fine"),
-            else_="coarse",
-        )
-        blob = case((level == "coarse", chunk.coarse), (level == "fine", chunk.fine), else_=chunk.samples)
-        columns = (level.label("level"), blob.label("blob"), chunk.coarse_cells, chunk.coarse_crc)
         coarse, num_damaged = _Coarse(self._kind), 0
-        for row in self._connection.execute(self._chunks(where, *columns)).all():
+        for row in self._rows(query, between):
             try:
                 if row.level == "coarse":
                     _check_coarse(row.coarse_cells, row.blob, row.coarse_crc)
@@ -270,8 +200,8 @@ class MetricReader:
         Returns how many samples are left out: all where no level is sound, else those of cells that reach beyond.
         """
         chunk = schema.chunk.c
-        stored = self._connection.execute(
-            self._only(
+        [stored] = self._rows(
+            self._queries.only(
                 select(chunk.samples, chunk.fine, chunk.coarse, chunk.coarse_cells, chunk.coarse_crc),
                 schema.chunk,
                 and_(
@@ -281,7 +211,7 @@ class MetricReader:
                     chunk.part == row.part,
                 ),
             )
-        ).one()
+        )
         last_step, is_damaged = min(self._to, row.hidden_from - 1), bool(unsound)
         for level in ("samples", "fine", "coarse"):
             blob = getattr(stored, level)
@@ -325,6 +255,9 @@ class MetricReader:
         index = self._entry[0] * num_columns + self._entry[1]
         return values[:, index : index + 1]
 
+    def _rows(self, query: Select[Any], more: Mapping[str, int] = NO_MORE) -> Sequence[Row[*tuple[Any, ...]]]:
+        return self._connection.execute(query, {**self._values, **more}).all()
+
     def _report(self, row: Row[Any], what: str) -> int:
         log.error(
             "the %s of %s %s in run %s, attempt %d, writer %s, chunk %d are damaged; `tsemon admin check` lists all such",
@@ -350,7 +283,7 @@ def _joint(extents: list[Extent]) -> Extent | None:
     return min(firsts), max(lasts), sum(nums_samples)
 
 
-def slot_of(layout: Any, frame: Any, kind: Kind, metric: str) -> ColumnElement[bool]:
+def slot_of(layout: Any, frame: Any, kind: Kind, metric: Any) -> ColumnElement[bool]:
     """Joins a frame with where the metric lies in it."""
     return and_(
         layout.run_id == frame.run_id,
@@ -358,6 +291,122 @@ def slot_of(layout: Any, frame: Any, kind: Kind, metric: str) -> ColumnElement[b
         layout.kind == kind,
         layout.metric == metric,
     )
+
+
+class _Queries:
+    """What is asked of a metric, built once: that takes ten times as long as to run it.
+
+    The values come later: of one entry or of all, of one attempt or of all that no later one hides.
+    """
+
+    def __init__(self, kind: Kind, is_of_entry: bool, is_of_attempt: bool) -> None:
+        self._kind, self._is_of_attempt = kind, is_of_attempt
+        chunk, block = schema.chunk.c, schema.block.c
+        self.hot = self._hot(is_of_entry)
+        overlaps = and_(chunk.last_step >= _FROM, chunk.first_step <= _TO)
+        self.samples = self._chunks(overlaps, chunk.samples)
+        inside, block_is_inside = (self._is_inside(table, _FROM, _TO) for table in (schema.chunk, schema.block))
+        extent = select(func.min(block.first_step), func.max(block.last_step), func.sum(block.num_samples))
+        self.extent_of_blocks = self.only(extent, schema.block, block_is_inside)
+        is_alone = and_(overlaps, ~self._is_in_block(block_is_inside))
+        self.alone = self._chunks(is_alone, chunk.first_step, chunk.last_step, inside.label("is_inside"))
+        in_blocks = and_(self._is_inside(schema.block, _FIRST, _LAST), block.shift <= _SHIFT)
+        about = (block.attempt, block.writer, block.number, block.num_rows, block.num_columns)
+        self.blocks = self.only(select(block.cells, block.stats, block.crc, *about), schema.block, in_blocks)
+        self.inside = self.finest_enough(and_(inside, ~self._is_in_block(in_blocks)))
+
+    def finest_enough(self, where: ColumnElement[bool]) -> Select[Any]:
+        """Of these chunks, which are wholly inside, the coarsest level that is fine enough."""
+        chunk, may_roll = schema.chunk.c, self._is_inside(schema.chunk, _FIRST, _LAST)
+        level = case(
+            (and_(may_roll, chunk.coarse_shift <= _SHIFT), "coarse"),
+            (and_(may_roll, chunk.fine_shift <= _SHIFT, chunk.fine.is_not(None)), "fine"),
+            (chunk.samples.is_not(None), "samples"),
+            (chunk.fine.is_not(None), "fine"),
+            else_="coarse",
+        )
+        blob = case((level == "coarse", chunk.coarse), (level == "fine", chunk.fine), else_=chunk.samples)
+        return self._chunks(where, level.label("level"), blob.label("blob"), chunk.coarse_cells, chunk.coarse_crc)
+
+    def only(self, query: Select[Any], table: Table, where: ColumnElement[bool]) -> Select[Any]:
+        """The chunks or blocks of the metric, as far as they are visible."""
+        c = table.c
+        query = query.select_from(table).where(
+            c.run_id == _RUN,
+            c.kind == self._kind,
+            c.metric == _METRIC,
+            c.num_rows > _ROW,
+            c.num_columns > _COLUMN,
+            where,
+        )
+        return self._visible(query, c.attempt, c.first_step)
+
+    def _hot(self, is_of_entry: bool) -> Select[Any]:
+        frame, layout = schema.frame, schema.layout
+        width = item_bytes(self._kind)
+        position = _ROW * layout.c.num_columns + _COLUMN
+        num_entries = literal(1) if is_of_entry else layout.c.num_rows * layout.c.num_columns
+        found = func.substr(frame.c.blob, layout.c.offset_bytes + 1 + position * width, num_entries * width)
+        query = (
+            select(frame.c.step, found, num_entries * width)
+            .join(layout, slot_of(layout.c, frame.c, self._kind, _METRIC))
+            .where(
+                frame.c.run_id == _RUN,
+                frame.c.step >= _FROM,
+                frame.c.step <= _TO,
+                layout.c.num_rows > _ROW,
+                layout.c.num_columns > _COLUMN,
+            )
+            .order_by(frame.c.step)
+        )
+        return self._visible(query, frame.c.attempt, frame.c.step)
+
+    def _visible(self, query: Select[Any], attempt: Any, first_step: Any) -> Select[Any]:
+        """Only of this attempt, or of all attempts as far as no later one hides them."""
+        if self._is_of_attempt:
+            return query.where(attempt == _ATTEMPT)
+        return query.join(
+            schema.attempt,
+            and_(
+                schema.attempt.c.run_id == _RUN,
+                schema.attempt.c.attempt == attempt,
+                schema.attempt.c.hidden_from > first_step,
+            ),
+        )
+
+    def _chunks(self, where: ColumnElement[bool], *columns: Any) -> Select[Any]:
+        """What they are, and `columns`."""
+        chunk = schema.chunk.c
+        hidden_from = literal(schema.NEVER) if self._is_of_attempt else schema.attempt.c.hidden_from
+        about = (chunk.attempt, chunk.writer, chunk.number, chunk.part, chunk.num_samples, chunk.num_rows)
+        query = select(*about, chunk.num_columns, hidden_from.label("hidden_from"), *columns)
+        return self.only(query, schema.chunk, where)
+
+    def _is_inside(self, table: Table, first: Bound, last: Bound) -> ColumnElement[bool]:
+        """Whether all of a chunk or a block is visible and within these steps."""
+        inside = and_(table.c.first_step >= first, table.c.last_step <= last)
+        return inside if self._is_of_attempt else and_(inside, table.c.last_step < schema.attempt.c.hidden_from)
+
+    def _is_in_block(self, where: ColumnElement[bool]) -> ColumnElement[bool]:
+        """Whether a chunk is part of a block for which `where` holds."""
+        chunk, block = schema.chunk.c, schema.block.c
+        return exists().where(
+            block.run_id == _RUN,
+            block.kind == self._kind,
+            block.metric == _METRIC,
+            block.attempt == chunk.attempt,
+            block.writer == chunk.writer,
+            block.number == chunk.number.bitwise_rshift(BITS_OF_CHUNK),
+            where,
+        )
+
+
+Bound = BindParameter[Any]
+_RUN, _METRIC = (bindparam(name, type_=String) for name in ("run_id", "metric"))
+_ROW, _COLUMN, _ATTEMPT, _SHIFT = (bindparam(name, type_=Integer) for name in ("row", "column", "attempt", "shift"))
+_FROM, _TO, _FIRST, _LAST = (bindparam(name, type_=BigInteger) for name in ("from_step", "to_step", "first", "last"))
+
+_queries = functools.cache(_Queries)
 
 
 class _Coarse:

@@ -29,7 +29,8 @@ from sqlalchemy import (
 
 from tsemon_server.store import schema
 from tsemon_server.store.engine import Database, insert_missing
-from tsemon_server.store.reading import Place, alert_of, page_of, select_alerts
+from tsemon_server.store.listing import Place, page_of
+from tsemon_server.store.reading import alert_of, select_alerts
 from tsemon_server.store.records import Alert, Record
 from tsemon_server.store.times import utc
 
@@ -223,13 +224,16 @@ class Notices:
             connection.execute(changed)
 
 
-def queue_notices(connection: Connection, now: float, which: ColumnElement[bool], *, has_fired: bool = False) -> None:
-    """Note that the alerts change, in whichever way: what they are when that is committed is what people hear.
+def queue_notices(
+    connection: Connection, now: float, which: ColumnElement[bool], *, has_fired: bool = False
+) -> Sequence[int]:
+    """Note that the alerts change, in whichever way: what they are when that is committed is what people hear. Their ids.
 
     One that `has_fired` is told of even if it is over by then.
     """
     changed = select(_alert.alert_id, _alert.run_id, literal(has_fired), literal(now)).where(which)
-    connection.execute(schema.notice.insert().from_select(["alert_id", "run_id", "has_fired", "queued_at"], changed))
+    queued = schema.notice.insert().from_select(["alert_id", "run_id", "has_fired", "queued_at"], changed)
+    return connection.execute(queued.returning(_notice.alert_id)).scalars().all()
 
 
 class _Routing:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Row,
     Select,
@@ -18,59 +17,53 @@ from sqlalchemy import (
     bindparam,
     case,
     func,
-    literal,
     literal_column,
     or_,
     select,
-    tuple_,
 )
 
 from tsemon.errors import UnknownAlert, UnknownAttempt, UnknownRun
-from tsemon.wire import AlertState, Frame, RunState
+from tsemon.wire import AlertState, Frame
 from tsemon_server.store import schema, silences, versions
-from tsemon_server.store.chunks import DamagedChunk, unpack_samples
+from tsemon_server.store.cells import Ints
+from tsemon_server.store.engine import num_items
 from tsemon_server.store.exporting import Export
+from tsemon_server.store.listing import (
+    OPEN,
+    Place,
+    RunFilter,
+    RunOrder,
+    condition,
+    fired_to_the_end,
+    num_runs,
+    open_alerts,
+    page_of,
+    run_ids,
+    tags,
+)
+from tsemon_server.store.live import (
+    Backlog,
+    FiringAlert,
+    Layouts,
+    LiveRuns,
+    backlog,
+    firing_alerts,
+    live_runs,
+    settled_values,
+)
 from tsemon_server.store.liveness import RunningRun, Watched, running_runs, watched_runs
-from tsemon_server.store.metric import MetricReader, slot_of
-from tsemon_server.store.packing import Kind, Slot, item_type, unpack
+from tsemon_server.store.metric import MetricReader
+from tsemon_server.store.moments import seconds_at
+from tsemon_server.store.nearest import At, nearest_frame
+from tsemon_server.store.newest import FramesSeen, Layers, frames_seen, newest_layers
+from tsemon_server.store.packing import Kind, Slot, unpack
 from tsemon_server.store.prepared import Prepared
-from tsemon_server.store.records import Alert, Attempt, Latest, Recorded, RuleVersion, Run, RunDetail, Silence
+from tsemon_server.store.records import Alert, Attempt, Latest, Recorded, RuleVersion, Run, RunDetail, Silence, TagUse
 from tsemon_server.store.remembering import RuleState, rule_state
-from tsemon_server.store.replaying import Replay
+from tsemon_server.store.replaying import PastFrame, Replay
 from tsemon_server.store.retention import Retention, retentions
-from tsemon_server.store.settling import find_settled
 from tsemon_server.store.streams import Stream
 from tsemon_server.store.times import utc
-
-OPEN: tuple[AlertState, ...] = ("pending", "firing")
-
-RunOrder = Literal["updated", "-updated", "name", "-name"]
-
-
-class Place(NamedTuple):
-    """A place between two entries of an ordered list: after the entry with this key."""
-
-    key: tuple[float | str, ...]
-
-
-class LiveRun(NamedTuple):
-    """What /metrics shows of one run."""
-
-    run_id: str
-    project: str
-    run: str
-    step: int | None
-    seen_at: float
-    loss: float | None
-    token_similarity: list[float]
-
-
-class FiringAlert(NamedTuple):
-    """An alert as /metrics shows it."""
-
-    run_id: str
-    rule: str
-    severity: str
 
 
 class Reader:
@@ -93,51 +86,49 @@ class Reader:
 
     def run_detail(self, run_id: str) -> RunDetail:
         """The run with all but its frames, or UnknownRun."""
-        row = self._run_row(run_id)
+        row, recorded = self._run_row(run_id), self.recorded(run_id)
+        c = schema.attempt.c
         attempts = self._connection.execute(
-            select(schema.attempt).where(schema.attempt.c.run_id == run_id).order_by(schema.attempt.c.attempt)
+            select(c.attempt, c.resume_step, c.started_at).where(c.run_id == run_id).order_by(c.attempt)
         )
         return RunDetail(
             **_run_fields(row),
             blocks=row.blocks,
             frozen_blocks=row.frozen_blocks,
+            not_measured=_not_measured([told["why"] for told in row.not_measured.values()], recorded),
             config=row.config,
             attempts=[
                 Attempt(attempt=a.attempt, resume_step=a.resume_step, started_at=utc(a.started_at)) for a in attempts
             ],
-            metrics=self.recorded(run_id),
+            metrics=recorded,
             latest=self._latest(row),
         )
 
-    def runs(
-        self,
-        *,
-        project: str | None,
-        run: str | None,
-        state: RunState | None,
-        order: RunOrder,
-        limit: int,
-        after: Place | None,
-    ) -> list[Run]:
+    def runs(self, which: RunFilter, *, order: RunOrder, limit: int, after: Place | None = None) -> list[Run]:
         """At most `limit` runs in `order`, from `after` on."""
-        query = _runs()
-        wanted = ((schema.run.c.project, project), (schema.run.c.run, run), (schema.run.c.state, state))
-        query = query.where(*(column == value for column, value in wanted if value is not None))
-        keys: tuple[ColumnElement[Any], ...] = (schema.run.c.updated_at, schema.run.c.run_id)
-        if order.endswith("name"):
-            keys = (schema.run.c.run, schema.run.c.project)
-        rows = self._connection.execute(page_of(query, keys, order.startswith("-"), limit, after))
-        return [Run.model_validate(_run_fields(row)) for row in rows]
+        # In two steps, so that alerts are counted of those alone that are shown.
+        ids = run_ids(self._connection, which, order, limit, after)
+        rows = {row.run_id: row for row in self._connection.execute(_runs().where(schema.run.c.run_id.in_(ids)))}
+        return [Run.model_validate(_run_fields(rows[run_id])) for run_id in ids]
+
+    def num_runs(self, which: RunFilter, most: int) -> int:
+        """How many such runs there are; they are counted up to `most`."""
+        return num_runs(self._connection, which, most)
+
+    def tags(self, project: str | None, most: int) -> list[TagUse]:
+        """The tags that the most runs have, of one project or of all."""
+        return tags(self._connection, project, most)
 
     def _run_row(self, run_id: str) -> Row[Any]:
         query = (
             _runs()
-            .add_columns(schema.run.c.config, schema.attempt.c.frozen_blocks)
+            .add_columns(schema.run.c.config, schema.attempt.c.blocks)
+            .add_columns(schema.attempt.c.frozen_blocks, schema.attempt.c.not_measured)
             .where(schema.run.c.run_id == run_id)
         )
         row = self._connection.execute(query).one_or_none()
         if row is None:
-            raise UnknownRun(f"no run has the id {run_id!r}; GET /api/v1/runs lists the runs there are")
+            raise UnknownRun(f"no run has the id {run_id!r}; the list of runs has those there are")
         return row
 
     # Frames
@@ -149,7 +140,7 @@ class Reader:
             current = self._run_row(run_id).attempt
             raise UnknownAttempt(
                 f"the run {run_id} has no attempt {attempt}, its attempts are 1 to {current}; "
-                "POST /api/v1/runs registers a new one"
+                "to register the run again begins another"
             )
         return len(blocks)
 
@@ -220,6 +211,26 @@ class Reader:
         """The attempt's frames after `step` in the order of steps; of one step, by writer and seq."""
         return [frame.to_wire() for frame in Replay(self._connection, run_id, [attempt], step + 1)]
 
+    def nearest_frame(self, run_id: str, step: int | None, attempt: int | None) -> At | None:
+        """Where the nearest frame to `step` is, or the newest one; of what no later attempt hides, or of `attempt`."""
+        return nearest_frame(self._connection, run_id, step, attempt)
+
+    def frames_at(self, run_id: str, at: At) -> list[PastFrame]:
+        """All frames that an attempt has of a step, by writer and seq."""
+        return list(Replay(self._connection, run_id, [at.attempt], at.step, at.step))
+
+    def seconds_at(self, run_id: str, steps: Ints) -> NDArray[np.float64]:
+        """Seconds from the run's first frame to each of these steps, in a straight line between frames; else NaN."""
+        return seconds_at(self._connection, run_id, steps)
+
+    def frames_seen(self, run_ids: Sequence[str]) -> dict[str, FramesSeen]:
+        """Of those of these runs that are there: what changes with what their charts show."""
+        return frames_seen(self._connection, run_ids)
+
+    def newest_layers(self, run_ids: Sequence[str]) -> dict[str, list[Layers]]:
+        """What these runs measured per layer at their newest step, writer by writer; of those that have a frame."""
+        return newest_layers(self._connection, run_ids)
+
     def _latest(self, row: Row[Any]) -> Latest | None:
         if row.last_seq is None:
             return None
@@ -239,20 +250,8 @@ class Reader:
 
     def _latest_settled(self, row: Row[Any]) -> Latest:
         stream = Stream(row.run_id, row.last_attempt, row.last_writer)
-        number, time = find_settled(self._connection, stream, row.last_step, row.last_seq)
-        chunk = schema.chunk.c
-        chunks = self._connection.execute(
-            select(chunk.metric, chunk.samples, chunk.num_samples)
-            .where(stream.of(schema.chunk), chunk.number == number, chunk.kind == "scalars")
-            .where(chunk.samples.is_not(None))
-        )
-        values: dict[str, np.ndarray] = {}
-        for metric, packed, num_samples in chunks:
-            with suppress(DamagedChunk):  # charts of the metric tell
-                steps, samples = unpack_samples(packed, "scalars", num_samples, 1)
-                found = samples[steps == row.last_step, 0]
-                values |= {metric: found[-1]} if len(found) else {}
-        return _latest(row.last_step, time, values)
+        time, values = settled_values(self._connection, stream, row.last_step, row.last_seq, ["scalars"])
+        return _latest(row.last_step, time, values["scalars"])
 
     def _slots(self, run_id: str, layout_id: int, kind: Kind) -> list[Slot]:
         c = schema.layout.c
@@ -268,7 +267,7 @@ class Reader:
     def alerts(
         self,
         *,
-        state: AlertState | None = None,
+        states: Sequence[AlertState] | None = None,
         run_id: str | None = None,
         project: str | None = None,
         rule: str | None = None,
@@ -276,6 +275,7 @@ class Reader:
         severity: str | None = None,
         is_acknowledged: bool | None = None,
         is_silenced: bool | None = None,
+        at_end: bool | None = None,
         since: datetime | None = None,
         limit: int | None = None,
         after: Place | None = None,
@@ -283,7 +283,6 @@ class Reader:
         """At most `limit` alerts, newest first, from `after` on; `since` is the oldest change of state."""
         alert = schema.alert.c
         wanted = (
-            (_SHOWN_STATE, state),
             (alert.run_id, run_id),
             (schema.run.c.project, project),
             (alert.rule, rule),
@@ -291,8 +290,11 @@ class Reader:
             (alert.severity, severity),
             (alert.acknowledged_at.is_not(None), is_acknowledged),
             (silences.is_silenced(), is_silenced),
+            (func.coalesce(fired_to_the_end(), False), at_end),
         )
         query = select_alerts().where(*(column == value for column, value in wanted if value is not None))
+        if states:
+            query = query.where(_SHOWN_STATE.in_(states))
         if since is not None:
             query = query.where(alert.updated_at >= since.timestamp())
         rows = self._connection.execute(page_of(query, (alert.alert_id,), True, limit, after), {"now": self._now})
@@ -304,10 +306,30 @@ class Reader:
         row = self._connection.execute(query, {"now": self._now}).one_or_none()
         if row is None:
             raise UnknownAlert(
-                f"no alert has the id {alert_id!r}; GET /api/v1/alerts lists those there are: one that was only pending "
-                "goes away, and so do those of a run that is deleted"
+                f"no alert has the id {alert_id!r}; one that was only pending goes away, and so do those of a run "
+                "that is deleted"
             )
         return alert_of(row)
+
+    def changed_since(self, since: float, run_ids: Collection[str] = ()) -> tuple[list[Run], list[Alert]]:
+        """Alerts that have changed since then, and runs that were heard of or have such an alert; the last changed last.
+
+        These runs and all of their alerts are among them, whenever they changed.
+        """
+        alert, run = schema.alert.c, schema.run.c
+        is_changed = or_(alert.updated_at >= since, alert.run_id.in_(run_ids)) if run_ids else alert.updated_at >= since
+        rows = select_alerts().where(is_changed).order_by(alert.updated_at, alert.alert_id)
+        alerts = [alert_of(row) for row in self._connection.execute(rows, {"now": self._now})]
+        is_new = or_(run.updated_at >= since, run.run_id.in_({*run_ids, *(alert.run_id for alert in alerts)}))
+        runs = self._connection.execute(_runs().where(is_new).order_by(run.updated_at, run.run_id))
+        return [Run.model_validate(_run_fields(row)) for row in runs], alerts
+
+    def missing_runs(self, run_ids: Collection[str]) -> frozenset[str]:
+        """Those of these ids that no run has."""
+        c = schema.run.c.run_id
+        if not run_ids:
+            return frozenset()
+        return frozenset(run_ids) - {*self._connection.execute(select(c).where(c.in_(run_ids))).scalars()}
 
     def is_muted(self, alert: Alert) -> bool:
         """Whether nobody is to be told that it fires: somebody has seen to it, or it is silenced now."""
@@ -365,70 +387,30 @@ class Reader:
 
     # For /metrics
 
-    def live_runs(self, *, running_since: float, ended_since: float) -> list[LiveRun]:
-        """The newest frames of running runs heard of since `running_since`, of others since `ended_since`."""
-        run, frame = schema.run.c, schema.frame
-        loss, similarity = schema.layout.alias("loss"), schema.layout.alias("similarity")
-        rows = self._connection.execute(
-            select(
-                run.run_id,
-                run.project,
-                run.run,
-                run.last_step,
-                run.updated_at,
-                run.loss.label("last_loss"),
-                frame.c.seq,
-                func.substr(frame.c.blob, loss.c.offset_bytes + 1, 8).label("loss"),
-                func.substr(frame.c.blob, similarity.c.offset_bytes + 1, 4 * similarity.c.num_rows).label("similarity"),
-            )
-            .select_from(schema.run)
-            .outerjoin(
-                frame,
-                and_(
-                    frame.c.run_id == run.run_id,
-                    frame.c.attempt == run.last_attempt,
-                    frame.c.writer == run.last_writer,
-                    frame.c.seq == run.last_seq,
-                ),
-            )
-            .outerjoin(loss, slot_of(loss.c, frame.c, "scalars", "loss"))
-            .outerjoin(similarity, slot_of(similarity.c, frame.c, "layers", "token_similarity"))
-            .where(run.updated_at >= case((run.state == "running", running_since), else_=ended_since))
-            .order_by(run.run_id)
-        )
-        return [
-            LiveRun(row.run_id, row.project, row.run, row.last_step, row.updated_at, *self._live_values(row))
-            for row in rows
-        ]
+    def live_runs(self, *, running_since: float, ended_since: float, most: int, layouts: Layouts) -> LiveRuns:
+        """The newest values of running runs heard of since `running_since`, of others since `ended_since`.
 
-    def _live_values(self, row: Row[*tuple[Any, ...]]) -> tuple[float | None, list[float]]:
-        """Loss and token similarity of the newest frame."""
-        if row.seq is None and row.last_step is not None:  # later ones were hidden, and this one had settled
-            at = {"from_step": row.last_step, "to_step": row.last_step}
-            similarities = self.metric(row.run_id, "layers", "token_similarity", **at).samples().values
-            return row.last_loss, similarities[-1].tolist() if len(similarities) else []
-        loss = None if row.loss is None else float(np.frombuffer(row.loss, item_type("scalars"))[0])
-        similarity = [] if row.similarity is None else np.frombuffer(row.similarity, item_type("layers")).tolist()
-        return loss, similarity
+        `layouts` is what earlier looks found, and gets what this one finds.
+        """
+        since = {"running_since": running_since, "ended_since": ended_since}
+        return live_runs(self._connection, **since, most=most, layouts=layouts)
 
     def firing_alerts(self) -> list[FiringAlert]:
-        """All that fires; what fires more than once on a run is named once."""
-        alert = schema.alert.c
-        rows = self._connection.execute(
-            select(alert.run_id, alert.rule, alert.severity).where(alert.state == "firing").distinct()
-        )
-        return [FiringAlert(*row) for row in rows]
+        """All that fires and is not silenced; what fires more than once on a run is named once."""
+        return firing_alerts(self._connection, self._now)
+
+    def backlog(self) -> Backlog:
+        """What waits to be done."""
+        return backlog(self._connection)
 
 
 def _runs() -> Select[Any]:
-    """Runs with their current attempt's blocks, without configs: those may be large, and a list shows none."""
-    alert = schema.alert.c
-    num = select(func.count()).where(alert.run_id == schema.run.c.run_id)
-    num_open = num.where(alert.state.in_(OPEN)).scalar_subquery()
-    at_end = num.where(alert.resolved_reason == "run ended", alert.attempt == schema.run.c.attempt).scalar_subquery()
+    """Runs and how deep they are, without configs and names of blocks: those may be large, and a list shows none."""
+    num = select(func.count()).where(schema.alert.c.run_id == schema.run.c.run_id)
+    at_end = num.where(fired_to_the_end()).scalar_subquery()
     columns = [column for column in schema.run.c if column is not schema.run.c.config]
-    counts = num_open.label("open_alerts"), at_end.label("alerts_at_end")
-    return select(*columns, schema.attempt.c.blocks, *counts).join(
+    seen = open_alerts().label("open_alerts"), at_end.label("alerts_at_end"), condition().label("condition")
+    return select(*columns, num_items(schema.attempt.c.blocks).label("num_blocks"), *seen).join(
         schema.attempt,
         and_(schema.attempt.c.run_id == schema.run.c.run_id, schema.attempt.c.attempt == schema.run.c.attempt),
     )
@@ -439,7 +421,18 @@ def _run_fields(row: Row[Any]) -> dict[str, Any]:
     stepped_at = None if row.stepped_at is None else utc(row.stepped_at)
     times = {"created_at": utc(row.created_at), "updated_at": utc(row.updated_at), "stepped_at": stepped_at}
     loss = row.loss if row.loss is not None and np.isfinite(row.loss) else None
-    return fields | times | {"num_blocks": len(row.blocks), "loss": loss}
+    return fields | times | {"loss": loss}
+
+
+def _not_measured(told: Sequence[Mapping[str, str]], recorded: Recorded) -> dict[str, str]:
+    """Why metrics are not measured, as the writers of an attempt told, each of those that it does not measure.
+
+    A metric that only some of them name, and for which there are frames, is measured by the others. One that all name
+    was measured before.
+    """
+    has_frames = {*recorded.scalars, *recorded.layers, *recorded.heads}
+    reasons = {name: why for one in told for name, why in one.items()}
+    return {name: why for name, why in reasons.items() if name not in has_frames or all(name in one for one in told)}
 
 
 _SHOWN_STATE = case(
@@ -466,16 +459,6 @@ def alert_of(row: Row[Any]) -> Alert:
 def _latest(step: int, time: float, values: Mapping[str, np.ndarray]) -> Latest:
     scalars = {name: float(value) if np.isfinite(value) else None for name, value in values.items()}
     return Latest(step=step, time=time, scalars=scalars)
-
-
-def page_of(
-    query: Select[Any], keys: tuple[ColumnElement[Any], ...], descending: bool, limit: int | None, after: Place | None
-) -> Select[Any]:
-    """`limit` rows in the order of `keys`, from `after` on: by key, so that rows written meanwhile shift nothing."""
-    if after is not None:
-        place = tuple_(*keys), tuple_(*(literal(value) for value in after.key))
-        query = query.where(place[0] < place[1] if descending else place[0] > place[1])
-    return query.order_by(*(key.desc() if descending else key for key in keys)).limit(limit)
 
 
 # Built once, for every body of frames asks them.

@@ -16,6 +16,9 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
+Condition = Literal["running", "silent", "stuck", "finished", "failed"]
+
+
 class Run(Record):
     """A training run as lists show it."""
 
@@ -27,6 +30,8 @@ class Run(Record):
     """The name that the user gave it, unique in the project."""
     state: RunState
     """What the writer last said: running, finished or failed."""
+    condition: Condition
+    """The state, and of a run that goes on how its process does: silent or stuck while an alert says so, else running."""
     attempt: int
     """The current attempt; the first is 1."""
     num_blocks: int
@@ -50,7 +55,16 @@ class Run(Record):
     open_alerts: int
     """How many alerts are pending or firing."""
     alerts_at_end: int
-    """How many fired when the run was finished or failed; 0 while it goes on."""
+    """How many, of warning or critical, fired when the run was finished or failed; 0 while it goes on."""
+
+
+class TagUse(Record):
+    """A tag, and how many runs have it."""
+
+    tag: str
+    """The tag."""
+    runs: int
+    """How many."""
 
 
 ResolvedReason = Literal["clear", "new attempt", "run ended", "rule disabled", "by hand"]
@@ -96,6 +110,8 @@ class RunDetail(Run):
     """The names of the model's blocks in depth order, as registered by the current attempt."""
     frozen_blocks: list[int]
     """Indexes of those that are not trained, on purpose."""
+    not_measured: dict[str, str]
+    """Why metrics are not measured, by name, as the current attempt's writers said last."""
     config: dict[str, Any]
     """What the user registered with the run."""
     attempts: list[Attempt]

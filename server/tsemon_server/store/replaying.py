@@ -51,16 +51,21 @@ _Entry = tuple[int, PastFrame | None]
 class Replay:
     """Attempt by attempt in the order of steps, frames of one step by writer and seq.
 
-    Of each of `attempts` all frames, as it was; without them, the frames that no later attempt hides. Can be gone through
-    once; `num_dropped` and `num_damaged` then tell what could not be among them.
+    Of each of `attempts` all frames, as it was; without them, the frames that no later attempt hides. Both steps are
+    included. Can be gone through once; `num_dropped` and `num_damaged` then tell what could not be among them.
     """
 
     def __init__(
-        self, connection: Connection, run_id: str, attempts: Sequence[int] | None = None, from_step: int = 0
+        self,
+        connection: Connection,
+        run_id: str,
+        attempts: Sequence[int] | None = None,
+        from_step: int = 0,
+        to_step: int | None = None,
     ) -> None:
         self._connection, self._run_id, self._from = connection, run_id, from_step
         wanted = [None] if attempts is None else attempts
-        self._exports = [Export(connection, run_id, None, from_step, None, attempt) for attempt in wanted]
+        self._exports = [Export(connection, run_id, None, from_step, to_step, attempt) for attempt in wanted]
 
     @property
     def num_dropped(self) -> int:

@@ -78,6 +78,7 @@ attempt = Table(
     Column("hidden_from", BigInteger, nullable=False),  # later attempts hide this one's frames from this step on
     Column("blocks", Json, nullable=False),
     Column("frozen_blocks", Json, nullable=False, server_default="[]"),  # indexes of those that shall not learn
+    Column("not_measured", Json, nullable=False, server_default="{}"),  # by writer: seq of the frame, reason per metric
     Column("started_at", Float(53), nullable=False),
     UniqueConstraint("run_id", "attempt_key", name="attempt_by_key"),
 )
@@ -210,6 +211,7 @@ alert = Table(
     Column("acknowledged_by", String(128)),
     Column("note", Text),
     Index("alert_by_run", "run_id", "state"),
+    Index("alert_by_update", "updated_at"),
     sqlite_autoincrement=True,  # the number of an alert that was withdrawn is not given to another
 )
 
@@ -323,6 +325,20 @@ retention = Table(
 
 # Runs that were deleted and whose frames are still to be removed, a few at a time.
 tombstone = Table("tombstone", metadata, Column("run_id", String(32), primary_key=True))
+
+token = Table(
+    "token",
+    metadata,
+    Column("token_id", String(32), primary_key=True),
+    Column("name", String(128), nullable=False),
+    Column("digest", String(64), nullable=False),  # SHA-256 of the secret, which is random: it needs no salt
+    Column("scopes", Json, nullable=False),
+    Column("project", String(128)),  # NULL is all
+    Column("created_at", Float(53), nullable=False),
+    Column("expires_at", Float(53)),
+    Column("revoked_at", Float(53)),
+    Column("last_used_at", Float(53)),
+)
 
 # Work that one process at a time does: who has it, and until when unless it says so again.
 lease = Table(

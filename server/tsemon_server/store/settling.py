@@ -151,7 +151,7 @@ def newest_settled(connection: Connection, run_id: str) -> list[NewestFrame]:
     for row in rows:
         if newest and row.reach < newest[0].step:
             break
-        frames = _frames_of(row)
+        frames = frames_of(row)
         visible = np.flatnonzero(frames.steps < row.hidden_from)
         if len(visible):
             last = visible[-1]
@@ -167,13 +167,13 @@ def find_settled(connection: Connection, stream: Stream, step: int, seq: int) ->
         select(schema.segment).where(stream.of(schema.segment), c.first_step <= step, c.last_step >= step)
     ).all()
     for row in candidates:
-        frames = _frames_of(row)
+        frames = frames_of(row)
         for time in frames.times[frames.seqs == seq]:
             return row.number, float(time)
     return candidates[0].number, 0.0
 
 
-def _frames_of(row: Row[Any]) -> Frames:
+def frames_of(row: Row[Any]) -> Frames:
     """The frames of a segment; none, and a word to the log, where they cannot be read."""
     try:
         return unpack_frames(row.frames, row.num_frames)

@@ -66,7 +66,7 @@ def remove_silence(connection: Connection, silence_id: str) -> None:
     c = schema.silence.c
     number = number_of(silence_id)
     if number is None or not connection.execute(delete(schema.silence).where(c.silence_id == number)).rowcount:
-        raise UnknownSilence(f"no silence has the id {silence_id!r}; GET /api/v1/silences lists those there are")
+        raise UnknownSilence(f"no silence has the id {silence_id!r}; the list of silences has those there are")
 
 
 def number_of(opaque_id: str) -> int | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import Context, copy_context
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Row,
     ScalarSelect,
     and_,
     bindparam,
@@ -19,20 +21,22 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    union,
     union_all,
     update,
 )
 
-from tsemon.errors import InvalidArgument, UnknownRun, WrongAlertState
-from tsemon.wire import AlertState, Frame, RunState
+from tsemon.errors import InvalidArgument, InvalidFrame, LimitReached, UnknownRun, WrongAlertState
+from tsemon.wire import MAX_ATTEMPTS, MAX_METRICS, MAX_WRITERS, AlertState, Frame, RunState
 from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_missing
+from tsemon_server.store.listing import OPEN
 from tsemon_server.store.liveness import Watched, keep_watched
 from tsemon_server.store.notices import queue_notices
 from tsemon_server.store.packing import Slot, layout_id, pack
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.purging import forget_run
-from tsemon_server.store.reading import OPEN, Reader
+from tsemon_server.store.reading import Reader, alert_of, select_alerts
 from tsemon_server.store.records import Alert, ResolvedReason, Silence
 from tsemon_server.store.remembering import (
     RuleCheckpoint,
@@ -49,8 +53,17 @@ from tsemon_server.store.streams import Stream
 from tsemon_server.store.times import utc
 from tsemon_server.store.versions import Definition, Origin, add_versions
 
+MOST_KNOWN = 100_000
+"""Of each kind; then all is asked again."""
+
+MAX_SLOTS = 200_000
+"""Entries in all layouts of a run: one for each metric of each different set of metrics that its frames have."""
+
 _PAGES_PER_QUERY = 16
 """A body that leaves out more seqs than these pages hold is looked up in pieces."""
+
+_MOST_TELL = 64
+"""Writers of an attempt that may say why they do not measure something."""
 
 _KNOWN = Prepared(
     select(
@@ -121,6 +134,15 @@ class Added(NamedTuple):
     """Whether their attempt is the run's current one."""
 
 
+class Event(NamedTuple):
+    """Something that the log is to tell once it is committed."""
+
+    request: Context
+    """In which it happened."""
+    what: str
+    fields: dict[str, Any]
+
+
 class TakenBack(NamedTuple):
     """An alert that is judged again."""
 
@@ -149,14 +171,49 @@ class _Known(NamedTuple):
     """Where the attempt of these frames ends to be seen."""
 
 
+class Known:
+    """What is stored, never changes, and need not be asked of the database again."""
+
+    def __init__(self) -> None:
+        self.layouts: set[tuple[str, int]] = set()
+        """Run and id."""
+        self.streams: set[Stream] = set()
+
+    def add(self, other: Known) -> None:
+        for mine, new in ((self.layouts, other.layouts), (self.streams, other.streams)):
+            if len(mine) >= MOST_KNOWN:
+                mine.clear()
+            mine.update(new)  # type: ignore[arg-type]
+
+
 class Writer(Reader):
     """What can be written. All of one transaction is stored, or nothing."""
 
-    def __init__(self, connection: Connection, now: float, known_layouts: Set[tuple[str, int]] = frozenset()) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        now: float,
+        known: Known | None = None,
+        max_runs: int = 100_000,
+        max_project_runs: int = 20_000,
+    ) -> None:
         super().__init__(connection, now)
-        self._known_layouts = known_layouts
-        self.new_layouts: set[tuple[str, int]] = set()
-        """Run and id of those that are stored once this transaction is committed."""
+        self._known_before, self._max_runs, self._max_project_runs = known or Known(), max_runs, max_project_runs
+        self.new = Known()
+        """What is stored once this transaction is committed."""
+        self._run_events: list[Event] = []
+        self._changed_alerts: dict[int, Context] = {}
+
+    def happened(self) -> list[Event]:
+        """What is to be told of this transaction: what runs did, and what the alerts are now that changed."""
+        if not self._changed_alerts:
+            return self._run_events
+        query = select_alerts().where(schema.alert.c.alert_id.in_(self._changed_alerts))
+        rows = self._connection.execute(query.order_by(schema.alert.c.alert_id), {"now": self._now}).all()
+        return [*self._run_events, *(_alert_event(row, self._changed_alerts[row.alert_id]) for row in rows)]
+
+    def _tell(self, what: str, run_id: str, **fields: Any) -> None:
+        self._run_events.append(Event(copy_context(), what, {"run_id": run_id, **fields}))
 
     # Runs
 
@@ -187,6 +244,8 @@ class Writer(Reader):
                 return Registration(run_id, known)
         start_step = resume_step or 0
         attempt = self._hide_from(run_id, start_step) + 1
+        if attempt > MAX_ATTEMPTS:
+            raise LimitReached(f"the run {run!r} has {MAX_ATTEMPTS} attempts, no more are taken; begin another run")
         self._connection.execute(
             insert(schema.attempt).values(
                 run_id=run_id,
@@ -204,6 +263,7 @@ class Writer(Reader):
         process = {"process_step": None, "stepped_at": None}  # the new one has not been heard of
         self._set_run(run_id, attempt=attempt, state="running", **process, **_given(config=config, tags=tags))
         self._find_newest(run_id)
+        self._tell("run registered", run_id, project=project, run=run, attempt=attempt, resume_step=resume_step)
         return Registration(run_id, attempt)
 
     def change_run(
@@ -216,6 +276,7 @@ class Writer(Reader):
     ) -> None:
         """Set what is given, and note that the run was heard of. What fires is over with the run, until it goes on."""
         self._set_run(run_id, **_given(state=state, tags=tags, config=config))
+        self._tell("run changed", run_id, state=state)
         if state == "running":
             self._reopen_alerts(run_id)
         elif state is not None:
@@ -231,6 +292,7 @@ class Writer(Reader):
         """Forget a run with all its frames and alerts; `Store.purge` removes the frames."""
         if not forget_run(self._connection, run_id):
             raise UnknownRun(f"no run has the id {run_id!r}; it may be deleted already")
+        self._tell("run deleted", run_id)
 
     # Retention
 
@@ -258,7 +320,23 @@ class Writer(Reader):
         while run_id is None:  # deleted between the two
             insert_missing(self._connection, schema.run, [fresh])
             run_id = self._connection.execute(named.with_for_update()).scalar_one_or_none()
+        if run_id == fresh["run_id"]:
+            self._check_number_of_runs(project)
         return run_id
+
+    def _check_number_of_runs(self, project: str) -> None:
+        of_project = select(func.count()).select_from(schema.run).where(schema.run.c.project == project)
+        if self._connection.execute(of_project).scalar_one() > self._max_project_runs:
+            raise LimitReached(
+                f"the project {project!r} has {self._max_project_runs} runs, no more are taken; delete some, let "
+                "`tsemon admin retention` do so, or raise TSEMON_LIMIT_PROJECT_RUNS"
+            )
+        num_runs = self._connection.execute(select(func.count()).select_from(schema.run)).scalar_one()
+        if num_runs > self._max_runs:
+            raise LimitReached(
+                f"the database holds {self._max_runs} runs, no more are taken; delete some, let `tsemon admin retention` do "
+                "so, or raise TSEMON_LIMIT_RUNS"
+            )
 
     def _hide_from(self, run_id: str, start_step: int) -> int:
         """Hide what the attempts so far have from `start_step` on; the number of the last of them."""
@@ -274,7 +352,7 @@ class Writer(Reader):
     def _set_run(self, run_id: str, **values: Any) -> None:
         statement = update(schema.run).where(schema.run.c.run_id == run_id).values(updated_at=self._now, **values)
         if not self._connection.execute(statement).rowcount:
-            raise UnknownRun(f"no run has the id {run_id!r}; GET /api/v1/runs lists the runs there are")
+            raise UnknownRun(f"no run has the id {run_id!r}; the list of runs has those there are")
 
     def _find_newest(self, run_id: str) -> None:
         """Look up the newest frame that is not hidden: once per attempt, frames that come later keep it up to date."""
@@ -310,6 +388,7 @@ class Writer(Reader):
         added = sorted(new.values(), key=lambda frame: frame.seq)
         if added:
             self._insert_frames(run_id, attempt, writer, added)
+            self._check_number_of_writers(Stream(run_id, attempt, writer))
         reached = max((frame.step for frame in added), default=None) if attempt == known.attempt else None
         noted = {"which": run_id, "now": self._now, "num_added": len(added), **self._process(known, reached)}
         newest = max(
@@ -322,12 +401,27 @@ class Writer(Reader):
         else:
             place = {"last_attempt": attempt, "last_writer": writer, "last_seq": newest.seq, "last_step": newest.step}
             _NOTE_NEWEST.run(self._connection, noted | place | {"last_loss": newest.scalars.get("loss", known.loss)})
+        telling = [frame for frame in added if frame.not_measured is not None]
+        if telling:
+            self._note_not_measured(Stream(run_id, attempt, writer), telling[-1])
         return Added(added, attempt == known.attempt)
+
+    def _note_not_measured(self, stream: Stream, frame: Frame) -> None:
+        """Unless a later frame has told already. Others that write the same run wait: it is locked since `_known`."""
+        c = schema.attempt.c
+        which = (c.run_id == stream.run_id, c.attempt == stream.attempt)
+        told = dict(self._connection.execute(select(c.not_measured).where(*which)).scalar_one())
+        seq = told.get(stream.writer, {"seq": -1})["seq"]
+        if frame.seq > seq and (stream.writer in told or len(told) < _MOST_TELL):
+            told[stream.writer] = {"seq": frame.seq, "why": frame.not_measured}
+            self._connection.execute(update(schema.attempt).where(*which).values(not_measured=told))
 
     def _known(self, run_id: str, attempt: int) -> _Known:
         row = _KNOWN.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchone()
         if row is None:
-            raise UnknownRun(f"no run has the id {run_id!r}; it may have been deleted, POST /api/v1/runs registers it")
+            raise UnknownRun(
+                f"no run has the id {run_id!r}; it may have been deleted, and to register it makes it anew"
+            )
         return _Known(*row)
 
     def _process(self, known: _Known, step: int | None) -> dict[str, Any]:
@@ -367,13 +461,47 @@ class Writer(Reader):
         _INSERT_FRAMES.run_many(self._connection, rows)
 
     def _insert_layouts(self, run_id: str, layouts: Mapping[int, Sequence[Slot]]) -> None:
-        new = [number for number in layouts if (run_id, number) not in self._known_layouts]
+        new = [number for number in layouts if (run_id, number) not in self._known_before.layouts]
         entries = [
             {"run_id": run_id, "layout_id": number, **slot._asdict()} for number in new for slot in layouts[number]
         ]
         if entries:
             insert_missing(self._connection, schema.layout, entries)
-        self.new_layouts.update((run_id, number) for number in new)
+            self._check_number_of_metrics(run_id)
+        self.new.layouts.update((run_id, number) for number in new)
+
+    def _check_number_of_metrics(self, run_id: str) -> None:
+        """Of what is stored with these: a name that is known, or came with another frame meanwhile, is no new one."""
+        of_run = select(func.count(), func.count(schema.layout.c.metric.distinct())).where(
+            schema.layout.c.run_id == run_id
+        )
+        num_slots, num_metrics = self._connection.execute(of_run).one()
+        if num_metrics > MAX_METRICS:
+            raise InvalidFrame(
+                f"expected metrics of at most {MAX_METRICS} different names in a run, got {num_metrics}; "
+                "a name is no place for a number. Nothing of this body is stored"
+            )
+        if num_slots > MAX_SLOTS:
+            raise InvalidFrame(
+                "expected frames that mostly hold the same metrics in the same shapes, got another set once more; "
+                f"together they have {num_slots} entries, at most {MAX_SLOTS} are kept. Nothing of this body is stored"
+            )
+
+    def _check_number_of_writers(self, stream: Stream) -> None:
+        if stream in self._known_before.streams:
+            return
+        writers = [
+            select(table.c.writer).where(table.c.run_id == stream.run_id, table.c.attempt == stream.attempt)
+            for table in (schema.frame, schema.settled)
+        ]
+        num_writers = self._connection.execute(
+            select(func.count()).select_from(union(*writers).subquery())
+        ).scalar_one()
+        if num_writers > MAX_WRITERS:
+            raise LimitReached(
+                f"the attempt has {MAX_WRITERS} writers, no more are taken; let one process send for others"
+            )
+        self.new.streams.add(stream)
 
     # What the rules remember
 
@@ -431,7 +559,8 @@ class Writer(Reader):
 
     def _queue_notices(self, which: ColumnElement[bool], *, has_fired: bool = False) -> None:
         """Note that these alerts change, for whoever is to hear of it: part of all that changes whether one fires."""
-        queue_notices(self._connection, self._now, which, has_fired=has_fired)
+        for alert_id in queue_notices(self._connection, self._now, which, has_fired=has_fired):
+            self._changed_alerts[alert_id] = copy_context()
 
     def take_back_alerts(
         self, run_id: str, attempt: int, step: int, rules: Sequence[str]
@@ -593,6 +722,14 @@ def _over(step: int | ScalarSelect[Any], reason: ResolvedReason) -> dict[str, An
     fired = schema.alert.c.firing_step
     # Not before it fired: it was there, even if its frames are hidden now.
     return {"resolved_step": case((fired < step, step), else_=fired), "resolved_reason": reason}
+
+
+def _alert_event(row: Row[Any], request: Context) -> Event:
+    """What an alert is now."""
+    alert = alert_of(row)
+    known = ("alert_id", "run_id", "project", "run", "rule", "severity", "firing_step", "resolved_step")
+    reason = {"resolved_reason": alert.resolved_reason, "acknowledged_by": alert.acknowledged_by}
+    return Event(request, f"alert {alert.state}", {name: getattr(alert, name) for name in known} | reason)
 
 
 def _given(**values: Any) -> dict[str, Any]:

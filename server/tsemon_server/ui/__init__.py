@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
@@ -25,12 +26,20 @@ MEDIA_TYPES = {
 }
 """What the page is made of; other files of the package (Python, licences) are not served."""
 
+OF_DOCS = "docs.", "vendor/swagger-ui"
+"""How the names of files begin that only /docs needs."""
+
 SAFETY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
+}
+
+# Swagger UI has pictures within its style sheet.
+DOCS_HEADERS = SAFETY_HEADERS | {
+    "Content-Security-Policy": SAFETY_HEADERS["Content-Security-Policy"] + "; img-src 'self' data:"
 }
 
 
@@ -67,27 +76,41 @@ def _catalogue() -> Asset:
     return Asset(json.dumps(metrics).encode(), MEDIA_TYPES[".json"], "no-cache")
 
 
-ASSETS = _read(files(__package__)) | {"catalogue.json": _catalogue()}
+def _with_preloads(assets: Mapping[str, Asset]) -> Asset:
+    """The start page, which names all modules: the browser fetches them at once, not one import after the other."""
+    page, head = assets["index.html"], b"  </head>"
+    names = sorted(name for name in assets if name.endswith((".js", ".mjs")) and not name.startswith(OF_DOCS))
+    links = "".join(f'    <link rel="modulepreload" href="ui/{name}">\n' for name in names)
+    return replace(page, content=page.content.replace(head, links.encode() + head, 1))
+
+
+_FILES = _read(files(__package__))
+ASSETS = _FILES | {"catalogue.json": _catalogue(), "index.html": _with_preloads(_FILES)}
 ETAGS = {name: asset.etag for name, asset in ASSETS.items()}
 
 router = APIRouter(include_in_schema=False)
 
 
 @router.api_route("/", methods=["GET", "HEAD"])
-def index(request: Request) -> Response:
+async def index(request: Request) -> Response:
     return _serve(request, "index.html")
 
 
+@router.get("/docs")
+async def docs(request: Request) -> Response:
+    return _serve(request, "docs.html", DOCS_HEADERS)
+
+
 @router.api_route("/ui/{name:path}", methods=["GET", "HEAD"])
-def asset(request: Request, name: str) -> Response:
+async def asset(request: Request, name: str) -> Response:
     return _serve(request, name)
 
 
-def _serve(request: Request, name: str) -> Response:
+def _serve(request: Request, name: str, safety: Mapping[str, str] = SAFETY_HEADERS) -> Response:
     found = ASSETS.get(name)
     if found is None:
         raise HTTPException(404, "the page has no such file")
-    headers = SAFETY_HEADERS | {"ETag": ETAGS[name], "Cache-Control": found.cache_control}
+    headers = {**safety, "ETag": ETAGS[name], "Cache-Control": found.cache_control}
     if ETAGS[name] in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(found.content, media_type=found.media_type, headers=headers)

@@ -6,12 +6,14 @@ import shutil
 import socket
 import subprocess
 import urllib.request
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from tests.server.notify.conftest import Alerts
 from tests.server.notify.receivers import await_that
-from tsemon_server.notify.configuration import ALERTMANAGER_REPEAT_S
+from tsemon_server.notify.channels import send
+from tsemon_server.notify.messages import Message, Notice
 from tsemon_server.notify.notifier import Notifier
 from tsemon_server.store import Store
 
@@ -52,8 +54,8 @@ def told(http):
     return [(alert["status"], alert["labels"]["run"]) for request in http.requests for alert in request.json["alerts"]]
 
 
-def configured(configure, url):
-    where = f"type: alertmanager, url: '{url}', allow_private: true, labels: {{team: ml}}"
+def configured(configure, url, told_every="1m"):
+    where = f"type: alertmanager, url: '{url}', allow_private: true, labels: {{team: ml}}, told_every: {told_every}"
     return configure(f"base_url: http://gpu1:8731\nreceivers: [{{name: am, {where}}}]")
 
 
@@ -78,6 +80,41 @@ class TestAnAlertmanager:
         assert [alert["labels"]["run"] for alert in active(alertmanager)] == ["b"]
         assert ("resolved", "b") not in told(http)
 
+    def test_is_told_again_while_it_fires(self, alertmanager, configure, http, database, running):
+        store = running.enter_context(contextlib.closing(Store(database.url)))
+        notifier = Notifier(store, configured(configure, alertmanager, told_every="1s"), pause_s=0.01)
+        notifier.start()
+        running.callback(notifier.stop)
+        alerts = Alerts(store)
+        alerts.fire("a")
+        ends = set()
+
+        def hears():
+            ends.update(alert["endsAt"] for alert in active(alertmanager))
+            return len(ends) >= 3
+
+        await_that(hears, "it lasts longer twice")
+        alerts.resolve("a")
+        await_that(lambda: told(http) == [("firing", "a"), ("resolved", "a")], "people hear of it once, and of its end")
+        assert active(alertmanager) == []
+
+    def test_takes_every_name_and_every_time(self, alertmanager, configure, make_alert):
+        now = datetime.now(UTC)
+        names = ['"}\n\\', "nul\0", "half \ud800 a letter", "größe 🙂 ‮", "x" * 5000]
+        notices = [
+            Notice("firing", make_alert(run=name, alert_id=str(place), run_id=f"r{place}", opened_at=now))
+            for place, name in enumerate(names)
+        ]
+        tomorrow = now + timedelta(days=1)  # as it looks to whoever has set the clock back since
+        notices.append(Notice("firing", make_alert(run="early", alert_id="98", run_id="r98", opened_at=tomorrow)))
+        over = make_alert(run="late", alert_id="99", run_id="r99", opened_at=tomorrow, updated_at=now)
+        notices.append(Notice("resolved", over))
+        message = Message(notices, "http://gpu1:8731", now)
+        send(message, configured(configure, alertmanager).receiver("am"))
+        found = {alert["labels"]["run_id"]: alert["labels"]["run"] for alert in active(alertmanager)}
+        assert found["r2"] == "half ? a letter"
+        assert {found[f"r{place}"] for place in (0, 1, 3, 4)} == {names[0], names[1], names[3], names[4]}
+
 
 class TestWhatFires:
     def test_is_told_again_before_it_is_forgotten(self, store, alerts, start, configure, http, clock):
@@ -88,7 +125,7 @@ class TestWhatFires:
             await_that(
                 lambda sent=sent: [(n.status, n.attempts) for n in store.notices.log()] == sent, f"told {number} times"
             )
-            clock.now += ALERTMANAGER_REPEAT_S + 1 if number < 3 else 0
+            clock.now += 61 if number < 3 else 0
         labels = [[alert["labels"] for alert in request.json] for request in http.requests]
         assert labels == [labels[0]] * 3
         ends = [request.json[0]["endsAt"] for request in http.requests]

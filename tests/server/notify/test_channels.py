@@ -3,7 +3,10 @@
 import hashlib
 import hmac
 import json
+import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,8 +62,9 @@ class TestAMessage:
         assert message.lines[1] == "rule-1 in pretrain/run-1, step 120: a head sees one token"
 
     def test_of_very_many_rules_names_some(self, make_alert):
-        message = about(*[make_alert(alert_id=str(n), rule=f"rule-{n}") for n in range(5)])
-        assert message.title == "rule-0, rule-1, rule-2 and 2 more rules fire in pretrain/gpt at step 120"
+        alerts = [make_alert(alert_id=str(n), rule=f"rule-{n}") for n in range(5)]
+        assert about(*alerts).title == "rule-0, rule-1, rule-2 and 2 more rules fire in pretrain/gpt at step 120"
+        assert about(*alerts[:4]).title == "rule-0, rule-1, rule-2 and rule-3 fire in pretrain/gpt at step 120"
 
     def test_tells_which_rule_fires_and_which_is_over(self, make_alert):
         over = Notice("resolved", make_alert(rule="loss-spike", state="resolved", resolved_step=150))
@@ -122,15 +126,16 @@ class TestAMessageOfAnEndWhoseBeginningWasNotTold:
         assert alert["endsAt"] == (NOW + timedelta(minutes=5)).isoformat()
 
     def test_is_calm_where_it_was_brief_and_passed_by_itself(self, untold):
-        message = untold({"resolved_reason": "clear"})
+        message = untold({"resolved_reason": "clear", "severity": "warning"})
         assert message.title == "attention-entropy-collapse fired in pretrain/gpt at step 120, and is over"
         assert message.lines == ["pretrain/gpt, step 120: a head sees one token. It was over at step 150."]
         found = json.loads(as_webhook(message, receiver(Webhook)).body)
-        assert (found["level"], found["severity"]) == ("info", "critical")
+        assert (found["level"], found["severity"]) == ("info", "warning")
         assert as_mail(message, TestMail.whom)["Subject"].startswith("[resolved]")
 
-    def test_is_not_calm_where_it_lasted(self, untold):
-        assert untold({"resolved_reason": "clear"}, seconds=3600).is_alarming
+    def test_is_not_calm_where_it_lasted_or_is_critical(self, untold):
+        assert untold({"resolved_reason": "clear", "severity": "warning"}, seconds=3600).is_alarming
+        assert untold({"resolved_reason": "clear", "severity": "critical"}).is_alarming
 
     @pytest.mark.parametrize(
         ("reason", "end"),
@@ -191,6 +196,27 @@ class TestAWebhook:
         assert request.headers["X-Tsemon-Timestamp"] == time
         assert request.headers["X-Tsemon-Signature"] == f"sha256={expected}"
         assert request.headers["Authorization"] == "Bearer x"
+
+    def test_knows_what_is_old_or_altered_as_notifications_md_shows(self, make_alert, http):
+        send(about(make_alert()), receiver(Webhook, url=http.url, secret="key", allow_private=True))
+        ((_, headers, body),) = http.requests
+        text = (Path(__file__).parents[3] / "docs/notifications.md").read_text()
+        (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+        def is_ours(body=body, secret=b"key", at=NOW.timestamp(), **changed):
+            got = headers | changed
+            known = {"hmac": hmac, "hashlib": hashlib, "time": SimpleNamespace(time=lambda: at)}
+            known |= {"secret": secret, "timestamp": got["X-Tsemon-Timestamp"].encode(), "body": body}
+            exec(snippet, known | {"signature": got["X-Tsemon-Signature"]}, seen := {})
+            return seen["is_ours"]
+
+        seen = is_ours()
+        assert seen
+        later = NOW.timestamp() + 600
+        assert not is_ours(at=later), "sent once more, ten minutes later"
+        assert not is_ours(at=later, **{"X-Tsemon-Timestamp": str(int(later))}), "as if it were of then"
+        assert not is_ours(body=body.replace(b"critical", b"warning!"))
+        assert not is_ours(secret=b"other")
 
     def test_gets_no_evidence_that_is_too_large(self, make_alert):
         request = as_webhook(about(make_alert(evidence={"window": [0.5] * MAX_EVIDENCE_BYTES})), receiver(Webhook))

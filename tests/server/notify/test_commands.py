@@ -45,6 +45,15 @@ class TestTheTest:
         http.answers = [403]
         assert notify("test", "hook", "--config", file) == (1, "hook: not delivered: answered 403\n")
 
+    def test_tells_it_to_a_script(self, file, http):
+        http.answers = [403]
+        code, shown = notify("test", "--config", file, "--json")
+        assert code == 1
+        assert json.loads(shown) == [
+            {"receiver": "hook", "delivered": False, "told": "answered 403"},
+            {"receiver": "mail", "delivered": True, "told": "took the mail"},
+        ]
+
     def test_names_the_receivers_there_are(self, file):
         with pytest.raises(InvalidArgument, match="expected one of the receivers hook, mail, got 'nobody'"):
             notify("test", "nobody", "--config", file)
@@ -72,6 +81,6 @@ class TestTheLog:
 
     def test_is_shown_with_all_that_is_known(self, filled, database):
         _, shown = notify("log", "--json", "--receiver", "hook", "--database", database.url)
-        found = json.loads(shown)
+        (found,) = json.loads(shown)
         assert (found["receiver"], found["status"], found["error"]) == ("hook", "failed", "answered 422")
         assert notify("log", "--receiver", "other", "--database", database.url) == (0, "")

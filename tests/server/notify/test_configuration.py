@@ -7,7 +7,6 @@ import pytest
 
 from tsemon.errors import InvalidDocument
 from tsemon_server.notify.configuration import (
-    ALERTMANAGER_REPEAT_S,
     Alertmanager,
     Configuration,
     Discord,
@@ -62,6 +61,9 @@ class TestRoutes:
         assert told(configuration, make_alert(severity="critical")) == ["pager"]
         assert told(configuration, make_alert(severity="warning")) == ["chat"]
 
+    def test_that_are_null_are_none_at_all(self, configure, make_alert):
+        assert told(configure(TWO + "routes: null\n"), make_alert()) == ["pager", "chat"]
+
     def test_go_on_where_they_say_so_and_tell_each_receiver_once(self, configure, make_alert):
         routes = "routes:\n  - {receivers: pager, continue: true}\n  - {receivers: [pager, chat]}\n"
         assert told(configure(TWO + routes), make_alert()) == ["pager", "chat"]
@@ -83,8 +85,9 @@ class TestAPlan:
 
     def test_for_an_alertmanager_is_at_once_and_again_within_two_minutes(self, configure, make_alert):
         text = "group_wait: 1h\nreceivers:\n  - {name: am, type: alertmanager, url: 'http://am:9093'}\n"
-        assert configure(text).plans(make_alert()) == [Plan("am", "", 0.0, 0.0, ALERTMANAGER_REPEAT_S)]
-        assert ALERTMANAGER_REPEAT_S <= 120
+        assert configure(text).plans(make_alert()) == [Plan("am", "", 0.0, 0.0, 60.0)]
+        other = configure(text.replace("9093'", "9093', told_every: 2s"))
+        assert other.plans(make_alert()) == [Plan("am", "", 0.0, 0.0, 2.0)]
 
 
 class TestASecret:
@@ -108,6 +111,8 @@ class TestASecret:
          ("http://x", None, r"line 2: receivers\[0\].secret: expected a text file at .*key.txt: No such file"),
          ("ftp://token@x", "x", r"line 2: receivers\[0\].url: expected a URL that starts with http"),
          ("https://user:token@x", "x", r"receivers\[0\].url: expected a URL .* without user or password"),
+         ("https://:token@x", "x", r"receivers\[0\].url: expected a URL .* without user or password"),
+         ("https://token@x", "x", r"receivers\[0\].url: expected a URL .* without user or password"),
          ("https://x:token", "x", r"receivers\[0\].url: expected a URL"),
          ("http://x", "token\nmore", r"receivers\[0\].secret: expected ASCII text on one line")],
     )  # fmt: skip
@@ -165,6 +170,7 @@ class TestAnInvalidConfiguration:
          (TWO + "repeat_interval: 1s\n", "line 4: repeat_interval: Input should be greater than or equal to 60"),
          (TWO + "group_by: [step]\n", r"line 4: group_by\[0\]: Input should be 'project', 'run'"),
          (TWO + "base_url: gpu1\n", "line 4: base_url: expected a URL that starts with http"),
+         (TWO + "base_url: http://me:word@gpu1\n", "line 4: base_url: expected a URL .* without user or password"),
          ("receivers:\n  - {name: m, type: email, host: h, from: a, to: b@c}", r"line 2: receivers\[0\].from: expected"),
          ("receivers:\n  - {name: m, type: email, host: h, from: a@b, to: [b@c, 'x, y@z']}",
           r"line 2: receivers\[0\].to\[1\]: expected an address"),

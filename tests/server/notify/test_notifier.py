@@ -2,12 +2,13 @@
 
 import contextlib
 import logging
+from collections import Counter
 
 import pytest
 
 from tests.server.notify.receivers import SilentServer, await_that, hang
 from tsemon.errors import StoreError
-from tsemon_server.notify.notifier import Notifier
+from tsemon_server.notify.notifier import MAX_SPLITS, Notifier
 from tsemon_server.store import Store
 from tsemon_server.store.notices import KEPT_DELIVERIES, KEPT_S, UNHEARD_S
 
@@ -57,6 +58,27 @@ def await_idle(database, clock):
         await_that(is_idle, "nothing is due")
 
     return await_idle
+
+
+class TestWhatIsCounted:
+    def test_begins_at_zero_and_says_what_came_of_it(self, store, alerts, start, hooked, http, clock):
+        counts = Counter()
+
+        def count(receiver, outcome, number):
+            counts[receiver, outcome] += number
+
+        http.answers = [503, 200, 400]
+        start(hooked(), count=count)
+        assert counts.keys() == {("hook", "sent"), ("hook", "failed"), ("hook", "given_up")}
+        assert not any(counts.values())
+        alerts.fire("gpt")
+        await_that(lambda: counts["hook", "failed"] == 1, "it is tried in vain")
+        clock.now += 10
+        await_log(store, ("firing", "sent", 2))
+        assert counts == {("hook", "sent"): 1, ("hook", "failed"): 1, ("hook", "given_up"): 0}
+        alerts.resolve("gpt")
+        await_log(store, ("firing", "sent", 2), ("resolved", "failed", 1))
+        assert counts == {("hook", "sent"): 1, ("hook", "failed"): 2, ("hook", "given_up"): 1}
 
 
 class TestANotification:
@@ -327,6 +349,7 @@ class TestAFailure:
             await_log(store, ("firing", "waiting", attempts))
             clock.now += 10
         await_log(store, ("firing", "sent", 3))
+        await_that(lambda: "go on" in caplog.text, "it is said")
         said = [record.message for record in caplog.records if record.name.startswith("tsemon_server.notify")]
         assert said == ["notifications to hook wait: answered 500", "notifications to hook go on"]
 
@@ -369,6 +392,14 @@ class TestAFailure:
         start(hooked())
         await_log(store, ("firing", "sent", 1), ("firing", "failed", 1), ("firing", "sent", 1))
         assert [found.run for found in store.notices.log(status="failed")] == ["b"]
+
+    def test_of_every_message_is_no_storm(self, store, alerts, start, hooked, http):
+        http.answers = [400] * 1000
+        alerts.fire(*(f"run-{number}" for number in range(300)))
+        start(hooked())
+        await_that(lambda: any(found.error for found in store.notices.log(status="waiting", limit=1000)), "it rests")
+        assert len(http.requests) <= 1 + 2 * MAX_SPLITS
+        assert {found.status for found in store.notices.log(limit=1000)} == {"waiting", "failed"}
 
     def test_of_a_message_of_several_is_tried_again_where_one_half_finds_an_outage(
         self, store, alerts, start, hooked, http, clock

@@ -100,6 +100,12 @@ class TestAPost:
     def test_fails_where_the_name_is_unknown(self):
         assert str(refused("http://nobody.invalid:80")).startswith("its name is not known")
 
+    def test_is_not_sent_where_the_name_took_all_its_time(self, http, monkeypatch):
+        real = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *where, **how: time.sleep(0.3) or real(*where, **how))
+        assert str(refused(http.url, timeout_s=0.2)) == "no answer within 0.2 s"
+        assert http.requests == []
+
     def test_goes_over_https_to_who_can_prove_who_it_is(self, listen, certificate, monkeypatch):
         path, tls = certificate
         receiver = listen(HttpReceiver, tls=tls)
@@ -107,12 +113,46 @@ class TestAPost:
         assert receiver.requests == []
         monkeypatch.setenv("SSL_CERT_FILE", str(path))
         assert send(receiver.url) == "answered 200"
+        other_name = receiver.url.replace("127.0.0.1", "localhost")
+        assert str(refused(other_name)).startswith("its certificate is not trusted (Hostname mismatch); ")
+
+    def test_goes_past_the_proxies_of_the_environment(self, http, listen, monkeypatch):
+        proxy = listen()
+        for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        assert send(http.url) == "answered 200"
+        assert (len(http.requests), proxy.requests) == (1, [])
 
 
 class TestAPrivateAddress:
     def test_gets_nothing(self, http):
         error = refused(http.url, allow_private=False)
         assert str(error).startswith("its address is private or local; say allow_private: true")
+        assert http.requests == []
+
+    def test_gets_not_even_a_greeting(self, listen):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.settimeout(20)
+            refused(f"https://127.0.0.1:{listener.getsockname()[1]}", allow_private=False)
+            connected, _ = listener.accept()
+            with connected:
+                assert connected.recv(1) == b""
+
+    @pytest.mark.parametrize("answers", [[("192.0.2.1",), ("127.0.0.1",)], [("192.0.2.1", "127.0.0.1")]])
+    def test_gets_nothing_where_its_name_meant_another_a_moment_ago(self, http, monkeypatch, answers):
+        """Rebinding: the name is looked up once for a message, and nothing that was found out of it before counts."""
+        asked, real = [], socket.getaddrinfo
+
+        def look_up(host, port, **options):
+            asked.append(host)
+            addresses = answers[min(len(asked), len(answers)) - 1]
+            return [entry for address in addresses for entry in real(address, port, **options)]
+
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+        for _ in answers:
+            error = refused(http.url.replace("127.0.0.1", "rebinds.example"), allow_private=False, timeout_s=2)
+        assert str(error).startswith("its address is private")
+        assert asked == ["rebinds.example"] * len(answers)
         assert http.requests == []
 
     def test_is_told_by_the_connection_and_not_by_its_name(self, http):
@@ -125,12 +165,14 @@ class TestAPrivateAddress:
         "address",
         ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
          "255.255.255.255", "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "ff0e::1", "::ffff:127.0.0.1",
-         "::ffff:8.8.8.8", "::127.0.0.1", "64:ff9b::7f00:1", "64:ff9b:1::7f00:1", "2002:7f00:1::", "2001:0:1::1"],
+         "::ffff:8.8.8.8", "::127.0.0.1", "64:ff9b::7f00:1", "64:ff9b:1::7f00:1", "2002:7f00:1::", "2001:0:1::1",
+         "::ffff:0:127.0.0.1", "64:ff9b::8.8.8.8", "2606:4700::5efe:7f00:1", "2606:4700::200:5efe:10.0.0.1", "3fff::1",
+         "2001:db8::1", "5f00::1", "fec0::1", "100::1", "192.0.2.1", "198.18.0.1", "240.0.0.1"],
     )  # fmt: skip
     def test_is_any_that_may_lead_inside(self, address):
         assert not is_public(address)
 
-    @pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111"])
+    @pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "2a00::5efe"])
     def test_is_no_address_on_the_internet(self, address):
         assert is_public(address)
 
@@ -197,6 +239,11 @@ class TestAMail:
     @pytest.mark.parametrize("kind", [SilentServer, DrippingMailServer])
     def test_takes_no_longer_than_its_time_as_a_whole(self, listen, kind):
         assert str(mail_refused(listen(kind), timeout_s=0.3)) == "no answer within 0.3 s"
+
+    def test_is_late_too_where_its_socket_says_so_before_the_clock_does(self, listen, monkeypatch):
+        """smtplib makes of it that the connection was closed."""
+        monkeypatch.setattr("tsemon_server.notify.sending._Line._cut", lambda _: None)
+        assert str(mail_refused(listen(SilentServer), timeout_s=0.3)) == "no answer within 0.3 s"
 
     def test_fails_where_nobody_listens(self):
         with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -1,5 +1,7 @@
 """Notifications as a part of the service."""
 
+import logging
+import re
 import threading
 
 import pytest
@@ -7,7 +9,7 @@ from starlette.testclient import TestClient
 
 from tests.server.conftest import problem
 from tests.server.notify.conftest import Alerts
-from tests.server.notify.receivers import await_that
+from tests.server.notify.receivers import await_that, hang_up
 from tsemon.errors import InvalidArgument, InvalidDocument
 from tsemon_server.main import create_app
 from tsemon_server.settings import Settings, settings_from_environment
@@ -42,6 +44,10 @@ def log(client, **params):
     return reply.json()["notifications"] if reply.status_code == 200 else problem(reply)
 
 
+def filled(route, ids):
+    return re.sub(r"{(\w+)}", lambda found: ids.get(found[1], "1"), route)
+
+
 class TestTheService:
     def test_tells_of_alerts_and_shows_what_it_told(self, client, alerts, http):
         alerts.fire("gpt")
@@ -52,6 +58,33 @@ class TestTheService:
         assert entry["sent_at"] >= entry["created_at"]
         assert [alert["run"] for alert in http.requests[0].json["alerts"]] == ["gpt"]
         assert "secret" not in str(entry)
+
+    def test_shows_no_secret_over_any_route_or_in_its_log(self, database, tmp_path, http, caplog):
+        caplog.set_level(logging.DEBUG)
+        (tmp_path / "key").write_text("hushed-key")
+        where = (
+            f"url: '{http.url}/hushed-path?token=hushed-token', secret: 'file:key', authorization: Bearer hushed-word"
+        )
+        path = tmp_path / "notify.yaml"
+        path.write_text(f"group_wait: 0s\nreceivers: [{{name: hook, type: webhook, allow_private: true, {where}}}]")
+        http.answers = [(302, {"Location": "http://127.0.0.1/hushed-other"}), hang_up]
+        with TestClient(
+            create_app(Settings(database=database.url, notify=str(path))), base_url="http://127.0.0.1"
+        ) as client:
+            alerts = Alerts(client.app.state.store)
+            alerts.fire("gpt")
+            await_that(lambda: log(client, status="sent"), "it was sent, after all", timeout_s=60)
+            ids = {"run_id": alerts.run_ids["default", "gpt"], "alert_id": "1", "name": "loss-spike"}
+            query = {"run": ids["run_id"], "metric": "loss", "seconds": 0}  # events would go on
+            shown = caplog.text + client.get("/openapi.json").text
+            for route, methods in client.get("/openapi.json").json()["paths"].items():
+                assert "notif" not in route or list(methods) == ["get"], "receivers come from the file alone"
+                if "get" in methods:
+                    shown += client.get(filled(route, ids), params=query).text
+        assert len(http.requests) == 3
+        assert "hook" in shown
+        assert "hushed" not in shown
+        assert "secret words" not in shown  # of the receiver
 
     def test_shows_its_log_page_by_page(self, client, alerts):
         for number in range(5):

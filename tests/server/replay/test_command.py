@@ -204,21 +204,21 @@ class TestAStoredRun:
 
 class TestWhatCannotBeReplayed:
     @pytest.mark.parametrize(
-        ("arguments", "text"),
+        ("arguments", "code", "text"),
         [
-            ((), "expected files to replay"),
-            (("no-such.jsonl",), "no-such.jsonl is not there"),
-            ((".",), "expected traces (.jsonl or .jsonl.gz) or spools in ., which has neither"),
-            (("--run", "gpt"), "expected it with either --server or --database"),
-            ((FAILING, "--database", "sqlite:///x.db"), "expected it with either --server or --database"),
-            (("--run", "gpt", "--server", "http://127.0.0.1:9"), "no answer from http://127.0.0.1:9"),
-            (("--database", "sqlite:///no-such.db", "--run", "gpt"), "no-such.db"),
+            ((), 2, "expected files to replay"),
+            (("no-such.jsonl",), 1, "no-such.jsonl is not there"),
+            ((".",), 1, "expected traces (.jsonl or .jsonl.gz) or spools in ., which has neither"),
+            (("--run", "gpt"), 2, "expected it with either --server or --database"),
+            ((FAILING, "--database", "sqlite:///x.db"), 2, "expected it with either --server or --database"),
+            (("--run", "gpt", "--server", "http://127.0.0.1:9"), 1, "no answer from http://127.0.0.1:9"),
+            (("--database", "sqlite:///no-such.db", "--run", "gpt"), 1, "no-such.db"),
         ],
     )
-    def test_is_told_in_one_line(self, arguments, text, tmp_path, start, monkeypatch):
+    def test_is_told_in_one_line(self, arguments, code, text, tmp_path, start, monkeypatch):
         monkeypatch.chdir(tmp_path)
         done = start(*arguments)
-        assert (done.returncode, done.stdout) == (1, "")
+        assert (done.returncode, done.stdout) == (code, "")
         assert text in done.stderr
         assert done.stderr.startswith("tsemon: ")
         assert done.stderr.count("\n") == 1, done.stderr

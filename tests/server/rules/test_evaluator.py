@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tsemon_server.rules import Evaluator, UnreadableState, View
+from tsemon_server.rules.rule import filled
 
 from .definitions import changes, events, layers_view, loss_view, rule
 
@@ -134,6 +135,17 @@ class TestWhatAnAlertShows:
 
     def test_is_advice_with_the_numbers_of_this_run(self, fired):
         assert fired.advice == {"text": "Try 0.5, not (not known).", "source": "s"}
+
+    @pytest.mark.parametrize(
+        ("advice", "text"),
+        [
+            ("Look at it. It is {known} by {missing}.", "Look at it."),
+            ("It is {missing}. It is {known}.", "It is 0.5."),
+            ("It is {missing}.", "It is (not known)."),
+        ],
+    )
+    def test_is_advice_without_the_sentences_whose_numbers_are_not_known(self, advice, text):
+        assert filled(advice, {"known": 0.5, "missing": None}) == text
 
     def test_is_plain_json(self, fired):
         json.dumps(fired.evidence, allow_nan=False)

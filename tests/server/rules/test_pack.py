@@ -198,6 +198,32 @@ class TestOnTheClock:
         assert names(watched(**seconds), on="clock") == told
 
 
+class TestALossThatIsNotFinite:
+    @staticmethod
+    def alert(*layers):
+        evaluator = Evaluator(PACK)
+        state = evaluator.start()
+        views = [
+            View(0, {"loss": 2.0}, layers[0]),
+            View(5, {"loss": 2.0}, layers[1]),
+            View(10, {"loss": np.nan}, layers[2]),
+        ]
+        events = [event for view in views for event in evaluator.advance(state, view)]
+        return next(event for event in events if event.rule.name == "loss-not-finite")
+
+    @pytest.mark.parametrize(("before", "steps"), [([0, 0, 0, 0], 0), ([0, 0, 0.5, 0.5], 5)])
+    def test_names_the_layer_where_it_begins_and_since_when(self, before, steps):
+        shares = ([0, 0, 0, 0], before, [0, 0, 0.5, 1])
+        alert = self.alert(*({"nonfinite": np.array(share)} for share in shares))
+        assert alert.evidence["numbers"] == {"first_nonfinite_layer": 2, "nonfinite_steps": steps}
+        assert "The first layer that is not finite is 2 " in alert.advice["text"]
+
+    def test_says_nothing_of_layers_where_they_are_not_measured(self):
+        text = self.alert({}, {}, {}).advice["text"]
+        assert "layer" not in text
+        assert text.startswith("Go back to the last checkpoint")
+
+
 class TestWhatIsNoLongerMeasured:
     def test_is_told(self):
         measured = {"nonfinite": np.zeros(3), "grad_norm": np.ones(2)}

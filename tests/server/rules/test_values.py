@@ -35,10 +35,13 @@ class TestLayers:
             ("last", 3),
             ({"index": -2}, 9),
             ({"quantile": 0.25}, 2.5),
+            ({"first_above": 3}, 0),
+            ({"first_above": 4}, 2),
+            ({"first_above": 9}, None),
         ],
     )
     def test_become_a_number(self, how, expected):
-        assert of_layers([X, {"layers": how}], [4, 1, 9, 3]) == pytest.approx(expected)
+        assert of_layers([X, {"layers": how}], [4, 1, 9, 3]) == (expected and pytest.approx(expected))
 
     @pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.77, 1])
     def test_have_the_quantiles_that_numpy_has(self, share):

@@ -7,17 +7,18 @@ import json
 import math
 import os
 import shutil
-import socket
-import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
-import uvicorn
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from PIL import Image
+from playwright.sync_api import Browser, Download, Locator, Page, expect, sync_playwright
 
+from tests.serving import serving
 from tsemon.wire import API, Array, Frame, frames_to_body
 from tsemon_server.main import create_app
 from tsemon_server.settings import Settings
@@ -84,24 +85,21 @@ def _float(value: float | None) -> float:
     return math.nan if value is None else value
 
 
+@contextmanager
+def served(settings: Settings, port: int = 0) -> Iterator[Service]:
+    with serving(create_app(settings), settings.limits, port) as url, closing(Service(url)) as service:
+        yield service
+
+
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    app = create_app(Settings(database=f"sqlite:///{tmp_path}/tsemon.db"))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    # The socket listens before the server runs, so early requests wait in its queue instead of being refused.
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    service = Service(f"http://127.0.0.1:{listener.getsockname()[1]}")
-    yield service
-    service.close()
-    server.should_exit = True
-    thread.join()
-    listener.close()
+    with served(Settings(database=f"sqlite:///{tmp_path}/tsemon.db")) as service:
+        yield service
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """For one file: while it is there an event loop runs, so that tests of other files can run none."""
     executable = shutil.which("chromium")
     if executable is None:
         if os.environ.get("CI"):
@@ -115,7 +113,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser, service: Service) -> Iterator[Page]:
-    """A page on the service. Whatever it complains of in the console fails the test."""
+    with opened(browser, service) as page:
+        yield page
+
+
+@contextmanager
+def opened(browser: Browser, service: Service, but: str | None = None) -> Iterator[Page]:
+    """A page on the service. Whatever it complains of in the console is a failure, `but` what has that in it."""
     context = browser.new_context(base_url=service.url, viewport={"width": 1280, "height": 900})
     page = context.new_page()
     complaints: list[str] = []
@@ -123,7 +127,37 @@ def page(browser: Browser, service: Service) -> Iterator[Page]:
         "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    expect.set_options(timeout=10_000)
+    expect.set_options(timeout=25_000)  # less than a view waits that hears of all changes
     yield page
     context.close()
-    assert not complaints
+    assert [complaint for complaint in complaints if but is None or but not in complaint] == []
+
+
+def num_coloured(picture: Download) -> int:
+    """How many pixels of a picture are neither grey nor nearly so, as its text, its axes and its background are."""
+    with Image.open(picture.path()) as image:
+        pixels = np.asarray(image.convert("RGB")).astype(int)
+    return int((np.ptp(pixels, axis=2) > 60).sum())
+
+
+def option_of(chart: Locator, part: str, name: str) -> list[Any]:
+    """What the parts of a kind of a chart say under a name, as in the names of its axes."""
+    values: list[Any] = chart.evaluate(
+        """async (element, [part, name]) => {
+            const echarts = await import("/ui/vendor/echarts-6.1.0.esm.min.mjs");
+            return echarts.getInstanceByDom(element).getOption()[part].map((one) => one[name]);
+        }""",
+        [part, name],
+    )
+    return values
+
+
+def axis_of(chart: Locator) -> list[float]:
+    """From where to where the horizontal axis of a chart goes."""
+    extent: list[float] = chart.evaluate(
+        """async (element) => {
+            const echarts = await import("/ui/vendor/echarts-6.1.0.esm.min.mjs");
+            return echarts.getInstanceByDom(element).getModel().getComponent("xAxis", 0).axis.scale.getExtent();
+        }"""
+    )
+    return extent

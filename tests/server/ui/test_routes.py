@@ -1,6 +1,8 @@
 """What the service hands out as its page, and that it hands out nothing else."""
 
 import http.client
+import posixpath
+import re
 from urllib.parse import urlsplit
 
 import pytest
@@ -54,6 +56,16 @@ class TestTheFilesOfThePage:
         assert "default-src 'self'" in policy
         assert "script-src" not in policy
         assert "http" not in policy
+
+    def test_are_named_by_the_page_so_that_none_waits_for_another(self, service):
+        """And what it names is there."""
+        named = re.findall(r'<link rel="modulepreload" href="([^"]+)">', service.request("GET", "/").text)
+        sources = {name: service.request("GET", f"/{name}").raise_for_status().text for name in named}
+        for name, source in sources.items():
+            for imported in re.findall(r'from "(\.[^"]+)"', "" if "vendor" in name else source):
+                assert posixpath.normpath(f"{posixpath.dirname(name)}/{imported}") in named
+        assert {"ui/app.js", "ui/views/run.js", VENDORED[1:]} <= set(named)
+        assert not [name for name in named if "swagger" in name]
 
     def test_carry_the_catalogue_as_it_is(self, service):
         metrics = service.request("GET", "/ui/catalogue.json").json()

@@ -50,20 +50,20 @@ class TestTheCommand:
 class TestNames:
     def test_an_unknown_one_gets_the_nearest(self, tmp_path):
         done = tsemon("reproduce", "escalaton", folder=tmp_path)
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert "did you mean 'escalation'?" in done.stderr
         assert "Traceback" not in done.stderr
 
     def test_pages_need_a_folder(self, tmp_path):
         (tmp_path / "file").touch()
         done = tsemon("reproduce", "concentration", "--quick", "--out", "file", folder=tmp_path)
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert "expected a folder to write pages to, got file" in done.stderr
         assert "Traceback" not in done.stderr
 
     def test_all_are_listed(self, tmp_path):
         done = tsemon("reproduce", "list", folder=tmp_path)
-        assert [line.split()[0] for line in done.stdout.splitlines()] == list(EXPERIMENTS)
+        assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == list(EXPERIMENTS)
         assert "TSEMON_TEXT: its text" in done.stdout.splitlines()[-1]
 
     def test_are_each_one_modules(self):

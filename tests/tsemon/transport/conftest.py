@@ -139,7 +139,8 @@ class Peer:
         if path == ["runs"]:
             asked = {name: values[-1] for name, values in parse_qs(urlsplit(handler.path).query).items()}
             run_id = f"{asked['project']}/{asked['run']}"
-            found = [{"run_id": run_id, "num_frames": len(self.seqs(run_id))}] if run_id in self.runs else []
+            known = {"run_id": run_id, "num_frames": len(self.seqs(run_id))}
+            found = [{**known, "state": self.state(run_id)}] if run_id in self.runs else []
             return 200, {"runs": found, "next_cursor": None}, {}
         run = self.runs.get(path[1].replace("%2F", "/"))
         if run is None:
@@ -151,13 +152,14 @@ class Peer:
             return self.store(run, sent)
         if method == "PATCH":
             run["state"] = sent["state"]
-        return 200, {"run_id": run["run_id"], "state": run["state"], "attempt": len(run["attempts"])}, {}
+        known = {name: run[name] for name in ("run_id", "state", "tags")}
+        return 200, {**known, "attempt": len(run["attempts"])}, {}
 
     def register(self, sent):
         run_id = f"{sent['project']}/{sent['run']}"
         run = self.runs.setdefault(run_id, {"run_id": run_id, "attempts": []})
-        run["state"] = "running"
         if sent["attempt_key"] not in run["attempts"]:
+            run["state"], run["tags"] = "running", sent["tags"]
             run["attempts"].append(sent["attempt_key"])
             run.setdefault("resumed", []).append(sent["resume_step"])
         return {"run_id": run_id, "attempt": run["attempts"].index(sent["attempt_key"]) + 1}

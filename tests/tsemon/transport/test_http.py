@@ -122,6 +122,10 @@ class TestHttpDelivery:
         with pytest.raises(InvalidArgument, match=r"must be http\(s\)://host\[:port\]\[/path\], got"):
             HttpDelivery(url)
 
+    def test_does_not_show_the_password_in_an_address(self):
+        with pytest.raises(InvalidArgument, match=r"got 'http://\.\.\.@gpu1:8731'"):
+            HttpDelivery("http://ann:secret@gpu1:8731")
+
 
 TOKEN = "tsm_17_kB3vQe9w"
 

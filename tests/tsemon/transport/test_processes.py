@@ -150,5 +150,5 @@ class TestATrainerThatExitsWhileTheServiceHangs:
             (synced,) = sync(tmp_path / "spool", service.url)
             assert (synced.error, synced.num_remaining) == (None, 0)
             run = client.find_run("r")
-            assert (run["num_frames"], run["state"], run["attempt"]) == (6, "finished", 1)
-            assert run["process_step"] == 5
+            assert (run.num_frames, run.state, run.attempt) == (6, "finished", 1)
+            assert run.process_step == 5

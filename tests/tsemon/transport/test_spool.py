@@ -275,11 +275,42 @@ class TestADamagedSpool:
         assert ends == sorted(set(ends))
         assert all(8 < end <= len(data) for end in ends)
 
-    def test_says_so_when_nobody_knows_whose_it_is(self, spool):
+    @pytest.mark.parametrize(
+        "text",
+        ["{", "[" * 5000, "[]", '{"writer": "w", "created_at": 1}', '{"writer": 1, "created_at": 1, "run": "x"}'],
+    )
+    def test_says_so_when_nobody_knows_whose_it_is(self, spool, text):
         spool.close()
-        (spool.folder / "run.json").write_text("{")
+        (spool.folder / "run.json").write_text(text)
         with pytest.raises(SpoolError, match=r"run.json is damaged"):
             Spool.open(spool.folder)
+
+    @pytest.mark.parametrize(
+        "acked",
+        ["[" * 5000, '{"segment": 1, "offset": -1, "num_before": 0, "num_dropped": 0}',
+         '{"segment": 1, "offset": 3, "num_before": 1, "num_dropped": 0}',
+         '{"segment": 1e999, "offset": 0, "num_before": 0, "num_dropped": 0}',
+         '{"segment": 1, "offset": 1' + 30 * "0" + ', "num_before": 0, "num_dropped": 0}'],
+    )  # fmt: skip
+    def test_offers_all_again_where_nobody_knows_what_was_acknowledged(self, spool, acked):
+        spool.append("a")
+        spool.append("b")
+        spool.close()
+        (spool.folder / "acked.json").write_text(acked)
+        again = Spool.open(spool.folder)
+        assert unsent(again) == ["a", "b"]
+        again.close()
+
+    @pytest.mark.parametrize("name", ["copy", "00000001 (1)", "1", "-5", "\u0663"])
+    def test_leaves_files_alone_that_are_no_segments(self, spool, name):
+        spool.append("a")
+        spool.close()
+        foreign = spool.folder / f"{name}.seg"
+        foreign.write_bytes(b"of somebody else")
+        again = Spool.open(spool.folder)
+        assert unsent(again) == ["a"]
+        assert (again.num_damaged, foreign.read_bytes()) == (0, b"of somebody else")
+        again.close()
 
 
 class SpoolStory(RuleBasedStateMachine):

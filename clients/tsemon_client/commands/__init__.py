@@ -1,0 +1,1 @@
+"""`tsemon runs`, `series`, `alerts` and `tail`. What a command needs beyond the command line is imported inside it."""

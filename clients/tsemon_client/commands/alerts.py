@@ -1,0 +1,391 @@
+"""`tsemon alerts`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from tsemon.errors import Busy, InvalidArgument, ServerUnreachable
+from tsemon.terminal import (
+    Cell,
+    Column,
+    count,
+    examples,
+    moment,
+    print_csv,
+    print_facts,
+    print_heading,
+    print_json,
+    print_json_line,
+    print_table,
+    printable,
+    say,
+    terminal,
+)
+from tsemon_client.commands.completion import complete_project, complete_rule
+from tsemon_client.commands.finding import find_run
+from tsemon_client.commands.listening import looks
+from tsemon_client.commands.options import (
+    DEFAULT_SERVER,
+    LOOK,
+    AsCsv,
+    AsJson,
+    OneRun,
+    Server,
+    check_formats,
+    connect,
+    one_of,
+)
+
+if TYPE_CHECKING:
+    from tsemon_client import Client
+    from tsemon_client.models import Alert
+
+app = typer.Typer()
+
+OVERLAP = timedelta(seconds=60)
+"""What was written at the same time as the newest change that was read may be seen only later."""
+FOUND = 3
+"""The exit code that says: something fires."""
+SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "info": "dim"}
+STATE_STYLES = {"firing": "bold red", "pending": "yellow", "acknowledged": "magenta", "resolved": "green"}
+UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+STATES = ("pending", "firing", "acknowledged", "resolved")
+
+
+@app.command(
+    rich_help_panel=LOOK,
+    epilog=examples(
+        "tsemon alerts --run vision/vit-80",
+        "tsemon alerts --firing --severity critical || page-somebody  # exits 3 when something fires",
+        "tsemon alerts --at-end --run vision/vit-80  # after the run; exits 3 when something fired to its end",
+        "tsemon alerts --since 2h --json | jq -r '.[].summary'",
+        "tsemon alerts 17  # one, with what the rule saw and what to try",
+        "tsemon alerts --follow",
+    ),
+)
+def alerts(
+    alert: Annotated[str | None, typer.Argument(metavar="[ALERT]", help="Show all of this alert, by its id.")] = None,
+    run: OneRun = None,
+    project: Annotated[str | None, typer.Option(help="Only of this project.", autocompletion=complete_project)] = None,
+    rule: Annotated[str | None, typer.Option(help="Only of this rule.", autocompletion=complete_rule)] = None,
+    family: Annotated[str | None, typer.Option(help="Only of this family of rules: tse, entropy, loss, ...")] = None,
+    severity: Annotated[
+        str | None,
+        typer.Option(help="Only info, warning or critical.", autocompletion=lambda: ["info", "warning", "critical"]),
+    ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(help="Only pending, firing, acknowledged or resolved.", autocompletion=lambda: [*STATES]),
+    ] = None,
+    firing: Annotated[
+        bool,
+        typer.Option(
+            "--firing", help="Only what fires, not silenced, and nobody has seen to; exits 3 where there is any."
+        ),
+    ] = False,
+    at_end: Annotated[
+        bool,
+        typer.Option(
+            "--at-end", help="Only warnings and criticals that fired when their run ended; exits 3 where there is any."
+        ),
+    ] = False,
+    since: Annotated[
+        str | None, typer.Option(help="Only what changed in the last 30m, 2h, 7d, or since a time: 2026-01-31T12:00Z.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many, the newest.", min=1)] = 50,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on, with a line whenever an alert opens or changes.")
+    ] = False,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """List alerts, the newest first.
+
+    Nothing fires in a run that has ended: what did is listed with --at-end.
+    With either the exit code is 3 where there is one, else 0. With --follow
+    and --json each line is a document.
+    """
+    check_formats(as_json, as_csv)
+    if firing and state not in (None, "firing"):
+        raise InvalidArgument(f"expected --firing or --state, got both, and --state {state}")
+    if firing and at_end:
+        raise InvalidArgument("expected --firing or --at-end, got both: nothing fires in a run that has ended")
+    if follow and as_csv:
+        raise InvalidArgument("expected --follow with --json or neither, got --csv")
+    for option, given in (
+        ("--firing", firing),
+        ("--at-end", at_end),
+        ("--follow", follow),
+        ("--run", run),
+        ("--project", project),
+        ("--rule", rule),
+        ("--family", family),
+        ("--severity", severity),
+        ("--state", state),
+        ("--since", since),
+    ):
+        if alert is not None and given:
+            raise InvalidArgument(f"expected an ALERT or {option}, got both")
+    with connect(server) as client:
+        if alert is not None:
+            _show_one(client.alert(alert), as_json, as_csv)
+            return
+        from tsemon_client.models import Severity
+
+        asked: dict[str, Any] = {
+            "run_id": None if run is None else find_run(client, run).run_id,
+            "project": project,
+            "rule": rule,
+            "family": family,
+            "severity": one_of(get_args(Severity), severity, "--severity"),
+            "state": "firing" if firing else one_of(STATES, state, "--state"),
+            "silenced": False if firing else None,
+            "at_end": at_end or None,
+            "since": None if since is None else time_of(since),
+        }
+        _check_is_known(client, rule, family)
+        if follow:
+            with suppress(KeyboardInterrupt):
+                _follow(client, asked, limit, as_json)
+            return
+        found = list(client.alerts(**asked, limit=limit + 1))
+        if not found:
+            _remark(client, asked)
+    shown = found[:limit]
+    if as_json:
+        print_json([one.model_dump(mode="json") for one in shown])
+    elif as_csv:
+        print_csv(
+            FIELDS, ([record[name] for name in FIELDS] for record in (one.model_dump(mode="json") for one in shown))
+        )
+    elif not found:
+        say("nothing fires" if firing else "nothing fired to the end of a run" if at_end else "no alerts", err=True)
+    else:
+        _print_list(shown)
+        if len(found) > limit:
+            say(f"there are more than these {limit:,}; --limit shows more", err=True)
+    if (firing or at_end) and found:
+        raise typer.Exit(FOUND)
+
+
+FIELDS = (
+    "alert_id",
+    "run_id",
+    "project",
+    "run",
+    "attempt",
+    "rule",
+    "family",
+    "severity",
+    "state",
+    "pending_step",
+    "firing_step",
+    "resolved_step",
+    "resolved_reason",
+    "acknowledged_by",
+    "silenced",
+    "opened_at",
+    "updated_at",
+    "summary",
+)
+
+
+def _check_is_known(client: Client, rule: str | None, family: str | None) -> None:
+    """Raises InvalidArgument for names that neither a rule has nor an alert: of those there will never be one."""
+    if rule is None and family is None:
+        return
+    from tsemon.catalogue import nearest
+
+    rules = client.rules()
+    for word, given, known, alerts in (
+        ("rule", rule, {one.name for one in rules}, client.alerts(rule=rule, limit=1)),
+        ("family", family, {one.definition["family"] for one in rules}, client.alerts(family=family, limit=1)),
+    ):
+        if given is not None and given not in known and next(alerts, None) is None:
+            raise InvalidArgument(f"--{word}: no {word} is named {given!r:.80}; {nearest(given, known)}")
+
+
+def _remark(client: Client, asked: dict[str, Any]) -> None:
+    """Say what else may be meant where there is nothing."""
+    project = asked["project"]
+    if project is not None and next(client.runs(project=project, limit=1), None) is None:
+        say(f"the service has no runs of project {project!r}", err=True)
+    elif asked["state"] == "firing":
+        ended = asked | {"state": None, "silenced": None, "at_end": True}
+        if next(client.alerts(**ended, limit=1), None) is not None:
+            say("runs that have ended are left out; --at-end shows what fired to their end", err=True)
+
+
+def time_of(text: str) -> str:
+    """An ISO time with its zone. `30m` is so long ago; a time without a zone is UTC. Raises InvalidArgument."""
+    ago = re.fullmatch(r"(\d{1,6}) ?([smhdw])", text.strip())
+    if ago:
+        return (datetime.now(UTC) - timedelta(**{UNITS[ago[2]]: int(ago[1])})).isoformat()
+    try:
+        time = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise InvalidArgument(
+            f"--since takes 30m, 2h, 7d or a time such as 2026-01-31T12:00:00Z, got {text!r:.80}"
+        ) from None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
+
+
+def _print_list(shown: Sequence[Alert]) -> None:
+    if terminal() is not None:
+        print_alerts(shown)
+        return
+    columns = [
+        Column("id", right=True),
+        Column("state"),
+        Column("severity"),
+        Column("rule"),
+        Column("run"),
+        Column("step", right=True),
+        Column("changed"),
+        Column("summary"),
+    ]
+    print_table(columns, [_cells(alert) for alert in shown])
+
+
+def print_alerts(alerts: Sequence[Alert]) -> None:
+    """Two lines each, or more: a summary has more words than a column has room for."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = terminal() or Console(highlight=False, width=1000)
+    for alert in alerts:
+        state, style = state_of(alert)
+        head = Text.assemble(
+            (f"{alert.alert_id:>5}  ", "dim"),
+            (state, style),
+            "  ",
+            (alert.severity, SEVERITY_STYLES[alert.severity]),
+            "  ",
+            (printable(f"{alert.project}/{alert.run}"), "bold"),
+            f"  step {count(step_of(alert))}",
+            (f"  {moment(alert.updated_at)}", "dim"),
+        )
+        console.print(head, overflow="ellipsis", no_wrap=True)
+        print_facts([("", f"{alert.rule}: {alert.summary}")], indent=7, name_width=0)
+
+
+def _cells(alert: Alert) -> list[Cell]:
+    return [
+        alert.alert_id,
+        state_of(alert),
+        (alert.severity, SEVERITY_STYLES[alert.severity]),
+        alert.rule,
+        f"{alert.project}/{alert.run}",
+        count(step_of(alert)),
+        moment(alert.updated_at),
+        alert.summary,
+    ]
+
+
+def state_of(alert: Alert) -> tuple[str, str]:
+    if alert.silenced:
+        return f"{alert.state}, silenced", "dim"
+    if alert.resolved_reason == "run ended":
+        return "fired to the end", STATE_STYLES["firing"]
+    return alert.state, STATE_STYLES[alert.state]
+
+
+def step_of(alert: Alert) -> int:
+    """Where it fired, or is about to."""
+    return alert.pending_step if alert.firing_step is None else alert.firing_step
+
+
+def _follow(client: Client, asked: dict[str, Any], limit: int, as_json: bool) -> None:
+    """Until it is interrupted: each alert as it is now, then each change of one, the oldest first."""
+    told: dict[str, tuple[str, datetime]] = {}
+    newest: datetime | None = None
+    """When what was read last has changed: by the clock of the service, which need not be ours."""
+
+    def read(**asked: Any) -> list[Alert]:
+        nonlocal newest
+        found = list(client.alerts(**asked))
+        for alert in found:
+            newest = max(alert.updated_at, newest or alert.updated_at)
+        return found[::-1]
+
+    def tell(alert: Alert) -> None:
+        if told.get(alert.alert_id) != told_of(alert):
+            told[alert.alert_id] = told_of(alert)
+            print_json_line(alert.model_dump(mode="json")) if as_json else print(line_of(alert), flush=True)
+
+    for alert in read(**asked, limit=limit):
+        tell(alert)
+    is_away = False
+    for _ in looks(client, [asked["run_id"]] if asked["run_id"] else []):
+        # Of all states: one that was told of as firing is told of when it does so no more. Until there is one, all that is
+        # asked for is new.
+        changed = {"state": None, "silenced": None, "since": newest - OVERLAP} if newest else {}
+        try:
+            found = read(**asked | changed)
+        except (ServerUnreachable, Busy) as error:
+            if not is_away:
+                say(f"tsemon: {error}; it is asked again until it answers", err=True)
+            is_away = True
+            continue
+        is_away = False
+        for alert in found:
+            is_asked = asked["state"] in (None, alert.state) and asked["silenced"] in (None, alert.silenced)
+            if is_asked or alert.alert_id in told:
+                tell(alert)
+
+
+def told_of(alert: Alert) -> tuple[str, datetime]:
+    return alert.state, alert.updated_at
+
+
+def line_of(alert: Alert) -> str:
+    """The alert as a line of a log."""
+    step = alert.resolved_step if alert.state == "resolved" else step_of(alert)
+    return printable(
+        f"{moment(alert.updated_at)}  {alert.state:<12} {alert.severity:<8} {alert.project}/{alert.run}  "
+        f"step {count(step)}  {alert.summary}"
+    )
+
+
+def _show_one(alert: Alert, as_json: bool, as_csv: bool) -> None:
+    record = alert.model_dump(mode="json")
+    if as_json:
+        print_json(record)
+        return
+    if as_csv:
+        print_csv(FIELDS, [[record[name] for name in FIELDS]])
+        return
+    print_heading(alert.rule)
+    print_facts(_facts(alert))
+    # The window of samples is for plots: it is in --json.
+    seen = {name: value for name, value in alert.evidence.items() if name != "window"}
+    say("")
+    print_heading("what the rule saw")
+    say("\n".join(f"  {line}" for line in json.dumps(seen, indent=2, ensure_ascii=False).split("\n")))
+
+
+def _facts(alert: Alert) -> Iterator[tuple[str, Cell]]:
+    yield "summary", alert.summary
+    yield "what to try", " ".join(filter(None, (alert.advice.get("text"), _in_brackets(alert.advice.get("source")))))
+    yield "state", state_of(alert) if not alert.resolved_reason else f"{alert.state} ({alert.resolved_reason})"
+    yield "severity", (alert.severity, SEVERITY_STYLES[alert.severity])
+    yield "run", f"{alert.project}/{alert.run}, attempt {alert.attempt}"
+    steps = (("pending", alert.pending_step), ("fired", alert.firing_step), ("resolved", alert.resolved_step))
+    yield "steps", ", ".join(f"{what} at {step:,}" for what, step in steps if step is not None)
+    yield "opened", moment(alert.opened_at)
+    yield "changed", moment(alert.updated_at)
+    if alert.acknowledged_at:
+        note = f": {alert.note}" if alert.note else ""
+        yield "seen to", f"{moment(alert.acknowledged_at)} by {alert.acknowledged_by}{note}"
+
+
+def _in_brackets(text: str | None) -> str | None:
+    return f"({text})" if text else None

@@ -1,0 +1,60 @@
+"""What the commands that ask a service have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from tsemon.errors import InvalidArgument, MissingPackage
+from tsemon_client.commands.completion import complete_run
+
+if TYPE_CHECKING:
+    from tsemon_client import Client
+
+T = TypeVar("T", bound=str)
+
+LOOK = "Look"
+"""Where the help shows these commands."""
+DEFAULT_SERVER = "http://127.0.0.1:8731"
+
+Server = Annotated[
+    str,
+    typer.Option(
+        "--server", envvar="TSEMON_SERVER", help="Base URL of the service; TSEMON_TOKEN is the token, if it needs one."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document, with all that the service says.")]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Comma-separated values, with a line of names.")]
+RunName = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="A run: its name, project/name, or its id.", autocompletion=complete_run),
+]
+OneRun = Annotated[
+    str | None,
+    typer.Option("--run", help="Only of this run: its name, project/name, or id.", autocompletion=complete_run),
+]
+
+
+def connect(server: str, *, retries: int = 3) -> Client:
+    try:
+        from tsemon_client import Client
+    except ModuleNotFoundError as error:
+        raise MissingPackage(f"this command needs {error.name}; pip install 'tsemon[client]'") from None
+    return Client(server, retries=retries)
+
+
+def check_formats(as_json: bool, as_csv: bool) -> None:
+    if as_json and as_csv:
+        raise InvalidArgument("expected --json or --csv, got both")
+
+
+def one_of(words: Sequence[T], given: str | None, option: str) -> T | None:
+    """Raises InvalidArgument, which names them, for another word."""
+    for word in words:
+        if word == given:
+            return word
+    if given is None:
+        return None
+    raise InvalidArgument(f"{option} is one of {', '.join(words)}, got {given!r:.80}")

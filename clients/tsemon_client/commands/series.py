@@ -1,0 +1,243 @@
+"""`tsemon series`."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tsemon.errors import InvalidArgument, UnknownMetric
+from tsemon.terminal import Cell, Column, count, examples, number, print_csv, print_json, print_table, say, terminal
+from tsemon_client.commands.completion import complete_metric
+from tsemon_client.commands.drawing import bars_for, fitted, is_ascii, plot, sparkline
+from tsemon_client.commands.finding import find_run
+from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, AsCsv, AsJson, RunName, Server, check_formats, connect
+
+if TYPE_CHECKING:
+    from tsemon_client.models import Heatmap, RunDetail, Series
+
+app = typer.Typer()
+
+PLOT_HEIGHT = 14
+AXIS_WIDTH = 11
+COLUMNS = 200
+"""Of a heat map, and so values in a line of it that a program reads."""
+
+
+@app.command(
+    rich_help_panel=LOOK,
+    epilog=examples(
+        "tsemon series demo/gpt  # what there is to ask for",
+        "tsemon series demo/gpt loss",
+        "tsemon series demo/gpt token_similarity  # a line for each layer",
+        "tsemon series demo/gpt token_similarity --layer -1 --from 1000",
+        "tsemon series demo/gpt loss --points 10000 --csv > loss.csv",
+    ),
+)
+def series(
+    run: RunName,
+    metric: Annotated[
+        str | None,
+        typer.Argument(help="What to show; without, the run's metrics are listed.", autocompletion=complete_metric),
+    ] = None,
+    layer: Annotated[int | None, typer.Option(help="From 0; -1 is the last, -2 the one before it.")] = None,
+    head: Annotated[int | None, typer.Option(help="From 0, for a metric that is recorded per head.", min=0)] = None,
+    from_step: Annotated[int | None, typer.Option("--from", help="The first step.", min=0)] = None,
+    to_step: Annotated[int | None, typer.Option("--to", help="The last step.", min=0)] = None,
+    attempt: Annotated[int | None, typer.Option(help="This attempt as it was.", min=1)] = None,
+    points: Annotated[
+        int | None, typer.Option(help="At most so many points: 3 to 10,000 (default: what fits, or 1000).", min=3)
+    ] = None,
+    table: Annotated[
+        bool | None, typer.Option("--table/--plot", help="Numbers, or a curve (default: a curve on a terminal).")
+    ] = None,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """Show one metric of a run over steps: a curve on a terminal, else a table.
+
+    Without --layer, a metric with a value per layer has a line for each. Each
+    point is a bucket of steps with its least, mean and largest value, so that
+    a spike of one step is seen at any width.
+    """
+    check_formats(as_json, as_csv)
+    console = terminal()
+    is_table = table if table is not None else console is None
+    with connect(server) as client:
+        found = client.run(find_run(client, run).run_id)
+        if metric is None:
+            _list_metrics(found, as_json, as_csv)
+            return
+        _check_is_recorded(metric, found)
+        if layer is None and metric in found.metrics.layers and metric not in found.metrics.scalars:
+            if head is not None:
+                raise InvalidArgument("expected --layer with --head: heads are counted within a layer")
+            heat = client.heatmap(
+                found.run_id,
+                metric,
+                from_step=from_step,
+                to_step=to_step,
+                attempt=attempt,
+                columns=200 if points is None else min(points, 2000),
+            )
+            _show_layers(heat, found, is_table, as_json, as_csv)
+            return
+        width = (console.width if console else 80) - AXIS_WIDTH
+        wanted = points or (1000 if is_table or as_json or as_csv else 2 * width)
+        asked = client.series(
+            found.run_id,
+            metric,
+            layer=layer,
+            head=head,
+            from_step=from_step,
+            to_step=to_step,
+            attempt=attempt,
+            points=wanted,
+        )
+    if as_json:
+        print_json(asked.model_dump(mode="json"))
+    elif as_csv:
+        print_csv(BUCKET, _buckets(asked))
+    elif not asked.step:
+        say(f"{_title(asked, found)}: no samples{_in_range(from_step, to_step)}", err=True)
+    elif is_table:
+        rows = [[_step(step), *map(number, values), str(bad)] for step, *values, bad in _buckets(asked)]
+        print_table([Column(name, right=True) for name in BUCKET], rows)
+    else:
+        _draw(asked, found, max(width, 10))
+
+
+def _check_is_recorded(metric: str, run: RunDetail) -> None:
+    """Raise UnknownMetric for one that the run has no frames for, though it has some of others."""
+    recorded = [*run.metrics.scalars, *run.metrics.layers, *run.metrics.heads]
+    if not recorded or metric in recorded:
+        return
+    close = difflib.get_close_matches(metric, recorded, n=1)
+    why = f": {run.not_measured[metric]}" if metric in run.not_measured else ""
+    hint = f"did you mean {close[0]!r}?" if close and not why else f"`tsemon series {run.run_id}` lists what it has"
+    raise UnknownMetric(f"{run.project}/{run.run} has no {metric!r}{why}; {hint}")
+
+
+BUCKET = ("step", "min", "mean", "max", "nonfinite")
+
+
+def _buckets(asked: Series) -> list[tuple[int, float | None, float | None, float | None, int]]:
+    return list(zip(asked.step, asked.min, asked.mean, asked.max, asked.nonfinite, strict=True))
+
+
+def _step(step: int) -> str:
+    """In a pipe a program may read it."""
+    return str(step) if terminal() is None else count(step)
+
+
+def _in_range(from_step: int | None, to_step: int | None) -> str:
+    return "" if from_step is None and to_step is None else " in these steps"
+
+
+def _title(asked: Series, run: RunDetail) -> str:
+    where = "" if asked.layer is None else f", layer {asked.layer}"
+    where += "" if asked.head is None else f", head {asked.head}"
+    return f"{run.project}/{run.run}: {asked.metric}{where}"
+
+
+def _draw(asked: Series, run: RunDetail, width: int) -> None:
+    console = terminal()
+    say(_title(asked, run))
+    curves = asked.step, asked.min, asked.mean, asked.max
+    lines = plot(*curves, width=width, height=PLOT_HEIGHT, in_ascii=is_ascii(console))
+    if not lines:
+        say("  no value is finite")
+    least = min((value for value in asked.min if value is not None), default=0.0)
+    most = max((value for value in asked.max if value is not None), default=0.0)
+    labels = {0: most, PLOT_HEIGHT // 2: (least + most) / 2, PLOT_HEIGHT - 1: least}
+    for index, line in enumerate(lines):
+        label = number(labels[index]) if index in labels else ""
+        if console:
+            from rich.text import Text
+
+            console.print(Text.assemble((f"{label:>{AXIS_WIDTH - 2}} ", "dim"), (line, "cyan")))
+        else:
+            say(f"{label:>{AXIS_WIDTH - 2}} {line}")
+    first, last = count(asked.step[0]), count(asked.step[-1])
+    say(f"{'':{AXIS_WIDTH - 1}}{first}{last:>{max(width - len(first), len(last) + 1)}}")
+    newest = next((value for value in reversed(asked.mean) if value is not None), None)
+    say(f"newest {number(newest)}, least {number(least)}, largest {number(most)}" if lines else "")
+    num_bad = sum(asked.nonfinite)
+    if num_bad:
+        first_bad = next(step for step, bad in zip(asked.step, asked.nonfinite, strict=True) if bad)
+        say(f"{num_bad:,} samples are not finite, the first about step {first_bad:,}")
+    if asked.damaged:
+        say(f"{asked.damaged:,} samples are damaged and left out")
+
+
+def _show_layers(heat: Heatmap, run: RunDetail, is_table: bool, as_json: bool, as_csv: bool) -> None:
+    if as_json:
+        print_json(heat.model_dump(mode="json"))
+        return
+    if as_csv:
+        samples = zip(heat.step, heat.values, strict=True)
+        cells = ((step, layer, value) for step, values in samples for layer, value in enumerate(values))
+        print_csv(("step", "layer", "value"), cells)
+        return
+    if not heat.step:
+        say(f"{run.project}/{run.run}: {heat.metric}: no samples", err=True)
+        return
+    if is_table:
+        columns = [Column("step", right=True), *(Column(str(layer), right=True) for layer in range(heat.layers))]
+        print_table(
+            columns,
+            [[_step(step), *map(number, values)] for step, values in zip(heat.step, heat.values, strict=True)],
+        )
+        return
+    say(f"{run.project}/{run.run}: {heat.metric}, steps {heat.step[0]:,} to {heat.step[-1]:,}")
+    console = terminal()
+    width = max((console.width if console else 80) - 44, 10)
+    by_layer = list(zip(*heat.values, strict=True))
+    known = [value for values in by_layer for value in values if value is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    rows: list[list[Cell]] = []
+    for layer, values in enumerate(by_layer):
+        curve = sparkline(fitted(values, width), low=low, high=high, bars=bars_for(console))
+        rows.append(
+            [str(layer), (curve, "cyan"), number(values[0]), number(values[-1]), (_block(run, heat, layer), "dim")]
+        )
+    print_table(
+        [
+            Column("layer", right=True),
+            Column(f"from {number(low)} to {number(high)}"),
+            Column("first", right=True),
+            Column("newest", right=True),
+            Column("block", spare=True),
+        ],
+        rows,
+    )
+
+
+def _block(run: RunDetail, heat: Heatmap, layer: int) -> str:
+    """Activations have an entry more than there are blocks: the first block's input."""
+    inputs = heat.layers - len(run.blocks)
+    if inputs == 1 and layer == 0:
+        return "input"
+    index = layer - inputs if inputs in (0, 1) else -1
+    return run.blocks[index] if 0 <= index < len(run.blocks) else ""
+
+
+def _list_metrics(run: RunDetail, as_json: bool, as_csv: bool) -> None:
+    metrics = run.metrics
+    if as_json:
+        print_json(metrics.model_dump(mode="json"))
+        return
+    rows = [
+        *((name, "", "") for name in metrics.scalars),
+        *((name, str(layers), "") for name, layers in metrics.layers.items()),
+        *((name, str(blocks), str(heads)) for name, (blocks, heads) in metrics.heads.items()),
+    ]
+    if as_csv:
+        print_csv(("metric", "layers", "heads"), rows)
+    elif not rows:
+        say(f"{run.project}/{run.run} has recorded nothing yet", err=True)
+    else:
+        cells: list[list[Cell]] = [list(row) for row in rows]
+        print_table([Column("metric"), Column("layers", right=True), Column("heads", right=True)], cells)

@@ -1,0 +1,195 @@
+"""How records look in a notebook. All text of theirs is escaped: names are what somebody sent.
+
+A heat map is a picture of one pixel per value, made here, so that it needs no package and no connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from tsemon.catalogue import LAYERED, Metric
+from tsemon.errors import TsemonError
+
+if TYPE_CHECKING:
+    from tsemon_client.models import Alert, Heatmap, Record, Run, RunDetail
+
+VIRIDIS = ("440154", "482878", "3e4989", "31688e", "26828e", "1f9e89", "35b779", "6ece58", "b5de2b", "fde725")
+"""The page's colours for what goes one way: ordered by lightness, safe for colour-blind eyes."""
+STOPS = [bytes.fromhex(colour) for colour in VIRIDIS]
+NOT_FINITE = bytes.fromhex("d0d0d0")
+FIRST_CHOICE = "token_similarity"
+"""The heat map that a run is shown with, where it has that; else its first."""
+MAX_ROWS = 50
+"""Of a list; all of them are in `to_pandas()`."""
+LISTED = {
+    "Run": "project run condition state last_step loss open_alerts tags updated_at run_id",
+    "Alert": "project run rule severity state firing_step resolved_step summary alert_id",
+    "RuleVersion": "name version origin enabled created_at",
+}
+"""The columns of a list, by the kind of its records; of others all fields are shown."""
+
+
+def run(run: Run, read_heatmap: Callable[[str, str], Heatmap] | None) -> str:
+    """A run's facts, and under them its heat map if it can be had."""
+    loss = "" if run.loss is None else number(run.loss)
+    facts = [
+        ("state", run.condition or run.state),
+        ("step", run.last_step),
+        ("loss", loss),
+        ("attempt", run.attempt),
+        ("blocks", run.num_blocks),
+        ("open alerts", run.open_alerts),
+        ("tags", ", ".join(run.tags)),
+        ("last heard of", moment(run.updated_at)),
+        ("id", run.run_id),
+    ]
+    name = f"<strong>{name_of(run.project)}/{name_of(run.run)}</strong>"
+    return f"<div>{name}{table(facts)}{_heatmap_of(run, read_heatmap)}</div>"
+
+
+def _heatmap_of(run: Run | RunDetail, read_heatmap: Callable[[str, str], Heatmap] | None) -> str:
+    if read_heatmap is None or run.last_step is None:
+        return ""
+    layered = getattr(run, "metrics", None)
+    metric = FIRST_CHOICE if layered is None or FIRST_CHOICE in layered.layers else next(iter(layered.layers), None)
+    if metric is None:
+        return ""
+    try:
+        return heatmap(read_heatmap(run.run_id, metric))
+    except TsemonError as error:
+        return f"<p>No heat map of {escape(metric)}: {escape(str(error))}</p>"
+
+
+def heatmap(heatmap: Heatmap) -> str:
+    """A picture with the first layer at the bottom, and what its colours mean."""
+    if not heatmap.step:
+        return f"<p>{escape(heatmap.metric)}: no samples in this range.</p>"
+    scale = Scale(LAYERED.get(heatmap.metric), [value for values in heatmap.values for value in values])
+    rows = [
+        [NOT_FINITE if value is None else scale.colour(value) for value in layer]
+        for layer in reversed(list(zip(*heatmap.values, strict=True)))
+    ]
+    steps = f"steps {heatmap.step[0]} to {heatmap.step[-1]}"
+    text = f"{heatmap.metric}, {heatmap.layers} layers, {steps}"
+    key = [[scale.at(i / 119) for i in range(120)]]
+    legend = f"{number(scale.low)} {image(key, 120, 10, 'from low to high')} {number(scale.high)}"
+    return (
+        f"<div>{image(rows, 640, min(480, max(96, 10 * heatmap.layers)), text)}"
+        f"<div>{escape(text)}; the first layer is at the bottom. {legend}{' (log scale)' if scale.is_log else ''}; "
+        "grey: not finite or not there.</div></div>"
+    )
+
+
+def alert(alert: Alert) -> str:
+    """What the rule says, and what it advises."""
+    advice = alert.advice.get("text", "")
+    facts = [
+        ("run", f"{alert.project}/{alert.run}"),
+        ("state", alert.state),
+        ("severity", alert.severity),
+        ("condition met at step", alert.pending_step),
+        ("fired at step", alert.firing_step),
+        ("over at step", alert.resolved_step),
+        ("advice", advice),
+        ("acknowledged", " ".join(filter(None, (alert.acknowledged_by, alert.note)))),
+    ]
+    return f"<div><strong>{name_of(alert.rule)}</strong>: {escape(alert.summary)}{table(facts)}</div>"
+
+
+def records(model: type[Record], records: Sequence[Record]) -> str:
+    """A table with a row per record, and columns that fit on a screen."""
+    names = LISTED[model.__name__].split() if model.__name__ in LISTED else list(model.model_fields)
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{cell(getattr(record, name))}</td>' for name in names)}</tr>"
+        for record in records[:MAX_ROWS]
+    )
+    more = len(records) - MAX_ROWS
+    note = f"<p>and {more} more; all are in to_pandas()</p>" if more > 0 else ""
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"
+
+
+def table(facts: Iterable[tuple[str, Any]]) -> str:
+    """Facts under one another; those without a value are left out."""
+    rows = (
+        f"<tr><th style='text-align:left'>{escape(name)}</th><td style='text-align:left'>{cell(value)}</td></tr>"
+        for name, value in facts
+        if value is not None and value != ""
+    )
+    return f"<table>{''.join(rows)}</table>"
+
+
+def cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return escape(moment(value))
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, list):
+        return escape(", ".join(map(str, value)))
+    return escape(str(value))
+
+
+def name_of(text: str) -> str:
+    """A name inside a line, which letters that are written from right to left do not turn around."""
+    return f"<bdi>{escape(text)}</bdi>"
+
+
+def moment(when: datetime) -> str:
+    return f"{when:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+class Scale:
+    """From values to colours: the whole range of a metric that is bounded, else that of the values."""
+
+    def __init__(self, metric: Metric | None, values: Iterable[float | None]) -> None:
+        self.is_log = metric is not None and metric.log_scale
+        usable = [value for value in values if value is not None and (value > 0 or not self.is_log)]
+        self.low, self.high = min(usable, default=0.0), max(usable, default=1.0)
+        if metric is not None and metric.low is not None and metric.high is not None and not self.is_log:
+            self.low, self.high = metric.low, metric.high
+        if self.is_log and not usable:
+            self.low = 1e-3
+
+    def colour(self, value: float) -> bytes:
+        """Three bytes, red, green and blue."""
+        low, high = self._turned(self.low), self._turned(self.high)
+        return self.at((self._turned(value) - low) / (high - low) if high > low else 0.5)
+
+    def at(self, position: float) -> bytes:
+        """The colour of a place between 0, the lowest, and 1."""
+        place = min(max(position, 0.0), 1.0) * (len(STOPS) - 1)
+        i = min(int(place), len(STOPS) - 2)
+        return bytes(round(a + (b - a) * (place - i)) for a, b in zip(STOPS[i], STOPS[i + 1], strict=True))
+
+    def _turned(self, value: float) -> float:
+        return math.log10(max(value, self.low)) if self.is_log else value
+
+
+def image(rows: Sequence[Sequence[bytes]], width: int, height: int, text: str) -> str:
+    """A picture of one pixel per colour, drawn in so many pixels of the screen."""
+    source = base64.b64encode(png(rows)).decode("ascii")
+    style = f"width:{width}px;height:{height}px;max-width:100%;image-rendering:pixelated"
+    return f"<img src='data:image/png;base64,{source}' alt='{escape(text)}' title='{escape(text)}' style='{style}'>"
+
+
+def png(rows: Sequence[Sequence[bytes]]) -> bytes:
+    """Rows of colours as a PNG file."""
+    pixels = b"".join(b"\x00" + b"".join(row) for row in rows)  # 0: the row is not filtered
+    head = struct.pack(">IIBBBBB", len(rows[0]), len(rows), 8, 2, 0, 0, 0)  # 8 bits, red, green and blue
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(pixels)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )

@@ -1,0 +1,1 @@
+"""Who may do what: tokens, what each route asks of them (`table`), the gate before all routes, and signing in."""

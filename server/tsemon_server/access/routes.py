@@ -1,0 +1,88 @@
+"""Signing in: a page hands its token over once, and the browser keeps it where no script reads it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
+
+from tsemon_server.access.gate import COOKIE, check_same_origin, token_of
+from tsemon_server.access.keeper import ANYONE, Access, Keeper
+from tsemon_server.access.tokens import id_of
+from tsemon_server.bodies import Body, read_body, read_raw, takes
+from tsemon_server.store import Record
+
+KEPT_S = 30 * 86_400
+"""How long a browser keeps it."""
+
+
+class SignIn(Body):
+    """Somebody signs in."""
+
+    token: Annotated[str, Field(max_length=256)]
+    """A token, as `tsemon token create` showed it."""
+
+
+class Session(Record):
+    """Who asks, as far as the service knows."""
+
+    needs_token: bool
+    """Whether this service wants a token for all but the page's files and its health."""
+    scopes: list[str]
+    """What the token of this request is for: `ingest`, `read`, `metrics`, or `admin` for everything; none without one."""
+    project: str | None
+    """The only project that it is for; null for all."""
+    name: str | None
+    """What whoever made the token called it."""
+
+
+BODIES: tuple[type[Body], ...] = (SignIn,)
+
+
+def make_router(keeper: Keeper | None) -> APIRouter:
+    """Routes that tell who asks, and let a browser sign in and out."""
+    router = APIRouter(tags=["access"])
+
+    async def access_by(text: str | None) -> Access | None:
+        if keeper is None:
+            return ANYONE
+        return None if text is None else await keeper.access_of(text)
+
+    @router.get("/session")
+    async def describe_session(request: Request) -> Session:
+        """Who asks. A token that is good for nothing is answered with 401, none at all is not."""
+        text, _ = token_of(request.headers)
+        return _session(keeper, await access_by(text))
+
+    @router.post("/session", openapi_extra=takes(SignIn))
+    async def sign_in(request: Request, response: Response) -> Session:
+        """Keep a token in a cookie of this browser, which scripts cannot read."""
+        if "origin" in request.headers:  # a page elsewhere could sign its visitor in as somebody else
+            check_same_origin(request.headers)
+        raw = await read_raw(request)
+        body = await run_in_threadpool(read_body, SignIn, raw)
+        text = body.token.strip()
+        await request.state.check_token_id(id_of(text))  # the headers said nothing of it
+        access = await access_by(text)
+        if keeper is not None and access is not None:
+            is_tls = request.url.scheme == "https"
+            response.set_cookie(COOKIE, text, KEPT_S, httponly=True, samesite="strict", secure=is_tls)
+        return _session(keeper, access)
+
+    @router.delete("/session", status_code=204, response_class=Response)
+    def sign_out(response: Response) -> None:
+        """Let this browser forget its token."""
+        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+
+    return router
+
+
+def _session(keeper: Keeper | None, access: Access | None) -> Session:
+    return Session(
+        needs_token=keeper is not None,
+        scopes=[] if access is None else sorted(access.scopes),
+        project=None if access is None else access.project,
+        name=None if access is None else access.name,
+    )

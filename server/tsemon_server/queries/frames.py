@@ -1,0 +1,77 @@
+"""One frame of a run, put together of what its writers sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tsemon.errors import UnknownFrame
+from tsemon_server.queries.service import checked_detail
+from tsemon_server.store import PastFrame, Record, Store
+
+Arrays = Mapping[str, NDArray[np.floating[Any]]]
+
+
+class RecordedFrame(Record):
+    """All that was measured at one step."""
+
+    attempt: int
+    """The attempt that recorded it."""
+    step: int
+    """Its step."""
+    time: float
+    """When the writer made it, in seconds since 1970, UTC."""
+    scalars: dict[str, float | None]
+    """A number each; null where it is not finite."""
+    layers: dict[str, list[float | None]]
+    """A number per layer; null where it is not finite."""
+    heads: dict[str, list[list[float | None]]]
+    """A number per head, block by block; null where it is not finite."""
+
+
+def frame(store: Store, run_id: str, *, step: int | None, attempt: int | None) -> RecordedFrame:
+    """The frame that is nearest to `step`, or the newest one. Raises UnknownFrame where there is none."""
+    with store.read() as reader:
+        checked_detail(reader, run_id, attempt)
+        at = reader.nearest_frame(run_id, step, attempt)
+        frames = [] if at is None else reader.frames_at(run_id, at)
+    if not frames:
+        which = "" if attempt is None else f" of attempt {attempt}"
+        raise UnknownFrame(f"the run {run_id} has no frame{which} yet, or only rollups that retention has left of them")
+    return joined(frames)
+
+
+def joined(frames: Sequence[PastFrame]) -> RecordedFrame:
+    """What several writers measured at one step; each fills what those before it left out."""
+    first = frames[0]
+    scalars: dict[str, float] = {}
+    layers: dict[str, NDArray[np.floating[Any]]] = {}
+    heads: dict[str, NDArray[np.floating[Any]]] = {}
+    for one in frames:
+        scalars = {**one.scalars, **scalars}
+        layers, heads = filled(layers, one.layers), filled(heads, one.heads)
+    return RecordedFrame(
+        attempt=first.attempt,
+        step=first.step,
+        time=first.time,
+        scalars={name: _finite(value) for name, value in sorted(scalars.items())},
+        layers={name: [*map(_finite, values.tolist())] for name, values in sorted(layers.items())},
+        heads={name: [[*map(_finite, row)] for row in rows.tolist()] for name, rows in sorted(heads.items())},
+    )
+
+
+def filled(first: Arrays, other: Arrays) -> dict[str, NDArray[np.floating[Any]]]:
+    """The one, and where it is NaN the other: stages of a pipeline send NaN for the blocks of the others."""
+    filled = {**other, **first}
+    for name in first.keys() & other.keys():
+        mine, theirs = first[name], other[name]
+        if mine.shape == theirs.shape:
+            filled[name] = np.where(np.isnan(mine), theirs, mine)
+    return filled
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None

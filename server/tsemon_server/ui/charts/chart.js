@@ -1,0 +1,139 @@
+// What all charts share: the page's colours, one tooltip made of DOM nodes, the marks of a step axis.
+
+import { h } from "../base/dom.js";
+import { count, number } from "../base/format.js";
+
+let echarts = null;
+
+/** To be awaited before the first chart. The library takes long to start: a view asks the service first, and loads it meanwhile. */
+export async function loadCharts() {
+  echarts ??= await import("../vendor/echarts-6.1.0.esm.min.mjs");
+}
+
+/** The colours of the style sheet, as they are now (light or dark). */
+export function theme() {
+  const style = getComputedStyle(document.documentElement);
+  const read = (name) => style.getPropertyValue(`--${name}`).trim();
+  const names = ["ink", "quiet", "line", "card", "accent", "alarm", "warn", "font"];
+  return Object.fromEntries(names.map((name) => [name, read(name)]));
+}
+
+/** A chart that fills `element` and follows its size. */
+export function chartIn(element) {
+  const chart = echarts.init(element, null, { renderer: "canvas" });
+  // An observer tells also of the size that was there when it began; to be drawn for it again would cost as much as the first time.
+  const observer = new ResizeObserver(() => (element.clientWidth === chart.getWidth() && element.clientHeight === chart.getHeight() ? null : chart.resize()));
+  observer.observe(element);
+  return Object.assign(chart, {
+    end() {
+      observer.disconnect();
+      chart.dispose();
+    },
+  });
+}
+
+export const base = (colours) => ({
+  animation: false,
+  textStyle: { fontFamily: colours.font, color: colours.ink },
+});
+
+/** A value axis in the page's quiet style. */
+export const axis = (colours, options) => ({
+  type: "value",
+  axisLine: { show: true, onZero: false, lineStyle: { color: colours.line } },
+  axisTick: { show: false },
+  splitLine: { show: false },
+  axisLabel: { color: colours.quiet, fontSize: 11, hideOverlap: true },
+  nameTextStyle: { color: colours.quiet, fontSize: 11 },
+  ...options,
+});
+
+export const stepAxis = (colours, options) =>
+  axis(colours, {
+    minInterval: 1,
+    axisLabel: { color: colours.quiet, fontSize: 11, hideOverlap: true, showMinLabel: false, showMaxLabel: false, formatter: count },
+    axisPointer: { show: true, snap: false, lineStyle: { color: colours.quiet }, label: { show: false }, triggerTooltip: false },
+    ...options,
+  });
+
+export const valueAxis = (colours, options) =>
+  axis(colours, {
+    scale: true,
+    splitNumber: 4,
+    splitLine: { show: true, lineStyle: { color: colours.line, opacity: 0.6 } },
+    axisLabel: { color: colours.quiet, fontSize: 11, formatter: number },
+    ...options,
+  });
+
+/** What a zoom shows of the axis, null being all. It is always said: a chart keeps what it is not told. */
+export const shownOf = (zoom) => (zoom ? { startValue: zoom.from, endValue: zoom.to } : { start: 0, end: 100 });
+
+/** A tooltip over `chart`; `describe(x, y)` gives its lines, as [label, value] or text, or null for none. */
+export function tooltipOver(element, chart, describe) {
+  const tip = h("div", { class: "tip", hidden: true, "aria-hidden": "true" });
+  element.append(tip);
+  const hide = () => (tip.hidden = true);
+  chart.getZr().on("globalout", hide);
+  chart.getZr().on("mousemove", ({ offsetX, offsetY }) => {
+    const lines = describe(offsetX, offsetY);
+    if (!lines) return hide();
+    tip.replaceChildren(
+      ...lines.map((line) => (Array.isArray(line) ? h("div", {}, h("span", {}, line[0]), h("b", {}, line[1])) : h("div", {}, line))),
+    );
+    tip.hidden = false;
+    const left = offsetX + 16 + tip.offsetWidth > element.clientWidth ? offsetX - 16 - tip.offsetWidth : offsetX + 16;
+    tip.style.left = `${Math.max(0, left)}px`;
+    tip.style.top = `${Math.max(0, Math.min(offsetY + 12, element.clientHeight - tip.offsetHeight))}px`;
+  });
+}
+
+/** The index of the entry of `steps` (rising) that is nearest to `step`. */
+export function nearestIndex(steps, step) {
+  let low = 0;
+  let high = steps.length - 1;
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (steps[middle] <= step) low = middle;
+    else high = middle;
+  }
+  return Math.abs(steps[high] - step) < Math.abs(step - steps[low]) ? high : low;
+}
+
+/** Where columns at these steps begin and end: halfway between neighbours, the outer ones as wide as inwards. */
+export function edgesOf(steps) {
+  if (steps.length === 0) return [];
+  const inner = steps.slice(1).map((step, i) => (steps[i] + step) / 2);
+  const first = inner.length ? 2 * steps[0] - inner[0] : steps[0] - 0.5;
+  const last = inner.length ? 2 * steps.at(-1) - inner.at(-1) : steps.at(-1) + 0.5;
+  return [first, ...inner, last];
+}
+
+/** The lines of a series of buckets: its mean, with the band from min to max where a bucket holds more than one value. */
+export function linesOf(series, { id, colour, band = true, ...options }) {
+  const points = (values) => series.step.map((step, i) => [step, values[i]]);
+  const isAlone = (i) => (series.mean[i - 1] ?? null) === null && (series.mean[i + 1] ?? null) === null;
+  const mean = {
+    ...options,
+    id,
+    name: id,
+    type: "line",
+    data: points(series.mean),
+    color: colour,
+    lineStyle: { width: 1.5, color: colour },
+    symbol: "circle",
+    // A line needs two points; a value between two gaps shows as a dot.
+    symbolSize: (_, { dataIndex }) => (isAlone(dataIndex) ? 5 : 0),
+    emphasis: { disabled: true },
+    silent: true,
+    z: 3,
+  };
+  if (!band || series.min.every((value, i) => value === series.max[i])) return [mean];
+  const edge = { type: "line", stack: `${id} band`, stackStrategy: "all", symbol: "none", silent: true, emphasis: { disabled: true } };
+  // The upper edge is drawn too: a spike of one step in a thousand is too narrow for its area to be seen.
+  const height = series.max.map((value, i) => (value === null ? null : value - series.min[i]));
+  return [
+    { ...options, ...edge, id: `${id} low`, data: points(series.min), lineStyle: { opacity: 0 } },
+    { ...options, ...edge, id: `${id} high`, data: points(height), areaStyle: { color: colour, opacity: 0.22 }, lineStyle: { color: colour, opacity: 0.45, width: 1 } },
+    mean,
+  ];
+}

@@ -1,0 +1,126 @@
+// One metric of several runs, over each other along one axis, with the place that is looked at.
+
+import { axis, base, chartIn, linesOf, nearestIndex, shownOf, theme, tooltipOver, valueAxis } from "./chart.js";
+import { number } from "../base/format.js";
+
+const SIDE = { left: 58, right: 16 };
+const MOST_BANDS = 3;
+
+export class Overlay {
+  #model = null;
+  #isDragging = false;
+
+  /** `onPick(x)` when a place is clicked, `onZoom({from, to} or null)` when what is shown of the axis changes. */
+  constructor(element, { onPick, onZoom }) {
+    this.chart = chartIn(element);
+    const zr = this.chart.getZr();
+    zr.on("mousedown", () => (this.#isDragging = true));
+    zr.on("mouseup", () => (this.#isDragging = false));
+    zr.on("click", ({ offsetX, offsetY }) => {
+      const x = this.#xAt(offsetX, offsetY);
+      if (x !== null) onPick(x);
+    });
+    this.chart.on("datazoom", () => {
+      const { start, end, startValue, endValue } = this.chart.getOption().dataZoom[0];
+      onZoom(start <= 0 && end >= 100 ? null : { from: startValue, to: endValue });
+    });
+    tooltipOver(element, this.chart, (x, y) => this.#describe(x, y));
+  }
+
+  /**
+   * model: {lines: [{id, title, colour, dash, series: {x, min, mean, max}}], extent: [first, last x], zoom, picked: x or null,
+   * isLog, isDifference, axisName, formatX}
+   */
+  show(model) {
+    this.#model = model;
+    const colours = theme();
+    const [min, max] = model.extent;
+    const zoom = this.#isDragging ? {} : shownOf(model.zoom);
+    const option = {
+      ...base(colours),
+      grid: { ...SIDE, top: 14, bottom: 74 },
+      xAxis: axis(colours, {
+        min,
+        max,
+        name: model.axisName,
+        nameLocation: "middle",
+        nameGap: 24,
+        axisLabel: { color: colours.quiet, fontSize: 11, hideOverlap: true, showMinLabel: false, showMaxLabel: false, formatter: model.formatX },
+        axisPointer: { show: true, snap: false, lineStyle: { color: colours.quiet }, label: { show: false }, triggerTooltip: false },
+      }),
+      yAxis: valueAxis(colours, { type: model.isLog ? "log" : "value" }),
+      dataZoom: [
+        { id: "pan", type: "inside", zoomOnMouseWheel: "ctrl", preventDefaultMouseMove: false, filterMode: "none", ...zoom },
+        {
+          id: "slider",
+          type: "slider",
+          height: 16,
+          bottom: 12,
+          ...SIDE,
+          showDataShadow: false,
+          brushSelect: false,
+          borderColor: colours.line,
+          fillerColor: "rgba(128, 128, 128, 0.15)",
+          handleSize: "120%",
+          filterMode: "none",
+          textStyle: { color: colours.quiet, fontSize: 10 },
+          labelFormatter: model.formatX,
+          ...zoom,
+        },
+      ],
+      series: [...this.#lines(model), ...this.#marks(model, colours)],
+    };
+    this.chart.setOption(option, { replaceMerge: ["series", "yAxis"] });
+  }
+
+  resetZoom() {
+    this.chart.dispatchAction({ type: "dataZoom", start: 0, end: 100 });
+  }
+
+  redraw() {
+    if (this.#model) this.show(this.#model);
+  }
+
+  end() {
+    this.chart.end();
+  }
+
+  #lines({ lines, isLog, isDifference }) {
+    // A logarithm has no place for what is not above zero.
+    const shown = (values) => (isLog ? values.map((value) => (value > 0 ? value : null)) : values);
+    const band = !isDifference && !isLog && lines.length <= MOST_BANDS;
+    return lines.flatMap(({ id, colour, dash, series }) => {
+      const { x, min, mean, max } = series;
+      const drawn = linesOf({ step: x, min: shown(min), mean: shown(mean), max: shown(max) }, { id, colour, band });
+      drawn.at(-1).lineStyle.type = dash;
+      return drawn;
+    });
+  }
+
+  #marks({ picked, isDifference }, colours) {
+    const marks = [];
+    if (picked !== null) marks.push({ xAxis: picked, lineStyle: { color: colours.ink, type: "dotted", width: 1.5 } });
+    if (isDifference) marks.push({ yAxis: 0, lineStyle: { color: colours.quiet, type: "solid", width: 1 } });
+    return [{ id: "marks", type: "line", data: [], silent: true, markLine: { symbol: "none", silent: true, animation: false, label: { show: false }, data: marks } }];
+  }
+
+  #xAt(x, y) {
+    return this.#model && this.chart.containPixel({ gridIndex: 0 }, [x, y]) ? this.chart.convertFromPixel({ gridIndex: 0 }, [x, y])[0] : null;
+  }
+
+  #describe(offsetX, offsetY) {
+    const x = this.#xAt(offsetX, offsetY);
+    if (x === null) return null;
+    const { lines, formatX, axisName, extent } = this.#model;
+    const near = (extent[1] - extent[0]) / 50;
+    const values = lines.flatMap(({ title, series }) => {
+      if (!series.x.length) return [];
+      const at = nearestIndex(series.x, x);
+      const isPast = x < series.x[0] - near || x > series.x.at(-1) + near;
+      return isPast ? [] : [[title, number(series.mean[at]), series.mean[at]]];
+    });
+    if (!values.length) return null;
+    const descending = values.sort(([, , a], [, , b]) => (b ?? Infinity) - (a ?? Infinity));
+    return [[axisName, formatX(x)], ...descending.map(([title, value]) => [title, value])];
+  }
+}

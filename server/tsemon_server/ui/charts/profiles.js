@@ -1,0 +1,118 @@
+// The layers of several runs at one place, a small chart each, on one scale; the baseline's stand behind those of the others.
+
+import { axis, base, chartIn, theme, tooltipOver, valueAxis } from "./chart.js";
+import { count, number } from "../base/format.js";
+
+const LEAST_WIDTH = 165;
+const MOST_COLUMNS = 4;
+const PLOT_HEIGHT = 120;
+const HEAD = 50;
+const FOOT = 34;
+const LEFT = 44;
+const RIGHT = 14;
+const SPAN_FOR_LOG = 30;
+
+export class Profiles {
+  #model = null;
+  #columns = 0;
+
+  constructor(element) {
+    this.element = element;
+    this.chart = chartIn(element);
+    // Other widths have room for another number of charts in a row.
+    this.observer = new ResizeObserver(() => this.#model && this.#numColumns() !== this.#columns && this.show(this.#model));
+    this.observer.observe(element);
+    tooltipOver(element, this.chart, (x, y) => this.#describe(x, y));
+  }
+
+  /** model: {metric, isLog, panels: [{id, title, note, colour, dash, values: a list or null, isBaseline}]} */
+  show(model) {
+    this.#model = model;
+    this.#columns = this.#numColumns();
+    const { panels } = model;
+    const rows = Math.ceil(panels.length / this.#columns);
+    const height = `${rows * (HEAD + PLOT_HEIGHT + FOOT)}px`;
+    if (this.element.style.height !== height) {
+      this.element.style.height = height;
+      this.chart.resize();
+    }
+    const colours = theme();
+    const width = this.element.clientWidth / this.#columns;
+    const all = panels.flatMap(({ values }) => values ?? []).filter((value) => value !== null);
+    const above = all.filter((value) => value > 0);
+    const isLog = model.isLog && above.length > 0 && Math.max(...above) > SPAN_FOR_LOG * Math.min(...above);
+    const shown = (value) => (value === null || (isLog && value <= 0) ? null : value);
+    const scaled = isLog ? above : all;
+    const ends = scaled.length ? [Math.min(...scaled), Math.max(...scaled)] : [0, 1];
+    const scale = isLog ? decades(...ends) : rounded(...ends);
+    const place = (i) => ({ left: (i % this.#columns) * width, top: Math.floor(i / this.#columns) * (HEAD + PLOT_HEIGHT + FOOT) });
+    const baseline = panels.find(({ isBaseline }) => isBaseline)?.values ?? null;
+    const line = (id, i, values, options) => ({ id, type: "line", xAxisIndex: i, yAxisIndex: i, data: (values ?? []).map((value, layer) => [layer, shown(value)]), silent: true, ...options });
+    this.chart.setOption(
+      {
+        ...base(colours),
+        title: panels.map(({ title, note }, i) => {
+          const { left, top } = place(i);
+          const cut = { width: width - LEFT - RIGHT, overflow: "truncate" };
+          return {
+            text: title,
+            subtext: note,
+            left: left + LEFT - 8,
+            top: top + 4,
+            padding: 0,
+            itemGap: 4,
+            textStyle: { ...cut, color: colours.ink, fontSize: 12, lineHeight: 16, fontWeight: 600 },
+            subtextStyle: { ...cut, color: colours.quiet, fontSize: 11, lineHeight: 14 },
+          };
+        }),
+        grid: panels.map((_, i) => ({ left: place(i).left + LEFT, top: place(i).top + HEAD, width: width - LEFT - RIGHT, height: PLOT_HEIGHT })),
+        xAxis: panels.map(({ values }, i) => axis(colours, { gridIndex: i, min: 0, max: Math.max((values?.length ?? 1) - 1, 1), minInterval: 1, name: "layer", nameLocation: "middle", nameGap: 20 })),
+        yAxis: panels.map((_, i) => valueAxis(colours, { gridIndex: i, type: isLog ? "log" : "value", ...scale })),
+        series: panels.flatMap(({ values, colour, dash, isBaseline }, i) => [
+          line(`baseline ${i}`, i, isBaseline ? [] : baseline, { color: colours.quiet, symbol: "none", lineStyle: { width: 1.5, color: colours.quiet, type: "dashed", opacity: 0.8 } }),
+          line(`profile ${i}`, i, values, { color: colour, symbol: "circle", symbolSize: 4, showSymbol: (values?.length ?? 0) <= 32, lineStyle: { width: 2, color: colour, type: dash } }),
+        ]),
+      },
+      { notMerge: true },
+    );
+  }
+
+  redraw() {
+    if (this.#model) this.show(this.#model);
+  }
+
+  end() {
+    this.observer.disconnect();
+    this.chart.end();
+  }
+
+  /** As many in a row as have room, and no more than fill the rows evenly. */
+  #numColumns() {
+    const num = this.#model?.panels.length ?? 1;
+    const most = Math.max(1, Math.min(Math.floor(this.element.clientWidth / LEAST_WIDTH), MOST_COLUMNS));
+    return Math.ceil(num / Math.ceil(num / most));
+  }
+
+  #describe(x, y) {
+    const { panels, metric } = this.#model ?? { panels: [] };
+    const at = panels.findIndex((_, i) => this.chart.containPixel({ gridIndex: i }, [x, y]));
+    if (at < 0 || !panels[at].values) return null;
+    const { title, note, values, isBaseline } = panels[at];
+    const layer = Math.min(Math.max(Math.round(this.chart.convertFromPixel({ gridIndex: at }, [x, y])[0]), 0), values.length - 1);
+    const baseline = isBaseline ? null : (panels.find((panel) => panel.isBaseline)?.values ?? null);
+    const lines = [title, note, ["layer", count(layer)], [metric, number(values[layer])]];
+    if (baseline && layer < baseline.length) lines.push(["baseline", number(baseline[layer])]);
+    return lines;
+  }
+}
+
+/** An axis that all charts share, from one round number to another with at most four steps between. */
+function rounded(low, high) {
+  const width = high - low || Math.abs(high) || 1;
+  const unit = 10 ** Math.floor(Math.log10(width / 4));
+  const interval = [1, 2, 2.5, 5, 10].map((factor) => factor * unit).find((step) => width / step <= 4);
+  const at = (steps) => Number((steps * interval).toPrecision(12));
+  return { min: at(Math.floor(low / interval)), max: at(Math.ceil(high / interval)), interval };
+}
+
+const decades = (low, high) => ({ min: 10 ** Math.floor(Math.log10(low)), max: 10 ** Math.ceil(Math.log10(high)) });

@@ -1,0 +1,508 @@
+// The run over its steps, on one axis: alerts, loss, further curves, the layer x step heat map, and the history of one layer.
+// What fires is a band in all of them, attempts are marks, and the pointer is in all of them at once.
+
+import { axis, base, chartIn, edgesOf, linesOf, nearestIndex, shownOf, stepAxis, theme, tooltipOver, valueAxis } from "./chart.js";
+import { downloads } from "./download.js";
+import { hiddenIn, rasterOf } from "./raster.js";
+import { h } from "../base/dom.js";
+import { count, number, wordsOf } from "../base/format.js";
+import { COLOURS } from "../base/series.js";
+
+const HEAD = 32;
+const FOOT = 22;
+const BELOW = 34;
+const HEIGHTS = { loss: 120, curves: 84, history: 104 };
+const SIDE = { left: 54, right: 14 };
+const SPAN_FOR_LOG = 30;
+const SPIKE_MARK = 4;
+const NARROW = 8;
+const BRACKET = 9;
+const LONGEST_TIP = 180;
+const LANE = 17;
+const MOST_LANES = 6;
+
+/** How layer `index` reads: activations begin with the first block's input, and entry k is what block k - 1 gave. */
+export function layerName(index, blocks, isActivation) {
+  if (!isActivation) return blocks[index] ?? `layer ${index}`;
+  return index === 0 ? `input of ${blocks[0] ?? "the first block"}` : (blocks[index - 1] ?? `layer ${index}`);
+}
+
+export class Timeline {
+  #model = null;
+  #panels = [];
+  #edges = [];
+  #hides = null;
+  #isDragging = false;
+
+  /**
+   * `tools` are elements for the heads of panels, by the panel's key. `onPick({step, layer})` is told what is clicked, with the
+   * layer only in the heat map; `onZoom({from, to} or null)` when the steps shown change; `onAlert(alert)` when a band is clicked.
+   */
+  constructor(element, { tools = {}, onPick, onZoom, onAlert }) {
+    this.element = element;
+    this.chart = chartIn(element);
+    this.heads = Object.fromEntries(
+      Object.entries({ alerts: "Alerts", loss: "Loss", curves: "Curves", map: "Heat map", history: "Layer history" }).map(([key, name]) => {
+        const title = h("h3", {});
+        const save = downloads(name, () => this.#shownIn(key));
+        return [key, { title, element: h("div", { class: "panel-head", hidden: true }, title, tools[key], save) }];
+      }),
+    );
+    element.append(...Object.values(this.heads).map((head) => head.element));
+    const zr = this.chart.getZr();
+    zr.on("mousedown", () => (this.#isDragging = true));
+    zr.on("mouseup", () => (this.#isDragging = false));
+    zr.on("click", ({ offsetX, offsetY }) => {
+      const at = this.#at(offsetX, offsetY);
+      if (!at) return;
+      if (at.alert) onAlert(at.alert);
+      else if (at.panel.key !== "alerts") onPick({ step: at.step, layer: at.layer });
+    });
+    zr.on("dblclick", ({ offsetX, offsetY }) => {
+      const at = this.#at(offsetX, offsetY);
+      if (at && at.panel.key !== "alerts") this.zoomAround(at.step);
+    });
+    this.chart.on("datazoom", () => {
+      const { start, end, startValue, endValue } = this.chart.getOption().dataZoom[0];
+      onZoom(start <= 0 && end >= 100 ? null : { from: startValue, to: endValue });
+    });
+    tooltipOver(element, this.chart, (x, y) => this.#describe(x, y));
+  }
+
+  /**
+   * model: {run name, metric name, loss series or null, curves: [{name, key: a shorter name or none, series}], tails: [{attempt, series}] of the loss that a
+   * later attempt took back, map (with extremes) or null, scale, shows: "mean" or "farthest", history: {title, series} or null,
+   * blocks, isActivation, alerts, starts: [{attempt, step}], extent: [first, last step], zoom, step, layer (as picked, or null)}
+   */
+  show(model) {
+    this.#hides = model.map && hiddenIn(model.map, model.scale);
+    this.#model = model;
+    this.#edges = model.map ? edgesOf(model.map.step) : [];
+    this.#panels = this.#laidOut(model);
+    const height = `${this.#panels.at(-1).bottom + BELOW}px`;
+    if (this.element.style.height !== height) {
+      this.element.style.height = height;
+      this.chart.resize();
+    }
+    for (const [key, { element, title }] of Object.entries(this.heads)) {
+      const panel = this.#panels.find((one) => one.key === key);
+      element.hidden = !panel;
+      if (!panel) continue;
+      element.style.top = `${panel.top - HEAD + 2}px`;
+      const content = JSON.stringify(panel.title);
+      if (title.content === content) continue;
+      title.content = content;
+      title.replaceChildren(...panel.title.map((one) => keyOf(...one)));
+    }
+    // All refer to each other by id: with panels that come and go, indices would not stay those of this list.
+    this.chart.setOption(this.#option(model), { replaceMerge: ["grid", "xAxis", "yAxis", "series"] });
+  }
+
+  resetZoom() {
+    this.chart.dispatchAction({ type: "dataZoom", start: 0, end: 100 });
+  }
+
+  /** Look closer at a step, so that what its column stands for falls apart into finer ones; by `factor` where that is given. */
+  zoomAround(step, factor = null) {
+    const { map, zoom, extent } = this.#model;
+    const [from, to] = zoom ? [zoom.from, zoom.to] : extent;
+    let reach = ((to - from) / 2) * (factor ?? 0.25);
+    if (factor === null && map?.step.length) {
+      const column = nearestIndex(map.step, step);
+      reach = Math.min(reach, Math.max(2 * (this.#edges[column + 1] - this.#edges[column]), 4));
+    }
+    const centre = Math.min(Math.max(step, extent[0] + reach), Math.max(extent[1] - reach, extent[0] + reach));
+    if (2 * reach >= extent[1] - extent[0]) return this.resetZoom();
+    this.chart.dispatchAction({ type: "dataZoom", startValue: Math.round(centre - Math.max(reach, 2)), endValue: Math.round(centre + Math.max(reach, 2)) });
+  }
+
+  /** The columns that hide a value far from their mean, or one that is not finite. */
+  columnsWithSpikes() {
+    const { map } = this.#model;
+    if (!map) return [];
+    return map.step.map((_, column) => column).filter((column) => map.values[column].some((value, layer) => value !== null && (this.#hides(column, layer) || map.nonfinite[column][layer] > 0)));
+  }
+
+  redraw() {
+    if (this.#model) this.show(this.#model);
+  }
+
+  end() {
+    this.chart.end();
+  }
+
+  #laidOut(model) {
+    const layers = model.map?.layers ?? 0;
+    const lanes = lanesOf(model.alerts);
+    const named = { alerts: [["alerts"]], loss: [["loss"]], curves: model.curves.map(({ name, key }, i) => [key ?? name, COLOURS[i]]), history: [[model.history?.title ?? ""]] };
+    const panels = [
+      lanes.length > 0 && { key: "alerts", lanes, height: lanes.length * LANE },
+      model.loss && { key: "loss", lines: [{ name: "loss", series: model.loss }] },
+      model.curves.length > 0 && { key: "curves", lines: model.curves },
+      model.map && { key: "map", height: Math.min(Math.max(layers * 10, 140), 380), title: [[`${model.metric} by layer and step`]] },
+      model.history && { key: "history", lines: [{ name: model.metric, series: model.history.series }] },
+    ].filter(Boolean);
+    let bottom = 0;
+    return panels.map((panel) => {
+      const title = [...(panel.title ?? named[panel.key]), ...(panel.lines && this.#isLog(panel) ? [["log", null, "quiet"]] : [])];
+      const top = bottom + HEAD;
+      const height = panel.height ?? HEIGHTS[panel.key];
+      bottom = top + height + FOOT;
+      return { ...panel, title, top, height, bottom };
+    });
+  }
+
+  #option(model) {
+    const colours = theme();
+    const panels = this.#panels;
+    const [min, max] = [Math.min(model.extent[0], this.#edges[0] ?? Infinity), Math.max(model.extent[1], this.#edges.at(-1) ?? -Infinity)];
+    const zoom = this.#isDragging ? {} : shownOf(model.zoom);
+    const all = { xAxisId: panels.map(({ key }) => `${key} x`), filterMode: "none", minValueSpan: 2, ...zoom };
+    return {
+      ...base(colours),
+      // No room is made for labels: the plots are to begin and end at the same place.
+      grid: panels.map(({ key, top, height }) => ({ id: key, ...SIDE, top, height, outerBoundsMode: "none" })),
+      axisPointer: { link: [{ xAxisIndex: "all" }] },
+      xAxis: panels.map(({ key }) => stepAxis(colours, { id: `${key} x`, gridId: key, min, max })),
+      yAxis: [
+        ...panels.map((panel) => ({ alerts: () => this.#laneAxis(panel), map: () => this.#layerAxis(panel, colours) })[panel.key]?.() ?? this.#valueAxis(panel, colours)),
+        ...panels.map(({ key }) => ({ id: `${key} marks`, gridId: key, min: 0, max: 1, show: false, type: "value" })),
+      ],
+      dataZoom: [
+        { id: "pan", type: "inside", zoomOnMouseWheel: "ctrl", preventDefaultMouseMove: false, ...all },
+        {
+          id: "slider",
+          type: "slider",
+          height: 16,
+          bottom: 10,
+          ...SIDE,
+          showDataShadow: false,
+          brushSelect: false,
+          borderColor: colours.line,
+          fillerColor: "rgba(128, 128, 128, 0.15)",
+          handleSize: "120%",
+          textStyle: { color: colours.quiet, fontSize: 10 },
+          labelFormatter: (step) => count(Math.round(step)),
+          ...all,
+        },
+      ],
+      series: panels.flatMap((panel) => ({ alerts: () => [this.#laneSeries(panel, colours, max)], map: () => [this.#mapSeries(panel, colours)] })[panel.key]?.() ?? this.#lineSeries(panel, colours, max)),
+    };
+  }
+
+  #laneAxis({ key, lanes }) {
+    return { id: `${key} y`, gridId: key, type: "value", min: 0, max: lanes.length, inverse: true, show: false };
+  }
+
+  #layerAxis({ key }, colours) {
+    const { layers } = this.#model.map;
+    return axis(colours, {
+      id: `${key} y`,
+      gridId: key,
+      min: -0.5,
+      max: layers - 0.5,
+      minInterval: 1,
+      axisPointer: { show: false },
+      axisLabel: { color: colours.quiet, fontSize: 11, showMinLabel: true, showMaxLabel: true, formatter: (at) => (Number.isInteger(at) ? `${at}` : ""), customValues: ticksOf(layers) },
+    });
+  }
+
+  #valueAxis(panel, colours) {
+    return valueAxis(colours, { id: `${panel.key} y`, gridId: panel.key, splitNumber: panel.key === "loss" ? 4 : 3, type: this.#isLog(panel) ? "log" : "value" });
+  }
+
+  /** Whether a line panel has a logarithmic axis: where the measure has one, or where its curves lie decades apart. */
+  #isLog({ key, lines }) {
+    if (key === "loss" || (key === "history" && !this.#model.scale.log)) return false;
+    const values = lines.flatMap(({ series }) => [...series.min, ...series.max]).filter((value) => value !== null);
+    const [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
+    return low > 0 && high > SPAN_FOR_LOG * low && (lines.length > 1 || key === "history");
+  }
+
+  #lineSeries(panel, colours, max) {
+    const { key, lines } = panel;
+    const { tails, step } = this.#model;
+    const at = { xAxisId: `${key} x`, yAxisId: `${key} y` };
+    const onMarks = { xAxisId: `${key} x`, yAxisId: `${key} marks`, silent: true };
+    const inkOf = (i) => (key === "curves" ? COLOURS[i] : colours.accent);
+    const drawn = lines.flatMap(({ name, series }, i) => linesOf(series, { id: `${key} ${name}`, colour: inkOf(i), ...at }));
+    const taken = key === "loss" ? tails.flatMap(({ attempt, series }) => linesOf(series, { id: `attempt ${attempt}`, colour: colours.quiet, band: false, ...at })) : [];
+    for (const line of taken) line.lineStyle = { ...line.lineStyle, type: [4, 3], width: 1 };
+    const notFinite = lines.flatMap(({ series }) => series.step.filter((_, i) => series.nonfinite[i] > 0)).map((one) => [one, 0]);
+    const marks = this.#marks(colours, key === "loss");
+    const bands = this.#bands(colours, max);
+    if (step !== null) marks.push({ xAxis: step, lineStyle: { color: colours.ink, type: "dotted", width: 1.5 }, label: { show: false } });
+    return [
+      ...drawn,
+      ...taken,
+      { id: `${key} not finite`, type: "scatter", ...onMarks, symbol: "rect", symbolSize: [3, 14], symbolOffset: [0, -7], itemStyle: { color: colours.alarm }, data: notFinite },
+      {
+        id: `${key} alerts`,
+        type: "line",
+        ...onMarks,
+        data: [],
+        markLine: { symbol: "none", silent: true, data: marks, animation: false },
+        markArea: { silent: true, data: bands },
+      },
+    ];
+  }
+
+  #marks(colours, isNamed) {
+    const { alerts, starts } = this.#model;
+    return [
+      ...alerts.map((alert) => ({
+        xAxis: beginOf(alert),
+        lineStyle: { color: inkOf(alert, colours), type: alert.firing_step === null ? "dashed" : "solid", width: 1 },
+        label: { show: false },
+      })),
+      ...starts.map(({ attempt, step }) => ({
+        xAxis: step,
+        lineStyle: { color: colours.quiet, type: [6, 4], width: 1 },
+        label: { show: isNamed, formatter: `attempt ${attempt}`, position: "insideEndTop", rotate: 0, align: "left", padding: [0, 0, 0, 4], color: colours.quiet, fontSize: 11 },
+      })),
+    ];
+  }
+
+  /** Where anything fires: one band, however many alerts there are. */
+  #bands(colours, max) {
+    const fired = this.#model.alerts.filter((alert) => alert.firing_step !== null);
+    const spans = fired.map((alert) => [alert.firing_step, alert.resolved_step ?? max]).sort(([a], [b]) => a - b);
+    const joined = [];
+    for (const [from, to] of spans) {
+      const last = joined.at(-1);
+      if (last && from <= last[1]) last[1] = Math.max(last[1], to);
+      else joined.push([from, to]);
+    }
+    const color = fired.some(({ severity }) => severity === "critical") ? colours.alarm : colours.warn;
+    return joined.map(([from, to]) => [{ xAxis: from, itemStyle: { color, opacity: 0.07 } }, { xAxis: to }]);
+  }
+
+  /** A bar for each alert, from where it fired, or was first seen, to where it was over; its rule is written in it. */
+  #laneSeries({ key, lanes }, colours, max) {
+    const bars = lanes.flatMap((alerts, lane) => alerts.map((alert) => ({ alert, lane })));
+    return {
+      id: "alerts",
+      type: "custom",
+      xAxisId: `${key} x`,
+      yAxisId: `${key} y`,
+      silent: true,
+      clip: true,
+      data: bars.map(({ alert, lane }) => [beginOf(alert), lane]),
+      renderItem: ({ dataIndex, coordSys }, api) => {
+        const { alert, lane } = bars[dataIndex];
+        const [start, top] = api.coord([beginOf(alert), lane]);
+        const left = Math.max(start, coordSys.x);
+        const right = Math.min(api.coord([alert.resolved_step ?? max, lane])[0], coordSys.x + coordSys.width);
+        if (right < coordSys.x || left > coordSys.x + coordSys.width) return null;
+        const ink = inkOf(alert, colours);
+        const isOpen = alert.firing_step !== null;
+        const shape = { x: left, y: top + 1, width: Math.max(right - left, 3), height: LANE - 3, r: 2 };
+        const text = { x: left + 6, y: top + LANE / 2, text: alert.rule, fill: isOpen ? colours.card : ink, font: `600 11px ${colours.font}`, verticalAlign: "middle", width: shape.width - 10, overflow: "truncate", ellipsis: "" };
+        const bar = { type: "rect", shape, style: isOpen ? { fill: ink } : { fill: "none", stroke: ink, lineDash: [4, 3] } };
+        return { type: "group", children: shape.width > 40 ? [bar, { type: "text", style: text }] : [bar] };
+      },
+    };
+  }
+
+  #mapSeries({ key }, colours) {
+    return {
+      id: "map",
+      type: "custom",
+      xAxisId: `${key} x`,
+      yAxisId: `${key} y`,
+      data: [[0, 0]],
+      silent: true,
+      clip: true,
+      renderItem: ({ coordSys }, api) => {
+        const toX = (step) => api.coord([step, 0])[0] - coordSys.x;
+        const { x, y, width, height } = coordSys;
+        return { type: "image", style: { image: this.#paint(coordSys, toX, colours), x, y, width, height }, silent: true };
+      },
+    };
+  }
+
+  #paint({ width, height }, toX, colours) {
+    const { map, scale, shows, alerts, starts, step, layer } = this.#model;
+    const density = window.devicePixelRatio || 1;
+    const image = rasterOf({ map, scale, hides: this.#hides, shows, edges: this.#edges.map(toX), width, height, density, colours });
+    const pen = image.getContext("2d");
+    // Each line has a halo, so that it can be seen on every colour of the scale.
+    const stroke = (ink, dash, thickness, path) => {
+      for (const [wide, colour, dashes] of [[thickness + 2, colours.card, []], [thickness, ink, dash]]) {
+        pen.setLineDash(dashes);
+        pen.lineWidth = wide;
+        pen.strokeStyle = colour;
+        pen.beginPath();
+        path();
+        pen.stroke();
+      }
+    };
+    // Where columns are narrow, the line at a step is drawn where its column begins: what is to be seen there stays in sight.
+    const column = (at) => nearestIndex(map.step, at);
+    const rule = (at, ink, dash, thickness = 2) => {
+      const [left, right] = [toX(this.#edges[column(at)]), toX(this.#edges[column(at) + 1])];
+      const x = right - left < NARROW ? left - thickness / 2 - 1 : toX(at);
+      stroke(ink, dash, thickness, () => (pen.moveTo(x, 0), pen.lineTo(x, height)));
+    };
+    for (const start of starts) rule(start.step, colours.quiet, [6, 4], 1);
+    for (const alert of alerts) rule(beginOf(alert), inkOf(alert, colours), alert.firing_step === null ? [4, 3] : [], 1);
+    if (step !== null) {
+      const [left, right] = [toX(this.#edges[column(step)]), toX(this.#edges[column(step) + 1])];
+      // Two brackets: a line from end to end would hide the columns beside it.
+      for (const [outer, inner] of [[-4, BRACKET], [height + 4, height - BRACKET]]) {
+        stroke(colours.ink, [], 2, () => (pen.moveTo(left - 1, inner), pen.lineTo(left - 1, outer), pen.lineTo(right + 1, outer), pen.lineTo(right + 1, inner)));
+      }
+    }
+    if (layer !== null && layer < map.layers) {
+      const tall = height / map.layers;
+      stroke(colours.ink, [], 1.5, () => pen.rect(1.5, height - (layer + 1) * tall - 1.5, width - 3, tall + 3));
+    }
+    pen.setLineDash([]);
+    for (const spiked of shows === "mean" ? this.columnsWithSpikes() : []) {
+      const x = (toX(this.#edges[spiked]) + toX(this.#edges[spiked + 1])) / 2;
+      stroke(colours.ink, [], 0, () => (pen.moveTo(x - SPIKE_MARK, height), pen.lineTo(x, height - 1.6 * SPIKE_MARK), pen.lineTo(x + SPIKE_MARK, height), pen.closePath()));
+      pen.fillStyle = colours.ink;
+      pen.fill();
+    }
+    return image;
+  }
+
+  /** What is at a point of the chart: the panel, the step of its nearest sample or column, and in the heat map the layer. */
+  #at(pixelX, pixelY) {
+    const panel = this.#panels.find(({ key }) => this.chart.containPixel({ gridId: key }, [pixelX, pixelY]));
+    if (!panel) return null;
+    const [x, y] = this.chart.convertFromPixel({ gridId: panel.key }, [pixelX, pixelY]);
+    const { map } = this.#model;
+    if (panel.key === "alerts") {
+      const lane = panel.lanes[Math.min(Math.max(Math.floor(y), 0), panel.lanes.length - 1)];
+      return { panel, x, alert: this.#alertsAt(x).findLast((alert) => lane.includes(alert)) ?? null };
+    }
+    const steps = panel.key === "map" ? map.step : panel.lines[0].series.step;
+    if (!steps.length) return null;
+    const nearest = nearestIndex(steps, x);
+    const layer = panel.key === "map" ? Math.min(Math.max(Math.round(y), 0), map.layers - 1) : undefined;
+    return { panel, x, nearest, step: steps[nearest], layer };
+  }
+
+  #alertsAt(step) {
+    return this.#model.alerts.filter((alert) => step >= beginOf(alert) && (alert.resolved_step === null || step <= alert.resolved_step));
+  }
+
+  #describe(pixelX, pixelY) {
+    const at = this.#model && this.#at(pixelX, pixelY);
+    if (!at) return null;
+    if (at.panel.key === "alerts") return at.alert && this.#alertLines(at.alert);
+    const lines = at.panel.key === "map" ? this.#cellLines(at) : this.#curveLines(at);
+    for (const alert of this.#alertsAt(at.x)) {
+      lines.push([`${wordsOf(alert.state)}, from step ${count(beginOf(alert))}`, alert.rule]);
+    }
+    return lines;
+  }
+
+  #alertLines(alert) {
+    const advice = alert.advice?.text;
+    return [[wordsOf(alert.state), alert.rule], ["from step", count(beginOf(alert))], clipped(alert.summary), ...(advice ? [clipped(advice)] : [])];
+  }
+
+  #cellLines({ nearest, layer }) {
+    const { map, metric, blocks, isActivation } = this.#model;
+    const [value, farthest, bad, samples] = [map.values[nearest][layer], map.farthest[nearest][layer], map.nonfinite[nearest][layer], map.samples[nearest]];
+    const lines = [["step", count(map.step[nearest])], ["layer", `${layer} · ${layerName(layer, blocks, isActivation)}`], [metric, number(value)]];
+    if (samples > 1) {
+      if (value !== null && farthest !== value) lines.push(["farthest from this mean", number(farthest)]);
+      lines.push(["samples behind it", count(samples)]);
+      if (bad && value !== null) lines.push(["not finite", `${count(bad)} of them`]);
+    }
+    return lines;
+  }
+
+  #curveLines({ panel, x, step }) {
+    const lines = [["step", count(step)]];
+    for (const { name, series } of panel.lines) {
+      if (!series.step.length) continue;
+      const i = nearestIndex(series.step, x);
+      lines.push([name, number(series.mean[i])]);
+      if (series.min[i] !== series.max[i]) lines.push(["lowest, highest", `${number(series.min[i])}, ${number(series.max[i])}`]);
+      if (series.nonfinite[i]) lines.push(["not finite", `${series.nonfinite[i]} of this bucket`]);
+    }
+    if (panel.key !== "loss") return lines;
+    for (const { attempt, series } of this.#model.tails) {
+      if (x < series.step[0] || x > series.step.at(-1)) continue;
+      lines.push([`attempt ${attempt}, taken back`, number(series.mean[nearestIndex(series.step, x)])]);
+    }
+    return lines;
+  }
+
+  /** A panel as a picture and a table. */
+  #shownIn(key) {
+    const panel = this.#panels.find((one) => one.key === key);
+    if (!panel) return null;
+    const { run, metric, map, scale, shows, history, zoom, extent, blocks, isActivation } = this.#model;
+    const steps = zoom ? [Math.ceil(zoom.from), Math.floor(zoom.to)] : extent;
+    const isIn = (step) => step >= steps[0] && step <= steps[1];
+    const shown = { runs: [run], steps, chart: this.chart, area: { top: panel.top - 8, height: panel.height + FOOT + 8 } };
+    if (key === "alerts") {
+      return {
+        ...shown,
+        metric: "alerts",
+        columns: ["rule", "severity", "state", "first seen", "firing from", "over at", "summary"],
+        rows: this.#model.alerts.map((alert) => [alert.rule, alert.severity, wordsOf(alert.state), alert.pending_step, alert.firing_step, alert.resolved_step, alert.summary]),
+      };
+    }
+    if (key === "map") {
+      const layers = Array.from({ length: map.layers }, (_, layer) => `${layer} ${layerName(layer, blocks, isActivation)}`);
+      const values = shows === "farthest" ? map.farthest : map.values;
+      return {
+        ...shown,
+        metric: shows === "farthest" ? `${metric}, farthest from the mean` : metric,
+        columns: ["step", "samples", ...layers],
+        rows: map.step.map((step, i) => [step, map.samples[i], ...values[i]]).filter(([step]) => isIn(step)),
+        scale: { low: scale.low, high: scale.high, gradient: scale.colours, note: scale.words.join(", ") },
+      };
+    }
+    return {
+      ...shown,
+      metric: { loss: "loss", curves: panel.lines.map(({ name }) => name).join(", "), history: `${metric} of ${history?.title}` }[key],
+      columns: ["curve", "step", "min", "mean", "max", "nonfinite"],
+      rows: panel.lines.flatMap(({ name, series }) => series.step.map((step, i) => [name, step, series.min[i], series.mean[i], series.max[i], series.nonfinite[i]])).filter(([, step]) => isIn(step)),
+    };
+  }
+}
+
+const beginOf = (alert) => alert.firing_step ?? alert.pending_step;
+
+/** Red is what fires and is critical; what is seen to or over is quiet. */
+function inkOf({ state, severity }, colours) {
+  if (!["firing", "stood", "pending"].includes(state)) return colours.quiet;
+  return severity === "critical" && state !== "pending" ? colours.alarm : colours.warn;
+}
+
+const clipped = (text) => (text.length > LONGEST_TIP ? `${text.slice(0, LONGEST_TIP)} …` : text);
+
+function keyOf(text, colour = null, kind = "given") {
+  if (!colour) return h("span", { class: kind }, text);
+  const swatch = h("span", { class: "swatch", "aria-hidden": "true" });
+  swatch.style.background = colour;
+  return h("span", { class: "key" }, swatch, h("span", { class: "given" }, text));
+}
+
+/** Alerts in as few rows as they fit in without being over one another; the last row takes what is left. */
+function lanesOf(alerts) {
+  const lanes = [];
+  for (const alert of [...alerts].sort((a, b) => beginOf(a) - beginOf(b))) {
+    const free = lanes.find((lane) => (lane.at(-1).resolved_step ?? Infinity) <= beginOf(alert));
+    if (free) free.push(alert);
+    else if (lanes.length < MOST_LANES) lanes.push([alert]);
+    else lanes.at(-1).push(alert);
+  }
+  return lanes;
+}
+
+/** At most nine layer numbers, the first and the last among them. */
+function ticksOf(layers) {
+  const stride = Math.max(1, Math.ceil((layers - 1) / 8));
+  const ticks = [];
+  for (let layer = 0; layer < layers - stride / 2; layer += stride) ticks.push(layer);
+  if (ticks.at(-1) !== layers - 1) ticks.push(layers - 1);
+  return ticks;
+}

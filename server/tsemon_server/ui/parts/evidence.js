@@ -1,0 +1,74 @@
+// What a rule saw, each thing in the form that it reads best in.
+
+import { h } from "../base/dom.js";
+import { count, number } from "../base/format.js";
+
+const BOUNDS = ["above", "below", "at_least", "at_most"];
+const PLACES = ["first", "middle", "last", "lowest", "highest"];
+
+/** The conditions as lines: what was seen and what it was held against; null where the rule tells of none. */
+export function seenOf(evidence) {
+  const known = (Array.isArray(evidence?.conditions) ? evidence.conditions : []).filter((one) => isRecord(one) && typeof one.holds === "boolean");
+  if (known.length === 0) return null;
+  // A measure that is held against two bounds is one line; those that hold come first.
+  const lines = Object.values(Object.groupBy(known, (one) => JSON.stringify([one.value, one.layer, one.holds])));
+  return h("ul", { class: "seen", "aria-label": "Conditions" }, lines.sort(([a], [b]) => b.holds - a.holds).map(lineOf));
+}
+
+/** Of which layer a condition speaks, as the service writes it; nothing where it has none. */
+export const whereOf = ({ layer }) => (layer === undefined || layer === null ? "" : ` (layer ${layer})`);
+
+/** The rule was met when this was seen, so that what does not hold is one of several of which some are enough. */
+function lineOf(bounds) {
+  const [{ value, seen, holds }] = bounds;
+  const where = whereOf(bounds[0]);
+  const limits = bounds.map(limitOf).filter(Boolean).join(" and ");
+  return h("li", { class: holds ? "holds" : "fails" }, `${value}${where} `, h("b", {}, number(seen)), limits ? `, ${limits}` : "", holds ? "" : ": does not hold, and need not");
+}
+
+function limitOf(condition) {
+  const limits = BOUNDS.filter((name) => typeof condition[name] === "number").map((name) => `${wordsOf(name)} ${number(condition[name])}`);
+  return limits.join(", ") + (limits.length && condition.against ? ` (${condition.against})` : "");
+}
+
+/** All else that the rule saw, closed; null is what was not measured or is not finite. */
+export function evidenceOf(evidence) {
+  const { layers, window, ...rest } = evidence ?? {};
+  if (Array.isArray(rest.conditions)) delete rest.conditions;
+  const entries = Object.entries(rest).filter(([, value]) => !isEmpty(value));
+  const parts = [
+    isEmpty(layers) ? null : [h("h3", {}, "Layers"), layersOf(layers)],
+    isEmpty(window) ? null : [h("h3", {}, "The samples up to it"), windowOf(window)],
+    entries.length ? listOf(entries) : null,
+  ].filter(Boolean);
+  return parts.length ? h("details", { class: "evidence" }, h("summary", {}, "What the rule saw"), parts) : null;
+}
+
+function layersOf(layers) {
+  const head = h("thead", {}, h("tr", {}, PLACES.map((place) => h("th", { scope: "col" }, place))));
+  const cell = (at) => h("td", {}, at ? [number(at.value), h("small", {}, `layer ${at.layer}`)] : "–");
+  const body = ([name, places]) => h("tbody", {}, h("tr", {}, h("th", { scope: "rowgroup", colspan: PLACES.length }, name)), h("tr", {}, PLACES.map((place) => cell(places?.[place]))));
+  return h("table", {}, head, Object.entries(layers).filter(([, places]) => !isEmpty(places)).map(body));
+}
+
+/** Steps down, values across. Names are too long for the heads of columns, so they are numbered above. */
+function windowOf(rows) {
+  const names = [...new Set(rows.flatMap(Object.keys))].filter((name) => name !== "step");
+  const head = h("tr", {}, h("th", { scope: "col" }, "step"), names.map((name, i) => h("th", { scope: "col", "aria-label": name, title: name }, `${i + 1}`)));
+  const row = (sample) => h("tr", {}, h("td", {}, count(sample.step)), names.map((name) => h("td", {}, textOf(sample[name] ?? null))));
+  return [h("ol", {}, names.map((name) => h("li", {}, name))), h("table", { class: "window" }, h("thead", {}, head), h("tbody", {}, rows.map(row)))];
+}
+
+const listOf = (entries) => h("dl", {}, entries.map(([name, value]) => [h("dt", {}, wordsOf(name)), h("dd", {}, textOf(value))]));
+
+function textOf(value) {
+  if (value === null) return "–";
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (Array.isArray(value)) return value.map(textOf).join(", ");
+  if (isRecord(value)) return Object.entries(value).map(([name, one]) => `${wordsOf(name)} ${textOf(one)}`).join(", ");
+  return number(value);
+}
+
+const isRecord = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+const isEmpty = (value) => value === null || value === undefined || (typeof value === "object" && Object.keys(value).length === 0);
+const wordsOf = (name) => name.replaceAll("_", " ");

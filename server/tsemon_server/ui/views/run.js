@@ -1,0 +1,599 @@
+// One run: who it is, what the rules say, its loss and its layers over the steps, and one step, one layer, one cell of them.
+
+import { Refused, get, getCatalogue, own, runPath } from "../base/api.js";
+import { gradientOf, scaleOf } from "../base/colour.js";
+import { h, keyed } from "../base/dom.js";
+import { count, number, refreshAges } from "../base/format.js";
+import { loadCharts, nearestIndex } from "../charts/chart.js";
+import { downloads } from "../charts/download.js";
+import { Heads } from "../charts/heads.js";
+import { Profile } from "../charts/profile.js";
+import { Timeline, layerName } from "../charts/timeline.js";
+import { Alerts, shownState, stepOf } from "../parts/alert_cards.js";
+import { RunHeader, takenBackFrom } from "../parts/run_header.js";
+
+const BUSY_MS = 2000;
+const IDLE_MS = 10_000;
+/** The metric shown first, where the run has it: of a training, else of its checkpoints. */
+const FIRST_CHOICES = ["token_similarity", "param_norm"];
+const ZOOM_SETTLES_MS = 250;
+const COLUMNS = 256;
+const POINTS = 1000;
+const MARGIN_RATIO = 0.05;
+const NORMS = new Map([["total_param_norm", "parameters"], ["total_grad_norm", "gradient"]]);
+const NORMS_CHOICE = "";
+const MOST_TAILS = 3;
+const MOST_ALERTS = 100;
+const OPEN = ["firing", "acknowledged", "pending"];
+const PAGE_COLUMNS = 10;
+
+let catalogue = null;
+
+export class RunView {
+  #asked = new Map();
+  #data = null;
+  #zoomTimer = null;
+  #lackedAttempt = null;
+
+  keys = [
+    ["← →", "in the charts: the step before, the step after"],
+    ["↑ ↓", "in the charts: the layer above, the layer below"],
+    ["PgUp PgDn", "in the charts: ten columns before, ten after"],
+    ["Home End", "in the charts: the first step, the latest"],
+    ["+ −", "in the charts: look closer, look from farther away"],
+    ["Esc", "in the charts: let go of step and layer"],
+  ];
+
+  constructor(main, runId, query) {
+    this.main = main;
+    this.runId = runId;
+    this.watched = [runId];
+    this.moved(query);
+  }
+
+  /** Show what an address says. */
+  moved(query) {
+    const numberIn = (name) => (/^\d+$/.test(query.get(name) ?? "") && Number.isSafeInteger(Number(query.get(name))) ? Number(query.get(name)) : null);
+    this.#lackedAttempt = null;
+    this.metric = query.get("metric");
+    this.step = numberIn("step");
+    this.layer = numberIn("layer");
+    this.head = numberIn("head");
+    this.attempt = numberIn("attempt");
+    this.curve = query.get("curve") ?? NORMS_CHOICE;
+    this.shows = query.get("of") === "farthest" ? "farthest" : "mean";
+    this.fit = query.get("fit") === "1";
+    this.log = query.has("log") ? query.get("log") === "1" : null;
+    clearTimeout(this.#zoomTimer);
+    const [from, to] = [numberIn("from"), numberIn("to")];
+    this.zoom = from !== null && to !== null && from < to ? { from, to } : null;
+  }
+
+  destroy() {
+    clearTimeout(this.#zoomTimer);
+    this.timeline?.end();
+    this.profile?.end();
+    this.headsChart?.end();
+    document.title = "tsemon";
+  }
+
+  redraw() {
+    this.timeline?.redraw();
+    this.profile?.redraw();
+    this.headsChart?.redraw();
+  }
+
+  /** Told of a change (base/live.js); true asks for a round. */
+  onEvent() {
+    return true;
+  }
+
+  async refresh(signal) {
+    const [run, metrics] = await Promise.all([get(runPath(this.runId), {}, signal), catalogue ?? getCatalogue(signal)]);
+    catalogue = metrics;
+    const layered = Object.keys(run.metrics.layers).sort();
+    this.#complete(run, layered);
+    const [data] = await Promise.all([this.#collect(run, signal), loadCharts()]);
+    signal.throwIfAborted();
+    this.#data = data;
+    if (!this.root?.isConnected) this.#build();
+    this.run = run;
+    document.title = `${run.run} · tsemon`;
+    this.header.show(run, this.attempt);
+    this.#showChoices(layered);
+    this.#draw();
+    this.alerts.show(this.#data.alerts, run.num_frames > 0);
+    this.olderAlerts.hidden = !this.#data.hasOlder;
+    this.#setBusy(false);
+    refreshAges(this.root);
+    return run.state === "running" ? BUSY_MS : IDLE_MS;
+  }
+
+  // -- what is shown
+
+  /** Fill in what the address leaves open, or asks for where there is none. */
+  #complete(run, layered) {
+    if (this.attempt !== null && !run.attempts.some(({ attempt }) => attempt === this.attempt)) {
+      this.#lackedAttempt = this.attempt;
+      this.attempt = null;
+    }
+    // A number of the run as a whole is a curve, and has no layers.
+    if (run.metrics.scalars.includes(this.metric) && !layered.includes(this.metric)) {
+      if (this.metric !== "loss") this.curve = this.metric;
+      this.metric = null;
+    }
+    this.metric ||= FIRST_CHOICES.find((name) => layered.includes(name)) ?? layered[0] ?? null;
+  }
+
+  /** All that the charts need. What was asked before is asked again only where the run has gone on. */
+  async #collect(run, signal) {
+    const stamp = JSON.stringify([run.num_frames, run.attempt, run.state]);
+    const wanted = new Set();
+    const ask = (path, query) => {
+      const key = JSON.stringify([path, query]);
+      wanted.add(key);
+      const known = this.#asked.get(key);
+      if (known?.stamp === stamp) return known.answer;
+      const entry = { stamp, answer: get(path, query, signal) };
+      this.#asked.set(key, entry);
+      entry.answer.catch(() => this.#asked.get(key) === entry && this.#asked.delete(key));
+      return entry.answer;
+    };
+    const path = runPath(this.runId);
+    const { attempt } = this;
+    const series = (metric, more) => ask(`${path}/series`, { metric, points: POINTS, attempt, ...this.#range(), ...more });
+    const { scalars, layers, heads } = run.metrics;
+    const numLayers = own(layers, this.metric) ?? 0;
+    const hasMap = numLayers > 0;
+    const layer = this.layer !== null && this.layer < numLayers ? this.layer : null;
+    const [depth, width] = own(heads, this.metric) ?? [0, 0];
+    const numHeads = layer !== null && layer < depth ? width : 0;
+    const head = this.head !== null && this.head < numHeads ? this.head : null;
+    const curves = this.#curvesOf(scalars);
+    const [{ alerts, hasOlder }, loss, curveSeries, map, history, frame, tails, ends] = await Promise.all([
+      this.#alerts(signal),
+      scalars.includes("loss") ? series("loss") : null,
+      Promise.all(curves.map((name) => series(name))),
+      hasMap ? ask(`${path}/heatmap`, { metric: this.metric, columns: COLUMNS, extremes: true, attempt, ...this.#range() }) : null,
+      layer === null ? null : series(this.metric, { layer, head }),
+      numHeads ? ask(`${path}/frame`, { step: this.step, attempt }).catch(noneIfGone) : null,
+      this.#tails(run, series),
+      this.#ends(run, ask),
+    ]);
+    for (const key of this.#asked.keys()) if (!wanted.has(key)) this.#asked.delete(key);
+    const drawn = [loss, ...curveSeries, map, ...tails.map((tail) => tail.series)].filter((one) => one?.step.length);
+    const firsts = [...ends, ...drawn.map(({ step }) => step[0])];
+    const lasts = [...ends, ...drawn.map(({ step }) => step.at(-1)), this.attempt === null ? (run.last_step ?? 0) : 0];
+    return {
+      alerts: alerts.map((alert) => ({ ...alert, state: shownState(alert, run.attempt) })),
+      hasOlder,
+      loss,
+      curves: curves.map((name, i) => ({ name, key: curves.length > 1 ? NORMS.get(name) : null, series: curveSeries[i] })),
+      map,
+      history: history && { layer, head, series: history },
+      hasHeads: numHeads > 0,
+      frame: frame && { step: frame.step, values: own(frame.heads, this.metric)?.[layer] ?? null },
+      tails,
+      extent: firsts.length ? [Math.min(...firsts), Math.max(...lasts)] : [0, 0],
+    };
+  }
+
+  /**
+   * The newest, and all that are open, however old. They are asked for in each round: that somebody has seen to one shows
+   * nowhere else.
+   */
+  async #alerts(signal) {
+    const query = { run: this.runId, limit: MOST_ALERTS };
+    const { alerts, next_cursor: next } = await get("alerts", query, signal);
+    if (next === null) return { alerts, hasOlder: false };
+    const { alerts: open } = await get("alerts", { ...query, state: OPEN }, signal);
+    const known = new Set(alerts.map((alert) => alert.alert_id));
+    return { alerts: [...alerts, ...open.filter((alert) => !known.has(alert.alert_id))], hasOlder: true };
+  }
+
+  #range() {
+    if (!this.zoom) return {};
+    const margin = (this.zoom.to - this.zoom.from) * MARGIN_RATIO;
+    return { from_step: Math.max(0, Math.floor(this.zoom.from - margin)), to_step: Math.min(Math.ceil(this.zoom.to + margin), Number.MAX_SAFE_INTEGER) };
+  }
+
+  #curvesOf(scalars) {
+    if (scalars.includes(this.curve)) return [this.curve];
+    const norms = normsIn(scalars);
+    return norms.length ? norms : othersIn(scalars).slice(0, 1);
+  }
+
+  /** The loss that later attempts took back. */
+  async #tails(run, series) {
+    if (this.attempt !== null || !run.metrics.scalars.includes("loss")) return [];
+    const hidden = run.attempts.filter(({ attempt }) => takenBackFrom(run, attempt) < Infinity).slice(-MOST_TAILS);
+    const found = await Promise.all(
+      hidden.map(async ({ attempt }) => {
+        const from = Math.max(takenBackFrom(run, attempt), this.#range().from_step ?? 0);
+        const to = this.#range().to_step ?? null;
+        if (to !== null && to < from) return null;
+        return { attempt, series: await series("loss", { attempt, from_step: from, to_step: to }) };
+      }),
+    );
+    return found.filter((tail) => tail?.series.step.length);
+  }
+
+  /** Where all of it begins and ends, which a part of it does not tell. */
+  async #ends(run, ask) {
+    const [metric] = run.metrics.scalars;
+    if (!this.zoom || !metric) return this.zoom ? [0] : [];
+    const { step } = await ask(`${runPath(this.runId)}/series`, { metric, points: 3, attempt: this.attempt });
+    return step;
+  }
+
+  // -- the page
+
+  #build() {
+    this.header = new RunHeader({ onAttempt: (attempt) => this.#choose({ attempt, zoom: null, step: null }) });
+    this.picker = h("select", { id: "metric", onchange: () => this.#choose({ metric: this.picker.value, head: null, log: null }) });
+    this.fitBox = h("input", { type: "checkbox", onchange: () => this.#choose({ fit: this.fitBox.checked }) });
+    this.logBox = h("input", { type: "checkbox", onchange: () => this.#choose({ log: this.logBox.checked }) });
+    this.logLabel = h("label", { class: "check" }, this.logBox, "logarithmic");
+    this.showsPicker = h("select", { id: "shows", onchange: () => this.#choose({ shows: this.showsPicker.value }) }, h("option", { value: "mean" }, "their mean"), h("option", { value: "farthest" }, "what is farthest from it"));
+    this.showsLabel = h("span", { class: "pair" }, h("label", { for: "shows" }, "many steps show"), this.showsPicker);
+    this.curvePicker = h("select", { "aria-label": "Curve shown", onchange: () => this.#choose({ curve: this.curvePicker.value }) });
+    this.layerPicker = h("select", { id: "layer", onchange: () => this.#choose({ layer: this.layerPicker.value === "" ? null : Number(this.layerPicker.value), head: null }) });
+    this.headPicker = h("select", { "aria-label": "Head", onchange: () => this.#choose({ head: this.headPicker.value === "" ? null : Number(this.headPicker.value) }) });
+    this.closer = h("button", { type: "button", title: "Look closer at the chosen step", onclick: () => this.#zoomBy(0.5) }, "Zoom in");
+    this.farther = h("button", { type: "button", onclick: () => this.#zoomBy(2) }, "Zoom out");
+    this.unzoom = h("button", { type: "button", hidden: true, onclick: () => this.timeline.resetZoom() }, "All steps");
+    this.meaning = h("p", { class: "quiet meaning" });
+    this.legend = h("div", { class: "legend" });
+    this.viewTools = h("div", { class: "tools below" }, this.legend, h("span", { class: "buttons" }, this.closer, this.farther, this.unzoom));
+    this.note = h("p", { class: "note", hidden: true });
+    this.chartBox = h("div", { class: "chart timeline", role: "application", tabindex: "0", "aria-label": "Loss and layers by step", "aria-describedby": "readout", onkeydown: (event) => this.#onKey(event) });
+    this.readout = h("p", { id: "readout", class: "readout quiet", role: "status" });
+    this.profileBox = h("div", { class: "chart profile", role: "img", "aria-label": "Value by layer at the chosen step" });
+    this.profileTitle = h("h2", {});
+    this.slider = h("input", { type: "range", min: "0", step: "1", "aria-label": "Step of the layer profile", oninput: () => this.#pick({ step: this.#data.map.step[Number(this.slider.value)] }) });
+    this.follow = h("button", { type: "button", onclick: () => this.#pick({ step: null }) }, "Latest");
+    this.headsBox = h("div", { class: "chart profile", role: "img", "aria-label": "Value by head at the chosen step and layer" });
+    this.headsTitle = h("h2", {});
+    this.headsNote = h("p", { class: "note", hidden: true });
+    this.alerts = new Alerts({ onShow: (alert) => this.#showAlert(alert), onChange: () => this.reload() });
+    this.olderAlerts = h("p", { class: "card quiet", hidden: true }, `Here are the newest ${MOST_ALERTS} alerts and all that are open. There are older ones: `, h("a", { href: `#/alerts?state=all&run=${encodeURIComponent(this.runId)}` }, "All alerts of this run"));
+    this.alerts.element.append(this.olderAlerts);
+    this.mapTools = h(
+      "div",
+      { class: "tools" },
+      h("span", { class: "pair" }, h("label", { for: "metric" }, "metric"), this.picker),
+      h("span", { class: "pair" }, h("label", { for: "layer" }, "layer"), this.layerPicker),
+      h("label", { class: "check" }, this.fitBox, "fit colours to the data"),
+      this.logLabel,
+      this.showsLabel,
+    );
+    this.profileCard = h("section", { class: "card" }, h("div", { class: "tools" }, this.profileTitle, this.slider, this.follow, downloads("Layer profile", () => this.#profileShown())), this.profileBox);
+    this.headsCard = h("section", { class: "card" }, h("div", { class: "tools" }, this.headsTitle, downloads("Heads", () => this.#headsShown())), this.headsNote, this.headsBox);
+    this.chartCard = h("section", { class: "card" }, this.mapTools, this.meaning, this.viewTools, this.note, this.chartBox, this.readout);
+    this.root = h("div", { class: "stack" }, this.header.element, h("div", { class: "split" }, h("div", { class: "stack" }, this.chartCard, this.profileCard, this.headsCard), this.alerts.element));
+    this.main.replaceChildren(this.root);
+    this.timeline?.end();
+    this.profile?.end();
+    this.headsChart?.end();
+    this.timeline = new Timeline(this.chartBox, {
+      tools: { curves: this.curvePicker, history: this.headPicker },
+      onPick: (at) => this.#pick(at),
+      onZoom: (zoom) => this.#zoomTo(zoom),
+      onAlert: (alert) => this.#goToCard(alert),
+    });
+    this.profile = new Profile(this.profileBox, { onPick: (layer) => this.#pick({ layer }) });
+    this.headsChart = new Heads(this.headsBox, { onPick: (head) => this.#choose({ head: head === this.head ? null : head }) });
+  }
+
+  #showChoices(layered) {
+    const names = this.metric && !layered.includes(this.metric) ? [this.metric, ...layered] : layered;
+    offer(this.picker, names.map((name) => [name, name]), this.metric ?? "");
+    const { scalars } = this.run.metrics;
+    const norms = normsIn(scalars).length ? [[NORMS_CHOICE, "norms"]] : [];
+    const curve = !scalars.includes(this.curve) && norms.length ? NORMS_CHOICE : this.#curvesOf(scalars)[0];
+    offer(this.curvePicker, [...norms, ...othersIn(scalars).map((name) => [name, name])], curve);
+    const layers = Array.from({ length: own(this.run.metrics.layers, this.metric) ?? 0 }, (_, layer) => [String(layer), this.#layerTitle(layer)]);
+    offer(this.layerPicker, [["", "none chosen"], ...layers], String(this.layer ?? ""));
+    const numHeads = own(this.run.metrics.heads, this.metric)?.[1] ?? 0;
+    offer(this.headPicker, [["", "all heads"], ...Array.from({ length: numHeads }, (_, head) => [String(head), `head ${head}`])], String(this.head ?? ""));
+    this.headPicker.hidden = numHeads === 0;
+    this.mapTools.hidden = names.length === 0;
+    this.fitBox.checked = this.fit;
+    this.showsPicker.value = this.shows;
+  }
+
+  #layerTitle(layer) {
+    return `${layer} · ${layerName(layer, this.run.blocks, this.#isActivation())}`;
+  }
+
+  #isActivation() {
+    return own(this.run.metrics.layers, this.metric) === this.run.num_blocks + 1;
+  }
+
+  #draw() {
+    const { run } = this;
+    const { map, alerts, history } = this.#data;
+    const name = map?.metric ?? this.metric; // another one may be on its way
+    const metric = own(catalogue, name) ?? null;
+    const scale = scaleOf(metric, (this.shows === "farthest" ? map?.farthest : map?.values)?.flat() ?? [], { fit: this.fit, log: this.log });
+    this.scale = scale;
+    keyed(this.note, this.#noteOf(run, map), (note) => note.text, (note) => this.#noteElement(note));
+    this.note.hidden = !this.note.hasChildNodes();
+    this.meaning.textContent = map && metric ? `${metric.title}: ${metric.equation}` : "";
+    this.unzoom.hidden = this.zoom === null;
+    this.logBox.checked = scale.log;
+    this.logLabel.hidden = scale.isDiverging;
+    this.showsLabel.hidden = !map?.samples.some((samples) => samples > 1);
+    const column = this.#column();
+    this.chartBox.hidden = this.readout.hidden = column === null && !this.#data.loss && !this.#data.curves.length;
+    const step = this.step === null || column === null ? null : map.step[column];
+    const layer = history?.layer ?? (map && this.layer !== null && this.layer < map.layers ? this.layer : null);
+    if (!this.chartBox.hidden) {
+      this.timeline.show({
+        ...this.#data,
+        run: run.run,
+        metric: name,
+        map: column === null ? null : map,
+        scale,
+        shows: this.shows,
+        history: history && { title: `layer ${this.#layerTitle(history.layer)}${history.head === null ? "" : `, head ${history.head}`}`, series: history.series },
+        alerts: alerts.filter((alert) => this.#isShown(alert)),
+        starts: this.attempt === null ? run.attempts.filter(({ resume_step }) => resume_step).map(({ attempt, resume_step }) => ({ attempt, step: resume_step })) : [],
+        step,
+        layer,
+        zoom: this.zoom,
+        blocks: run.blocks,
+        isActivation: this.#isActivation(),
+      });
+    }
+    this.legend.hidden = this.profileCard.hidden = column === null;
+    this.viewTools.hidden = this.chartBox.hidden;
+    this.#drawHeads(layer);
+    if (column === null) return;
+    this.#showLegend(map);
+    this.profileTitle.textContent = `${name} ${this.#atStep(column)}`;
+    this.slider.max = String(map.step.length - 1);
+    this.slider.value = String(column);
+    this.slider.setAttribute("aria-valuetext", `step ${count(map.step[column])}`);
+    this.follow.hidden = this.step === null;
+    this.readout.textContent = this.#readoutOf(column, layer);
+    this.profile.show({ metric: name, log: scale.log, values: map.values[column], layer, blocks: run.blocks, isActivation: this.#isActivation() });
+  }
+
+  #drawHeads(layer) {
+    const { frame, hasHeads } = this.#data;
+    this.headsCard.hidden = layer === null || !hasHeads;
+    if (this.headsCard.hidden) return;
+    const values = frame?.values ?? null;
+    this.headsBox.hidden = values === null;
+    this.headsNote.hidden = values !== null;
+    this.headsTitle.textContent = `heads of layer ${layer}${frame ? ` at step ${count(frame.step)}` : ""}`;
+    this.headsNote.textContent = frame ? `That sample is without ${this.metric}, which is taken at fewer steps. Click a cell for the heads at its step.` : "No single sample of this attempt is kept near this step.";
+    if (values !== null) this.headsChart.show({ metric: this.metric, values, head: this.head });
+  }
+
+  /** The column of the heat map that is shown below it: the picked one, else the last. */
+  #column() {
+    const { map } = this.#data;
+    if (!map?.step.length) return null;
+    return nearestIndex(map.step, this.step ?? this.zoom?.to ?? map.step.at(-1));
+  }
+
+  #atStep(column) {
+    const { map } = this.#data;
+    const isPicked = this.step !== null;
+    return `${map.samples[column] > 1 ? "around" : "at"} step ${count(map.step[column])}${isPicked ? "" : this.zoom ? " (the last shown)" : " (latest)"}`;
+  }
+
+  #readoutOf(column, layer) {
+    const { map } = this.#data;
+    if (layer === null) return "Click a cell for its step, layer and heads; or focus the charts and use the arrow keys.";
+    return `Layer ${this.#layerTitle(layer)}, ${this.#atStep(column)}: ${this.metric} ${number(map.values[column][layer])}`;
+  }
+
+  #isShown(alert) {
+    if (this.attempt !== null) return alert.attempt === this.attempt;
+    return stepOf(alert) < takenBackFrom(this.run, alert.attempt);
+  }
+
+  /** What there is to say, as {text, hasWayBack}. */
+  #noteOf(run, map) {
+    const notes = this.#lackedAttempt === null ? [] : [{ text: `This run has no attempt ${count(this.#lackedAttempt)}. It is shown as it stands.` }];
+    if (run.num_frames === 0) return [...notes, { text: "Registered, and no frame has come yet. The first one shows here on its own." }];
+    const { loss, curves } = this.#data;
+    const unseen = [{ name: "loss", series: loss }, ...curves, { name: this.metric, series: map }].filter(({ series }) => series?.step.length === 0);
+    if (this.attempt !== null) notes.push({ text: this.#attemptNote(run), hasWayBack: true });
+    if (Object.keys(run.metrics.layers).length === 0) notes.push({ text: "This run has sent no metric with layers, so there is no heat map." });
+    else if (map === null) notes.push({ text: `This run does not measure ${this.metric}${own(run.not_measured, this.metric) ? `: ${run.not_measured[this.metric]}` : ". Choose one of the metrics that it does"}.` });
+    else if (map.step.length && map.values.flat().every((value) => value === null)) notes.push({ text: `No value of ${this.metric} is finite in these steps.` });
+    if (unseen.length) notes.push({ text: `There is no sample of ${unseen.map(({ name }) => name).join(", ")} in these steps.` });
+    if (loss === null) notes.push({ text: `This run has no loss.${run.state === "running" ? " Pass it to monitor.step(loss=...)." : ""}` });
+    return notes;
+  }
+
+  #attemptNote(run) {
+    const end = takenBackFrom(run, this.attempt);
+    const since = end === Infinity ? "" : ` What it recorded from step ${count(end)} on was taken back by a later one.`;
+    return `This is attempt ${this.attempt} as it was.${since} `;
+  }
+
+  #noteElement({ text, hasWayBack = false }) {
+    const wayBack = hasWayBack && h("button", { type: "button", onclick: () => this.#choose({ attempt: null }) }, "Show the run as it stands");
+    return h("div", { class: "given" }, text, wayBack);
+  }
+
+  #showLegend(map) {
+    const { low, high, colours, words } = this.scale;
+    const bar = h("span", { class: "bar", "aria-hidden": "true" });
+    bar.style.background = gradientOf(colours);
+    const isHatched = map.values.some((column) => column.includes(null)) || map.nonfinite.some((column) => column.some((bad) => bad > 0));
+    const hasSpikes = this.shows === "mean" && this.timeline.columnsWithSpikes().length > 0;
+    const content = [number(low), bar, number(high), h("span", { class: "quiet" }, words.join(", ")), isHatched && h("span", { class: "hatch" }, "not finite"), hasSpikes && h("span", { class: "spike" }, "a value far from its column's mean")];
+    const text = JSON.stringify([low, high, words, isHatched, hasSpikes, colours[0]]);
+    if (this.legend.content === text) return;
+    this.legend.content = text;
+    this.legend.replaceChildren(...content.filter(Boolean));
+  }
+
+  // -- what is picked
+
+  /** Take a choice, show it at once with what is there, and ask for the rest. */
+  #choose(choice) {
+    Object.assign(this, choice);
+    this.#remember();
+    this.#showChoices(Object.keys(this.run.metrics.layers).sort());
+    this.#setBusy(true);
+    this.reload();
+  }
+
+  #pick({ step, layer }) {
+    if (step !== undefined) this.step = step;
+    if (layer !== undefined && layer !== this.layer) Object.assign(this, { layer, head: null });
+    this.#remember();
+    this.#showChoices(Object.keys(this.run.metrics.layers).sort());
+    this.#draw();
+    this.#setBusy(true);
+    this.reload();
+  }
+
+  /** Whether what is shown is not yet all that was chosen. */
+  #setBusy(isBusy) {
+    this.chartCard.setAttribute("aria-busy", String(isBusy));
+  }
+
+  #onKey(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target !== this.chartBox) return;
+    const { map } = this.#data;
+    const column = this.#column();
+    if (column === null) return;
+    const to = (at) => {
+      const next = Math.min(Math.max(at, 0), map.step.length - 1);
+      this.#pick({ step: next === map.step.length - 1 ? null : map.step[next] });
+    };
+    const moveLayer = (by) => this.#pick({ layer: this.layer === null ? (by > 0 ? 0 : map.layers - 1) : Math.min(Math.max(this.layer + by, 0), map.layers - 1) });
+    const actions = {
+      ArrowLeft: () => to(column - 1),
+      ArrowRight: () => to(column + 1),
+      PageUp: () => to(column - PAGE_COLUMNS),
+      PageDown: () => to(column + PAGE_COLUMNS),
+      Home: () => to(0),
+      End: () => to(map.step.length - 1),
+      ArrowUp: () => moveLayer(1),
+      ArrowDown: () => moveLayer(-1),
+      "+": () => this.#zoomBy(0.5),
+      "=": () => this.#zoomBy(0.5),
+      "-": () => this.#zoomBy(2),
+      Escape: () => this.#pick({ step: null, layer: null }),
+    };
+    if (!Object.hasOwn(actions, event.key)) return;
+    event.preventDefault();
+    actions[event.key]();
+  }
+
+  #zoomBy(factor) {
+    const column = this.#column();
+    if (column !== null) this.timeline.zoomAround(this.#data.map.step[column], factor);
+  }
+
+  #zoomTo(zoom) {
+    if (JSON.stringify(zoom) === JSON.stringify(this.zoom)) return;
+    this.zoom = zoom;
+    this.unzoom.hidden = zoom === null;
+    this.#setBusy(true);
+    clearTimeout(this.#zoomTimer);
+    this.#zoomTimer = setTimeout(() => {
+      this.#remember();
+      this.#setBusy(true); // a round that was under way may have ended meanwhile
+      this.reload();
+    }, ZOOM_SETTLES_MS);
+  }
+
+  #showAlert(alert) {
+    const layers = (alert.evidence?.conditions ?? []).map?.((one) => one?.layer).filter(Number.isInteger) ?? [];
+    const step = stepOf(alert);
+    const isInSight = this.zoom !== null && step >= this.zoom.from && step <= this.zoom.to;
+    this.#choose({
+      metric: metricIn(alert.evidence, this.run.metrics.layers) ?? this.metric,
+      step,
+      // What a later attempt took back is to be seen in its own only.
+      attempt: step < takenBackFrom(this.run, alert.attempt) ? null : alert.attempt,
+      zoom: isInSight ? this.zoom : null,
+      layer: layers[0] ?? this.layer,
+      head: null,
+    });
+    this.chartCard.scrollIntoView({ block: "nearest" });
+  }
+
+  #goToCard(alert) {
+    const card = [...this.alerts.element.querySelectorAll("[data-key]")].find((one) => one.dataset.key === String(alert.alert_id));
+    if (!card) return;
+    card.closest("details")?.setAttribute("open", "");
+    card.scrollIntoView({ block: "nearest" });
+    card.classList.remove("called");
+    void card.offsetWidth; // so that the animation begins anew
+    card.classList.add("called");
+  }
+
+  /** Put the choice into the address, so that it can be shared; no entry in the history for each click. */
+  #remember() {
+    this.#lackedAttempt = null;
+    const { metric, step, layer, head, attempt, zoom } = this;
+    const chosen = {
+      metric, step, layer, head, attempt,
+      from: zoom && Math.ceil(zoom.from),
+      to: zoom && Math.floor(zoom.to),
+      curve: this.curve || null,
+      of: this.shows === "mean" ? null : this.shows,
+      fit: this.fit ? 1 : null,
+      log: this.log === null ? null : Number(this.log),
+    };
+    const query = new URLSearchParams(Object.entries(chosen).filter(([, value]) => value !== null && value !== undefined));
+    history.replaceState(null, "", `#/run/${encodeURIComponent(this.runId)}?${query}`);
+  }
+
+  // -- what can be taken away
+
+  #profileShown() {
+    const { map } = this.#data;
+    const column = this.#column();
+    const rows = map.values[column].map((value, layer) => [layer, layerName(layer, this.run.blocks, this.#isActivation()), value, map.farthest[column][layer], map.nonfinite[column][layer]]);
+    return { runs: [this.run.run], metric: `${this.metric} by layer`, steps: [map.step[column], map.step[column]], chart: this.profile.chart, columns: ["layer", "block", "mean", "farthest", "nonfinite"], rows };
+  }
+
+  #headsShown() {
+    const { frame, history } = this.#data;
+    if (!frame?.values) return null;
+    return { runs: [this.run.run], metric: `${this.metric} by head of layer ${history.layer}`, steps: [frame.step, frame.step], chart: this.headsChart.chart, columns: ["head", this.metric], rows: frame.values.map((value, head) => [head, value]) };
+  }
+}
+
+/** What retention has dropped cannot be shown; the rest can. */
+function noneIfGone(error) {
+  if (error instanceof Refused && error.status === 404) return null;
+  throw error;
+}
+
+/** Fill a select with [value, text] pairs, unless it has them already: one that is open stays open. */
+function offer(select, options, chosen) {
+  const content = JSON.stringify(options);
+  if (select.content !== content) {
+    select.content = content;
+    select.replaceChildren(...options.map(([value, text]) => h("option", { value }, text)));
+  }
+  select.value = chosen;
+}
+
+const normsIn = (scalars) => [...NORMS.keys()].filter((name) => scalars.includes(name));
+
+/** What else than the loss can be shown below it. */
+const othersIn = (scalars) => scalars.filter((name) => name !== "loss").sort();
+
+/** The first of the run's metrics that the evidence names, in a value or as a key, at any depth. */
+function metricIn(evidence, recorded) {
+  if (typeof evidence === "string") return evidence.split(/\W+/).find((word) => Object.hasOwn(recorded, word)) ?? null;
+  for (const [name, value] of Object.entries(evidence ?? {})) {
+    const found = Object.hasOwn(recorded, name) ? name : metricIn(value, recorded);
+    if (found) return found;
+  }
+  return null;
+}

@@ -1,0 +1,175 @@
+"""A service that was sent recorded runs, and a Prometheus that scraped it meanwhile: all real, all over HTTP."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+from tests.server.replay.runs import read_runs
+from tests.service import ServiceProcess
+from tsemon.wire import frames_to_body
+
+RUNS = ("tse_vit24-s0", "lm_pre4-s0", "ent_qk20-s0", "div_nan-s0")
+"""Tokens escalate, sampled every tenth step; healthy, every fifth; attention collapses; the loss becomes NaN."""
+RULES_OF_PROMETHEUS = Path(__file__).parents[3] / "clients/prometheus/rules"
+ROUNDS = 10
+NOTIFY = {
+    "receivers": [{"name": "nobody", "type": "webhook", "url": "http://127.0.0.1:9", "allow_private": True}],
+    "routes": [{"receivers": "nobody", "group_wait": "1s"}],
+}
+"""Nothing listens on that port: each message fails, which is counted."""
+OVERHEAD_RATIO = 0.0125
+"""What `attach` measures of itself, and recordings lack."""
+
+
+class Prometheus:
+    """The real one, on a free port, with a configuration of its own."""
+
+    def __init__(self, folder, target, token_file):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        scrape = {
+            "job_name": "tsemon",
+            "authorization": {"credentials_file": str(token_file)},
+            # Under two names, as two services on one database are scraped: each tells of every run.
+            "static_configs": [
+                {"targets": [f"{name}:{target.rpartition(':')[2]}" for name in ("127.0.0.1", "localhost")]}
+            ],
+        }
+        configuration = {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "scrape_configs": [scrape],
+            "rule_files": [str(RULES_OF_PROMETHEUS / "*.yml")],
+        }
+        (folder / "prometheus.yml").write_text(json.dumps(configuration))  # JSON is YAML
+        self._process = subprocess.Popen(
+            [
+                shutil.which("prometheus"),
+                f"--config.file={folder}/prometheus.yml",
+                f"--storage.tsdb.path={folder}/data",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self._http = httpx.Client(base_url=self.url, timeout=10)
+
+    def await_first_scrape(self):
+        """It looks for targets every 5 s."""
+        deadline = time.monotonic() + 60
+        while not self._has_scraped():
+            assert time.monotonic() < deadline, "Prometheus has scraped nothing within 60 s"
+            time.sleep(0.1)
+
+    def _has_scraped(self):
+        try:
+            return self._http.get("/-/ready").status_code == 200 and len(self.ask('up{job="tsemon"} == 1')) == 2
+        except httpx.TransportError:
+            return False
+
+    def ask(self, expr, start=None, end=None):
+        """The series of an instant query, or of a range query with a point per second."""
+        if start is None:
+            reply = self._http.get("/api/v1/query", params={"query": expr, "time": end or time.time()})
+        else:
+            reply = self._http.get(
+                "/api/v1/query_range", params={"query": expr, "start": start, "end": end, "step": "1"}
+            )
+        told = reply.json()
+        assert told["status"] == "success", f"{expr}\n{told.get('error')}"
+        return told["data"]["result"]
+
+    def stop(self):
+        self._http.close()
+        self._process.terminate()
+        self._process.wait()
+
+
+@dataclasses.dataclass
+class Watched:
+    """What tests ask."""
+
+    service: str
+    """The address of the service."""
+    token: str
+    """Of scope `read`, as Grafana has it."""
+    prometheus: Prometheus | None
+    run_ids: dict[str, str]
+    start: float
+    end: float
+
+    def rest(self, path, params=()):
+        headers = {"Authorization": f"Bearer {self.token}"}
+        reply = httpx.get(self.service + path, params=params, headers=headers, timeout=30)
+        assert reply.status_code == 200, f"{reply.url}\n{reply.text}"
+        return reply.json()
+
+
+def watch(folder, with_prometheus):
+    """Start both, send the runs a part a second, and yield what came of it."""
+    (folder / "notify.json").write_text(json.dumps(NOTIFY))
+    service = ServiceProcess(folder / "tsemon.db", "--tokens", "--notify", str(folder / "notify.json"))
+    tokens = {scope: token(folder, service.database, scope) for scope in ("ingest", "read", "metrics")}
+    headers = {"Authorization": f"Bearer {tokens['ingest'].read_text().strip()}"}
+    with service, httpx.Client(base_url=f"{service.url}/api/v1", headers=headers) as api:
+        prometheus = Prometheus(folder, service.url, tokens["metrics"]) if with_prometheus else None
+        try:
+            if prometheus is not None:
+                prometheus.await_first_scrape()
+            start = time.time()
+            recorded = [run for name in RUNS for run in read_runs(name)]
+            run_ids = {run.name: register(api, run) for run in recorded}
+            for number in range(ROUNDS):
+                for run in recorded:
+                    size = -(-len(run.frames) // ROUNDS)
+                    send(api, run_ids[run.name], run.frames[number * size : (number + 1) * size])
+                if prometheus is not None:
+                    time.sleep(0.9)
+            if prometheus is not None:
+                await_last_steps(prometheus, recorded)
+            yield Watched(service.url, tokens["read"].read_text().strip(), prometheus, run_ids, start, time.time())
+        finally:
+            if prometheus is not None:
+                prometheus.stop()
+
+
+def token(folder, database, scope):
+    """The file of a new token, made as an operator makes it."""
+    path = folder / f"{scope}.token"
+    create = ["token", "create", scope, "--scope", scope, "--database", database, "--out", str(path)]
+    subprocess.run([sys.executable, "-m", "tsemon", *create], check=True, capture_output=True)
+    return path
+
+
+def register(api, run):
+    blocks = [f"h.{number}" for number in range(run.num_blocks)]
+    body = {"project": "recorded", "run": run.name, "blocks": blocks, "frozen_blocks": run.frozen_blocks}
+    return api.post("/runs", json=body).raise_for_status().json()["run_id"]
+
+
+def send(api, run_id, frames):
+    told = [
+        dataclasses.replace(frame, scalars=frame.scalars | {"overhead_ratio": OVERHEAD_RATIO}).to_json()
+        for frame in frames
+    ]
+    if told:
+        api.post(f"/runs/{run_id}/frames", content=frames_to_body("w", 1, told)).raise_for_status()
+
+
+def await_last_steps(prometheus, recorded):
+    """Until Prometheus has scraped the newest frame of each run, and once more, so that rates have something to see."""
+    last = sorted(run.frames[-1].step for run in recorded)
+    deadline = time.monotonic() + 60
+    while sorted(int(series["value"][1]) for series in prometheus.ask("min by (run_id) (tsemon_run_step)")) != last:
+        assert time.monotonic() < deadline, "Prometheus did not see the last step of each run within 60 s"
+        time.sleep(0.2)
+    time.sleep(2)

@@ -1,0 +1,263 @@
+"""`tsemon tail` and `tsemon alerts --follow`: what goes on, as it goes on."""
+
+import json
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from tests.clients.command_line import (
+    NAN,
+    Terminal,
+    change,
+    environment,
+    filled_service,
+    frame,
+    in_this_process,
+    open_alert,
+    register,
+    resolve_alerts,
+    send,
+)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with filled_service(tmp_path_factory.mktemp("service")) as service:
+        yield service
+
+
+@pytest.fixture
+def run(service, monkeypatch, capsys):
+    return in_this_process(service, monkeypatch, capsys)
+
+
+@pytest.fixture
+def going_on(service, request):
+    """The name and id of a run with two samples."""
+    name = request.node.name
+    run_id = register(service.url, name)
+    send(service.url, run_id, [frame(0, 3.0), frame(10, 2.5)])
+    return name, run_id
+
+
+@contextmanager
+def piped(service, *arguments, program=("-m", "tsemon")):
+    """The command while it runs, its output in a pipe."""
+    command = [sys.executable, *program, *arguments]
+    process = subprocess.Popen(
+        command, env=environment(service), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    too_late = threading.Timer(60, process.kill)  # else a line that does not come is waited for without an end
+    too_late.start()
+    try:
+        yield process
+        process.wait(timeout=20)
+    finally:
+        too_late.cancel()
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def broken(service):
+    """A run whose last layer but one breaks after a while, and its loss once; its first layer was never measured."""
+    run_id = register(service.url, "broken", "broken")
+    grad_norms = [[NAN, 3.0, 3.0, 5.0]] * 3 + [[NAN, 3.0, NAN, 5.0]] * 20
+    losses = [1.0] * 12 + [NAN] + [1.0] * 10
+    frames = [frame(10 * i, losses[i], grad_norm=values) for i, values in enumerate(grad_norms)]
+    send(service.url, run_id, frames)
+    return run_id
+
+
+class TestTailInAPipe:
+    def test_prints_a_line_for_each_sample_and_alert_and_ends_with_the_run(self, service, going_on):
+        name, run_id = going_on
+        with piped(service, "tail", name) as process:
+            assert process.stdout.readline().startswith("step=0 loss=3 token_similarity.0=0 token_similarity.1=0.1 ")
+            assert process.stdout.readline().startswith("step=10 loss=2.5 ")
+            send(service.url, run_id, [frame(20, NAN)])
+            assert process.stdout.readline().startswith("step=20 loss=nan ")
+            alert = process.stdout.readline()
+            assert alert.startswith("alert=firing severity=critical rule=loss-not-finite step=20 summary=")
+            send(service.url, run_id, [frame(30, 2.0), frame(40, 1.5)])
+            change(service.url, run_id, "finished")
+            assert process.stdout.readline().startswith("step=30 loss=2 ")
+            assert process.stdout.readline().startswith("step=40 loss=1.5 ")
+            assert process.stdout.readline().startswith("alert=resolved ")
+            assert process.stdout.readline() == "run=finished step=40\n"
+        assert process.returncode == 0
+
+    def test_goes_back_with_a_new_attempt(self, service, going_on):
+        name, run_id = going_on
+        with piped(service, "tail", name, "--lines", "1") as process:
+            assert process.stdout.readline().startswith("step=10 ")
+            register(service.url, name, resume_step=5)
+            send(service.url, run_id, [frame(6, 9.0, seq=0)], attempt=2)
+            assert process.stdout.readline().startswith("step=6 loss=9 ")
+            change(service.url, run_id, "failed")
+            assert process.stdout.readline() == "run=failed step=6\n"
+
+    def test_prints_json_lines(self, run):
+        done = run("tail", "vision/vit", "--json", "--groups", "2")
+        sample, end = map(json.loads, done.out.splitlines())
+        assert sample["token_similarity"] == {"0-1": pytest.approx(0.05), "2-4": pytest.approx(0.3)}
+        assert end == {"run": "finished", "step": 0}
+
+    def test_begins_with_the_last_samples(self, run):
+        done = run("tail", "demo/gpt", "--once", "--lines", "3", "--metric", "attention_entropy")
+        lines = [line for line in done.out.splitlines() if line.startswith("step=")]
+        assert [line.split()[0] for line in lines] == ["step=170", "step=180", "step=190"]
+        assert "attention_entropy.0=0.5" in lines[0]
+
+    def test_says_that_a_layer_of_a_group_is_not_finite(self, run, broken):
+        shown = run("tail", broken, "--once", "--groups", "2", "--metric", "grad_norm", "--lines", "21").out
+        first, *_, newest = [line.partition(" grad_norm")[2] for line in shown.splitlines() if line.startswith("step=")]
+        assert (first, newest) == (".0-1=3 grad_norm.2-3=4", ".0-1=3 grad_norm.2-3=nan")
+
+    def test_does_not_forget_a_layer_that_was_not_finite_before(self, run, broken):
+        shown = run("tail", broken, "--once", "--groups", "2", "--metric", "grad_norm", "--lines", "1").out
+        assert "grad_norm.0-1=3 grad_norm.2-3=nan" in shown
+
+    def test_tells_that_an_old_alert_is_over_behind_many_newer_ones(self, service, going_on):
+        name, run_id = going_on
+        send(service.url, run_id, [frame(20, NAN)])
+        resolve_alerts(service.database, run_id, 51)
+        with piped(service, "tail", name, "--lines", "1") as process:
+            assert process.stdout.readline().startswith("step=20 ")
+            told = [process.stdout.readline() for _ in range(51)]
+            assert told[0].startswith("alert=firing severity=critical rule=loss-not-finite ")
+            change(service.url, run_id, "finished")
+            assert process.stdout.readlines()[-2].startswith("alert=resolved severity=critical rule=loss-not-finite ")
+
+    def test_names_the_metrics_there_are(self, run):
+        done = run("tail", "demo/gpt", "--metric", "grad_norm")
+        assert done.code == 1
+        assert "it has attention_entropy, token_similarity" in done.err
+
+
+class TestTailOnATerminal:
+    def test_shows_the_run_as_it_goes_on_and_leaves_quietly_at_ctrl_c(self, service, going_on):
+        name, run_id = going_on
+        terminal = Terminal(service, "tail", name)
+        shown = terminal.read_until("no alerts")
+        assert all(text in shown for text in (f"demo/{name}", "running", "step 10", "layers 2-3"))
+        send(service.url, run_id, [frame(20, 2.25)])
+        terminal.read_until("2.25")
+        open_alert(service.database, run_id)
+        send(service.url, run_id, [frame(30, 2.125)])
+        terminal.read_until("loss-spike: loss is 20")
+        terminal.interrupt()
+        assert terminal.wait() == 0
+        assert "Traceback" not in terminal.shown
+        assert terminal.output.endswith((b"\x1b[?25h", b"\x1b[?25h\r\n", b"\r\n\x1b[?25h")), "the cursor is back"
+
+    def test_marks_where_a_layer_of_a_group_is_not_finite(self, run, broken):
+        lines = run("tail", broken, "--once", "--groups", "2", "--metric", "grad_norm", columns=100)[1].splitlines()
+        (whole,) = [line.split() for line in lines if "layers 0-1" in line]
+        (hurt,) = [line.split() for line in lines if "layers 2-3" in line]
+        assert (whole[2], whole[-1]) == ("▁" * 23, "3")
+        assert hurt[2].lstrip("▁▂▃▄▅▆▇█") == "x" * 20
+        assert hurt[-2:] == ["not", "finite"]
+
+    def test_marks_where_one_of_several_losses_is_not_finite(self, run, broken):
+        shown = run("tail", broken, "--once", columns=50)[1]
+        (curve, newest) = next(line for line in shown.splitlines() if line.startswith("loss ")).split()[1:]
+        assert len(curve) < 12, "not one for each sample"
+        assert curve.strip("▁") == "x"
+        assert newest == "1"
+
+    def test_shows_an_old_alert_that_fires_behind_many_that_are_over(self, run, service, going_on):
+        name, run_id = going_on
+        open_alert(service.database, run_id)
+        resolve_alerts(service.database, run_id, 51)
+        assert "loss-spike: loss is 20" in run("tail", name, "--once", columns=100)[1]
+
+    def test_shows_the_end_of_the_run(self, service, going_on):
+        name, run_id = going_on
+        terminal = Terminal(service, "tail", name)
+        terminal.read_until("running")
+        change(service.url, run_id, "failed")
+        terminal.read_until("failed")
+        assert terminal.wait() == 0
+
+    def test_goes_on_when_the_service_is_away_for_a_while(self, tmp_path):
+        with filled_service(tmp_path) as service:
+            terminal = Terminal(service, "tail", "demo/gpt", columns=200)
+            terminal.read_until("step 190")
+            service.kill()
+            terminal.read_until("no answer from")
+            service.start()
+            send(service.url, service.ids["demo/gpt"], [frame(200, 0.75)])
+            terminal.read_until("step 200")
+            terminal.interrupt()
+            assert terminal.wait() == 0
+
+    @pytest.mark.parametrize(("columns", "lines"), [(40, 12), (100, 40), (200, 60)])
+    def test_fits_the_terminal(self, run, monkeypatch, columns, lines):
+        monkeypatch.setenv("LINES", str(lines))
+        code, shown, _ = run("tail", "demo/gpt", "--once", columns=columns)
+        assert code == 0
+        assert "token_similarity" in shown
+        assert max(map(len, shown.splitlines())) <= columns
+        assert len(shown.splitlines()) <= lines
+
+    def test_needs_no_name_for_the_run_that_was_heard_of_last(self, run, going_on):
+        _, shown, _ = run("tail", "--once", columns=100)
+        assert f"demo/{going_on[0]}" in shown
+
+    def test_shows_a_run_without_samples(self, run, service):
+        register(service.url, "empty")
+        code, shown, _ = run("tail", "empty", "--once", columns=100)
+        assert (code, "no samples yet" in shown) == (0, True)
+
+
+class TestAlertsThatAreFollowed:
+    def test_are_a_line_for_each_change(self, service, going_on):
+        name, run_id = going_on
+        with piped(service, "alerts", "--run", name, "--follow", "--json") as process:
+            open_alert(service.database, run_id)
+            send(service.url, run_id, [frame(20, NAN)])
+            told = {json.loads(process.stdout.readline())["rule"] for _ in range(2)}
+            assert told == {"loss-spike", "loss-not-finite"}
+            change(service.url, run_id, "finished")
+            assert json.loads(process.stdout.readline())["state"] == "resolved"
+            process.send_signal(2)
+        assert process.returncode == 0
+
+    def test_go_on_when_the_service_is_away_for_a_while(self, tmp_path):
+        with (
+            filled_service(tmp_path) as service,
+            piped(service, "alerts", "--follow", "--json", "--project", "demo") as process,
+        ):
+            told = {json.loads(process.stdout.readline())["rule"] for _ in range(2)}
+            assert told == {"loss-spike", "entropy-collapse"}
+            service.kill()
+            assert "no answer from" in process.stderr.readline()
+            service.start()
+            send(service.url, service.ids["demo/gpt"], [frame(200, NAN)])
+            assert json.loads(process.stdout.readline())["rule"] == "loss-not-finite"
+            process.send_signal(2)
+        assert process.returncode == 0
+
+    def test_are_told_whatever_the_clock_of_this_machine_says(self, service, going_on):
+        """It is two hours ahead."""
+        name, run_id = going_on
+        code = (
+            "import datetime\n"
+            "from tsemon_client.commands import alerts\n"
+            "class Ahead(datetime.datetime):\n"
+            "    @classmethod\n"
+            "    def now(cls, tz=None): return datetime.datetime.now(tz) + datetime.timedelta(hours=2)\n"
+            "alerts.datetime = Ahead\n"
+            "from tsemon.__main__ import main\n"
+            "main()\n"
+        )
+        with piped(service, "alerts", "--run", name, "--follow", "--json", program=("-c", code)) as process:
+            send(service.url, run_id, [frame(20, NAN)])
+            assert json.loads(process.stdout.readline())["state"] == "firing"
+            change(service.url, run_id, "finished")
+            assert json.loads(process.stdout.readline())["state"] == "resolved"
+            process.send_signal(2)
