@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 import torch
 
@@ -29,6 +31,13 @@ LONG = (
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+def pytest_collection_finish():
+    """What is imported and collected stays: to look through it for garbage, again and again, is a fifth of all time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 def pytest_unconfigure(config):
@@ -73,9 +82,11 @@ def postgresql(postgresql_server):
 
 @pytest.fixture(params=ENGINES)
 def database(request, tmp_path):
-    """A database of each engine in turn."""
+    """A database of each engine in turn, with today's tables, all empty."""
     if request.param == "sqlite":
-        return SqliteFile(tmp_path / "tsemon.db")
+        file = SqliteFile(tmp_path / "tsemon.db")
+        file.migrate()
+        return file
     return request.getfixturevalue("postgresql")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Connection, Row, bindparam, func, select
+from sqlalchemy import Column, Connection, Row, Select, Table, bindparam, func, select
 
 from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_if_missing
@@ -45,11 +45,15 @@ def version_of(connection: Connection, name: str, digest: str) -> int | None:
 
 def newest_versions(connection: Connection) -> list[RuleVersion]:
     """Of each rule, by name."""
+    rows = connection.execute(_newest(schema.rule_version))
+    return sorted(map(_version, rows), key=lambda version: version.name)  # engines disagree on what comes first
+
+
+def _newest(*columns: Table | Column[Any]) -> Select[Any]:
+    """These columns of the newest version of each rule."""
     c = schema.rule_version.c
     newest = select(c.name, func.max(c.version).label("version")).group_by(c.name).subquery()
-    is_newest = (c.name == newest.c.name) & (c.version == newest.c.version)
-    rows = connection.execute(select(schema.rule_version).join(newest, is_newest))
-    return sorted(map(_version, rows), key=lambda version: version.name)  # engines disagree on what comes first
+    return select(*columns).join(newest, (c.name == newest.c.name) & (c.version == newest.c.version))
 
 
 def versions_of(connection: Connection, name: str) -> list[RuleVersion]:
@@ -67,16 +71,16 @@ def add_versions(
     Other processes may add versions at the same moment: they are all kept, one after the other.
     """
     c = schema.rule_version.c
+    of_version = _newest(c.name, c.version, c.digest, c.origin, c.enabled)
+    newest = {row.name: row for row in connection.execute(of_version)}  # the pack has dozens, a database may be far
     for new in definitions:
         row = {**new._asdict(), "origin": origin, "enabled": enabled}
-        newest = select(c.version, c.digest, c.origin, c.enabled).where(c.name == new.name)
-        while True:
-            last = connection.execute(newest.order_by(c.version.desc()).limit(1)).first()
-            if last is not None and last[1:] == (new.digest, origin, enabled):
-                break
+        last = newest.get(new.name)
+        while last is None or (last.digest, last.origin, last.enabled) != (new.digest, origin, enabled):
             number = 1 if last is None else last.version + 1
             if insert_if_missing(connection, schema.rule_version, {**row, "version": number, "created_at": now}):
                 break
+            last = connection.execute(of_version.where(c.name == new.name)).first()
 
 
 def _version(row: Row[Any]) -> RuleVersion:
