@@ -19,9 +19,10 @@ from tsemon.errors import InvalidArgument, MissingData, ServerUnreachable, Tsemo
 from tsemon.registration import registration
 from tsemon.scanning.finding import step_pattern
 from tsemon.scanning.inputs import Source
-from tsemon.scanning.report import Report, printable
+from tsemon.scanning.report import Report
 from tsemon.scanning.scanner import Record, Scanner
 from tsemon.scanning.stored import Mark, Served, Spooled, Stored
+from tsemon.terminal import printable
 from tsemon.transport import RunWriter, attempt_key, run_writer
 from tsemon.wire import MAX_REASON
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tsemon.errors import InvalidArgument, MissingData
@@ -14,15 +14,21 @@ from tsemon.wire import MAX_STEP
 
 SUFFIXES = {".pt", ".pth", ".bin", ".ckpt", ".safetensors"}
 WHOLE_MODEL = ("model.safetensors", "pytorch_model.bin")
-"""What libraries call a whole model that is alone in its folder, the better form first."""
+"""What libraries call a whole model, the better form first. Files beside it are none, unless a name tells another step."""
 BESIDE = re.compile(r"^(optimizer|scheduler|scaler|rng_state|random_states|training_args|sampler)", re.IGNORECASE)
 """What trainers put beside the parameters."""
 SHARD = re.compile(r"^(?P<stem>.+?)[-_](?P<number>\d+)-of-(?P<total>\d+)$")
 STEP = re.compile(
-    r"(?:^|[^a-z])(?:global[-_]?)?(?:steps?|iter(?:ation)?s?|checkpoint|ckpt|it|updates?)[-_= ]*(\d+)", re.I
+    r"(?:^|[^a-z])(?:global[-_]?)?(?:steps?|iter(?:ation)?s?|checkpoint|ckpt|it|updates?)[-_= ]*(\d[a-z\d]*)", re.I
 )
-LAST_NUMBER = re.compile(r"(?:^|[-_.= ])(\d+)$")
-EPOCH = re.compile(r"epochs?[-_= ]*\d+", re.I)
+"""A word for the step and what follows it, which is none where letters are among its digits: `100k`, `1e3`."""
+LAST_NUMBER = re.compile(r"(?:^|[-_.= ])(\d+)[-_.= ]*$")
+NO_STEP = re.compile(
+    r"epochs?[-_= ]*\d+"
+    r"|(?<!\d)(?:\d\d)?\d\d([-_.])\d\d\1\d\d(?!\d)"  # a date, a time
+    r"|(?<!\d)\d{8}[-_T]\d{4,6}(?!\d)",  # both
+    re.I,
+)
 MAX_DEPTH = 4
 """Folders in folders, in which is looked."""
 
@@ -69,7 +75,8 @@ def step_pattern(text: str | None) -> re.Pattern[str] | None:
 def find_candidates(folder: Path, pattern: re.Pattern[str] | None = None) -> list[Candidate]:
     """All of the folder and of those in it, by step and name. Raises MissingData where there is no such folder."""
     if not folder.is_dir():
-        raise MissingData(f"expected a folder of checkpoints, but {folder} is not there or is no folder")
+        why = "is a file: give the folder that it lies in" if folder.exists() else "is not there"
+        raise MissingData(f"expected a folder of checkpoints, but {folder} {why}")
     closed: list[OSError] = []
     found = [candidate for place in _folders(folder, closed.append) for candidate in _in_folder(folder, place, pattern)]
     for error in closed:
@@ -98,31 +105,30 @@ def _in_folder(root: Path, place: Path, pattern: re.Pattern[str] | None) -> Iter
     except OSError:  # a trainer has just deleted the folder
         return
     files = [name for name in names if Path(name).suffix in SUFFIXES and not BESIDE.match(name)]
-    indexed: set[str] = set()
-    for whole in WHOLE_MODEL:
-        index = f"{whole}.index.json"
-        if index in names:
-            shards = _shards_of(place / index)
-            missing = [name for name in shards if not (place / name).is_file()]
-            if not shards:
-                yield candidate(index, [place / index], "it names no shards in its folder")
-            elif missing:
-                yield candidate(index, [place / index], f"the shard {missing[0]} is not there, is it half-written?")
-            else:
-                yield candidate(index, [place / name for name in shards])
-            return
-        if whole in names:
-            yield candidate(whole, [place / whole])
-            return
+    found: list[Candidate] = []
+    known: set[str] = set()
+    whole = next((form for name in WHOLE_MODEL for form in (f"{name}.index.json", name) if form in names), None)
+    if whole is not None:
+        shards = _shards_of(place / whole) if whole.endswith(".json") else [whole]
+        problem = None if shards else "it names no shards in its folder"
+        if missing := [name for name in shards if name not in names]:
+            problem = f"the shard {missing[0]} is not there, is it half-written?"
+        found.append(candidate(whole, [place / name for name in ([whole] if problem else shards)], problem))
+        known.update((whole, *shards))
     for name in files:
-        if (shard := SHARD.match(Path(name).stem)) is None:
-            yield candidate(name, [place / name])
-        elif name not in indexed:
-            others = [n for n in files if (s := SHARD.match(Path(n).stem)) and s["stem"] == shard["stem"]]
-            indexed.update(others)
-            total = int(shard["total"])
-            problem = None if len(others) == total else f"{len(others)} of its {total} shards are there"
-            yield candidate(name, [place / n for n in others], problem)
+        if name in known:
+            continue
+        own, problem = [name], None
+        if shard := SHARD.match(Path(name).stem):
+            own = [n for n in files if (s := SHARD.match(Path(n).stem)) and s["stem"] == shard["stem"]]
+            if len(own) != int(shard["total"]):
+                problem = f"{len(own)} of its {int(shard['total'])} shards are there"
+        found.append(candidate(name, [place / n for n in own], problem))
+        known.update(own)
+    if whole is not None and all(one.step in (None, found[0].step) for one in found):
+        why = f"it is passed over: {whole} beside it is the whole model"
+        found[1:] = [replace(one, problem=why) for one in found[1:]]
+    yield from found
     if any(name.endswith(".distcp") for name in names):
         told = (
             "a distributed checkpoint; make one file of it: "
@@ -148,10 +154,12 @@ def _step_of(relative: Path, pattern: re.Pattern[str] | None) -> int | None:
         stem = stem.removesuffix(suffix)
     if shard := SHARD.match(stem):
         stem = shard["stem"]
-    for part in (stem, *reversed(relative.parent.parts)):
+    parts = (stem, *reversed(relative.parent.parts))
+    for part in parts:
         if steps := STEP.findall(part):
             return _number(steps[-1])
-        if number := LAST_NUMBER.search(EPOCH.sub("", part)):
+    for part in parts:
+        if number := LAST_NUMBER.search(NO_STEP.sub("", part)):
             return _number(number[1])
     return None
 

@@ -87,7 +87,11 @@ def _open_file(path: Path) -> Weights:
     except FileNotFoundError as error:
         raise NotACheckpoint(f"{path.name} is not there") from error
     except Exception as error:  # a damaged file fails in the reader's many ways
-        raise NotACheckpoint(f"it cannot be read, is it half-written? {reason(error)}") from error
+        kind, why = type(error).__name__, reason(error)
+        raise NotACheckpoint(
+            f"it cannot be read, is it half-written? The reader of {path.suffix} files ends with "
+            f"{why if why == kind else f'{kind}: {why}'}"
+        ) from error
 
 
 class _Mapped:
@@ -167,14 +171,15 @@ def _parameters(saved: Mapping[Any, Any]) -> tuple[dict[str, Tensor], dict[str, 
         inner = saved.get(key)
         if isinstance(inner, Mapping) and (tensors := dict(_flat(inner))):
             return tensors, {str(k): v for k, v in saved.items() if k != key}
-    if {"state", "param_groups"} <= {*saved}:  # an optimizer's
-        return {}, {}
     return dict(_flat({k: v for k, v in saved.items() if k not in ("optimizer", "optimizer_state_dict")})), {
         str(k): v for k, v in saved.items() if not isinstance(v, Tensor | Mapping) or k in STEP_KEYS
     }
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """All tensors but those of optimizers."""
+    if {"state", "param_groups"} <= tree.keys():
+        return
     for key, value in tree.items():
         if isinstance(value, Tensor) and not value.is_sparse and not value.is_quantized:
             yield f"{prefix}{key}", value

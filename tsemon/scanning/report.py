@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tsemon.scanning.law import growth_law, in_words
 from tsemon.scanning.scanner import Record, Scanner
-from tsemon.terminal import Column, print_table
+from tsemon.terminal import Column, print_table, printable
 
 MAX_ROWS = 24
 """Checkpoints in the table, evenly over all; JSON has them all."""
@@ -159,11 +159,6 @@ class Report:
             f"{len(blocks)} blocks, {blocks[0]} to {blocks[-1]}: the norm at the end is {least:.3f} times that at the "
             f"start in {slowest} and {most:.3f} times in {fastest}"
         )
-
-
-def printable(text: str) -> str:
-    """The text with what would give a terminal an order written out: names come from whoever made the files."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _say(console: Console, text: str) -> None:

@@ -114,7 +114,8 @@ class Scanner:
             except NotACheckpoint as error:
                 self._leave_out(candidate, str(error))
                 self._seen[candidate] = candidate.stamp
-        return sorted(found, key=lambda pair: (pair[0], pair[1].name))
+        # Of one step the first is read: the shortest name is the one without `ema`, `best` or another folder in it.
+        return sorted(found, key=lambda pair: (pair[0], len(pair[1].name), pair[1].name))
 
     def _step_of(self, candidate: Candidate) -> int:
         if candidate.problem is not None:

@@ -302,6 +302,13 @@ class TestScan:
         assert Service(service).run(found["run_id"])["not_measured"] == found["not_measured"]
         assert "no config.json" in found["not_measured"]["saturation"]
 
+    def test_shows_the_block_with_parameters_that_are_not_finite(self, service, tmp_path):
+        w = torch.ones(3, 4)
+        torch.save({"h.0.attn.w": w, "h.1.attn.w": w / 0}, tmp_path / "step-1.pt")
+        run_id = scan_json(tmp_path, "--server", service.url, "--run", "not-finite")["run_id"]
+        [glance] = httpx.get(f"{service.url}/api/v1/glances", params={"run": run_id}).json()["glances"]
+        assert glance["worst"] == {"metric": "nonfinite_entries", "layer": 1, "value": 12.0}
+
     def test_raises_no_alert_over_a_healthy_training(self, service, trained):
         for name in ("t5", "gpt2"):
             found = scan_json(trained[0] / name, "--run", f"healthy {name}", "--server", service.url)

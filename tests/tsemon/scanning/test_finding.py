@@ -39,6 +39,13 @@ class TestFindCandidates:
             ("model-1000.pth", 1000),
             ("ckpt_70.pt", 70),
             ("run/7000.safetensors", 7000),
+            ("iter_0000100/mp_rank_00/model_optim_rng.pt", 100),
+            ("global_step100/mp_rank_00_model_states.pt", 100),
+            ("seed-1/model_1500_epoch3.pt", 1500),
+            ("run-2024-01-05_12-30-00/weights.pt", None),
+            ("run-20240105_123000/weights.pt", None),
+            ("step1e3.pt", None),
+            ("seed-1/step-100k.pt", None),
             ("gpt2.pt", None),
             ("epoch_3.pt", None),
             ("best.pt", None),
@@ -71,6 +78,25 @@ class TestFindCandidates:
 
     def test_leaves_hidden_files_and_other_kinds(self, folder):
         assert steps_of(folder(".cache/step-1.pt", "notes.txt", ".step-2.pt")) == {}
+
+    def test_finds_a_step_beside_a_whole_model(self, folder):
+        steps = [f"step_{step}.safetensors" for step in (100, 200, 300)]
+        path = folder("model.safetensors", "pytorch_model.bin", *steps)
+        found = {one.name: (one.step, one.problem) for one in find_candidates(path)}
+        assert found == {
+            **{name: (step, None) for name, step in zip(steps, (100, 200, 300), strict=True)},
+            "model.safetensors": (None, None),
+            "pytorch_model.bin": (None, None),
+        }
+
+    def test_tells_what_it_passes_over_for_a_whole_model(self, folder):
+        path = folder("checkpoint-5/model.safetensors", "checkpoint-5/pytorch_model.bin", "checkpoint-5/head.pt")
+        why = "it is passed over: model.safetensors beside it is the whole model"
+        assert {one.name: one.problem for one in find_candidates(path)} == {
+            "checkpoint-5/model.safetensors": None,
+            "checkpoint-5/pytorch_model.bin": why,
+            "checkpoint-5/head.pt": why,
+        }
 
     def test_joins_the_shards_that_an_index_names(self, folder):
         path = folder("checkpoint-5/model-00001-of-00002.safetensors", "checkpoint-5/model-00002-of-00002.safetensors")
@@ -107,8 +133,13 @@ class TestFindCandidates:
         assert "dcp_to_torch" in candidate.problem
 
     def test_tells_of_a_folder_that_is_not_there(self, tmp_path):
-        with pytest.raises(MissingData, match=re.escape(str(tmp_path / "none"))):
+        with pytest.raises(MissingData, match=re.escape(f"{tmp_path / 'none'} is not there")):
             find_candidates(tmp_path / "none")
+
+    def test_tells_that_it_was_given_a_file(self, folder):
+        path = folder("step-1.pt") / "step-1.pt"
+        with pytest.raises(MissingData, match=re.escape(f"{path} is a file: give the folder")):
+            find_candidates(path)
 
 
 class TestStepPattern:

@@ -38,6 +38,22 @@ class TestOpenWeights:
         found, _ = read(tmp_path / "x.pt")
         assert {name: value.tolist() for name, value in found.items()} == {n: v.tolist() for n, v in tensors.items()}
 
+    @pytest.mark.parametrize(
+        "nest",
+        [
+            lambda model, optimizer: {"epoch": 1, "my_model": model, "optim": optimizer},
+            lambda model, optimizer: {"my_model": model, "training": {"optimizers": {"adam": optimizer}}},
+            lambda model, optimizer: {"model": {"my_model": model, "optim": optimizer}},
+        ],
+    )
+    def test_takes_no_moments_of_an_optimizer_for_parameters(self, tmp_path, nest):
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        torch.save(nest(model.state_dict(), optimizer.state_dict()), tmp_path / "x.pt")
+        assert {*read(tmp_path / "x.pt")[0]} == {"my_model.weight", "my_model.bias"}
+
     def test_reads_safetensors_with_what_they_tell(self, tmp_path, tensors):
         save_file(tensors, tmp_path / "x.safetensors", metadata={"step": "12"})
         found, extra = read(tmp_path / "x.safetensors")
@@ -99,6 +115,9 @@ class TestOpenWeights:
         (tmp_path / "x.bin").write_bytes(bytes(range(256)))
         with pytest.raises(NotACheckpoint, match="cannot be read"):
             open_weights([tmp_path / "x.bin"])
+        (tmp_path / "x.pt").write_text("hello")
+        with pytest.raises(NotACheckpoint, match=r"half-written\? The reader of \.pt files ends with KeyError: 101"):
+            open_weights([tmp_path / "x.pt"])
         torch.save([1, 2], tmp_path / "x.pt")
         with pytest.raises(NotACheckpoint, match="one list"):
             open_weights([tmp_path / "x.pt"])

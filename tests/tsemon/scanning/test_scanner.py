@@ -145,6 +145,13 @@ class TestScanner:
         assert "could run code" in scanner.left_out["step-3.pt"]
         assert len(scanner.left_out) == 5
 
+    def test_reads_of_one_step_the_file_with_the_shortest_name(self, tmp_path):
+        for name, value in (("ckpt-100.pt", 1.0), ("ckpt-200.pt", 2.0), ("ckpt-200-ema.pt", 1.5)):
+            torch.save({"h.0.attn.w": torch.full((2, 2), value)}, tmp_path / name)
+        records, scanner = scanned(tmp_path)
+        assert [record.name for record in records] == ["ckpt-100.pt", "ckpt-200.pt"]
+        assert scanner.left_out == {"ckpt-200-ema.pt": "another checkpoint of step 200 was read already"}
+
     def test_reads_what_is_new_when_it_looks_again(self, trained, tmp_path):
         root, _ = trained
         source = root / "gpt2-pt"
