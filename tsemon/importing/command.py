@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from tsemon.errors import InvalidArgument, MissingData, MissingPackage, ServerRefused
 from tsemon.importing import work
 from tsemon.importing.naming import Naming
-from tsemon.importing.source import Found, SourceRun, files_in
+from tsemon.importing.source import Found, SourceRun, files_in, some
 from tsemon.terminal import print_json, printable, say
 from tsemon.transport import RunWriter, run_writer
 
@@ -91,9 +91,12 @@ def run(
             is_empty = is_empty and not result[0].plan.places
         if is_empty and not damages:
             damages += _told_damages([nothing])
+        if not as_json:
+            for line in found.left_alone:
+                say(printable(line))
     finally:
         if as_json:
-            print_json({"runs": results, "damages": damages})
+            print_json({"runs": results, "damages": damages, "left_alone": found.left_alone})
     return not damages
 
 
@@ -194,6 +197,8 @@ def told(
         yield f"{called}: would be imported from {source.where}: {what}"
         for line in folded(found):
             yield f"  {line}"
+    elif not outcome.num_attempts:
+        yield f"{called}: nothing to import from {source.where}: {what}"
     else:
         attempts = f" in {outcome.num_attempts} attempts" if outcome.num_attempts > 1 else ""
         known = f"{outcome.num_known} were there already"
@@ -231,15 +236,27 @@ def find(sources: Sequence[str], step_column: str | None = None) -> Found:
         kind = paths.pop(0)
     by_path: dict[Path, list[SourceRun]] = {}
     damages: list[str] = []
+    left_alone: list[str] = []
     for text in paths:
         path = Path(text).expanduser()
         if not path.exists():
             hint = f"; after the kind {text!r} comes a path" if text in KINDS else ""
             raise InvalidArgument(f"{text} is not there{hint}")
-        found = _finder(kind or guess(path), step_column)(path)
+        own = kind or guess(path)
+        found = _finder(own, step_column)(path)
         by_path[path] = found.runs
         damages += found.damages
-    return Found(_told_apart(by_path), damages)
+        if kind is None and (tables := _tables_beside(own, path)):
+            what = f"{_count(len(tables), 'file')} that may be a table: {some(tables)}"
+            left_alone.append(f"left alone, {what}; tsemon import table {path} imports tables")
+    return Found(_told_apart(by_path), damages, left_alone)
+
+
+def _tables_beside(kind: str, path: Path) -> list[str]:
+    """The files of a folder that may be tables, where runs of another tool are imported from it."""
+    if kind not in ("tfevents", "wandb") or path.is_file():
+        return []
+    return [str(file.relative_to(path)) for file in files_in(path, []) if _kind_of_name(file) == "table"]
 
 
 def _told_apart(by_path: Mapping[Path, list[SourceRun]]) -> list[SourceRun]:

@@ -130,6 +130,8 @@ class Found(NamedTuple):
     runs: list[SourceRun]
     damages: list[str]
     """Files that cannot be read at all."""
+    left_alone: Sequence[str] = ()
+    """What else lies there and was not asked for."""
 
 
 def files_in(path: Path, damages: list[str]) -> list[Path]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from tsemon.errors import InvalidArgument, MissingPackage
 from tsemon.importing.source import FileLog, Found, Notes, Row, SourceRun, as_step, as_time, digest, files_in
@@ -87,9 +88,14 @@ class Table(FileLog):
         self._run = run
 
     def columns(self) -> list[str] | None:
-        """Those of the first row; None where there is none."""
-        first = next(self._records(Notes()), None)
-        return None if first is None else list(first.cells)
+        """Those of the first row, of JSON of the first with a step; None where there is none."""
+        records = self._records(Notes())
+        first = next(records, None)
+        if first is None:
+            return None
+        if self.path.suffix in (".json", ".jsonl") and not self.step_of(first.cells):
+            first = next((record for record in records if self.step_of(record.cells)), first)
+        return list(first.cells)
 
     def step_of(self, columns: Iterable[str]) -> str | None:
         """The column of the step."""
@@ -153,6 +159,13 @@ class Table(FileLog):
             return (_Record(record, self.size, f"row {number}") for number, record in rows)
         return self._json(notes)
 
+    def _open(self, newline: str | None = None) -> TextIO:
+        """The file as text. Raises ValueError for one in which a character takes two bytes, as PowerShell writes it."""
+        with open(self.path, "rb") as file:
+            if b"\0" in file.read(64):
+                raise ValueError("it is not UTF-8 but, it seems, UTF-16; save it as UTF-8")
+        return open(self.path, encoding="utf-8-sig", errors="replace", newline=newline)
+
     def _csv(self, notes: Notes) -> Iterator[_Record]:
         place = 0
 
@@ -164,10 +177,13 @@ class Table(FileLog):
                 if line.endswith(("\n", "\r")) or not self.is_growing(notes):
                     yield line
 
-        with open(self.path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        with self._open(newline="") as file:
             csv.field_size_limit(_LARGEST_FIELD)
             try:
                 rows = csv.DictReader(lines())
+                for name, number in Counter(rows.fieldnames or ()).items():
+                    if name and number > 1:
+                        notes.leave_out("all but the last column of a name that several have", name)
                 for record in rows:
                     where = f"line {rows.line_num}"
                     record.pop("", None)  # pandas counts rows in a column without a name
@@ -178,7 +194,7 @@ class Table(FileLog):
                 raise ValueError(f"{error} (before byte {place})") from error
 
     def _json(self, notes: Notes) -> Iterator[_Record]:
-        with open(self.path, encoding="utf-8-sig", errors="replace") as file:
+        with self._open() as file:
             start = file.read(64).lstrip()[:1]
             file.seek(0)
             if start == "[":

@@ -288,6 +288,28 @@ class TestTables:
             "left out, rows without a step that is a whole number from 0 to 2^53 - 1: line 3, line 4, line 5",
         ]
 
+    def test_tell_columns_of_one_name(self, tmp_path):
+        (tmp_path / "a.csv").write_text("step,loss,acc,loss\n0,1,2,3\n")
+        (run,) = tables.find_runs(tmp_path / "a.csv").runs
+        notes = Notes()
+        assert read(run, notes) == {0: {"loss": 3.0, "acc": 2.0}}
+        assert notes.left_out() == ["left out, all but the last column of a name that several have: loss"]
+
+    @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le"])
+    @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+    def test_that_are_not_utf_8_are_told_what_to_do(self, tmp_path, name, encoding):
+        (tmp_path / name).write_text("step,loss\n0,1\n" if name == "a.csv" else '{"step": 0, "loss": 1}\n', encoding)
+        found = tables.find_runs(tmp_path)
+        assert found.runs == []
+        assert "UTF-16; save it as UTF-8" in found.damages[0]
+
+    def test_have_their_columns_from_the_first_row_with_a_step_where_they_are_json(self, tmp_path):
+        (tmp_path / "a.jsonl").write_text('{"config": {"lr": 1}}\n{"step": 0, "loss": 1}\n{"step": 1, "loss": 2}\n')
+        (run,) = tables.find_runs(tmp_path).runs
+        notes = Notes()
+        assert read(run, notes) == {0: {"loss": 1.0}, 1: {"loss": 2.0}}
+        assert notes.left_out()[0].endswith("2^53 - 1: line 1")
+
     def test_may_have_a_column_without_a_name(self, tmp_path):
         (tmp_path / "a.csv").write_text(",step,a\n0,5,1\n")
         (run,) = tables.find_runs(tmp_path / "a.csv").runs
