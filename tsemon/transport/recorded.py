@@ -157,6 +157,8 @@ class _ServedRun(RunWriter):
         self._server = server
         self._delivery = HttpDelivery(server, timeout_s=TIMEOUT_S)
         self._writers: dict[str, tuple[MemorySpool, Courier]] = {}
+        self._has_news = False
+        """Whether the service has taken a new frame since the run ended."""
         try:
             patiently(lambda: self._find(check), self._patience_s)
             self._run = self._register(registration, followers, edition)
@@ -176,7 +178,6 @@ class _ServedRun(RunWriter):
             self.run_id, self.attempt = run_id, attempt = patiently(run.register, self._patience_s)
             found = patiently(functools.partial(self._delivery.run, run_id), self._patience_s)
             if found["attempt"] - attempt <= followers:
-                # What comes to a run that has ended raises alerts that are over at once.
                 self._has_ended = found.get("state") != "running"
                 break
         return run
@@ -197,7 +198,7 @@ class _ServedRun(RunWriter):
     def finish(self, state: RunState = "finished") -> None:
         self.flush()
         patiently(lambda: self._run.finish(state), self._patience_s)
-        self._has_ended = True
+        self._has_ended, self._has_news = True, False
 
     def give_up(self, state: RunState = "failed") -> None:
         if self._has_ended or self.run_id is None:
@@ -211,18 +212,25 @@ class _ServedRun(RunWriter):
         self._delivery.close()
 
     def _send(self, held: MemorySpool, courier: Courier) -> None:
-        if self._has_ended and not held.is_drained:
-            patiently(lambda: self._run.finish("running"), self._patience_s)
-            self._has_ended = False
-        while patiently(lambda: courier.send_next(held), self._patience_s):
+        while patiently(lambda: self._send_next(held, courier), self._patience_s):
             pass
         self.num_refused = sum(courier.num_refused for _, courier in self._writers.values())
+
+    def _send_next(self, held: MemorySpool, courier: Courier) -> bool:
+        is_sent = courier.send_next(held)
+        if self._has_ended and self._has_news:
+            # Not before something is new: with a run that goes on, what fired at its end fires again.
+            self._run.finish("running")
+            self._has_ended = False
+        return is_sent
 
     def _courier(self, writer: str) -> Courier:
         return Courier(self._delivery, self._registration, writer, on_reply=self._count, on_warning=self._on_warning)
 
     def _count(self, reply: Mapping[str, Any]) -> None:
-        self.num_new += int(reply.get("accepted", 0))
+        num_new = int(reply.get("accepted", 0))
+        self.num_new += num_new
+        self._has_news = self._has_news or num_new > 0
         self.num_known += int(reply.get("duplicates", 0))
 
 

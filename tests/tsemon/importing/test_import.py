@@ -51,6 +51,9 @@ class Stored:
         found = httpx.get(f"{self._api}/{self.run(run)['run_id']}/series", params=asked).json()
         return dict(zip(found["step"], found["mean"], strict=True))
 
+    def alerts(self):
+        return httpx.get(f"{self._api.removesuffix('runs')}alerts", params={"project": self.project}).json()["alerts"]
+
     def heatmap(self, run, metric):
         found = httpx.get(f"{self._api}/{self.run(run)['run_id']}/heatmap", params={"metric": metric}).json()
         return dict(zip(found["step"], found["values"], strict=True))
@@ -96,11 +99,13 @@ class TestAnImportOfEventFiles:
         assert stored.series("exp", "loss") == near({0: 1.0, 1: 0.5, 2: None, 3: None, 4: 0.2})
 
     def test_done_again_changes_nothing(self, tmp_path, bring, stored):
-        write_events(tmp_path / "exp", range(5))
+        write_events(tmp_path / "exp", range(4))  # at the end the loss is not finite
         bring(tmp_path / "exp")
-        before = stored.run("exp")
-        assert "0 new frames, 5 were there already" in bring(tmp_path / "exp")
+        before, alerts = stored.run("exp"), stored.alerts()
+        assert [alert["rule"] for alert in alerts] == ["loss-not-finite"]
+        assert "0 new frames, 4 were there already" in bring(tmp_path / "exp")
         assert stored.run("exp") | {"updated_at": before["updated_at"]} == before
+        assert stored.alerts() == alerts, "none was open again meanwhile"
 
     def test_that_grew_brings_what_is_new(self, tmp_path, bring, stored):
         from torch.utils.tensorboard import SummaryWriter
@@ -459,6 +464,25 @@ class TestASourceWithoutRuns:
         write_events(tmp_path / "other", [0])
         bring(tmp_path)
         assert stored.run(f"{tmp_path.name}/other")["num_frames"] == 1
+
+    def test_is_not_said_to_be_anywhere(self, tmp_path, project, service, capsys):
+        (tmp_path / "text.csv").write_text("step,note\n0,hello\n")
+        command.run([str(tmp_path / "text.csv")], server=service.url, project=project)
+        shown, _ = capsys.readouterr()
+        where = tmp_path / "text.csv"
+        assert shown.splitlines()[0] == f"{project}/text: nothing to import from {where}: 0 metrics, no steps"
+
+
+class TestTablesBesideRunsOfAnotherTool:
+    def test_are_left_alone_and_told(self, tmp_path, bring, stored, capsys):
+        write_events(tmp_path / "exp", [0])
+        (tmp_path / "exp/scores.csv").write_text("step,score\n0,1\n")
+        told = f"left alone, 1 file that may be a table: exp/scores.csv; tsemon import table {tmp_path} imports tables"
+        assert bring(tmp_path).splitlines()[-1] == told
+        assert json.loads(bring(tmp_path, as_json=True))["left_alone"] == [told]
+        assert "left alone" not in bring("tfevents", tmp_path)
+        bring("table", tmp_path)
+        assert stored.series("exp/scores", "score") == {0: 1.0}
 
 
 class TestAFolderThatCannotBeRead:

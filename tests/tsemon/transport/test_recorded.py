@@ -103,6 +103,14 @@ class TestRunWriter:
             writer.flush()
             assert peer.state("default/known") == "running"
 
+    def test_lets_a_run_rest_while_all_is_known(self, peer, known_run):
+        write(known_run, *range(600), server=peer.url)
+        peer.bodies.clear()
+        assert write(known_run, *range(600), server=peer.url) == 0
+        assert b'{"state": "running"}' not in peer.bodies
+        assert write(known_run, *range(601), server=peer.url) == 1
+        assert peer.bodies.count(b'{"state": "running"}') == 1
+
     def test_delivers_more_than_fits_into_a_batch(self, peer, known_run):
         assert write(known_run, *range(600), server=peer.url) == 600
         assert peer.seqs("default/known") == [*range(600)]
