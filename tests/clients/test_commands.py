@@ -105,8 +105,9 @@ class TestRuns:
         assert "▁" in shown
         assert "4: 0.400" in shown, "the worst layer"
 
-    def test_with_values_that_are_not_finite_say_in_which_layer(self, run, service, brief_id):
-        send(service.url, brief_id, [frame(0, nonfinite=[0.0, 0.0, 0.125, 0.0, 0.0])])
+    @pytest.mark.parametrize("metric", ["nonfinite", "nonfinite_entries"])
+    def test_with_values_that_are_not_finite_say_in_which_layer(self, run, service, brief_id, metric):
+        send(service.url, brief_id, [frame(0, **{metric: [0.0, 0.0, 0.125, 0.0, 0.0]})])
         _, line = run("runs", "--project", "brief", columns=140)[1].splitlines()
         assert " 2: not finite " in line
 

@@ -110,6 +110,7 @@ class TestTheWorstLayer:
             ({"token_similarity": [0.5, NAN, 0.9], "nonfinite": [0, 0, 0]}, ("token_similarity", 2, 0.9)),
             ({"token_similarity": [NAN, NAN], "nonfinite": [0, NAN]}, None),
             ({"token_similarity": [0.5, 0.9], "nonfinite": [0.25, NAN, 0.5]}, ("nonfinite", 2, 0.5)),
+            ({"nonfinite_entries": [0, 4, 12], "param_norm": [1.0, INF, NAN]}, ("nonfinite_entries", 2, 12)),
             ({"token_similarity": [0.5, 0.9], "grad_norm": [0.1, -INF, INF]}, ("grad_norm", 1, None)),
         ],
     )

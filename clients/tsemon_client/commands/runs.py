@@ -237,7 +237,7 @@ def _at_a_glance(glance: Glance | None, bars: str) -> list[Cell]:
         "-"
         if worst is None
         else (f"{worst.layer}: not finite", "bold red")
-        if worst.metric == "nonfinite"  # its value is the share of sequences that are not
+        if worst.metric in ("nonfinite", "nonfinite_entries")  # the value is how much is not
         else (f"{worst.layer}: {worst.metric} is not finite", "bold red")
         if worst.value is None
         else f"{worst.layer}: {worst.value:.3f}",

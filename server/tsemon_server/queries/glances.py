@@ -15,6 +15,8 @@ from tsemon_server.store import FramesSeen, Reader, Record, Store
 
 MOST_LINES = 2000
 """That are remembered."""
+NONFINITE = ("nonfinite", "nonfinite_entries")
+"""Measures that count what is not finite: the hidden states of a training, the parameters of a scan's checkpoint."""
 
 
 class LossLine(Record):
@@ -30,7 +32,7 @@ class Worst(Record):
     """The layer to look at first."""
 
     metric: str
-    """What was measured: `nonfinite`, a metric that is not finite, or else `token_similarity`."""
+    """What was measured: `nonfinite`, `nonfinite_entries`, a metric that is not finite, or else `token_similarity`."""
     layer: int
     """The layer, from 0."""
     value: float | None
@@ -105,13 +107,15 @@ def _worst(frames: Sequence[Mapping[str, NDArray[np.floating[Any]]]]) -> Worst |
 def worst_of(layers: Mapping[str, NDArray[np.floating[Any]]]) -> Worst | None:
     """The layer with a value that is not finite, else the one whose tokens are the most alike.
 
-    Most measures are NaN where they are undefined, which is no trouble: `nonfinite` counts what is, and where nobody
-    measured that the NaN of a token similarity tells.
+    Most measures are NaN where they are undefined, which is no trouble: `nonfinite` counts what is, `nonfinite_entries`
+    among parameters, and where nobody measured the first the NaN of a token similarity tells.
     """
     nonfinite, similarity = layers.get("nonfinite"), layers.get("token_similarity")
-    if nonfinite is not None and (nonfinite > 0).any():
-        layer = int(np.nanargmax(nonfinite))
-        return Worst(metric="nonfinite", layer=layer, value=float(nonfinite[layer]))
+    for metric in NONFINITE:
+        counted = layers.get(metric)
+        if counted is not None and (counted > 0).any():
+            layer = int(np.nanargmax(counted))
+            return Worst(metric=metric, layer=layer, value=float(counted[layer]))
     for metric, values in sorted(layers.items()):
         if np.isinf(values).any():
             return Worst(metric=metric, layer=int(np.isinf(values).argmax()), value=None)

@@ -166,9 +166,12 @@ class TestARow:
         service.send_steps(service.register("gpt"), range(3), similarity=[0.1, 0.2, math.inf, 0.3, 0.9])
         layers = {"token_similarity": Array.of(GROWING), "nonfinite": Array.of([0.0, 0.0, 0.0, 0.125, 0.0])}
         service.send(service.register("bert"), Frame(1, 1, START_S, {}, layers))
+        layers = {"nonfinite_entries": Array.of([0.0, 12.0, 0.0, 0.0])}  # of a checkpoint
+        service.send(service.register("scan"), Frame(1, 1, START_S, {}, layers))
         page.goto("/")
         expect(cell(page, "gpt", "worst")).to_have_text("not finitelayer 2, token_similarity")
         expect(cell(page, "bert", "worst")).to_have_text("not finitelayer 3")
+        expect(cell(page, "scan", "worst")).to_have_text("not finitelayer 1")
 
     def test_keeps_a_step_of_sixteen_digits_in_its_column(self, page, service):
         service.send_steps(service.register("long"), [2**53 - 1], loss=2.0)

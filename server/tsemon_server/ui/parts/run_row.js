@@ -79,8 +79,8 @@ function worstOf(worst) {
   if (!worst) return h("span", { class: "quiet" }, "–");
   const { metric, layer, value } = worst;
   const title = `${metric} of layer ${layer}: ${number(value)}`;
-  const isFinite = value !== null && metric !== "nonfinite"; // that one counts the values that are not
-  if (!isFinite) return h("div", { title }, h("span", { class: "bad" }, "not finite"), h("small", {}, `layer ${layer}`, metric === "nonfinite" ? "" : `, ${metric}`));
+  const isCount = metric === "nonfinite" || metric === "nonfinite_entries"; // of what is not finite
+  if (isCount || value === null) return h("div", { title }, h("span", { class: "bad" }, "not finite"), h("small", {}, `layer ${layer}`, isCount ? "" : `, ${metric}`));
   const bar = h("span", { class: "fill" });
   bar.style.width = `${100 * Math.min(Math.max(value, 0), 1)}%`;
   return h("div", { title }, `${number(value)} `, h("small", {}, `layer ${layer}`), h("span", { class: "meter", "aria-hidden": "true" }, bar));
