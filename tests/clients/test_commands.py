@@ -328,6 +328,14 @@ class TestARunThatEndedWithALossThatIsNotFinite:
         assert "1 at the end" in shown
         assert "fired to the end  critical  burnt/burnt" in shown
 
+    def test_has_one_word_for_what_fired_to_its_end(self, run, burnt_id):
+        (alert,) = json.loads(run("alerts", "--run", burnt_id, "--json")[1])
+        assert ["state", "fired", "to", "the", "end"] in [
+            line.split() for line in run("alerts", alert["alert_id"])[1].splitlines()
+        ]
+        assert 'alert="fired to the end" severity=critical rule=loss-not-finite step=40 ' in run("tail", burnt_id)[1]
+        assert "fired to the end critical step 40  loss-not-finite" in run("tail", burnt_id, columns=100)[1]
+
     def test_is_found_by_what_fired_to_its_end(self, run):
         code, shown, _ = run("alerts", "--at-end", "--project", "burnt", "--csv")
         assert (code, [row["rule"] for row in rows_of(shown)]) == (3, ["loss-not-finite"])
@@ -351,6 +359,7 @@ class TestWrongUsage:
             (("runs", "--condition", "gone"), "--condition is one of running, silent"),
             (("alerts", "--severity", "awful"), "--severity is one of info"),
             (("alerts", "--since", "yesterday"), "--since takes 30m"),
+            (("alerts", "--since", "999999w"), "in the years 1 to 9999, got '999999w'"),
             (("alerts", "--firing", "--state", "resolved"), "--firing or --state"),
             (("alerts", "--firing", "--at-end"), "--firing or --at-end"),
             (("alerts", "--firing", "--rule", "loss-not-finit"), "did you mean 'loss-not-finite'?"),
