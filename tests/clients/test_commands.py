@@ -135,7 +135,7 @@ class TestARun:
 
     def test_of_an_ambiguous_name_is_asked_for(self, run):
         code, shown, told = run("runs", "twin")
-        assert (code, shown) == (1, "")
+        assert (code, shown) == (2, "")
         assert told.startswith("tsemon: expected one run named 'twin', but there are several: ")
         assert "a/twin" in told
         assert "b/twin" in told
@@ -146,7 +146,7 @@ class TestARun:
     )
     def test_of_an_unknown_name_is_told_with_the_nearest(self, run, name, hint):
         code, _, told = run("runs", name)
-        assert code == 1
+        assert code == 2
         assert f"no run has the name or id '{name}'" in told
         assert hint in told
         assert told.count("\n") == 1
@@ -204,13 +204,13 @@ class TestSeries:
 
     def test_say_what_is_wrong_with_the_metric(self, run):
         code, _, told = run("series", "gpt", "los")
-        assert code == 1
+        assert code == 2
         assert "did you mean 'loss'" in told
 
     @pytest.mark.parametrize("layer", [(), ("--layer", "0")])
     def test_that_were_never_recorded_are_told(self, run, layer):
         code, _, told = run("series", "gpt", "spectral_gap", *layer)
-        assert code == 1
+        assert code == 2
         assert "demo/gpt has no 'spectral_gap'; `tsemon series " in told
 
     def test_of_a_run_without_samples_are_empty(self, run):
@@ -367,6 +367,11 @@ class TestWrongUsage:
             (("alerts", "3", "--firing"), "an ALERT or --firing"),
             (("alerts", "3", "--run", "gpt"), "an ALERT or --run"),
             (("series", "gpt", "attention_entropy", "--head", "1"), "--layer with --head"),
+            (("series", "gpt", "loss", "--from", "10", "--to", "5"), "swap them"),
+            (("series", "gpt", "loss", "--layer", "3"), "'loss' is one number per step"),
+            (("series", "gpt", "token_similarity", "--layer", "99"), "layers 0 to 4, got 99"),
+            (("rules", "show", "loss-spyke"), "did you mean 'loss-spike'"),
+            (("admin", "check", "--database", "tsemon.db"), "expected a database URL"),
             (("runs", "--server", "nonsense"), "http://"),
         ],
     )

@@ -138,7 +138,7 @@ class TestTailInAPipe:
 
     def test_names_the_metrics_there_are(self, run):
         done = run("tail", "demo/gpt", "--metric", "grad_norm")
-        assert done.code == 1
+        assert done.code == 2
         assert "it has attention_entropy, token_similarity" in done.err
 
 
