@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TextIO
 
-from tsemon.errors import InvalidArgument, TsemonError
+from tsemon.errors import InvalidArgument, InvalidRange, TsemonError
 from tsemon.terminal import say
 
 READ_ENOUGH = 128 + 13
@@ -36,7 +36,7 @@ def main() -> None:
         sys.exit(130)
     except TsemonError as error:
         say(f"tsemon: {error}", err=True)
-        sys.exit(2 if type(error) is InvalidArgument else 1)
+        sys.exit(2 if _is_wrong_usage(error) else 1)
     except BrokenPipeError:
         _forget(out)
         sys.exit(READ_ENOUGH)
@@ -49,6 +49,11 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         say(f"tsemon: {where}{error.strerror or error}", err=True)
         sys.exit(1)
+
+
+def _is_wrong_usage(error: TsemonError) -> bool:
+    """Whether what was typed is wrong, or names what is not there; what a file has in it is not typed."""
+    return isinstance(error, LookupError | InvalidRange) or type(error) is InvalidArgument
 
 
 def _forget(out: TextIO) -> None:

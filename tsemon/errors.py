@@ -240,6 +240,10 @@ class ServerUnreachable(TsemonError, ConnectionError):
     """How long the service asked to be left alone, where it did."""
 
 
+UNANSWERED = (ServerUnreachable, Busy, StoreError)
+"""Of whoever asks a service: there is no answer now, and the same question may have one later."""
+
+
 class ServerRefused(TsemonError):
     """The service answered, and will not take this request however often it is sent."""
 

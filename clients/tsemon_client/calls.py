@@ -235,6 +235,7 @@ def compare(
     `along` says what the `x` of each bucket is: its step, seconds since the run's first frame, or tokens.
     A run without the metric is empty; if all are, raises UnknownMetric or UnknownLayer. Else as `series`.
     """
+    _check_count(run_ids, least=1, most=20)
     query = {"run": list(run_ids), "metric": metric, "layer": layer, "head": head, "points": points, "along": along}
     return ask(Request("/compare", models.Comparison, query | _span(from_step, to_step)))
 
@@ -338,9 +339,16 @@ def tags(*, project: str | None = None) -> Talk[Records[models.TagUse]]:
 @checked
 def glances(run_ids: Sequence[str], *, points: int = 40) -> Talk[Records[models.Glance]]:
     """Of up to 100 runs the loss in a few points and the layer in most trouble."""
-    return ask_list(
-        Request("/glances", models.Glances, {"run": list(run_ids), "points": points}), "glances", models.Glance
-    )
+    _check_count(run_ids, least=0, most=100)
+    if not run_ids:
+        return Records(models.Glance)
+    query = {"run": list(run_ids), "points": points}
+    return (yield from ask_list(Request("/glances", models.Glances, query), "glances", models.Glance))
+
+
+def _check_count(run_ids: Sequence[str], *, least: int, most: int) -> None:
+    if not least <= len(run_ids) <= most:
+        raise errors.InvalidArgument(f"run_ids: expected {least} to {most} ids, got {len(run_ids) or 'an empty list'}")
 
 
 def _user() -> str:
@@ -382,6 +390,10 @@ def export(
     path = Path(path)
     if path.suffix not in (".parquet", ".csv"):
         raise errors.InvalidArgument(f"expected a file that ends in .parquet or .csv, got {path}")
+    if not path.parent.is_dir():
+        raise errors.InvalidArgument(
+            f"expected a file in a folder that is there, got {path}; make the folder {path.parent} before"
+        )
     query = {"format": path.suffix[1:], "metric": metrics, "attempt": attempt}
     return Download(Request(path_of("runs", run_id, "export"), Record, query | _span(from_step, to_step)), path)
 

@@ -36,6 +36,8 @@ def checked(call: Callable[P, T]) -> Callable[P, T]:
 
 def _plain(name: str, value: Any) -> Any:
     """NumPy's numbers, and what pandas and NumPy have for a list, as Python has them."""
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()
     if isinstance(value, str):
         try:
             value.encode()

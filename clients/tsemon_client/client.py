@@ -34,7 +34,7 @@ T = TypeVar("T")
 R = TypeVar("R", bound=Record)
 F = TypeVar("F", bound=Callable[..., Any])
 Outcome = httpx.Response | httpx.RequestError
-LOST = (httpx.RequestError, errors.ServerUnreachable, errors.Busy, errors.StoreError)
+LOST = (httpx.RequestError, *errors.UNANSWERED)
 """Ways in which a stream of events ends that coming back later may mend."""
 
 MAX_TIMEOUT_S = 86_400.0

@@ -128,6 +128,7 @@ class TestClient:
         (glance,) = client.glances([run_id], points=10)
         assert (glance.run_id, glance.loss.mean) == (run_id, [5.0, 4.0, 3.0, 2.0])
         assert (glance.worst.metric, glance.worst.layer) == ("token_similarity", 2)
+        assert client.glances([]) == []
 
     def test_reads_rules_and_how_they_stand(self, client, run_id):
         (first, *_) = client.rules()
@@ -177,6 +178,9 @@ class TestClient:
             ("run_ids: expected a list of texts, got", lambda: client.compare(run_id, "loss")),
             ("run_ids: expected a list of texts, got", lambda: client.glances(run_id)),
             ("run_ids: expected a list of texts, got None", lambda: client.compare(None, "loss")),
+            ("run_ids: expected 1 to 20 ids, got an empty list", lambda: client.compare([], "loss")),
+            ("run_ids: expected 1 to 20 ids, got 21", lambda: client.compare([run_id] * 21, "loss")),
+            ("run_ids: expected 0 to 100 ids, got 101", lambda: client.glances([run_id] * 101)),
             ("run_ids: expected a valid string, got RunDetail", lambda: client.events(run)),
             ("tags: expected a list of texts, got 'a'", lambda: client.runs(tags="a")),
             ("layer: expected a valid integer, got 'x'", lambda: client.series(run_id, "token_similarity", layer="x")),
@@ -194,6 +198,7 @@ class TestClient:
         ids = pandas.Series([run_id])
         assert client.compare(ids, "loss", from_step=numpy.int64(10)).runs[0].step == [10, 20, 30]
         assert client.series(run_id, "token_similarity", layer=numpy.int64(1)).layer == 1
+        assert client.series(numpy.array(run_id), "token_similarity", layer=numpy.array(1)).layer == 1
 
     def test_finds_alerts_of_several_states(self, client, run_id):
         assert client.alerts(run_id=run_id, state=["firing", "pending"]).all() == []
@@ -472,6 +477,11 @@ class TestAFileOfARun:
             with pytest.raises(error):
                 client.export(path=tmp_path / path, **ask)
         assert list(tmp_path.iterdir()) == []
+
+    def test_needs_a_folder(self, client, run_id, tmp_path):
+        path = tmp_path / "nodir" / "run.csv"
+        with pytest.raises(InvalidArgument, match=f"got {path}; make the folder {path.parent} before"):
+            client.export(run_id, path)
 
     def test_is_left_as_it_was_where_its_end_does_not_come(self, connect, proxy, run_id, tmp_path):
         path = tmp_path / "run.csv"

@@ -136,7 +136,7 @@ class TestARun:
 
     def test_of_an_ambiguous_name_is_asked_for(self, run):
         code, shown, told = run("runs", "twin")
-        assert (code, shown) == (1, "")
+        assert (code, shown) == (2, "")
         assert told.startswith("tsemon: expected one run named 'twin', but there are several: ")
         assert "a/twin" in told
         assert "b/twin" in told
@@ -147,7 +147,7 @@ class TestARun:
     )
     def test_of_an_unknown_name_is_told_with_the_nearest(self, run, name, hint):
         code, _, told = run("runs", name)
-        assert code == 1
+        assert code == 2
         assert f"no run has the name or id '{name}'" in told
         assert hint in told
         assert told.count("\n") == 1
@@ -205,13 +205,13 @@ class TestSeries:
 
     def test_say_what_is_wrong_with_the_metric(self, run):
         code, _, told = run("series", "gpt", "los")
-        assert code == 1
+        assert code == 2
         assert "did you mean 'loss'" in told
 
     @pytest.mark.parametrize("layer", [(), ("--layer", "0")])
     def test_that_were_never_recorded_are_told(self, run, layer):
         code, _, told = run("series", "gpt", "spectral_gap", *layer)
-        assert code == 1
+        assert code == 2
         assert "demo/gpt has no 'spectral_gap'; `tsemon series " in told
 
     def test_of_a_run_without_samples_are_empty(self, run):
@@ -329,6 +329,14 @@ class TestARunThatEndedWithALossThatIsNotFinite:
         assert "1 at the end" in shown
         assert "fired to the end  critical  burnt/burnt" in shown
 
+    def test_has_one_word_for_what_fired_to_its_end(self, run, burnt_id):
+        (alert,) = json.loads(run("alerts", "--run", burnt_id, "--json")[1])
+        assert ["state", "fired", "to", "the", "end"] in [
+            line.split() for line in run("alerts", alert["alert_id"])[1].splitlines()
+        ]
+        assert 'alert="fired to the end" severity=critical rule=loss-not-finite step=40 ' in run("tail", burnt_id)[1]
+        assert "fired to the end critical step 40  loss-not-finite" in run("tail", burnt_id, columns=100)[1]
+
     def test_is_found_by_what_fired_to_its_end(self, run):
         code, shown, _ = run("alerts", "--at-end", "--project", "burnt", "--csv")
         assert (code, [row["rule"] for row in rows_of(shown)]) == (3, ["loss-not-finite"])
@@ -352,6 +360,7 @@ class TestWrongUsage:
             (("runs", "--condition", "gone"), "--condition is one of running, silent"),
             (("alerts", "--severity", "awful"), "--severity is one of info"),
             (("alerts", "--since", "yesterday"), "--since takes 30m"),
+            (("alerts", "--since", "999999w"), "in the years 1 to 9999, got '999999w'"),
             (("alerts", "--firing", "--state", "resolved"), "--firing or --state"),
             (("alerts", "--firing", "--at-end"), "--firing or --at-end"),
             (("alerts", "--firing", "--rule", "loss-not-finit"), "did you mean 'loss-not-finite'?"),
@@ -359,6 +368,11 @@ class TestWrongUsage:
             (("alerts", "3", "--firing"), "an ALERT or --firing"),
             (("alerts", "3", "--run", "gpt"), "an ALERT or --run"),
             (("series", "gpt", "attention_entropy", "--head", "1"), "--layer with --head"),
+            (("series", "gpt", "loss", "--from", "10", "--to", "5"), "swap them"),
+            (("series", "gpt", "loss", "--layer", "3"), "'loss' is one number per step"),
+            (("series", "gpt", "token_similarity", "--layer", "99"), "layers 0 to 4, got 99"),
+            (("rules", "show", "loss-spyke"), "did you mean 'loss-spike'"),
+            (("admin", "check", "--database", "tsemon.db"), "expected a database URL"),
             (("runs", "--server", "nonsense"), "http://"),
         ],
     )

@@ -86,7 +86,9 @@ class TestTailInAPipe:
             change(service.url, run_id, "finished")
             assert process.stdout.readline().startswith("step=30 loss=2 ")
             assert process.stdout.readline().startswith("step=40 loss=1.5 ")
-            assert process.stdout.readline().startswith("alert=resolved ")
+            assert process.stdout.readline().startswith(
+                'alert="fired to the end" severity=critical rule=loss-not-finite '
+            )
             assert process.stdout.readline() == "run=finished step=40\n"
         assert process.returncode == 0
 
@@ -130,11 +132,13 @@ class TestTailInAPipe:
             told = [process.stdout.readline() for _ in range(51)]
             assert told[0].startswith("alert=firing severity=critical rule=loss-not-finite ")
             change(service.url, run_id, "finished")
-            assert process.stdout.readlines()[-2].startswith("alert=resolved severity=critical rule=loss-not-finite ")
+            assert process.stdout.readlines()[-2].startswith(
+                'alert="fired to the end" severity=critical rule=loss-not-finite '
+            )
 
     def test_names_the_metrics_there_are(self, run):
         done = run("tail", "demo/gpt", "--metric", "grad_norm")
-        assert done.code == 1
+        assert done.code == 2
         assert "it has attention_entropy, token_similarity" in done.err
 
 
@@ -214,6 +218,22 @@ class TestTailOnATerminal:
         assert (code, "no samples yet" in shown) == (0, True)
 
 
+class TestWhatGoesOn:
+    @pytest.mark.parametrize("arguments", [("tail", "demo/gpt"), ("alerts", "--run", "demo/gpt", "--follow")])
+    def test_outlives_a_failure_of_the_services_database(self, tmp_path, arguments):
+        with filled_service(tmp_path) as service, piped(service, *arguments) as process:
+            while "loss is 20 (loss-spike)" not in process.stdout.readline():
+                pass
+            elsewhere = (tmp_path / "tsemon.db").rename(tmp_path / "elsewhere.db")
+            assert "was deleted, moved or replaced" in process.stderr.readline()
+            elsewhere.rename(tmp_path / "tsemon.db")
+            open_alert(service.database, service.ids["demo/gpt"], "later")
+            while "loss is 20 (later)" not in process.stdout.readline():
+                pass
+            process.send_signal(2)
+        assert process.returncode == 0
+
+
 class TestAlertsThatAreFollowed:
     def test_are_a_line_for_each_change(self, service, going_on):
         name, run_id = going_on
@@ -226,6 +246,15 @@ class TestAlertsThatAreFollowed:
             assert json.loads(process.stdout.readline())["state"] == "resolved"
             process.send_signal(2)
         assert process.returncode == 0
+
+    def test_are_told_as_in_the_list_where_they_fire_to_the_end(self, service, going_on):
+        name, run_id = going_on
+        with piped(service, "alerts", "--run", name, "--follow") as process:
+            send(service.url, run_id, [frame(20, NAN)])
+            assert "  firing           critical " in process.stdout.readline()
+            change(service.url, run_id, "finished")
+            assert f"  fired to the end critical demo/{name}  step 20  The loss" in process.stdout.readline()
+            process.send_signal(2)
 
     def test_go_on_when_the_service_is_away_for_a_while(self, tmp_path):
         with (

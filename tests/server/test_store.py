@@ -12,7 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.exc import OperationalError
 
-from tsemon.errors import MissingPackage, StoreError
+from tsemon.errors import InvalidArgument, MissingPackage, StoreError
 from tsemon.wire import Array, Frame
 from tsemon_server.store import RunFilter, Store, schema
 from tsemon_server.store.engine import POOL_SIZE, Database, _is_busy
@@ -171,11 +171,11 @@ class TestTheDatabase:
         "url", ["", "tsemon.db", "sqlite://", "sqlite:///:memory:", "oracle9://x/y", "sqlite:///x.db?timeout=soon"]
     )
     def test_needs_a_url_of_a_file(self, url):
-        with pytest.raises(StoreError, match="expected a database"):
+        with pytest.raises(InvalidArgument, match="expected a database"):
             Store(url)
 
     def test_never_shows_its_password(self):
-        with pytest.raises(StoreError) as error:
+        with pytest.raises(InvalidArgument) as error:
             Store("postgresql+nope://user:secret@host/db")
         assert "secret" not in str(error.value)
 

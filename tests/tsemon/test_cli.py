@@ -31,7 +31,7 @@ class TestTheCommandLine:
             (("serve", "--host", "0.0.0.0", "--spool", "."), 2, "shown without tokens"),
             (("serve", "--tokens", "--insecure"), 2, "expected --tokens or --insecure, got both"),
             (("serve", "--allowed-host", "http://a"), 2, "expected a host name"),
-            (("serve", "--database", "mysql://nowhere/x", "--port", "0"), 1, "database"),
+            (("serve", "--database", "mysql://nowhere/x", "--port", "0"), 2, "database"),
             (("serve", "--database", "sqlite:////proc/no/such.db", "--port", "0"), 1, "cannot be used"),
             (("serve", "--spool", ".", "--database", "sqlite:///x.db"), 2, "--spool or --database, got both"),
             (("serve", "--spool", "no/such", "--port", "0"), 1, "no/such is not there"),

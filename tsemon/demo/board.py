@@ -9,6 +9,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 import tsemon
 from tsemon.errors import ServerUnreachable, TsemonError
@@ -70,7 +71,7 @@ class Board:
         if not self._console.is_terminal and num_done % (self._num_steps // PLAIN_ROWS) == 0:
             self.refresh()
             if num_done == self._num_steps // PLAIN_ROWS:
-                self._print_plain("step", "run", "loss", "token similarity: first", "middle", "last block", "alert")
+                self._print_plain("step", "run", "loss", "token similarity: first", "middle", "last block", "alerts")
             for row in self.rows:
                 self._print_plain(*_cells(row))
 
@@ -113,15 +114,15 @@ class Board:
         row.alerts = sorted(fired, key=lambda alert: (alert.firing_step, alert.severity))
 
     def _render(self) -> Group:
-        return Group(self._table(), self._progress, self._trouble)
+        return Group(self._table(), *map(_alerts_of, self.rows), self._progress, self._trouble)
 
     def _table(self) -> Table:
         table = Table(title="token similarity by depth", title_justify="left")
-        for name in ("step", "run", "loss", "first block", "middle", "last block", "alert"):
+        for name in ("step", "run", "loss", "first block", "middle", "last block"):
             table.add_column(name, no_wrap=True)
         for row in self.rows:
-            step, name, *numbers, alert = _cells(row)
-            table.add_row(step, name, *numbers, f"[{'bold red' if row.alerts else 'green'}]{alert}[/]")
+            *cells, _ = _cells(row)
+            table.add_row(*cells)
         return table
 
     def _print_plain(self, step: str, run: str, loss: str, first: str, middle: str, last: str, alert: str) -> None:
@@ -131,10 +132,15 @@ class Board:
 
 def _cells(row: Row) -> tuple[str, str, str, str, str, str, str]:
     first, middle, last = row.similarity
-    first_of_family = {alert.family: alert for alert in reversed(row.alerts)}
-    alert = ", ".join(_in_a_word(alert) for alert in reversed(first_of_family.values())) or "none"
+    alerts = ", ".join(map(_in_brief, row.alerts)) or "none"
     step = "-" if row.step is None else str(row.step)
-    return step, row.name, _format(row.loss), _format(first), _format(middle), _format(last), alert
+    return step, row.name, _format(row.loss), _format(first), _format(middle), _format(last), alerts
+
+
+def _alerts_of(row: Row) -> Text:
+    """Below the table, which leaves names of rules no room in 80 columns."""
+    alerts = ", ".join(map(_in_brief, row.alerts)) or "no alerts"
+    return Text.assemble(f"{row.name}: ", (alerts, "bold red" if row.alerts else "green"))
 
 
 def first_clause(summary: str) -> str:
@@ -142,10 +148,10 @@ def first_clause(summary: str) -> str:
     return summary.partition(": ")[0].removesuffix(".")
 
 
-def _in_a_word(alert: Alert) -> str:
+def _in_brief(alert: Alert) -> str:
     if alert.state == "resolved" and alert.resolved_reason == "clear":
-        return f"{alert.family} at {alert.firing_step}, resolved at {alert.resolved_step}"
-    return f"{alert.family} since {alert.firing_step}"
+        return f"{alert.rule} at {alert.firing_step}, resolved at {alert.resolved_step}"
+    return f"{alert.rule} since {alert.firing_step}"
 
 
 def _format(value: float | None) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from tsemon.errors import Busy, InvalidArgument, ServerUnreachable
+from tsemon.errors import UNANSWERED, InvalidArgument
 from tsemon.terminal import (
     Cell,
     Column,
@@ -227,13 +227,14 @@ def _remark(client: Client, asked: dict[str, Any]) -> None:
 def time_of(text: str) -> str:
     """An ISO time with its zone. `30m` is so long ago; a time without a zone is UTC. Raises InvalidArgument."""
     ago = re.fullmatch(r"(\d{1,6}) ?([smhdw])", text.strip())
-    if ago:
-        return (datetime.now(UTC) - timedelta(**{UNITS[ago[2]]: int(ago[1])})).isoformat()
     try:
+        if ago:
+            return (datetime.now(UTC) - timedelta(**{UNITS[ago[2]]: int(ago[1])})).isoformat()
         time = datetime.fromisoformat(text.strip())
-    except ValueError:
+    except (ValueError, OverflowError):
         raise InvalidArgument(
-            f"--since takes 30m, 2h, 7d or a time such as 2026-01-31T12:00:00Z, got {text!r:.80}"
+            "--since takes 30m, 2h, 7d or a time such as 2026-01-31T12:00:00Z, in the years 1 to 9999, "
+            f"got {text!r:.80}"
         ) from None
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
 
@@ -291,16 +292,23 @@ def _cells(alert: Alert) -> list[Cell]:
 
 
 def state_of(alert: Alert) -> tuple[str, str]:
-    if alert.silenced:
-        return f"{alert.state}, silenced", "dim"
-    if alert.resolved_reason == "run ended":
-        return "fired to the end", STATE_STYLES["firing"]
-    return alert.state, STATE_STYLES[alert.state]
+    did_stand = alert.resolved_reason == "run ended"
+    word, style = (
+        ("fired to the end" if did_stand else alert.state),
+        STATE_STYLES["firing" if did_stand else alert.state],
+    )
+    return (f"{word}, silenced", "dim") if alert.silenced else (word, style)
 
 
 def step_of(alert: Alert) -> int:
     """Where it fired, or is about to."""
     return alert.pending_step if alert.firing_step is None else alert.firing_step
+
+
+def told_step_of(alert: Alert) -> int | None:
+    """Where it became what it is: also where it was over, unless that is only the end of its run."""
+    is_over = alert.state == "resolved" and alert.resolved_reason != "run ended"
+    return alert.resolved_step if is_over else step_of(alert)
 
 
 def _follow(client: Client, asked: dict[str, Any], limit: int, as_json: bool) -> None:
@@ -330,7 +338,7 @@ def _follow(client: Client, asked: dict[str, Any], limit: int, as_json: bool) ->
         changed = {"state": None, "silenced": None, "since": newest - OVERLAP} if newest else {}
         try:
             found = read(**asked | changed)
-        except (ServerUnreachable, Busy) as error:
+        except UNANSWERED as error:
             if not is_away:
                 say(f"tsemon: {error}; it is asked again until it answers", err=True)
             is_away = True
@@ -348,10 +356,9 @@ def told_of(alert: Alert) -> tuple[str, datetime]:
 
 def line_of(alert: Alert) -> str:
     """The alert as a line of a log."""
-    step = alert.resolved_step if alert.state == "resolved" else step_of(alert)
     return printable(
-        f"{moment(alert.updated_at)}  {alert.state:<12} {alert.severity:<8} {alert.project}/{alert.run}  "
-        f"step {count(step)}  {alert.summary}"
+        f"{moment(alert.updated_at)}  {state_of(alert)[0]:<16} {alert.severity:<8} {alert.project}/{alert.run}  "
+        f"step {count(told_step_of(alert))}  {alert.summary}"
     )
 
 
@@ -375,7 +382,8 @@ def _show_one(alert: Alert, as_json: bool, as_csv: bool) -> None:
 def _facts(alert: Alert) -> Iterator[tuple[str, Cell]]:
     yield "summary", alert.summary
     yield "what to try", " ".join(filter(None, (alert.advice.get("text"), _in_brackets(alert.advice.get("source")))))
-    yield "state", state_of(alert) if not alert.resolved_reason else f"{alert.state} ({alert.resolved_reason})"
+    is_over = alert.resolved_reason not in (None, "run ended")
+    yield "state", f"{alert.state} ({alert.resolved_reason})" if is_over else state_of(alert)
     yield "severity", (alert.severity, SEVERITY_STYLES[alert.severity])
     yield "run", f"{alert.project}/{alert.run}, attempt {alert.attempt}"
     steps = (("pending", alert.pending_step), ("fired", alert.firing_step), ("resolved", alert.resolved_step))

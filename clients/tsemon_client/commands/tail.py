@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsemon.errors import Busy, ServerUnreachable, UnknownMetric, UnknownRun
+from tsemon.errors import UNANSWERED, UnknownMetric, UnknownRun
 from tsemon.terminal import ago, count, examples, number, print_json_line, printable, say, terminal
-from tsemon_client.commands.alerts import OVERLAP, SEVERITY_STYLES, state_of, step_of, told_of
+from tsemon_client.commands.alerts import OVERLAP, SEVERITY_STYLES, state_of, step_of, told_of, told_step_of
 from tsemon_client.commands.completion import complete_metric, complete_run
 from tsemon_client.commands.drawing import (
     NO_VALUE,
@@ -211,7 +211,7 @@ def _looks(watched: Watched, look: Callable[[], None]) -> Iterator[str]:
         trouble = ""
         try:
             look()
-        except (ServerUnreachable, Busy) as error:
+        except UNANSWERED as error:
             trouble = str(error)
         yield trouble
         if watched.is_over and not trouble:
@@ -298,10 +298,11 @@ def _alert_lines(alerts: Sequence[Alert], room: int) -> Iterator[Text]:
         yield Text("no alerts", "green")
         return
     shown = (is_open + over)[: min(room, MAX_ALERTS)]
+    width = max(len("acknowledged"), *(len(state_of(alert)[0]) for alert in shown))
     for alert in shown:
         state, style = state_of(alert)
         yield Text.assemble(
-            (f"{state:<12} ", style),
+            (f"{state:<{width}} ", style),
             (f"{alert.severity:<8} ", SEVERITY_STYLES[alert.severity] if alert in is_open else "dim"),
             f"step {count(step_of(alert))}  ",
             printable(f"{alert.rule}: {_first_clause(alert.summary)}"),
@@ -411,7 +412,12 @@ def _word(value: float | None) -> str:
 
 
 def _alert_line(alert: Alert) -> str:
-    step = alert.resolved_step if alert.state == "resolved" else step_of(alert)
-    words = {"alert": alert.state, "severity": alert.severity, "rule": alert.rule, "step": step}
+    state = state_of(alert)[0]
+    words = {
+        "alert": json.dumps(state) if " " in state else state,
+        "severity": alert.severity,
+        "rule": alert.rule,
+        "step": told_step_of(alert),
+    }
     quoted = json.dumps(alert.summary, ensure_ascii=False)
     return " ".join(f"{name}={value}" for name, value in words.items()) + f" summary={printable(quoted)}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from tsemon_client import Client
 from tsemon_client.commands.finding import find_run
 from tsemon_server.replay.replaying import Fired, Replayed
+from tsemon_server.rules import load_file
 
 
 def replay_served(server: str, runs: Sequence[str], rules: Path | None) -> Iterator[Replayed]:
@@ -15,6 +16,8 @@ def replay_served(server: str, runs: Sequence[str], rules: Path | None) -> Itera
 
     Raises UnknownRun, InvalidRules and ServerUnreachable.
     """
+    if rules is not None:
+        load_file(rules)  # the service would say what is wrong in it without its name
     text = None if rules is None else rules.read_text(encoding="utf-8")
     with Client(server) as client:
         for run in runs:

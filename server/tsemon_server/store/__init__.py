@@ -145,7 +145,9 @@ SLICE_PAGES = 500
 
 
 class Store:
-    """The database at `url`, migrated to what this version needs. Raises StoreError where it cannot be used.
+    """The database at `url`, migrated to what this version needs.
+
+    Raises InvalidArgument where that is no URL of a database, StoreError where it cannot be used.
 
     Without `migrate`, one that is not there or of another version cannot. It takes up to `max_runs` runs,
     `max_project_runs` of one project, and `max_waiting` pieces of work that wait for a transaction.

@@ -387,7 +387,7 @@ def _create_engine(url: str) -> Engine:
             return _create_sqlite_engine(parsed)
         raise ArgumentError(f"{backend} is no engine that tsemon knows")
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
-        raise StoreError(
+        raise InvalidArgument(
             "expected a database URL like sqlite:///tsemon.db or postgresql://user@host/database, got one that does "
             f"not open: {error}"
         ) from error
@@ -407,7 +407,7 @@ def _create_postgresql_engine(url: URL) -> Engine:
 
 def _create_sqlite_engine(url: URL) -> Engine:
     if url.database in (None, "", ":memory:"):
-        raise StoreError(f"expected a database file, as in sqlite:///tsemon.db, got {str(url)!r}")
+        raise InvalidArgument(f"expected a database file, as in sqlite:///tsemon.db, got {str(url)!r}")
     engine = create_engine(url, connect_args={"timeout": _timeout_s(url)}, pool_size=8, max_overflow=40)
     event.listen(engine, "connect", _on_sqlite_connect)
     event.listen(engine, "begin", _on_sqlite_begin)

@@ -193,12 +193,12 @@ class TestAStoredRun:
         with closing(Api(SqliteFile(database.removeprefix("sqlite:///")))) as api:
             api.register(**run.registration(), project="other")
         done = start("--database", database, "--run", run.name)
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert "projects other and default have one each; give its id" in done.stderr
 
     def test_is_told_where_there_is_none_of_that_name(self, stored, start):
         done = start("--database", stored[0], "--run", "other")
-        assert (done.returncode, done.stdout) == (1, "")
+        assert (done.returncode, done.stdout) == (2, "")
         assert "no run has the id 'other'" in done.stderr
 
 
@@ -231,10 +231,11 @@ class TestWhatCannotBeReplayed:
         assert [result["run"] for result in json.loads(done.stdout)] == ["tse_post6_warm-s0"]
         assert done.stderr == f"tsemon: {broken}, line 1: Invalid JSON: expected ident at line 1 column 2\n"
 
-    def test_names_the_line_of_a_wrong_rule(self, tmp_path, start):
+    @pytest.mark.parametrize("recorded", [(FAILING,), ("--server", "http://127.0.0.1:9", "--run", "gpt")])
+    def test_names_the_line_of_a_wrong_rule(self, tmp_path, start, recorded):
         wrong = tmp_path / "rules.yaml"
         wrong.write_text(RULES.replace("above: 4.5", "over: 4.5"))
-        done = start(FAILING, "--rules", wrong)
+        done = start(*recorded, "--rules", wrong)
         assert done.returncode == 1
         assert f"{wrong} line 7" in done.stderr
 
