@@ -20,7 +20,17 @@ from tsemon.errors import InvalidArgument, SpoolError
 from tsemon.faults import Faults
 from tsemon.mirrors import Mirror, Mirrored, as_mirrors
 from tsemon.monitor import Monitor
-from tsemon.probes import Block, Probe, ProbeBatch, Ranks, agree, arrange, check_probe_batch, find_blocks
+from tsemon.probes import (
+    Block,
+    Probe,
+    ProbeBatch,
+    Ranks,
+    agree,
+    arrange,
+    check_probe_batch,
+    find_blocks,
+    why_trains_nothing,
+)
 from tsemon.registration import as_optimizers, check_arguments, chosen_measures, chosen_rows, collection, registration
 from tsemon.schedule import NUM_WARM_UP, Cadence
 from tsemon.transport import HttpDelivery, MemorySpool, Outbox, SilentOutbox, Spool
@@ -122,6 +132,7 @@ def attach(
     )
     server = server or os.environ.get("TSEMON_SERVER") or None
     faults = Faults()
+    faults.guard(_warn_of_optimizers, model, optimizers, faults)
     is_sender = ranks is None or ranks.rank == 0
     probe = together(
         lambda: Probe(
@@ -162,6 +173,11 @@ def _num_processes() -> int:
 def _frozen(blocks: Sequence[Block]) -> list[int]:
     """The numbers of blocks that nobody expects to move."""
     return [block.number for block in blocks if not any(p.requires_grad for p in block.module.parameters())]
+
+
+def _warn_of_optimizers(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], faults: Faults) -> None:
+    if (why := why_trains_nothing(model, optimizers)) is not None:
+        faults.warn(why)
 
 
 def _alone(prepare: Callable[[], T]) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tsemon.catalogue import TIERS
@@ -43,7 +43,8 @@ class Status:
             *((kind, sentence) for kind, sentence in self.how.items() if sentence),
             *(("measured" if tier == "every" else f"  {tier}", names) for tier, names in self._measured_by_tier()),
             *(("  on demand", f"{name}: attach(measures=[...])") for name in self._on_demand()),
-            *(("not measured", text) for text in self._gaps()),
+            *(("incomplete", text) for text in self._gaps(self.measured)),
+            *(("not measured", text) for text in self._gaps(self.not_measured.keys() - {*self.measured})),
             ("server", self._connection()),
             ("frames", f"{sent.num_sent} sent, {sent.num_pending} pending, {sent.num_dropped} dropped"),
             ("cost", f"{self.overhead_ratio:.2%} of wall time, {self.sample_s * 1e3:.1f} ms every {self.gap} steps"),
@@ -62,20 +63,22 @@ class Status:
         return f"{self.server}, {self.delivery.num_failures} failed tries in a row; frames wait"
 
     def _measured_by_tier(self) -> Iterator[tuple[str, str]]:
-        if not self.measured:
-            yield "every", "nothing yet"
+        whole = [name for name in self.measured if name not in self.not_measured]
+        if not whole:
+            yield "every", "nothing" if self.measured else "nothing yet"
         for tier in ("every", "slow", "demand"):
-            if names := [name for name in self.measured if TIERS.get(name, "every") == tier]:
+            if names := [name for name in whole if TIERS.get(name, "every") == tier]:
                 yield tier, ", ".join(names)
 
     def _on_demand(self) -> list[str]:
         return [name for name, tier in TIERS.items() if tier == "demand" and name not in self.measured]
 
-    def _gaps(self) -> list[str]:
-        """One text for each reason."""
+    def _gaps(self, names: Collection[str]) -> list[str]:
+        """One text for each reason why one of these is missing, in whole or in part."""
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.not_measured.items():
-            by_reason.setdefault(reason, []).append(name)
+            if name in names:
+                by_reason.setdefault(reason, []).append(name)
         return [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
 
 

@@ -3,6 +3,7 @@ import itertools
 import json
 import logging
 import math
+import re
 import subprocess
 import sys
 import weakref
@@ -153,6 +154,18 @@ class TestAttach:
         with tsemon.attach(model, run="r", spool_dir=tmp_path):
             (path,) = find_spools(tmp_path)
             assert json.loads((path / "run.json").read_bytes())["frozen_blocks"] == [0]
+
+    def test_warns_once_of_the_optimizer_of_another_model(self, tmp_path, caplog):
+        (model, forward), (other, _) = zoo.torch_encoder(), zoo.torch_encoder()
+        optimizer = torch.optim.AdamW(other.parameters())
+        with (
+            caplog.at_level(logging.WARNING, "tsemon"),
+            tsemon.attach(model, optimizer, run="r", every=1, spool_dir=tmp_path) as monitor,
+        ):
+            train(model, forward, 3, monitor, optimizer)
+        (text,) = (record.getMessage() for record in caplog.records)
+        assert "the optimizer trains 0 of the model's 36 parameters" in text
+        assert "was it made for another copy of the model?" in text
 
     def test_raises_for_a_model_without_transformer_blocks(self, tmp_path):
         with pytest.raises(NoBlocksFound, match="found no transformer blocks in Linear"):
@@ -481,6 +494,20 @@ class TestStatus:
         monitor.close(timeout_s=0.5)
         assert "127.0.0.1:9" in monitor.status.delivery.last_error
         assert [frame["step"] for frame in frames_in(tmp_path)] == [0, 1, 2]
+
+    def test_names_what_is_measured_what_is_incomplete_and_what_is_not(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        optimizer = torch.optim.AdamW(model.layers[0].parameters())
+        with tsemon.attach(model, optimizer, run="r", every=1, spool_dir=tmp_path) as monitor:
+            train(model, forward, 3, monitor, optimizer)
+            lines = str(monitor.status).splitlines()
+        kinds = {
+            name: sorted({line[:14].strip() for line in lines if re.search(rf"\b{name}\b", line[14:])})
+            for name in ("grad_norm", "update_norm", "step_size")
+        }
+        assert kinds == {"grad_norm": ["measured"], "update_norm": ["incomplete"], "step_size": ["not measured"]}
+        (text,) = (line for line in lines if line[14:].startswith("update_norm"))
+        assert text.endswith("which another optimizer must train: give attach() all of them as a list")
 
     def test_tells_of_a_folder_that_cannot_be_written(self, caplog):
         with caplog.at_level(logging.WARNING, "tsemon"):

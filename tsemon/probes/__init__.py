@@ -3,6 +3,7 @@
 from tsemon.probes.discovery import Block, find_blocks
 from tsemon.probes.held import ProbeBatch, check_probe_batch
 from tsemon.probes.hooks import Span, ThreadState
+from tsemon.probes.parameters import why_trains_nothing
 from tsemon.probes.part import OnHost, Reading
 from tsemon.probes.probe import Probe
 from tsemon.probes.ranks import Ranks, agree, arrange
@@ -20,4 +21,5 @@ __all__ = [
     "arrange",
     "check_probe_batch",
     "find_blocks",
+    "why_trains_nothing",
 ]

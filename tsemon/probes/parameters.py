@@ -112,6 +112,7 @@ class ParameterProbe(Part):
         self._num_samples = 0
         self._groups: dict[int, list[nn.Parameter]] = {}
         self._steppers: list[_Stepper] = []
+        self._strangers: dict[int, int] = {}
         self._strides: dict[int, int] = {}
         self._shares: dict[int, float] = {}
         self._query_key: dict[int, list[Slices]] = {}
@@ -135,12 +136,13 @@ class ParameterProbe(Part):
 
     def forget(self) -> None:
         self._groups, self._steppers, self._sums, self._query_key = {}, [], {}, {}
-        self._strides, self._shares, self._no_query_key = {}, {}, {}
+        self._strangers, self._strides, self._shares, self._no_query_key = {}, {}, {}, {}
 
     def collect(self) -> dict[str, Partial]:
         self._num_samples += 1
         if self._why_unreadable() is None:
             self._read_what_stood_still()
+            self._leave_strangers_out()
             if "direction_cosine" in self.wanted:
                 self._expect("direction")
                 for group, params in self._groups.items():
@@ -182,6 +184,11 @@ class ParameterProbe(Part):
                 layers[metric] = _cosine(*(found.blocks(kind) for kind in kinds))
                 scalars[metric] = _cosine(*(found.total(kind) for kind in kinds))
         layers.pop("gradient_cosine", None)  # a run's alone
+        lost_layers, lost_scalars = self._lost_to_strangers()
+        for metric in lost_layers if self._has_no_known_update() else ():
+            layers.pop(metric, None)
+        for metric in lost_scalars:
+            scalars.pop(metric, None)
         for metric in COMPARING if self._num_samples == 1 else ():
             layers.pop(metric, None)
             scalars.pop(metric, None)
@@ -200,7 +207,12 @@ class ParameterProbe(Part):
 
     def how(self) -> str:
         sources = ("from a copy of the parameters", "from its state")
-        steppers = [f"{type(s.optimizer).__name__}'s update {sources[self._follows(s)]}" for s in self._steppers]
+        trained = {id(p) for p in self._all()}
+        steppers = [
+            f"{type(s.optimizer).__name__}'s update {sources[self._follows(s)]}"
+            for s in self._steppers
+            if trained & _ids_of(s.optimizer)
+        ]
         return ", ".join([f"{len(self._all())} tensors", *dict.fromkeys(steppers)])
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
@@ -291,11 +303,17 @@ class ParameterProbe(Part):
         if (num_steps := max(stepper.num_steps for stepper in self._steppers)) > 1:
             reason = f"the first of {num_steps} optimizer steps since the last call of monitor.step()"
             return dict.fromkeys(self.UPDATES, reason)
-        owned = {id(p) for s in self._steppers for g in s.optimizer.param_groups for p in g["params"]}
-        if strangers := sum(p.requires_grad and id(p) not in owned for p in self._all()):
-            reason = f"without {strangers} of {len(self._all())} parameters, which another optimizer must train"
-            return dict.fromkeys(self.UPDATES, reason)
-        return {}
+        num_strangers, num_trained = sum(self._strangers.values()), sum(p.requires_grad for p in self._all())
+        if num_strangers < num_trained:
+            reason = f"without {num_strangers} of {len(self._all())} parameters, which another optimizer must train: "
+            reason += "give attach() all of them as a list"
+        else:
+            reason = (
+                f"the optimizer given to attach() trains 0 of the model's {num_trained} parameters: it was made for "
+            )
+            reason += "another copy of the model, or trains copies of the parameters"
+        layers, scalars = self._lost_to_strangers()
+        return dict.fromkeys((*layers, *scalars), reason)
 
     # What is measured, and by whom.
 
@@ -303,14 +321,31 @@ class ParameterProbe(Part):
         return [p for params in self._groups.values() for p in params]
 
     def _share_out(self) -> list[_Stepper]:
-        """Each parameter goes to the optimizer that trains it; those that none of them trains to the first."""
+        """Each parameter goes to the optimizer that trains it; those that none of them trains to the first.
+
+        Of these, the ones that want a gradient are strangers: another optimizer may move them at any time.
+        """
         owner = {id(p): i for i, o in enumerate(self._optimizers) for g in o.param_groups for p in g["params"]}
         steppers = [_Stepper(optimizer, {}) for optimizer in self._optimizers]
         for group, params in self._groups.items():
             for p in params:
                 if steppers:
                     steppers[owner.get(id(p), 0)].groups.setdefault(group, []).append(p)
+            if num_strangers := sum(p.requires_grad and id(p) not in owner for p in params):
+                self._strangers[group] = num_strangers
         return steppers
+
+    def _lost_to_strangers(self) -> tuple[list[str], list[str]]:
+        """The metrics of blocks, of which some or all are unknown, and those of the run that are."""
+        layers = list(self.UPDATES_OF_BLOCKS) if any(group >= 0 for group in self._strangers) else []
+        scalars = ["step_size", "update_alignment"] if self._strangers.keys() - {EMBEDDING} else []
+        ends = ((EMBEDDING, "embedding_update_norm"), (HEAD, "head_update_norm"))
+        return layers, scalars + [metric for group, metric in ends if group in self._strangers]
+
+    def _has_no_known_update(self) -> bool:
+        """Whether each block has a stranger, or no parameters of its own."""
+        without = {block.number for block in self._blocks if block.number not in self._groups}
+        return {*range(self._depth)} <= self._strangers.keys() | without
 
     def _find_queries_and_keys(self) -> None:
         for block in self._blocks if "grad_norm_qk" in self.wanted else ():
@@ -396,6 +431,13 @@ class ParameterProbe(Part):
         for kind in ("update", "update_dot"):
             for group, params in stepper.groups.items():
                 self._sum(kind, group, torch.zeros((), dtype=torch.float64, device=params[0].device))
+
+    def _leave_strangers_out(self) -> None:
+        """A group of which something may move unseen has no known update, and so has the whole: not in any rank."""
+        for kind in ("update", "update_dot") if "update" in self._sums else ():
+            for group in self._strangers:
+                device = self._groups[group][0].device
+                self._sum(kind, group, torch.full((), torch.nan, dtype=torch.float64, device=device))
 
     def _read_parameters(self, groups: Mapping[int, list[nn.Parameter]], kind: str = "param") -> dict[int, Tensor]:
         found: dict[int, Tensor] = {}
@@ -532,6 +574,26 @@ class _Sums:
         return is_whole & (self._sums[kind + COUNT].to(device, non_blocking=True) > 0)
 
 
+def why_trains_nothing(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> str | None:
+    """What is wrong where the optimizers have no parameter of the model, nor what could be a copy of its parameters.
+
+    Such copies are wider, beside parameters in half precision, or flat, of many parameters at once (ZeRO, Megatron).
+    """
+    inner = [_inner(optimizer) for optimizer in optimizers]
+    params = [p for p in model.parameters() if p.requires_grad]
+    if not params or not inner or not all(_is_usable(optimizer) for optimizer in inner):
+        return None
+    theirs = {id(p): p for optimizer in inner for group in optimizer.param_groups for p in group["params"]}
+    may_be_copies = all(p.ndim <= 1 for p in theirs.values()) or any(p.dtype.itemsize < 4 for p in params)
+    if may_be_copies or any(id(p) in theirs for p in model.parameters()):
+        return None
+    subject = "the optimizer trains" if len(inner) == 1 else "the optimizers train"
+    return (
+        f"{subject} 0 of the model's {len(params)} parameters, so no updates are measured; was it made for another copy of "
+        "the model? Give attach() the optimizer of this one, several as a list"
+    )
+
+
 def _cosine(dot: Tensor, squared: Tensor, other: Tensor) -> Tensor:
     return (dot / (squared * other).sqrt()).clamp(-1, 1)  # rounding may leave it outside
 
@@ -550,6 +612,11 @@ def _gradients(params: Sequence[nn.Parameter]) -> list[Tensor]:
 
 def _of(end: str) -> list[str]:
     return [name for name in ParameterProbe.METRICS if name.startswith(f"{end}_")]
+
+
+def _ids_of(optimizer: torch.optim.Optimizer) -> set[int]:
+    """Of the parameters that it trains."""
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
 def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

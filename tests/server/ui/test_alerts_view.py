@@ -162,6 +162,19 @@ class TestTheList:
         page.get_by_role("main").get_by_role("button", name="Clear filters").first.click()
         expect(cards(page).first).to_be_visible()
 
+    def test_says_so_where_the_run_is_not_there(self, browser, told):
+        with opened(browser, told.service, but="404") as page:
+            look(page, "?run=nosuch&state=all")
+            expect(page.get_by_role("heading", name="no run has the id 'nosuch'")).to_be_visible()
+            expect(page.get_by_role("button", name="Look at all states")).to_be_hidden()
+            page.get_by_role("button", name="All runs").click()
+            expect(cards(page).first).to_be_visible()
+
+    def test_names_a_run_that_has_none(self, page, run):
+        look(page, f"?run={run}")
+        expect(page.get_by_text("No alert fits these filters.")).to_be_visible()
+        expect(page.get_by_role("form", name="Filters")).to_contain_text("run of-this-test")
+
     def test_goes_on_page_by_page(self, page, told):
         look(page, "?state=past&project=many")
         expect(cards(page)).to_have_count(25)

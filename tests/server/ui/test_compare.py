@@ -234,7 +234,7 @@ class TestTheChart:
         expect(worth(page, "broken")).to_have_text("not finite")
         waiting = service.register("waiting")
         compare(page, waiting, runs.fast, metric="tokens")
-        expect(page.get_by_text("waiting has sent no frame yet.")).to_be_visible()
+        expect(page.get_by_text("waiting has sent no frame.")).to_be_visible()
 
     def test_shows_a_spike_of_one_step_and_more_of_it_where_it_is_zoomed(self, page, service, runs):
         spiky = service.register("spiky")
@@ -453,3 +453,19 @@ class TestWhatAClientSends:
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert page.locator("main img, main script").count() == 0
         assert page.title() == "Compare · tsemon"
+
+    def test_turns_no_text_round(self, page, runs):
+        name = RIGHT_TO_LEFT.replace("\u202e", "U+202E")
+        compare(page, *runs.hostile, baseline=runs.hostile[1])
+        small = page.get_by_role("region", name="Layers side by side").get_by_role("img")
+        expect(small).to_be_visible()
+        assert option_of(small, "title", "text") == [HOSTILE, name, LONG]
+        assert page.get_by_label("difference to").locator("option").all_inner_texts() == ["none", HOSTILE, name, LONG]
+        turns = page.locator(".turn")
+        expect(page.get_by_role("heading", name="difference to").locator(turns)).to_have_attribute(
+            "data-code", "U+202E"
+        )
+        chart(page).hover()
+        expect(page.locator(".tip:visible").locator(turns)).to_have_attribute("data-code", "U+202E")
+        small.hover()
+        expect(page.locator(".tip:visible").locator(turns)).to_have_attribute("data-code", "U+202E")

@@ -156,6 +156,14 @@ class TestARun:
         open_run(page, service.register(name))
         expect(page.get_by_text("no frame has come yet")).to_be_visible()
 
+    @pytest.mark.parametrize("state", ["finished", "failed"])
+    def test_that_ended_without_frames_says_why(self, page, service, name, state):
+        run_id = service.register(name)
+        service.request("PATCH", f"/api/v1/runs/{run_id}", json={"state": state}).raise_for_status()
+        open_run(page, run_id)
+        expect(page.get_by_text("This run ended without a frame: monitor.step() was never called")).to_be_visible()
+        expect(page.get_by_text(re.compile("\\byet\\b"))).to_have_count(0)
+
     def test_asks_for_what_it_shows_while_the_chart_library_is_on_its_way(self, page, rich):
         held = []
         page.route(re.compile("vendor/echarts"), lambda route: held.append(route))

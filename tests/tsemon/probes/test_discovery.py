@@ -41,6 +41,20 @@ class TestFindBlocks:
         with pytest.raises(NoBlocksFound, match=r"lists of modules in it are parts \(2 x Linear\)"):
             find_blocks(model)
 
+    @pytest.mark.parametrize(
+        ("model", "example"),
+        [
+            (nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), r"blocks=\['0', \.\.\.\]"),
+            (nn.ModuleDict({"trunk": nn.Sequential(nn.Linear(2, 2))}), r"blocks=\['trunk', \.\.\.\]"),
+            (nn.ModuleDict({"parts": nn.ModuleList([nn.Linear(2, 2)])}), r"blocks=\['parts\.0', \.\.\.\]"),
+            (nn.ModuleList([nn.Linear(2, 2)]), r"blocks=\['0', \.\.\.\]"),
+            (nn.Linear(2, 2), "it holds no list of modules$"),
+        ],
+    )
+    def test_takes_its_example_from_the_model(self, model, example):
+        with pytest.raises(NoBlocksFound, match=example):
+            find_blocks(model)
+
     def test_tells_the_name_that_is_not_in_the_model(self):
         with pytest.raises(InvalidArgument, match=r"no module named 'layers\.9'"):
             find_blocks(torch.nn.Linear(2, 2), blocks=["layers.9"])

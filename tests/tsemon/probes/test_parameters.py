@@ -11,9 +11,10 @@ from tests import zoo
 from tests.tsemon.probes.probing import ALL, probe_of, raise_fault, reading_of
 from tsemon.measures import power_law_fit
 from tsemon.models import ReparameterisedAttention
-from tsemon.probes import Probe, find_blocks
+from tsemon.probes import Probe, find_blocks, why_trains_nothing
 from tsemon.probes.coordinates import MAX_COORDINATES, Coordinates, stride_of
 from tsemon.probes.growth import MAX_POINTS, NormGrowth
+from tsemon.probes.parameters import ParameterProbe as Parameters
 from tsemon.probes.query_key import queries_and_keys
 
 
@@ -240,6 +241,37 @@ class TestParameters:
         _, probe = reading_of(model, forward, torch.optim.AdamW(model.layers[0].parameters()))
         assert "which another optimizer must train" in probe.not_measured["update_norm"]
 
+    @pytest.mark.parametrize("kind", [AdamW, SGD, torch.optim.RMSprop])
+    def test_updates_are_known_of_what_the_given_optimizer_trains_wholly(self, kind):
+        torch.manual_seed(0)
+        model, forward = zoo.our_language_model()
+        blocks = [block.module for block in find_blocks(model)]
+        blocks[1].requires_grad_(False)
+        trained = [*blocks[0].parameters(), *[*blocks[2].parameters()][:-1], *model.head.parameters()]
+        whole, _ = reading_of(model, forward, kind(model.parameters(), lr=1e-9))
+        reading, probe = reading_of(model, forward, kind(trained, lr=1e-2))
+        for metric in ("update_norm", "update_ratio"):
+            moves, stands, *unknown = reading.layers[metric]
+            assert moves > 0
+            assert stands == 0, "frozen"
+            assert all(value.isnan() for value in unknown)
+        assert reading.layers["update_alignment"].isfinite().tolist() == [True, False, *[False] * (len(blocks) - 2)]
+        assert reading.scalars["head_update_norm"] > 0
+        lost = {"step_size", "update_alignment", "embedding_update_norm"}
+        assert lost <= whole.scalars.keys()
+        assert lost.isdisjoint(reading.scalars)
+        strangers = {name for name, why in probe.not_measured.items() if "another optimizer must train" in why}
+        assert strangers == {*lost, "update_norm", "update_ratio"}
+        assert whole.layers["grad_norm"].isfinite().tolist() == reading.layers["grad_norm"].isfinite().tolist()
+
+    @pytest.mark.parametrize("kind", [AdamW, SGD, torch.optim.RMSprop])
+    def test_updates_are_not_there_where_each_block_has_another_optimizer(self, kind):
+        model, forward = zoo.our_language_model()
+        reading, probe = reading_of(model, forward, kind(model.head.parameters(), lr=1e-2))
+        assert reading.layers.keys().isdisjoint(Parameters.UPDATES_OF_BLOCKS)
+        assert {name for name in Parameters.UPDATES if name in reading.scalars} == {"head_update_norm"}
+        assert {*Parameters.UPDATES} - probe.not_measured.keys() == {"head_update_norm"}
+
     def test_totals_leave_embeddings_out_and_count_tied_weights_once(self):
         model, forward = zoo.gpt2()
         reading, _ = reading_of(model, forward)
@@ -354,6 +386,43 @@ class TestSeveralOptimizers:
         assert "1 of 2 optimizers" in probe.not_measured["grad_norm"]
         moved = (flat(halves[1]) - before).norm()
         torch.testing.assert_close(reading.layers["update_norm"][1:].double().norm(), moved, rtol=1e-4, atol=1e-9)
+
+
+class TestAnOptimizerWithoutAParameterOfTheModel:
+    def test_is_told(self):
+        (model, _), (copy, _) = zoo.our_language_model(), zoo.our_language_model()
+        text = why_trains_nothing(model, [AdamW(copy.parameters())])
+        assert "the optimizer trains 0 of the model's" in text
+        assert "was it made for another copy of the model?" in text
+        several = why_trains_nothing(model, [AdamW(copy.embed.parameters()), SGD(copy.head.parameters())])
+        assert "the optimizers train 0 of the model's" in several
+
+    def test_is_not_told_where_one_of_them_trains_some(self):
+        (model, _), (copy, _) = zoo.our_language_model(), zoo.our_language_model()
+        optimizers = [AdamW(copy.parameters()), AdamW([model.head.bias])]
+        assert why_trains_nothing(model, optimizers) is None
+
+    def test_may_train_copies_of_them(self):
+        model, _ = zoo.our_language_model()
+        wide = [nn.Parameter(p.detach().double()) for p in model.parameters()]
+        flat = [nn.Parameter(torch.cat([p.detach().flatten() for p in model.parameters()]))]
+        assert why_trains_nothing(model, [AdamW(flat)]) is None
+        assert why_trains_nothing(model.bfloat16(), [AdamW(wide)]) is None
+
+    def test_is_no_matter_where_nothing_is_to_be_trained(self):
+        (model, _), (copy, _) = zoo.our_language_model(), zoo.our_language_model()
+        optimizer = AdamW(copy.parameters())
+        assert why_trains_nothing(model.requires_grad_(False), [optimizer]) is None
+        assert why_trains_nothing(model.requires_grad_(True), []) is None
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_gives_no_updates(self, dtype):
+        (model, _), (copy, forward) = zoo.torch_encoder(), zoo.torch_encoder()
+        reading, probe = reading_of(model.to(dtype), forward, AdamW(copy.parameters()))
+        assert {*reading.layers, *reading.scalars}.isdisjoint(Parameters.UPDATES)
+        assert "trains 0 of the model's" in probe.not_measured["update_norm"]
+        assert "trains copies of the parameters" in probe.not_measured["step_size"]
+        assert "AdamW" not in probe.how["parameters"]
 
 
 class TestClosures:

@@ -25,7 +25,11 @@ function fill(element, props, children) {
 const TURN = /([\u202a-\u202e\u2066-\u2069])/;
 const BLANK = /^[\p{White_Space}\p{C}\p{DI}\u2800]+$/u;
 
-const marked = (text) => text.split(TURN).map((part, i) => (i % 2 ? h("span", { class: "turn", "data-code": `U+${part.charCodeAt(0).toString(16).toUpperCase()}` }, part) : part));
+/** Such a text where no style sheet reaches: in a drawing, an option, an attribute. */
+export const inWords = (text) => text.split(TURN).map((part, i) => (i % 2 ? codeOf(part) : part)).join("");
+
+const codeOf = (turn) => `U+${turn.charCodeAt(0).toString(16).toUpperCase()}`;
+const marked = (text) => text.split(TURN).map((part, i) => (i % 2 ? h("span", { class: "turn", "data-code": codeOf(part) }, part) : part));
 
 /** Let an element show this and nothing else; one that does already is left alone, so nothing flickers or is read out again. */
 export function put(element, ...content) {

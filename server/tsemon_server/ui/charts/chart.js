@@ -78,7 +78,7 @@ export function tooltipOver(element, chart, describe) {
     const lines = describe(offsetX, offsetY);
     if (!lines) return hide();
     tip.replaceChildren(
-      ...lines.map((line) => (Array.isArray(line) ? h("div", {}, h("span", {}, line[0]), h("b", {}, line[1])) : h("div", {}, line))),
+      ...lines.map((line) => (Array.isArray(line) ? h("div", {}, h("span", { class: "given" }, line[0]), h("b", { class: "given" }, line[1])) : h("div", {}, h("span", { class: "given" }, line)))),
     );
     tip.hidden = false;
     const left = offsetX + 16 + tip.offsetWidth > element.clientWidth ? offsetX - 16 - tip.offsetWidth : offsetX + 16;

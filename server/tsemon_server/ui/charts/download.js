@@ -1,6 +1,6 @@
 // Any chart as a picture and as a table. Both say of which run, metric and steps they are, in their name and in their head.
 
-import { h } from "../base/dom.js";
+import { h, inWords } from "../base/dom.js";
 import { count, number } from "../base/format.js";
 
 const DENSITY = 2;
@@ -77,7 +77,7 @@ function pictureOf({ runs, metric, steps, chart, area, scale }) {
   const write = (text, x, y, ink, weight = 400) => {
     pen.font = `${weight} 13px ${read("font")}`;
     pen.fillStyle = read(ink);
-    pen.fillText(text, x, y, MARGIN + width - x);
+    pen.fillText(inWords(text), x, y, MARGIN + width - x);
   };
   write(metric, MARGIN, MARGIN + 12, "ink", 650);
   write(`${oneLine(runs.join(", "))} · steps ${count(steps[0])} to ${count(steps[1])}`, MARGIN, MARGIN + 12 + HEAD_LINE, "quiet");

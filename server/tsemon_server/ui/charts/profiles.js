@@ -1,6 +1,7 @@
 // The layers of several runs at one place, a small chart each, on one scale; the baseline's stand behind those of the others.
 
 import { axis, base, chartIn, theme, tooltipOver, valueAxis } from "./chart.js";
+import { inWords } from "../base/dom.js";
 import { count, number } from "../base/format.js";
 
 const LEAST_WIDTH = 165;
@@ -55,7 +56,7 @@ export class Profiles {
           const { left, top } = place(i);
           const cut = { width: width - LEFT - RIGHT, overflow: "truncate" };
           return {
-            text: title,
+            text: inWords(title),
             subtext: note,
             left: left + LEFT - 8,
             top: top + 4,

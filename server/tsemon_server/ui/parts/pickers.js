@@ -1,13 +1,13 @@
 // Choosing one of several.
 
-import { h } from "../base/dom.js";
+import { h, inWords } from "../base/dom.js";
 
 /** Let a select have these options, [value, text] or groups of them {label, options}; one that has them is left alone, so that it stays open. */
 export function fill(select, chosen, options) {
   const key = JSON.stringify([chosen, options]);
   if (select.content === key) return;
   select.content = key;
-  const make = (one) => (Array.isArray(one) ? h("option", { value: one[0], selected: one[0] === chosen }, one[1]) : h("optgroup", { label: one.label }, one.options.map(make)));
+  const make = (one) => (Array.isArray(one) ? h("option", { value: one[0], selected: one[0] === chosen }, inWords(one[1])) : h("optgroup", { label: one.label }, one.options.map(make)));
   select.replaceChildren(...options.map(make));
 }
 

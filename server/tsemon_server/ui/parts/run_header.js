@@ -68,7 +68,7 @@ function factsOf(run) {
   const overhead = run.latest?.scalars.overhead_ratio;
   const start = run.attempts.find((one) => one.attempt === run.attempt)?.resume_step ?? null;
   return [
-    { name: "step", value: run.last_step === null ? "no frames yet" : count(run.last_step) },
+    { name: "step", value: run.last_step === null ? "no frames" : count(run.last_step) },
     { name: "loss", value: loss === undefined ? "–" : number(loss), isBad: loss === null },
     { name: "attempt", value: start === null ? count(run.attempt) : `${count(run.attempt)}, from step ${count(start)}` },
     { name: "blocks", value: count(run.num_blocks) },

@@ -75,7 +75,7 @@ export class RunSearch {
   }
 
   #option(run, i) {
-    const step = run.last_step === null ? "no frames yet" : `step ${count(run.last_step)}`;
+    const step = run.last_step === null ? "no frames" : `step ${count(run.last_step)}`;
     return h(
       "li",
       { role: "option", id: `${this.field.id}-${i}`, "aria-selected": "false", onclick: () => this.#pick(run) },

@@ -1,6 +1,6 @@
 // The alerts of all runs: what is open, what is over, who has seen to what.
 
-import { get, getPage } from "../base/api.js";
+import { Refused, get, getPage, runPath } from "../base/api.js";
 import { h, keyed, put } from "../base/dom.js";
 import { count, refreshAges, time } from "../base/format.js";
 import { addressOf, cardOf, shownState, stepOf } from "../parts/alert_cards.js";
@@ -23,6 +23,7 @@ const SILENCED = { true: "silenced", false: "not silenced" };
 
 export class AlertsView {
   #rules = null;
+  #run = null;
   #trail = [];
   watched = null;
   kinds = ["alert"];
@@ -66,10 +67,22 @@ export class AlertsView {
     const asked = getPage("alerts", wanted, signal, () => this.#go(null));
     const [page, rules] = await Promise.all([asked, this.#rules ?? get("rules", {}, signal).then(({ rules }) => rules)]);
     this.#rules = rules;
+    this.#run = page.alerts.length ? null : await this.#runWithoutAlerts(signal);
     if (!this.root?.isConnected) this.#build();
     document.title = "Alerts · tsemon";
     this.#show(page);
     return BUSY_MS;
+  }
+
+  /** {run: its name} or, of one that is not there, {problem}; null where all runs are looked at. */
+  async #runWithoutAlerts(signal) {
+    if (this.choice.run === null) return null;
+    try {
+      return await get(runPath(this.choice.run), {}, signal);
+    } catch (error) {
+      if (error instanceof Refused && [403, 404, 422].includes(error.status)) return { problem: error.message };
+      throw error;
+    }
   }
 
   #build() {
@@ -127,10 +140,11 @@ export class AlertsView {
   #showNone() {
     const { state } = this.choice;
     const isFiltered = this.#isFiltered();
+    const problem = this.#run?.problem;
     const word = { open: "open", past: "over", all: "there" }[state] ?? state;
-    const text = this.cursor !== null ? "There are no older alerts." : isFiltered ? "No alert fits these filters." : state === "all" ? "There has been no alert yet." : `No alert is ${word}.`;
+    const text = problem ?? (this.cursor !== null ? "There are no older alerts." : isFiltered ? "No alert fits these filters." : state === "all" ? "There has been no alert yet." : `No alert is ${word}.`);
     put(this.noneTitle, text);
-    this.elsewhere.hidden = state === "all";
+    this.elsewhere.hidden = problem !== undefined || state === "all";
     this.clearNone.hidden = !isFiltered;
   }
 
@@ -147,7 +161,7 @@ export class AlertsView {
     if (document.activeElement !== this.project) this.project.value = project ?? "";
     const projects = [...new Set([...this.projects.children].map((option) => option.value).concat(alerts.map((alert) => alert.project)))].sort();
     if (projects.length !== this.projects.children.length) this.projects.replaceChildren(...projects.map((value) => h("option", { value })));
-    const name = alerts.find((alert) => alert.run_id === run)?.run ?? run;
+    const name = alerts.find((alert) => alert.run_id === run)?.run ?? this.#run?.run ?? run;
     this.ofRun.hidden = run === null;
     put(this.runName, h("span", { class: "given" }, name ?? ""));
     this.clear.hidden = !this.#isFiltered();

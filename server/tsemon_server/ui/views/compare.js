@@ -364,7 +364,8 @@ export class CompareView {
     this.unzoom.hidden = this.zoom === null;
     const { isDifference, titles } = this.#model;
     const of = isDifference ? `, difference to ${titles.get(this.baseline)}` : "";
-    this.chartTitle.textContent = `${this.#what()} ${ALONG[this.along].title}${of}`;
+    const text = `${this.#what()} ${ALONG[this.along].title}${of}`;
+    if (this.chartTitle.textContent !== text) put(this.chartTitle, h("span", { class: "given" }, text));
   }
 
   #what() {
@@ -382,7 +383,7 @@ export class CompareView {
     const waiting = runs.filter((run) => run.num_frames === 0);
     const without = runs.filter((run) => this.#has(run) && !this.#whole.get(run.run_id)?.x.length && run.num_frames > 0);
     if (this.tooMany) notes.push([`${MOST_RUNS} runs are compared at most; ${count(this.tooMany)} more of the address are left out.`]);
-    if (waiting.length) notes.push([...names(waiting), waiting.length === 1 ? " has sent no frame yet." : " have sent no frame yet."]);
+    if (waiting.length) notes.push([...names(waiting), waiting.length === 1 ? " has sent no frame." : " have sent no frame."]);
     if (lacking.length) notes.push([...names(lacking), lacking.length === 1 ? " has" : " have", ` not recorded ${this.#what()}, so there is no line of ${lacking.length === 1 ? "it" : "them"}.`]);
     if (without.length && this.along === "tokens") notes.push([...names(without), without.length === 1 ? " has" : " have", " no scalar tokens, and cannot be drawn by token. Pass the tokens seen so far, monitor.step(loss=..., tokens=...), or look by step."]);
     else if (without.length) notes.push([...names(without), without.length === 1 ? " has" : " have", " no value in these steps."]);

@@ -399,7 +399,10 @@ export class RunView {
   /** What there is to say, as {text, hasWayBack}. */
   #noteOf(run, map) {
     const notes = this.#lackedAttempt === null ? [] : [{ text: `This run has no attempt ${count(this.#lackedAttempt)}. It is shown as it stands.` }];
-    if (run.num_frames === 0) return [...notes, { text: "Registered, and no frame has come yet. The first one shows here on its own." }];
+    if (run.num_frames === 0) {
+      const isOver = run.state !== "running";
+      return [...notes, { text: isOver ? "This run ended without a frame: monitor.step() was never called, or the run ended before its first sample." : "Registered, and no frame has come yet. The first one shows here on its own." }];
+    }
     const { loss, curves } = this.#data;
     const unseen = [{ name: "loss", series: loss }, ...curves, { name: this.metric, series: map }].filter(({ series }) => series?.step.length === 0);
     if (this.attempt !== null) notes.push({ text: this.#attemptNote(run), hasWayBack: true });
