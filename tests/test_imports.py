@@ -65,13 +65,14 @@ PICTURE = {
     "tsemon_server.store tsemon_server.rules tsemon_server.replay tsemon_server.ingest",
     "tsemon_server.replay": "numpy pydantic tsemon.terminal tsemon.transport tsemon_client tsemon_server.ingest "
     "tsemon_server.rules tsemon_server.store",
-    "tsemon_server.rules": "numpy tsemon_server.yaml_lines",
+    "tsemon_server.filling": "numpy",
+    "tsemon_server.rules": "numpy tsemon_server.filling tsemon_server.yaml_lines",
     "tsemon_server.events": "fastapi starlette tsemon_server.access tsemon_server.store",
-    "tsemon_server.queries": "fastapi starlette numpy pyarrow pydantic tsemon_server.store",
+    "tsemon_server.queries": "fastapi starlette numpy pyarrow pydantic tsemon_server.filling tsemon_server.store",
     "tsemon_server.notify": "pydantic typer tsemon.terminal tsemon_server.store tsemon_server.settings "
     "tsemon_server.durations tsemon_server.yaml_lines",
-    "tsemon_server.exposition": "fastapi starlette numpy prometheus_client tsemon tsemon_server.settings "
-    "tsemon_server.store",
+    "tsemon_server.exposition": "fastapi starlette numpy prometheus_client tsemon tsemon_server.filling "
+    "tsemon_server.settings tsemon_server.store",
     "tsemon_server.housekeeping": "tsemon_server.rounds tsemon_server.store",
     "tsemon_server.rounds": "tsemon_server.store",
     "tsemon_server.spools": "fastapi starlette tsemon.transport tsemon_server.ingest tsemon_server.bodies "

@@ -124,6 +124,8 @@ def retention(
     as_json: AsJson = False,
 ) -> None:
     """Show or set how long projects keep what they have. What is dropped does not come back."""
+    from tsemon_server.store import RunFilter
+
     is_set = forever or samples is not None or rollups is not None or runs is not None
     if is_set and project is None:
         raise InvalidArgument(
@@ -134,6 +136,9 @@ def retention(
         _set_retention(store, project, samples, rollups, runs, forever)
     with store.read() as reader:
         shown = [kept for kept in reader.retentions() if project in (None, kept.project)]
+        has_runs = project is None or reader.num_runs(RunFilter(project=project), 1) > 0
+    if not has_runs:  # it is kept: they may come
+        say(f"the service has no runs of project {project!r}", err=True)
     if as_json:
         print_json([kept._asdict() for kept in shown])
     elif shown:

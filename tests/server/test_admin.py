@@ -254,6 +254,7 @@ class TestABackup:
         admin("backup", str(tmp_path / "saved"))
         admin("restore", str(tmp_path / "saved"), database=f"sqlite:///{tmp_path}/new.db")
         assert contents(tmp_path / "new.db") == contents(copied)
+        assert (tmp_path / "new.db").stat().st_mode & 0o777 == 0o600
 
     def test_of_an_older_version_is_brought_up_to_date(self, tmp_path, admin):
         connection = sqlite3.connect(tmp_path / "old")
@@ -318,34 +319,40 @@ class TestABackup:
         with pytest.raises(StoreError, match=told):
             admin("restore", str(path), "--force")
         assert contents(copied) == before
+        with pytest.raises(StoreError, match=told):
+            admin("restore", str(path), database=f"sqlite:///{tmp_path}/new.db")
+        assert [*tmp_path.glob("new.db*")] == []
 
 
 class TestRetentionOnTheCommandLine:
     def test_shows_what_it_sets(self, admin):
         assert admin("retention")[1] == "all projects keep everything for ever\n"
-        told = admin("retention", "gpt", "--samples", "12h", "--rollups", "30d", "--runs", "52w")[1]
-        assert told == "gpt: samples 12h, rollups 30d, runs 52w\n"
+        told = admin("retention", "p", "--samples", "12h", "--rollups", "30d", "--runs", "52w")[1]
+        assert told == "p: samples 12h, rollups 30d, runs 52w\n"
         assert admin("retention")[1] == told
-        assert admin("retention", "other")[1] == "other keeps everything for ever\n"
+
+    def test_of_a_project_that_has_no_runs_is_kept_and_that_is_told(self, admin):
+        told = admin("retention", "typo", "--samples", "12h")[1]
+        kept = "typo: samples 12h, rollups forever, runs forever"
+        assert {*told.splitlines()} == {"the service has no runs of project 'typo'", kept}
+        assert admin("retention")[1] == f"{kept}\n"
 
     def test_changes_what_is_given_only(self, admin):
-        admin("retention", "gpt", "--samples", "12h", "--rollups", "30d")
-        assert admin("retention", "gpt", "--samples", "2d")[1] == "gpt: samples 2d, rollups 30d, runs forever\n"
-        assert (
-            admin("retention", "gpt", "--rollups", "forever")[1] == "gpt: samples 2d, rollups forever, runs forever\n"
-        )
-        assert admin("retention", "gpt", "--forever")[1] == "gpt keeps everything for ever\n"
+        admin("retention", "p", "--samples", "12h", "--rollups", "30d")
+        assert admin("retention", "p", "--samples", "2d")[1] == "p: samples 2d, rollups 30d, runs forever\n"
+        assert admin("retention", "p", "--rollups", "forever")[1] == "p: samples 2d, rollups forever, runs forever\n"
+        assert admin("retention", "p", "--forever")[1] == "p keeps everything for ever\n"
 
     @pytest.mark.parametrize(
         ("arguments", "told"),
         [
             (["--samples", "1d"], "expected a project"),
-            (["gpt", "--samples", "30"], "such as 12h, 30d or 2w .*got '30'"),
-            (["gpt", "--samples", "0d"], "got '0d'"),
-            (["gpt", "--samples", "-1d"], "got '-1d'"),
-            (["gpt", "--samples", "2y"], "got '2y'"),
-            (["gpt", "--rollups", "30d"], "at least as long as samples, got gpt: samples forever, rollups 30d"),
-            (["gpt", "--rollups", "30d", "--samples", "5w"], "at least as long as samples"),
+            (["p", "--samples", "30"], "such as 12h, 30d or 2w .*got '30'"),
+            (["p", "--samples", "0d"], "got '0d'"),
+            (["p", "--samples", "-1d"], "got '-1d'"),
+            (["p", "--samples", "2y"], "got '2y'"),
+            (["p", "--rollups", "30d"], "at least as long as samples, got p: samples forever, rollups 30d"),
+            (["p", "--rollups", "30d", "--samples", "5w"], "at least as long as samples"),
         ],
     )
     def test_explains_what_is_wrong(self, admin, arguments, told):

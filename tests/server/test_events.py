@@ -1,5 +1,6 @@
 """What those hear who listen."""
 
+import asyncio
 import json
 import shutil
 import threading
@@ -12,13 +13,16 @@ import pytest
 
 from tests.server.conftest import loss_frame
 from tests.serving import serving
+from tsemon.errors import StoreError
 from tsemon.transport import Spool
 from tsemon.wire import frames_to_body
 from tsemon_server.access.tokens import new_token
+from tsemon_server.events import Feed
 from tsemon_server.limits.values import Limits
 from tsemon_server.main import create_app
 from tsemon_server.rules import load
 from tsemon_server.settings import Settings
+from tsemon_server.store import Store
 
 HIGH_LOSS = """
 rules:
@@ -235,6 +239,56 @@ class TestWhoListens:
             assert refused.headers["retry-after"]
             first.close()
             assert service.get("/events", params={"seconds": 0}).status_code == 200
+
+
+class Outage:
+    """A store that cannot be read while it `is_down`."""
+
+    def __init__(self, store):
+        self._store, self.is_down, self._num_reads = store, False, 0
+
+    def read(self):
+        self._num_reads += 1
+        if self.is_down:
+            raise StoreError("the database is locked")
+        return self._store.read()
+
+    async def is_read(self):
+        """Once more, from the beginning."""
+        num_reads = self._num_reads
+        while self._num_reads < num_reads + 2:
+            await asyncio.sleep(0.01)
+
+
+class TestLooksThatFail:
+    """Another process writes meanwhile, five seconds into an outage of so many."""
+
+    @pytest.fixture
+    def heard(self, tmp_path):
+        async def heard(outage_s):
+            now = 1000.0
+            store = Store(f"sqlite:///{tmp_path / 't.db'}", lambda: now)
+            seen = Outage(store)
+            with Feed(seen, 10, lambda: now, look_every_s=0.01).listening(frozenset(), None) as listener:
+                await seen.is_read()
+                seen.is_down, now = True, 1005.0
+                of_run = {"blocks": ["h.0"], "config": None, "tags": None, "resume_step": None, "attempt_key": None}
+                with store.write() as writer:
+                    writer.register("p", "gpt", **of_run)
+                now = 1000.0 + outage_s
+                await seen.is_read()
+                seen.is_down = False
+                events = await listener.take(10)
+            store.close()
+            return [event.kind for event in events], listener.is_over
+
+        return lambda outage_s: asyncio.run(heard(outage_s))
+
+    def test_are_made_up_for(self, heard):
+        assert heard(60) == (["run"], False)
+
+    def test_for_long_let_all_come_again(self, heard):
+        assert heard(600) == ([], True)
 
 
 class TestWhoListensWithAToken:

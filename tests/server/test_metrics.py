@@ -285,6 +285,15 @@ class TestValuesOfARun:
         api.send_ok(run_id, [loss_frame(32)])
         assert ("tsemon_run_eval",) not in of_run(api, run_id)
 
+    def test_that_are_measured_now_and_then_stay_however_many_writers_there_are(self, api, run_id):
+        for stage in range(8):
+            extra = {f"eval{stage}": 1.5}
+            frames = [Frame(step, step, 0.0, {"loss": 1.0, **(extra if not step else {})}) for step in range(32)]
+            api.send_ok(run_id, frames, writer=f"stage{stage}")
+        assert {(f"tsemon_run_eval{stage}",) for stage in range(8)} <= {*of_run(api, run_id)}
+        api.send_ok(run_id, [loss_frame(32)], writer="stage0")
+        assert not {(f"tsemon_run_eval{stage}",) for stage in range(8)} & {*of_run(api, run_id)}
+
     def test_are_not_those_of_another_attempt(self, api, run_id):
         api.send_ok(run_id, [Frame(step, step, 0.0, {"loss": 1.0, "old": 1.0}) for step in range(3)])
         api.register(num_blocks=3, resume_step=2)

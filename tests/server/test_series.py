@@ -6,7 +6,7 @@ import pytest
 
 from tsemon.wire import Array, Frame
 from tsemon_server.queries.reduce import bucketed
-from tsemon_server.store import Points
+from tsemon_server.store import Points, Store
 from tsemon_server.store.cells import of_samples, smallest_shift
 
 from .conftest import layer_frame, loss_frame
@@ -117,6 +117,28 @@ class TestSeries:
         last = api.get(f"/runs/{run_id}/series", layer=-1, **ask)
         assert last["layer"] == (1 if head else 2)
         assert last == api.get(f"/runs/{run_id}/series", layer=last["layer"], **ask)
+
+    @pytest.mark.parametrize("is_settled", [False, True])
+    def test_counts_negative_layers_of_an_attempt_from_the_end_of_that_attempt(self, api, run_id, is_settled):
+        if is_settled:
+            api.send_ok(run_id, [layer_frame(step, [0.0, 0.25, 0.5]) for step in range(20, 600)])
+            store = Store(api.database.url)
+            assert store.settle() > 0
+            store.close()
+        api.register(num_blocks=4, resume_step=10)
+        api.send_ok(run_id, [layer_frame(10, [1, 2, 3, 4, 5])], attempt=2)
+        ask = {"metric": "token_similarity", "layer": -1, "to_step": 10}
+        first = api.get(f"/runs/{run_id}/series", attempt=1, **ask)
+        assert (first["layer"], first["mean"][-1]) == (2, 10.5)
+        second = api.get(f"/runs/{run_id}/series", attempt=2, **ask)
+        assert (second["layer"], second["mean"]) == (4, [5.0])
+
+    @pytest.mark.parametrize("layer", [{"layer": -1}, {"layer": 0}, {}])
+    def test_of_a_run_without_blocks_says_that_there_are_no_layers(self, api, layer):
+        run_id = api.register(num_blocks=0)
+        status, error, detail = api.get(f"/runs/{run_id}/series", metric="grad_norm", **layer)
+        assert (status, error) == (404, "unknown_layer")
+        assert "'grad_norm' has no layers in this run" in detail
 
     def test_finds_a_metric_in_frames_of_every_shape(self, api, run_id):
         api.send_ok(run_id, [loss_frame(20, 7.0)])

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tsemon.errors import Forbidden, TsemonError, Unauthorized
 from tsemon_server.access.keeper import ANYONE, Access, Keeper
 from tsemon_server.access.table import Entry, find
-from tsemon_server.access.tokens import parts_of
+from tsemon_server.access.tokens import id_of
 from tsemon_server.errors import respond
 
 COOKIE = "tsemon_token"
@@ -94,10 +94,7 @@ def token_of(headers: Headers) -> tuple[str | None, bool]:
 def token_id_of(headers: Headers) -> str | None:
     """The id in the token that came, be it good for anything or not; empty where it is no token, None where none came."""
     text, _ = token_of(headers)
-    if text is None:
-        return None
-    parts = parts_of(text)
-    return "" if parts is None else parts[0]
+    return None if text is None else id_of(text)
 
 
 def check_same_origin(headers: Headers) -> None:

@@ -25,7 +25,9 @@ LOOK_EVERY_S = 0.5
 REST_RATIO = 10
 """The pause after a look that took long, in lengths of that look."""
 OVERLAP_S = 10.0
-"""So far back each look goes again: changes are dated before they are committed, and clocks of machines differ."""
+"""So far before the last look each one begins: changes are dated before they are committed, and clocks differ."""
+GAP_S = 120.0
+"""What came before a look that late is not gathered: it would be ever more. Who listens comes again, and reads anew."""
 MAX_WAITING = 5000
 """Events that wait for a listener, the newest one of each run and alert. One that takes them slower is sent away."""
 
@@ -135,17 +137,23 @@ class Feed:
             self._listeners.discard(listener)
 
     def end(self) -> None:
-        """Send all away: the service stops. In the event loop's thread."""
+        """Send all away: the service stops, or has not looked for long. In the event loop's thread."""
         for listener in self._listeners:
             listener.end()
 
     async def _look_on(self) -> None:
         self._told = {}  # so that the first look tells of the last seconds: whoever came read them, or hears of them
+        looked_at = self._clock()
         while self._listeners:
-            began = time.monotonic()
+            began, now = time.monotonic(), self._clock()
+            if now - looked_at > GAP_S:
+                self.end()
+                looked_at = now
+            since = min(looked_at, now) - OVERLAP_S  # a clock may be set back
             named = frozenset().union(*(listener.run_ids for listener in self._listeners))
             try:
-                events, gone = await run_in_threadpool(self._look, named)
+                events, gone = await run_in_threadpool(self._look, named, since)
+                looked_at = now
                 for listener in self._listeners:
                     for event in events:
                         listener.offer(event)
@@ -161,11 +169,11 @@ class Feed:
             await asyncio.sleep(max(self._look_every_s, REST_RATIO * (time.monotonic() - began)))
         self._looking = None
 
-    def _look(self, named: frozenset[str]) -> tuple[list[Event], frozenset[str]]:
-        """What is new since the last look, and which of the runs that are listened to by name there are no more."""
-        written = () if self._written_in is None else self._written_in(OVERLAP_S)
+    def _look(self, named: frozenset[str], since: float) -> tuple[list[Event], frozenset[str]]:
+        """What has changed since then and was not told, and which of the runs listened to by name there are no more."""
+        written = () if self._written_in is None else self._written_in(self._clock() - since)
         with self._store.read() as reader:
-            runs, alerts = reader.changed_since(self._clock() - OVERLAP_S, written)
+            runs, alerts = reader.changed_since(since, written)
             gone = reader.missing_runs(named)
         found = [Event("run", run.run_id, run.run_id, run.project, run.model_dump_json()) for run in runs]
         found += [Event("alert", one.alert_id, one.run_id, one.project, one.model_dump_json()) for one in alerts]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tsemon.catalogue import CATALOGUE
 from tsemon_server.exposition.text import Family, FamilyKind, as_spelled, labels_of, number, sanitised
+from tsemon_server.filling import filled
 from tsemon_server.settings import MetricsSettings
 from tsemon_server.store import FiringAlert, LiveRun, Values
 
@@ -240,8 +241,8 @@ def _merged(run: LiveRun) -> tuple[Values, int]:
     for other in rest:
         first = {
             "scalars": {**other["scalars"], **first["scalars"]},
-            "layers": _filled(first["layers"], other["layers"]),
-            "heads": _filled(first["heads"], other["heads"]),
+            "layers": filled(first["layers"], other["layers"]),
+            "heads": filled(first["heads"], other["heads"]),
         }
     num_nonfinite = sum(
         int(np.isinf(array).sum()) + (int(np.isnan(array).sum()) if name in NEVER_UNDEFINED else 0)
@@ -250,15 +251,6 @@ def _merged(run: LiveRun) -> tuple[Values, int]:
     for other in run.others:
         first = {kind: {**other[kind], **first[kind]} for kind in first}
     return first, num_nonfinite
-
-
-def _filled(first: Mapping[str, Floats], other: Mapping[str, Floats]) -> dict[str, Floats]:
-    filled = {**other, **first}
-    for name in first.keys() & other.keys():
-        mine, theirs = first[name], other[name]
-        if mine.shape == theirs.shape:
-            filled[name] = np.where(np.isnan(mine), theirs, mine)
-    return filled
 
 
 def _chosen(names: Iterable[str], reserved: frozenset[str], most: int) -> tuple[list[str], list[str]]:

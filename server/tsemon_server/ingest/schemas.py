@@ -45,6 +45,7 @@ from tsemon.wire import (
     RunState,
 )
 from tsemon_server.bodies import Body, first_problem, shown
+from tsemon_server.store import LARGEST
 
 MetricName = Annotated[str, Field(pattern=f"^{METRIC_NAME}$", max_length=128)]
 Title = Annotated[str, Field(pattern=f"^{NAME}$", max_length=128)]
@@ -114,7 +115,7 @@ class FramesBody(Body):
 
     writer: WriterName
     """Who sends: one name per process, the same for its whole life."""
-    attempt: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    attempt: Annotated[int, Field(ge=1, le=LARGEST)]
     """The attempt, as the reply to the registration named it."""
     frames: Annotated[list[FrameBody], Field(max_length=MAX_FRAMES), FailFast()]  # one problem is told, not a million
     """In any order; frames that are stored already are counted and left alone."""
@@ -165,7 +166,7 @@ class Heartbeat(Body):
 
     writer: WriterName
     """Who it is."""
-    attempt: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    attempt: Annotated[int, Field(ge=1, le=LARGEST)]
     """The attempt, as the reply to the registration named it."""
     step: Count
     """The optimizer step that the writer is at, sampled or not: the run's `process_step`."""

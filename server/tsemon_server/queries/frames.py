@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tsemon.errors import UnknownFrame
+from tsemon_server.filling import filled
 from tsemon_server.queries.service import checked_detail
 from tsemon_server.store import PastFrame, Record, Store
-
-Arrays = Mapping[str, NDArray[np.floating[Any]]]
 
 
 class RecordedFrame(Record):
@@ -61,16 +60,6 @@ def joined(frames: Sequence[PastFrame]) -> RecordedFrame:
         layers={name: [*map(_finite, values.tolist())] for name, values in sorted(layers.items())},
         heads={name: [[*map(_finite, row)] for row in rows.tolist()] for name, rows in sorted(heads.items())},
     )
-
-
-def filled(first: Arrays, other: Arrays) -> dict[str, NDArray[np.floating[Any]]]:
-    """The one, and where it is NaN the other: stages of a pipeline send NaN for the blocks of the others."""
-    filled = {**other, **first}
-    for name in first.keys() & other.keys():
-        mine, theirs = first[name], other[name]
-        if mine.shape == theirs.shape:
-            filled[name] = np.where(np.isnan(mine), theirs, mine)
-    return filled
 
 
 def _finite(value: float) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tsemon_server.queries.frames import filled
+from tsemon_server.filling import filled
 from tsemon_server.queries.reduce import bucketed
 from tsemon_server.queries.service import middles, nullable
 from tsemon_server.store import FramesSeen, Reader, Record, Store

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from tsemon.wire import AlertState, RunState
 from tsemon_server.queries import frames, glances, rows, service
 from tsemon_server.queries.export import MEDIA_TYPES, ExportFormat
-from tsemon_server.store import Alert, Condition, DeliveryStatus, Record, RunDetail, RunFilter, RunOrder, Store
+from tsemon_server.store import LARGEST, Alert, Condition, DeliveryStatus, Record, RunDetail, RunFilter, RunOrder, Store
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,6 @@ Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor`
 Metric = Annotated[str, Query(max_length=128, description="The metric's name, as GET /runs/{run_id} lists them.")]
 FromStep = Annotated[int | None, Query(ge=0, le=2**53, description="The first step, included.")]
 ToStep = Annotated[int | None, Query(ge=0, le=2**53, description="The last step, included.")]
-LARGEST = 2**31 - 1  # that a database's column of this kind holds
 OneAttempt = Annotated[
     int | None,
     Query(le=LARGEST, description="Only this attempt, as it was; else every frame that no later attempt hides."),

@@ -14,9 +14,8 @@ from pydantic import Field
 
 from tsemon.errors import InvalidArgument, UnknownRun
 from tsemon_server.queries import service
-from tsemon_server.store import Record, Run, RunDetail, RunFilter, Store
+from tsemon_server.store import LARGEST, Record, Run, RunDetail, RunFilter, Store
 
-LARGEST = 2**31 - 1  # that a database's column of this kind holds
 MAX_RUNS = 20
 """So many a chart can tell apart."""
 

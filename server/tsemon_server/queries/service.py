@@ -265,11 +265,17 @@ def series(
     points: int,
     attempt: int | None,
 ) -> Series:
-    """The metric's finite minimum, mean and maximum in at most `points` buckets. A negative layer counts from the end."""
+    """The metric's finite minimum, mean and maximum in at most `points` buckets.
+
+    A negative layer counts from the end: of those that the attempt recorded, or the run.
+    """
     _check_range(from_step, to_step)
     with store.read() as reader:
         detail = checked_detail(reader, run_id, attempt)
-        layer = _counted_from_the_start(detail, metric, layer, head)
+        num_recorded = 0
+        if layer is not None and layer < 0 and attempt is not None:
+            num_recorded = reader.num_layers(run_id, "layers" if head is None else "heads", metric, attempt)
+        layer = _counted_from_the_start(detail, metric, layer, head, num_recorded)
         kind = _kind(detail, metric, layer, head)
         found = reader.metric(
             run_id,
@@ -360,12 +366,14 @@ def _places(
     return places
 
 
-def _counted_from_the_start(detail: RunDetail, metric: str, layer: int | None, head: int | None) -> int | None:
-    """The layer from 0, of one that may be counted from the end: -1 is the last."""
+def _counted_from_the_start(
+    detail: RunDetail, metric: str, layer: int | None, head: int | None, num_recorded: int = 0
+) -> int | None:
+    """The layer from 0, of one that may be counted from the end: -1 is the last of so many, or of those of the run."""
     if layer is None or layer >= 0:
         return layer
-    length = _num_layers(detail, metric) if head is None else _num_heads(detail, metric)[0]
-    if layer < -length:
+    length = num_recorded or (_num_layers(detail, metric) if head is None else _num_heads(detail, metric)[0])
+    if layer < -length < 0:
         raise UnknownLayer(f"{metric!r} has {length} layers, -1 is the last and {-length} the first, got {layer}")
     return layer + length
 
@@ -535,6 +543,8 @@ def _num_heads(detail: RunDetail, metric: str) -> tuple[int, int | None]:
 
 
 def _check_index(word: str, metric: str, index: int | None, length: int) -> None:
+    if not length:
+        raise UnknownLayer(f"{metric!r} has no {word}s in this run; ask for a metric of the run as a whole")
     if index is None:
         raise InvalidArgument(f"{metric!r} has a value per layer; give {word}, from 0 to {length - 1}")
     if not 0 <= index < length:

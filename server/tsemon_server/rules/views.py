@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tsemon.wire import Array, Frame
+from tsemon_server.filling import filled
 from tsemon_server.rules.program import View
 
 
@@ -26,8 +26,8 @@ def views_in_order(frames: Iterable[Frame], frozen: frozenset[int]) -> Iterator[
             first = View(
                 step,
                 {**other.scalars, **first.scalars},
-                _filled(first.layers, other.layers),
-                _filled(first.heads, other.heads),
+                filled(first.layers, other.layers),
+                filled(first.heads, other.heads),
                 frozen,
             )
         yield first
@@ -40,15 +40,3 @@ def _view(frame: Frame, frozen: frozenset[int]) -> View:
 
 def _numbers(values: Array) -> NDArray[np.float32]:
     return np.frombuffer(values.data, "<f4").reshape(values.shape)
-
-
-def _filled(
-    first: Mapping[str, NDArray[np.floating[Any]]], other: Mapping[str, NDArray[np.floating[Any]]]
-) -> dict[str, NDArray[np.floating[Any]]]:
-    """Stages of a pipeline each measure their own blocks, and send NaN for those of the others."""
-    filled = {**other, **first}
-    for name in first.keys() & other.keys():
-        mine, theirs = first[name], other[name]
-        if mine.shape == theirs.shape:
-            filled[name] = np.where(np.isnan(mine), theirs, mine)
-    return filled

@@ -62,6 +62,7 @@ from tsemon_server.store.retention import (
     reduce_segment,
     retentions,
 )
+from tsemon_server.store.schema import LARGEST
 from tsemon_server.store.settling import FramesChanged, Sizes, pack_segment, replace_frames, settled_streams
 from tsemon_server.store.streams import Stream
 from tsemon_server.store.tokens import StoredToken
@@ -70,6 +71,7 @@ from tsemon_server.store.versions import Definition, Origin
 from tsemon_server.store.writing import MOST_KNOWN, Added, Known, Registration, TakenBack, Writer
 
 __all__ = [
+    "LARGEST",
     "Added",
     "Alert",
     "Attempt",

@@ -52,11 +52,13 @@ def restore(url: str, path: Path, now: float, *, force: bool) -> None:
         target = sqlite_file(connection)
         tables = {*inspect(connection).get_table_names()}
         _refuse_overwriting(connection, tables, now, force)
+        if target:
+            _check_sqlite_backup(path)
+        else:
+            _check_postgresql_backup(path, tables)
     if target:
-        _check_sqlite_backup(path)
         _copy(str(path), target)
     else:
-        _check_postgresql_backup(path, tables)
         _run(
             "pg_restore", "--clean", "--if-exists", "--no-owner", "--single-transaction", "--exit-on-error",
             str(path), url=url,

@@ -204,9 +204,11 @@ class Database:
 
 @contextmanager
 def connected(url: str, *, must_exist: bool = False) -> Iterator[Connection]:
-    """A connection to a database as it is, of whichever version, to look at it."""
+    """A connection to a database as it is, of whichever version, to look at it. A file that is new goes where the block
+    raises."""
     engine = _create_engine(url)
     path = engine.url.database if engine.dialect.name == "sqlite" else None
+    is_to_go = not must_exist and _hide_from_others(path)
     try:
         if must_exist and path is not None and not os.path.exists(path):
             raise StoreError(f"expected a database, found no file {path}; `tsemon serve` makes a new one")
@@ -216,8 +218,11 @@ def connected(url: str, *, must_exist: bool = False) -> Iterator[Connection]:
             if must_exist and not inspect(connection).has_table("alembic_version"):
                 raise StoreError(f"expected a database of tsemon, {without_password(url)} has no tables")
             yield connection
+            is_to_go = False
     finally:
         engine.dispose()
+        if is_to_go and path is not None:
+            os.unlink(path)
 
 
 @contextmanager
@@ -414,11 +419,16 @@ def _create_sqlite_engine(url: URL) -> Engine:
     return engine
 
 
-def _hide_from_others(path: str | None) -> None:
-    """A new file is for its owner alone: it says a good deal about what is trained. The files beside it follow it."""
+def _hide_from_others(path: str | None) -> bool:
+    """A new file is for its owner alone: it says a good deal about what is trained. The files beside it follow it.
+
+    Whether it is new.
+    """
     if path is not None and not path.startswith("file:"):
         with suppress(OSError):  # it is there, or cannot be made, which is told later
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            return True
+    return False
 
 
 def _timeout_s(url: URL) -> float:

@@ -19,8 +19,9 @@ from tsemon_server.store.settling import find_settled, layouts_of
 from tsemon_server.store.silences import is_silenced
 from tsemon_server.store.streams import Stream
 
-WINDOW_FRAMES = 32
-"""So many of the newest frames of a run are looked at: what is measured at each tenth sample only is among them."""
+WINDOW_STEPS = 32
+"""The frames of so many of the newest steps of a run are looked at: what is measured at each tenth sample only is among
+them, however many writers a step has frames of."""
 COUNTED_AT_MOST = 200_000
 """What is more than that is not counted on: nobody waits for the count of a table that has grown without end."""
 
@@ -148,14 +149,15 @@ def _count(connection: Connection, table: Any, *where: ColumnElement[bool]) -> i
 
 
 def _newest_frames() -> Any:
-    """Of some runs, the newest frame of each writer and layout among the last few frames, the newest first."""
+    """Of some runs, the newest frame of each writer and layout among those of the last few steps, the newest first."""
     run, frame, earlier = schema.run.c, schema.frame, schema.frame.alias("earlier")
     first = (
         select(earlier.c.step)
         .where(earlier.c.run_id == run.run_id, _is_of(earlier, run.last_attempt), earlier.c.step <= run.last_step)
+        .distinct()
         .order_by(earlier.c.step.desc())
         .limit(1)
-        .offset(WINDOW_FRAMES - 1)
+        .offset(WINDOW_STEPS - 1)
         .correlate(schema.run)
         .scalar_subquery()
     )

@@ -52,7 +52,7 @@ from tsemon_server.store.live import (
     settled_values,
 )
 from tsemon_server.store.liveness import RunningRun, Watched, running_runs, watched_runs
-from tsemon_server.store.metric import MetricReader
+from tsemon_server.store.metric import MetricReader, slot_of
 from tsemon_server.store.moments import seconds_at
 from tsemon_server.store.nearest import At, nearest_frame
 from tsemon_server.store.newest import FramesSeen, Layers, frames_seen, newest_layers
@@ -163,6 +163,18 @@ class Reader:
             layers={name: num_rows for kind, name, num_rows, _ in rows if kind == "layers"},
             heads={name: (num_rows, num_heads) for kind, name, num_rows, num_heads in rows if kind == "heads"},
         )
+
+    def num_layers(self, run_id: str, kind: Kind, metric: str, attempt: int) -> int:
+        """How many layers this attempt has recorded of the metric; 0 where it has recorded none of it."""
+        chunk, frame, layout = schema.chunk.c, schema.frame, schema.layout
+        is_settled = (chunk.run_id == run_id, chunk.kind == kind, chunk.metric == metric, chunk.attempt == attempt)
+        hot = (
+            select(func.max(layout.c.num_rows))
+            .join(frame, slot_of(layout.c, frame.c, kind, metric))
+            .where(frame.c.run_id == run_id, frame.c.attempt == attempt)
+        )
+        queries = (select(func.max(chunk.num_rows)).where(*is_settled), hot)
+        return max(self._connection.execute(query).scalar_one() or 0 for query in queries)
 
     def metric(
         self,

@@ -102,6 +102,7 @@ class TestCreating:
             (("a\nb", "--scope", "read"), "expected a name of 1 to 128 characters"),
             (("t", "--scope", "metrics", "--project", "p"), "for /metrics shows all runs"),
             (("t", "--scope", "read", "--expires", "soon"), "expected a span of time"),
+            (("t", "--scope", "read", "--expires", "999999w"), "expected a span of time up to 365000d, or forever"),
             (("t", "--scope", "read", "--out", "/nowhere/token"), "expected a file that can be written"),
         ],
     )
@@ -116,6 +117,17 @@ class TestRevoking:
         token_id, _ = parts_of(run("create", "t", "--scope", "read").stdout.strip())
         assert [token["state"] for token in listed(run)] == ["valid"]
         run("revoke", token_id)
+        assert [token["state"] for token in listed(run)] == ["revoked"]
+
+    def test_is_for_those_too_that_last_longer_than_there_are_years(self, run, url):
+        store = Store(url)
+        known = {"name": "far", "digest": "", "scopes": ("admin",), "project": None}
+        store.tokens.add("0123456789abcdef", expires_at=6e11, **known)
+        store.close()
+        (token,) = listed(run)
+        assert (token["state"], token["expires_at"]) == ("valid", "9999-12-31T00:00:00+00:00")
+        assert "far" in run("list").stdout
+        run("revoke", "0123456789abcdef")
         assert [token["state"] for token in listed(run)] == ["revoked"]
 
     def test_needs_an_id_and_never_repeats_a_token(self, run):
