@@ -125,7 +125,7 @@ class TestRevoking:
         store.tokens.add("0123456789abcdef", expires_at=6e11, **known)
         store.close()
         (token,) = listed(run)
-        assert (token["state"], token["expires_at"]) == ("valid", "9999-12-31T00:00:00+00:00")
+        assert (token["state"], token["expires_at"]) == ("valid", "9999-12-31T23:59:59+00:00")
         assert "far" in run("list").stdout
         run("revoke", "0123456789abcdef")
         assert [token["state"] for token in listed(run)] == ["revoked"]
