@@ -282,10 +282,10 @@ def _describe_candidates(model: nn.Module) -> str:
     nearest = f"the lists of modules in it are {found}" if lists else "it holds no list of modules"
     children = [name for name, _ in model.named_children()]
     examples = [*(f"{name}.0".lstrip(".") for name in lists), *children]
-    way_out = f". Name the blocks: attach(..., blocks=[{examples[0]!r}, ...])" if examples else ""
+    example = f"{examples[0]!r}, ..." if examples else "..."
     return (
         f"found no transformer blocks in {type(model).__name__}: expected a ModuleList or Sequential whose modules are of "
-        f"one class and each hold a self-attention; {nearest}{way_out}"
+        f"one class and each hold a self-attention; {nearest}. Name the blocks: attach(..., blocks=[{example}])"
     )
 
 

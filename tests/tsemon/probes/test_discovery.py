@@ -48,7 +48,7 @@ class TestFindBlocks:
             (nn.ModuleDict({"trunk": nn.Sequential(nn.Linear(2, 2))}), r"blocks=\['trunk', \.\.\.\]"),
             (nn.ModuleDict({"parts": nn.ModuleList([nn.Linear(2, 2)])}), r"blocks=\['parts\.0', \.\.\.\]"),
             (nn.ModuleList([nn.Linear(2, 2)]), r"blocks=\['0', \.\.\.\]"),
-            (nn.Linear(2, 2), "it holds no list of modules$"),
+            (nn.Linear(2, 2), r"it holds no list of modules\. Name the blocks: .*blocks=\[\.\.\.\]"),
         ],
     )
     def test_takes_its_example_from_the_model(self, model, example):
