@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from tsemon.measures import TokenStatistics
 from tsemon.measures.linear import ratio
+from tsemon.measures.spectra import batch_gram, effective_ranks, token_gram
 from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import Block, hides_from_hooks
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.part import COUNT, OnHost, Part, Partial, Reading, counted, mean, stacked
-from tsemon.probes.spectra import batch_gram, effective_ranks, token_gram
 from tsemon.probes.states import HiddenStates, hidden_state
 
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from tsemon.measures.rows import Chosen, Rows, Sums, choose, weigh
+from tsemon.measures.scores import Scores
 from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import Block
 from tsemon.probes.padding import Padding
 from tsemon.probes.part import Partial, Reading, counted, mean, stacked
-from tsemon.probes.rows import Chosen, Rows, Sums, choose, weigh
-from tsemon.probes.scores import Scores
 from tsemon.probes.tap import AttentionPart, Seen
 
 PER_HEAD = ("attention_entropy", "sink_share", "positions_attended")

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from tsemon.measures.linear import arnoldi, eigenvalues
+from tsemon.measures.rows import CHUNK_WEIGHTS
+from tsemon.measures.scores import Scores
 from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import Block
 from tsemon.probes.padding import Padding
 from tsemon.probes.part import OnHost, Reading, stacked
-from tsemon.probes.rows import CHUNK_WEIGHTS
-from tsemon.probes.scores import Scores
 from tsemon.probes.tap import AttentionPart, Seen
 
 NUM_STEPS = 32

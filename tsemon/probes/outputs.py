@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from tsemon.measures.choosing import evenly_spread
 from tsemon.measures.linear import ratio
 from tsemon.probes.discovery import Block, hidden_width, is_linear, widths
 from tsemon.probes.held import PARALLEL
 from tsemon.probes.hooks import Hooks
-from tsemon.probes.padding import Padding, evenly_spread
+from tsemon.probes.padding import Padding
 from tsemon.probes.part import Part, Partial, Reading, counted, mean
 
 MAX_PREDICTIONS = 256

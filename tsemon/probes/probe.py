@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from tsemon.measures.rows import MAX_ROWS, Rows
 from tsemon.probes.activations import ActivationProbe
 from tsemon.probes.attention import AttentionProbe
 from tsemon.probes.calls import Calls
@@ -27,7 +28,6 @@ from tsemon.probes.padding import Padding
 from tsemon.probes.parameters import ParameterProbe
 from tsemon.probes.part import OnHost, Part, Partial, Reading
 from tsemon.probes.ranks import Ranks, given_means, given_partials
-from tsemon.probes.rows import MAX_ROWS, Rows
 from tsemon.probes.saturation import SaturationProbe
 from tsemon.probes.states import HiddenStates
 from tsemon.probes.values import ValueProbe

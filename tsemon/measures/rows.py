@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from tsemon.probes.scores import Scores, Size
+from tsemon.measures.scores import Scores, Size
 
 Rows = int | Literal["all"]
 """How many query rows per head are weighed at the most; "all" of all sequences."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tsemon.probes.padding import evenly_spread
+from tsemon.measures.choosing import evenly_spread
 
 MAX_ROWS = 256
 """Tokens, or mean tokens, that an effective rank is of."""

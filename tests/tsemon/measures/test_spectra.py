@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tsemon.measures import effective_rank, token_statistics
-from tsemon.probes.spectra import batch_gram, effective_ranks, token_gram
+from tsemon.measures.spectra import batch_gram, effective_ranks, token_gram
 
 TOLERANCE = {"rtol": 2e-4, "atol": 0.0}
 """The Gram matrix squares singular values: those that are 0 come out as up to 3e-8 of the largest, 256 of them at most."""
