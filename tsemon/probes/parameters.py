@@ -15,6 +15,10 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from tsemon.measures.growth import MIN_POINTS
+from tsemon.measures.parameters import cosine_of, dots, ratio_of, squares
+from tsemon.measures.sums import COUNT, Partial, Partials
+from tsemon.measures.updates import Update
 from tsemon.probes.coordinates import Coordinates, stride_of
 from tsemon.probes.discovery import Block
 from tsemon.probes.groups import (
@@ -29,20 +33,17 @@ from tsemon.probes.groups import (
     output_head,
     share,
 )
-from tsemon.probes.growth import MIN_POINTS, NormGrowth
+from tsemon.probes.growth import NormGrowth
 from tsemon.probes.hooks import Hooks
-from tsemon.probes.part import COUNT, OnHost, Part, Partial, Reading, stacked
+from tsemon.probes.part import OnHost, Part, Reading, stacked
 from tsemon.probes.query_key import Slices, queries_and_keys
 from tsemon.probes.ranks import Ranks
 from tsemon.probes.updates import (
-    Update,
     after_adam,
     before_sgd,
     by_setting,
-    dots,
     follows_from_gradient,
     follows_from_state,
-    squares,
 )
 
 MAX_COPY_BYTES = 256 * 2**20
@@ -138,7 +139,7 @@ class ParameterProbe(Part):
         self._groups, self._steppers, self._sums, self._query_key = {}, [], {}, {}
         self._strangers, self._strides, self._shares, self._no_query_key = {}, {}, {}, {}
 
-    def collect(self) -> dict[str, Partial]:
+    def collect(self) -> Partials:
         self._num_samples += 1
         if self._why_unreadable() is None:
             self._read_what_stood_still()
@@ -173,7 +174,7 @@ class ParameterProbe(Part):
                     if group in self._groups or self._ranks is not None:
                         scalars[f"{end}_{metric}"] = found[kind][group].sqrt()
         if "update" in found:
-            layers["update_ratio"] = (found.blocks("update") / found.blocks("before")).sqrt()
+            layers["update_ratio"] = ratio_of(found.blocks("update"), found.blocks("before"))
         for metric, kinds in (
             ("update_alignment", ("update_dot", "update", "before")),
             ("gradient_alignment", ("grad_dot", "grad", "before")),
@@ -181,8 +182,8 @@ class ParameterProbe(Part):
             ("gradient_cosine", ("turn", "turn_now", "turn_before")),
         ):
             if all(kind in found for kind in kinds):
-                layers[metric] = _cosine(*(found.blocks(kind) for kind in kinds))
-                scalars[metric] = _cosine(*(found.total(kind) for kind in kinds))
+                layers[metric] = cosine_of(*(found.blocks(kind) for kind in kinds))
+                scalars[metric] = cosine_of(*(found.total(kind) for kind in kinds))
         layers.pop("gradient_cosine", None)  # a run's alone
         lost_layers, lost_scalars = self._lost_to_strangers()
         for metric in lost_layers if self._has_no_known_update() else ():
@@ -592,10 +593,6 @@ def why_trains_nothing(model: nn.Module, optimizers: Sequence[torch.optim.Optimi
         f"{subject} 0 of the model's {len(params)} parameters, so no updates are measured; was it made for another copy of "
         "the model? Give attach() the optimizer of this one, several as a list"
     )
-
-
-def _cosine(dot: Tensor, squared: Tensor, other: Tensor) -> Tensor:
-    return (dot / (squared * other).sqrt()).clamp(-1, 1)  # rounding may leave it outside
 
 
 def _moving(stepper: _Stepper) -> frozenset[int]:

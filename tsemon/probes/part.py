@@ -7,22 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
+from tsemon.measures.sums import NOTHING, Partial, Partials
 from tsemon.probes.discovery import Block
 from tsemon.probes.hooks import Hooks
-
-Merge = Literal["sum", "max", "min"]
-
-
-class Partial(NamedTuple):
-    """One process's share of a quantity, and how the shares of several processes become the whole."""
-
-    value: Tensor
-    merge: Merge = "sum"
 
 
 class OnHost(NamedTuple):
@@ -69,7 +60,7 @@ class Part:
     def forget(self) -> None:
         """Let go of what was seen."""
 
-    def collect(self) -> dict[str, Partial]:
+    def collect(self) -> Partials:
         """Raw sums on the device, empty where nothing was seen."""
         return {}
 
@@ -86,19 +77,19 @@ class Part:
         return {}
 
 
-COUNT = "/n"
-"""Ends the name of the number of values in the sum of the name before it."""
+def by_entry(found: Mapping[int, Partials], entries: Iterable[int]) -> Partials:
+    """The sums of all entries in one tensor per name, with nothing for entries in which it was not found."""
+    merges = {name: partial.merge for sums in found.values() for name, partial in sums.items()}
+    entries = list(entries)
+    return {
+        name: Partial(stacked((_value(found, entry, name) for entry in entries), NOTHING[merge]), merge)
+        for name, merge in merges.items()
+    }
 
 
-def counted(name: str, values: Tensor, dim: int = 0) -> dict[str, Tensor]:
-    """The sum and the number of those of `values` along `dim` that are not NaN: a mean that ranks can merge."""
-    is_known = ~values.isnan()
-    return {name: torch.where(is_known, values, 0.0).sum(dim), name + COUNT: is_known.sum(dim).to(values.dtype)}
-
-
-def mean(sums: Mapping[str, Tensor], name: str) -> Tensor:
-    """The mean that `counted` began; NaN of nothing."""
-    return sums[name] / sums[name + COUNT]
+def _value(found: Mapping[int, Partials], entry: int, name: str) -> Tensor | None:
+    partial = found.get(entry, {}).get(name)
+    return None if partial is None else partial.value
 
 
 def stacked(values: Iterable[Tensor | None], absent: float = 0.0) -> Tensor:

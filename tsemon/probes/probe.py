@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tsemon.measures.rows import MAX_ROWS, Rows
+from tsemon.measures.sums import Partial, Partials
 from tsemon.probes.activations import ActivationProbe
 from tsemon.probes.attention import AttentionProbe
 from tsemon.probes.calls import Calls
@@ -26,7 +27,7 @@ from tsemon.probes.mixing import MixingProbe
 from tsemon.probes.outputs import OutputProbe
 from tsemon.probes.padding import Padding
 from tsemon.probes.parameters import ParameterProbe
-from tsemon.probes.part import OnHost, Part, Partial, Reading
+from tsemon.probes.part import OnHost, Part, Reading
 from tsemon.probes.ranks import Ranks, given_means, given_partials
 from tsemon.probes.saturation import SaturationProbe
 from tsemon.probes.states import HiddenStates
@@ -171,7 +172,7 @@ class Probe:
         self.not_measured = {}
         self._guard.run(self._drop_failed_pass)
         self._pass_again()
-        partials: dict[str, Partial] = {}
+        partials: Partials = {}
         for name, part in self._parts.items():  # each by itself: a fault in one leaves the others
             part.step = step
             if part.wanted:
@@ -188,13 +189,13 @@ class Probe:
         self._guard.run(self._find_compiled)
         return reading
 
-    def _gather(self, name: str, part: Part, partials: dict[str, Partial]) -> None:
+    def _gather(self, name: str, part: Part, partials: Partials) -> None:
         partials |= {f"{name}.{key}": partial for key, partial in part.collect().items()}
 
     def _merge(
         self,
         ranks: Ranks,
-        partials: dict[str, Partial],
+        partials: Partials,
         sums: dict[str, Tensor],
         given: Mapping[str, Tensor | float],
         to_agree: Sequence[float],

@@ -12,8 +12,8 @@ TOLERANCE = {"rtol": 2e-4, "atol": 0.0}
 
 def rank_of_tokens(x_BTD, valid_BT=None):
     stats = token_statistics(x_BTD, valid_BT)
-    counts_B = stats.scale.isfinite() & (stats.count > 0)
-    return effective_ranks(token_gram(x_BTD, valid_BT, stats.scale, counts_B)[None])[0]
+    counts_B = stats.largest.isfinite() & (stats.count > 0)
+    return effective_ranks(token_gram(x_BTD, valid_BT, stats.unit, counts_B)[None])[0]
 
 
 class TestEffectiveRankOfTokens:

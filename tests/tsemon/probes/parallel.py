@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tsemon
 from tsemon.errors import TsemonError
+from tsemon.measures.sums import Partial
 from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
 from tsemon.probes import Probe, Ranks, find_blocks
-from tsemon.probes.part import Partial
 
 STEPS = 4
 SIZES = {"vocab": 30, "context": 8, "depth": 4, "width": 12, "heads": 3, "ffn": 20}

@@ -140,7 +140,7 @@ class TestAttentionMeasures:
         readings = []
         for num_weights in (2**20, 2 * 40 * 3, 1):  # all in one, three rows a chunk, one row a chunk
             monkeypatch.setattr("tsemon.measures.rows.CHUNK_WEIGHTS", num_weights)
-            monkeypatch.setattr("tsemon.probes.mixing.CHUNK_WEIGHTS", num_weights)
+            monkeypatch.setattr("tsemon.measures.mixing.CHUNK_WEIGHTS", num_weights)
             readings.append(reading_of_attention(query, key, value, is_causal=True, attention_mask=valid.long()))
         for name in MEASURES:
             for reading in readings[1:]:
@@ -154,7 +154,7 @@ class TestAttentionMeasures:
     )
     def test_never_hold_a_matrix_of_tokens_by_tokens(self, make, monkeypatch):
         monkeypatch.setattr("tsemon.measures.rows.CHUNK_WEIGHTS", 2**14)
-        monkeypatch.setattr("tsemon.probes.mixing.CHUNK_WEIGHTS", 2**14)
+        monkeypatch.setattr("tsemon.measures.mixing.CHUNK_WEIGHTS", 2**14)
         query = torch.randn(1, 2, 512, 4, generator=torch.Generator().manual_seed(0))
         (block,) = find_blocks(OneAttention(Attending(None)))
         part = make([block], 1, Padding(num_stacks=1), Calls([block]))
