@@ -66,7 +66,7 @@ def attention_entropy_se(entropy_BHQ: Tensor, *, num_samples: int, num_rows: int
         num_samples: Number of samples B that the b samples stand for.
         num_rows: Number of rows of each sample that the Q rows stand for, so that N = b times that.
 
-    Returns (...), >= 0 in float32: 0 if nothing was left out. NaN if no row has an entropy, and for one row of many.
+    Returns (...), >= 0 in float64: 0 if nothing was left out. NaN if no row has an entropy, and for one row of many.
     Raises ShapeError for fewer than three axes.
     """
     if entropy_BHQ.ndim < 3:

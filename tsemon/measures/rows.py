@@ -234,4 +234,4 @@ def standard_error(spread_LM: Tensor) -> Tensor:
     is_part_L, share_L = b_L < all_samples_L, b_L / all_samples_L
     squared_L = torch.where(is_part_L, (1 - share_L) * of_samples_L, 0.0)
     squared_L = squared_L + torch.where(n_L < all_rows_L, share_L * (1 - n_L / all_rows_L) * of_rows_L, 0.0)
-    return torch.where(b_L > 0, squared_L.sqrt(), torch.nan).float()
+    return torch.where(b_L > 0, squared_L.sqrt(), torch.nan)

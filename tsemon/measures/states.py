@@ -92,8 +92,8 @@ def state_metrics(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Finish `state_sums`, merged over all parts."""
     found = {name: mean(sums, name) for name in MEANS if name in sums}
     if ENERGY in sums:
-        found["global_diversity"] = (sums[OWN_ENERGY] / sums[ENERGY]).float()
-        found["hidden_rms"] = mean(sums, ENERGY).sqrt().float()
+        found["global_diversity"] = sums[OWN_ENERGY] / sums[ENERGY]
+        found["hidden_rms"] = mean(sums, ENERGY).sqrt()
         found["hidden_max"] = known(sums["hidden_max"])
     return found
 
@@ -126,8 +126,8 @@ def global_diversity(x_BTD: Tensor, valid_BT: Tensor | None = None) -> Tensor:
 
     sum of |x - c|^2 / sum of |x|^2 over all tokens of all samples, c their mean          (tsemon)
 
-    Takes X (..., B, T, D), returns (...), from 0 (all tokens of all samples are equal) to 1. NaN if all are zero; samples
-    that are not finite do not count. Raises ShapeError for fewer than three axes.
+    Takes X (..., B, T, D), returns (...) in float64, from 0 (all tokens of all samples are equal) to 1. NaN if all are
+    zero; samples that are not finite do not count. Raises ShapeError for fewer than three axes.
     """
     return _of_batch("global_diversity", x_BTD, valid_BT)
 
@@ -162,7 +162,7 @@ def hidden_rms(x_BTD: Tensor, valid_BT: Tensor | None = None) -> Tensor:
 
     sqrt(mean of x^2 over samples, tokens and width)                                       (tsemon)
 
-    Takes X (..., B, T, D), returns (...), >= 0, in float32. Samples that are not finite do not count; NaN if none is.
+    Takes X (..., B, T, D), returns (...) in float64, >= 0. Samples that are not finite do not count; NaN if none is.
     Raises ShapeError for fewer than three axes.
     """
     return _of_batch("hidden_rms", x_BTD, valid_BT)

@@ -573,6 +573,6 @@ class TestTheCatalogue:
 
     def test_has_functions_that_say_what_they_take_and_return_and_where_that_is_from(self):
         for name in self.NAMES - NOT_OF_TENSORS.keys():
-            text = getattr(m, name).__doc__
+            text = " ".join(getattr(m, name).__doc__.split())
             assert re.search(r"arXiv \d{4}\.\d{5}|Transformer Oversmoothing|\(tsemon\)|Cochran", text), name
             assert re.search(r"\(\.\.\.|scalar", text), f"{name} does not give its shapes"
