@@ -9,10 +9,11 @@ monitor.step(loss=loss)   # after the optimizer step
 from typing import TYPE_CHECKING
 
 from tsemon.errors import TsemonError
+from tsemon.quantity import Quantity
 from tsemon.wire import Alert
 
 __version__ = "0.1.0"
-__all__ = ["Alert", "Monitor", "Status", "TsemonError", "__version__", "attach"]
+__all__ = ["Alert", "Monitor", "Quantity", "Status", "TsemonError", "__version__", "attach"]
 
 if TYPE_CHECKING:
     from tsemon.attaching import attach

@@ -27,6 +27,11 @@ class Scores(Protocol):
 
     size: Size
     device: torch.device
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        """Queries (B, H, T, K) and keys (B, G, S, K) of G heads, of which the scores are made. None if not known."""
+
     is_causal: bool
     """Whether the call itself says that no query sees a later key. A mask may do the same; that is not known here."""
 
@@ -67,6 +72,10 @@ class DotProducts:
         self.device = query.device
         self.is_causal = is_causal
         self._scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        return self._query_BHTK, self._key_BGSK
 
     def of(self, samples: slice) -> DotProducts:
         mask = self._mask_BHTS
@@ -114,6 +123,10 @@ class Modified:
         self._first_sample = first_sample
         self.size, self.device, self.is_causal = scores.size, scores.device, scores.is_causal
 
+    @property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        return self._scores.factors
+
     def of(self, samples: slice) -> Modified:
         first_sample = self._first_sample + samples.start
         return Modified(self._scores.of(samples), self._score_mod, self._mask_mod, first_sample)
@@ -150,6 +163,7 @@ def _over_places(mod: Callable[..., Tensor], num_places: int, *, with_score: boo
 class Materialised:
     """Scores that the model has computed itself, (B, H, T, S) or (B * H, T, S), masked by very negative numbers."""
 
+    factors = None
     is_causal = False
 
     def __init__(self, scores: Tensor, num_heads: int | None = None) -> None:

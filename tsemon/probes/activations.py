@@ -18,7 +18,9 @@ from tsemon.measures.sums import Partials, counted, mean
 from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import Block, hides_from_hooks
 from tsemon.probes.hooks import Hooks
-from tsemon.probes.part import OnHost, Part, Reading, by_entry, stacked
+from tsemon.probes.part import Part
+from tsemon.probes.quantities import with_padding
+from tsemon.probes.reading import OnHost, Reading, by_entry, stacked
 from tsemon.probes.states import HiddenStates, hidden_state
 
 
@@ -65,9 +67,12 @@ class ActivationProbe(Part):
                 )
 
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
-        """Take the first block's input from its arguments."""
+        """Take the first block's input from its arguments, and of each block what the user wants to know of its input."""
         if block is self._blocks[0]:
             self._take(block.number, block, (args, kwargs))
+        if self.own.of("input") and (x := hidden_state((args, kwargs))) is not None:
+            x_BTD = self._states.oriented(block, x)
+            self.own.see("input", block.number, *with_padding(x_BTD, self._states.valid(block, x_BTD)))
 
     def collect(self) -> Partials:
         entries = range(self._depth + 1)
@@ -108,13 +113,16 @@ class ActivationProbe(Part):
 
     def _take(self, entry: int, block: Block, value: Any) -> None:
         # A block that runs again in the same pass is recomputed.
-        if entry in self._entries or (x := hidden_state(value)) is None:
+        if entry in self._shapes or (x := hidden_state(value)) is None:
             return
         self._shapes[entry] = x.shape
+        x_BTD = self._states.oriented(block, x)
+        self.own.see_state(entry, x_BTD, self._states.valid(block, x_BTD))
+        if not self.wanted:
+            return
         statistics = self._states.statistics(block, x)
         batch = Batch.of(statistics)
         self._entries[entry] = state_sums(statistics, batch, x.shape[-1])
-        x_BTD = self._states.oriented(block, x)
         if "effective_rank" in self.wanted:
             gram_KK = token_gram(x_BTD, self._states.valid(block, x_BTD), statistics.unit, batch.counts_B)
             self._grams_KK["effective_rank"][entry] = gram_KK
@@ -140,4 +148,7 @@ class ActivationProbe(Part):
         ):
             self._states.turn_round()
             # Measured before this could be known; right from the next on.
-            self._entries.pop(self._blocks[0].number, None)
+            first = self._blocks[0].number
+            self._entries.pop(first, None)
+            self._shapes.pop(first, None)
+            self.own.drop(first)

@@ -10,14 +10,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tsemon.measures.rows import Rows, choose, row_metrics, row_sums, weigh
+from tsemon.measures.rows import MAX_ROWS, Rows, choose, row_metrics, row_sums, softmaxed, weigh
 from tsemon.measures.scores import Scores
 from tsemon.measures.sums import Partials
 from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import Block
 from tsemon.probes.padding import Padding
-from tsemon.probes.part import Reading, by_entry
+from tsemon.probes.quantities import with_padding
+from tsemon.probes.reading import Reading, by_entry
 from tsemon.probes.tap import AttentionPart, Seen
+from tsemon.quantity import Where
 
 
 class AttentionProbe(AttentionPart):
@@ -52,11 +54,34 @@ class AttentionProbe(AttentionPart):
         if valid_BT is None:
             valid_BT = torch.ones(batch, queries, dtype=torch.bool, device=scores.device)
         first_B, num_keys_B = _tokens(scores, self._padding.valid(block.stack, batch, keys))
+        self._see_own(block, scores, valid_BT)
+        if not self.wanted:
+            return True
         chosen = choose(scores.size, self._rows, scores.device)
         self._chosen = f"{len(chosen.rows)} of {queries} query rows per head, {chosen.num_samples} of {batch} sequences"
         sums = weigh(scores, chosen, valid_BT, first_B)
         self._sums[block.number] = row_sums(sums, num_keys_B, chosen)
         return True
+
+    def _see_own(self, block: Block, scores: Scores, valid_BT: Tensor) -> None:
+        batch, _, _, keys = scores.size
+        if self.own.of("attention"):
+            chosen = choose(scores.size, MAX_ROWS if self._rows == "all" else self._rows, scores.device)
+            scores_BHRS, visible_BHRS = scores.of(slice(0, chosen.num_samples)).at(chosen.rows)
+            found, _ = softmaxed(scores_BHRS, visible_BHRS)
+            sees_BHR = visible_BHRS.any(dim=-1).expand(scores_BHRS.shape[:-1])
+            weights_BHRS = torch.where(sees_BHR[..., None], found.weights / found.total[..., None], 0.0)
+            valid_BR = valid_BT[: chosen.num_samples].index_select(1, chosen.rows) & sees_BHR.any(dim=1)
+            self.own.see("attention", block.number, weights_BHRS, valid_BR)
+        if self.own.of("queries", "keys") and (factors := scores.factors) is not None:
+            query_BHTK, key_BGSK = factors
+            self.own.see("queries", block.number, *with_padding(query_BHTK, valid_BT))
+            self.own.see("keys", block.number, *with_padding(key_BGSK, self._padding.valid(block.stack, batch, keys)))
+
+    def why_not_own(self, where: Where, why_unseen: str) -> str:
+        if where in ("queries", "keys") and self._seen:
+            return "the model computes scores by itself, and what they are made of is not seen"
+        return super().why_not_own(where, why_unseen)
 
     def collect(self) -> Partials:
         return by_entry(self._sums, range(self._depth))

@@ -24,7 +24,8 @@ from tsemon.measures.sums import Partials, counted, mean
 from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import Block, hides_from_hooks, innermost_attention, is_compiled, is_linear
 from tsemon.probes.hooks import Hooks
-from tsemon.probes.part import Part, Reading, by_entry
+from tsemon.probes.part import Part
+from tsemon.probes.reading import Reading, by_entry
 from tsemon.probes.states import HiddenStates, Seen, hidden_state
 
 

@@ -24,7 +24,8 @@ from tsemon.probes.discovery import (
 )
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.padding import Padding
-from tsemon.probes.part import Part, Reading, by_entry
+from tsemon.probes.part import Part
+from tsemon.probes.reading import Reading, by_entry
 
 
 class FeedForwardProbe(Part):

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from tsemon.measures.inputs import BITS, hashes, overlap
 from tsemon.probes.held import Inputs
-from tsemon.probes.part import OnHost, Part, Reading
+from tsemon.probes.part import Part
+from tsemon.probes.reading import OnHost, Reading
 
 
 class InputProbe(Part):

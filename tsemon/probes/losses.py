@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tsemon.measures.losses import loss_metrics, loss_sums
 from tsemon.measures.sums import Partials
-from tsemon.probes.part import Part, Reading
+from tsemon.probes.part import Part
+from tsemon.probes.reading import Reading
 from tsemon.probes.states import version_of
 
 MAX_STEPS = 4096

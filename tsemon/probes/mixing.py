@@ -11,7 +11,7 @@ from tsemon.measures.mixing import Chunks, gaps, spectrum
 from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import Block
 from tsemon.probes.padding import Padding
-from tsemon.probes.part import OnHost, Reading, stacked
+from tsemon.probes.reading import OnHost, Reading, stacked
 from tsemon.probes.tap import AttentionPart, Seen
 
 

@@ -16,7 +16,8 @@ from tsemon.probes.discovery import Block, hidden_width, is_linear, widths
 from tsemon.probes.held import PARALLEL
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.padding import Padding
-from tsemon.probes.part import Part, Reading
+from tsemon.probes.part import Part
+from tsemon.probes.reading import Reading
 
 HEAD_NAMES = ("lm_head", "head", "classifier")
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tsemon.measures.growth import MIN_POINTS
+from tsemon.measures.linear import widened
 from tsemon.measures.parameters import cosine_of, dots, ratio_of, squares
 from tsemon.measures.sums import COUNT, Partial, Partials
 from tsemon.measures.updates import Update
@@ -35,9 +36,10 @@ from tsemon.probes.groups import (
 )
 from tsemon.probes.growth import NormGrowth
 from tsemon.probes.hooks import Hooks
-from tsemon.probes.part import OnHost, Part, Reading, stacked
+from tsemon.probes.part import Part
 from tsemon.probes.query_key import Slices, queries_and_keys
 from tsemon.probes.ranks import Ranks
+from tsemon.probes.reading import OnHost, Reading, stacked
 from tsemon.probes.updates import (
     after_adam,
     before_sgd,
@@ -45,6 +47,7 @@ from tsemon.probes.updates import (
     follows_from_gradient,
     follows_from_state,
 )
+from tsemon.quantity import Where
 
 MAX_COPY_BYTES = 256 * 2**20
 """Largest parameters that are copied for one step to measure an update that does not follow from the optimizer's state."""
@@ -144,6 +147,8 @@ class ParameterProbe(Part):
         if self._why_unreadable() is None:
             self._read_what_stood_still()
             self._leave_strangers_out()
+            for group, params in self._groups.items():
+                self._see_own("parameters", group, params, [local(p) for p in params])
             if "direction_cosine" in self.wanted:
                 self._expect("direction")
                 for group, params in self._groups.items():
@@ -229,6 +234,10 @@ class ParameterProbe(Part):
         return missing | self._why_no_gradients() | self._why_no_updates()
 
     # Why not.
+
+    def why_not_own(self, where: Where, why_unseen: str) -> str:
+        without = "the block has no parameters of its own, or none of them had a gradient"
+        return self._why_unreadable() or (self._why_no_step() if where == "gradients" else None) or without
 
     def _why_unreadable(self) -> str | None:
         if self._ranks is None and any(is_sharded(p) for p in self._all()):
@@ -456,12 +465,23 @@ class ParameterProbe(Part):
             if params:
                 gradients = _gradients(params)
                 by = 1.0 if scale is None else scale.to(gradients[0].device).double()
+                unscaled = gradients if scale is None else [gradient / by for gradient in gradients]
+                self._see_own("gradients", group, params, unscaled)
                 self._add("grad", group, params, squares(gradients) / by**2)
                 if not stepper.has_closure and "gradient_alignment" in self.wanted:
                     self._add("grad_dot", group, params, dots(gradients, [local(p) for p in params]) / by)
                 if "gradient_cosine" in self.wanted:
                     self._compare(self._gradients, "turn", group, (group, id(stepper.optimizer)), params, gradients)
             self._read_queries_and_keys(group, params, scale)
+
+    def _see_own(self, where: Where, group: int, params: Sequence[nn.Parameter], tensors: Sequence[Tensor]) -> None:
+        """Of a block; each part of it by itself whose values as many processes hold."""
+        if group >= 0 and self.own.of(where):
+            shares = self._shares_of(params)
+            for share in dict.fromkeys(shares):
+                part = [widened(t) for t, of in zip(tensors, shares, strict=True) if of == share and t.numel()]
+                if part:
+                    self.own.see(where, group, part, share=share)
 
     def _read_queries_and_keys(self, group: int, params: list[nn.Parameter], scale: Tensor | None) -> None:
         own = {id(p) for p in params}

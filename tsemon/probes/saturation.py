@@ -17,7 +17,8 @@ from tsemon.measures.sums import Partials, mean
 from tsemon.probes.discovery import Block
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.padding import Padding
-from tsemon.probes.part import Part, Reading, by_entry
+from tsemon.probes.part import Part
+from tsemon.probes.reading import Reading, by_entry
 from tsemon.probes.states import hidden_state
 
 MAX_TOKENS = 64

@@ -18,7 +18,8 @@ from tsemon.measures.values import heads_side_by_side, second_moment, top_eigenv
 from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import Block
 from tsemon.probes.padding import Padding
-from tsemon.probes.part import OnHost, Reading, by_entry, stacked
+from tsemon.probes.quantities import with_padding
+from tsemon.probes.reading import OnHost, Reading, by_entry, stacked
 from tsemon.probes.tap import AttentionPart, Seen
 
 MAX_TOKENS = 256
@@ -48,6 +49,8 @@ class ValueProbe(AttentionPart):
         valid_BS = self._padding.valid(block.stack, batch, keys)
         if valid_BS is None:
             valid_BS = torch.ones(batch, keys, dtype=torch.bool, device=values_BHSK.device)
+        if self.own.of("values"):
+            self.own.see("values", block.number, *with_padding(values_BHSK, valid_BS))
         if self.RATIO in self.wanted:
             ratio_B = first_ratio(value_lengths(values_BHSK, valid_BS), valid_BS)
             self._ratios[block.number] = counted(self.RATIO, ratio_B)

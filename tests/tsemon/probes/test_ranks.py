@@ -152,6 +152,48 @@ class TestShardedParameters:
             assert "hold only some of the shards" in result["not_measured"]["param_norm"]
 
 
+class TestTheUsersOwnQuantities:
+    NAMES = ("energy", "highest", "lowest", "parameter_squares", "gradient_squares")
+
+    @pytest.fixture(scope="class")
+    def of_one(self, tmp_path_factory):
+        """Frames of one process with the whole batch and the whole model."""
+        folder = tmp_path_factory.mktemp("own")
+        model = parallel.language_model()
+        optimizer = parallel.adamw(model.parameters())
+        own = parallel.own_quantities()
+        with parallel.attached(model, optimizer, folder, process_group=None, measures=own) as monitor:
+            parallel.train(model, optimizer, monitor)
+        return frames_in(folder)
+
+    @pytest.mark.parametrize("scenario", ["quantities_of_ddp", "quantities_of_fsdp", "quantities_of_pipeline"])
+    def test_are_merged_to_what_one_process_finds_in_the_whole(self, two, of_one, scenario):
+        for frame, whole in zip(two.frames(scenario), of_one, strict=True):
+            for name in self.NAMES:
+                got, want = (torch.tensor(values_of(each, name)) for each in (frame, whole))
+                torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+            assert frame["scalars"]["deviation"] == pytest.approx(whole["scalars"]["deviation"], rel=1e-4)
+
+    @pytest.mark.parametrize("scenario", ["quantities_of_ddp", "quantities_of_fsdp"])
+    def test_of_parameters_count_what_every_rank_holds_once(self, two, scenario):
+        for frame in two.frames(scenario):
+            for name, norm in (("parameter_squares", "param_norm"), ("gradient_squares", "grad_norm")):
+                got, norms = (torch.tensor(values_of(frame, each)) for each in (name, norm))
+                torch.testing.assert_close(got, norms.square(), rtol=1e-4, atol=1e-9)
+
+    @pytest.mark.parametrize("scenario", ["quantities_of_ddp", "quantities_of_fsdp"])
+    def test_that_fail_in_one_rank_are_of_no_rank(self, two, scenario):
+        """The sum over the others would be a made-up number."""
+        assert all(all(map(math.isnan, values_of(frame, "fails"))) for frame in two.frames(scenario))
+        first, second = two.of(scenario)
+        assert first["faults"] == []
+        assert "AttributeError" in second["not_measured"]["fails"]
+
+    def test_are_the_same_on_all_ranks(self, two):
+        for result in two.of("quantities_that_differ"):
+            assert "attach(measures=) is the same on all ranks" in result["text"]
+
+
 class TestPipeline:
     @pytest.mark.parametrize("scenario", ["pipeline", "pipeline_with_clashing_names"])
     def test_measures_what_one_process_with_the_whole_model_measures(self, two, alone, scenario):
