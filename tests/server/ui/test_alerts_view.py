@@ -276,6 +276,16 @@ class TestAnAlert:
         expect(card(page, "layered").locator(".summary")).to_have_text("Late")
         expect(card(page, "alone").locator(".summary")).to_have_text("A title: nothing seen")
 
+    @pytest.mark.parametrize("place", ["#/alerts?project=tests", "#/run/{run}"])
+    def test_with_evidence_that_cannot_be_shown_says_so_and_hides_no_other(self, browser, told, run, place):
+        told.open_alert(run, "odd", summary="It is odd.", evidence={"window": 5}, advice={"text": "Look at it."})
+        told.open_alert(run, "plain")
+        with opened(browser, told.service, but="TypeError") as page:
+            page.goto(f"/{place.format(run=run)}")
+            expect(card(page, "plain")).to_be_visible()
+            for text in ("It is odd.", "Look at it.", "The page cannot show what the rule saw: rows."):
+                expect(card(page, "odd")).to_contain_text(text)
+
     def test_that_another_attempt_overtook_leads_to_its_own_attempt(self, page, told, run):
         told.open_alert(run, "overtaken", evidence={"layers": {"token_similarity": {"last": {"layer": 4, "value": 1}}}})
         told.service.register("of-this-test", project="tests", resume_step=0)

@@ -36,7 +36,7 @@ export function addressOf(alert) {
 
 /** `place` is what leads to the alert's place in the charts; `about` stands between its head and its title. */
 export function cardOf(alert, { place, about = null, seeingTo }) {
-  const seen = seenOf(alert.evidence);
+  const { summary, seen, evidence } = sawOf(alert);
   return h(
     "article",
     { class: `alert ${alert.state} ${alert.severity}`, "aria-label": alert.rule },
@@ -49,16 +49,27 @@ export function cardOf(alert, { place, about = null, seeingTo }) {
       alert.silenced ? h("span", { class: "pill", title: "a silence applies: nobody is told" }, "silenced") : null,
     ),
     about,
-    // The lines of what was seen say the rest of the summary.
-    h("p", { class: "summary" }, worded(seen ? titleOf(alert) : alert.summary)),
+    h("p", { class: "summary" }, worded(summary)),
     seen,
     h("p", { class: "quiet steps" }, stepsOf(alert)),
     h("div", { class: "buttons" }, place, seeingTo.of(alert)),
     alert.advice?.text
       ? h("div", { class: "advice" }, h("p", {}, worded(alert.advice.text)), alert.advice.source ? h("p", { class: "quiet" }, alert.advice.source) : null)
       : null,
-    evidenceOf(alert.evidence),
+    evidence,
   );
+}
+
+/** What the rule saw, as parts of its card. If this fails, the card says so: the rest of the card and the other cards stay visible. */
+function sawOf(alert) {
+  try {
+    const seen = seenOf(alert.evidence);
+    // The lines of what was seen say the rest of the summary.
+    return { summary: seen ? titleOf(alert) : alert.summary, seen, evidence: evidenceOf(alert.evidence) };
+  } catch (error) {
+    console.error(error);
+    return { summary: alert.summary, evidence: h("p", { class: "bad" }, `The page cannot show what the rule saw: ${error.message}.`) };
+  }
 }
 
 export class Alerts {
