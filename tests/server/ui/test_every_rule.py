@@ -273,3 +273,9 @@ class TestATimeBasedRule:
         (card,) = cards_of(page, [alert])
         assert card["conditions"] == ["silent_seconds 5 min, at least 5 min"]
         assert card["window"][-1] == ["0 s", "5 min", "–"]
+
+    def test_says_on_the_page_of_its_run_when_it_opened(self, page, told):
+        alerts = [alert for alert in told.of("firing") if alert["run"] == "hangs"]
+        page.goto(f"/#/run/{alerts[0]['run_id']}")
+        for card in cards_of(page, alerts):
+            assert re.search(r"firing since 206, opened (just now|\d+ (s|min) ago)", card["text"])

@@ -1,7 +1,7 @@
 // An alert as people read it: what is wrong, what was seen, what to try. And those of a run: what fires first, of that the worst.
 
 import { h, keyed } from "../base/dom.js";
-import { count, worded, wordsOf } from "../base/format.js";
+import { count, time, worded, wordsOf } from "../base/format.js";
 import { evidenceOf, seenOf, whereOf } from "./evidence.js";
 import { SeeingTo } from "./seeing_to.js";
 
@@ -51,7 +51,7 @@ export function cardOf(alert, { place, about = null, seeingTo }) {
     about,
     h("p", { class: "summary" }, worded(summary)),
     seen,
-    h("p", { class: "quiet steps" }, stepsOf(alert)),
+    h("p", { class: "quiet steps" }, stepsOf(alert), ", opened ", time(alert.opened_at)),
     h("div", { class: "buttons" }, place, seeingTo.of(alert)),
     alert.advice?.text
       ? h("div", { class: "advice" }, h("p", {}, worded(alert.advice.text)), alert.advice.source ? h("p", { class: "quiet" }, alert.advice.source) : null)
