@@ -1,7 +1,7 @@
 // The run over its steps, on one axis: alerts, loss, further curves, the layer x step heat map, and the history of one layer.
 // What fires is a band in all of them, attempts are marks, and the pointer is in all of them at once.
 
-import { axis, base, chartIn, edgesOf, linesOf, nearestIndex, shownOf, stepAxis, theme, tooltipOver, valueAxis } from "./chart.js";
+import { axis, base, chartIn, edgesOf, labelFont, linesOf, nearestIndex, shownOf, slider, stepAxis, theme, tooltipOver, valueAxis, widthOf } from "./chart.js";
 import { downloads } from "./download.js";
 import { hiddenIn, rasterOf } from "./raster.js";
 import { h } from "../base/dom.js";
@@ -12,7 +12,8 @@ const HEAD = 32;
 const FOOT = 22;
 const BELOW = 34;
 const HEIGHTS = { loss: 120, curves: 84, history: 104 };
-const SIDE = { left: 54, right: 14 };
+const LEFT = 54;
+const LEAST_RIGHT = 14;
 const SPAN_FOR_LOG = 30;
 const SPIKE_MARK = 4;
 const NARROW = 8;
@@ -156,12 +157,15 @@ export class Timeline {
     const colours = theme();
     const panels = this.#panels;
     const [min, max] = [Math.min(model.extent[0], this.#edges[0] ?? Infinity), Math.max(model.extent[1], this.#edges.at(-1) ?? -Infinity)];
+    // Half of the last label lies beyond the end of the axis.
+    const right = Math.max(LEAST_RIGHT, widthOf(count(Math.floor(max)), labelFont(colours)) / 2 + 1);
+    const format = (step) => count(Math.round(Math.min(Math.max(step, model.extent[0]), model.extent[1]))); // the axis ends half a column beyond them
     const zoom = this.#isDragging ? {} : shownOf(model.zoom);
     const all = { xAxisId: panels.map(({ key }) => `${key} x`), filterMode: "none", minValueSpan: 2, ...zoom };
     return {
       ...base(colours),
       // No room is made for labels: the plots are to begin and end at the same place.
-      grid: panels.map(({ key, top, height }) => ({ id: key, ...SIDE, top, height, outerBoundsMode: "none" })),
+      grid: panels.map(({ key, top, height }) => ({ id: key, left: LEFT, right, top, height, outerBoundsMode: "none" })),
       axisPointer: { link: [{ xAxisIndex: "all" }] },
       xAxis: panels.map(({ key }) => stepAxis(colours, { id: `${key} x`, gridId: key, min, max })),
       yAxis: [
@@ -170,21 +174,7 @@ export class Timeline {
       ],
       dataZoom: [
         { id: "pan", type: "inside", zoomOnMouseWheel: "ctrl", preventDefaultMouseMove: false, ...all },
-        {
-          id: "slider",
-          type: "slider",
-          height: 16,
-          bottom: 10,
-          ...SIDE,
-          showDataShadow: false,
-          brushSelect: false,
-          borderColor: colours.line,
-          fillerColor: "rgba(128, 128, 128, 0.15)",
-          handleSize: "120%",
-          textStyle: { color: colours.quiet, fontSize: 10 },
-          labelFormatter: (step) => count(Math.round(step)),
-          ...all,
-        },
+        slider(colours, { left: LEFT, last: max, format, bottom: 10, ...all }),
       ],
       series: panels.flatMap((panel) => ({ alerts: () => [this.#laneSeries(panel, colours, max)], map: () => [this.#mapSeries(panel, colours)] })[panel.key]?.() ?? this.#lineSeries(panel, colours, max)),
     };
@@ -248,7 +238,8 @@ export class Timeline {
   }
 
   #marks(colours, isNamed) {
-    const { alerts, starts } = this.#model;
+    const { alerts, starts, zoom, extent } = this.#model;
+    const middle = zoom ? (zoom.from + zoom.to) / 2 : (extent[0] + extent[1]) / 2;
     return [
       ...alerts.map((alert) => ({
         xAxis: beginOf(alert),
@@ -258,7 +249,7 @@ export class Timeline {
       ...starts.map(({ attempt, step }) => ({
         xAxis: step,
         lineStyle: { color: colours.quiet, type: [6, 4], width: 1 },
-        label: { show: isNamed, formatter: `attempt ${attempt}`, position: "insideEndTop", rotate: 0, align: "left", padding: [0, 0, 0, 4], color: colours.quiet, fontSize: 11 },
+        label: { show: isNamed, formatter: `attempt ${attempt}`, position: "insideEndTop", offset: [0, 8], rotate: 0, align: step > middle ? "right" : "left", padding: [0, 4], color: colours.quiet, fontSize: 11 },
       })),
     ];
   }
