@@ -1,8 +1,9 @@
-"""What charts draw is whole: no text that an edge cuts off."""
+"""What charts draw is whole: no text that an edge cuts off, no alert over another."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tsemon.wire import Array, Frame, frames_to_body
 from tsemon_server.settings import Settings
+from tsemon_server.store import Store
 
 from .conftest import GROWING, START_S, Service, opened, served
 
 WIDTHS = {"desktop": 1280, "phone": 400}
+LATE = 2000
+"""So many steps after its last frame a process is heard of once more."""
 SCHEMES = "light", "dark"
 DRAWN = """async (element) => {
     const echarts = await import("/ui/vendor/echarts-6.1.0.esm.min.mjs");
@@ -43,14 +47,23 @@ DRAWN = """async (element) => {
 class Drawn:
     """Runs whose charts are hard to draw."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, store: Store) -> None:
+        self._service, self._store = service, store
         self.long = {last: self._run(f"to-{last}", last) for last in (100_000, 1_000_000)}
         self.odd = self._run("to-1005000", 1_005_000)
         self.resumed = self._run("resumed", 100_000)
         service.register("resumed", resume_step=99_000)
         body = frames_to_body("again", 2, [Frame(0, 99_000, START_S, {"loss": 1.0}).to_json()])
         service.request("POST", f"/api/v1/runs/{self.resumed}/frames", content=body).raise_for_status()
+        self.failing = self._run("failing", 100_000)
+        for i in range(10):
+            self._fires(self.failing, f"rule-number-{i}", 20_000 + 4000 * i)
+        self.flapping = self._run("flapping", 100_000)
+        for rule in ("first", "second"):
+            self._fires(self.flapping, rule, 50_000, until=50_000)
+        self.silent = service.register("silent")
+        service.send_steps(self.silent, range(0, 100_001, 500), loss=1.0)
+        self._fires(self.silent, "process-silent", 100_000 + LATE)
 
     def _run(self, name: str, last_step: int) -> str:
         run_id = self._service.register(name)
@@ -65,16 +78,32 @@ class Drawn:
         )
         return run_id
 
+    def _fires(self, run_id: str, rule: str, step: int, until: int | None = None) -> None:
+        with self._store.write() as writer:
+            writer.open_alert(
+                run_id, 1, rule, state="firing", pending_step=step, firing_step=step, family="loss", severity="warning",
+                summary=f"It is {rule}.", evidence={}, advice={},
+            )  # fmt: skip
+            if until is not None:
+                writer.change_alert(run_id, rule, "firing", state="resolved", resolved_step=until)
+
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with served(Settings(database=f"sqlite:///{tmp_path_factory.mktemp('drawn')}/tsemon.db")) as service:
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('drawn')}/tsemon.db"
+
+
+@pytest.fixture(scope="module")
+def service(database: str) -> Iterator[Service]:
+    with served(Settings(database=database)) as service:
         yield service
 
 
 @pytest.fixture(scope="module")
-def drawn(service: Service) -> Drawn:
-    return Drawn(service)
+def drawn(service: Service, database: str) -> Iterator[Drawn]:
+    store = Store(database)
+    yield Drawn(service, store)
+    store.close()
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +189,54 @@ class TestTheLabelsOfAnAxis:
         chart = chart_at(page, f"#/run/{drawn.resumed}")
         assert "attempt 2" in texts_in(chart)
         assert cut_off_in(chart) == []
+
+
+class TestTheBarsOfAlerts:
+    @staticmethod
+    def bars(chart):
+        """From top to bottom."""
+        return sorted(drawn_in(chart)["bars"], key=lambda bar: bar["y"])
+
+    @pytest.mark.parametrize("width", WIDTHS.values())
+    def test_are_below_one_another_however_many_fire_at_a_time(self, page, drawn, width):
+        page.set_viewport_size({"width": width, "height": 900})
+        chart = chart_at(page, f"#/run/{drawn.failing}")
+        bars = self.bars(chart)
+        assert len(bars) == 10
+        for one, other in combinations(bars, 2):
+            assert one["bottom"] <= other["y"]
+        assert {f"rule-number-{i}" for i in range(10)} <= set(texts_in(chart)), "each is named"
+
+    def test_each_can_be_pointed_at(self, page, drawn):
+        chart = chart_at(page, f"#/run/{drawn.failing}")
+        for i, bar in enumerate(self.bars(chart)):
+            self.point_at(page, chart, bar)
+            expect(page.locator(".tip:visible")).to_contain_text(f"It is rule-number-{i}.")
+
+    def test_too_short_for_a_name_have_it_beside_them_and_it_can_be_pointed_at(self, page, drawn):
+        chart = chart_at(page, f"#/run/{drawn.flapping}")
+        (name,) = (text for text in drawn_in(chart)["texts"] if text["text"] == "first")
+        bar = min(self.bars(chart), key=lambda bar: abs(bar["y"] - name["y"]))
+        assert name["right"] < bar["x"]
+        self.point_at(page, chart, name)
+        expect(page.locator(".tip:visible")).to_contain_text("It is first.")
+
+    def test_of_one_step_are_beside_each_other_and_can_be_pointed_at(self, page, drawn):
+        chart = chart_at(page, f"#/run/{drawn.flapping}")
+        upper, lower = self.bars(chart)
+        assert upper["bottom"] <= lower["y"]
+        for bar in (upper, lower):
+            self.point_at(page, chart, bar)
+            expect(page.locator(".tip:visible")).to_contain_text("resolved")
+
+    def test_of_a_process_that_is_past_its_last_frame_is_there(self, page, drawn):
+        chart = chart_at(page, f"#/run/{drawn.silent}")
+        (bar,) = self.bars(chart)
+        assert bar["right"] <= drawn_in(chart)["width"]
+        self.point_at(page, chart, bar)
+        expect(page.locator(".tip:visible")).to_contain_text("It is process-silent.")
+
+    @staticmethod
+    def point_at(page, chart, bar):
+        box = chart.bounding_box()
+        page.mouse.move(box["x"] + (bar["x"] + bar["right"]) / 2, box["y"] + (bar["y"] + bar["bottom"]) / 2)

@@ -20,7 +20,8 @@ const NARROW = 8;
 const BRACKET = 9;
 const LONGEST_TIP = 180;
 const LANE = 17;
-const MOST_LANES = 6;
+const LEAST_BAR = 3;
+const LEAST_TEXT = 30;
 
 /** How layer `index` reads: activations begin with the first block's input, and entry k is what block k - 1 gave. */
 export function layerName(index, blocks, isActivation) {
@@ -32,6 +33,7 @@ export class Timeline {
   #model = null;
   #panels = [];
   #edges = [];
+  #spans = new Map(); // by alert: both ends of its bar with its name, in pixels
   #hides = null;
   #isDragging = false;
 
@@ -268,9 +270,14 @@ export class Timeline {
     return joined.map(([from, to]) => [{ xAxis: from, itemStyle: { color, opacity: 0.07 } }, { xAxis: to }]);
   }
 
-  /** A bar for each alert, from where it fired, or was first seen, to where it was over; its rule is written in it. */
+  /**
+   * A bar for each alert, from the step at which it fired, or was first seen, to the one at which it was over, and never too
+   * short to see. The name of its rule is in the bar if it fits there, else on the side that has more room.
+   */
   #laneSeries({ key, lanes }, colours, max) {
-    const bars = lanes.flatMap((alerts, lane) => alerts.map((alert) => ({ alert, lane })));
+    const bars = lanes.flatMap((alerts, lane) => alerts.map((alert, i) => ({ alert, lane, before: alerts[i - 1] })));
+    const font = `600 ${labelFont(colours)}`;
+    this.#spans.clear();
     return {
       id: "alerts",
       type: "custom",
@@ -279,18 +286,27 @@ export class Timeline {
       silent: true,
       clip: true,
       data: bars.map(({ alert, lane }) => [beginOf(alert), lane]),
-      renderItem: ({ dataIndex, coordSys }, api) => {
-        const { alert, lane } = bars[dataIndex];
-        const [start, top] = api.coord([beginOf(alert), lane]);
-        const left = Math.max(start, coordSys.x);
-        const right = Math.min(api.coord([alert.resolved_step ?? max, lane])[0], coordSys.x + coordSys.width);
-        if (right < coordSys.x || left > coordSys.x + coordSys.width) return null;
+      renderItem: ({ dataIndex, coordSys: { x, width } }, api) => {
+        const { alert, lane, before } = bars[dataIndex];
+        const endsOf = (one) => {
+          const left = api.coord([beginOf(one), lane])[0];
+          return [left, Math.max(api.coord([one.resolved_step ?? max, lane])[0], left + LEAST_BAR)];
+        };
+        const [start, end] = endsOf(alert);
+        this.#spans.delete(alert);
+        if (end < x || start > x + width) return null;
+        const [left, right] = [Math.min(Math.max(start, x), x + width - LEAST_BAR), Math.min(end, x + width)];
+        const y = api.coord([0, lane])[1];
         const ink = inkOf(alert, colours);
         const isOpen = alert.firing_step !== null;
-        const shape = { x: left, y: top + 1, width: Math.max(right - left, 3), height: LANE - 3, r: 2 };
-        const text = { x: left + 6, y: top + LANE / 2, text: alert.rule, fill: isOpen ? colours.card : ink, font: `600 11px ${colours.font}`, verticalAlign: "middle", width: shape.width - 10, overflow: "truncate", ellipsis: "" };
-        const bar = { type: "rect", shape, style: isOpen ? { fill: ink } : { fill: "none", stroke: ink, lineDash: [4, 3] } };
-        return { type: "group", children: shape.width > 40 ? [bar, { type: "text", style: text }] : [bar] };
+        const bar = { type: "rect", shape: { x: left, y: y + 1, width: right - left, height: LANE - 3, r: 2 }, style: isOpen ? { fill: ink } : { fill: "none", stroke: ink, lineDash: [4, 3] } };
+        const [inside, outside] = [right - left - 10, left - 6 - Math.max(x, before ? endsOf(before)[1] : x)];
+        const wide = Math.min(outside, widthOf(alert.rule, font));
+        const isInside = inside >= wide;
+        const place = isInside ? { x: left + 6, width: inside, fill: isOpen ? colours.card : ink } : { x: left - 4, width: outside, align: "right", fill: ink };
+        const text = { type: "text", style: { ...place, y: y + LANE / 2, text: alert.rule, font, verticalAlign: "middle", overflow: "truncate", ellipsis: "" } };
+        this.#spans.set(alert, [left - (isInside ? 0 : wide) - LEAST_BAR, right]);
+        return { type: "group", children: place.width > LEAST_TEXT ? [bar, text] : [bar] };
       },
     };
   }
@@ -366,7 +382,8 @@ export class Timeline {
     const { map } = this.#model;
     if (panel.key === "alerts") {
       const lane = panel.lanes[Math.min(Math.max(Math.floor(y), 0), panel.lanes.length - 1)];
-      return { panel, x, alert: this.#alertsAt(x).findLast((alert) => lane.includes(alert)) ?? null };
+      const isAt = ([left, right] = []) => pixelX >= left && pixelX <= right;
+      return { panel, x, alert: lane.findLast((alert) => isAt(this.#spans.get(alert))) ?? null };
     }
     const steps = panel.key === "map" ? map.step : panel.lines[0].series.step;
     if (!steps.length) return null;
@@ -477,14 +494,13 @@ function keyOf(text, colour = null, kind = "given") {
   return h("span", { class: "key" }, swatch, h("span", { class: "given" }, text));
 }
 
-/** Alerts in as few rows as they fit in without being over one another; the last row takes what is left. */
+/** Alerts in rows without overlap. There are never more rows than rules, because a rule has at most one open alert. */
 function lanesOf(alerts) {
   const lanes = [];
   for (const alert of [...alerts].sort((a, b) => beginOf(a) - beginOf(b))) {
-    const free = lanes.find((lane) => (lane.at(-1).resolved_step ?? Infinity) <= beginOf(alert));
+    const free = lanes.find((lane) => beginOf(lane.at(-1)) < beginOf(alert) && (lane.at(-1).resolved_step ?? Infinity) <= beginOf(alert));
     if (free) free.push(alert);
-    else if (lanes.length < MOST_LANES) lanes.push([alert]);
-    else lanes.at(-1).push(alert);
+    else lanes.push([alert]);
   }
   return lanes;
 }
