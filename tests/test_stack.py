@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -33,8 +32,6 @@ def check(tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # Under nohup it would inherit a SIGINT that is ignored.
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         started.append(process)
         return process
@@ -59,6 +56,7 @@ def test_people_hear_of_it_and_that_it_is_over(check, tmp_path):
     assert [*tmp_path.glob("tsemon-stack-*")] == []
 
 
+@pytest.mark.thorough
 def test_says_what_is_missing(check, tmp_path):
     script = check("--patience", "0.01")
     printed, _ = script.communicate(timeout=120)
@@ -68,6 +66,7 @@ def test_says_what_is_missing(check, tmp_path):
     assert [*tmp_path.glob("tsemon-stack-*")] == []
 
 
+@pytest.mark.thorough
 def test_leaves_nothing_running_however_it_ends(check, tmp_path):
     ends = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
     folders = {number: tmp_path / number.name for number in ends}
