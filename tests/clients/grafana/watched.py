@@ -105,6 +105,11 @@ class Watched:
     run_ids: dict[str, str]
     start: float
     end: float
+    firing: list[dict] = dataclasses.field(init=False)
+    """The alerts that fire at the end. Minutes later the runs are silent too."""
+
+    def __post_init__(self):
+        self.firing = self.rest("/api/v1/alerts", {"state": "firing", "limit": 1000})["alerts"]
 
     def rest(self, path, params=()):
         headers = {"Authorization": f"Bearer {self.token}"}
