@@ -75,6 +75,26 @@ class TestTheFiles:
         printed = check("amtool", "config", "routes", "test", "--config.file=alertmanager.yml", *labels)
         assert printed.strip() == receiver
 
+    @needs_amtool
+    @pytest.mark.parametrize(
+        ("labels", "receiver"),
+        [
+            (["family=tse", "severity=critical"], "research"),
+            (["family=tse", "severity=warning"], "people"),
+            (["family=loss", "severity=critical"], "people"),
+        ],
+    )
+    def test_route_by_family_with_the_additions_of_the_document(self, labels, receiver, tmp_path):
+        document = (CLIENTS.parents[1] / "docs/prometheus.md").read_text()
+        (block,) = re.findall(r"```yaml\n(route:.*?)```", document, re.DOTALL)
+        more, whole = yaml.safe_load(block), yaml.safe_load((CLIENTS / "alertmanager.yml").read_text())
+        whole["route"]["routes"] += more["route"]["routes"]
+        own = [one for one in whole["receivers"] if one["name"] not in {two["name"] for two in more["receivers"]}]
+        whole["receivers"] = own + more["receivers"]
+        (tmp_path / "alertmanager.yml").write_text(yaml.safe_dump(whole))
+        routes = ["amtool", "config", "routes", "test", f"--config.file={tmp_path}/alertmanager.yml"]
+        assert check(*routes, *labels).strip() == receiver
+
 
 class TestTheAlerts:
     @pytest.mark.parametrize("name", ["prometheus", "grafana"])
