@@ -138,6 +138,25 @@ class Latest(Record):
     """Its numbers; None where they are not finite."""
 
 
+class OwnQuantity(Record):
+    """A metric of the user's own."""
+
+    axis: Literal["activation", "block", "run"]
+    """activation: a value per block and one for the first block's input. block: one per block. run: one per step."""
+    title: str
+    """What it says, in a few words."""
+    equation: str
+    """How it is defined."""
+    unit: str
+    """Its unit."""
+    low: float | None
+    """Smallest possible value; None if there is no bound."""
+    high: float | None
+    """Largest possible value; None if there is no bound."""
+    log_scale: bool
+    """True if charts should use a logarithmic scale."""
+
+
 class RunDetail(Run):
     """A training run with all that is known about it besides its frames."""
 
@@ -153,6 +172,8 @@ class RunDetail(Run):
     """What can be asked for."""
     latest: Latest | None
     """The newest frame's numbers; None before the first frame."""
+    quantities: dict[str, OwnQuantity] = {}
+    """Metrics of the user's own, by name; none from a service of before."""
     not_measured: dict[str, str] = {}
     """Metrics that the newest attempt does not measure, and why."""
 

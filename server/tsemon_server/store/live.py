@@ -47,6 +47,8 @@ class LiveRun(NamedTuple):
     """The newest frame of each writer, the newest first: what pipeline stages sent of one step, for instance."""
     others: list[Values]
     """Frames that hold what those do not, the newest first."""
+    titles: Mapping[str, str] = {}
+    """What metrics of the user's own say, by name."""
 
 
 class LiveRuns(NamedTuple):
@@ -98,6 +100,7 @@ def live_runs(
             run.last_attempt,
             run.last_writer,
             run.last_seq,
+            run.quantities,
             func.count().over().label("num_live"),
         )
         .where(run.updated_at >= case((run.state == "running", running_since), else_=ended_since))
@@ -112,6 +115,7 @@ def live_runs(
         LiveRun(
             row.run_id, row.project, row.run, row.last_step, row.process_step, row.updated_at, row.stepped_at,
             *_values_of(connection, row, frames.get(row.run_id, ()), layouts),
+            {name: quantity["title"] for name, quantity in row.quantities.items() if quantity["title"]},
         )
         for row in sorted(rows, key=lambda row: row.run_id)
     ]  # fmt: skip

@@ -97,6 +97,7 @@ class Reader:
             frozen_blocks=row.frozen_blocks,
             not_measured=_not_measured([told["why"] for told in row.not_measured.values()], recorded),
             config=row.config,
+            quantities=row.quantities,
             attempts=[
                 Attempt(attempt=a.attempt, resume_step=a.resume_step, started_at=utc(a.started_at)) for a in attempts
             ],
@@ -122,7 +123,7 @@ class Reader:
     def _run_row(self, run_id: str) -> Row[Any]:
         query = (
             _runs()
-            .add_columns(schema.run.c.config, schema.attempt.c.blocks)
+            .add_columns(schema.run.c.config, schema.run.c.quantities, schema.attempt.c.blocks)
             .add_columns(schema.attempt.c.frozen_blocks, schema.attempt.c.not_measured)
             .where(schema.run.c.run_id == run_id)
         )

@@ -228,10 +228,11 @@ class Writer(Reader):
         tags: Sequence[str] | None,
         resume_step: int | None,
         attempt_key: str | None,
+        quantities: Mapping[str, Any] | None = None,
     ) -> Registration:
         """Open a new attempt of (project, run); one that has `attempt_key` already is found again, unchanged.
 
-        `config` and `tags` stay as they were where None is given.
+        `config`, `tags` and `quantities` stay as they were where None is given.
         """
         run_id = self._run_named(project, run)
         if attempt_key is not None:
@@ -261,7 +262,13 @@ class Writer(Reader):
         self._end_alerts(run_id, start_step, "new attempt")
         forget(self._connection, run_id)
         process = {"process_step": None, "stepped_at": None}  # the new one has not been heard of
-        self._set_run(run_id, attempt=attempt, state="running", **process, **_given(config=config, tags=tags))
+        self._set_run(
+            run_id,
+            attempt=attempt,
+            state="running",
+            **process,
+            **_given(config=config, tags=tags, quantities=quantities),
+        )
         self._find_newest(run_id)
         self._tell("run registered", run_id, project=project, run=run, attempt=attempt, resume_step=resume_step)
         return Registration(run_id, attempt)
