@@ -261,7 +261,7 @@ class TestAFunctionThatFails:
             (raises_in_one_block(), {}, "failed at blocks.1: ValueError: only here"),
             (lambda x, valid: None, {}, "must return a tensor of real numbers, or a number, got NoneType"),
             (lambda x, valid: x.to(torch.complex64), {}, "got a tensor of torch.complex64"),
-            (lambda x, valid: x[:0], {}, "must return at least one element, got shape (0, 12, 32)"),
+            (lambda x, valid: x[:0], {}, "must return 1 or more elements, got shape (0, 12, 32)"),
             (lambda x: x, {}, "takes 1 positional argument but 2 were given"),
             (lambda x, valid: x, {"finish": torch.sum}, "must return 1 to 1024 elements, got shape (4, 12, 32)"),
             (changes_its_shape(), {"finish": torch.sum}, "must always return one shape, got (2,) after (1,)"),

@@ -117,7 +117,8 @@ class ActivationProbe(Part):
             return
         self._shapes[entry] = x.shape
         x_BTD = self._states.oriented(block, x)
-        self.own.see_state(entry, x_BTD, self._states.valid(block, x_BTD))
+        if self.own.of("output"):
+            self.own.see_state(entry, x_BTD, self._states.valid(block, x_BTD))
         if not self.wanted:
             return
         statistics = self._states.statistics(block, x)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from tsemon.errors import InvalidArgument
 from tsemon.measures.linear import widened
-from tsemon.measures.sums import Merge, Partial, Partials
+from tsemon.measures.sums import NOTHING, Merge, Partial, Partials
 from tsemon.probes.discovery import Block
 from tsemon.probes.reading import OnHost, Reading, by_entry
 from tsemon.quantity import Quantity, Where
@@ -28,6 +28,7 @@ VALUE, COUNT, FAILED = "#value", "#count", "#failed"
 """Endings that the name of no metric has."""
 OF_PARTS = ("gradients", "parameters")
 """What comes in parts: of several optimizers, and of shards that count differently."""
+OVER: Mapping[Merge, Callable[..., Tensor]] = {"sum": Tensor.sum, "max": Tensor.amax, "min": Tensor.amin}
 
 
 class Quantities:
@@ -64,11 +65,11 @@ class Quantities:
 
     def see_state(self, entry: int, x_BTD: Tensor, valid_BT: Tensor | None) -> None:
         """A hidden state of the pass: entry 0 is the first block's input, the others are outputs."""
-        is_of_stage_before = entry == min(self._blocks, default=0) > 0
-        if self.of("output") and not is_of_stage_before:
-            arguments = with_padding(x_BTD, valid_BT)
-            for quantity in self._wanted_of("output"):
-                self._see(quantity, entry if quantity.axis == "activation" else entry - 1, *arguments)
+        if entry == min(self._blocks) > 0:
+            return  # the output of the pipeline's stage before
+        arguments = with_padding(x_BTD, valid_BT)
+        for quantity in self._wanted_of("output"):
+            self._see(quantity, entry if quantity.axis == "activation" else entry - 1, *arguments)
 
     def drop(self, entry: int) -> None:
         """What was seen of an entry was turned the wrong way round."""
@@ -99,8 +100,8 @@ class Quantities:
                 has_failed_L = sums[name + FAILED].to(value.device, non_blocking=True) > 0
                 count_L = torch.where(has_failed_L, torch.nan, sums[name + COUNT])
                 if quantity.axis == "run":
-                    merge = {"max": Tensor.amax, "min": Tensor.amin}.get(quantity.merge, Tensor.sum)
-                    value, count_L, seen = merge(value, 0)[None], count_L.sum()[None], frozenset([0] if seen else [])
+                    value, count_L = OVER[_merge(quantity)](value, 0)[None], count_L.sum()[None]
+                    seen = frozenset([0] if seen else [])
                 count = count_L.view(-1, *[1] * (value.ndim - 1))
                 value = torch.where(count > 0, value / count if quantity.merge == "mean" else value, torch.nan)
                 metric = OnHost(value, functools.partial(self._on_host, quantity, seen), is_merged=True)
@@ -136,11 +137,9 @@ class Quantities:
             with Harmless():
                 returned = quantity.function(*arguments)
             of_entries[entry] = _added(of_entries.get(entry), _partials(quantity, returned, arguments, share))
-            first, *_, last = [
-                found[quantity.name + VALUE].value.shape for found in (*of_entries.values(), of_entries[entry])
-            ]
-            if first != last:
-                raise InvalidArgument(f"it must always return one shape, got {tuple(last)} after {tuple(first)}")
+            shapes = [tuple(found[quantity.name + VALUE].value.shape) for found in of_entries.values()]
+            if shapes[0] != shapes[-1]:
+                raise InvalidArgument(f"it must always return one shape, got {shapes[-1]} after {shapes[0]}")
         except Exception as error:
             of_entries.pop(entry, None)
             self._fail(quantity, entry, error)
@@ -152,9 +151,12 @@ class Quantities:
         where = self._blocks.get(number, "the first block's input")
         of_entries[entry] = f"its function failed at {where}: {type(error).__name__}: {error}"
         if len(of_entries) == 1:
-            fault = InvalidArgument(f"Quantity({quantity.name!r}): {of_entries[entry]}")
-            fault.__cause__ = error
-            self._on_fault(fault)
+            self._report(quantity, of_entries[entry], error)
+
+    def _report(self, quantity: Quantity, text: str, error: Exception) -> None:
+        fault = InvalidArgument(f"Quantity({quantity.name!r}): {text}")
+        fault.__cause__ = error
+        self._on_fault(fault)
 
     def _on_host(self, quantity: Quantity, seen: frozenset[int], value_L: Tensor) -> Tensor:
         """One number per entry. Runs on the exporter's thread."""
@@ -167,7 +169,7 @@ class Quantities:
             except Exception as error:
                 numbers.append(math.nan)
                 why = f"its finish raised {type(error).__name__}: {error}"
-                self._on_fault(error)
+                self._report(quantity, why, error)
         num_undefined = sum(math.isnan(number) for entry, number in enumerate(numbers) if entry in seen)
         text = f"{why} in {num_undefined} of {len(seen)} entries of the newest frame"
         others = {name: why for name, why in self._undefined.items() if name != quantity.name}
@@ -194,38 +196,29 @@ def _partials(quantity: Quantity, returned: Any, arguments: Sequence[Any], share
     if not isinstance(returned, Tensor) or returned.is_complex():
         kind = f"a tensor of {returned.dtype}" if isinstance(returned, Tensor) else type(returned).__name__
         raise InvalidArgument(f"it must return a tensor of real numbers, or a number, got {kind}")
-    returned = widened(returned)
-    merge: Merge = "sum" if quantity.merge == "mean" else quantity.merge
-    if quantity.finish is not None:
-        if returned.numel() > MAX_ELEMENTS or returned.numel() == 0:
-            raise InvalidArgument(
-                f"with finish it must return 1 to {MAX_ELEMENTS} elements, got shape {tuple(returned.shape)}"
-            )
-        value, count = returned, returned.new_ones(())
-    else:
-        if returned.numel() == 0:
-            raise InvalidArgument(f"it must return at least one element, got shape {tuple(returned.shape)}")
-        is_known = ~returned.isnan()
-        count = is_known.sum().to(returned.dtype)
-        if merge == "sum":
-            value = torch.where(is_known, returned, 0.0).sum()
-        elif merge == "max":
-            value = torch.where(is_known, returned, -math.inf).amax()
-        else:
-            value = torch.where(is_known, returned, math.inf).amin()
+    value, merge = widened(returned), _merge(quantity)
+    if not 1 <= value.numel() <= (MAX_ELEMENTS if quantity.finish else math.inf):
+        most = f" to {MAX_ELEMENTS} elements" if quantity.finish else " or more elements"
+        raise InvalidArgument(f"it must return 1{most}, got shape {tuple(value.shape)}")
+    count = value.new_ones(())
+    if quantity.finish is None:
+        is_known = ~value.isnan()
+        count, value = is_known.sum().to(value.dtype), OVER[merge](torch.where(is_known, value, NOTHING[merge]))
     value = value * share if merge == "sum" else value
     return {quantity.name + VALUE: Partial(value, merge), quantity.name + COUNT: Partial(count * share)}
+
+
+def _merge(quantity: Quantity) -> Merge:
+    return "sum" if quantity.merge == "mean" else quantity.merge
 
 
 def _added(one: Partials | None, other: Partials) -> Partials:
     if one is None:
         return other
-    merges: Mapping[Merge, Callable[[Tensor, Tensor], Tensor]] = {
-        "sum": torch.add,
-        "max": torch.maximum,
-        "min": torch.minimum,
+    return {
+        name: Partial(OVER[merge](torch.stack([one[name].value, value]), 0), merge)
+        for name, (value, merge) in other.items()
     }
-    return {name: Partial(merges[merge](one[name].value, value), merge) for name, (value, merge) in other.items()}
 
 
 class _Kind(NamedTuple):
