@@ -750,7 +750,7 @@ NOT_OF_TENSORS = {
     "contained_faults": "a count of exceptions",
     "dropped_frames": "a count of frames",
 }
-"""Metrics that are not a quantity of tensors, and why. Every other one is a function of its name in `tsemon.measures`."""
+"""Metrics that are not a quantity of tensors, and why. `tsemon.measures` has a function for every other metric."""
 
 SCALARS = {metric.name: metric for metric in CATALOGUE if metric.axis == "run"}
 """Metrics of a run as a whole, by name."""

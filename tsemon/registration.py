@@ -53,7 +53,7 @@ def registration(
         "frozen_blocks": frozen_blocks,
         "resume_step": resume,
         "attempt_key": uuid.uuid4().hex,
-        # A service of before does not know the key, and needs not where it is empty.
+        # An older server rejects the key, so it is left out when it is empty.
         **({"quantities": [quantity.described() for quantity in quantities]} if quantities else {}),
     }
 
@@ -95,7 +95,7 @@ class Chosen(NamedTuple):
 def chosen_measures(measures: Collection[str | Quantity] | None) -> Chosen:
     """Metrics by name, and quantities of the user's own. Raises UnknownMetric and InvalidArgument.
 
-    Without a name, these are all metrics of the catalogue but those on demand.
+    If no metric is named, these are all metrics of the catalogue except those on demand.
     """
     given = [] if measures is None else collection("measures", measures)
     quantities = [each for each in given if isinstance(each, Quantity)]

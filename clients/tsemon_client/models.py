@@ -173,7 +173,7 @@ class RunDetail(Run):
     latest: Latest | None
     """The newest frame's numbers; None before the first frame."""
     quantities: dict[str, OwnQuantity] = {}
-    """Metrics of the user's own, by name; none from a service of before."""
+    """Metrics of the user's own, by name. Empty if the server does not know the field yet."""
     not_measured: dict[str, str] = {}
     """Metrics that the newest attempt does not measure, and why."""
 
