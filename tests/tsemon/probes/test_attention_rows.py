@@ -158,6 +158,7 @@ class TestAttentionMeasures:
         query = torch.randn(1, 2, 512, 4, generator=torch.Generator().manual_seed(0))
         (block,) = find_blocks(OneAttention(Attending(None)))
         part = make([block], 1, Padding(num_stacks=1), Calls([block]))
+        part.want(part.METRICS)
         with LargestTensor() as largest:  # not through a hook, which would keep its tensors from other modes
             assert part.look(block, Seen(scores=lambda: DotProducts(query, query)))
         assert 2**14 <= largest.numel < 512**2 / 4
