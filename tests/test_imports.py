@@ -26,11 +26,12 @@ PICTURE = {
     "tsemon.schedule tsemon.faults tsemon.registration",
     "tsemon.mirrors": "torch tsemon.terminal wandb",
     "tsemon.monitor": "torch tsemon.actions tsemon.relay tsemon.probes tsemon.transport tsemon.schedule tsemon.sample "
-    "tsemon.status tsemon.faults tsemon.registration",
+    "tsemon.status tsemon.tokens tsemon.faults tsemon.registration",
     "tsemon.registration": "torch",
     "tsemon.sample": "torch tsemon.probes",
     "tsemon.status": "tsemon.transport",
     "tsemon.terminal": "rich",
+    "tsemon.tokens": "torch",
     "tsemon.probes": "torch tsemon.measures",
     "tsemon.measures": "torch",
     "tsemon.models": "torch",
