@@ -15,8 +15,9 @@ from tsemon_client import Client
 class ServiceProcess:
     """`database` is a URL, or the path of an SQLite file; `options` are further ones of `tsemon serve`."""
 
-    def __init__(self, database, *options):
+    def __init__(self, database, *options, python=sys.executable):
         self._options = options
+        self._python = python
         self.database = database if "://" in str(database) else f"sqlite:///{database}"
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
@@ -52,7 +53,7 @@ class ServiceProcess:
         self._wait()
 
     def _launch(self):
-        command = [sys.executable, "-m", "tsemon", "serve", "--port", str(self.port), "--database", self.database]
+        command = [self._python, "-m", "tsemon", "serve", "--port", str(self.port), "--database", self.database]
         command += self._options
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

@@ -19,7 +19,7 @@ COMMON = {"tsemon.catalogue", "tsemon.wire", "tsemon.errors"}
 # Who imports whom, ours and others', besides the standard library, COMMON and its own unit. Who is not named here
 # imports nothing else.
 PICTURE = {
-    "tsemon": "tsemon.attaching tsemon.monitor tsemon.status",
+    "tsemon": "torch tsemon.attaching tsemon.monitor tsemon.status",
     "tsemon.__main__": "tsemon.cli tsemon.terminal",
     "tsemon.actions": "torch",
     "tsemon.attaching": "torch tsemon.actions tsemon.mirrors tsemon.monitor tsemon.probes tsemon.transport "
