@@ -61,7 +61,8 @@ class ServiceProcess:
         self._process.wait()
 
 
-def await_service(url, timeout_s=60):
+def await_service(url, timeout_s=60, process=None):
+    """Return when the server answers. `process` is the one that serves, if it may end before it does."""
     deadline = time.monotonic() + timeout_s
     with Client(url, retries=0) as client:
         while True:
@@ -71,4 +72,5 @@ def await_service(url, timeout_s=60):
                 return
             except ServerUnreachable:
                 assert time.monotonic() < deadline, f"no service at {url} within {timeout_s} s"
+                assert process is None or process.poll() is None, f"ended with {process.returncode}"
                 time.sleep(0.02)
