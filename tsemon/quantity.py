@@ -1,4 +1,4 @@
-"""A metric of the user's own: what `attach(measures=[..., Quantity(...)])` takes."""
+"""A metric of the user's own, for `attach(measures=[..., Quantity(...)])`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Quantity:
       after it. One argument. Under FSDP2 these are the shards that this process holds.
 
     Without `finish`, the elements of the result are values, for example one per sequence: NaN does not count, and `merge`
-    makes one number of the rest, and of those of all processes. With `finish`, the result is an array of a fixed shape with
+    makes one number of the rest, over all processes. With `finish`, the result is an array of a fixed shape with
     at most 1,024 elements, such as several sums. `merge` merges the arrays of all processes element by element, and
     `finish` makes one number of the merged array, on the host and on another thread.
 
@@ -59,7 +59,7 @@ class Quantity:
     finish: Callable[[Any], Any] | None = None
     """Makes one number of the merged result."""
     title: str = ""
-    """What the metric says, in a few words, for a chart. Default: the name."""
+    """Meaning of the metric in a few words, for charts. Default: the name."""
     equation: str = ""
     unit: str = "1"
     low: float | None = None
@@ -87,7 +87,7 @@ class Quantity:
         if not callable(self.function):
             self._refuse("function", "a function of tensors")
         if self.finish is not None and not callable(self.finish):
-            self._refuse("finish", "a function of the merged result, or None")
+            self._refuse("finish", "None, or a function of the merged result")
         for field in ("title", "equation", "unit"):
             text = getattr(self, field)
             if not isinstance(text, str) or (text and not re.fullmatch(NAME, text)):
@@ -95,7 +95,7 @@ class Quantity:
         for field in ("low", "high"):
             bound = getattr(self, field)
             if bound is not None and not (isinstance(bound, int | float) and math.isfinite(bound)):
-                self._refuse(field, "a finite number, or None")
+                self._refuse(field, "None, or a finite number")
         if self.low is not None and self.high is not None and self.low >= self.high:
             self._refuse("low", f"less than high={self.high!r}")
 
@@ -105,7 +105,7 @@ class Quantity:
         )
 
     def described(self) -> dict[str, Any]:
-        """What charts need to know of it, as JSON."""
+        """The description that charts use, as JSON."""
         return {
             "name": self.name,
             "axis": self.axis,

@@ -75,7 +75,7 @@ def step_of_state(state: object, *, project: str, run: str) -> int:
 
 
 class Chosen(NamedTuple):
-    """What to measure."""
+    """The metrics to measure."""
 
     names: frozenset[str]
     quantities: tuple[Quantity, ...]

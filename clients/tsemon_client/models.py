@@ -144,7 +144,7 @@ class OwnQuantity(Record):
     axis: Literal["activation", "block", "run"]
     """activation: a value per block and one for the first block's input. block: one per block. run: one per step."""
     title: str
-    """What it says, in a few words."""
+    """Its meaning in a few words."""
     equation: str
     """How it is defined."""
     unit: str

@@ -134,7 +134,7 @@ class TestWhatAFunctionGets:
         own = [quantity(lambda x, _: x.sum(), of=of, name=of) for of in ("queries", "values")]
         (frame,), monitor = run(model, forward, *own, folder=tmp_path, steps=1)
         assert "queries" not in frame["layers"]
-        assert "what they are made of is not seen" in monitor.status.not_measured["queries"]
+        assert "that tsemon does not see" in monitor.status.not_measured["queries"]
         assert all(map(math.isfinite, values_of(frame, "values")))
 
     @pytest.mark.parametrize("of", ["gradients", "parameters"])
@@ -378,9 +378,9 @@ class TestAttach:
             ({"merge": "median"}, "merge=.* must be one of 'mean', 'sum', 'max', 'min', got 'median'"),
             ({"tier": "demand"}, "tier=.* must be one of 'every', 'slow'"),
             ({"function": 7}, "function=.* must be a function of tensors, got 7"),
-            ({"finish": "mean"}, "finish=.* must be a function of the merged result, or None, got 'mean'"),
+            ({"finish": "mean"}, "finish=.* must be None, or a function of the merged result, got 'mean'"),
             ({"title": "a\nb"}, "title=.* must be text of at most 128 characters on one line"),
-            ({"low": math.nan}, "low=.* must be a finite number, or None, got nan"),
+            ({"low": math.nan}, "low=.* must be None, or a finite number, got nan"),
             ({"low": 2, "high": 1}, "low=.* must be less than high=1, got 2"),
         ],
     )

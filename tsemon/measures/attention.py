@@ -59,7 +59,7 @@ def attention_entropy_se(entropy_BHQ: Tensor, *, num_samples: int, num_rows: int
 
     se^2 = (1 - b/B) s_b^2 / b + b/B (1 - n/N) s_w^2 / n         (Cochran, Sampling Techniques, Chapter 10)
 
-    s_b^2 is the variance of the samples' means and s_w^2 that of the rows of one sample, both of the mean over heads.
+    s_b^2 is the variance of the samples' means, s_w^2 the variance of the rows of one sample, both of the mean over heads.
 
     Args:
         entropy_BHQ: Normalized entropies of n = b Q rows of b samples (..., b, H, Q); NaN for rows without an entropy.
@@ -118,7 +118,7 @@ def importance_entropy(weights_BQK: Tensor, *, normalize: bool = False) -> Tenso
 
 
 def first_token_importance(weights_BQK: Tensor) -> Tensor:
-    """The share of all attention that goes to the first token, the sink.
+    """The fraction of all attention that goes to the first token, the sink.
 
     a'_1 = a_1 / sum_k a_k                           (Value Residual Learning, arXiv 2410.17897, Eq. 11 and Figure 2)
 
@@ -131,7 +131,7 @@ def first_token_importance(weights_BQK: Tensor) -> Tensor:
 
 
 def sink_share(weights_BQK: Tensor) -> Tensor:
-    """Return the share of attention that later queries give to the first token.
+    """Return the fraction of attention that later queries give to the first token.
 
     mean over i > 1 of A_i1                          (Value Residual Learning, arXiv 2410.17897, Figure 2)
 
@@ -147,7 +147,7 @@ def positions_attended(weights_BQK: Tensor, threshold: float = rows.ATTENDED) ->
 
     mean over i of #{j : A_ij > threshold}           (Parameter Norm Growth, arXiv 2010.09697, Section 4.3)
 
-    The threshold is that of the authors' code. They count in the saturated network: see `saturated_attention`. Takes A
+    The threshold is from the authors' code. They count in the saturated network: see `saturated_attention`. Takes A
     (..., Q, K), returns (...), from 0 to K. NaN where A holds NaN or infinities. Raises ShapeError for fewer than two
     axes.
     """

@@ -57,7 +57,7 @@ def xi(x_BTD: Tensor, y_BTD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mu_squared(x_BTD: Tensor, p_BHTT: Tensor) -> tuple[Tensor, Tensor]:
-    """What attention does to the energy that tokens share and to the energy that they do not, mean over heads.
+    """How attention changes the energy that tokens share and the energy that they do not, mean over heads.
 
     mu_i^2 = mean over heads k of |Pi_i P_k X|^2 / |Pi_i X|^2, Pi_1 = 11'/T, Pi_2 = I - Pi_1    (Eq. 10, Proposition 9)
 

@@ -11,7 +11,7 @@ from tsemon.errors import ShapeError
 
 
 def dead_units(z_BTF: Tensor, valid_BT: Tensor | None = None) -> Tensor:
-    """Return the share of units that have the same value at every token.
+    """Return the fraction of units that have the same value at every token.
 
     mean over units of [max over tokens of z - min over tokens of z is 0]                  (tsemon)
 

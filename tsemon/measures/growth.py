@@ -20,7 +20,7 @@ class SqrtFit(NamedTuple):
     slope: Tensor
     intercept: Tensor
     r2: Tensor
-    """Share of the variance that the line explains, 0 to 1; NaN for a constant curve."""
+    """Fraction of the variance that the line explains, 0 to 1; NaN for a constant curve."""
 
 
 class PowerLawFit(NamedTuple):
@@ -29,7 +29,7 @@ class PowerLawFit(NamedTuple):
     exponent: Tensor
     log_c: Tensor
     r2: Tensor
-    """Share of the variance of log y that the line explains, 0 to 1; NaN for a constant curve."""
+    """Fraction of the variance of log y that the line explains, 0 to 1; NaN for a constant curve."""
 
 
 def sqrt_fit(t_BN: Tensor, norm_BN: Tensor) -> SqrtFit:
@@ -65,8 +65,8 @@ def norm_growth_exponent(t_BN: Tensor, norm_BN: Tensor) -> Tensor:
 
     p in |theta_t| - |theta_0| = c t^p, least squares on logarithms        (Parameter Norm Growth, arXiv 2010.09697, App. E)
 
-    Takes steps (N,) or (..., N) and norms (..., N) in the order of steps, the first of which is theta_0 at t = 0. Returns
-    (...) in float64. Points that are not above the first have no logarithm and do not count. NaN unless 8 of the later
+    Takes steps (N,) or (..., N) and norms (..., N) in the order of steps; the first step is t = 0. Returns (...) in
+    float64. Points that are not above the first have no logarithm and do not count. NaN unless 8 of the later
     points are above the first, and at least half of them. Raises ShapeError if the axes do not fit.
     """
     return norm_growth_fit(t_BN, norm_BN).exponent
@@ -104,7 +104,7 @@ def _curve(t_BN: Tensor, y_BN: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _line(x_BN: Tensor, y_BN: Tensor, keep_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Slope, intercept and r2 over the points to keep. What is left out counts as 0."""
+    """Slope, intercept and r2 over the points to keep. Other points count as 0."""
     num_B1 = keep_BN.sum(dim=-1, keepdim=True)
     # Differences to one kept value first: of a constant curve they are exactly zero.
     reference = keep_BN.to(torch.int8).argmax(dim=-1, keepdim=True)

@@ -9,25 +9,26 @@ from torch import Tensor
 
 MAX_SEQUENCES = 256
 MAX_ELEMENTS = 4096
-"""So many elements of each tensor of a sequence are looked at, evenly spread: all of a text, a part of an image."""
+"""Number of elements of each tensor of a sequence that are hashed, evenly spread: all of a text, a part of an image."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 GOLDEN, MIXING = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64
 """Odd constants of splitmix64, as signed numbers."""
 
 
 def input_overlap(batch: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
-    """Return the share of the sequences of a batch that are in another one, too.
+    """Return the fraction of the sequences of a batch that are also in another batch.
 
-    mean over sequences of [hash of the sequence is among those of `before`]               (tsemon)
+    mean over sequences of [hash of the sequence is a hash of `before`]                    (tsemon)
 
-    Each batch is a list of tensors (B, ...) of any dtype: sequence i is entry i of all of them. Of more than 256 sequences
-    the first 256 count. Returns a scalar, from 0 to 1. Hashes have 24 bits: one sequence in 2^24 / B is taken for another.
+    Each batch is a list of tensors (B, ...) of any dtype: sequence i is entry i of all of them. If there are more than
+    256 sequences, the first 256 count. Returns a scalar, from 0 to 1. Hashes have 24 bits: one sequence in 2^24 / B is taken
+    for another.
     """
     return overlap(hashes(batch).tolist(), hashes(before).tolist())
 
 
 def overlap(hashes: Sequence[float], before: Collection[float]) -> Tensor:
-    """The share of the hashes that are among those `before`."""
+    """The fraction of the hashes that are in `before`."""
     return torch.tensor(sum(known in before for known in hashes) / len(hashes))
 
 

@@ -121,7 +121,7 @@ def centred(x_BTD: Tensor, valid_BT: Tensor | None = None) -> Centred:
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """NaN, not infinity, over zero: what is divided by nothing is undefined."""
+    """The quotient; NaN, not infinity, over zero."""
     return torch.where(denominator == 0, torch.nan, numerator / denominator)
 
 
@@ -142,7 +142,7 @@ def gram(x_BMN: Tensor) -> Tensor:
 
 
 def values_of_gram(gram_BKK: Tensor) -> Tensor:
-    """The singular values, descending, of the matrices of which these finite ones are the Gram matrices."""
+    """The singular values, descending, of matrices with these Gram matrices, which are finite."""
     sigma_BK: Tensor = torch.linalg.eigvalsh(gram_BKK).clamp_min(0).sqrt().flip(-1)
     return sigma_BK
 
@@ -207,7 +207,7 @@ def arnoldi(multiply: Callable[[Tensor], Tensor], start_BN: Tensor, num_steps: i
     """A matrix seen from the Krylov space of a vector: its Hessenberg matrix (..., num_steps + 1, num_steps).
 
     `multiply` is all that is known of it. The eigenvalues without the last row come near the matrix's outermost ones. An
-    entry below the diagonal that is nearly 0 ends the space: what comes after it is noise.
+    entry below the diagonal that is nearly 0 ends the space: all entries after it are noise.
     """
     basis_BNK = start_BN.new_zeros(*start_BN.shape, num_steps + 1)
     basis_BNK[..., 0] = _unit(start_BN)

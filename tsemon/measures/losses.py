@@ -11,7 +11,7 @@ from tsemon.measures.sums import Partial, Partials, known, values_of
 
 
 def loss_sums(losses_N: Tensor) -> Partials:
-    """Sums over losses (..., N), in float64. The number of those that are not finite is the largest of all parts."""
+    """Sums over losses (..., N), in float64. The number of losses that are not finite merges as a maximum."""
     losses_N = losses_N.detach().double()
     is_finite_N = losses_N.isfinite()
     finite_N = torch.where(is_finite_N, losses_N, 0.0)

@@ -15,7 +15,7 @@ from tsemon.measures.rows import CHUNK_WEIGHTS
 from tsemon.measures.scores import Scores
 
 NUM_STEPS = 32
-"""Of Arnoldi's method, each a pass over all attention weights."""
+"""Steps of Arnoldi's method, each a pass over all attention weights."""
 EXHAUSTED = 1e-9
 """A new direction this short is rounding: the space of a few tokens, or of equal rows, has no more."""
 

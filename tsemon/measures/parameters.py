@@ -94,8 +94,8 @@ def checkpoint_cosine(theta: Vector, theta_next: Vector) -> Tensor:
 
     theta' . theta / (|theta'| |theta|)              (Parameter Norm Growth, arXiv 2010.09697, Section 3)
 
-    It depends on how far the checkpoints are apart: say so beside it. NaN when either is zero. Raises ShapeError where
-    the two differ in shape.
+    It depends on how far the checkpoints are apart: state the distance beside it. NaN when either is zero.
+    Raises ShapeError where the two differ in shape.
     """
     return _cosine(*_paired(theta, theta_next))
 
@@ -107,9 +107,9 @@ update_norm = step_size
 update_alignment = alignment
 """Cosine of the update with the parameters, of one block or of all parameters but embeddings and scalars."""
 direction_cosine = checkpoint_cosine
-"""Cosine of the parameters with those of the sample before, of one block or of all but embeddings and scalars."""
+"""Cosine of the parameters with the parameters at the sample before, of one block or of all but embeddings and scalars."""
 gradient_cosine = checkpoint_cosine
-"""Cosine of the gradient with that of the sample before, of all parameters but embeddings and scalars."""
+"""Cosine of the gradient with the gradient at the sample before, of all parameters but embeddings and scalars."""
 grad_norm = grad_norm_qk = param_norm
 """|g| of one block, and of the weights and biases in it that make queries and keys."""
 total_param_norm = embedding_param_norm = head_param_norm = param_norm

@@ -17,7 +17,7 @@ from tsemon.measures.scores import Scores, Size
 from tsemon.measures.sums import Partial, Partials, counted, known, mean
 
 Rows = int | Literal["all"]
-"""How many query rows per head are weighed at the most; "all" of all sequences."""
+"""Maximum number of query rows per head that attention is computed on; "all" means all rows of all sequences."""
 
 MAX_ROWS = 64
 """By default. 32 of 1,024 rows miss a head's entropy by 0.004 (sd)."""
@@ -40,9 +40,9 @@ class Chosen(NamedTuple):
     num_samples: int
     rows: Tensor
     samples_share: float
-    """Of all sequences."""
+    """Fraction of all sequences."""
     rows_share: float
-    """Of all rows of a sequence."""
+    """Fraction of all rows of a sequence."""
 
 
 def choose(size: Size, at_most: Rows, device: torch.device) -> Chosen:
@@ -105,15 +105,15 @@ class Sums(NamedTuple):
     others_BH: Tensor
     """Rows that are not the first token's own."""
     sink_BH: Tensor
-    """What the first token gets from them."""
+    """Attention that the first token gets from these rows."""
     choices_BH: Tensor
     """Rows that may see two keys or more: only these have an entropy."""
     entropy_BH: Tensor
-    """As a share of the largest that the row can have."""
+    """Entropy divided by the largest entropy that the row can have."""
     received_BS: Tensor
-    """What each key gets, summed over heads, too."""
+    """Attention that each key gets, also summed over heads."""
     moments_BM: Tensor
-    """Of the rows' entropies, mean over heads: number, sum and sum of squares, in float64 as they are subtracted."""
+    """Number, sum and sum of squares of the rows' entropies, each a mean over heads, in float64 as they are subtracted."""
     highest_BH: Tensor
     """The largest score: no sum."""
 
@@ -168,7 +168,7 @@ def _sum(counts_BHR: Tensor, value: Tensor | float) -> Tensor:
 
 PER_HEAD = ("attention_entropy", "sink_share", "positions_attended")
 SPREAD = "spread"
-"""Of the rows' entropies: what `spread` gives, of which their standard error is made."""
+"""Name of the sums that `spread` returns and `standard_error` needs."""
 
 
 def row_sums(sums: Sums, num_keys_B: Tensor, chosen: Chosen) -> Partials:
@@ -196,7 +196,7 @@ def row_metrics(sums: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str
 
 
 def lowest(values_H: Tensor) -> Tensor:
-    """The lowest of those that are not NaN, along the last axis; NaN if all are."""
+    """The lowest value along the last axis; NaN does not count, and is the result if all are NaN."""
     return known(torch.where(values_H.isnan(), torch.inf, values_H).amin(dim=-1))
 
 
@@ -220,12 +220,12 @@ def spread(moments_BM: Tensor, samples_share: float, rows_share: float) -> Tenso
 
 
 def standard_error(spread_LM: Tensor) -> Tensor:
-    """Of a mean over some rows of some samples, which is off by the choice of the samples and by that of the rows.
+    """Standard error of a mean over some rows of some samples: both choices contribute.
 
     se^2 = (1 - b/B) s_b^2 / b + b/B (1 - n/N) s_w^2 / n     (two-stage sampling: Cochran, Sampling Techniques, Ch. 10)
 
-    for b of B samples, n of their N rows, s_b^2 the variance of samples' means and s_w^2 that of rows within a sample. The
-    s_b of one sample of many is not known: then samples are taken to differ by what a mean of so many rows does.
+    for b of B samples, n of their N rows, s_b^2 the variance of samples' means and s_w^2 that of rows within a sample.
+    If only one sample of many is known, s_b is not: then samples are taken to differ as means of their rows do.
     """
     b_L, all_samples_L, n_L, all_rows_L, mean_L, squares_L, within_L = spread_LM.unbind(dim=-1)
     of_rows_L = within_L / (n_L - b_L) / n_L

@@ -32,7 +32,7 @@ def saturation(f_BTD: Tensor, f_scaled_BTD: Tensor) -> Tensor:
 
 
 def saturation_sums(f_RD: Tensor, f_scaled_RD: Tensor, is_token_R: Tensor | None) -> Partials:
-    """Sum and number of the cosines of single tokens; tokens without a direction, and what is none, do not count.
+    """Sum and number of the cosines of single tokens; padding and tokens without a direction do not count.
 
     NaN if a token of the scaled network has overflowed: without those it would be the mean of the tame ones.
     """

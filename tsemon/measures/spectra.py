@@ -36,11 +36,11 @@ def batch_gram(mean_BD: Tensor, counts_B: Tensor) -> Tensor:
 
 
 def effective_ranks(gram_LKK: Tensor) -> Tensor:
-    """Return the effective ranks of the rows of which these are the Gram matrices. For the host: it decomposes them.
+    """Return the effective ranks of rows from their Gram matrices. For the host: it decomposes them.
 
     `measures.effective_rank` takes singular values of the rows themselves. From a float64 Gram matrix the rank is within
     2e-4 of that: singular values that are 0 come out as up to 3e-8 of the largest. From float32, which is all that MPS has,
-    as up to 1e-3. NaN for zeros and for what is not finite.
+    as up to 1e-3. NaN for zeros, NaN and infinities.
     """
     gram_LKK = gram_LKK.double()
     is_finite_L = gram_LKK.isfinite().all(dim=-1).all(dim=-1)

@@ -35,7 +35,7 @@ OWN_ENERGY = "own_energy"
 
 
 class Batch(NamedTuple):
-    """Samples in units of the largest one's unit, so that no square overflows; zeros for those that do not count."""
+    """Samples in units of the largest one's unit, so that no square overflows; zeros for samples that do not count."""
 
     counts_B: Tensor
     """Which samples are finite and not all padding."""
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
     """Number of tokens."""
     unit: Tensor
     relative_B: Tensor
-    """Unit of each sample relative to that of the batch."""
+    """Unit of each sample relative to the unit of the batch."""
     mean_BD: Tensor
 
     @classmethod
@@ -99,7 +99,7 @@ def state_metrics(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _batch_similarity(batch: Batch) -> Tensor:
-    """Token similarity of the matrix of mean tokens; one alone has nobody to share with."""
+    """Token similarity of the matrix of mean tokens; NaN for fewer than two samples."""
     count = batch.counts_B.sum(dim=-1)
     mean_D = batch.mean_BD.sum(dim=-2) / count[..., None]
     own_BD = torch.where(batch.counts_B[..., None], batch.mean_BD - mean_D.unsqueeze(-2), 0.0)
@@ -122,7 +122,7 @@ def centred_token_similarity(x_BTD: Tensor, valid_BT: Tensor | None = None) -> T
 
 
 def global_diversity(x_BTD: Tensor, valid_BT: Tensor | None = None) -> Tensor:
-    """Share of the energy of a batch that is not in its mean token.
+    """Fraction of the energy of a batch that is not in its mean token.
 
     sum of |x - c|^2 / sum of |x|^2 over all tokens of all samples, c their mean          (tsemon)
 
@@ -133,7 +133,7 @@ def global_diversity(x_BTD: Tensor, valid_BT: Tensor | None = None) -> Tensor:
 
 
 def batch_similarity(x_BTD: Tensor, valid_BT: Tensor | None = None) -> Tensor:
-    """Share of the energy of the samples' mean tokens that the samples have in common.
+    """Fraction of the energy of the samples' mean tokens that the samples have in common.
 
     token_similarity of the (B, D) matrix of mean tokens                                   (tsemon)
 
@@ -190,7 +190,7 @@ def first_hidden_norm_ratio(x_BTD: Tensor, valid_BT: Tensor | None = None) -> Te
 
 
 def nonfinite(x_BTD: Tensor, valid_BT: Tensor | None = None) -> Tensor:
-    """Share of samples that hold a NaN or an infinity.
+    """Fraction of samples that hold a NaN or an infinity.
 
     mean over samples of [X_b is not finite]                                               (tsemon)
 
@@ -204,8 +204,8 @@ def deescalated_token_similarity(x_BTD: Tensor, tau: float, valid_BT: Tensor | N
 
     t_sim((I - tau P) X) with P = 11'/T              (Classic Transformers, arXiv 2312.06182, Eq. 21)
 
-    Takes X (..., T, D), all tokens of which `deescalate` removes the mean from, and optionally which tokens of the result
-    count; returns (...), from 0 to 1. NaN if nothing is left, and for X with NaN or infinities. Raises ShapeError for fewer
+    Takes X (..., T, D) and optionally which tokens of the result count; `deescalate` removes the mean of all tokens.
+    Returns (...), from 0 to 1. NaN if nothing is left, and for X with NaN or infinities. Raises ShapeError for fewer
     than two axes and InvalidArgument unless tau is in [0, 1].
     """
     return token_similarity(deescalate(x_BTD, tau), valid_BT)

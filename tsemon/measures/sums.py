@@ -16,7 +16,7 @@ from torch import Tensor
 Merge = Literal["sum", "max", "min"]
 
 NOTHING: dict[Merge, float] = {"sum": 0.0, "max": -math.inf, "min": math.inf}
-"""What a part without a measurement contributes."""
+"""Contribution of a part without a measurement."""
 
 
 class Partial(NamedTuple):

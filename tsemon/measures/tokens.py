@@ -27,7 +27,7 @@ from tsemon.measures.linear import (
 class TokenStatistics:
     """Results of one pass over X (..., T, D), per sample; every field has the leading axes of X.
 
-    The functions below, and those of `tsemon.measures.states`, are made of these, so a hook reads an activation once.
+    The functions below and in `tsemon.measures.states` are made of these, so a hook reads an activation once.
     """
 
     shared: Tensor
@@ -182,9 +182,9 @@ def effective_rank(x_BTD: Tensor) -> Tensor:
 
     exp(-sum_i p_i log p_i), p_i = sigma_i / sum_j sigma_j          (Transformer Oversmoothing, Definition 3)
 
-    The singular values themselves, not their squares, of X as it is, not centred; the paper's second minus sign inside
-    the sum is a slip. Takes X (..., T, D), returns (...), from 1 (rank one) to min(T, D). Exact up to 256 tokens or
-    features; beyond that from the Gram matrix, whose smallest singular values are 3e-8 of the largest, not 0. NaN for
+    The singular values themselves, not their squares, of X as it is, without centering; the paper's second minus sign
+    inside the sum is a misprint. Takes X (..., T, D), returns (...), from 1 (rank one) to min(T, D). Exact up to 256 tokens
+    or features; beyond that from the Gram matrix, whose smallest singular values are 3e-8 of the largest, not 0. NaN for
     X = 0. Raises ShapeError for fewer than two axes.
     """
     x_BTD = checked_tokens(x_BTD)

@@ -1,4 +1,4 @@
-"""What attention's values look like.
+"""Measures of the values that attention averages.
 
 Axes: B any leading axes, H heads, T tokens, K width of a head, D the heads side by side, N the shorter side of (T, D), L
 layers.

@@ -67,7 +67,7 @@ class ActivationProbe(Part):
                 )
 
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
-        """Take the first block's input from its arguments, and of each block what the user wants to know of its input."""
+        """Take the first block's input from its arguments, and the inputs of all blocks for the user's own quantities."""
         if block is self._blocks[0]:
             self._take(block.number, block, (args, kwargs))
         if self.own.of("input") and (x := hidden_state((args, kwargs))) is not None:

@@ -80,7 +80,7 @@ class AttentionProbe(AttentionPart):
 
     def why_not_own(self, where: Where, why_unseen: str) -> str:
         if where in ("queries", "keys") and self._seen:
-            return "the model computes scores by itself, and what they are made of is not seen"
+            return "the model computes scores by itself, from queries and keys that tsemon does not see"
         return super().why_not_own(where, why_unseen)
 
     def collect(self) -> Partials:

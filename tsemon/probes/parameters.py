@@ -236,7 +236,7 @@ class ParameterProbe(Part):
     # Why not.
 
     def why_not_own(self, where: Where, why_unseen: str) -> str:
-        without = "the block has no parameters of its own, or none of them had a gradient"
+        without = "the block has no parameters of its own, or its parameters had no gradient"
         return self._why_unreadable() or (self._why_no_step() if where == "gradients" else None) or without
 
     def _why_unreadable(self) -> str | None:

@@ -1,6 +1,6 @@
 """Quantities of the user's own: functions that get the tensors of a block, and that can do the training no harm.
 
-Axes: L entries (blocks, or blocks and the first one's input), N elements of what a function returned.
+Axes: L entries (blocks, or blocks and the first one's input), N elements of the result of a function.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MAX_ELEMENTS = 1024
 VALUE, COUNT, FAILED = "#value", "#count", "#failed"
 """Endings that the name of no metric has."""
 OF_PARTS = ("gradients", "parameters")
-"""What comes in parts: of several optimizers, and of shards that count differently."""
+"""Tensors that come in parts: of several optimizers, and of shards that count differently."""
 OVER: Mapping[Merge, Callable[..., Tensor]] = {"sum": Tensor.sum, "max": Tensor.amax, "min": Tensor.amin}
 
 
 class Quantities:
-    """Some quantities, and what their functions returned in the step under way."""
+    """Some quantities, and the results of their functions in the current step."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Quantities:
         self._found: dict[str, dict[int, Partials]] = {}
         self._failed: dict[str, dict[int, str]] = {}
         self._undefined: dict[str, str] = {}
-        """Of the newest frame: known on the host only, and so a sampled step late."""
+        """Reasons for NaN in the newest frame. Only the host knows them, so they come a sampled step late."""
         self.wanted: frozenset[str] = frozenset()
         """Which of them this step should give."""
 
@@ -72,12 +72,12 @@ class Quantities:
             self._see(quantity, entry if quantity.axis == "activation" else entry - 1, *arguments)
 
     def drop(self, entry: int) -> None:
-        """What was seen of an entry was turned the wrong way round."""
+        """Forget an entry: its axes were in the wrong order."""
         for of_entries in self._found.values():
             of_entries.pop(entry, None)
 
     def see(self, where: Where, block: int, *arguments: Any, share: float = 1.0) -> None:
-        """Tensors of one block. Of parts of one that come one after the other, `share` is the weight in the merge."""
+        """Tensors of one block. If they come in several parts, `share` is the weight of this part in the merge."""
         for quantity in self._wanted_of(where):
             self._see(quantity, block, *arguments, share=share)
 
@@ -189,7 +189,7 @@ def with_padding(x: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _partials(quantity: Quantity, returned: Any, arguments: Sequence[Any], share: float) -> Partials:
-    """What a function returned, as a share that merges."""
+    """The result of a function, as a share that merges."""
     if isinstance(returned, int | float):
         like = next(leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor))
         returned = like.new_full((), returned, dtype=torch.float32)
@@ -222,7 +222,7 @@ def _added(one: Partials | None, other: Partials) -> Partials:
 
 
 class _Kind(NamedTuple):
-    """What an operation does besides computing."""
+    """Side effects of an operation."""
 
     written: Sequence[tuple[int, str]]
     """Place and name of the arguments that it writes into."""

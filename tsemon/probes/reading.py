@@ -1,4 +1,4 @@
-"""What one sampled step gives: metrics on the device, and sums of all entries in one tensor each."""
+"""The result of one sampled step: metrics on the device, and sums of all entries in one tensor each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OnHost(NamedTuple):
 
 @dataclass(slots=True)
 class Reading:
-    """What one sampled step gave, still on the device."""
+    """The result of one sampled step, still on the device."""
 
     layers: dict[str, Tensor | OnHost] = field(default_factory=dict)
     heads: dict[str, Tensor | OnHost] = field(default_factory=dict)
@@ -48,9 +48,9 @@ def _value(found: Mapping[int, Partials], entry: int, name: str) -> Tensor | Non
 
 
 def stacked(values: Iterable[Tensor | None], absent: float = 0.0) -> Tensor:
-    """One tensor from one value per entry, on the device of the first, with `absent` for entries that are None.
+    """One tensor from one value per entry, on the device of the first, with `absent` for entries without a value.
 
-    Where the values are of different sizes (heads), the shorter are filled up with `absent`.
+    If the values have different sizes (heads), the shorter are filled up with `absent`.
     """
     values = list(values)
     first = next(value for value in values if value is not None)

@@ -133,7 +133,7 @@ class QuantityBody(Body):
     axis: Axis
     """activation: a value per block and one for the first block's input. block: one per block. run: one per step."""
     title: Line = ""
-    """What it says, in a few words."""
+    """Its meaning in a few words."""
     equation: Line = ""
     """How it is defined."""
     unit: Line = "1"

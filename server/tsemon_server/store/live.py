@@ -48,7 +48,7 @@ class LiveRun(NamedTuple):
     others: list[Values]
     """Frames that hold what those do not, the newest first."""
     titles: Mapping[str, str] = {}
-    """What metrics of the user's own say, by name."""
+    """Titles of metrics of the user's own, by name."""
 
 
 class LiveRuns(NamedTuple):
