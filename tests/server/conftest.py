@@ -64,9 +64,11 @@ class Api:
 
 
 def problem(reply):
-    """(status, code, detail); fails unless the body is exactly that."""
+    """(status, code, detail); fails unless the body is exactly that, and a 429 or 503 says when to come again."""
     body = json.loads(reply.content)
     assert set(body) == {"error", "detail"}, body
+    if reply.status_code in (429, 503):
+        assert int(reply.headers["Retry-After"]) >= 1
     return reply.status_code, body["error"], body["detail"]
 
 

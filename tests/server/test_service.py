@@ -3,13 +3,13 @@ import re
 from typing import Annotated
 
 import pytest
-from fastapi import Depends, Query
+from fastapi import Depends, HTTPException, Query
 from fastapi.routing import iter_route_contexts
 from pydantic import BaseModel, Field
 from starlette.testclient import TestClient
 
 from tests.databases import SqliteFile
-from tsemon.errors import InvalidArgument
+from tsemon.errors import Busy, InvalidArgument, TsemonError
 from tsemon_server.errors import PROBLEMS
 from tsemon_server.main import create_app
 from tsemon_server.settings import Settings, settings_from_environment
@@ -50,6 +50,37 @@ class TestErrors:
         detail = problem(api.http.get(f"/api/v1{path}"))[2]
         assert "/api" not in detail
         assert "query" not in detail
+
+
+def all_errors(kind=TsemonError):
+    for error in kind.__subclasses__():
+        yield error
+        yield from all_errors(error)
+
+
+class TestRetryAfter:
+    @pytest.mark.parametrize("error", [error for error in all_errors() if error.status in (429, 503)])
+    def test_comes_with_every_error_that_says_come_again(self, api, error):
+        @api.app.get("/fails")
+        def fails():
+            raise error("not now")
+
+        assert problem(api.http.get("/fails"))[:2] == (error.status, error.code)
+
+    @pytest.mark.parametrize("status", [429, 503])
+    def test_comes_with_what_other_libraries_answer(self, api, status):
+        @api.app.get("/fails")
+        def fails():
+            raise HTTPException(status)
+
+        assert problem(api.http.get("/fails"))[0] == status
+
+    def test_is_as_long_as_the_error_says(self, api):
+        @api.app.get("/fails")
+        def fails():
+            raise Busy("not now", retry_after_s=6.2)
+
+        assert api.http.get("/fails").headers["Retry-After"] == "7"
 
 
 class TestUnknownParameters:
