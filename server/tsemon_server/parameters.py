@@ -23,7 +23,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
     known = query_parameters(request.scope["route"].dependant)
     for name in request.query_params:
         if name not in known:
-            hint = nearest(name[:80], known) if known else "none is allowed here"
+            hint = nearest(name[:80], sorted(known)) if known else "none is allowed here"
             raise InvalidArgument(f"unknown parameter {name!r:.80}; {hint}")
 
 
