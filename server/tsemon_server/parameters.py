@@ -28,7 +28,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
 
 def query_parameters(dependant: Dependant) -> set[str]:
-    """Names of the query parameters of a route, with those of query models and of what it depends on."""
+    """Names of the query parameters of a route, including query models and dependencies."""
     names: set[str] = set()
     for field in dependant.query_params:
         model = field.field_info.annotation

@@ -197,5 +197,5 @@ class TestTheChecksumThatComesWithAFrame:
         body = f'{{"writer":"w","attempt":1,"frames":[{frames}]}}'.encode()
         status, error, detail = problem(api.post_raw(run_id, body))
         assert (status, error) == (422, "invalid_frame")
-        assert "the frame was altered on its way" in detail
+        assert "the frame changed on its way" in detail
         assert api.get(f"/runs/{run_id}")["num_frames"] == len(STEPS)

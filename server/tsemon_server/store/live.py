@@ -227,7 +227,7 @@ def _values_of(
     for frame in frames:
         layout = _layout(connection, run.run_id, frame.layout_id, layouts)
         if not layout.is_sound(frame):
-            log.error("a frame of run %s is damaged; `tsemon admin check` lists all such", run.run_id)
+            log.error("a frame of run %s is damaged; `tsemon admin check` lists them all", run.run_id)
             continue
         (others if frame.writer in writers else newest).append(unpack(layout, frame.blob))
         writers.add(frame.writer)

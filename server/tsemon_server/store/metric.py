@@ -169,7 +169,7 @@ class MetricReader:
                 values.append(np.ascontiguousarray(data[is_sound, start : start + num_bytes]).view(dtype))
         found = np.concatenate(steps)
         if num_damaged := len(rows) - len(found):
-            log.error("%d frames of run %s are damaged; `tsemon admin check` lists all such", num_damaged, self._run_id)
+            log.error("%d frames of run %s are damaged; `tsemon admin check` lists them all", num_damaged, self._run_id)
         order = np.argsort(found, kind="stable")
         return Samples(found[order], _stacked(values)[order], num_damaged)
 
@@ -271,7 +271,7 @@ class MetricReader:
 
     def _report(self, row: Row[Any], what: str) -> int:
         log.error(
-            "the %s of %s %s in run %s, attempt %d, writer %s, chunk %d are damaged; `tsemon admin check` lists all such",
+            "the %s of %s %s in run %s, attempt %d, writer %s, chunk %d are damaged; `tsemon admin check` lists them all",
             what, self._kind, self._metric, self._run_id, row.attempt, row.writer, row.number,
         )  # fmt: skip
         return int(row.num_samples)

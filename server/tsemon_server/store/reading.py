@@ -263,7 +263,7 @@ class Reader:
             return self._latest_settled(row)
         layout = layouts_of(self._connection, row.run_id, {found.layout_id})[found.layout_id]
         if not layout.is_sound(found):
-            log.error("the newest frame of run %s is damaged; `tsemon admin check` lists all such", row.run_id)
+            log.error("the newest frame of run %s is damaged; `tsemon admin check` lists them all", row.run_id)
             return _latest(row.last_step, found.time, {})
         return _latest(row.last_step, found.time, unpack(layout, found.blob)["scalars"])
 

@@ -180,7 +180,7 @@ def frames_of(row: Row[Any]) -> Frames:
     except DamagedChunk:
         log.error(
             "the list of frames of run %s, attempt %d, writer %s, segment %d is damaged; "
-            "`tsemon admin check` lists all such",
+            "`tsemon admin check` lists them all",
             row.run_id, row.attempt, row.writer, row.number,
         )  # fmt: skip
         return Frames(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
