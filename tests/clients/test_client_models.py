@@ -78,8 +78,8 @@ def test_every_answer_of_a_route_that_looks_has_a_model(schemas):
     rows = {"RunRows", "RunRow", "MetricRows", "MetricRow", "SeriesRows", "SeriesRow", "HeatmapRows", "HeatmapRow"}
     care = {"Silence", "Silences", "NotificationPage", "Notification"}
     asked = {
-        "Acknowledgement", "FrameBody", "FramesBody", "Heartbeat", "JsonValue", "NewSilence", "PackedArray", "PlainArray", "QuantityBody",
-        "Registration", "Row", "RuleTest", "RunChange", "SignIn",
+        "Acknowledgement", "FrameBody", "FramesBody", "Heartbeat", "JsonValue", "NewSilence", "PackedArray", "PlainArray",
+        "QuantityBody", "Registration", "Row", "RuleTest", "RunChange", "SignIn",
     }  # fmt: skip
     assert set(schemas) - others - rows - care - asked <= set(MODELS)
 
