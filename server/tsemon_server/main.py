@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tsemon.errors import InvalidArgument, TsemonError
 from tsemon.wire import API
+from tsemon_answers.operation import Health
 from tsemon_server import alerts, events, ingest, queries, ui
 from tsemon_server.access import routes as access
 from tsemon_server.access.gate import Gate, token_id_of
@@ -47,7 +48,7 @@ from tsemon_server.rounds import Rounds
 from tsemon_server.rules import PACK, Rule
 from tsemon_server.settings import Settings
 from tsemon_server.spools import ReadOnly, SpoolView
-from tsemon_server.store import Record, Store, without_password
+from tsemon_server.store import Store, without_password
 from tsemon_server.workers import Worker, run_workers
 
 POLICY = "default-src 'self'; frame-ancestors 'none'"
@@ -56,13 +57,6 @@ DESCRIPTION = """What goes on inside transformers while they train: runs, frames
 
 Errors are `{"error": code, "detail": text}`.
 """
-
-
-class Health(Record):
-    """That the service can do its work."""
-
-    status: str
-    """Always `ok`; trouble is told by the HTTP status."""
 
 
 class Guard:

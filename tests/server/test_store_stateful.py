@@ -21,6 +21,7 @@ from sqlalchemy import Engine, event
 from tests.databases import Database, SqliteFile
 from tsemon.errors import UnknownRun
 from tsemon.wire import MAX_STEP, Array, Frame, frames_to_body
+from tsemon_answers.series import HeatmapQuery, SeriesQuery
 from tsemon_server.queries import service
 from tsemon_server.store import Sizes, Store
 
@@ -86,15 +87,16 @@ class InProcess:
 
     def detail(self, run_id):
         try:
-            return service.describe_run(self.store, run_id).model_dump()
+            with self.store.read() as reader:
+                return reader.run_detail(run_id).model_dump()
         except UnknownRun:
             return None
 
     def series(self, run_id, metric, **where):
-        return service.series(self.store, run_id, metric, **where).model_dump()
+        return service.series(self.store, run_id, SeriesQuery(metric=metric, **where)).model_dump()
 
     def heatmap(self, run_id, metric, **where):
-        return service.heatmap(self.store, run_id, metric, **where).model_dump()
+        return service.heatmap(self.store, run_id, HeatmapQuery(metric=metric, **where)).model_dump()
 
 
 class OverHttp:

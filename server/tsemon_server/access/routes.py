@@ -8,11 +8,11 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
+from tsemon_answers.operation import Session
 from tsemon_server.access.gate import COOKIE, check_same_origin, token_of
 from tsemon_server.access.keeper import ANYONE, Access, Keeper
 from tsemon_server.access.tokens import id_of
 from tsemon_server.bodies import Body, read_body, read_raw, takes
-from tsemon_server.store import Record
 
 KEPT_S = 30 * 86_400
 """How long a browser keeps it."""
@@ -23,19 +23,6 @@ class SignIn(Body):
 
     token: Annotated[str, Field(max_length=256)]
     """A token, as `tsemon token create` showed it."""
-
-
-class Session(Record):
-    """Who asks, as far as the service knows."""
-
-    needs_token: bool
-    """Whether this service wants a token for all but the page's files and its health."""
-    scopes: list[str]
-    """What the token of this request is for: `ingest`, `read`, `metrics`, or `admin` for everything; none without one."""
-    project: str | None
-    """The only project that it is for; null for all."""
-    name: str | None
-    """What whoever made the token called it."""
 
 
 BODIES: tuple[type[Body], ...] = (SignIn,)

@@ -12,9 +12,10 @@ from starlette.concurrency import run_in_threadpool
 
 from tsemon.errors import UnknownSilence
 from tsemon.wire import NAME
+from tsemon_answers.alerts import Alert, Silence, Silences, SilencesQuery
 from tsemon_server.access.gate import access_of
 from tsemon_server.bodies import Body, read_body, read_raw, takes
-from tsemon_server.store import Alert, Record, Silence, Store
+from tsemon_server.store import Store
 
 AlertId = Annotated[str, Path(description="The alert's id, as GET /alerts answered it.", max_length=64)]
 SilenceId = Annotated[str, Path(description="The silence's id, as GET /silences answered it.", max_length=64)]
@@ -63,13 +64,6 @@ class NewSilence(Body):
         return self
 
 
-class Silences(Record):
-    """What is silenced now."""
-
-    silences: list[Silence]
-    """Those that have not ended, the first to end first."""
-
-
 BODIES: tuple[type[Body], ...] = (Acknowledgement, NewSilence)
 
 
@@ -108,13 +102,11 @@ def make_router(store: Store) -> APIRouter:
         return await run_in_threadpool(change)
 
     @router.get("/silences")
-    def list_silences(
-        project: Annotated[str | None, Query(description="Only those of this project alone.")] = None,
-    ) -> Silences:
+    def list_silences(asked: Annotated[SilencesQuery, Query()]) -> Silences:
         """What is silenced now."""
         with store.read() as reader:
             found = reader.silences()
-        return Silences(silences=[silence for silence in found if project in (None, silence.project)])
+        return Silences(silences=[silence for silence in found if asked.project in (None, silence.project)])
 
     @router.post("/silences", openapi_extra=takes(NewSilence))
     async def add_silence(request: Request) -> Silence:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Path, Request
 from pydantic import Field, model_validator
@@ -14,10 +14,12 @@ from starlette.concurrency import run_in_threadpool
 
 from tsemon.errors import InvalidArgument, InvalidDocument, InvalidRules, UnknownRun
 from tsemon.wire import MAX_BLOCKS, MAX_BODY_BYTES
+from tsemon_answers.rules import ExplainedRule, RuleHistory, Rules, RuleStandings, RuleVersion, Tried, TriedAlert
+from tsemon_answers.runs import Run
 from tsemon_server.access.gate import access_of
 from tsemon_server.alerts.active import ActiveRules
 from tsemon_server.alerts.rulebook import Rulebook, one_rule
-from tsemon_server.alerts.standing import RuleStandings, standings
+from tsemon_server.alerts.standing import standings
 from tsemon_server.bodies import Body, read_body, read_raw, takes
 from tsemon_server.ingest import FrameBody, to_frame
 from tsemon_server.replay import Attempt, Recording, replay
@@ -25,7 +27,7 @@ from tsemon_server.replay.stored import StoredRun
 from tsemon_server.rules import MAX_CHARACTERS, Evaluator, load
 from tsemon_server.rules.explaining import explain
 from tsemon_server.rules.views import views_of
-from tsemon_server.store import Record, RuleVersion, Run, Store
+from tsemon_server.store import Store
 
 MAX_RULES_BYTES = 4 * MAX_CHARACTERS
 MAX_TRIED_FRAMES = 10_000
@@ -40,59 +42,6 @@ YAML: dict[str, Any] = {
         "content": {"application/yaml": {"schema": {"type": "string", "description": "A rule file, as YAML or JSON."}}},
     }
 }
-
-
-class ExplainedLine(Record):
-    """One line of a condition, as people read it."""
-
-    depth: int
-    """How far it is indented: it belongs to the last line above it that is less so."""
-    text: str
-    """A comparison, or what joins the lines below it."""
-
-
-class ExplainedHold(Record):
-    """How long something must last: both of them."""
-
-    samples: int
-    """So many samples in a row."""
-    steps: int
-    """So many steps from the first to the last of them; of a rule that reads the clock, seconds."""
-
-
-class ExplainedRule(Record):
-    """A rule in words and whole: with what its definition leaves to the defaults."""
-
-    watches: list[str]
-    """The metrics that it reads to be met."""
-    when: list[ExplainedLine]
-    """When it is met."""
-    hold: ExplainedHold
-    """For how long it must be met before it fires."""
-    clear: list[ExplainedLine]
-    """When it is over; none where that is when it is not met."""
-    clear_hold: ExplainedHold
-    """For how long it must be over before it is resolved."""
-    only_while: list[ExplainedLine]
-    """While it is judged; none for always."""
-    after: ExplainedHold
-    """How much of an attempt it lets pass before it is judged."""
-
-
-class Rules(Record):
-    """The rules that the service knows."""
-
-    rules: list[RuleVersion]
-    """The newest version of each, also of those that are disabled, by name."""
-    explained: dict[str, ExplainedRule]
-    """By name what each says. One that was written for another version of tsemon is not among them."""
-
-
-class RuleHistory(Record):
-    """What a rule was from when on."""
-
-    versions: list[RuleVersion]
-    """All versions, the newest first: that one is in force."""
 
 
 class RuleTest(Body):
@@ -114,40 +63,6 @@ class RuleTest(Body):
         if (self.run_id is None) == (self.frames is None):
             raise PydanticCustomError("one_of_both", "Either run_id or frames should be given")
         return self
-
-
-class TriedAlert(Record):
-    """An alert that the rules would have raised."""
-
-    rule: str
-    """The rule."""
-    family: str
-    """The kind of trouble that it looks for."""
-    severity: Literal["info", "warning", "critical"]
-    """How bad that is."""
-    pending_step: int
-    """The step at which its condition was first met."""
-    firing_step: int
-    """The step at which it had held for long enough."""
-    resolved_step: int | None
-    """The step at which it was over; null where it fires to the end."""
-    summary: str
-    """One sentence for people."""
-    evidence: dict[str, Any]
-    """What the rule saw when it fired."""
-    advice: dict[str, str]
-    """What to try (`text`), and where that comes from (`source`)."""
-
-
-class Tried(Record):
-    """What the rules would have said."""
-
-    alerts: list[TriedAlert]
-    """What would have fired, in that order."""
-    num_frames: int
-    """How many frames the rules have read."""
-    problems: list[str]
-    """What of the run they could not see."""
 
 
 BODIES: tuple[type[Body], ...] = (RuleTest,)

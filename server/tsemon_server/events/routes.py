@@ -12,9 +12,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from tsemon.errors import UnknownRun
+from tsemon_answers.events import EventKind, EventsQuery
 from tsemon_server.access.gate import access_of, may_still_ask
 from tsemon_server.access.keeper import Keeper
-from tsemon_server.events.feed import Feed, Kind, Listener
+from tsemon_server.events.feed import Feed, Listener
 from tsemon_server.store import Store
 
 BEAT_S = 15.0
@@ -23,7 +24,6 @@ BEAT_S = 15.0
 So often is asked, too, whether the token is still good.
 """
 RETRY_MS = 2000
-LONGEST_S = 3600
 MEDIA_TYPE = "text/event-stream"
 
 
@@ -35,7 +35,7 @@ class EventStream(StreamingResponse):
         feed: Feed,
         run_ids: frozenset[str],
         project: str | None,
-        kinds: frozenset[Kind],
+        kinds: frozenset[EventKind],
         seconds: float,
         beat_s: float,
         may_go_on: Callable[[], Awaitable[bool]],
@@ -71,24 +71,16 @@ def make_router(store: Store, feed: Feed, keeper: Keeper | None, beat_s: float) 
     @router.get("/events", response_class=StreamingResponse, responses={200: {"content": {MEDIA_TYPE: {}}}})
     async def events(
         request: Request,
-        run: Annotated[
-            list[str] | None, Query(max_length=100, description="Only of the runs with these ids, each as `run=`.")
-        ] = None,
-        kind: Annotated[
-            list[Kind] | None, Query(max_length=2, description="Only events of these kinds, each as `kind=`.")
-        ] = None,
-        seconds: Annotated[
-            int, Query(ge=0, le=LONGEST_S, description="End after so long; who wants to hear more asks again.")
-        ] = LONGEST_S,
+        asked: Annotated[EventsQuery, Query()],
     ) -> EventStream:
         """What changes of runs and alerts, while it changes, as server-sent events."""
-        run_ids, project = frozenset(run or ()), access_of(request).project
+        run_ids, project = frozenset(asked.run_ids), access_of(request).project
         await run_in_threadpool(_check, store, run_ids, project)
 
         async def may_go_on() -> bool:
             return keeper is None or await may_still_ask(request, keeper)
 
-        return EventStream(feed, run_ids, project, frozenset(kind or ()), seconds, beat_s, may_go_on)
+        return EventStream(feed, run_ids, project, frozenset(asked.kinds), asked.seconds, beat_s, may_go_on)
 
     return router
 

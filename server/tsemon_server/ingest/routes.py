@@ -12,6 +12,8 @@ from starlette.concurrency import run_in_threadpool
 
 from tsemon.errors import TsemonError
 from tsemon.wire import MAX_BODY_BYTES
+from tsemon_answers.alerts import Pulse, Receipt
+from tsemon_answers.runs import Registered
 from tsemon_server.access.gate import access_of
 from tsemon_server.bodies import read_body, read_raw, takes
 from tsemon_server.ingest import schemas, service
@@ -45,11 +47,11 @@ def make_router(store: Store, observe: service.Observe, meter: Meter) -> APIRout
     in_turn = asyncio.Semaphore(LARGE_AT_ONCE)
 
     @router.post("/runs", openapi_extra=takes(schemas.Registration))
-    async def register(request: Request) -> service.Registered:
+    async def register(request: Request) -> Registered:
         """Register a run, or a new attempt of it."""
         raw = await read_raw(request, MAX_BODY_BYTES)
 
-        def do() -> service.Registered:
+        def do() -> Registered:
             body = read_body(schemas.Registration, raw)
             access_of(request).check_project(body.project)
             return service.register(store, body)
@@ -76,7 +78,7 @@ def make_router(store: Store, observe: service.Observe, meter: Meter) -> APIRout
         with store.write() as writer:
             writer.delete_run(run_id)
 
-    @router.post("/runs/{run_id}/frames", openapi_extra=takes(schemas.FramesBody), response_model=service.Receipt)
+    @router.post("/runs/{run_id}/frames", openapi_extra=takes(schemas.FramesBody), response_model=Receipt)
     async def accept_frames(run_id: RunId, request: Request) -> Response:
         """Store frames. The reply comes after the commit; what is sent twice is stored once."""
         try:
@@ -86,7 +88,7 @@ def make_router(store: Store, observe: service.Observe, meter: Meter) -> APIRout
             visit_of(request).num_frames = len(batch.frames)
             with meter.committing():
                 kept = store.write_soon(run_id, lambda writer: service.keep(writer, batch, observe), len(batch.frames))
-                receipt: service.Receipt = await asyncio.wrap_future(kept)
+                receipt: Receipt = await asyncio.wrap_future(kept)
         except TsemonError:
             meter.count_refused()
             raise
@@ -94,13 +96,13 @@ def make_router(store: Store, observe: service.Observe, meter: Meter) -> APIRout
         return Response(receipt.model_dump_json(), media_type="application/json")
 
     @router.post("/runs/{run_id}/heartbeat", openapi_extra=takes(schemas.Heartbeat))
-    async def heartbeat(run_id: RunId, request: Request) -> service.Pulse:
+    async def heartbeat(run_id: RunId, request: Request) -> Pulse:
         """Tell that a writer is alive, and hear of the run's alerts."""
         raw = await read_raw(request)
         body = read_body(schemas.Heartbeat, raw)
         # Not on a thread of its own: where the database is locked, those that wait would soon have all of them.
         heard = store.write_soon(run_id, lambda writer: service.heard_of(writer, run_id, body))
-        pulse: service.Pulse = await asyncio.wrap_future(heard)
+        pulse: Pulse = await asyncio.wrap_future(heard)
         return pulse
 
     return router

@@ -6,40 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tsemon.wire import Frame
+from tsemon_answers.alerts import Pulse, Receipt
+from tsemon_answers.runs import Registered
 from tsemon_server.ingest import schemas
-from tsemon_server.store import Added, Alert, Record, Store, Writer
+from tsemon_server.store import Added, Store, Writer
 
 Observe = Callable[[Writer, str, int, Sequence[Frame]], Sequence[int]]
 """Looks at new frames of a run's current attempt in the transaction that stores them; the ids of alerts it resolved."""
-
-
-class Registered(Record):
-    """Where to send frames."""
-
-    run_id: str
-    """The run's id, part of every URL about it."""
-    attempt: int
-    """The attempt's number, to be sent with every body of frames."""
-
-
-class Receipt(Record):
-    """What came of a body of frames. All of it is committed."""
-
-    accepted: int
-    """Frames that are new."""
-    duplicates: int
-    """Frames that were stored before, or stood twice in the body."""
-    last_seq: int | None
-    """The largest seq of the body; null when it held no frame."""
-    alerts: list[Alert]
-    """The run's pending and firing alerts, and those that this body resolved."""
-
-
-class Pulse(Record):
-    """The answer to a sign of life."""
-
-    alerts: list[Alert]
-    """The run's pending and firing alerts."""
 
 
 def register(store: Store, body: schemas.Registration) -> Registered:

@@ -8,14 +8,14 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from tsemon.errors import MissingPackage
+from tsemon_answers.series import ExportFormat
 from tsemon_server.store import Export, Piece, Run
 
-ExportFormat = Literal["csv", "parquet"]
 MEDIA_TYPES: dict[ExportFormat, str] = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
 
 COLUMNS = (

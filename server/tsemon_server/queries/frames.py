@@ -9,33 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tsemon.errors import UnknownFrame
+from tsemon_answers.series import FrameQuery, RecordedFrame
 from tsemon_server.filling import filled
 from tsemon_server.queries.service import checked_detail
-from tsemon_server.store import PastFrame, Record, Store
+from tsemon_server.store import PastFrame, Store
 
 
-class RecordedFrame(Record):
-    """All that was measured at one step."""
-
-    attempt: int
-    """The attempt that recorded it."""
-    step: int
-    """Its step."""
-    time: float
-    """When the writer made it, in seconds since 1970, UTC."""
-    scalars: dict[str, float | None]
-    """A number each; null where it is not finite."""
-    layers: dict[str, list[float | None]]
-    """A number per layer; null where it is not finite."""
-    heads: dict[str, list[list[float | None]]]
-    """A number per head, block by block; null where it is not finite."""
-
-
-def frame(store: Store, run_id: str, *, step: int | None, attempt: int | None) -> RecordedFrame:
-    """The frame that is nearest to `step`, or the newest one. Raises UnknownFrame where there is none."""
+def frame(store: Store, run_id: str, asked: FrameQuery) -> RecordedFrame:
+    """The frame that is nearest to the step that was asked for, or the newest one. Raises UnknownFrame if there is none."""
+    attempt = asked.attempt
     with store.read() as reader:
         checked_detail(reader, run_id, attempt)
-        at = reader.nearest_frame(run_id, step, attempt)
+        at = reader.nearest_frame(run_id, asked.step, attempt)
         frames = [] if at is None else reader.frames_at(run_id, at)
     if not frames:
         which = "" if attempt is None else f" of attempt {attempt}"

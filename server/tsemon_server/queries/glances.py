@@ -8,53 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tsemon_answers.runs import Glance, Glances, GlancesQuery, LossLine, Worst
 from tsemon_server.filling import filled
 from tsemon_server.queries.reduce import bucketed
 from tsemon_server.queries.service import middles, nullable
-from tsemon_server.store import FramesSeen, Reader, Record, Store
+from tsemon_server.store import FramesSeen, Reader, Store
 
 MOST_LINES = 2000
 """That are remembered."""
 NONFINITE = ("nonfinite", "nonfinite_entries")
 """Measures that count what is not finite: the hidden states of a training, the parameters of a scan's checkpoint."""
-
-
-class LossLine(Record):
-    """The loss over steps, in a few buckets."""
-
-    step: list[int]
-    """The middle between the first and the last sample of each bucket, ascending."""
-    mean: list[float | None]
-    """The mean of the finite values of each bucket; null where there is none."""
-
-
-class Worst(Record):
-    """The layer to look at first."""
-
-    metric: str
-    """What was measured: `nonfinite`, `nonfinite_entries`, a metric that is not finite, or else `token_similarity`."""
-    layer: int
-    """The layer, from 0."""
-    value: float | None
-    """What it is there; null where it is not finite."""
-
-
-class Glance(Record):
-    """A run at a glance."""
-
-    run_id: str
-    """The run's id."""
-    loss: LossLine | None
-    """Null where the run has no loss."""
-    worst: Worst | None
-    """Of the newest step; null where nothing of it tells."""
-
-
-class Glances(Record):
-    """Several runs at a glance."""
-
-    glances: list[Glance]
-    """In the order that was asked for, without runs that are not there."""
 
 
 class Lines:
@@ -74,17 +37,17 @@ class Lines:
         return line
 
 
-def glances(store: Store, lines: Lines, run_ids: Sequence[str], *, points: int) -> Glances:
-    """These runs, each once, with their losses in at most `points` buckets."""
+def glances(store: Store, lines: Lines, asked: GlancesQuery) -> Glances:
+    """The runs that were asked for, each once."""
     with store.read() as reader:
-        seen = reader.frames_seen(run_ids)
-        there = [run_id for run_id in dict.fromkeys(run_ids) if run_id in seen]
+        seen = reader.frames_seen(asked.run_ids)
+        there = [run_id for run_id in dict.fromkeys(asked.run_ids) if run_id in seen]
         newest = reader.newest_layers(there)
         return Glances(
             glances=[
                 Glance(
                     run_id=run_id,
-                    loss=lines.of(reader, run_id, seen[run_id], points),
+                    loss=lines.of(reader, run_id, seen[run_id], asked.points),
                     worst=_worst(newest.get(run_id, ())),
                 )
                 for run_id in there

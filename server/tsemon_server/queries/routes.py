@@ -4,45 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import threading
 from collections.abc import Generator
-from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BeforeValidator
 from starlette.types import Message, Receive, Scope, Send
 
-from tsemon.wire import AlertState, RunState
+from tsemon_answers.alerts import Alert, AlertPage, AlertPageQuery, NotificationPage, NotificationsQuery
+from tsemon_answers.record import Record
+from tsemon_answers.rows import (
+    HeatmapRows,
+    HeatmapRowsQuery,
+    MetricRows,
+    MetricRowsQuery,
+    RunRows,
+    RunRowsQuery,
+    SeriesRows,
+    SeriesRowsQuery,
+)
+from tsemon_answers.runs import Glances, GlancesQuery, RunDetail, RunPage, RunPageQuery, Tags, TagsQuery
+from tsemon_answers.series import (
+    CompareQuery,
+    Comparison,
+    ExportQuery,
+    FrameQuery,
+    Heatmap,
+    HeatmapQuery,
+    RecordedFrame,
+    Series,
+    SeriesQuery,
+)
 from tsemon_server.queries import frames, glances, rows, service
-from tsemon_server.queries.export import MEDIA_TYPES, ExportFormat
-from tsemon_server.store import LARGEST, Alert, Condition, DeliveryStatus, Record, RunDetail, RunFilter, RunOrder, Store
+from tsemon_server.queries.export import MEDIA_TYPES
+from tsemon_server.store import Store
 
 log = logging.getLogger(__name__)
 
-RunId = Annotated[str, Path(description="The run's id, as the registration answered it.", max_length=64)]
-Limit = Annotated[int, Query(ge=1, le=1000, description="At most so many entries.")]
-Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
-Metric = Annotated[str, Query(max_length=128, description="The metric's name, as GET /runs/{run_id} lists them.")]
-FromStep = Annotated[int | None, Query(ge=0, le=2**53, description="The first step, included.")]
-ToStep = Annotated[int | None, Query(ge=0, le=2**53, description="The last step, included.")]
-OneAttempt = Annotated[
-    int | None,
-    Query(le=LARGEST, description="Only this attempt, as it was; else every frame that no later attempt hides."),
-]
+RunId = Annotated[str, Path(description="Id of the run, as the registration answered it.", max_length=64)]
 LARGE_AT_ONCE = 4
 """Heat maps and comparisons that are made at the same time: each takes ten times its size meanwhile."""
 
 TABLES = {media_type.partition(";")[0]: {"schema": {"type": "string"}} for media_type in MEDIA_TYPES.values()}
 """What an export may be, for OpenAPI."""
-
-
-def _written_out(time: str) -> str:
-    if not re.match(r"[0-9]{4}-", time):  # or it would be so many seconds, or milliseconds, since 1970
-        raise ValueError("expected a time such as 2026-01-31T12:00:00Z")
-    return time
 
 
 class Overdue(Exception):
@@ -82,247 +87,96 @@ def make_router(store: Store, export_s: float) -> APIRouter:
     router = APIRouter(tags=["readers"])
     in_turn = threading.Semaphore(LARGE_AT_ONCE)
     lines = glances.Lines()
-    router.include_router(rows.make_router(store))
+
+    @router.get("/rows/runs")
+    def run_rows(asked: Annotated[RunRowsQuery, Query()]) -> RunRows:
+        """Runs as rows, the latest first."""
+        return rows.run_rows(store, asked)
+
+    @router.get("/rows/metrics")
+    def metric_rows(asked: Annotated[MetricRowsQuery, Query()]) -> MetricRows:
+        """What one or several runs have recorded, as rows."""
+        return rows.metric_rows(store, asked)
+
+    @router.get("/rows/series")
+    def series_rows(asked: Annotated[SeriesRowsQuery, Query()]) -> SeriesRows:
+        """One metric of one or several runs over steps, as rows."""
+        return rows.series_rows(store, asked)
+
+    @router.get("/rows/heatmap")
+    def heatmap_rows(asked: Annotated[HeatmapRowsQuery, Query()]) -> HeatmapRows:
+        """One metric over steps and layers, as rows."""
+        return rows.heatmap_rows(store, asked)
 
     @router.get("/runs")
-    def list_runs(
-        project: Annotated[str | None, Query(description="Only runs of this project.")] = None,
-        run: Annotated[str | None, Query(description="Only runs of this name; not an id.")] = None,
-        state: Annotated[RunState | None, Query(description="Only runs in this state.")] = None,
-        condition: Annotated[
-            Condition | None, Query(description="Only runs in this condition: a state, or silent or stuck.")
-        ] = None,
-        q: Annotated[
-            str | None,
-            Query(
-                max_length=200, description="Only runs with this in their name, project or a tag, in capitals or not."
-            ),
-        ] = None,
-        tag: Annotated[
-            list[str] | None, Query(max_length=20, description="Only runs with this tag; with all, where several come.")
-        ] = None,
-        order: Annotated[
-            RunOrder, Query(description="Sort key; with a minus, largest first. `live` is one way only.")
-        ] = "-updated",
-        limit: Limit = 50,
-        cursor: Cursor = None,
-    ) -> service.RunPage:
+    def list_runs(asked: Annotated[RunPageQuery, Query()]) -> RunPage:
         """List runs. One whose place in the order changes between two pages may move past the cursor; all others are
         listed once."""
-        which = RunFilter(project=project, run=run, state=state, condition=condition, text=q, tags=tag or ())
-        return service.list_runs(store, which, order=order, limit=limit, cursor=cursor)
+        return service.list_runs(store, asked)
 
     @router.get("/tags")
-    def list_tags(
-        project: Annotated[str | None, Query(description="Only those of runs of this project.")] = None,
-    ) -> service.Tags:
+    def list_tags(asked: Annotated[TagsQuery, Query()]) -> Tags:
         """The tags that runs have, the most used first."""
-        return service.list_tags(store, project)
+        with store.read() as reader:
+            return Tags(tags=reader.tags(asked.project, 200))
 
     @router.get("/runs/{run_id}")
     def describe_run(run_id: RunId) -> RunDetail:
         """All about one run besides its frames."""
-        return service.describe_run(store, run_id)
+        with store.read() as reader:
+            return reader.run_detail(run_id)
 
     @router.get("/runs/{run_id}/series")
-    def series(
-        run_id: RunId,
-        metric: Metric,
-        layer: Annotated[
-            int | None,
-            Query(le=LARGEST, description="The layer; needed for a metric with a value per layer. -1 is the last."),
-        ] = None,
-        head: Annotated[
-            int | None, Query(le=LARGEST, description="The head, for a metric that is recorded per head.")
-        ] = None,
-        from_step: FromStep = None,
-        to_step: ToStep = None,
-        points: Annotated[int, Query(ge=3, le=10_000, description="At most so many buckets.")] = 1000,
-        attempt: OneAttempt = None,
-    ) -> service.Series:
+    def series(run_id: RunId, asked: Annotated[SeriesQuery, Query()]) -> Series:
         """One metric over steps."""
-        return service.series(
-            store,
-            run_id,
-            metric,
-            layer=layer,
-            head=head,
-            from_step=from_step,
-            to_step=to_step,
-            points=points,
-            attempt=attempt,
-        )
+        return service.series(store, run_id, asked)
 
-    @router.get("/compare", response_model=service.Comparison)
-    def compare(
-        run: Annotated[list[str], Query(max_length=20, description="The ids of up to 20 runs, each as `run=`.")],
-        metric: Metric,
-        layer: Annotated[
-            int | None,
-            Query(
-                le=LARGEST,
-                description="The layer; needed for a metric with a value per layer. -1 is the last of each run.",
-            ),
-        ] = None,
-        head: Annotated[
-            int | None, Query(le=LARGEST, description="The head, for a metric that is recorded per head.")
-        ] = None,
-        from_step: FromStep = None,
-        to_step: ToStep = None,
-        points: Annotated[int, Query(ge=3, le=10_000, description="At most so many buckets per run.")] = 1000,
-        along: Annotated[
-            service.Along,
-            Query(description="What `x` is: the step, seconds since the run's first frame, or its scalar `tokens`."),
-        ] = "step",
-    ) -> Response:
+    @router.get("/compare", response_model=Comparison)
+    def compare(asked: Annotated[CompareQuery, Query()]) -> Response:
         """One metric of several runs over the same buckets of steps."""
         with in_turn:
-            found = service.compare(
-                store,
-                run,
-                metric,
-                layer=layer,
-                head=head,
-                from_step=from_step,
-                to_step=to_step,
-                points=points,
-                along=along,
-            )
-            return _as_json(found)
+            return _as_json(service.compare(store, asked))
 
-    @router.get("/glances", response_model=glances.Glances)
-    def glance(
-        run: Annotated[list[str], Query(max_length=100, description="The ids of up to 100 runs, each as `run=`.")],
-        points: Annotated[int, Query(ge=3, le=200, description="At most so many buckets per run.")] = 40,
-    ) -> Response:
+    @router.get("/glances", response_model=Glances)
+    def glance(asked: Annotated[GlancesQuery, Query()]) -> Response:
         """Runs at a glance: where the loss of each goes, and which layer is worst."""
-        return _as_json(glances.glances(store, lines, run, points=points))
+        return _as_json(glances.glances(store, lines, asked))
 
-    @router.get("/runs/{run_id}/heatmap", response_model=service.Heatmap)
-    def heatmap(
-        run_id: RunId,
-        metric: Metric,
-        from_step: FromStep = None,
-        to_step: ToStep = None,
-        columns: Annotated[int, Query(ge=1, le=2000, description="At most so many spans of steps.")] = 200,
-        attempt: OneAttempt = None,
-        extremes: Annotated[
-            bool,
-            Query(
-                description="Also the value of each cell that is farthest from its mean, and how many are not finite."
-            ),
-        ] = False,
-    ) -> Response:
+    @router.get("/runs/{run_id}/heatmap", response_model=Heatmap)
+    def heatmap(run_id: RunId, asked: Annotated[HeatmapQuery, Query()]) -> Response:
         """One metric over steps and layers."""
         with in_turn:
-            found = service.heatmap(
-                store,
-                run_id,
-                metric,
-                from_step=from_step,
-                to_step=to_step,
-                columns=columns,
-                attempt=attempt,
-                extremes=extremes,
-            )
-            return _as_json(found)
+            return _as_json(service.heatmap(store, run_id, asked))
 
-    @router.get("/runs/{run_id}/frame", response_model=frames.RecordedFrame)
-    def frame(
-        run_id: RunId,
-        step: Annotated[
-            int | None, Query(ge=0, le=2**53, description="The frame nearest to this step; else the newest one.")
-        ] = None,
-        attempt: OneAttempt = None,
-    ) -> Response:
+    @router.get("/runs/{run_id}/frame", response_model=RecordedFrame)
+    def frame(run_id: RunId, asked: Annotated[FrameQuery, Query()]) -> Response:
         """All that was measured at one step."""
-        return _as_json(frames.frame(store, run_id, step=step, attempt=attempt))
+        return _as_json(frames.frame(store, run_id, asked))
 
     @router.get("/runs/{run_id}/export", response_class=StreamingResponse, responses={200: {"content": TABLES}})
-    def export(
-        run_id: RunId,
-        format: Annotated[ExportFormat, Query(description="csv, or parquet where the service has pyarrow.")] = "csv",
-        metric: Annotated[
-            list[str] | None, Query(max_length=1000, description="Only these metrics; may be given several times.")
-        ] = None,
-        from_step: FromStep = None,
-        to_step: ToStep = None,
-        attempt: OneAttempt = None,
-    ) -> StreamingResponse:
+    def export(run_id: RunId, asked: Annotated[ExportQuery, Query()]) -> StreamingResponse:
         """All raw samples as a table with a row per value."""
-        download = service.export(
-            store, run_id, format, metrics=metric, from_step=from_step, to_step=to_step, attempt=attempt
-        )
+        download = service.export(store, run_id, asked)
         headers = {"Content-Disposition": f'attachment; filename="{download.name}"'}
         return TimedResponse(download.parts, export_s, download.media_type, headers)
 
     @router.get("/alerts")
-    def list_alerts(
-        state: Annotated[
-            list[AlertState] | None,
-            Query(max_length=4, description="Only alerts in this state; may be given several times."),
-        ] = None,
-        run: Annotated[str | None, Query(description="Only alerts of the run with this id; not a name.")] = None,
-        project: Annotated[str | None, Query(description="Only alerts of runs of this project.")] = None,
-        rule: Annotated[str | None, Query(description="Only alerts of this rule.")] = None,
-        family: Annotated[str | None, Query(description="Only alerts of rules of this family.")] = None,
-        severity: Annotated[
-            Literal["info", "warning", "critical"] | None, Query(description="Only alerts this bad.")
-        ] = None,
-        acknowledged: Annotated[
-            bool | None, Query(description="Only alerts that somebody has seen to, or nobody.")
-        ] = None,
-        silenced: Annotated[
-            bool | None, Query(description="Only alerts that are silenced now, or that are not.")
-        ] = None,
-        at_end: Annotated[
-            bool | None,
-            Query(
-                description="Only alerts that `alerts_at_end` of their run counts, warnings and criticals that fired when "
-                "it was finished or failed; or only others."
-            ),
-        ] = None,
-        since: Annotated[
-            Annotated[datetime, BeforeValidator(_written_out)] | None,
-            Query(description="Only alerts that changed at this time or later, as in 2026-01-31T12:00:00Z."),
-        ] = None,
-        limit: Limit = 50,
-        cursor: Cursor = None,
-    ) -> service.AlertPage:
+    def list_alerts(asked: Annotated[AlertPageQuery, Query()]) -> AlertPage:
         """List alerts, newest first."""
-        return service.list_alerts(
-            store,
-            states=state,
-            run_id=run,
-            project=project,
-            rule=rule,
-            family=family,
-            severity=severity,
-            is_acknowledged=acknowledged,
-            is_silenced=silenced,
-            at_end=at_end,
-            since=since,
-            limit=limit,
-            cursor=cursor,
-        )
+        return service.list_alerts(store, asked)
 
     @router.get("/alerts/{alert_id}")
     def describe_alert(
-        alert_id: Annotated[str, Path(description="The alert's id, as GET /alerts answered it.", max_length=64)],
+        alert_id: Annotated[str, Path(description="Id of the alert, as GET /alerts answered it.", max_length=64)],
     ) -> Alert:
         """One alert."""
         with store.read() as reader:
             return reader.alert(alert_id)
 
     @router.get("/notifications")
-    def list_notifications(
-        receiver: Annotated[str | None, Query(description="Only to this receiver.")] = None,
-        status: Annotated[DeliveryStatus | None, Query(description="Only with this status.")] = None,
-        limit: Limit = 50,
-        cursor: Cursor = None,
-    ) -> service.NotificationPage:
+    def list_notifications(asked: Annotated[NotificationsQuery, Query()]) -> NotificationPage:
         """What receivers were told of alerts, and are to be told, newest first."""
-        return service.list_notifications(store, receiver=receiver, status=status, limit=limit, cursor=cursor)
+        return service.list_notifications(store, asked)
 
     return router
 

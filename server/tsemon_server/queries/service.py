@@ -7,150 +7,28 @@ import json
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tsemon.catalogue import LAYERED, SCALARS, nearest, num_entries
 from tsemon.errors import InvalidArgument, InvalidRange, UnknownAttempt, UnknownLayer, UnknownMetric
-from tsemon.wire import AlertState
-from tsemon_server.queries.export import MEDIA_TYPES, PARTS, ExportFormat, check_format, file_name
-from tsemon_server.queries.reduce import bucketed
-from tsemon_server.store import (
-    Alert,
-    Cells,
-    DeliveryStatus,
-    Kind,
-    Notification,
-    Place,
-    Points,
-    Reader,
-    Record,
-    Run,
-    RunDetail,
-    RunFilter,
-    RunOrder,
-    Store,
-    TagUse,
-    shift_of,
+from tsemon_answers.alerts import AlertPage, AlertPageQuery, NotificationPage, NotificationsQuery
+from tsemon_answers.record import Span
+from tsemon_answers.runs import Run, RunDetail, RunPage, RunPageQuery
+from tsemon_answers.series import (
+    ComparedRun,
+    CompareQuery,
+    Comparison,
+    ExportQuery,
+    Heatmap,
+    HeatmapQuery,
+    Series,
+    SeriesQuery,
 )
-
-
-class Buckets(Record):
-    """Samples over steps, in buckets where there are more of them than points."""
-
-    step: list[int]
-    """The middle between the first and the last sample of each bucket, ascending. A bucket is one step where all fit."""
-    min: list[float | None]
-    """The least finite value of each bucket; null where there is none."""
-    mean: list[float | None]
-    """The mean of the finite values of each bucket; null where there is none."""
-    max: list[float | None]
-    """The largest finite value of each bucket; null where there is none."""
-    nonfinite: list[int]
-    """How many samples of each bucket are NaN or infinite."""
-    damaged: int
-    """How many samples of the range are left out, because what holds them is damaged."""
-
-
-class Series(Buckets):
-    """One metric over steps."""
-
-    metric: str
-    """The metric's name."""
-    layer: int | None
-    """The layer; null for a metric of the whole run."""
-    head: int | None
-    """The head; null for the layer as a whole."""
-
-
-class ComparedRun(Buckets):
-    """One of the runs that are compared."""
-
-    run_id: str
-    """Its id."""
-    project: str
-    """Its project."""
-    run: str
-    """Its name."""
-    x: list[float | None]
-    """Where each bucket lies along what was asked for; null where that is not known."""
-
-
-Along = Literal["step", "time", "tokens"]
-
-
-class Comparison(Record):
-    """One metric of several runs over the same buckets of steps."""
-
-    metric: str
-    """The metric's name."""
-    layer: int | None
-    """The layer; null for a metric of the whole run."""
-    head: int | None
-    """The head; null for the layer as a whole."""
-    along: Along
-    """What `x` is: the step, seconds since the run's first frame, or tokens."""
-    runs: list[ComparedRun]
-    """The runs in the order that was asked for; without samples those that do not have the metric."""
-
-
-class Heatmap(Record):
-    """One metric over steps and layers."""
-
-    metric: str
-    """The metric's name."""
-    step: list[int]
-    """The middle between the first and the last sample of each column, ascending."""
-    layers: int
-    """How many layers the metric has."""
-    values: list[list[float | None]]
-    """Per column the mean of the finite values of each layer; null where there is none."""
-    samples: list[int]
-    """How many samples each column stands for."""
-    farthest: list[list[float | None]] | None
-    """Per column the finite value of each layer that is farthest from the mean; null unless `extremes` was asked for."""
-    nonfinite: list[list[int]] | None
-    """Per column how many samples of each layer are NaN or infinite; null unless `extremes` was asked for."""
-    damaged: int
-    """How many samples of the range are left out, because what holds them is damaged."""
-
-
-class RunPage(Record):
-    """Some of the runs."""
-
-    runs: list[Run]
-    """The runs in the order that was asked for."""
-    next_cursor: str | None
-    """Give this as `cursor` for the runs that follow; null at the end."""
-    total: int
-    """How many runs fit, on all pages together; counted up to 10,000."""
-
-
-class Tags(Record):
-    """The words that runs are tagged with."""
-
-    tags: list[TagUse]
-    """Up to 200, the most used first."""
-
-
-class AlertPage(Record):
-    """Some of the alerts."""
-
-    alerts: list[Alert]
-    """The alerts, newest first."""
-    next_cursor: str | None
-    """Give this as `cursor` for the alerts that follow; null at the end."""
-
-
-class NotificationPage(Record):
-    """Some of what receivers were told."""
-
-    notifications: list[Notification]
-    """What they were told or are to be told, newest first."""
-    next_cursor: str | None
-    """Give this as `cursor` for those that follow; null at the end."""
-
+from tsemon_server.queries.export import MEDIA_TYPES, PARTS, check_format, file_name
+from tsemon_server.queries.reduce import bucketed
+from tsemon_server.store import Cells, Kind, Place, Points, Reader, Store, shift_of
 
 COUNTED_RUNS = 10_000
 """What is more than that is not counted."""
@@ -180,96 +58,46 @@ _KEYS: Mapping[str, _Key] = {
 }
 
 
-def list_runs(store: Store, which: RunFilter, *, order: RunOrder, limit: int, cursor: str | None) -> RunPage:
+def list_runs(store: Store, asked: RunPageQuery) -> RunPage:
     """A page of the runs that fit."""
+    order, limit = asked.order, asked.limit
     key = _KEYS[order.removeprefix("-")]
-    after = _place(cursor, f"runs {order}", key.types)
+    after = _place(asked.cursor, f"runs {order}", key.types)
     with store.read() as reader:
-        runs = reader.runs(which, order=order, limit=limit + 1, after=after)
-        are_all = cursor is None and len(runs) <= limit
-        total = len(runs) if are_all else reader.num_runs(which, COUNTED_RUNS)
+        runs = reader.runs(asked, order=order, limit=limit + 1, after=after)
+        are_all = asked.cursor is None and len(runs) <= limit
+        total = len(runs) if are_all else reader.num_runs(asked, COUNTED_RUNS)
     last = key.of(runs[limit - 1]) if len(runs) > limit else None
     return RunPage(runs=runs[:limit], next_cursor=_cursor(f"runs {order}", last), total=total)
 
 
-def list_tags(store: Store, project: str | None) -> Tags:
-    """The tags that the most runs have."""
-    with store.read() as reader:
-        return Tags(tags=reader.tags(project, 200))
-
-
-def describe_run(store: Store, run_id: str) -> RunDetail:
-    """All about one run besides its frames."""
-    with store.read() as reader:
-        return reader.run_detail(run_id)
-
-
-def list_alerts(
-    store: Store,
-    *,
-    states: Sequence[AlertState] | None,
-    run_id: str | None,
-    project: str | None,
-    rule: str | None,
-    family: str | None,
-    severity: str | None,
-    is_acknowledged: bool | None,
-    is_silenced: bool | None,
-    at_end: bool | None,
-    since: datetime | None,
-    limit: int,
-    cursor: str | None,
-) -> AlertPage:
-    """A page of the alerts that fit all that is given; `since` needs a time zone."""
-    if since is not None and since.tzinfo is None:
+def list_alerts(store: Store, asked: AlertPageQuery) -> AlertPage:
+    """A page of the alerts that fit. The time since when they changed needs a time zone."""
+    since, limit = asked.since, asked.limit
+    if isinstance(since, datetime) and since.tzinfo is None:
         raise InvalidArgument(f"expected `since` with a time zone, as in 2026-01-31T12:00:00Z, got {since.isoformat()}")
-    after = _place(cursor, "alerts", (int,))
+    after = _place(asked.cursor, "alerts", (int,))
     with store.read() as reader:
-        alerts = reader.alerts(
-            states=states,
-            run_id=run_id,
-            project=project,
-            rule=rule,
-            family=family,
-            severity=severity,
-            is_acknowledged=is_acknowledged,
-            is_silenced=is_silenced,
-            at_end=at_end,
-            since=since,
-            limit=limit + 1,
-            after=after,
-        )
+        alerts = reader.alerts(asked, limit=limit + 1, after=after)
     key = (int(alerts[limit - 1].alert_id),) if len(alerts) > limit else None
     return AlertPage(alerts=alerts[:limit], next_cursor=_cursor("alerts", key))
 
 
-def list_notifications(
-    store: Store, *, receiver: str | None, status: DeliveryStatus | None, limit: int, cursor: str | None
-) -> NotificationPage:
+def list_notifications(store: Store, asked: NotificationsQuery) -> NotificationPage:
     """A page of what receivers were told, and are to be told."""
-    after = _place(cursor, "notifications", (int,))
-    found = store.notices.log(receiver=receiver, status=status, limit=limit + 1, after=after)
+    limit, after = asked.limit, _place(asked.cursor, "notifications", (int,))
+    found = store.notices.log(receiver=asked.receiver, status=asked.status, limit=limit + 1, after=after)
     key = (int(found[limit - 1].notification_id),) if len(found) > limit else None
     return NotificationPage(notifications=found[:limit], next_cursor=_cursor("notifications", key))
 
 
-def series(
-    store: Store,
-    run_id: str,
-    metric: str,
-    *,
-    layer: int | None,
-    head: int | None,
-    from_step: int | None,
-    to_step: int | None,
-    points: int,
-    attempt: int | None,
-) -> Series:
-    """The metric's finite minimum, mean and maximum in at most `points` buckets.
+def series(store: Store, run_id: str, asked: SeriesQuery) -> Series:
+    """The metric's finite minimum, mean and maximum in buckets.
 
     A negative layer counts from the end: of those that the attempt recorded, or the run.
     """
-    _check_range(from_step, to_step)
+    _check_range(asked)
+    metric, head, attempt, layer = asked.metric, asked.head, asked.attempt, asked.layer
     with store.read() as reader:
         detail = checked_detail(reader, run_id, attempt)
         num_recorded = 0
@@ -277,40 +105,31 @@ def series(
             num_recorded = reader.num_layers(run_id, "layers" if head is None else "heads", metric, attempt)
         layer = _counted_from_the_start(detail, metric, layer, head, num_recorded)
         kind = _kind(detail, metric, layer, head)
-        found = reader.metric(
+        values = reader.metric(
             run_id,
             kind,
             metric,
             entry=(layer or 0, head or 0),
-            from_step=from_step,
-            to_step=to_step,
             attempt=attempt,
-        ).points(points, ends_alone=True)
+            from_step=asked.from_step,
+            to_step=asked.to_step,
+        )
+        found = values.points(asked.points, ends_alone=True)
     return Series(metric=metric, layer=layer, head=head, **_buckets(found, ends_alone=True))
 
 
-def compare(
-    store: Store,
-    run_ids: Sequence[str],
-    metric: str,
-    *,
-    layer: int | None,
-    head: int | None,
-    from_step: int | None,
-    to_step: int | None,
-    points: int,
-    along: Along = "step",
-) -> Comparison:
-    """The metric of several runs in at most `points` buckets, on the grid that all of them together need.
+def compare(store: Store, asked: CompareQuery) -> Comparison:
+    """The metric of several runs in buckets, on the grid that all of them together need.
 
     A negative layer counts from the end of each run's own layers, because models that are compared may differ in depth.
     """
-    _check_range(from_step, to_step)
+    _check_range(asked)
+    metric, points = asked.metric, asked.points
     with store.read() as reader:
-        details = [reader.run_detail(run_id) for run_id in dict.fromkeys(run_ids)]
+        details = [reader.run_detail(run_id) for run_id in dict.fromkeys(asked.run_ids)]
         readers = {
-            run_id: reader.metric(run_id, kind, metric, entry=entry, from_step=from_step, to_step=to_step)
-            for run_id, (kind, entry) in _places(details, metric, layer, head).items()
+            run_id: reader.metric(run_id, kind, metric, entry=entry, from_step=asked.from_step, to_step=asked.to_step)
+            for run_id, (kind, entry) in _places(details, asked).items()
         }
         extents = [extent for found in readers.values() if (extent := found.extent())]
         shift = 0
@@ -326,38 +145,35 @@ def compare(
                     run_id=detail.run_id,
                     project=detail.project,
                     run=detail.run,
-                    x=_along(reader, detail.run_id, along, of_run, from_step, to_step),
+                    x=_along(reader, detail.run_id, asked, of_run),
                     **_buckets(of_run, ends_alone=False),
                 )
             )
-    return Comparison(metric=metric, layer=layer, head=head, along=along, runs=runs)
+    return Comparison(metric=metric, layer=asked.layer, head=asked.head, along=asked.along, runs=runs)
 
 
-def _along(
-    reader: Reader, run_id: str, along: Along, points: Points, from_step: int | None, to_step: int | None
-) -> list[float | None]:
+def _along(reader: Reader, run_id: str, asked: CompareQuery, points: Points) -> list[float | None]:
     """Where the buckets of a run lie."""
     spans, _ = bucketed(points, ends_alone=False)
     steps = (spans[:, 0] + spans[:, 1]) // 2
-    if along == "step" or not len(steps):
+    if asked.along == "step" or not len(steps):
         return nullable(steps)
-    if along == "time":
+    if asked.along == "time":
         return nullable(reader.seconds_at(run_id, steps))
-    counted = reader.metric(run_id, "scalars", "tokens", from_step=from_step, to_step=to_step)
+    counted = reader.metric(run_id, "scalars", "tokens", from_step=asked.from_step, to_step=asked.to_step)
     of_tokens = bucketed(counted.points(len(steps), ends_alone=False, shift=points.shift), ends_alone=False)
     means = dict(zip((of_tokens.spans[:, 0] >> points.shift).tolist(), nullable(of_tokens.stats[:, 0, 1]), strict=True))
     return [means.get(bucket) for bucket in (spans[:, 0] >> points.shift).tolist()]
 
 
-def _places(
-    details: Sequence[RunDetail], metric: str, layer: int | None, head: int | None
-) -> dict[str, tuple[Kind, tuple[int, int]]]:
+def _places(details: Sequence[RunDetail], asked: CompareQuery) -> dict[str, tuple[Kind, tuple[int, int]]]:
     """Where the runs that can have the metric record it. Raises what is wrong with the question if none can."""
     places: dict[str, tuple[Kind, tuple[int, int]]] = {}
+    metric, head = asked.metric, asked.head
     problem: UnknownMetric | UnknownLayer | None = None
     for detail in details:
         try:
-            own_layer = _counted_from_the_start(detail, metric, layer, head)
+            own_layer = _counted_from_the_start(detail, metric, asked.layer, head)
             places[detail.run_id] = (_kind(detail, metric, own_layer, head), (own_layer or 0, head or 0))
         except (UnknownMetric, UnknownLayer) as error:
             problem = problem or error
@@ -399,29 +215,21 @@ MAX_CELLS = 2**18
 """Of a heat map: a deep model has fewer columns."""
 
 
-def heatmap(
-    store: Store,
-    run_id: str,
-    metric: str,
-    *,
-    from_step: int | None,
-    to_step: int | None,
-    columns: int,
-    attempt: int | None,
-    extremes: bool = False,
-) -> Heatmap:
-    """The mean of the metric's finite values per layer in at most `columns` spans of steps.
+def heatmap(store: Store, run_id: str, asked: HeatmapQuery) -> Heatmap:
+    """The mean of the metric's finite values per layer in spans of steps.
 
     With `extremes` also what a mean hides: the value farthest from it, and how many are not finite.
     """
-    _check_range(from_step, to_step)
+    _check_range(asked)
+    metric, extremes = asked.metric, asked.extremes
     with store.read() as reader:
-        detail = checked_detail(reader, run_id, attempt)
+        detail = checked_detail(reader, run_id, asked.attempt)
         num_layers = _num_layers(detail, metric)
-        columns = min(columns, max(1, MAX_CELLS // max(num_layers, 1)))
-        found = reader.metric(run_id, "layers", metric, from_step=from_step, to_step=to_step, attempt=attempt).points(
-            columns, ends_alone=False
+        columns = min(asked.columns, max(1, MAX_CELLS // max(num_layers, 1)))
+        values = reader.metric(
+            run_id, "layers", metric, attempt=asked.attempt, from_step=asked.from_step, to_step=asked.to_step
         )
+        found = values.points(columns, ends_alone=False)
     spans, stats = bucketed(found, ends_alone=False)
     return Heatmap(
         metric=metric,
@@ -450,30 +258,27 @@ class Download(NamedTuple):
     parts: Generator[bytes, None, None]
 
 
-def export(
-    store: Store,
-    run_id: str,
-    format: ExportFormat,
-    *,
-    metrics: Sequence[str] | None,
-    from_step: int | None,
-    to_step: int | None,
-    attempt: int | None,
-) -> Download:
+def export(store: Store, run_id: str, asked: ExportQuery) -> Download:
     """All raw samples as a long table."""
-    check_format(format)
-    _check_range(from_step, to_step)
+    check_format(asked.format)
+    _check_range(asked)
     with store.read() as reader:
-        detail = checked_detail(reader, run_id, attempt)
-    for metric in metrics or ():
+        detail = checked_detail(reader, run_id, asked.attempt)
+    for metric in asked.metrics:
         _check_metric(detail, metric)
 
     def parts() -> Generator[bytes, None, None]:
         with store.read() as reader:  # one state of the database, from the first part to the last
-            found = reader.export(run_id, metrics=metrics, from_step=from_step, to_step=to_step, attempt=attempt)
-            yield from PARTS[format](detail, found)
+            found = reader.export(
+                run_id,
+                metrics=asked.metrics or None,
+                attempt=asked.attempt,
+                from_step=asked.from_step,
+                to_step=asked.to_step,
+            )
+            yield from PARTS[asked.format](detail, found)
 
-    return Download(file_name(detail, format), MEDIA_TYPES[format], parts())
+    return Download(file_name(detail, asked.format), MEDIA_TYPES[asked.format], parts())
 
 
 def checked_detail(reader: Reader, run_id: str, attempt: int | None) -> RunDetail:
@@ -484,7 +289,8 @@ def checked_detail(reader: Reader, run_id: str, attempt: int | None) -> RunDetai
     return detail
 
 
-def _check_range(from_step: int | None, to_step: int | None) -> None:
+def _check_range(asked: Span) -> None:
+    from_step, to_step = asked.from_step, asked.to_step
     if from_step is not None and to_step is not None and from_step > to_step:
         raise InvalidRange(f"expected from_step <= to_step, got {from_step} > {to_step}; swap them")
 

@@ -15,9 +15,10 @@ from typing import NamedTuple
 from tsemon.errors import InvalidArgument
 from tsemon.transport import SpoolReader
 from tsemon.wire import RunState, frames_to_body
+from tsemon_answers.runs import ShownSpool, ShownSpools
 from tsemon_server.bodies import read_body
 from tsemon_server.ingest import Observe, schemas, service
-from tsemon_server.store import Record, Store
+from tsemon_server.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -27,30 +28,6 @@ MAX_SHARE = 0.2
 """The share of the time that looking may take where nothing is new: a folder of very many spools is asked less often."""
 PULSE_S = 30.0
 """How often a run whose writer lives is noted as heard of, without a frame."""
-
-
-class ShownSpool(Record):
-    """One spool of a run."""
-
-    folder: str
-    """Its folder, below the one that is shown."""
-    attempt: int
-    """The attempt whose frames it holds."""
-    writer: str
-    """Who wrote it."""
-    num_frames: int
-    """Frames read of it so far."""
-    num_refused: int
-    """Frames that are left out, because they are not what the wire format allows."""
-    damaged: list[str]
-    """Segments with a torn or altered record: what stands behind it is lost."""
-
-
-class ShownSpools(Record):
-    """All spools of a run."""
-
-    spools: list[ShownSpool]
-    """The spools, oldest first."""
 
 
 @dataclass(slots=True)

@@ -13,6 +13,10 @@ from typing import Any
 
 from sqlalchemy.exc import IntegrityError
 
+from tsemon_answers.alerts import Alert, DeliveryStatus, NoticeKind, Notification, ResolvedReason, Silence
+from tsemon_answers.record import LARGEST, Record
+from tsemon_answers.rules import RuleVersion
+from tsemon_answers.runs import Attempt, Condition, Latest, Recorded, Run, RunDetail, RunFilter, RunOrder, TagUse
 from tsemon_server.store.backups import backup, restore
 from tsemon_server.store.cells import Cells, merged
 from tsemon_server.store.checking import Checked, Finding, check
@@ -20,38 +24,15 @@ from tsemon_server.store.engine import Database, without_password
 from tsemon_server.store.exporting import Export, Piece
 from tsemon_server.store.group_commit import GroupCommit
 from tsemon_server.store.leases import SETTLING, drop_lease, hold_lease, note_done
-from tsemon_server.store.listing import Place, RunFilter, RunOrder
+from tsemon_server.store.listing import Place
 from tsemon_server.store.live import Backlog, FiringAlert, Layouts, LiveRun, LiveRuns, Values
 from tsemon_server.store.liveness import RunningRun, Watched
 from tsemon_server.store.metric import MetricReader, Points, Samples, shift_of
 from tsemon_server.store.newest import FramesSeen
-from tsemon_server.store.notices import (
-    DeliveryStatus,
-    Due,
-    NoticeKind,
-    Notices,
-    Notification,
-    Plan,
-    is_firing,
-    is_muted,
-)
+from tsemon_server.store.notices import Due, Notices, Plan, is_firing, is_muted
 from tsemon_server.store.packing import Kind
 from tsemon_server.store.purging import forgotten_runs, remove_slice, remove_tombstone
 from tsemon_server.store.reading import Reader
-from tsemon_server.store.records import (
-    Alert,
-    Attempt,
-    Condition,
-    Latest,
-    Record,
-    Recorded,
-    ResolvedReason,
-    RuleVersion,
-    Run,
-    RunDetail,
-    Silence,
-    TagUse,
-)
 from tsemon_server.store.remembering import RuleCheckpoint, RuleState
 from tsemon_server.store.replaying import PastFrame, Replay
 from tsemon_server.store.retention import (
@@ -62,7 +43,6 @@ from tsemon_server.store.retention import (
     reduce_segment,
     retentions,
 )
-from tsemon_server.store.schema import LARGEST
 from tsemon_server.store.settling import FramesChanged, Sizes, pack_segment, replace_frames, settled_streams
 from tsemon_server.store.streams import Stream
 from tsemon_server.store.tokens import StoredToken

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
@@ -24,18 +23,12 @@ from sqlalchemy import (
     tuple_,
 )
 
-from tsemon.wire import AlertState, RunState
+from tsemon.wire import AlertState
+from tsemon_answers.runs import RunFilter, RunOrder, TagUse
 from tsemon_server.store import schema
 from tsemon_server.store.engine import contains_text, items_of
-from tsemon_server.store.records import Condition, TagUse
 
 OPEN: tuple[AlertState, ...] = ("pending", "firing")
-
-RunOrder = Literal[
-    "live", "updated", "-updated", "created", "-created", "name", "-name", "step", "-step", "loss", "-loss", "alerts",
-    "-alerts",
-]  # fmt: skip
-"""`live`: those whose process is heard of, newest first, then all others, last heard of first."""
 
 SILENT_RULES, STUCK_RULES = ("process-silent", "process-lost"), ("training-stuck", "training-hangs")
 """Built-in ones. While one fires, this is how the run's process does."""
@@ -49,37 +42,23 @@ class Place(NamedTuple):
     key: tuple[float | str | None, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunFilter:
-    """Runs that fit all that is given."""
-
-    project: str | None = None
-    run: str | None = None
-    """Their whole name."""
-    state: RunState | None = None
-    condition: Condition | None = None
-    text: str | None = None
-    """A part of their name, their project or one of their tags; capitals are no other letters."""
-    tags: Sequence[str] = ()
-    """They have all of these."""
-
-    def where(self) -> Iterator[ColumnElement[bool]]:
-        """What holds for them, first what takes the least time to see."""
-        run = schema.run.c
-        for column, value in ((run.project, self.project), (run.run, self.run), (run.state, self.state)):
-            if value is not None:
-                yield column == value
-        if self.condition is not None:
-            has_ended = self.condition in ("finished", "failed")
-            yield run.state == (self.condition if has_ended else "running")
-            yield condition() == self.condition
-        tag = items_of(run.tags).table_valued("value").c.value
-        for wanted in self.tags:
-            yield exists(literal_column("1")).where(tag == wanted).correlate(schema.run)
-        if self.text:
-            text = self.text.lower()
-            in_tag = exists(literal_column("1")).where(contains_text(tag, text)).correlate(schema.run)
-            yield or_(contains_text(run.run, text), contains_text(run.project, text), in_tag)
+def _where(which: RunFilter) -> Iterator[ColumnElement[bool]]:
+    """What holds for them, first what takes the least time to see."""
+    run = schema.run.c
+    for column, value in ((run.project, which.project), (run.run, which.run), (run.state, which.state)):
+        if value is not None:
+            yield column == value
+    if which.condition is not None:
+        has_ended = which.condition in ("finished", "failed")
+        yield run.state == (which.condition if has_ended else "running")
+        yield condition() == which.condition
+    tag = items_of(run.tags).table_valued("value").c.value
+    for wanted in which.tags:
+        yield exists(literal_column("1")).where(tag == wanted).correlate(schema.run)
+    if which.q:
+        text = which.q.lower()
+        in_tag = exists(literal_column("1")).where(contains_text(tag, text)).correlate(schema.run)
+        yield or_(contains_text(run.run, text), contains_text(run.project, text), in_tag)
 
 
 def condition() -> ColumnElement[str]:
@@ -110,7 +89,7 @@ def fired_to_the_end() -> ColumnElement[bool]:
 
 def run_ids(connection: Connection, which: RunFilter, order: RunOrder, limit: int, after: Place | None) -> list[str]:
     """At most `limit` runs in `order`, from `after` on."""
-    query, found = select(schema.run.c.run_id).where(*which.where()), list[str]()
+    query, found = select(schema.run.c.run_id).where(*_where(which)), list[str]()
     descending = order == "live" or order.startswith("-")
     for is_in, keys, place in _parts(order, after):
         part = page_of(query.where(*is_in), keys, descending, limit - len(found), place)
@@ -122,7 +101,7 @@ def run_ids(connection: Connection, which: RunFilter, order: RunOrder, limit: in
 
 def num_runs(connection: Connection, which: RunFilter, most: int) -> int:
     """How many there are; they are counted up to `most`."""
-    found = select(literal_column("1")).select_from(schema.run).where(*which.where()).limit(most).subquery()
+    found = select(literal_column("1")).select_from(schema.run).where(*_where(which)).limit(most).subquery()
     return int(connection.execute(select(func.count()).select_from(found)).scalar_one())
 
 
@@ -132,7 +111,7 @@ def tags(connection: Connection, project: str | None, most: int) -> list[TagUse]
     tag = items_of(run.tags).table_valued("value")
     num_with = func.count(run.run_id.distinct())
     query = select(tag.c.value, num_with).select_from(schema.run).join(tag, true())
-    query = query.where(*RunFilter(project=project).where()).group_by(tag.c.value)
+    query = query.where(*_where(RunFilter(project=project))).group_by(tag.c.value)
     rows = connection.execute(query.order_by(num_with.desc(), tag.c.value).limit(most))
     return [TagUse(tag=name, runs=num_runs) for name, num_runs in rows]
 

@@ -7,8 +7,7 @@ receiver that has not heard of it yet, which stays as the log of what was sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
@@ -27,15 +26,12 @@ from sqlalchemy import (
     update,
 )
 
+from tsemon_answers.alerts import Alert, DeliveryStatus, NoticeKind, Notification
 from tsemon_server.store import schema
 from tsemon_server.store.engine import Database, insert_missing
 from tsemon_server.store.listing import Place, page_of
 from tsemon_server.store.reading import alert_of, select_alerts
-from tsemon_server.store.records import Alert, Record
 from tsemon_server.store.times import utc
-
-NoticeKind = Literal["firing", "resolved"]
-DeliveryStatus = Literal["waiting", "sent", "failed", "merged", "dropped"]
 
 UNHEARD_S = 86_400.0
 """A notice that nobody took for so long is forgotten: no service of this database sends any."""
@@ -79,40 +75,6 @@ class Due(NamedTuple):
     was_told: bool
     """Whether the receiver was told what came before: if not, it hears of the beginning and the end at once."""
     alert: Alert
-
-
-class Notification(Record):
-    """What a receiver was told of an alert, or is to be told."""
-
-    notification_id: str
-    """Opaque id."""
-    alert_id: str
-    """The alert it is about."""
-    run_id: str
-    """That alert's run."""
-    project: str
-    """That run's project."""
-    run: str
-    """That run's name."""
-    rule: str
-    """The rule that opened the alert."""
-    kind: NoticeKind
-    """What it tells: that the alert fires, or that it is over."""
-    receiver: str
-    """The receiver's name in the configuration."""
-    status: DeliveryStatus
-    """waiting: to be sent. sent: the receiver has it. failed: given up. merged: told together with the end of the alert.
-    dropped: no longer of use."""
-    attempts: int
-    """How often it was sent or tried."""
-    error: str | None
-    """Why it was not sent, the last time it was not."""
-    created_at: datetime
-    """When it was queued for the receiver."""
-    sent_at: datetime | None
-    """When it was last sent."""
-    due_at: datetime | None
-    """When it is sent next; null where that is not to be."""
 
 
 class Notices:

@@ -23,7 +23,10 @@ from sqlalchemy import (
 )
 
 from tsemon.errors import UnknownAlert, UnknownAttempt, UnknownRun
-from tsemon.wire import AlertState, Frame
+from tsemon.wire import Frame
+from tsemon_answers.alerts import Alert, AlertsQuery, Silence
+from tsemon_answers.rules import RuleVersion
+from tsemon_answers.runs import Attempt, Latest, Recorded, Run, RunDetail, RunFilter, RunOrder, TagUse
 from tsemon_server.store import schema, silences, versions
 from tsemon_server.store.cells import Ints
 from tsemon_server.store.engine import num_items
@@ -31,8 +34,6 @@ from tsemon_server.store.exporting import Export
 from tsemon_server.store.listing import (
     OPEN,
     Place,
-    RunFilter,
-    RunOrder,
     condition,
     fired_to_the_end,
     num_runs,
@@ -58,12 +59,13 @@ from tsemon_server.store.nearest import At, nearest_frame
 from tsemon_server.store.newest import FramesSeen, Layers, frames_seen, newest_layers
 from tsemon_server.store.packing import Kind, Slot, unpack
 from tsemon_server.store.prepared import Prepared
-from tsemon_server.store.records import Alert, Attempt, Latest, Recorded, RuleVersion, Run, RunDetail, Silence, TagUse
 from tsemon_server.store.remembering import RuleState, rule_state
 from tsemon_server.store.replaying import PastFrame, Replay
 from tsemon_server.store.retention import Retention, retentions
 from tsemon_server.store.streams import Stream
 from tsemon_server.store.times import utc
+
+EVERY_ALERT = AlertsQuery()
 
 
 class Reader:
@@ -277,38 +279,25 @@ class Reader:
     # Alerts
 
     def alerts(
-        self,
-        *,
-        states: Sequence[AlertState] | None = None,
-        run_id: str | None = None,
-        project: str | None = None,
-        rule: str | None = None,
-        family: str | None = None,
-        severity: str | None = None,
-        is_acknowledged: bool | None = None,
-        is_silenced: bool | None = None,
-        at_end: bool | None = None,
-        since: datetime | None = None,
-        limit: int | None = None,
-        after: Place | None = None,
+        self, which: AlertsQuery = EVERY_ALERT, *, limit: int | None = None, after: Place | None = None
     ) -> list[Alert]:
-        """At most `limit` alerts, newest first, from `after` on; `since` is the oldest change of state."""
+        """At most `limit` alerts, newest first, from `after` on."""
         alert = schema.alert.c
         wanted = (
-            (alert.run_id, run_id),
-            (schema.run.c.project, project),
-            (alert.rule, rule),
-            (alert.family, family),
-            (alert.severity, severity),
-            (alert.acknowledged_at.is_not(None), is_acknowledged),
-            (silences.is_silenced(), is_silenced),
-            (func.coalesce(fired_to_the_end(), False), at_end),
+            (alert.run_id, which.run_id),
+            (schema.run.c.project, which.project),
+            (alert.rule, which.rule),
+            (alert.family, which.family),
+            (alert.severity, which.severity),
+            (alert.acknowledged_at.is_not(None), which.acknowledged),
+            (silences.is_silenced(), which.silenced),
+            (func.coalesce(fired_to_the_end(), False), which.at_end),
         )
         query = select_alerts().where(*(column == value for column, value in wanted if value is not None))
-        if states:
-            query = query.where(_SHOWN_STATE.in_(states))
-        if since is not None:
-            query = query.where(alert.updated_at >= since.timestamp())
+        if which.state:
+            query = query.where(_SHOWN_STATE.in_(which.state))
+        if isinstance(which.since, datetime):
+            query = query.where(alert.updated_at >= which.since.timestamp())
         rows = self._connection.execute(page_of(query, (alert.alert_id,), True, limit, after), {"now": self._now})
         return [alert_of(row) for row in rows]
 

@@ -24,8 +24,6 @@ from sqlalchemy import (
 
 NEVER = 2**63 - 1
 """A step that no run reaches."""
-LARGEST = 2**31 - 1
-"""What a column of the kind Integer holds."""
 
 
 class Json(TypeDecorator[Any]):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, or_, select
 
 from tsemon.errors import UnknownSilence
+from tsemon_answers.alerts import Silence
 from tsemon_server.store import schema
 from tsemon_server.store.engine import fits_pattern
-from tsemon_server.store.records import Silence
 from tsemon_server.store.times import utc
 
 

@@ -7,10 +7,10 @@ from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import Column, Connection, Row, Select, Table, bindparam, func, select
 
+from tsemon_answers.rules import RuleVersion
 from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_if_missing
 from tsemon_server.store.prepared import Prepared
-from tsemon_server.store.records import RuleVersion
 from tsemon_server.store.times import utc
 
 Origin = Literal["built-in", "edited"]

@@ -28,6 +28,7 @@ from sqlalchemy import (
 
 from tsemon.errors import InvalidArgument, InvalidFrame, LimitReached, UnknownRun, WrongAlertState
 from tsemon.wire import MAX_ATTEMPTS, MAX_METRICS, MAX_WRITERS, AlertState, Frame, RunState
+from tsemon_answers.alerts import Alert, ResolvedReason, Silence
 from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_missing
 from tsemon_server.store.listing import OPEN
@@ -37,7 +38,6 @@ from tsemon_server.store.packing import Slot, layout_id, pack
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.purging import forget_run
 from tsemon_server.store.reading import Reader, alert_of, select_alerts
-from tsemon_server.store.records import Alert, ResolvedReason, Silence
 from tsemon_server.store.remembering import (
     RuleCheckpoint,
     RuleState,

@@ -2,6 +2,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tsemon.wire import Array, Frame, frames_to_body
+from tsemon_answers.alerts import AlertsQuery
 from tsemon_server.access.tokens import new_token
 from tsemon_server.main import create_app
 from tsemon_server.settings import Settings
@@ -44,7 +45,7 @@ class Guarded:
         steps = {"state": "firing", "pending_step": 0, "firing_step": 0}
         with self.app.state.store.write() as writer:
             writer.open_alert(run_id, 1, "high-loss", **seen | steps)
-            return writer.alerts(run_id=run_id, limit=1)[0].alert_id
+            return writer.alerts(AlertsQuery(run_id=run_id), limit=1)[0].alert_id
 
 
 class Clock:

@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.server.ui.conftest import opened, served
+from tsemon_answers.alerts import AlertsQuery
 from tsemon_server.access.tokens import new_token
 from tsemon_server.settings import Settings
 from tsemon_server.store import Store
@@ -37,7 +38,7 @@ class Told:
             at = {"state": "pending" if state == "pending" else "firing", "pending_step": 2}
             at["firing_step"] = None if state == "pending" else 4
             writer.open_alert(run_id, 1, rule, **at, **{**told, **values})
-            alert_id = writer.alerts(run_id=run_id, limit=1)[0].alert_id
+            alert_id = writer.alerts(AlertsQuery(run_id=run_id), limit=1)[0].alert_id
             if state == "resolved":
                 writer.change_alert(run_id, rule, "firing", state="resolved", resolved_step=9)
         return alert_id
