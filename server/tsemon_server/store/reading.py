@@ -86,6 +86,12 @@ class Reader:
         """The run as lists show it, or UnknownRun."""
         return Run.model_validate(_run_fields(self._run_row(run_id)))
 
+    def run_id(self, project: str, run: str) -> str | None:
+        """The id of the run of this name, or None."""
+        c = schema.run.c
+        query = select(c.run_id).where(c.project == project, c.run == run)
+        return self._connection.execute(query).scalar_one_or_none()
+
     def run_detail(self, run_id: str) -> RunDetail:
         """The run with all but its frames, or UnknownRun."""
         row, recorded = self._run_row(run_id), self.recorded(run_id)
