@@ -45,10 +45,10 @@ PICTURE = {
     "tsemon.demo": "torch rich tsemon tsemon.train tsemon_client",
     "tsemon.cli": "typer tsemon tsemon.terminal tsemon_client tsemon.demo tsemon.importing tsemon.reproduce tsemon.scanning "
     "tsemon.train tsemon.transport tsemon_server.main tsemon_server.settings tsemon_server.access tsemon_server.admin "
-    "tsemon_server.notify tsemon_server.replay tsemon_server.rule_commands tsemon_server.logs",
+    "tsemon_server.notify tsemon_server.services.replay tsemon_server.rule_commands tsemon_server.logs",
     "tsemon_server.main": "fastapi starlette uvicorn tsemon_answers "
-    "tsemon_server.access tsemon_server.ingest tsemon_server.alerts "
-    "tsemon_server.events tsemon_server.queries tsemon_server.exposition tsemon_server.housekeeping tsemon_server.notify "
+    "tsemon_server.access tsemon_server.alerts tsemon_server.events tsemon_server.exposition tsemon_server.housekeeping "
+    "tsemon_server.notify tsemon_server.parameters tsemon_server.services "
     "tsemon_server.logs tsemon_server.request_log tsemon_server.spools tsemon_server.ui "
     "tsemon_server.store tsemon_server.settings tsemon_server.workers tsemon_server.errors tsemon_server.bodies "
     "tsemon_server.rounds tsemon_server.rules tsemon_server.limits",
@@ -62,24 +62,29 @@ PICTURE = {
     "tsemon_server.errors": "fastapi starlette tsemon_answers tsemon_server.logs",
     "tsemon_server.bodies": "fastapi starlette pydantic tsemon_server.limits",
     "tsemon_server.limits": "starlette uvicorn tsemon_server.errors",
-    "tsemon_server.ingest": "fastapi starlette pydantic pydantic_core typing_extensions tsemon_answers tsemon_server.access "
+    "tsemon_server.parameters": "fastapi pydantic",
+    "tsemon_server.services.ingest": "fastapi starlette pydantic pydantic_core typing_extensions tsemon_answers "
+    "tsemon_server.access "
     "tsemon_server.bodies tsemon_server.store tsemon_server.limits",
     "tsemon_server.alerts": "fastapi starlette pydantic pydantic_core tsemon_answers "
     "tsemon_server.access tsemon_server.bodies "
-    "tsemon_server.store tsemon_server.rules tsemon_server.replay tsemon_server.ingest",
-    "tsemon_server.replay": "numpy pydantic tsemon.terminal tsemon.transport tsemon_client tsemon_server.ingest "
+    "tsemon_server.store tsemon_server.rules tsemon_server.services.replay tsemon_server.services.ingest",
+    "tsemon_server.services.replay": "numpy pydantic tsemon.terminal tsemon.transport tsemon_client "
+    "tsemon_server.services.ingest "
     "tsemon_server.rules tsemon_server.store",
     "tsemon_server.filling": "numpy",
     "tsemon_server.rules": "numpy tsemon_server.filling tsemon_server.yaml_lines",
     "tsemon_server.events": "fastapi starlette tsemon_answers tsemon_server.access tsemon_server.store",
-    "tsemon_server.queries": "fastapi starlette numpy pyarrow tsemon_answers tsemon_server.filling tsemon_server.store",
+    "tsemon_server.services.queries": "fastapi starlette numpy pyarrow tsemon_answers tsemon_server.filling "
+    "tsemon_server.store",
     "tsemon_server.notify": "pydantic typer tsemon.terminal tsemon_server.store tsemon_server.settings "
     "tsemon_server.durations tsemon_server.yaml_lines",
     "tsemon_server.exposition": "fastapi starlette numpy prometheus_client tsemon tsemon_server.filling "
     "tsemon_server.settings tsemon_server.store",
     "tsemon_server.housekeeping": "tsemon_server.rounds tsemon_server.store",
     "tsemon_server.rounds": "tsemon_server.store",
-    "tsemon_server.spools": "fastapi starlette tsemon_answers tsemon.transport tsemon_server.ingest tsemon_server.bodies "
+    "tsemon_server.spools": "fastapi starlette tsemon_answers tsemon.transport "
+    "tsemon_server.services.ingest tsemon_server.bodies "
     "tsemon_server.store "
     "tsemon_server.errors",
     "tsemon_server.ui": "fastapi",
@@ -115,7 +120,8 @@ def is_module(name):
 
 def unit_of(module):
     """`tsemon.probes.blocks` belongs to `tsemon.probes`; of others' packages, the client and the migrations, all is one."""
-    return ".".join(module.split(".")[: 2 if module.startswith(("tsemon.", "tsemon_server.")) else 1])
+    depth = 3 if module.startswith("tsemon_server.services.") else 2
+    return ".".join(module.split(".")[: depth if module.startswith(("tsemon.", "tsemon_server.")) else 1])
 
 
 def arrows():

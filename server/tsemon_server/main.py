@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tsemon.errors import InvalidArgument, TsemonError
 from tsemon.wire import API
 from tsemon_answers.operation import Health
-from tsemon_server import alerts, events, ingest, queries, ui
+from tsemon_server import alerts, events, ui
 from tsemon_server.access import routes as access
 from tsemon_server.access.gate import Gate, token_id_of
 from tsemon_server.access.keeper import Keeper
@@ -47,6 +47,7 @@ from tsemon_server.parameters import refuse_unknown_parameters
 from tsemon_server.request_log import RequestLog
 from tsemon_server.rounds import Rounds
 from tsemon_server.rules import PACK, Rule
+from tsemon_server.services import ingest, queries
 from tsemon_server.settings import Settings
 from tsemon_server.spools import ReadOnly, SpoolView
 from tsemon_server.store import Store, without_password

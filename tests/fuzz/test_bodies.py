@@ -15,9 +15,10 @@ from tests.databases import SqliteFile
 from tests.fuzz.cases import ANY_JSON, AWKWARD, BODIES, altered
 from tests.server.conftest import Api, loss_frame, problem
 from tsemon.errors import InvalidArgument
-from tsemon_server import alerts, ingest
+from tsemon_server import alerts
 from tsemon_server.bodies import read_body
-from tsemon_server.ingest.schemas import read_frames, to_frame
+from tsemon_server.services import ingest
+from tsemon_server.services.ingest.schemas import read_frames, to_frame
 
 OTHERS = [body for body in (*ingest.BODIES, *alerts.BODIES) if body.__name__ != "FramesBody"]
 

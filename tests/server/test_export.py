@@ -14,7 +14,7 @@ import pytest
 from tests.server.conftest import loss_frame, problem
 from tests.server.test_settling import frames_of_a_long_run
 from tsemon.wire import Array, Frame
-from tsemon_server.queries.export import PARTS
+from tsemon_server.services.queries.export import PARTS
 from tsemon_server.store import Store
 
 COLUMNS = ["project", "run", "run_id", "attempt", "writer", "seq", "step", "time", "metric", "layer", "head", "value"]
@@ -122,7 +122,7 @@ class TestAnExport:
             assert told == {"missing_samples": {"dropped": 1024, "damaged": 512}}
 
     def test_does_not_grow_in_memory_with_the_run(self, tmp_path, format, monkeypatch):
-        monkeypatch.setattr("tsemon_server.queries.export.ROWS_PER_GROUP", 10_000)
+        monkeypatch.setattr("tsemon_server.services.queries.export.ROWS_PER_GROUP", 10_000)
         peaks = []
         for num_frames in (4096, 4 * 4096):
             store = Store(f"sqlite:///{tmp_path}/{num_frames}.db")

@@ -12,9 +12,9 @@ import pytest
 from tests.databases import SqliteFile
 from tsemon.errors import StoreError, UnknownRun
 from tsemon.wire import frames_to_body
-from tsemon_server.ingest.schemas import Registration
-from tsemon_server.ingest.service import key_of
 from tsemon_server.limits.values import Limits
+from tsemon_server.services.ingest.schemas import Registration
+from tsemon_server.services.ingest.service import key_of
 from tsemon_server.store import Store
 from tsemon_server.store.group_commit import MOST, GroupCommit
 

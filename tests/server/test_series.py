@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tsemon.wire import Array, Frame
-from tsemon_server.queries.reduce import bucketed
+from tsemon_server.services.queries.reduce import bucketed
 from tsemon_server.store import Points, Store
 from tsemon_server.store.cells import of_samples, smallest_shift
 

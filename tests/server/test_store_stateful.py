@@ -22,7 +22,7 @@ from tests.databases import Database, SqliteFile
 from tsemon.errors import UnknownRun
 from tsemon.wire import MAX_STEP, Array, Frame, frames_to_body
 from tsemon_answers.series import HeatmapQuery, SeriesQuery
-from tsemon_server.queries import service
+from tsemon_server.services.queries import service
 from tsemon_server.store import Sizes, Store
 
 from .conftest import Api

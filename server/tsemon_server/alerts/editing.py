@@ -21,12 +21,12 @@ from tsemon_server.alerts.active import ActiveRules
 from tsemon_server.alerts.rulebook import Rulebook, one_rule
 from tsemon_server.alerts.standing import standings
 from tsemon_server.bodies import Body, read_body, read_raw, takes
-from tsemon_server.ingest import FrameBody, to_frame
-from tsemon_server.replay import Attempt, Recording, replay
-from tsemon_server.replay.stored import StoredRun
 from tsemon_server.rules import MAX_CHARACTERS, Evaluator, load
 from tsemon_server.rules.explaining import explain
 from tsemon_server.rules.views import views_of
+from tsemon_server.services.ingest import FrameBody, to_frame
+from tsemon_server.services.replay import Attempt, Recording, replay
+from tsemon_server.services.replay.stored import StoredRun
 from tsemon_server.store import Store
 
 MAX_RULES_BYTES = 4 * MAX_CHARACTERS

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from tsemon.errors import TsemonError
-from tsemon_server.replay.replaying import Replayed, replay
-from tsemon_server.replay.sources import Source, find_sources
-from tsemon_server.replay.stored import StoredRun, find_run
 from tsemon_server.rules import PACK, Evaluator, load_file
+from tsemon_server.services.replay.replaying import Replayed, replay
+from tsemon_server.services.replay.sources import Source, find_sources
+from tsemon_server.services.replay.stored import StoredRun, find_run
 from tsemon_server.store import Store
 
 SHARE = 100

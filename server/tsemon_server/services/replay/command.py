@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tsemon.errors import InvalidArgument
 from tsemon.terminal import say
-from tsemon_server.replay.many import replay_files, replay_stored
-from tsemon_server.replay.replaying import Replayed
-from tsemon_server.replay.report import print_found, to_json
+from tsemon_server.services.replay.many import replay_files, replay_stored
+from tsemon_server.services.replay.replaying import Replayed
+from tsemon_server.services.replay.report import print_found, to_json
 
 
 def run(
@@ -34,7 +34,7 @@ def run(
     if database is not None:
         results += replay_stored(database, runs, rules)
     if server is not None:
-        from tsemon_server.replay.served import replay_served
+        from tsemon_server.services.replay.served import replay_served
 
         results += replay_served(server, runs, rules)
     found = [result for result in results if isinstance(result, Replayed)]

@@ -22,7 +22,7 @@ from tsemon_answers.rows import (
 )
 from tsemon_answers.runs import Run, RunDetail
 from tsemon_answers.series import CompareQuery, Comparison, Heatmap, HeatmapQuery
-from tsemon_server.queries import service
+from tsemon_server.services.queries import service
 from tsemon_server.store import RunFilter, Store
 
 

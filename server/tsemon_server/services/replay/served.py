@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tsemon_client import Client
 from tsemon_client.commands.finding import find_run
-from tsemon_server.replay.replaying import Fired, Replayed
 from tsemon_server.rules import load_file
+from tsemon_server.services.replay.replaying import Fired, Replayed
 
 
 def replay_served(server: str, runs: Sequence[str], rules: Path | None) -> Iterator[Replayed]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tsemon.wire import Frame
 from tsemon_answers.alerts import Pulse, Receipt
 from tsemon_answers.runs import Registered
-from tsemon_server.ingest import schemas
+from tsemon_server.services.ingest import schemas
 from tsemon_server.store import Added, Store, Writer
 
 Observe = Callable[[Writer, str, int, Sequence[Frame]], Sequence[int]]

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tsemon_server.replay.recording import Recording
 from tsemon_server.rules import Evaluator, Event, View
+from tsemon_server.services.replay.recording import Recording
 
 
 @dataclass(frozen=True, kw_only=True)

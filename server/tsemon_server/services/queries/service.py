@@ -26,8 +26,8 @@ from tsemon_answers.series import (
     Series,
     SeriesQuery,
 )
-from tsemon_server.queries.export import MEDIA_TYPES, PARTS, check_format, file_name
-from tsemon_server.queries.reduce import bucketed
+from tsemon_server.services.queries.export import MEDIA_TYPES, PARTS, check_format, file_name
+from tsemon_server.services.queries.reduce import bucketed
 from tsemon_server.store import Cells, Kind, Place, Points, Reader, Store, shift_of
 
 COUNTED_RUNS = 10_000

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tsemon.errors import UnknownFrame
 from tsemon_answers.series import FrameQuery, RecordedFrame
 from tsemon_server.filling import filled
-from tsemon_server.queries.service import checked_detail
+from tsemon_server.services.queries.service import checked_detail
 from tsemon_server.store import PastFrame, Store
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tsemon.terminal import Cell, Column, count, print_json, print_table, say
-from tsemon_server.replay.replaying import Fired, Replayed
+from tsemon_server.services.replay.replaying import Fired, Replayed
 
 STYLES = {"critical": "bold red", "warning": "yellow", "info": "dim"}
 

@@ -36,8 +36,8 @@ from tsemon_answers.series import (
     Series,
     SeriesQuery,
 )
-from tsemon_server.queries import frames, glances, rows, service
-from tsemon_server.queries.export import MEDIA_TYPES
+from tsemon_server.services.queries import frames, glances, rows, service
+from tsemon_server.services.queries.export import MEDIA_TYPES
 from tsemon_server.store import Store
 
 log = logging.getLogger(__name__)

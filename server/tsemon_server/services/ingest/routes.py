@@ -16,8 +16,8 @@ from tsemon_answers.alerts import Pulse, Receipt
 from tsemon_answers.runs import Registered
 from tsemon_server.access.gate import access_of
 from tsemon_server.bodies import read_body, read_raw, takes
-from tsemon_server.ingest import schemas, service
 from tsemon_server.limits.admission import visit_of
+from tsemon_server.services.ingest import schemas, service
 from tsemon_server.store import Run, Store, Writer
 
 RunId = Annotated[str, Path(description="The run's id, as the registration answered it.", max_length=64)]

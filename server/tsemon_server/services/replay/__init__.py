@@ -4,9 +4,9 @@ The rules are those of the service, by the same code, and a recording gives them
 the alerts are the same, step for step.
 """
 
-from tsemon_server.replay.many import replay_files
-from tsemon_server.replay.recording import Attempt, Recording
-from tsemon_server.replay.replaying import Fired, Replayed, replay
-from tsemon_server.replay.traces import Trace
+from tsemon_server.services.replay.many import replay_files
+from tsemon_server.services.replay.recording import Attempt, Recording
+from tsemon_server.services.replay.replaying import Fired, Replayed, replay
+from tsemon_server.services.replay.traces import Trace
 
 __all__ = ["Attempt", "Fired", "Recording", "Replayed", "Trace", "replay", "replay_files"]

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tsemon.errors import InvalidRecording
-from tsemon_server.replay.recording import Attempt
 from tsemon_server.rules import View
+from tsemon_server.services.replay.recording import Attempt
 
 Number = float | None
 """null is NaN."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from tsemon.errors import InvalidArgument
 from tsemon.transport import SpoolReader
 from tsemon.wire import Frame, frames_to_body
-from tsemon_server.ingest import schemas
-from tsemon_server.replay.recording import Attempt
 from tsemon_server.rules.views import views_in_order
+from tsemon_server.services.ingest import schemas
+from tsemon_server.services.replay.recording import Attempt
 
 
 class SpooledRun:

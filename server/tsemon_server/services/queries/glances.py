@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from tsemon_answers.runs import Glance, Glances, GlancesQuery, LossLine, Worst
 from tsemon_server.filling import filled
-from tsemon_server.queries.reduce import bucketed
-from tsemon_server.queries.service import middles, nullable
+from tsemon_server.services.queries.reduce import bucketed
+from tsemon_server.services.queries.service import middles, nullable
 from tsemon_server.store import FramesSeen, Reader, Store
 
 MOST_LINES = 2000

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tsemon.errors import InvalidRecording
 from tsemon.transport import find_spools
-from tsemon_server.replay.recording import Recording
-from tsemon_server.replay.spools import SpooledRun
-from tsemon_server.replay.traces import Trace
+from tsemon_server.services.replay.recording import Recording
+from tsemon_server.services.replay.spools import SpooledRun
+from tsemon_server.services.replay.traces import Trace
 
 
 @dataclass(frozen=True)
