@@ -46,48 +46,47 @@ PICTURE = {
     "tsemon.cli": "typer tsemon tsemon.terminal tsemon_client tsemon.demo tsemon.importing tsemon.reproduce tsemon.scanning "
     "tsemon.train tsemon.transport tsemon_server.main tsemon_server.settings tsemon_server.access tsemon_server.admin "
     "tsemon_server.notify tsemon_server.services.replay tsemon_server.rule_commands tsemon_server.logs",
-    "tsemon_server.main": "fastapi starlette uvicorn tsemon_answers "
-    "tsemon_server.access tsemon_server.alerts tsemon_server.events tsemon_server.exposition tsemon_server.housekeeping "
-    "tsemon_server.notify tsemon_server.parameters tsemon_server.services "
-    "tsemon_server.logs tsemon_server.request_log tsemon_server.spools tsemon_server.ui "
-    "tsemon_server.store tsemon_server.settings tsemon_server.workers tsemon_server.errors tsemon_server.bodies "
-    "tsemon_server.rounds tsemon_server.rules tsemon_server.limits",
-    "tsemon_server.access": "fastapi starlette pydantic typer tsemon.terminal tsemon_answers "
-    "tsemon_server.bodies tsemon_server.durations "
-    "tsemon_server.errors tsemon_server.settings tsemon_server.store",
+    "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.access tsemon_server.errors "
+    "tsemon_server.exposition tsemon_server.limits tsemon_server.logs tsemon_server.parts tsemon_server.request_log "
+    "tsemon_server.routes tsemon_server.settings tsemon_server.spools tsemon_server.store tsemon_server.workers",
+    "tsemon_server.parts": "tsemon_server.access tsemon_server.alerts tsemon_server.events tsemon_server.exposition "
+    "tsemon_server.housekeeping tsemon_server.limits tsemon_server.notify tsemon_server.rounds tsemon_server.rules "
+    "tsemon_server.services.queries tsemon_server.settings tsemon_server.spools tsemon_server.store",
+    "tsemon_server.routes": "fastapi pydantic starlette tsemon_answers tsemon_server.access tsemon_server.alerts "
+    "tsemon_server.bodies tsemon_server.errors tsemon_server.events tsemon_server.exposition tsemon_server.limits "
+    "tsemon_server.parts tsemon_server.rules tsemon_server.services.care tsemon_server.services.ingest "
+    "tsemon_server.services.queries tsemon_server.services.trials tsemon_server.store tsemon_server.ui",
+    "tsemon_server.services.care": "pydantic pydantic_core tsemon_answers tsemon_server.bodies tsemon_server.store",
+    "tsemon_server.services.trials": "pydantic pydantic_core tsemon_answers tsemon_server.alerts "
+    "tsemon_server.bodies tsemon_server.rules tsemon_server.services.ingest tsemon_server.services.replay "
+    "tsemon_server.store",
+    "tsemon_server.access": "starlette typer tsemon.terminal tsemon_server.durations tsemon_server.errors "
+    "tsemon_server.settings tsemon_server.store",
     "tsemon_server.settings": "tsemon_server.limits tsemon_server.logs",
     "tsemon_server.request_log": "starlette tsemon_server.logs",
     "tsemon_server.admin": "typer tsemon.terminal tsemon_server.store tsemon_server.settings tsemon_server.durations",
     "tsemon_server.rule_commands": "typer yaml tsemon.terminal tsemon_server.rules",
     "tsemon_server.errors": "fastapi starlette tsemon_answers tsemon_server.logs",
-    "tsemon_server.bodies": "fastapi starlette pydantic tsemon_server.limits",
+    "tsemon_server.bodies": "pydantic",
     "tsemon_server.limits": "starlette uvicorn tsemon_server.errors",
-    "tsemon_server.parameters": "fastapi pydantic",
-    "tsemon_server.services.ingest": "fastapi starlette pydantic pydantic_core typing_extensions tsemon_answers "
-    "tsemon_server.access "
-    "tsemon_server.bodies tsemon_server.store tsemon_server.limits",
-    "tsemon_server.alerts": "fastapi starlette pydantic pydantic_core tsemon_answers "
-    "tsemon_server.access tsemon_server.bodies "
-    "tsemon_server.store tsemon_server.rules tsemon_server.services.replay tsemon_server.services.ingest",
+    "tsemon_server.services.ingest": "pydantic pydantic_core typing_extensions tsemon_answers tsemon_server.bodies "
+    "tsemon_server.store",
+    "tsemon_server.alerts": "tsemon_answers tsemon_server.rules tsemon_server.store",
     "tsemon_server.services.replay": "numpy pydantic tsemon.terminal tsemon.transport tsemon_client "
     "tsemon_server.services.ingest "
     "tsemon_server.rules tsemon_server.store",
     "tsemon_server.filling": "numpy",
     "tsemon_server.rules": "numpy tsemon_server.filling tsemon_server.yaml_lines",
-    "tsemon_server.events": "fastapi starlette tsemon_answers tsemon_server.access tsemon_server.store",
-    "tsemon_server.services.queries": "fastapi starlette numpy pyarrow tsemon_answers tsemon_server.filling "
-    "tsemon_server.store",
+    "tsemon_server.events": "starlette tsemon_answers tsemon_server.store",
+    "tsemon_server.services.queries": "numpy pyarrow tsemon_answers tsemon_server.filling tsemon_server.store",
     "tsemon_server.notify": "pydantic typer tsemon.terminal tsemon_server.store tsemon_server.settings "
     "tsemon_server.durations tsemon_server.yaml_lines",
-    "tsemon_server.exposition": "fastapi starlette numpy prometheus_client tsemon tsemon_server.filling "
+    "tsemon_server.exposition": "starlette numpy prometheus_client tsemon tsemon_server.filling "
     "tsemon_server.settings tsemon_server.store",
     "tsemon_server.housekeeping": "tsemon_server.rounds tsemon_server.store",
     "tsemon_server.rounds": "tsemon_server.store",
-    "tsemon_server.spools": "fastapi starlette tsemon_answers tsemon.transport "
-    "tsemon_server.services.ingest tsemon_server.bodies "
-    "tsemon_server.store "
-    "tsemon_server.errors",
-    "tsemon_server.ui": "fastapi",
+    "tsemon_server.spools": "starlette tsemon_answers tsemon.transport tsemon_server.bodies tsemon_server.errors "
+    "tsemon_server.services.ingest tsemon_server.store",
     "tsemon_server.yaml_lines": "yaml",
     "tsemon_server.store": "sqlalchemy alembic numpy tsemon_answers zstandard",
     "migrations": "sqlalchemy alembic",
@@ -106,7 +105,7 @@ def imports_of(path):
             assert node.level == 0, f"{path}: relative imports hide the picture"
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                yield name if node.module in SOURCES and is_module(name) else node.module
+                yield name if is_module(name) else node.module
         elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
             assert isinstance(node.args[0], ast.Constant), f"{path}: a computed import hides the picture"
             yield node.args[0].value
@@ -114,8 +113,8 @@ def imports_of(path):
 
 def is_module(name):
     package, *parts = name.split(".")
-    path = SOURCES[package].joinpath(*parts)
-    return path.is_dir() or path.with_suffix(".py").exists()
+    path = SOURCES[package].joinpath(*parts) if package in SOURCES else None
+    return path is not None and (path.is_dir() or path.with_suffix(".py").exists())
 
 
 def unit_of(module):

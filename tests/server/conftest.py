@@ -56,7 +56,7 @@ class Api:
         """Let an alert fire, without a rule that finds a reason; its id."""
         seen = {"family": "loss", "severity": "warning", "summary": "loss is 20", "evidence": {}, "advice": {}}
         steps = {"state": "firing", "pending_step": 2, "firing_step": 4}
-        with self.app.state.store.write() as writer:
+        with self.app.state.parts.store.write() as writer:
             writer.open_alert(run_id, 1, rule, **seen | steps | values)
             return writer.alerts(limit=1)[0].alert_id
 

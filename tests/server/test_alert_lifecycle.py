@@ -77,7 +77,7 @@ class TestAnAlertThatSomebodyHasSeenTo:
     def test_may_be_only_pending_and_then_fires_acknowledged(self, api, run_id):
         alert_id = api.open_alert(run_id, state="pending", firing_step=None)
         assert post(api, f"/alerts/{alert_id}/ack", by="on-call")["state"] == "pending"
-        with api.app.state.store.write() as writer:
+        with api.app.state.parts.store.write() as writer:
             writer.change_alert(run_id, "high-loss", "pending", state="firing", firing_step=4)
         assert api.get(f"/alerts/{alert_id}")["state"] == "acknowledged"
 
@@ -90,7 +90,7 @@ class TestAnAlertThatSomebodyHasSeenTo:
 
     def test_says_so_after_it_is_over(self, api, run_id, alert_id):
         post(api, f"/alerts/{alert_id}/ack", by="on-call")
-        with api.app.state.store.write() as writer:
+        with api.app.state.parts.store.write() as writer:
             writer.change_alert(run_id, "high-loss", "firing", state="resolved", resolved_step=9)
         assert ended(api, alert_id) == ("resolved", 9, "clear")
         assert api.get(f"/alerts/{alert_id}")["acknowledged_by"] == "on-call"

@@ -304,7 +304,7 @@ class TestWhoListensWithAToken:
         def token(*scopes, project=None):
             made = new_token()
             known = {"name": "t", "digest": made.digest, "scopes": scopes, "project": project, "expires_at": None}
-            service.app.state.store.tokens.add(made.token_id, **known)
+            service.app.state.parts.store.tokens.add(made.token_id, **known)
             service.headers["Authorization"] = f"Bearer {made.text}"
             return made.token_id
 
@@ -334,5 +334,5 @@ class TestWhoListensWithAToken:
     def test_is_sent_away_once_it_is_revoked(self, service, listen, token):
         token_id = token("read")
         listener = listen(service)
-        service.app.state.store.tokens.revoke(token_id)
+        service.app.state.parts.store.tokens.revoke(token_id)
         assert listener.is_over.wait(15)  # a token is believed for five seconds

@@ -18,13 +18,13 @@ from tests.databases import SqliteFile
 from tsemon.errors import Busy, InvalidArgument, LimitReached
 from tsemon.wire import MAX_BODY_BYTES, MAX_CONFIG_BYTES, MAX_FRAMES, Frame, frames_to_body
 from tsemon_server.access.tokens import new_token
-from tsemon_server.alerts.editing import MAX_TRIED_FRAMES
 from tsemon_server.limits import rates
 from tsemon_server.limits.admission import Admission, Visit
 from tsemon_server.limits.buckets import MAX_KEYS, Buckets
 from tsemon_server.limits.rates import Failures, Rates, address_of
 from tsemon_server.limits.values import Limits, limits_from
 from tsemon_server.main import create_app
+from tsemon_server.services.trials import MAX_TRIED_FRAMES
 from tsemon_server.settings import Settings, settings_from_environment
 from tsemon_server.store import Store
 from tsemon_server.store import writing as store_writing
@@ -171,7 +171,7 @@ class TestSizes:
 
     def test_of_a_trial_on_a_stored_run_too(self, api, run_id, monkeypatch):
         api.send_ok(run_id, [loss_frame(step) for step in range(3)])
-        monkeypatch.setattr("tsemon_server.alerts.editing.MAX_TRIED_STORED_FRAMES", 2)
+        monkeypatch.setattr("tsemon_server.services.trials.MAX_TRIED_STORED_FRAMES", 2)
         status, error, detail = problem(api.http.post("/api/v1/rules/test", json={"run_id": run_id}))
         assert (status, error) == (422, "invalid_argument")
         assert "a run of at most 2 frames, got one of 3" in detail
@@ -441,7 +441,7 @@ class TestWrongTokens:
     @pytest.fixture
     def good(self, http):
         token = new_token()
-        http.app.state.store.tokens.add(
+        http.app.state.parts.store.tokens.add(
             token.token_id, name="x", digest=token.digest, scopes=("read",), project=None, expires_at=None
         )
         return token.text
@@ -466,7 +466,7 @@ class TestWrongTokens:
 
     def test_are_not_even_looked_up_then(self, http, monkeypatch):
         self.exhaust(http)
-        monkeypatch.setattr(http.app.state.store.tokens, "find", None)
+        monkeypatch.setattr(http.app.state.parts.store.tokens, "find", None)
         assert self.ask(http, new_token().text).status_code == 429
         assert self.ask(http, "nonsense").status_code == 429
 
@@ -486,7 +486,7 @@ class TestWrongTokens:
 
     def test_shut_out_a_token_that_was_just_made_for_a_second_at_most(self, http, monkeypatch):
         self.exhaust(http)
-        tokens = http.app.state.store.tokens
+        tokens = http.app.state.parts.store.tokens
         monkeypatch.setattr(rates, "IDS_KEPT_S", 0.2)
         assert self.ask(http, new_token().text).status_code == 429
         made = new_token()
@@ -527,7 +527,7 @@ class TestWrongTokens:
         assert set(statuses[:60]) == {401}
         assert statuses.count(429) >= 20
         self.exhaust(http)
-        monkeypatch.setattr(http.app.state.store.tokens, "find", None)
+        monkeypatch.setattr(http.app.state.parts.store.tokens, "find", None)
         assert sign_in() == 429
 
     def test_do_not_keep_others_from_signing_in(self, http, good):
@@ -636,7 +636,7 @@ class TestWhatIsUnderWay:
             began.set()
             gate.wait(20)
 
-        store = http.app.state.store
+        store = http.app.state.parts.store
         store.write_soon(run_id, block)
         assert began.wait(20)
         waiting = [store.write_soon(run_id, lambda _: None) for _ in range(2)]

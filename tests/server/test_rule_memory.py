@@ -11,7 +11,7 @@ from tsemon_server.store import Definition, RuleCheckpoint, RuleState, Store
 
 @pytest.fixture
 def store(api):
-    return api.app.state.store
+    return api.app.state.parts.store
 
 
 @pytest.fixture
@@ -132,5 +132,5 @@ class TestVersionsOfRules:
         with ExitStack() as held, ThreadPoolExecutor(4) as threads:
             stores = [held.enter_context(closing(Store(api.database.url))) for _ in range(4)]
             assert [*threads.map(add, stores)] == [None] * 4
-        with api.app.state.store.read() as reader:
+        with api.app.state.parts.store.read() as reader:
             assert [v.version for v in reader.rule_versions("a")] == [*range(num_kept, 0, -1)]

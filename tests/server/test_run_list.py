@@ -185,7 +185,7 @@ class TestTheTotal:
         assert [api.get("/runs", state=state)["total"] for state in ("running", "failed", "finished")] == [10, 1, 0]
 
     def test_is_counted_up_to_a_bound(self, api, fleet):
-        with api.app.state.store.read() as reader:
+        with api.app.state.parts.store.read() as reader:
             assert [reader.num_runs(RunFilter(), most) for most in (3, 11, 20)] == [3, 11, 11]
 
 

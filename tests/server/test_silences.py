@@ -100,7 +100,7 @@ class TestASilence:
         run_id = api.register()
         alert_id = api.open_alert(run_id)
         add(api, run="gpt")
-        with api.app.state.store.read() as reader:
+        with api.app.state.parts.store.read() as reader:
             (told,) = reader.alerts_to_tell(run_id)
             assert told.silenced
             assert reader.is_muted(told)
@@ -167,7 +167,7 @@ class TestASilence:
 class TestAnAlertOfWhichNobodyIsTold:
     def test_is_silenced_or_somebody_has_seen_to_it(self, api):
         run_id = api.register()
-        store, told = api.app.state.store, {}
+        store, told = api.app.state.parts.store, {}
         for rule in ("loud", "silenced", "seen"):
             told[rule] = api.get(f"/alerts/{api.open_alert(run_id, rule)}")
         add(api, rule="silenced")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
-from tsemon.errors import InvalidArgument, UnknownRule
+from tsemon.errors import InvalidArgument, InvalidDocument, InvalidRules, UnknownRule
+from tsemon_answers.rules import ExplainedRule, RuleHistory, Rules
 from tsemon_server.rules import Rule, load
+from tsemon_server.rules.explaining import explain
 from tsemon_server.store import Definition, Reader, RuleVersion, Store, Writer
 
 
@@ -14,6 +18,8 @@ class Rulebook:
 
     def __init__(self, pack: Sequence[Rule]) -> None:
         self._pack = {rule.name: rule for rule in pack}
+        self._explained: dict[str, ExplainedRule] = {}
+        """By digest: reading a definition takes longer than all else that `rules` does."""
 
     def register(self, store: Store) -> None:
         """Let each rule of the pack that says something new have a version, unless somebody has edited it."""
@@ -24,6 +30,31 @@ class Rulebook:
     def newest(self, reader: Reader) -> list[RuleVersion]:
         """The newest version of each rule, also of those that are disabled, by name."""
         return [v for v in reader.newest_rules() if v.origin == "edited" or v.name in self._pack]
+
+    def rules(self, store: Store) -> Rules:
+        """The rules that the server knows, also in words."""
+        with store.read() as reader:
+            newest = self.newest(reader)
+        return Rules(rules=newest, explained=self._in_words(newest))
+
+    def history(self, store: Store, name: str) -> RuleHistory:
+        """All versions of a rule. Raises UnknownRule."""
+        with store.read() as reader:
+            return RuleHistory(versions=self.versions(reader, name))
+
+    def put(self, store: Store, text: str) -> Rules:
+        """Let the rules of a file be in force: all of them, or none if one is wrong."""
+        rules = load(text, "body")
+        with store.write() as writer:
+            self.edit(writer, rules)
+        return self.rules(store)
+
+    def put_one(self, store: Store, name: str, text: str) -> RuleHistory:
+        """Let the one rule of a file, which has this name, be in force."""
+        rule = one_rule(text, name)
+        with store.write() as writer:
+            self.edit(writer, [rule])
+        return self.history(store, name)
 
     def edit(self, writer: Writer, rules: Iterable[Rule]) -> None:
         """Let these be in force. One that says what the pack says is the pack's again."""
@@ -51,6 +82,16 @@ class Rulebook:
         if not found:
             raise UnknownRule(f"no rule is named {name!r}; the list of rules has those there are")
         return found
+
+    def _in_words(self, versions: Sequence[RuleVersion]) -> dict[str, ExplainedRule]:
+        known = self._explained
+        for version in versions:
+            if version.digest in known:
+                continue
+            with suppress(InvalidDocument, InvalidRules):
+                (rule,) = load(json.dumps({"rules": [version.definition]}), version.name)
+                known[version.digest] = ExplainedRule.model_validate(explain(rule), from_attributes=True)
+        return {version.name: known[version.digest] for version in versions if version.digest in known}
 
 
 def one_rule(text: str, name: str) -> Rule:

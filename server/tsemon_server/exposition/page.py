@@ -10,12 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from fastapi import APIRouter, Request, Response
-
 from tsemon import __version__
 from tsemon_server.exposition.meters import Meters
 from tsemon_server.exposition.runs import Templates, shown
-from tsemon_server.exposition.text import Family, content_type_for, labels_of, page, sample
+from tsemon_server.exposition.text import Family, labels_of, page, sample
 from tsemon_server.settings import MetricsSettings
 from tsemon_server.store import Layouts, Store
 
@@ -113,21 +111,6 @@ class Exposition:
         counts = {labels_of({"what": what}): count for what, count in vars(left_out).items()}
         families[_LEFT_OUT] = _gauge(_LEFT_OUT, "What the limits keep off this page", counts)
         return families
-
-    def make_router(self) -> APIRouter:
-        router = APIRouter()
-
-        @router.get("/metrics", tags=["operation"], response_class=Response, responses={200: {"content": PAGES}})
-        def metrics(request: Request) -> Response:
-            """What Prometheus scrapes, as OpenMetrics where it asks for that."""
-            content_type = content_type_for(request.headers.get("accept", ""))
-            return Response(self.text(content_type), headers={"Content-Type": content_type})
-
-        return router
-
-
-PAGES = {kind: {"schema": {"type": "string"}} for kind in ("text/plain", "application/openmetrics-text")}
-"""What it may be, for OpenAPI."""
 
 
 def _gauge(name: str, about: str, values: Mapping[str, float]) -> Family:

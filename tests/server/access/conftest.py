@@ -13,7 +13,7 @@ class Guarded:
 
     def __init__(self, url, clock):
         self.app = create_app(Settings(database=url, tokens=True), rules=(), clock=clock, housekeeping_pause_s=3600)
-        self.tokens = self.app.state.store.tokens
+        self.tokens = self.app.state.parts.store.tokens
         self.http = TestClient(self.app, base_url="http://127.0.0.1", raise_server_exceptions=False)
 
     def token(self, *scopes, project=None, expires_at=None):
@@ -43,7 +43,7 @@ class Guarded:
         """The id of an alert of it that fires."""
         seen = {"family": "loss", "severity": "warning", "summary": "loss", "evidence": {}, "advice": {}}
         steps = {"state": "firing", "pending_step": 0, "firing_step": 0}
-        with self.app.state.store.write() as writer:
+        with self.app.state.parts.store.write() as writer:
             writer.open_alert(run_id, 1, "high-loss", **seen | steps)
             return writer.alerts(AlertsQuery(run_id=run_id), limit=1)[0].alert_id
 

@@ -2,8 +2,42 @@
 
 from __future__ import annotations
 
-from tsemon_server.services.ingest.routes import make_router
-from tsemon_server.services.ingest.schemas import BODIES, FrameBody, to_frame
-from tsemon_server.services.ingest.service import Observe
+from tsemon_server.services.ingest.schemas import (
+    FrameBody,
+    FramesBody,
+    Heartbeat,
+    Registration,
+    RunChange,
+    read_frames,
+    to_frame,
+)
+from tsemon_server.services.ingest.service import (
+    Batch,
+    Observe,
+    accept,
+    batch_of,
+    heard_of,
+    keep,
+    key_of,
+    read,
+    register,
+)
 
-__all__ = ["BODIES", "FrameBody", "Observe", "make_router", "to_frame"]
+__all__ = [
+    "Batch",
+    "FrameBody",
+    "FramesBody",
+    "Heartbeat",
+    "Observe",
+    "Registration",
+    "RunChange",
+    "accept",
+    "batch_of",
+    "heard_of",
+    "keep",
+    "key_of",
+    "read",
+    "read_frames",
+    "register",
+    "to_frame",
+]

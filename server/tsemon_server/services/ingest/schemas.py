@@ -172,9 +172,6 @@ class Heartbeat(Body):
     """The optimizer step that the writer is at, sampled or not: the run's `process_step`."""
 
 
-BODIES: tuple[type[Body], ...] = (FramesBody, Registration, RunChange, Heartbeat)
-
-
 def read_frames(raw: bytes | bytearray) -> FramesBody:
     """The body of frames, or InvalidFrame that names the frame and the metric."""
     try:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
@@ -14,17 +13,16 @@ from starlette.types import Receive, Scope, Send
 from tsemon.errors import UnknownRun
 from tsemon_answers.events import EventKind, EventsQuery
 from tsemon_server.access.gate import access_of, may_still_ask
-from tsemon_server.access.keeper import Keeper
-from tsemon_server.events.feed import Feed, Listener
+from tsemon_server.access.needs import needs
+from tsemon_server.events import Feed
+from tsemon_server.events.feed import Listener
+from tsemon_server.routes.signature import Asked, TheParts, api_router
 from tsemon_server.store import Store
 
-BEAT_S = 15.0
-"""Where nothing happens, something is sent so often: a proxy leaves the connection open, and we hear when it is broken.
-
-So often is asked, too, whether the token is still good.
-"""
 RETRY_MS = 2000
 MEDIA_TYPE = "text/event-stream"
+
+router = api_router("readers")
 
 
 class EventStream(StreamingResponse):
@@ -64,25 +62,17 @@ class EventStream(StreamingResponse):
                     return
 
 
-def make_router(store: Store, feed: Feed, keeper: Keeper | None, beat_s: float) -> APIRouter:
-    """The route that tells of what changes in `store`, as `feed` sees it. `keeper` knows the tokens, if there are any."""
-    router = APIRouter(tags=["readers"])
+@router.get("/events", response_class=StreamingResponse, responses={200: {"content": {MEDIA_TYPE: {}}}})
+@needs("read", of="body")
+async def events(request: Request, asked: Asked[EventsQuery], parts: TheParts) -> EventStream:
+    """What changes of runs and alerts, while it changes, as server-sent events."""
+    keeper, run_ids, project = parts.keeper, frozenset(asked.run_ids), access_of(request).project
+    await run_in_threadpool(_check, parts.store, run_ids, project)
 
-    @router.get("/events", response_class=StreamingResponse, responses={200: {"content": {MEDIA_TYPE: {}}}})
-    async def events(
-        request: Request,
-        asked: Annotated[EventsQuery, Query()],
-    ) -> EventStream:
-        """What changes of runs and alerts, while it changes, as server-sent events."""
-        run_ids, project = frozenset(asked.run_ids), access_of(request).project
-        await run_in_threadpool(_check, store, run_ids, project)
+    async def may_go_on() -> bool:
+        return keeper is None or await may_still_ask(request, keeper)
 
-        async def may_go_on() -> bool:
-            return keeper is None or await may_still_ask(request, keeper)
-
-        return EventStream(feed, run_ids, project, frozenset(asked.kinds), asked.seconds, beat_s, may_go_on)
-
-    return router
+    return EventStream(parts.feed, run_ids, project, frozenset(asked.kinds), asked.seconds, parts.beat_s, may_go_on)
 
 
 def _check(store: Store, run_ids: frozenset[str], project: str | None) -> None:
