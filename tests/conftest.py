@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests import zoo
-from tests.databases import ENGINES, PostgresServer, SqliteFile
+from tests.databases import ENGINES, PostgresServer, SqliteFile, share_compiled_statements
 from tests.fuzz.searching import USUAL_S
 
 
@@ -27,6 +27,9 @@ LONG = (
     "tests/tsemon/reproduce/test_command.py",
 )
 """What takes minutes goes first: a file goes to one process, and the others would wait for it at the end."""
+
+
+share_compiled_statements()
 
 
 def pytest_collection_modifyitems(items):

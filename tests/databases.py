@@ -18,6 +18,7 @@ import psutil
 from sqlalchemy import NullPool, create_engine, make_url, text
 
 from tsemon_server.store import Store, schema
+from tsemon_server.store import engine as store_engine
 
 ENGINES = ("sqlite", "postgresql")
 
@@ -47,6 +48,23 @@ except (FileNotFoundError, ProcessLookupError):
     pass
 shutil.rmtree(folder, ignore_errors=True)
 """
+
+
+def share_compiled_statements():
+    """Let all engines of a kind share what SQLAlchemy compiles: for a test of five requests that is a third of the time.
+
+    SQLAlchemy keeps it per engine, and finds it by the engine's dialect.
+    """
+    create, first = store_engine._create_engine, {}
+
+    def create_sharing(url):
+        engine = create(url)
+        shared = first.setdefault(engine.name, engine)
+        engine.dialect = engine.pool._dialect = shared.dialect
+        engine._compiled_cache = shared._compiled_cache
+        return engine
+
+    store_engine._create_engine = create_sharing
 
 
 class Database:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence, Set
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -555,6 +556,8 @@ def _is_busy(error: OperationalError) -> bool:
 
 def _migrate(connection: Connection) -> None:
     """Bring the tables to head. The caller's transaction holds the write lock, so two processes can start at once."""
+    if MigrationContext.configure(connection).get_current_revision() == _head():
+        return  # without Alembic, which would load every migration again
     config = _migrations()
     config.attributes["connection"] = connection
     try:
@@ -569,6 +572,12 @@ def _migrations() -> Config:
     return config
 
 
+@cache
+def _head() -> str | None:
+    """The revision of this version."""
+    return ScriptDirectory.from_config(_migrations()).get_current_head()
+
+
 def is_known_revision(revision: str) -> bool:
     """Whether `_migrate` knows how to go on from there."""
     return revision in {known.revision for known in ScriptDirectory.from_config(_migrations()).walk_revisions()}
@@ -576,9 +585,8 @@ def is_known_revision(revision: str) -> bool:
 
 def _refuse_other_version(connection: Connection) -> None:
     found = MigrationContext.configure(connection).get_current_revision()
-    expected = ScriptDirectory.from_config(_migrations()).get_current_head()
-    if found != expected:
+    if found != _head():
         raise StoreError(
-            f"expected a database of this version (revision {expected}), got revision {found}; `tsemon serve` of this "
+            f"expected a database of this version (revision {_head()}), got revision {found}; `tsemon serve` of this "
             "version brings an older one up to date"
         )
