@@ -52,14 +52,14 @@ def list_notifications(asked: Asked[NotificationsQuery], store: TheStore) -> Not
 @router.post("/alerts/{alert_id}/ack")
 @needs("admin", of="alert")
 @takes(care.Acknowledgement)
-async def acknowledge(alert_id: AlertId, request: Request, store: TheStore) -> Alert:
+async def acknowledge_alert(alert_id: AlertId, request: Request, store: TheStore) -> Alert:
     """Say that somebody has seen to an alert. One that somebody has seen to already stays as it is."""
     return await run_in_threadpool(care.acknowledge, store, alert_id, await read_raw(request))
 
 
 @router.delete("/alerts/{alert_id}/ack")
 @needs("admin", of="alert")
-def unacknowledge(alert_id: AlertId, store: TheStore) -> Alert:
+def unacknowledge_alert(alert_id: AlertId, store: TheStore) -> Alert:
     """Take that back."""
     with store.write() as writer:
         return writer.unacknowledge(alert_id)
@@ -68,7 +68,7 @@ def unacknowledge(alert_id: AlertId, store: TheStore) -> Alert:
 @router.post("/alerts/{alert_id}/resolve")
 @needs("admin", of="alert")
 @takes(care.Acknowledgement)
-async def resolve(alert_id: AlertId, request: Request, store: TheStore) -> Alert:
+async def resolve_alert(alert_id: AlertId, request: Request, store: TheStore) -> Alert:
     """Call an alert over that fires. Its rule opens another one only after its condition was over."""
     return await run_in_threadpool(care.resolve, store, alert_id, await read_raw(request))
 

@@ -64,7 +64,7 @@ class EventStream(StreamingResponse):
 
 @router.get("/events", response_class=StreamingResponse, responses={200: {"content": {MEDIA_TYPE: {}}}})
 @needs("read", of="body")
-async def events(request: Request, asked: Asked[EventsQuery], parts: TheParts) -> EventStream:
+async def stream_events(request: Request, asked: Asked[EventsQuery], parts: TheParts) -> EventStream:
     """What changes of runs and alerts, while it changes, as server-sent events."""
     keeper, run_ids, project = parts.keeper, frozenset(asked.run_ids), access_of(request).project
     await run_in_threadpool(_check, parts.store, run_ids, project)

@@ -57,7 +57,7 @@ class TimedResponse(StreamingResponse):
 
 @router.get("/runs/{run_id}/export", response_class=StreamingResponse, responses={200: {"content": TABLES}})
 @needs("read", of="run")
-def export(run_id: RunId, asked: Asked[ExportQuery], parts: TheParts) -> StreamingResponse:
+def export_run(run_id: RunId, asked: Asked[ExportQuery], parts: TheParts) -> StreamingResponse:
     """All raw samples as a table with a row per value."""
     download = service.export(parts.store, run_id, asked)
     headers = {"Content-Disposition": f'attachment; filename="{download.name}"'}

@@ -30,7 +30,7 @@ router = api_router("writers")
 @router.post("/runs/{run_id}/frames", response_model=Receipt)
 @needs("ingest", of="run")
 @takes(FramesBody)
-async def accept_frames(run_id: RunId, request: Request, parts: TheParts) -> Response:
+async def send_frames(run_id: RunId, request: Request, parts: TheParts) -> Response:
     """Store frames. The reply comes after the commit; what is sent twice is stored once."""
     store, meters = parts.store, parts.meters
     try:
@@ -64,7 +64,7 @@ async def _batch(parts: Parts, run_id: str, raw: bytearray) -> ingest.Batch:
 @router.post("/runs/{run_id}/heartbeat")
 @needs("ingest", of="run")
 @takes(Heartbeat)
-async def heartbeat(run_id: RunId, request: Request, store: TheStore) -> Pulse:
+async def send_heartbeat(run_id: RunId, request: Request, store: TheStore) -> Pulse:
     """Tell that a writer is alive, and hear of the run's alerts."""
     raw = await read_raw(request)
     body = read_body(Heartbeat, raw)

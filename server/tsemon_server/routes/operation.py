@@ -17,14 +17,14 @@ router = api_router("operation", prefix="")
 
 @router.get("/healthz")
 @needs()
-async def healthz() -> Health:
+async def check_health() -> Health:
     """Whether the process is up."""
     return Health(status="ok")
 
 
 @router.get("/readyz")
 @needs()
-def readyz(store: TheStore) -> Health:
+def check_readiness(store: TheStore) -> Health:
     """Whether the database answers; 503 where it does not."""
     with store.read() as reader:
         reader.ping()
@@ -33,7 +33,7 @@ def readyz(store: TheStore) -> Health:
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": PAGES}})
 @needs("metrics", of="all")
-def metrics(request: Request, parts: TheParts) -> Response:
+def scrape_metrics(request: Request, parts: TheParts) -> Response:
     """What Prometheus scrapes, as OpenMetrics where it asks for that."""
     content_type = content_type_for(request.headers.get("accept", ""))
     return Response(parts.exposition.text(content_type), headers={"Content-Type": content_type})

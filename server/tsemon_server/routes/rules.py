@@ -23,7 +23,11 @@ MAX_RULES_BYTES = 4 * MAX_CHARACTERS
 YAML: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "content": {"application/yaml": {"schema": {"type": "string", "description": "A rule file, as YAML or JSON."}}},
+        "content": {
+            "application/yaml": {
+                "schema": {"type": "string", "format": "binary", "description": "A rule file, as YAML or JSON."}
+            }
+        },
     }
 }
 
@@ -89,7 +93,7 @@ def restore_rule(name: RuleName, store: TheStore, rulebook: TheRulebook) -> Rule
 
 @router.get("/runs/{run_id}/rules")
 @needs("read", of="run")
-def describe_standings(run_id: RunId, store: TheStore, active: TheActiveRules) -> RuleStandings:
+def list_rule_standings(run_id: RunId, store: TheStore, active: TheActiveRules) -> RuleStandings:
     """How each rule that is in force stands on a run."""
     with store.read() as reader:
         return standings(reader, active.of(reader), run_id)

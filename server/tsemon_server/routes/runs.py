@@ -37,7 +37,7 @@ writers = api_router("writers")
 @writers.post("/runs")
 @needs("ingest", of="body")
 @takes(Registration)
-async def register(request: Request, store: TheStore) -> Registered:
+async def register_run(request: Request, store: TheStore) -> Registered:
     """Register a run, or a new attempt of it."""
     raw = await read_raw(request, MAX_BODY_BYTES)
     body = await run_in_threadpool(read_body, Registration, raw)

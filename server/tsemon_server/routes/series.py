@@ -23,14 +23,14 @@ router = api_router("readers")
 
 @router.get("/runs/{run_id}/series")
 @needs("read", of="run")
-def series(run_id: RunId, asked: Asked[SeriesQuery], store: TheStore) -> Series:
+def read_series(run_id: RunId, asked: Asked[SeriesQuery], store: TheStore) -> Series:
     """One metric over steps."""
     return service.series(store, run_id, asked)
 
 
 @router.get("/compare", response_model=Comparison)
 @needs("read", of="runs")
-def compare(asked: Asked[CompareQuery], store: TheStore, in_turn: TheLargeCharts) -> Response:
+def compare_runs(asked: Asked[CompareQuery], store: TheStore, in_turn: TheLargeCharts) -> Response:
     """One metric of several runs over the same buckets of steps."""
     with in_turn:
         return as_json(service.compare(store, asked))
@@ -38,7 +38,7 @@ def compare(asked: Asked[CompareQuery], store: TheStore, in_turn: TheLargeCharts
 
 @router.get("/runs/{run_id}/heatmap", response_model=Heatmap)
 @needs("read", of="run")
-def heatmap(run_id: RunId, asked: Asked[HeatmapQuery], store: TheStore, in_turn: TheLargeCharts) -> Response:
+def read_heatmap(run_id: RunId, asked: Asked[HeatmapQuery], store: TheStore, in_turn: TheLargeCharts) -> Response:
     """One metric over steps and layers."""
     with in_turn:
         return as_json(service.heatmap(store, run_id, asked))
@@ -46,6 +46,6 @@ def heatmap(run_id: RunId, asked: Asked[HeatmapQuery], store: TheStore, in_turn:
 
 @router.get("/runs/{run_id}/frame", response_model=RecordedFrame)
 @needs("read", of="run")
-def frame(run_id: RunId, asked: Asked[FrameQuery], store: TheStore) -> Response:
+def read_frame(run_id: RunId, asked: Asked[FrameQuery], store: TheStore) -> Response:
     """All that was measured at one step."""
     return as_json(frames.frame(store, run_id, asked))

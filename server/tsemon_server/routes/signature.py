@@ -28,9 +28,14 @@ RuleName = Annotated[str, Path(description="Name of the rule.", max_length=128)]
 
 
 def api_router(tag: str, prefix: str = API) -> APIRouter:
-    """A router for routes of one kind, which answer errors in the same way."""
-    known = [Depends(refuse_unknown_parameters)]
-    return APIRouter(prefix=prefix, tags=[tag], responses=PROBLEMS, dependencies=known)
+    """A router for routes of one kind. The name of its function is how a route is called in OpenAPI."""
+    return APIRouter(
+        prefix=prefix,
+        tags=[tag],
+        responses=PROBLEMS,
+        dependencies=[Depends(refuse_unknown_parameters)],
+        generate_unique_id_function=lambda route: route.name,
+    )
 
 
 def parts_of(request: Request) -> Parts:
