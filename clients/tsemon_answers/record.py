@@ -11,6 +11,7 @@ T = TypeVar("T")
 
 LARGEST = 2**31 - 1
 """Largest attempt, layer or head that can be asked for: what an integer column of the database holds."""
+Index = Annotated[int | None, Field(ge=-LARGEST, le=LARGEST)]
 LONG = 8
 """Maximum number of values of a list that are shown when a record is printed; longer lists show their length."""
 
@@ -75,7 +76,7 @@ class Span(Query):
 class OfAttempt(Query):
     """Which attempt."""
 
-    attempt: Annotated[int | None, Field(le=LARGEST)] = None
+    attempt: Index = None
     """Only this attempt, as it was recorded; if absent, every frame that no later attempt hides."""
 
 
@@ -89,9 +90,9 @@ class OfMetric(Query):
 class OfEntry(OfMetric):
     """Which metric, and where in the model."""
 
-    layer: Annotated[int | None, Field(le=LARGEST)] = None
+    layer: Index = None
     """Index of the layer, required for a metric with one value per layer; -1 is the last layer."""
-    head: Annotated[int | None, Field(le=LARGEST)] = None
+    head: Index = None
     """Index of the head, for a metric that is recorded per head."""
 
 

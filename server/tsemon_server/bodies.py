@@ -5,7 +5,9 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 from tsemon.errors import InvalidArgument
 
@@ -21,6 +23,38 @@ class Body(BaseModel):
 SomeBody = TypeVar("SomeBody", bound=Body)
 
 
+class Whole:
+    """Lets an integer be written as 531.0: an integer of JSON Schema is a number without a fraction.
+
+    Put it behind the bounds: `Annotated[int, Field(ge=0), WHOLE]`.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        exact = handler(source)
+        number = core_schema.float_schema(strict=True, allow_inf_nan=False)
+        rounded = core_schema.no_info_after_validator_function(_without_fraction, number)
+        written = core_schema.chain_schema([rounded, exact])
+        return core_schema.union_schema([(exact, "whole"), (written, "whole")], mode="left_to_right")
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(schema["choices"][0][0])
+
+
+WHOLE = Whole()
+
+
+def _without_fraction(number: float) -> float | int:
+    return int(number) if number.is_integer() else number
+
+
+class BodySchema(GenerateJsonSchema):
+    """JSON Schema of bodies: of an object whose keys have a pattern, no other keys are allowed."""
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
+        found = super().dict_schema(schema)
+        return found | {"additionalProperties": False} if "patternProperties" in found else found
+
+
 def read_body(model: type[SomeBody], raw: bytes | bytearray) -> SomeBody:
     """The body as `model`, or InvalidArgument."""
     try:
@@ -32,7 +66,7 @@ def read_body(model: type[SomeBody], raw: bytes | bytearray) -> SomeBody:
 def first_problem(error: ValidationError, prefix: str) -> str:
     """What is wrong first, and where."""
     problem = error.errors(include_url=False, include_context=False)[0]
-    kind, where = problem["type"], [part for part in problem["loc"] if part not in ("packed", "plain")]
+    kind, where = problem["type"], place_of(problem["loc"])
     if kind == "json_invalid":
         return f"{prefix}: expected JSON, got {problem['msg'].removeprefix('Invalid JSON: ')}"
     if where[-1:] in (["nullable"], ["float"]) or kind == "finite_number":
@@ -42,6 +76,11 @@ def first_problem(error: ValidationError, prefix: str) -> str:
     elif len(where) == 3:
         prefix = f"{prefix}, {str(where[2])[:80]}"
     return f"{prefix}: {problem['msg']}, got {shown(problem['input'])}"
+
+
+def place_of(loc: tuple[int | str, ...]) -> list[int | str]:
+    """Where in a body something is, without the names of choices that pydantic puts there."""
+    return [part for part in loc if part not in ("packed", "plain", "whole")]
 
 
 def shown(value: Any) -> str:

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute
 
 from tsemon_server.access.gate import COOKIE
 from tsemon_server.access.needs import UNKNOWN, need_of
-from tsemon_server.bodies import Body
+from tsemon_server.bodies import Body, BodySchema
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -41,6 +41,11 @@ def takes(body: type[Body]) -> Callable[[Endpoint], Endpoint]:
     return declare
 
 
+def body_of(route: APIRoute) -> type[Body] | None:
+    """The body that was declared for a route; None if nothing was."""
+    return getattr(route.endpoint, "__takes__", None)
+
+
 def describe(document: dict[str, Any], routes: Iterable[BaseRoute], needs_tokens: bool) -> dict[str, Any]:
     """Complete the `document` that FastAPI made of these routes."""
     document["servers"] = SERVERS
@@ -49,7 +54,7 @@ def describe(document: dict[str, Any], routes: Iterable[BaseRoute], needs_tokens
     for route in routes:
         if not isinstance(route, APIRoute) or not route.include_in_schema:
             continue
-        body: type[Body] | None = getattr(route.endpoint, "__takes__", None)
+        body = body_of(route)
         for method in route.methods or ():
             operation = document["paths"][route.path][method.lower()]
             operation["security"] = _security(route, needs_tokens)
@@ -59,7 +64,9 @@ def describe(document: dict[str, Any], routes: Iterable[BaseRoute], needs_tokens
                 schema = {"$ref": f"#/components/schemas/{body.__name__}"}
                 operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     template = "#/components/schemas/{model}"
-    _, schema = models_json_schema([(body, "validation") for body in bodies.values()], ref_template=template)
+    _, schema = models_json_schema(
+        [(body, "validation") for body in bodies.values()], ref_template=template, schema_generator=BodySchema
+    )
     document["components"]["schemas"] |= schema["$defs"]
     return document
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, AwareDatetime, Field, model_validator
+from pydantic import AfterValidator, AwareDatetime, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from tsemon.errors import UnknownSilence
@@ -37,6 +37,12 @@ class Acknowledgement(Body):
 
 class NewSilence(Body):
     """Tell nobody of the alerts that fit all of `rule`, `run`, `project` and `family` that are given: one at least."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "not": {"properties": {name: {"type": "null"} for name in ("rule", "run", "project", "family")}}
+        }
+    )
 
     rule: Name | None = None
     """The name of their rule."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from tsemon.errors import InvalidArgument, UnknownRun
@@ -13,10 +13,11 @@ from tsemon.wire import MAX_BLOCKS
 from tsemon_answers.rules import Tried, TriedAlert
 from tsemon_answers.runs import Run
 from tsemon_server.alerts import ActiveRules
-from tsemon_server.bodies import Body, read_body
+from tsemon_server.bodies import WHOLE, Body, read_body
 from tsemon_server.rules import MAX_CHARACTERS, Evaluator, load
 from tsemon_server.rules.views import views_of
 from tsemon_server.services.ingest import FrameBody, to_frame
+from tsemon_server.services.ingest.schemas import BlockIndex
 from tsemon_server.services.replay import Attempt, Recording, replay
 from tsemon_server.services.replay.stored import StoredRun
 from tsemon_server.store import Store
@@ -29,13 +30,27 @@ MAX_TRIED_STORED_FRAMES = 100_000
 class RuleTest(Body):
     """What rules would have said of a run, or of frames."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "not": {
+                "anyOf": [
+                    {"properties": {"run_id": {"type": "null"}, "frames": {"type": "null"}}},
+                    {
+                        "properties": {"run_id": {"type": "string"}, "frames": {"type": "array"}},
+                        "required": ["run_id", "frames"],
+                    },
+                ]
+            }
+        }
+    )
+
     run_id: Annotated[str, Field(max_length=64)] | None = None
     """A run whose frames are stored."""
     frames: Annotated[list[FrameBody], Field(max_length=MAX_TRIED_FRAMES)] | None = None
     """Or frames, in any order."""
-    num_blocks: Annotated[int, Field(ge=0, le=MAX_BLOCKS)] = 0
+    num_blocks: Annotated[int, Field(ge=0, le=MAX_BLOCKS), WHOLE] = 0
     """With `frames`: the model's depth, against which the shapes of arrays are held."""
-    frozen_blocks: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_BLOCKS)] = []  # noqa: RUF012
+    frozen_blocks: Annotated[list[BlockIndex], Field(max_length=MAX_BLOCKS)] = []  # noqa: RUF012
     """With `frames`: indexes of the blocks that are not trained, on purpose."""
     rules: Annotated[str, Field(max_length=MAX_CHARACTERS)] | None = None
     """A rule file, as YAML or JSON; without it, the rules that are in force."""

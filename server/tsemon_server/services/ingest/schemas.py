@@ -44,13 +44,15 @@ from tsemon.wire import (
     Frame,
     RunState,
 )
-from tsemon_server.bodies import Body, first_problem, shown
+from tsemon_server.bodies import WHOLE, Body, first_problem, place_of, shown
 from tsemon_server.store import LARGEST
 
 MetricName = Annotated[str, Field(pattern=f"^{METRIC_NAME}$", max_length=128)]
 Title = Annotated[str, Field(pattern=f"^{NAME}$", max_length=128)]
 WriterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$", max_length=64)]
-Count = Annotated[int, Field(ge=0, le=MAX_STEP)]
+Count = Annotated[int, Field(ge=0, le=MAX_STEP), WHOLE]
+NumberOfAttempt = Annotated[int, Field(ge=1, le=LARGEST), WHOLE]
+BlockIndex = Annotated[int, Field(ge=0), WHOLE]
 
 
 def _fit_to_keep(config: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -74,7 +76,7 @@ Number = FiniteFloat | Literal["NaN", "Infinity", "-Infinity"] | None
 class PackedArray(Body):
     """An array as bytes: 3.5 times smaller and 3.7 times cheaper to read than a list."""
 
-    shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=2)]
+    shape: Annotated[list[Annotated[int, Field(ge=0), WHOLE]], Field(max_length=2)]
     """The lengths of its axes: [layers], or [blocks, heads]."""
     f32: str
     """The values in row-major order as little-endian float32, in base64."""
@@ -115,7 +117,7 @@ class FramesBody(Body):
 
     writer: WriterName
     """Who sends: one name per process, the same for its whole life."""
-    attempt: Annotated[int, Field(ge=1, le=LARGEST)]
+    attempt: NumberOfAttempt
     """The attempt, as the reply to the registration named it."""
     frames: Annotated[list[FrameBody], Field(max_length=MAX_FRAMES), FailFast()]  # one problem is told, not a million
     """In any order; frames that are stored already are counted and left alone."""
@@ -134,7 +136,7 @@ class Registration(Body):
     """Free words for filters; absent, they stay as they were."""
     blocks: Annotated[list[Annotated[str, Field(max_length=MAX_BLOCK_NAME)]], Field(max_length=MAX_BLOCKS)] = []
     """The names of the model's blocks in depth order; their number is the model's depth."""
-    frozen_blocks: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_BLOCKS)] = []
+    frozen_blocks: Annotated[list[BlockIndex], Field(max_length=MAX_BLOCKS)] = []
     """Indexes of the blocks that are not trained, on purpose: rules do not expect them to move."""
     resume_step: Count | None = None
     """The step that this attempt starts at: it hides, and keeps, what earlier attempts wrote from there on."""
@@ -166,7 +168,7 @@ class Heartbeat(Body):
 
     writer: WriterName
     """Who it is."""
-    attempt: Annotated[int, Field(ge=1, le=LARGEST)]
+    attempt: NumberOfAttempt
     """The attempt, as the reply to the registration named it."""
     step: Count
     """The optimizer step that the writer is at, sampled or not: the run's `process_step`."""
@@ -253,7 +255,7 @@ def _check_heads(shape: tuple[int, ...], num_blocks: int) -> None:
 
 def _place(error: ValidationError, raw: bytes | bytearray) -> str:
     """'frame seq 17, layers 'token_similarity'' for the first problem."""
-    where = error.errors(include_url=False, include_context=False, include_input=False)[0]["loc"]
+    where = place_of(error.errors(include_url=False, include_context=False, include_input=False)[0]["loc"])
     if len(where) < 2 or not isinstance(where[1], int):
         return "body of frames"
     try:
