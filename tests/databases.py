@@ -86,7 +86,7 @@ class Database:
 class SqliteFile(Database):
     def __init__(self, path):
         super().__init__(f"sqlite:///{path}")
-        self.path = path
+        self.path = Path(path)
 
     def migrate(self):
         """Give it today's tables: the migrations take ten times as long as a copy of what they make."""
