@@ -26,6 +26,7 @@ def pytest_configure(config):
     # Ctrl-C would wait forever. A child of a process with a handler gets the default.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    share_compiled_statements()
 
 
 def is_thorough(item):
@@ -46,9 +47,6 @@ LONG = (
     "tests/tsemon/reproduce/test_command.py",
 )
 """What takes minutes goes first: a file goes to one process, and the others would wait for it at the end."""
-
-
-share_compiled_statements()
 
 
 def pytest_collection_modifyitems(config, items):
