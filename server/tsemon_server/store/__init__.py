@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from tsemon_answers.alerts import Alert, DeliveryStatus, NoticeKind, Notification, ResolvedReason, Silence
 from tsemon_answers.record import LARGEST, Record
 from tsemon_answers.rules import RuleVersion
-from tsemon_answers.runs import Attempt, Condition, Latest, Recorded, Run, RunDetail, RunFilter, RunOrder, TagUse
+from tsemon_answers.runs import Attempt, Condition, Latest, Recorded, Run, RunDetail, RunFilter, RunOrder
 from tsemon_server.store.backups import backup, restore
 from tsemon_server.store.cells import Cells, merged
 from tsemon_server.store.checking import Checked, Finding, check
@@ -101,7 +101,6 @@ __all__ = [
     "Sizes",
     "Store",
     "StoredToken",
-    "TagUse",
     "TakenBack",
     "Values",
     "Watched",

@@ -19,12 +19,11 @@ from sqlalchemy import (
     not_,
     or_,
     select,
-    true,
     tuple_,
 )
 
 from tsemon.wire import AlertState
-from tsemon_answers.runs import RunFilter, RunOrder, TagUse
+from tsemon_answers.runs import RunFilter, RunOrder
 from tsemon_server.store import schema
 from tsemon_server.store.engine import contains_text, items_of
 
@@ -42,7 +41,7 @@ class Place(NamedTuple):
     key: tuple[float | str | None, ...]
 
 
-def _where(which: RunFilter) -> Iterator[ColumnElement[bool]]:
+def where(which: RunFilter) -> Iterator[ColumnElement[bool]]:
     """What holds for them, first what takes the least time to see."""
     run = schema.run.c
     for column, value in ((run.project, which.project), (run.run, which.run), (run.state, which.state)):
@@ -89,7 +88,7 @@ def fired_to_the_end() -> ColumnElement[bool]:
 
 def run_ids(connection: Connection, which: RunFilter, order: RunOrder, limit: int, after: Place | None) -> list[str]:
     """At most `limit` runs in `order`, from `after` on."""
-    query, found = select(schema.run.c.run_id).where(*_where(which)), list[str]()
+    query, found = select(schema.run.c.run_id).where(*where(which)), list[str]()
     descending = order == "live" or order.startswith("-")
     for is_in, keys, place in _parts(order, after):
         part = page_of(query.where(*is_in), keys, descending, limit - len(found), place)
@@ -101,19 +100,8 @@ def run_ids(connection: Connection, which: RunFilter, order: RunOrder, limit: in
 
 def num_runs(connection: Connection, which: RunFilter, most: int) -> int:
     """How many there are; they are counted up to `most`."""
-    found = select(literal_column("1")).select_from(schema.run).where(*_where(which)).limit(most).subquery()
+    found = select(literal_column("1")).select_from(schema.run).where(*where(which)).limit(most).subquery()
     return int(connection.execute(select(func.count()).select_from(found)).scalar_one())
-
-
-def tags(connection: Connection, project: str | None, most: int) -> list[TagUse]:
-    """The tags that the most runs have, of one project or of all."""
-    run = schema.run.c
-    tag = items_of(run.tags).table_valued("value")
-    num_with = func.count(run.run_id.distinct())
-    query = select(tag.c.value, num_with).select_from(schema.run).join(tag, true())
-    query = query.where(*_where(RunFilter(project=project))).group_by(tag.c.value)
-    rows = connection.execute(query.order_by(num_with.desc(), tag.c.value).limit(most))
-    return [TagUse(tag=name, runs=num_runs) for name, num_runs in rows]
 
 
 def _parts(order: RunOrder, after: Place | None) -> Iterator[tuple[Sequence[ColumnElement[bool]], Keys, Place | None]]:

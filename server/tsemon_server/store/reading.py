@@ -20,6 +20,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    true,
 )
 
 from tsemon.errors import UnknownAlert, UnknownAttempt, UnknownRun
@@ -29,7 +30,7 @@ from tsemon_answers.rules import RuleVersion
 from tsemon_answers.runs import Attempt, Latest, Recorded, Run, RunDetail, RunFilter, RunOrder, TagUse
 from tsemon_server.store import schema, silences, versions
 from tsemon_server.store.cells import Ints
-from tsemon_server.store.engine import num_items
+from tsemon_server.store.engine import items_of, num_items
 from tsemon_server.store.exporting import Export
 from tsemon_server.store.listing import (
     OPEN,
@@ -40,7 +41,7 @@ from tsemon_server.store.listing import (
     open_alerts,
     page_of,
     run_ids,
-    tags,
+    where,
 )
 from tsemon_server.store.live import (
     Backlog,
@@ -125,7 +126,13 @@ class Reader:
 
     def tags(self, project: str | None, most: int) -> list[TagUse]:
         """The tags that the most runs have, of one project or of all."""
-        return tags(self._connection, project, most)
+        run = schema.run.c
+        tag = items_of(run.tags).table_valued("value")
+        num_with = func.count(run.run_id.distinct())
+        query = select(tag.c.value, num_with).select_from(schema.run).join(tag, true())
+        query = query.where(*where(RunFilter(project=project))).group_by(tag.c.value)
+        rows = self._connection.execute(query.order_by(num_with.desc(), tag.c.value).limit(most))
+        return [TagUse(tag=name, runs=num_runs) for name, num_runs in rows]
 
     def _run_row(self, run_id: str) -> Row[Any]:
         query = (
