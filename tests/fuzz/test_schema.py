@@ -36,7 +36,7 @@ def name_of(value):
 
 class TestWhatTheSchemaAllows:
     @pytest.mark.parametrize(("method", "route"), WITH_BODY, ids=name_of)
-    def test_is_read_as_a_body(self, drawn, look, method, route):
+    def test_is_read_as_a_body(self, drawn, search, method, route):
         def read(case):
             try:
                 read_body(body_of(route), json.dumps(case.body, ensure_ascii=False).encode())
@@ -44,10 +44,10 @@ class TestWhatTheSchemaAllows:
                 if BEYOND_A_SCHEMA not in str(error):
                     raise
 
-        look(read, drawn(method, route), 20)
+        search.run(read, drawn(method, route), 40)
 
     @pytest.mark.parametrize(("method", "route"), WITH_QUERY, ids=name_of)
-    def test_is_read_as_a_query(self, drawn, look, method, route):
+    def test_is_read_as_a_query(self, drawn, search, method, route):
         (field,) = route.dependant.query_params
         model = field.field_info.annotation
         assert issubclass(model, Query)
@@ -55,7 +55,7 @@ class TestWhatTheSchemaAllows:
         def read(case):
             model.model_validate({name: as_sent(value) for name, value in case.query.items()})
 
-        look(read, drawn(method, route), 20)
+        search.run(read, drawn(method, route), 40)
 
 
 def as_sent(value):
