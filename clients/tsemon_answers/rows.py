@@ -19,12 +19,12 @@ from tsemon_answers.series import MAX_COMPARED, Columns, Points
 RecordedAs = Literal["scalars", "layers", "heads"]
 
 
-def _ids_in(texts: Sequence[str]) -> list[str]:
+def _ids_in(texts: Sequence[str] | None) -> list[str] | None:
     """Split texts with commas into ids, in the order in which they come. Raises InvalidArgument if there are too many."""
-    run_ids = [run_id for text in texts for run_id in text.split(",") if run_id]
+    run_ids = [run_id for text in texts or () for run_id in text.split(",") if run_id]
     if len(run_ids) > MAX_COMPARED:
         raise InvalidArgument(f"expected the ids of up to {MAX_COMPARED} runs as `run`, got {len(run_ids)}")
-    return run_ids
+    return None if texts is None else run_ids
 
 
 RunIds = Annotated[list[str], Field(max_length=MAX_COMPARED), AfterValidator(_ids_in)]
@@ -47,7 +47,7 @@ Step = Annotated[
 class RunRowsQuery(OfProject):
     """Runs as rows."""
 
-    run_ids: Annotated[RunIds | None, Field(alias="run")] = None
+    run_ids: Annotated[list[str] | None, Field(alias="run", max_length=MAX_COMPARED), AfterValidator(_ids_in)] = None
     """Only these runs: ids, each as `run=`, or in one text with commas between them."""
     limit: Annotated[int, Field(ge=1, le=1000)] = 200
     """Maximum number of rows."""

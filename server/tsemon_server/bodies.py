@@ -48,11 +48,14 @@ def _without_fraction(number: float) -> float | int:
 
 
 class BodySchema(GenerateJsonSchema):
-    """JSON Schema of bodies: of an object whose keys have a pattern, no other keys are allowed."""
+    """JSON Schema of bodies. Keys with a pattern are described such that no other keys are allowed, and that generators of
+    clients see the type of the values."""
 
     def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
         found = super().dict_schema(schema)
-        return found | {"additionalProperties": False} if "patternProperties" in found else found
+        for pattern, values in found.pop("patternProperties", {}).items():
+            found |= {"propertyNames": {"pattern": pattern}, "additionalProperties": values}
+        return found
 
 
 def read_body(model: type[SomeBody], raw: bytes | bytearray) -> SomeBody:

@@ -91,7 +91,7 @@ async def add_silence(request: Request, store: TheStore) -> Silence:
     return await run_in_threadpool(care.silence, store, raw, access_of(request).check_project)
 
 
-@router.delete("/silences/{silence_id}", status_code=204, response_class=Response)
+@router.delete("/silences/{silence_id}", status_code=204, response_class=Response, response_model=None)
 @needs("admin", of="body")
 def remove_silence(silence_id: SilenceId, request: Request, store: TheStore) -> None:
     """Let a silence end now."""

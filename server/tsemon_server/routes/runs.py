@@ -64,7 +64,7 @@ async def change_run(run_id: RunId, request: Request, store: TheStore) -> Run:
     return changed
 
 
-@writers.delete("/runs/{run_id}", status_code=204, response_class=Response)
+@writers.delete("/runs/{run_id}", status_code=204, response_class=Response, response_model=None)
 @needs("admin", of="run")
 async def delete_run(run_id: RunId, store: TheStore) -> None:
     """Delete a run with all its frames and alerts."""

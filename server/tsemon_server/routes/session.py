@@ -57,7 +57,7 @@ async def sign_in(request: Request, response: Response, keeper: TheKeeper) -> Se
     return _session(keeper, access)
 
 
-@router.delete("/session", status_code=204, response_class=Response)
+@router.delete("/session", status_code=204, response_class=Response, response_model=None)
 @needs()
 def sign_out(response: Response) -> None:
     """Let this browser forget its token."""
