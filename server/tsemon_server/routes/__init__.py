@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
 from tsemon_server.access.needs import Needs
@@ -20,7 +21,12 @@ from tsemon_server.routes import (
     spools,
 )
 
-_ROUTERS = (
+
+def _routes_of(*routers: APIRouter) -> tuple[APIRoute, ...]:
+    return tuple(route for router in routers for route in router.routes if isinstance(route, APIRoute))
+
+
+ROUTES = _routes_of(
     runs.writers,
     frames.router,
     rows.router,
@@ -35,13 +41,6 @@ _ROUTERS = (
     operation.router,
     page.router,
 )
-
-
-def _routes_of(*routers: object) -> tuple[APIRoute, ...]:
-    return tuple(route for router in routers for route in router.routes)  # type: ignore[attr-defined]
-
-
-ROUTES = _routes_of(*_ROUTERS)
 OF_A_FOLDER = _routes_of(spools.router)
 """Further routes of a server that shows a folder."""
 NEEDS = Needs([*ROUTES, *OF_A_FOLDER])

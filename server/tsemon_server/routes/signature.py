@@ -38,21 +38,16 @@ def api_router(tag: str, prefix: str = API) -> APIRouter:
     )
 
 
-def parts_of(request: Request) -> Parts:
-    """The parts of the server that answers this request."""
+async def _parts(request: Request) -> Parts:  # async, because FastAPI calls other functions on a thread
     parts: Parts = request.app.state.parts
     return parts
 
 
 def _part(name: str) -> Any:
-    async def part(request: Request) -> Any:  # async, because FastAPI calls other functions on a thread
-        return getattr(parts_of(request), name)
+    async def part(request: Request) -> Any:
+        return getattr(request.app.state.parts, name)
 
     return Depends(part)
-
-
-async def _parts(request: Request) -> Parts:
-    return parts_of(request)
 
 
 TheParts = Annotated[Parts, Depends(_parts)]
