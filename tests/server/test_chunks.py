@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsemon_server.store import Cells, Sizes, Store, chunks
-from tsemon_server.store.cells import joined, merged, of_samples, rolled_up, smallest_shift, starts_of
-from tsemon_server.store.chunks import DamagedChunk, Frames, pack_chunk, pack_frames, unpack_frames
+from tsemon_server.store import Cells, Sizes, Store
+from tsemon_server.store.series import chunks
+from tsemon_server.store.series.cells import joined, merged, of_samples, rolled_up, smallest_shift, starts_of
+from tsemon_server.store.series.chunks import DamagedChunk, Frames, pack_chunk, pack_frames, unpack_frames
 
 from .conftest import loss_frame
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsemon.wire import Array, Frame
-from tsemon_server.store.packing import layout_id, pack, unpack
+from tsemon_server.store.series.packing import layout_id, pack, unpack
 
 names = st.text("abcdefgh_/", min_size=1, max_size=8)
 float32s = st.floats(width=32)

@@ -9,7 +9,7 @@ from tests.server.conftest import loss_frame, problem
 from tsemon.wire import Frame
 from tsemon_server.rules import PACK
 from tsemon_server.store import RunFilter
-from tsemon_server.store.listing import SILENT_RULES, STUCK_RULES
+from tsemon_server.store.ledger.listing import SILENT_RULES, STUCK_RULES
 
 RUNS = {
     # name: last step, loss, open alerts; None is none

@@ -14,18 +14,13 @@ from typing import Any
 from sqlalchemy.exc import IntegrityError
 
 from tsemon_server.store.backups import backup, restore
-from tsemon_server.store.cells import Cells, merged
 from tsemon_server.store.checking import Checked, Finding, check
 from tsemon_server.store.engine import Database, without_password
-from tsemon_server.store.exporting import Export, Piece
 from tsemon_server.store.group_commit import GroupCommit
-from tsemon_server.store.leases import SETTLING, drop_lease, hold_lease, note_done
-from tsemon_server.store.listing import Place, RunFilter, RunOrder
-from tsemon_server.store.live import Backlog, FiringAlert, Layouts, LiveRun, LiveRuns, Values
-from tsemon_server.store.liveness import RunningRun, Watched
-from tsemon_server.store.metric import MetricReader, Points, Samples, shift_of
-from tsemon_server.store.newest import FramesSeen
-from tsemon_server.store.notices import (
+from tsemon_server.store.ledger.leases import SETTLING, drop_lease, hold_lease, note_done
+from tsemon_server.store.ledger.listing import Place, RunFilter, RunOrder
+from tsemon_server.store.ledger.liveness import RunningRun, Watched
+from tsemon_server.store.ledger.notices import (
     DeliveryStatus,
     Due,
     NoticeKind,
@@ -35,8 +30,20 @@ from tsemon_server.store.notices import (
     is_firing,
     is_muted,
 )
-from tsemon_server.store.packing import Kind
-from tsemon_server.store.purging import forgotten_runs, remove_slice, remove_tombstone
+from tsemon_server.store.ledger.purging import forgotten_runs, remove_slice, remove_tombstone
+from tsemon_server.store.ledger.remembering import RuleCheckpoint, RuleState
+from tsemon_server.store.ledger.retention import (
+    Retention,
+    aged_runs,
+    aged_segments,
+    forget_aged,
+    reduce_segment,
+    retentions,
+)
+from tsemon_server.store.ledger.tokens import StoredToken
+from tsemon_server.store.ledger.tokens import Tokens as _Tokens
+from tsemon_server.store.ledger.versions import Definition, Origin
+from tsemon_server.store.live import Backlog, FiringAlert, Layouts, LiveRun, LiveRuns, Values
 from tsemon_server.store.reading import Reader
 from tsemon_server.store.records import (
     Alert,
@@ -52,22 +59,15 @@ from tsemon_server.store.records import (
     Silence,
     TagUse,
 )
-from tsemon_server.store.remembering import RuleCheckpoint, RuleState
-from tsemon_server.store.replaying import PastFrame, Replay
-from tsemon_server.store.retention import (
-    Retention,
-    aged_runs,
-    aged_segments,
-    forget_aged,
-    reduce_segment,
-    retentions,
-)
 from tsemon_server.store.schema import LARGEST
-from tsemon_server.store.settling import FramesChanged, Sizes, pack_segment, replace_frames, settled_streams
+from tsemon_server.store.series.cells import Cells, merged
+from tsemon_server.store.series.exporting import Export, Piece
+from tsemon_server.store.series.metric import MetricReader, Points, Samples, shift_of
+from tsemon_server.store.series.newest import FramesSeen
+from tsemon_server.store.series.packing import Kind
+from tsemon_server.store.series.replaying import PastFrame, Replay
+from tsemon_server.store.series.settling import FramesChanged, Sizes, pack_segment, replace_frames, settled_streams
 from tsemon_server.store.streams import Stream
-from tsemon_server.store.tokens import StoredToken
-from tsemon_server.store.tokens import Tokens as _Tokens
-from tsemon_server.store.versions import Definition, Origin
 from tsemon_server.store.writing import MOST_KNOWN, Added, Known, Registration, TakenBack, Writer
 
 __all__ = [

@@ -13,7 +13,7 @@ from sqlalchemy import URL, Connection, func, inspect, make_url, select
 from tsemon.errors import InvalidArgument, MissingPackage, StoreError
 from tsemon_server.store import schema
 from tsemon_server.store.engine import BUSY_TIMEOUT_S, SECRETS, Database, connected, is_known_revision, sqlite_file
-from tsemon_server.store.leases import SETTLING
+from tsemon_server.store.ledger.leases import SETTLING
 
 _OURS = frozenset({"alembic_version", "run", "frame"})
 """Tables of every version, by which a backup of ours is known."""

@@ -15,9 +15,10 @@ from sqlalchemy import Connection, Row, and_, func, literal, select, union_all
 
 from tsemon.errors import StoreError
 from tsemon_server.store import schema
-from tsemon_server.store.blocks import coarse_rollups, summed_up
-from tsemon_server.store.cells import Cells, Floats, Ints, merged, of_samples, starts_of
-from tsemon_server.store.chunks import (
+from tsemon_server.store.engine import Database
+from tsemon_server.store.series.blocks import coarse_rollups, summed_up
+from tsemon_server.store.series.cells import Cells, Floats, Ints, merged, of_samples, starts_of
+from tsemon_server.store.series.chunks import (
     DamagedChunk,
     Frames,
     crc_of,
@@ -26,9 +27,8 @@ from tsemon_server.store.chunks import (
     unpack_frames,
     unpack_samples,
 )
-from tsemon_server.store.engine import Database
-from tsemon_server.store.packing import Kind, Slot, layout_id
-from tsemon_server.store.settling import seqs_of_page
+from tsemon_server.store.series.packing import Kind, Slot, layout_id
+from tsemon_server.store.series.settling import seqs_of_page
 from tsemon_server.store.streams import Stream
 
 _ROWS_AT_A_TIME = 64

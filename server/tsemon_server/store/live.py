@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, func, literal_column, select
 
 from tsemon_server.store import schema
-from tsemon_server.store.chunks import DamagedChunk, unpack_samples
-from tsemon_server.store.leases import SETTLING, done_at
-from tsemon_server.store.packing import Kind, Slot, item_bytes, unpack
-from tsemon_server.store.settling import find_settled, layouts_of
-from tsemon_server.store.silences import is_silenced
+from tsemon_server.store.ledger.leases import SETTLING, done_at
+from tsemon_server.store.ledger.silences import is_silenced
+from tsemon_server.store.series.chunks import DamagedChunk, unpack_samples
+from tsemon_server.store.series.packing import Kind, Slot, item_bytes, unpack
+from tsemon_server.store.series.settling import find_settled, layouts_of
 from tsemon_server.store.streams import Stream
 
 WINDOW_STEPS = 32

@@ -24,11 +24,10 @@ from sqlalchemy import (
 
 from tsemon.errors import UnknownAlert, UnknownAttempt, UnknownRun
 from tsemon.wire import AlertState, Frame
-from tsemon_server.store import schema, silences, versions
-from tsemon_server.store.cells import Ints
+from tsemon_server.store import schema
 from tsemon_server.store.engine import num_items
-from tsemon_server.store.exporting import Export
-from tsemon_server.store.listing import (
+from tsemon_server.store.ledger import silences, versions
+from tsemon_server.store.ledger.listing import (
     OPEN,
     Place,
     RunFilter,
@@ -41,6 +40,9 @@ from tsemon_server.store.listing import (
     run_ids,
     tags,
 )
+from tsemon_server.store.ledger.liveness import RunningRun, Watched, running_runs, watched_runs
+from tsemon_server.store.ledger.remembering import RuleState, rule_state
+from tsemon_server.store.ledger.retention import Retention, retentions
 from tsemon_server.store.live import (
     Backlog,
     FiringAlert,
@@ -51,17 +53,16 @@ from tsemon_server.store.live import (
     live_runs,
     settled_values,
 )
-from tsemon_server.store.liveness import RunningRun, Watched, running_runs, watched_runs
-from tsemon_server.store.metric import MetricReader, slot_of
-from tsemon_server.store.moments import seconds_at
-from tsemon_server.store.nearest import At, nearest_frame
-from tsemon_server.store.newest import FramesSeen, Layers, frames_seen, newest_layers
-from tsemon_server.store.packing import Kind, Slot, unpack
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.records import Alert, Attempt, Latest, Recorded, RuleVersion, Run, RunDetail, Silence, TagUse
-from tsemon_server.store.remembering import RuleState, rule_state
-from tsemon_server.store.replaying import PastFrame, Replay
-from tsemon_server.store.retention import Retention, retentions
+from tsemon_server.store.series.cells import Ints
+from tsemon_server.store.series.exporting import Export
+from tsemon_server.store.series.metric import MetricReader, slot_of
+from tsemon_server.store.series.moments import seconds_at
+from tsemon_server.store.series.nearest import At, nearest_frame
+from tsemon_server.store.series.newest import FramesSeen, Layers, frames_seen, newest_layers
+from tsemon_server.store.series.packing import Kind, Slot, unpack
+from tsemon_server.store.series.replaying import PastFrame, Replay
 from tsemon_server.store.streams import Stream
 from tsemon_server.store.times import utc
 

@@ -30,15 +30,11 @@ from tsemon.errors import InvalidArgument, InvalidFrame, LimitReached, UnknownRu
 from tsemon.wire import MAX_ATTEMPTS, MAX_METRICS, MAX_WRITERS, AlertState, Frame, RunState
 from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_missing
-from tsemon_server.store.listing import OPEN
-from tsemon_server.store.liveness import Watched, keep_watched
-from tsemon_server.store.notices import queue_notices
-from tsemon_server.store.packing import Slot, layout_id, pack
-from tsemon_server.store.prepared import Prepared
-from tsemon_server.store.purging import forget_run
-from tsemon_server.store.reading import Reader, alert_of, select_alerts
-from tsemon_server.store.records import Alert, ResolvedReason, Silence
-from tsemon_server.store.remembering import (
+from tsemon_server.store.ledger.listing import OPEN
+from tsemon_server.store.ledger.liveness import Watched, keep_watched
+from tsemon_server.store.ledger.notices import queue_notices
+from tsemon_server.store.ledger.purging import forget_run
+from tsemon_server.store.ledger.remembering import (
     RuleCheckpoint,
     RuleState,
     forget,
@@ -46,12 +42,16 @@ from tsemon_server.store.remembering import (
     keep_rule_state,
     rule_checkpoints,
 )
-from tsemon_server.store.retention import Retention
-from tsemon_server.store.settling import PAGE_SEQS, NewestFrame, newest_settled, seqs_of_page
-from tsemon_server.store.silences import add_silence, number_of, remove_silence
+from tsemon_server.store.ledger.retention import Retention
+from tsemon_server.store.ledger.silences import add_silence, number_of, remove_silence
+from tsemon_server.store.ledger.versions import Definition, Origin, add_versions
+from tsemon_server.store.prepared import Prepared
+from tsemon_server.store.reading import Reader, alert_of, select_alerts
+from tsemon_server.store.records import Alert, ResolvedReason, Silence
+from tsemon_server.store.series.packing import Slot, layout_id, pack
+from tsemon_server.store.series.settling import PAGE_SEQS, NewestFrame, newest_settled, seqs_of_page
 from tsemon_server.store.streams import Stream
 from tsemon_server.store.times import utc
-from tsemon_server.store.versions import Definition, Origin, add_versions
 
 MOST_KNOWN = 100_000
 """Of each kind; then all is asked again."""

@@ -10,7 +10,7 @@ from tests.server.notify.receivers import SilentServer, await_that, hang
 from tsemon.errors import StoreError
 from tsemon_server.notify.notifier import MAX_SPLITS, Notifier
 from tsemon_server.store import Store
-from tsemon_server.store.notices import KEPT_DELIVERIES, KEPT_S, UNHEARD_S
+from tsemon_server.store.ledger.notices import KEPT_DELIVERIES, KEPT_S, UNHEARD_S
 
 HOOK = "{{name: hook, type: webhook, url: '{}/secret-path', allow_private: true, max_per_minute: {}}}"
 

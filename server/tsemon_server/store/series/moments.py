@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, and_, select, tuple_
 
 from tsemon_server.store import schema
-from tsemon_server.store.cells import Ints
-from tsemon_server.store.settling import frames_of
+from tsemon_server.store.series.cells import Ints
+from tsemon_server.store.series.settling import frames_of
 
 _KEYS_PER_QUERY = 200
 

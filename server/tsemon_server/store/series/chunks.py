@@ -14,8 +14,8 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from tsemon_server.store.cells import Cells, Floats, Ints, rolled_up
-from tsemon_server.store.packing import Kind, item_bytes, item_type
+from tsemon_server.store.series.cells import Cells, Floats, Ints, rolled_up
+from tsemon_server.store.series.packing import Kind, item_bytes, item_type
 
 FINE_BITS, COARSE_BITS = 4, 7
 """A cell of a rollup has about 16 or about 128 samples."""

@@ -29,7 +29,7 @@ from sqlalchemy import (
 
 from tsemon_server.store import schema
 from tsemon_server.store.engine import Database, insert_missing
-from tsemon_server.store.listing import Place, page_of
+from tsemon_server.store.ledger.listing import Place, page_of
 from tsemon_server.store.reading import alert_of, select_alerts
 from tsemon_server.store.records import Alert, Record
 from tsemon_server.store.times import utc

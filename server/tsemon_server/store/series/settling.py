@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, case, delete, func, insert, or_, select, update
 
 from tsemon_server.store import schema
-from tsemon_server.store.blocks import CHUNKS_PER_BLOCK, add_block
-from tsemon_server.store.cells import Floats
-from tsemon_server.store.chunks import DamagedChunk, Frames, pack_chunk, pack_frames, unpack_frames
-from tsemon_server.store.packing import Kind, Slot, item_type
+from tsemon_server.store.series.blocks import CHUNKS_PER_BLOCK, add_block
+from tsemon_server.store.series.cells import Floats
+from tsemon_server.store.series.chunks import DamagedChunk, Frames, pack_chunk, pack_frames, unpack_frames
+from tsemon_server.store.series.packing import Kind, Slot, item_type
 from tsemon_server.store.streams import Stream
 
 PAGE_SEQS = 512

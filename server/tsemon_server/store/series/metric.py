@@ -28,10 +28,10 @@ from sqlalchemy import (
 )
 
 from tsemon_server.store import schema
-from tsemon_server.store.blocks import BITS_OF_CHUNK
-from tsemon_server.store.cells import Cells, Floats, Ints, joined, of_samples, smallest_shift
-from tsemon_server.store.chunks import DamagedChunk, crc_of, unpack_coarse, unpack_fine, unpack_samples
-from tsemon_server.store.packing import Kind, item_bytes, item_type
+from tsemon_server.store.series.blocks import BITS_OF_CHUNK
+from tsemon_server.store.series.cells import Cells, Floats, Ints, joined, of_samples, smallest_shift
+from tsemon_server.store.series.chunks import DamagedChunk, crc_of, unpack_coarse, unpack_fine, unpack_samples
+from tsemon_server.store.series.packing import Kind, item_bytes, item_type
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, and_, select, tuple_
 
 from tsemon_server.store import schema
-from tsemon_server.store.cells import Floats, Ints
-from tsemon_server.store.chunks import DamagedChunk, Frames, unpack_frames, unpack_samples
-from tsemon_server.store.packing import Kind
-from tsemon_server.store.settling import columns_of, layouts_of
+from tsemon_server.store.series.cells import Floats, Ints
+from tsemon_server.store.series.chunks import DamagedChunk, Frames, unpack_frames, unpack_samples
+from tsemon_server.store.series.packing import Kind
+from tsemon_server.store.series.settling import columns_of, layouts_of
 from tsemon_server.store.streams import Stream
 
 log = logging.getLogger(__name__)

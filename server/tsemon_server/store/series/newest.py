@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, and_, select, tuple_
 
 from tsemon_server.store import schema
-from tsemon_server.store.packing import Slot, unpack
-from tsemon_server.store.replaying import Replay
+from tsemon_server.store.series.packing import Slot, unpack
+from tsemon_server.store.series.replaying import Replay
 
 Layers = Mapping[str, NDArray[np.floating[Any]]]
 

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, insert, select
 
 from tsemon_server.store import schema
-from tsemon_server.store.cells import joined, merged, starts_of
-from tsemon_server.store.chunks import crc_of, pack_coarse, unpack_coarse
+from tsemon_server.store.series.cells import joined, merged, starts_of
+from tsemon_server.store.series.chunks import crc_of, pack_coarse, unpack_coarse
 from tsemon_server.store.streams import Stream
 
 BITS_OF_CHUNK = 4

@@ -14,8 +14,8 @@ from sqlalchemy import Connection, select, tuple_
 
 from tsemon.wire import Array, Frame
 from tsemon_server.store import schema
-from tsemon_server.store.chunks import Frames
-from tsemon_server.store.exporting import Export, Piece, Segment
+from tsemon_server.store.series.chunks import Frames
+from tsemon_server.store.series.exporting import Export, Piece, Segment
 from tsemon_server.store.streams import Stream
 
 _FRAMES_AT_A_TIME = 512

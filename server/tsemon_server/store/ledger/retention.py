@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, literal, or_, select, update
 
 from tsemon_server.store import schema
-from tsemon_server.store.purging import forget_run
+from tsemon_server.store.ledger.purging import forget_run
 
 TO_COME_BACK_S = 86_400.0
 """So long after its start the service waits for trainers before it takes them for gone."""

@@ -9,7 +9,7 @@ import numpy as np
 from sqlalchemy import Connection, Select, Table, and_, case, literal, select
 
 from tsemon_server.store import schema
-from tsemon_server.store.settling import frames_of
+from tsemon_server.store.series.settling import frames_of
 from tsemon_server.store.streams import Stream
 
 

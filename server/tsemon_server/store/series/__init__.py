@@ -1,0 +1,1 @@
+"""Frames: hot ones in a row each, settled ones in chunks."""
