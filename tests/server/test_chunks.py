@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tsemon_server.store import Cells, Sizes, Store
@@ -78,6 +78,7 @@ class TestTheSamplesOfAChunk:
             with pytest.raises(DamagedChunk):
                 unpack(bomb, "layers", 512, 3)
 
+    @example(b"\x28\xb5\x2f\xfd \x00")  # nothing, well compressed
     @given(st.binary(max_size=100) | st.binary(max_size=100).map(lambda data: b"\x28\xb5\x2f\xfd" + data))
     @settings(max_examples=300)
     def test_are_not_found_in_what_is_none(self, data):

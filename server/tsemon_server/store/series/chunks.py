@@ -78,7 +78,7 @@ def unpack_fine(blob: bytes, kind: Kind, num_samples: int, num_entries: int) -> 
     cell_bytes = _SPAN_BYTES + 4 * num_entries * item_bytes(kind)
     data = _decompressed(blob, num_samples * cell_bytes)
     num_cells, rest = divmod(len(data), cell_bytes)
-    if rest:
+    if rest or not num_cells:
         raise DamagedChunk
     spans = _unshuffled(data[: _SPAN_BYTES * num_cells], np.dtype("<i8")).reshape(3, num_cells)
     stats = _unshuffled(data[_SPAN_BYTES * num_cells :], item_type(kind)).reshape(4, num_entries, num_cells)
