@@ -28,7 +28,7 @@ def settle(request, store):
 
 def replayed(store, run_id, attempts=None):
     with store.read() as reader:
-        return list(reader.frames_in_order(run_id, attempts))
+        return list(reader.frames_in_order(run_id, attempts).frames())
 
 
 def exactly(frames):
@@ -87,7 +87,7 @@ class TestFramesInOrder:
             api.database.execute(f"UPDATE chunk SET {column} WHERE number = {number}")
         with store.read() as reader:
             replay = reader.frames_in_order(run_id)
-            found = [frame.step for frame in replay if "loss" in frame.scalars]
+            found = [frame.step for frame in replay.frames() if "loss" in frame.scalars]
         assert found == [*range(200, 301)]
         assert (replay.num_dropped, replay.num_damaged) == (100, 100)
 
@@ -97,9 +97,11 @@ class TestFramesInOrder:
             fill(api, run_id, [layer_frame(step, [0.0] * 3) for step in range(num_frames)])
             store.settle(sizes=Sizes(100, 0))
             with store.read() as reader:
-                assert sum(1 for _ in reader.frames_in_order(run_id)) == num_frames  # what is loaded once is loaded
+                assert (
+                    sum(1 for _ in reader.frames_in_order(run_id).frames()) == num_frames
+                )  # what is loaded once is loaded
                 tracemalloc.start()
-                for _ in reader.frames_in_order(run_id):
+                for _ in reader.frames_in_order(run_id).frames():
                     pass
             most = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()

@@ -78,7 +78,7 @@ class TestADeletedRun:
         store.settle()
         api.http.delete(f"/api/v1/runs/{run_id}")
         assert api.get(f"/runs/{run_id}")[:2] == (404, "unknown_run")
-        assert {*rows_of(api, run_id)} == {"frame", "segment", "chunk", "settled", "tombstone"}
+        assert {*rows_of(api, run_id)} == {"frame", "segment", "chunk", "settled", "layout", "tally", "tombstone"}
 
     def test_leaves_nothing_behind(self, api, store):
         run_id, kept = api.register("a"), api.register("b")

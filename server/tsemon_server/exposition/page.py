@@ -17,7 +17,7 @@ from tsemon_server.exposition.meters import Meters
 from tsemon_server.exposition.runs import Templates, shown
 from tsemon_server.exposition.text import Family, content_type_for, labels_of, page, sample
 from tsemon_server.settings import MetricsSettings
-from tsemon_server.store import Layouts, Store
+from tsemon_server.store import Store
 
 SILENCE_S = 3600.0
 """After how long a running run that was not heard of leaves /metrics: its process was killed. Not sooner, or an alert on
@@ -60,7 +60,6 @@ class Exposition:
     ) -> None:
         self._store, self._meters, self._settings = store, meters, settings
         self._clock = clock
-        self._layouts: Layouts = {}
         self._templates: Templates = {}
         self._lock = threading.Lock()
         # Who scrapes without pause does not keep the database busy.
@@ -102,12 +101,8 @@ class Exposition:
                 running_since=now - SILENCE_S,
                 ended_since=now - self._settings.grace_s,
                 most=self._settings.max_runs,
-                layouts=self._layouts,
             )
             alerts = reader.firing_alerts()
-        run_ids = {run.run_id for run in live.runs}
-        for key in [key for key in self._layouts if key[0] not in run_ids]:
-            del self._layouts[key]
         families, left_out = shown(live.runs, alerts, self._settings, self._templates)
         left_out.runs += live.num_left_out
         counts = {labels_of({"what": what}): count for what, count in vars(left_out).items()}

@@ -23,7 +23,9 @@ class StoredRun:
         for attempt in self._run.attempts:
             frames = self._reader.frames_in_order(self._run.run_id, [attempt.attempt])
             frozen = frozenset(self._reader.frozen_blocks(self._run.run_id, attempt.attempt))
-            yield Attempt(attempt.resume_step or 0, views_in_order((frame.to_wire() for frame in frames), frozen))
+            yield Attempt(
+                attempt.resume_step or 0, views_in_order((frame.to_wire() for frame in frames.frames()), frozen)
+            )
             if frames.num_dropped:
                 self._tell(attempt.attempt, f"{frames.num_dropped:,} values are gone by the project's retention")
             if frames.num_damaged:

@@ -6,17 +6,16 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy.exc import IntegrityError
-
 from tsemon_server.store.backups import backup, restore
-from tsemon_server.store.checking import Checked, Finding, check
-from tsemon_server.store.engine import Database, without_password
+from tsemon_server.store.checking import check
+from tsemon_server.store.engine import Database, Unit, without_password
 from tsemon_server.store.group_commit import GroupCommit
+from tsemon_server.store.ledger.attempts import standings
 from tsemon_server.store.ledger.leases import SETTLING, drop_lease, hold_lease, note_done
 from tsemon_server.store.ledger.listing import Place, RunFilter, RunOrder
 from tsemon_server.store.ledger.liveness import RunningRun, Watched
@@ -30,21 +29,20 @@ from tsemon_server.store.ledger.notices import (
     is_firing,
     is_muted,
 )
-from tsemon_server.store.ledger.purging import forgotten_runs, remove_slice, remove_tombstone
+from tsemon_server.store.ledger.purging import forgotten_runs, remove_tombstone
 from tsemon_server.store.ledger.remembering import RuleCheckpoint, RuleState
 from tsemon_server.store.ledger.retention import (
     Retention,
     aged_runs,
-    aged_segments,
     forget_aged,
-    reduce_segment,
     retentions,
+    runs_of,
 )
 from tsemon_server.store.ledger.tokens import StoredToken
 from tsemon_server.store.ledger.tokens import Tokens as _Tokens
 from tsemon_server.store.ledger.versions import Definition, Origin
-from tsemon_server.store.live import Backlog, FiringAlert, Layouts, LiveRun, LiveRuns, Values
-from tsemon_server.store.reading import Reader
+from tsemon_server.store.live import Backlog, FiringAlert, LiveRun, LiveRuns
+from tsemon_server.store.reading import FramesSeen, Reader
 from tsemon_server.store.records import (
     Alert,
     Attempt,
@@ -60,15 +58,17 @@ from tsemon_server.store.records import (
     TagUse,
 )
 from tsemon_server.store.schema import LARGEST
+from tsemon_server.store.series import Left, Series
 from tsemon_server.store.series.cells import Cells, merged
+from tsemon_server.store.series.checks import Checked, Finding
 from tsemon_server.store.series.exporting import Export, Piece
-from tsemon_server.store.series.metric import MetricReader, Points, Samples, shift_of
-from tsemon_server.store.series.newest import FramesSeen
-from tsemon_server.store.series.packing import Kind
-from tsemon_server.store.series.replaying import PastFrame, Replay
-from tsemon_server.store.series.settling import FramesChanged, Sizes, pack_segment, replace_frames, settled_streams
-from tsemon_server.store.streams import Stream
-from tsemon_server.store.writing import MOST_KNOWN, Added, Known, Registration, TakenBack, Writer
+from tsemon_server.store.series.frames import PastFrame
+from tsemon_server.store.series.metric import Metric, Points, Samples, shift_of
+from tsemon_server.store.series.packing import Kind, Values
+from tsemon_server.store.series.settling import Sizes
+from tsemon_server.store.series.sql import SqlSeries
+from tsemon_server.store.streams import Standing
+from tsemon_server.store.writing import Added, Registration, TakenBack, Writer
 
 __all__ = [
     "LARGEST",
@@ -88,10 +88,9 @@ __all__ = [
     "FramesSeen",
     "Kind",
     "Latest",
-    "Layouts",
     "LiveRun",
     "LiveRuns",
-    "MetricReader",
+    "Metric",
     "NoticeKind",
     "Notices",
     "Notification",
@@ -105,7 +104,6 @@ __all__ = [
     "Record",
     "Recorded",
     "Registration",
-    "Replay",
     "ResolvedReason",
     "Retention",
     "RuleCheckpoint",
@@ -137,6 +135,9 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+MOST_KNOWN = 100_000
+"""Depths of models that are remembered."""
+
 SILENCE_S = 3600.0
 """A run that was not heard of for so long sends no more, as far as the layout of its frames is concerned."""
 
@@ -166,12 +167,12 @@ class Store:
         max_waiting: int = 256,
     ) -> None:
         self._database = Database(url, migrate=migrate)
+        self._series: Series[Unit] = SqlSeries(self._database)
         self._clock, self._max_waiting = clock, max_waiting
         self._max_runs, self._max_project_runs = max_runs, max_project_runs
         self._opened_at = clock()
         self._settled_at = -math.inf
         # What never changes, for the id of a run is never given to another.
-        self._known = Known()
         self._num_blocks: dict[tuple[str, int], int] = {}
         self._commits: GroupCommit[Writer] | None = None
         self._lock = threading.Lock()
@@ -183,16 +184,18 @@ class Store:
     def read(self) -> Iterator[Reader]:
         """Everything read inside the block is of one state of the database."""
         with self._database.reading() as connection:
-            yield Reader(connection, self._clock())
+            yield Reader(Unit(connection), self._clock(), self._series)
 
     @contextmanager
     def write(self) -> Iterator[Writer]:
         """All that is written inside the block is committed when it ends, nothing of it when it raises."""
         with self._database.writing() as connection:
-            writer = Writer(connection, self._clock(), self._known, self._max_runs, self._max_project_runs)
+            unit = Unit(connection)
+            writer = Writer(unit, self._clock(), self._series, self._max_runs, self._max_project_runs)
             yield writer
             happened = writer.happened()
-        self._known.add(writer.new)
+        for remember in unit.after_commit:
+            remember()
         for event in happened:  # committed, so that it is true
             event.request.run(log.info, event.what, extra={"fields": event.fields})
 
@@ -227,15 +230,13 @@ class Store:
 
         May run beside anything, also beside itself in another process.
         """
-        num_segments, sizes = 0, sizes or Sizes()
-        with self._database.reading() as connection:
-            streams = settled_streams(connection, self._clock() - SILENCE_S, sizes)
-        for stream, most in streams:
-            for _ in range(most):
-                if is_stopped() or not self._settle_one(stream, sizes.segment):
-                    break
-                num_segments += 1
-        return num_segments
+        silent_before = self._clock() - SILENCE_S
+
+        def standing(run_ids: Collection[str]) -> Mapping[str, Standing]:
+            with self._database.reading() as connection:
+                return standings(connection, run_ids, silent_before)
+
+        return self._series.settle(standing, self._clock(), sizes or Sizes(), is_stopped)
 
     def note_settled(self, seconds: float) -> None:
         """Let others know that all is settled that had come before so many seconds ago. Written down now and then."""
@@ -245,29 +246,13 @@ class Store:
                 note_done(connection, SETTLING, began_at)
             self._settled_at = began_at
 
-    def _settle_one(self, stream: Stream, num_frames: int) -> bool:
-        with self._database.reading() as connection:
-            segment = pack_segment(connection, stream, num_frames)
-        if segment is None:
-            return False
-        try:
-            with self._database.writing() as connection:
-                replace_frames(connection, segment, self._clock())
-        except (FramesChanged, IntegrityError):  # deleted, or another process was faster
-            return False
-        return True
-
     def purge(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
         """Remove the frames of deleted runs and make the file shorter, a slice at a time, until `is_stopped`."""
         with self._database.reading() as connection:
             run_ids = forgotten_runs(connection)
         for run_id in run_ids:
-            while not is_stopped():
-                with self._database.writing() as connection:
-                    if not remove_slice(connection, run_id):
-                        break
-            # Last, so that whoever goes on with this goes on with the file, too.
-            if not self._shrink(is_stopped):
+            # The file last, so that whoever goes on with this goes on with the file, too.
+            if not self._series.drop(run_id, is_stopped) or not self._shrink(is_stopped):
                 return
             with self._database.writing() as connection:
                 remove_tombstone(connection, run_id)
@@ -277,7 +262,6 @@ class Store:
         now, opened_at = self._clock(), self._opened_at
         with self._database.reading() as connection:
             kept = retentions(connection)
-            segments = [aged for retention in kept for aged in aged_segments(connection, retention, now).items()]
             runs = [
                 (run_id, retention) for retention in kept for run_id in aged_runs(connection, retention, now, opened_at)
             ]
@@ -288,17 +272,26 @@ class Store:
                 is_gone = forget_aged(connection, run_id, retention, now, opened_at)
             if is_gone:
                 log.info("run expired", extra={"fields": {"run_id": run_id, "project": retention.project}})
-        for segment, left in segments:
-            if is_stopped():
-                return
-            with self._database.writing() as connection:
-                reduce_segment(connection, segment, left)
-        if segments:
+        is_reduced = [self._reduce(retention, now, is_stopped) for retention in kept]
+        if any(is_reduced):
             self._shrink(is_stopped)
+
+    def _reduce(self, retention: Retention, now: float, is_stopped: Callable[[], bool]) -> bool:
+        """Drop samples and rollups that are too old; whether there were any."""
+
+        def of_project(run_ids: Collection[str]) -> Collection[str]:
+            with self._database.reading() as connection:
+                return runs_of(connection, retention.project, run_ids)
+
+        ages: Sequence[tuple[Left, float | None]] = (("coarse", retention.rollups_s), ("fine", retention.samples_s))
+        is_reduced = [
+            self._series.reduce(left, now - age_s, of_project, is_stopped) for left, age_s in ages if age_s is not None
+        ]
+        return any(is_reduced)
 
     def check(self, report: Callable[[Finding], None]) -> Iterator[Checked]:
         """Recount everything, run by run, and report what is damaged. Reads only."""
-        return check(self._database, report)
+        return check(self._database, self._series, report)
 
     def vacuum(self) -> tuple[int, int]:
         """Give back all space that holds nothing; the size in bytes before and after."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import (
-    Connection,
     Row,
     Select,
     and_,
@@ -24,9 +23,9 @@ from sqlalchemy import (
 
 from tsemon.errors import UnknownAlert, UnknownAttempt, UnknownRun
 from tsemon.wire import AlertState, Frame
-from tsemon_server.store import schema
-from tsemon_server.store.engine import num_items
-from tsemon_server.store.ledger import silences, versions
+from tsemon_server.store.engine import Unit, num_items
+from tsemon_server.store.ledger import silences, tables, versions
+from tsemon_server.store.ledger.attempts import visible
 from tsemon_server.store.ledger.listing import (
     OPEN,
     Place,
@@ -43,41 +42,31 @@ from tsemon_server.store.ledger.listing import (
 from tsemon_server.store.ledger.liveness import RunningRun, Watched, running_runs, watched_runs
 from tsemon_server.store.ledger.remembering import RuleState, rule_state
 from tsemon_server.store.ledger.retention import Retention, retentions
-from tsemon_server.store.live import (
-    Backlog,
-    FiringAlert,
-    Layouts,
-    LiveRuns,
-    backlog,
-    firing_alerts,
-    live_runs,
-    settled_values,
-)
+from tsemon_server.store.live import Backlog, FiringAlert, LiveRuns, backlog, firing_alerts, live_runs
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.records import Alert, Attempt, Latest, Recorded, RuleVersion, Run, RunDetail, Silence, TagUse
+from tsemon_server.store.schema import NEVER
+from tsemon_server.store.series import Series
 from tsemon_server.store.series.cells import Ints
 from tsemon_server.store.series.exporting import Export
-from tsemon_server.store.series.metric import MetricReader, slot_of
-from tsemon_server.store.series.moments import seconds_at
-from tsemon_server.store.series.nearest import At, nearest_frame
-from tsemon_server.store.series.newest import FramesSeen, Layers, frames_seen, newest_layers
-from tsemon_server.store.series.packing import Kind, Slot, unpack
-from tsemon_server.store.series.replaying import PastFrame, Replay
-from tsemon_server.store.streams import Stream
+from tsemon_server.store.series.frames import PastFrame
+from tsemon_server.store.series.metric import Metric
+from tsemon_server.store.series.packing import Kind
+from tsemon_server.store.streams import At, Span
 from tsemon_server.store.times import utc
 
 
 class Reader:
     """What can be read. Every method sees the same state of the database."""
 
-    def __init__(self, connection: Connection, now: float) -> None:
-        self._connection = connection
+    def __init__(self, unit: Unit, now: float, series: Series[Unit]) -> None:
+        self._unit, self._connection, self._series = unit, unit.connection, series
         # To the microsecond, as records show it: a cursor that was made from a record finds its place again.
         self._now = utc(now).timestamp()
 
     def ping(self) -> None:
         """Raise StoreError unless the database answers."""
-        self._connection.execute(select(schema.run.c.run_id).limit(1)).all()
+        self._connection.execute(select(tables.run.c.run_id).limit(1)).all()
 
     # Runs
 
@@ -88,7 +77,7 @@ class Reader:
     def run_detail(self, run_id: str) -> RunDetail:
         """The run with all but its frames, or UnknownRun."""
         row, recorded = self._run_row(run_id), self.recorded(run_id)
-        c = schema.attempt.c
+        c = tables.attempt.c
         attempts = self._connection.execute(
             select(c.attempt, c.resume_step, c.started_at).where(c.run_id == run_id).order_by(c.attempt)
         )
@@ -109,7 +98,7 @@ class Reader:
         """At most `limit` runs in `order`, from `after` on."""
         # In two steps, so that alerts are counted of those alone that are shown.
         ids = run_ids(self._connection, which, order, limit, after)
-        rows = {row.run_id: row for row in self._connection.execute(_runs().where(schema.run.c.run_id.in_(ids)))}
+        rows = {row.run_id: row for row in self._connection.execute(_runs().where(tables.run.c.run_id.in_(ids)))}
         return [Run.model_validate(_run_fields(rows[run_id])) for run_id in ids]
 
     def num_runs(self, which: RunFilter, most: int) -> int:
@@ -123,9 +112,9 @@ class Reader:
     def _run_row(self, run_id: str) -> Row[Any]:
         query = (
             _runs()
-            .add_columns(schema.run.c.config, schema.attempt.c.blocks)
-            .add_columns(schema.attempt.c.frozen_blocks, schema.attempt.c.not_measured)
-            .where(schema.run.c.run_id == run_id)
+            .add_columns(tables.run.c.config, tables.attempt.c.blocks)
+            .add_columns(tables.attempt.c.frozen_blocks, tables.attempt.c.not_measured)
+            .where(tables.run.c.run_id == run_id)
         )
         row = self._connection.execute(query).one_or_none()
         if row is None:
@@ -152,30 +141,16 @@ class Reader:
 
     def recorded(self, run_id: str) -> Recorded:
         """The metrics that the run has frames for."""
-        kind, metric = schema.layout.c.kind, schema.layout.c.metric
-        rows = self._connection.execute(
-            select(kind, metric, func.max(schema.layout.c.num_rows), func.max(schema.layout.c.num_columns))
-            .where(schema.layout.c.run_id == run_id)
-            .group_by(kind, metric)
-            .order_by(kind, metric)
-        ).all()
+        found = self._series.known(self._unit, run_id)
         return Recorded(
-            scalars=[name for kind, name, *_ in rows if kind == "scalars"],
-            layers={name: num_rows for kind, name, num_rows, _ in rows if kind == "layers"},
-            heads={name: (num_rows, num_heads) for kind, name, num_rows, num_heads in rows if kind == "heads"},
+            scalars=[name for kind, name in found if kind == "scalars"],
+            layers={name: num_rows for (kind, name), (num_rows, _) in found.items() if kind == "layers"},
+            heads={name: shape for (kind, name), shape in found.items() if kind == "heads"},
         )
 
     def num_layers(self, run_id: str, kind: Kind, metric: str, attempt: int) -> int:
         """How many layers this attempt has recorded of the metric; 0 where it has recorded none of it."""
-        chunk, frame, layout = schema.chunk.c, schema.frame, schema.layout
-        is_settled = (chunk.run_id == run_id, chunk.kind == kind, chunk.metric == metric, chunk.attempt == attempt)
-        hot = (
-            select(func.max(layout.c.num_rows))
-            .join(frame, slot_of(layout.c, frame.c, kind, metric))
-            .where(frame.c.run_id == run_id, frame.c.attempt == attempt)
-        )
-        queries = (select(func.max(chunk.num_rows)).where(*is_settled), hot)
-        return max(self._connection.execute(query).scalar_one() or 0 for query in queries)
+        return self.metric(run_id, kind, metric, attempt=attempt).num_rows()
 
     def metric(
         self,
@@ -187,22 +162,14 @@ class Reader:
         from_step: int | None = None,
         to_step: int | None = None,
         attempt: int | None = None,
-    ) -> MetricReader:
+    ) -> Metric:
         """What is stored of `metric` in steps `from_step` to `to_step`, both included.
 
         `entry` is a row (layer) and a column (head); without it all rows are read. Without `attempt` the frames are
         those that no later attempt hides.
         """
-        return MetricReader(
-            self._connection,
-            run_id,
-            kind,
-            metric,
-            entry=entry,
-            from_step=from_step,
-            to_step=to_step,
-            attempt=attempt,
-        )
+        visible = self._visible(run_id, from_step=from_step, to_step=to_step, attempt=attempt)
+        return self._series.read(self._unit, run_id, visible, kind, metric, entry)
 
     def export(
         self,
@@ -214,66 +181,61 @@ class Reader:
         attempt: int | None = None,
     ) -> Export:
         """All raw samples of some metrics, or of all, piece by piece."""
-        return Export(self._connection, run_id, metrics, from_step, to_step, attempt)
+        visible = self._visible(run_id, from_step=from_step, to_step=to_step, attempt=attempt)
+        return self._series.export(self._unit, run_id, visible, metrics)
 
-    def frames_in_order(self, run_id: str, attempts: Sequence[int] | None = None) -> Replay:
+    def frames_in_order(self, run_id: str, attempts: Sequence[int] | None = None) -> Export:
         """All frames that no later attempt hides, or of each of `attempts` all, in the order of steps."""
-        return Replay(self._connection, run_id, attempts)
+        wanted = [None] if attempts is None else attempts
+        visible = [span for attempt in wanted for span in self._visible(run_id, attempt=attempt)]
+        return self._series.export(self._unit, run_id, visible)
 
     def frames_after(self, run_id: str, attempt: int, step: int) -> list[Frame]:
         """The attempt's frames after `step` in the order of steps; of one step, by writer and seq."""
-        return [frame.to_wire() for frame in Replay(self._connection, run_id, [attempt], step + 1)]
+        visible = self._visible(run_id, attempt=attempt, from_step=step + 1)
+        return [frame.to_wire() for frame in self._series.export(self._unit, run_id, visible).frames()]
 
     def nearest_frame(self, run_id: str, step: int | None, attempt: int | None) -> At | None:
         """Where the nearest frame to `step` is, or the newest one; of what no later attempt hides, or of `attempt`."""
-        return nearest_frame(self._connection, run_id, step, attempt)
+        visible = self._visible(run_id, attempt=attempt)
+        return self._series.nearest(self._unit, run_id, visible, NEVER if step is None else step)
 
     def frames_at(self, run_id: str, at: At) -> list[PastFrame]:
         """All frames that an attempt has of a step, by writer and seq."""
-        return list(Replay(self._connection, run_id, [at.attempt], at.step, at.step))
+        return list(self._series.at(self._unit, {run_id: at}).get(run_id, ()))
 
     def seconds_at(self, run_id: str, steps: Ints) -> NDArray[np.float64]:
         """Seconds from the run's first frame to each of these steps, in a straight line between frames; else NaN."""
-        return seconds_at(self._connection, run_id, steps)
+        return self._series.seconds_at(self._unit, run_id, self._visible(run_id), steps)
 
     def frames_seen(self, run_ids: Sequence[str]) -> dict[str, FramesSeen]:
         """Of those of these runs that are there: what changes with what their charts show."""
-        return frames_seen(self._connection, run_ids)
+        c = tables.run.c
+        rows = self._connection.execute(select(c.run_id, c.attempt, c.num_frames).where(c.run_id.in_(run_ids)))
+        return {run_id: FramesSeen(attempt, num_frames) for run_id, attempt, num_frames in rows}
 
     def newest_layers(self, run_ids: Sequence[str]) -> dict[str, list[Layers]]:
         """What these runs measured per layer at their newest step, writer by writer; of those that have a frame."""
-        return newest_layers(self._connection, run_ids)
+        c = tables.run.c
+        newest = select(c.run_id, c.last_step, c.last_attempt).where(c.run_id.in_(run_ids), c.last_step.is_not(None))
+        steps = {run_id: At(step, attempt) for run_id, step, attempt in self._connection.execute(newest)}
+        found = self._series.at(self._unit, steps, ["layers"])
+        return {run_id: [frame.layers for frame in frames] for run_id, frames in found.items()}
+
+    def _visible(
+        self, run_id: str, *, attempt: int | None = None, from_step: int | None = None, to_step: int | None = None
+    ) -> list[Span]:
+        return visible(self._connection, run_id, attempt=attempt, from_step=from_step, to_step=to_step)
 
     def _latest(self, row: Row[Any]) -> Latest | None:
         if row.last_seq is None:
             return None
-        frame = schema.frame
-        found = self._connection.execute(
-            select(frame.c.time, frame.c.layout_id, frame.c.blob).where(
-                frame.c.run_id == row.run_id,
-                frame.c.attempt == row.last_attempt,
-                frame.c.writer == row.last_writer,
-                frame.c.seq == row.last_seq,
-            )
-        ).one_or_none()
-        if found is None:  # later ones were hidden, and this one had settled
-            return self._latest_settled(row)
-        values = unpack(self._slots(row.run_id, found.layout_id, "scalars"), found.blob)["scalars"]
-        return _latest(row.last_step, found.time, values)
-
-    def _latest_settled(self, row: Row[Any]) -> Latest:
-        stream = Stream(row.run_id, row.last_attempt, row.last_writer)
-        time, values = settled_values(self._connection, stream, row.last_step, row.last_seq, ["scalars"])
-        return _latest(row.last_step, time, values["scalars"])
-
-    def _slots(self, run_id: str, layout_id: int, kind: Kind) -> list[Slot]:
-        c = schema.layout.c
-        rows = self._connection.execute(
-            select(c.kind, c.metric, c.offset_bytes, c.num_rows, c.num_columns)
-            .where(c.run_id == run_id, c.layout_id == layout_id, c.kind == kind)
-            .order_by(c.metric)
-        )
-        return [Slot(*row) for row in rows]
+        steps = {row.run_id: At(row.last_step, row.last_attempt)}
+        of_step = self._series.at(self._unit, steps, ["scalars"]).get(row.run_id, ())
+        newest = (frame for frame in of_step if (frame.writer, frame.seq) == (row.last_writer, row.last_seq))
+        time, values = next(((frame.time, frame.scalars) for frame in newest), (0.0, {}))
+        scalars = {name: value if np.isfinite(value) else None for name, value in values.items()}
+        return Latest(step=row.last_step, time=time, scalars=scalars)
 
     # Alerts
 
@@ -294,10 +256,10 @@ class Reader:
         after: Place | None = None,
     ) -> list[Alert]:
         """At most `limit` alerts, newest first, from `after` on; `since` is the oldest change of state."""
-        alert = schema.alert.c
+        alert = tables.alert.c
         wanted = (
             (alert.run_id, run_id),
-            (schema.run.c.project, project),
+            (tables.run.c.project, project),
             (alert.rule, rule),
             (alert.family, family),
             (alert.severity, severity),
@@ -315,7 +277,7 @@ class Reader:
 
     def alert(self, alert_id: str) -> Alert:
         """The alert, or UnknownAlert."""
-        query = select_alerts().where(schema.alert.c.alert_id == silences.number_of(alert_id))
+        query = select_alerts().where(tables.alert.c.alert_id == silences.number_of(alert_id))
         row = self._connection.execute(query, {"now": self._now}).one_or_none()
         if row is None:
             raise UnknownAlert(
@@ -329,7 +291,7 @@ class Reader:
 
         These runs and all of their alerts are among them, whenever they changed.
         """
-        alert, run = schema.alert.c, schema.run.c
+        alert, run = tables.alert.c, tables.run.c
         is_changed = or_(alert.updated_at >= since, alert.run_id.in_(run_ids)) if run_ids else alert.updated_at >= since
         rows = select_alerts().where(is_changed).order_by(alert.updated_at, alert.alert_id)
         alerts = [alert_of(row) for row in self._connection.execute(rows, {"now": self._now})]
@@ -339,7 +301,7 @@ class Reader:
 
     def missing_runs(self, run_ids: Collection[str]) -> frozenset[str]:
         """Those of these ids that no run has."""
-        c = schema.run.c.run_id
+        c = tables.run.c.run_id
         if not run_ids:
             return frozenset()
         return frozenset(run_ids) - {*self._connection.execute(select(c).where(c.in_(run_ids))).scalars()}
@@ -400,13 +362,10 @@ class Reader:
 
     # For /metrics
 
-    def live_runs(self, *, running_since: float, ended_since: float, most: int, layouts: Layouts) -> LiveRuns:
-        """The newest values of running runs heard of since `running_since`, of others since `ended_since`.
-
-        `layouts` is what earlier looks found, and gets what this one finds.
-        """
+    def live_runs(self, *, running_since: float, ended_since: float, most: int) -> LiveRuns:
+        """The newest values of running runs heard of since `running_since`, of others since `ended_since`."""
         since = {"running_since": running_since, "ended_since": ended_since}
-        return live_runs(self._connection, **since, most=most, layouts=layouts)
+        return live_runs(self._unit, self._series, **since, most=most)
 
     def firing_alerts(self) -> list[FiringAlert]:
         """All that fires and is not silenced; what fires more than once on a run is named once."""
@@ -414,18 +373,28 @@ class Reader:
 
     def backlog(self) -> Backlog:
         """What waits to be done."""
-        return backlog(self._connection)
+        return backlog(self._unit, self._series)
+
+
+class FramesSeen(NamedTuple):
+    """The same as before: nothing that charts of a run show has changed, but for what retention drops."""
+
+    attempt: int
+    num_frames: int
+
+
+Layers = Mapping[str, NDArray[np.floating[Any]]]
 
 
 def _runs() -> Select[Any]:
     """Runs and how deep they are, without configs and names of blocks: those may be large, and a list shows none."""
-    num = select(func.count()).where(schema.alert.c.run_id == schema.run.c.run_id)
+    num = select(func.count()).where(tables.alert.c.run_id == tables.run.c.run_id)
     at_end = num.where(fired_to_the_end()).scalar_subquery()
-    columns = [column for column in schema.run.c if column is not schema.run.c.config]
+    columns = [column for column in tables.run.c if column is not tables.run.c.config]
     seen = open_alerts().label("open_alerts"), at_end.label("alerts_at_end"), condition().label("condition")
-    return select(*columns, num_items(schema.attempt.c.blocks).label("num_blocks"), *seen).join(
-        schema.attempt,
-        and_(schema.attempt.c.run_id == schema.run.c.run_id, schema.attempt.c.attempt == schema.run.c.attempt),
+    return select(*columns, num_items(tables.attempt.c.blocks).label("num_blocks"), *seen).join(
+        tables.attempt,
+        and_(tables.attempt.c.run_id == tables.run.c.run_id, tables.attempt.c.attempt == tables.run.c.attempt),
     )
 
 
@@ -449,17 +418,17 @@ def _not_measured(told: Sequence[Mapping[str, str]], recorded: Recorded) -> dict
 
 
 _SHOWN_STATE = case(
-    (and_(schema.alert.c.state == "firing", schema.alert.c.acknowledged_at.is_not(None)), "acknowledged"),
-    else_=schema.alert.c.state,
+    (and_(tables.alert.c.state == "firing", tables.alert.c.acknowledged_at.is_not(None)), "acknowledged"),
+    else_=tables.alert.c.state,
 )
 
 
 def select_alerts() -> Select[Any]:
     """Alerts as they are at the time `now`."""
-    columns = [column for column in schema.alert.c if column is not schema.alert.c.state]
+    columns = [column for column in tables.alert.c if column is not tables.alert.c.state]
     silenced = silences.is_silenced().label("silenced")
-    return select(*columns, _SHOWN_STATE.label("state"), schema.run.c.project, schema.run.c.run, silenced).join(
-        schema.run, schema.run.c.run_id == schema.alert.c.run_id
+    return select(*columns, _SHOWN_STATE.label("state"), tables.run.c.project, tables.run.c.run, silenced).join(
+        tables.run, tables.run.c.run_id == tables.alert.c.run_id
     )
 
 
@@ -469,30 +438,25 @@ def alert_of(row: Row[Any]) -> Alert:
     return Alert.model_validate({**row._mapping, **shown, "alert_id": str(row.alert_id)})
 
 
-def _latest(step: int, time: float, values: Mapping[str, np.ndarray]) -> Latest:
-    scalars = {name: float(value) if np.isfinite(value) else None for name, value in values.items()}
-    return Latest(step=step, time=time, scalars=scalars)
-
-
 # Built once, for every body of frames asks them.
-_BLOCKS = select(schema.attempt.c.blocks).where(
-    schema.attempt.c.run_id == bindparam("run_id"), schema.attempt.c.attempt == bindparam("attempt")
+_BLOCKS = select(tables.attempt.c.blocks).where(
+    tables.attempt.c.run_id == bindparam("run_id"), tables.attempt.c.attempt == bindparam("attempt")
 )
 _FROZEN_BLOCKS = Prepared(
-    select(schema.attempt.c.frozen_blocks).where(
-        schema.attempt.c.run_id == bindparam("run_id"), schema.attempt.c.attempt == bindparam("attempt")
+    select(tables.attempt.c.frozen_blocks).where(
+        tables.attempt.c.run_id == bindparam("run_id"), tables.attempt.c.attempt == bindparam("attempt")
     )
 )
 _HAS_OPEN_ALERTS = Prepared(
-    select(schema.alert.c.run_id)
-    .where(schema.alert.c.run_id == bindparam("run_id"), or_(*(schema.alert.c.state == state for state in OPEN)))
+    select(tables.alert.c.run_id)
+    .where(tables.alert.c.run_id == bindparam("run_id"), or_(*(tables.alert.c.state == state for state in OPEN)))
     .limit(literal_column("1"))
 )
 _ALERTS_TO_TELL = (
     select_alerts()
     .where(
-        schema.alert.c.run_id == bindparam("run_id"),
-        or_(schema.alert.c.state.in_(OPEN), schema.alert.c.alert_id.in_(bindparam("resolved", expanding=True))),
+        tables.alert.c.run_id == bindparam("run_id"),
+        or_(tables.alert.c.state.in_(OPEN), tables.alert.c.alert_id.in_(bindparam("resolved", expanding=True))),
     )
-    .order_by(schema.alert.c.alert_id.desc())
+    .order_by(tables.alert.c.alert_id.desc())
 )

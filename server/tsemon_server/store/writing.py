@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
-    Connection,
     Row,
     ScalarSelect,
     and_,
@@ -18,18 +17,15 @@ from sqlalchemy import (
     delete,
     func,
     insert,
-    null,
     or_,
     select,
-    union,
-    union_all,
     update,
 )
 
-from tsemon.errors import InvalidArgument, InvalidFrame, LimitReached, UnknownRun, WrongAlertState
-from tsemon.wire import MAX_ATTEMPTS, MAX_METRICS, MAX_WRITERS, AlertState, Frame, RunState
-from tsemon_server.store import schema
-from tsemon_server.store.engine import insert_missing
+from tsemon.errors import InvalidArgument, LimitReached, UnknownRun, WrongAlertState
+from tsemon.wire import MAX_ATTEMPTS, AlertState, Frame, RunState
+from tsemon_server.store.engine import Unit, insert_missing
+from tsemon_server.store.ledger import tables
 from tsemon_server.store.ledger.listing import OPEN
 from tsemon_server.store.ledger.liveness import Watched, keep_watched
 from tsemon_server.store.ledger.notices import queue_notices
@@ -48,60 +44,33 @@ from tsemon_server.store.ledger.versions import Definition, Origin, add_versions
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.reading import Reader, alert_of, select_alerts
 from tsemon_server.store.records import Alert, ResolvedReason, Silence
-from tsemon_server.store.series.packing import Slot, layout_id, pack
-from tsemon_server.store.series.settling import PAGE_SEQS, NewestFrame, newest_settled, seqs_of_page
+from tsemon_server.store.schema import NEVER
+from tsemon_server.store.series import Series
 from tsemon_server.store.streams import Stream
 from tsemon_server.store.times import utc
-
-MOST_KNOWN = 100_000
-"""Of each kind; then all is asked again."""
-
-MAX_SLOTS = 200_000
-"""Entries in all layouts of a run: one for each metric of each different set of metrics that its frames have."""
-
-_PAGES_PER_QUERY = 16
-"""A body that leaves out more seqs than these pages hold is looked up in pieces."""
 
 _MOST_TELL = 64
 """Writers of an attempt that may say why they do not measure something."""
 
 _KNOWN = Prepared(
     select(
-        schema.run.c.attempt,
-        schema.run.c.last_step,
-        schema.run.c.loss,
-        schema.run.c.process_step,
-        schema.run.c.stepped_at,
-        schema.attempt.c.hidden_from,
+        tables.run.c.attempt,
+        tables.run.c.last_step,
+        tables.run.c.loss,
+        tables.run.c.process_step,
+        tables.run.c.stepped_at,
+        tables.attempt.c.hidden_from,
     )
-    .join(schema.attempt, schema.attempt.c.run_id == schema.run.c.run_id)
-    .where(schema.run.c.run_id == bindparam("run_id"), schema.attempt.c.attempt == bindparam("attempt"))
-    .with_for_update(of=schema.run)
+    .join(tables.attempt, tables.attempt.c.run_id == tables.run.c.run_id)
+    .where(tables.run.c.run_id == bindparam("run_id"), tables.attempt.c.attempt == bindparam("attempt"))
+    .with_for_update(of=tables.run)
 )
-# In one statement, because a frame may be on its way from the one table to the other.
-_STORED_SEQS = Prepared(
-    union_all(
-        select(schema.frame.c.seq.label("number"), null().label("seqs")).where(
-            schema.frame.c.run_id == bindparam("run_id"),
-            schema.frame.c.attempt == bindparam("attempt"),
-            schema.frame.c.writer == bindparam("writer"),
-            schema.frame.c.seq.between(bindparam("first"), bindparam("last")),
-        ),
-        select(schema.settled.c.page, schema.settled.c.seqs).where(
-            schema.settled.c.run_id == bindparam("run_id"),
-            schema.settled.c.attempt == bindparam("attempt"),
-            schema.settled.c.writer == bindparam("writer"),
-            schema.settled.c.page.between(bindparam("first_page"), bindparam("last_page")),
-        ),
-    )
-)
-_INSERT_FRAMES = Prepared(insert(schema.frame))
 _NOTE_FRAMES = (
-    update(schema.run)
-    .where(schema.run.c.run_id == bindparam("which"))
+    update(tables.run)
+    .where(tables.run.c.run_id == bindparam("which"))
     .values(
         updated_at=bindparam("now"),
-        num_frames=schema.run.c.num_frames + bindparam("num_added"),
+        num_frames=tables.run.c.num_frames + bindparam("num_added"),
         process_step=bindparam("process_step"),
         stepped_at=bindparam("stepped_at"),
     )
@@ -171,36 +140,19 @@ class _Known(NamedTuple):
     """Where the attempt of these frames ends to be seen."""
 
 
-class Known:
-    """What is stored, never changes, and need not be asked of the database again."""
-
-    def __init__(self) -> None:
-        self.layouts: set[tuple[str, int]] = set()
-        """Run and id."""
-        self.streams: set[Stream] = set()
-
-    def add(self, other: Known) -> None:
-        for mine, new in ((self.layouts, other.layouts), (self.streams, other.streams)):
-            if len(mine) >= MOST_KNOWN:
-                mine.clear()
-            mine.update(new)  # type: ignore[arg-type]
-
-
 class Writer(Reader):
     """What can be written. All of one transaction is stored, or nothing."""
 
     def __init__(
         self,
-        connection: Connection,
+        unit: Unit,
         now: float,
-        known: Known | None = None,
+        series: Series[Unit],
         max_runs: int = 100_000,
         max_project_runs: int = 20_000,
     ) -> None:
-        super().__init__(connection, now)
-        self._known_before, self._max_runs, self._max_project_runs = known or Known(), max_runs, max_project_runs
-        self.new = Known()
-        """What is stored once this transaction is committed."""
+        super().__init__(unit, now, series)
+        self._max_runs, self._max_project_runs = max_runs, max_project_runs
         self._run_events: list[Event] = []
         self._changed_alerts: dict[int, Context] = {}
 
@@ -208,8 +160,8 @@ class Writer(Reader):
         """What is to be told of this transaction: what runs did, and what the alerts are now that changed."""
         if not self._changed_alerts:
             return self._run_events
-        query = select_alerts().where(schema.alert.c.alert_id.in_(self._changed_alerts))
-        rows = self._connection.execute(query.order_by(schema.alert.c.alert_id), {"now": self._now}).all()
+        query = select_alerts().where(tables.alert.c.alert_id.in_(self._changed_alerts))
+        rows = self._connection.execute(query.order_by(tables.alert.c.alert_id), {"now": self._now}).all()
         return [*self._run_events, *(_alert_event(row, self._changed_alerts[row.alert_id]) for row in rows)]
 
     def _tell(self, what: str, run_id: str, **fields: Any) -> None:
@@ -236,8 +188,8 @@ class Writer(Reader):
         run_id = self._run_named(project, run)
         if attempt_key is not None:
             known = self._connection.execute(
-                select(schema.attempt.c.attempt).where(
-                    schema.attempt.c.run_id == run_id, schema.attempt.c.attempt_key == attempt_key
+                select(tables.attempt.c.attempt).where(
+                    tables.attempt.c.run_id == run_id, tables.attempt.c.attempt_key == attempt_key
                 )
             ).scalar_one_or_none()
             if known is not None:
@@ -247,12 +199,12 @@ class Writer(Reader):
         if attempt > MAX_ATTEMPTS:
             raise LimitReached(f"the run {run!r} has {MAX_ATTEMPTS} attempts, no more are taken; begin another run")
         self._connection.execute(
-            insert(schema.attempt).values(
+            insert(tables.attempt).values(
                 run_id=run_id,
                 attempt=attempt,
                 attempt_key=attempt_key,
                 resume_step=resume_step,
-                hidden_from=schema.NEVER,
+                hidden_from=NEVER,
                 blocks=list(blocks),
                 frozen_blocks=list(frozen_blocks),
                 started_at=self._now,
@@ -298,8 +250,8 @@ class Writer(Reader):
 
     def keep_for(self, retention: Retention) -> None:
         """From now on, keep for so long what its project has."""
-        self._connection.execute(delete(schema.retention).where(schema.retention.c.project == retention.project))
-        self._connection.execute(insert(schema.retention).values(**retention._asdict()))
+        self._connection.execute(delete(tables.retention).where(tables.retention.c.project == retention.project))
+        self._connection.execute(insert(tables.retention).values(**retention._asdict()))
 
     def _run_named(self, project: str, run: str) -> str:
         fresh = {
@@ -315,23 +267,23 @@ class Writer(Reader):
             "num_frames": 0,
         }
         # For engines with several writers at a time: one at a time per run.
-        named = select(schema.run.c.run_id).where(schema.run.c.project == project, schema.run.c.run == run)
+        named = select(tables.run.c.run_id).where(tables.run.c.project == project, tables.run.c.run == run)
         run_id: str | None = None
         while run_id is None:  # deleted between the two
-            insert_missing(self._connection, schema.run, [fresh])
+            insert_missing(self._connection, tables.run, [fresh])
             run_id = self._connection.execute(named.with_for_update()).scalar_one_or_none()
         if run_id == fresh["run_id"]:
             self._check_number_of_runs(project)
         return run_id
 
     def _check_number_of_runs(self, project: str) -> None:
-        of_project = select(func.count()).select_from(schema.run).where(schema.run.c.project == project)
+        of_project = select(func.count()).select_from(tables.run).where(tables.run.c.project == project)
         if self._connection.execute(of_project).scalar_one() > self._max_project_runs:
             raise LimitReached(
                 f"the project {project!r} has {self._max_project_runs} runs, no more are taken; delete some, let "
                 "`tsemon admin retention` do so, or raise TSEMON_LIMIT_PROJECT_RUNS"
             )
-        num_runs = self._connection.execute(select(func.count()).select_from(schema.run)).scalar_one()
+        num_runs = self._connection.execute(select(func.count()).select_from(tables.run)).scalar_one()
         if num_runs > self._max_runs:
             raise LimitReached(
                 f"the database holds {self._max_runs} runs, no more are taken; delete some, let `tsemon admin retention` do "
@@ -340,9 +292,9 @@ class Writer(Reader):
 
     def _hide_from(self, run_id: str, start_step: int) -> int:
         """Hide what the attempts so far have from `start_step` on; the number of the last of them."""
-        attempt = schema.attempt.c
+        attempt = tables.attempt.c
         self._connection.execute(
-            update(schema.attempt)
+            update(tables.attempt)
             .where(attempt.run_id == run_id, attempt.hidden_from > start_step)
             .values(hidden_from=start_step)
         )
@@ -350,45 +302,23 @@ class Writer(Reader):
         return last.scalar_one() or 0
 
     def _set_run(self, run_id: str, **values: Any) -> None:
-        statement = update(schema.run).where(schema.run.c.run_id == run_id).values(updated_at=self._now, **values)
+        statement = update(tables.run).where(tables.run.c.run_id == run_id).values(updated_at=self._now, **values)
         if not self._connection.execute(statement).rowcount:
             raise UnknownRun(f"no run has the id {run_id!r}; the list of runs has those there are")
 
     def _find_newest(self, run_id: str) -> None:
         """Look up the newest frame that is not hidden: once per attempt, frames that come later keep it up to date."""
-        newest = max((*self._newest_hot(run_id), *newest_settled(self._connection, run_id)), default=None)
-        step, attempt, seq, writer = newest or (None, None, None, None)
-        self._set_run(run_id, last_attempt=attempt, last_writer=writer, last_seq=seq, last_step=step)
-        latest = self._latest(self._run_row(run_id))
-        self._set_run(run_id, loss=None if latest is None else latest.scalars.get("loss"))
-
-    def _newest_hot(self, run_id: str) -> list[NewestFrame]:
-        frame, attempt = schema.frame.c, schema.attempt.c
-        rows = self._connection.execute(
-            select(frame.step, frame.attempt, frame.seq, frame.writer)
-            .join(
-                schema.attempt,
-                (attempt.run_id == frame.run_id)
-                & (attempt.attempt == frame.attempt)
-                & (attempt.hidden_from > frame.step),
-            )
-            .where(frame.run_id == run_id)
-            .order_by(frame.step.desc(), frame.attempt.desc(), frame.seq.desc(), frame.writer.desc())
-            .limit(1)
-        )
-        return [NewestFrame(*row) for row in rows]
+        newest = self._series.newest(self._unit, run_id, self._visible(run_id))
+        step, attempt, seq, writer, _, scalars = newest or (None, None, None, None, None, {})
+        place = {"last_attempt": attempt, "last_writer": writer, "last_seq": seq, "last_step": step}
+        self._set_run(run_id, **place, loss=scalars.get("loss"))
 
     # Frames
 
     def add_frames(self, run_id: str, attempt: int, writer: str, frames: Sequence[Frame]) -> Added:
         """Store the frames that are not stored yet."""
         known = self._known(run_id, attempt)
-        stored = self._stored_seqs(run_id, attempt, writer, [frame.seq for frame in frames])
-        new = {frame.seq: frame for frame in reversed(frames) if frame.seq not in stored}
-        added = sorted(new.values(), key=lambda frame: frame.seq)
-        if added:
-            self._insert_frames(run_id, attempt, writer, added)
-            self._check_number_of_writers(Stream(run_id, attempt, writer))
+        added = self._series.add(self._unit, Stream(run_id, attempt, writer), frames).frames
         reached = max((frame.step for frame in added), default=None) if attempt == known.attempt else None
         noted = {"which": run_id, "now": self._now, "num_added": len(added), **self._process(known, reached)}
         newest = max(
@@ -408,13 +338,13 @@ class Writer(Reader):
 
     def _note_not_measured(self, stream: Stream, frame: Frame) -> None:
         """Unless a later frame has told already. Others that write the same run wait: it is locked since `_known`."""
-        c = schema.attempt.c
+        c = tables.attempt.c
         which = (c.run_id == stream.run_id, c.attempt == stream.attempt)
         told = dict(self._connection.execute(select(c.not_measured).where(*which)).scalar_one())
         seq = told.get(stream.writer, {"seq": -1})["seq"]
         if frame.seq > seq and (stream.writer in told or len(told) < _MOST_TELL):
             told[stream.writer] = {"seq": frame.seq, "why": frame.not_measured}
-            self._connection.execute(update(schema.attempt).where(*which).values(not_measured=told))
+            self._connection.execute(update(tables.attempt).where(*which).values(not_measured=told))
 
     def _known(self, run_id: str, attempt: int) -> _Known:
         row = _KNOWN.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchone()
@@ -429,79 +359,6 @@ class Writer(Reader):
         if step is not None and (known.process_step is None or step > known.process_step):
             return {"process_step": step, "stepped_at": self._now}
         return {"process_step": known.process_step, "stepped_at": known.stepped_at}
-
-    def _stored_seqs(self, run_id: str, attempt: int, writer: str, seqs: Sequence[int]) -> set[int]:
-        stream, found = Stream(run_id, attempt, writer)._asdict(), set[int]()
-        for first, last in _spans(seqs, _PAGES_PER_QUERY * PAGE_SEQS):
-            span = {"first": first, "last": last, "first_page": first // PAGE_SEQS, "last_page": last // PAGE_SEQS}
-            for number, settled in _STORED_SEQS.run(self._connection, stream | span):
-                found.update((number,) if settled is None else seqs_of_page(number, settled))
-        return found
-
-    def _insert_frames(self, run_id: str, attempt: int, writer: str, frames: Iterable[Frame]) -> None:
-        rows: list[dict[str, Any]] = []
-        layouts: dict[int, Sequence[Slot]] = {}
-        for frame in frames:
-            slots, blob = pack(frame)
-            number = layout_id(slots)
-            layouts[number] = slots
-            rows.append(
-                {
-                    "run_id": run_id,
-                    "attempt": attempt,
-                    "writer": writer,
-                    "seq": frame.seq,
-                    "step": frame.step,
-                    "time": frame.time,
-                    "layout_id": number,
-                    "blob": blob,
-                }
-            )
-        self._insert_layouts(run_id, layouts)
-        _INSERT_FRAMES.run_many(self._connection, rows)
-
-    def _insert_layouts(self, run_id: str, layouts: Mapping[int, Sequence[Slot]]) -> None:
-        new = [number for number in layouts if (run_id, number) not in self._known_before.layouts]
-        entries = [
-            {"run_id": run_id, "layout_id": number, **slot._asdict()} for number in new for slot in layouts[number]
-        ]
-        if entries:
-            insert_missing(self._connection, schema.layout, entries)
-            self._check_number_of_metrics(run_id)
-        self.new.layouts.update((run_id, number) for number in new)
-
-    def _check_number_of_metrics(self, run_id: str) -> None:
-        """Of what is stored with these: a name that is known, or came with another frame meanwhile, is no new one."""
-        of_run = select(func.count(), func.count(schema.layout.c.metric.distinct())).where(
-            schema.layout.c.run_id == run_id
-        )
-        num_slots, num_metrics = self._connection.execute(of_run).one()
-        if num_metrics > MAX_METRICS:
-            raise InvalidFrame(
-                f"expected metrics of at most {MAX_METRICS} different names in a run, got {num_metrics}; "
-                "a name is no place for a number. Nothing of this body is stored"
-            )
-        if num_slots > MAX_SLOTS:
-            raise InvalidFrame(
-                "expected frames that mostly hold the same metrics in the same shapes, got another set once more; "
-                f"together they have {num_slots} entries, at most {MAX_SLOTS} are kept. Nothing of this body is stored"
-            )
-
-    def _check_number_of_writers(self, stream: Stream) -> None:
-        if stream in self._known_before.streams:
-            return
-        writers = [
-            select(table.c.writer).where(table.c.run_id == stream.run_id, table.c.attempt == stream.attempt)
-            for table in (schema.frame, schema.settled)
-        ]
-        num_writers = self._connection.execute(
-            select(func.count()).select_from(union(*writers).subquery())
-        ).scalar_one()
-        if num_writers > MAX_WRITERS:
-            raise LimitReached(
-                f"the attempt has {MAX_WRITERS} writers, no more are taken; let one process send for others"
-            )
-        self.new.streams.add(stream)
 
     # What the rules remember
 
@@ -527,7 +384,7 @@ class Writer(Reader):
 
     def is_running(self, run_id: str, attempt: int) -> bool:
         """Whether the run is still running, in this attempt; it stays so to the end of this transaction."""
-        c = schema.run.c
+        c = tables.run.c
         query = select(c.run_id).where(c.run_id == run_id, c.attempt == attempt, c.state == "running")
         return self._connection.execute(query.with_for_update()).first() is not None
 
@@ -537,8 +394,8 @@ class Writer(Reader):
 
     def open_alert(self, run_id: str, attempt: int, rule: str, **values: Any) -> None:
         """Add an alert; `values` are the other columns."""
-        c = schema.alert.c
-        opened = insert(schema.alert).values(
+        c = tables.alert.c
+        opened = insert(tables.alert).values(
             run_id=run_id, attempt=attempt, rule=rule, opened_at=self._now, updated_at=self._now, **values
         )
         alert_id = self._connection.execute(opened.returning(c.alert_id)).scalar_one()
@@ -547,12 +404,12 @@ class Writer(Reader):
 
     def change_alert(self, run_id: str, rule: str, from_state: AlertState, **values: Any) -> int | None:
         """Change the alert of the rule that is in `from_state`; its id, or None where there is none."""
-        c = schema.alert.c
+        c = tables.alert.c
         which = select(func.max(c.alert_id)).where(c.run_id == run_id, c.rule == rule, c.state == from_state)
         alert_id: int | None = self._connection.execute(which).scalar_one()
         if alert_id is not None:
             reason = {"resolved_reason": "clear"} if values.get("state") == "resolved" else {}
-            changed = update(schema.alert).where(c.alert_id == alert_id)
+            changed = update(tables.alert).where(c.alert_id == alert_id)
             self._connection.execute(changed.values(updated_at=self._now, **reason, **values))
             self._queue_notices(c.alert_id == alert_id, has_fired=values.get("state") == "firing")
         return alert_id
@@ -570,7 +427,7 @@ class Writer(Reader):
         These are neither open nor over until `revise_alert` or `drop_alert` says what they are. What people or the run's
         end called over later stays so, and is listed too.
         """
-        c = schema.alert.c
+        c = tables.alert.c
         is_of_rules = func.coalesce(c.resolved_reason, "clear") == "clear"
         began_later = or_(c.pending_step > step, c.firing_step > step)
         listed = case((is_of_rules, began_later), else_=c.resolved_step > step)
@@ -585,10 +442,10 @@ class Writer(Reader):
             later.setdefault(rule, []).append(TakenBack(*row))
         mine = and_(mine, is_of_rules)
         self._queue_notices(and_(mine, or_(began_later, c.resolved_step > step)))
-        self._connection.execute(update(schema.alert).where(mine, began_later).values(state="revised"))
+        self._connection.execute(update(tables.alert).where(mine, began_later).values(state="revised"))
         again = {"state": "firing", "resolved_step": None, "resolved_reason": None}
         is_over = and_(c.state != "revised", c.resolved_step > step)
-        self._connection.execute(update(schema.alert).where(mine, is_over).values(**again))
+        self._connection.execute(update(tables.alert).where(mine, is_over).values(**again))
         return later
 
     def revise_alert(self, alert_id: int, **values: Any) -> None:
@@ -597,20 +454,20 @@ class Writer(Reader):
         if values["state"] == "firing":
             self._queue_notices(is_it, has_fired=True)
         over = {"resolved_step": None, "resolved_reason": None}
-        changed = update(schema.alert).where(is_it)
+        changed = update(tables.alert).where(is_it)
         self._connection.execute(changed.values(updated_at=self._now, **over, **values))
 
     def drop_alert(self, alert_id: int) -> bool:
         """Remove an alert that was taken back, or, where it had fired and people were told, call it over: whether so."""
-        c, is_it = schema.alert.c, self._taken_back(alert_id)
-        self._connection.execute(delete(schema.alert).where(is_it, c.firing_step.is_(None)))
+        c, is_it = tables.alert.c, self._taken_back(alert_id)
+        self._connection.execute(delete(tables.alert).where(is_it, c.firing_step.is_(None)))
         over = {"state": "resolved", "resolved_step": c.firing_step, "resolved_reason": "clear"}
-        changed = update(schema.alert).where(is_it).values(updated_at=self._now, **over)
+        changed = update(tables.alert).where(is_it).values(updated_at=self._now, **over)
         return self._connection.execute(changed).rowcount > 0
 
     def _taken_back(self, alert_id: int) -> ColumnElement[bool]:
         """That one, but where people or the run's end called it over."""
-        return and_(schema.alert.c.alert_id == alert_id, schema.alert.c.state == "revised")
+        return and_(tables.alert.c.alert_id == alert_id, tables.alert.c.state == "revised")
 
     def end_alerts_of_ended(self, run_id: str, attempt: int) -> None:
         """Where the run has ended already, what frames that came afterwards opened is over with it."""
@@ -619,12 +476,12 @@ class Writer(Reader):
 
     def withdraw_alert(self, run_id: str, rule: str) -> None:
         """Forget the rule's pending alert."""
-        c = schema.alert.c
-        self._connection.execute(delete(schema.alert).where(c.run_id == run_id, c.rule == rule, c.state == "pending"))
+        c = tables.alert.c
+        self._connection.execute(delete(tables.alert).where(c.run_id == run_id, c.rule == rule, c.state == "pending"))
 
     def acknowledge(self, alert_id: str, by: str, note: str | None) -> Alert:
         """Note who has seen to an alert. The first to say so stays."""
-        c = schema.alert.c
+        c = tables.alert.c
         seen = {"acknowledged_at": self._now, "acknowledged_by": by, "note": note}
         self._change_open(alert_id, c.acknowledged_at.is_(None), **seen)
         return self._open_alert(alert_id, "acknowledged")
@@ -632,7 +489,7 @@ class Writer(Reader):
     def unacknowledge(self, alert_id: str) -> Alert:
         """Let nobody have seen to it."""
         unseen = {"acknowledged_at": None, "acknowledged_by": None, "note": None}
-        self._change_open(alert_id, schema.alert.c.acknowledged_at.is_not(None), **unseen)
+        self._change_open(alert_id, tables.alert.c.acknowledged_at.is_not(None), **unseen)
         return self._open_alert(alert_id, "given back")
 
     def resolve(self, alert_id: str, by: str, note: str | None) -> Alert:
@@ -642,14 +499,14 @@ class Writer(Reader):
             raise WrongAlertState(f"the alert {alert_id} is only pending; it goes away by itself, or fires")
         over = {"state": "resolved", **_over(self._last_step(found.run_id), "by hand")}
         seen = {"acknowledged_at": self._now, "acknowledged_by": by, "note": note}
-        self._change_open(alert_id, schema.alert.c.state == "firing", **over, **seen)
+        self._change_open(alert_id, tables.alert.c.state == "firing", **over, **seen)
         return self.alert(alert_id)
 
     def _change_open(self, alert_id: str, where: ColumnElement[bool], **values: Any) -> None:
-        c = schema.alert.c
+        c = tables.alert.c
         is_it = and_(c.alert_id == number_of(alert_id), c.state.in_(OPEN), where)
         self._queue_notices(is_it)
-        self._connection.execute(update(schema.alert).where(is_it).values(updated_at=self._now, **values))
+        self._connection.execute(update(tables.alert).where(is_it).values(updated_at=self._now, **values))
 
     def _open_alert(self, alert_id: str, what: str) -> Alert:
         found = self.alert(alert_id)
@@ -659,34 +516,34 @@ class Writer(Reader):
 
     def _end_alerts(self, run_id: str, step: int, reason: ResolvedReason) -> None:
         """Whatever is open ends at `step`: what fires is over, what was pending never was."""
-        c = schema.alert.c
-        self._connection.execute(delete(schema.alert).where(c.run_id == run_id, c.state == "pending"))
+        c = tables.alert.c
+        self._connection.execute(delete(tables.alert).where(c.run_id == run_id, c.state == "pending"))
         self._queue_notices(and_(c.run_id == run_id, c.state == "firing"))
         self._connection.execute(
-            update(schema.alert)
+            update(tables.alert)
             .where(c.run_id == run_id, c.state == "firing")
             .values(state="resolved", updated_at=self._now, **_over(step, reason))
         )
 
     def end_alerts_of_rule(self, rule: str) -> None:
         """The rule looks at no run any more, so what it had opened is over."""
-        c = schema.alert.c
-        self._connection.execute(delete(schema.alert).where(c.rule == rule, c.state == "pending"))
+        c = tables.alert.c
+        self._connection.execute(delete(tables.alert).where(c.rule == rule, c.state == "pending"))
         self._queue_notices(and_(c.rule == rule, c.state == "firing"))
-        last_step = select(schema.run.c.last_step).where(schema.run.c.run_id == c.run_id).scalar_subquery()
+        last_step = select(tables.run.c.last_step).where(tables.run.c.run_id == c.run_id).scalar_subquery()
         self._connection.execute(
-            update(schema.alert)
+            update(tables.alert)
             .where(c.rule == rule, c.state == "firing")
             .values(state="resolved", updated_at=self._now, **_over(last_step, "rule disabled"))
         )
 
     def _reopen_alerts(self, run_id: str) -> None:
         """The run has not ended after all, so what fired at its end still does."""
-        c, of_attempt = schema.alert.c, self._run_row(run_id).attempt
+        c, of_attempt = tables.alert.c, self._run_row(run_id).attempt
         did_end = and_(c.run_id == run_id, c.resolved_reason == "run ended", c.attempt == of_attempt)
         self._queue_notices(did_end)
         again = {"state": "firing", "resolved_step": None, "resolved_reason": None}
-        self._connection.execute(update(schema.alert).where(did_end).values(updated_at=self._now, **again))
+        self._connection.execute(update(tables.alert).where(did_end).values(updated_at=self._now, **again))
 
     def _last_step(self, run_id: str) -> int:
         return self._run_row(run_id).last_step or 0
@@ -706,20 +563,9 @@ class Writer(Reader):
         remove_silence(self._connection, silence_id)
 
 
-def _spans(seqs: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """The first and the last of pieces that hold all of these and leave few out, most often one."""
-    spans: list[tuple[int, int]] = []
-    for seq in sorted(seqs):
-        if spans and seq - spans[-1][0] < most:
-            spans[-1] = spans[-1][0], seq
-        else:
-            spans.append((seq, seq))
-    return spans
-
-
 def _over(step: int | ScalarSelect[Any], reason: ResolvedReason) -> dict[str, Any]:
     """What is noted of alerts that end at `step` though they fire."""
-    fired = schema.alert.c.firing_step
+    fired = tables.alert.c.firing_step
     # Not before it fired: it was there, even if its frames are hidden now.
     return {"resolved_step": case((fired < step, step), else_=fired), "resolved_reason": reason}
 

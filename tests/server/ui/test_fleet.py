@@ -14,7 +14,9 @@ from sqlalchemy import create_engine, delete, insert, select
 from tests.server.ui.conftest import GROWING, START_S, opened, served
 from tsemon.wire import Array, Frame
 from tsemon_server.settings import Settings
-from tsemon_server.store import Store, schema
+from tsemon_server.store import Store
+from tsemon_server.store.ledger import tables as ledger
+from tsemon_server.store.series.sql import tables as series
 
 HOSTILE_NAMES = (
     '<img src=x onerror="document.title=1"><script>document.title=1</script>',
@@ -104,13 +106,13 @@ def large_fleet(tmp_path_factory):
         )
     fleet = [run_of_the_fleet(i, float(int(time.time()))) for i in range(FLEET)]
     with create_engine(database).begin() as connection:
-        for table in (schema.run, schema.attempt, schema.layout, schema.frame):
+        for table in (ledger.run, ledger.attempt, series.layout, series.frame):
             rows = [dict(row) for row in connection.execute(select(table).order_by(*table.primary_key)).mappings()]
             connection.execute(delete(table))
             copies = [
                 row | {name: value for name, value in about.items() if name in table.c}
                 for about in fleet
-                for row in (rows[-about["num_frames"] :] if table is schema.frame else rows)
+                for row in (rows[-about["num_frames"] :] if table is series.frame else rows)
             ]
             connection.execute(insert(table), copies)
     with served(Settings(database=database)) as service:

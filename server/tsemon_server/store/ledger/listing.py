@@ -25,8 +25,8 @@ from sqlalchemy import (
 )
 
 from tsemon.wire import AlertState, RunState
-from tsemon_server.store import schema
 from tsemon_server.store.engine import contains_text, items_of
+from tsemon_server.store.ledger import tables
 from tsemon_server.store.records import Condition, TagUse
 
 OPEN: tuple[AlertState, ...] = ("pending", "firing")
@@ -65,7 +65,7 @@ class RunFilter:
 
     def where(self) -> Iterator[ColumnElement[bool]]:
         """What holds for them, first what takes the least time to see."""
-        run = schema.run.c
+        run = tables.run.c
         for column, value in ((run.project, self.project), (run.run, self.run), (run.state, self.state)):
             if value is not None:
                 yield column == value
@@ -75,42 +75,42 @@ class RunFilter:
             yield condition() == self.condition
         tag = items_of(run.tags).table_valued("value").c.value
         for wanted in self.tags:
-            yield exists(literal_column("1")).where(tag == wanted).correlate(schema.run)
+            yield exists(literal_column("1")).where(tag == wanted).correlate(tables.run)
         if self.text:
             text = self.text.lower()
-            in_tag = exists(literal_column("1")).where(contains_text(tag, text)).correlate(schema.run)
+            in_tag = exists(literal_column("1")).where(contains_text(tag, text)).correlate(tables.run)
             yield or_(contains_text(run.run, text), contains_text(run.project, text), in_tag)
 
 
 def condition() -> ColumnElement[str]:
     """Of a run: how its process does."""
-    state = schema.run.c.state
+    state = tables.run.c.state
     by_rules = (_fires(SILENT_RULES), "silent"), (_fires(STUCK_RULES), "stuck")
     return case((state != "running", state), *by_rules, else_="running")
 
 
 def _fires(rules: Sequence[str]) -> ColumnElement[bool]:
-    alert = schema.alert.c
-    return exists().where(alert.run_id == schema.run.c.run_id, alert.state == "firing", alert.rule.in_(rules))
+    alert = tables.alert.c
+    return exists().where(alert.run_id == tables.run.c.run_id, alert.state == "firing", alert.rule.in_(rules))
 
 
 def open_alerts() -> ColumnElement[int]:
     """Of a run: how many alerts it has that are pending or firing."""
-    alert = schema.alert.c
-    of_run = select(func.count()).where(alert.run_id == schema.run.c.run_id, alert.state.in_(OPEN))
+    alert = tables.alert.c
+    of_run = select(func.count()).where(alert.run_id == tables.run.c.run_id, alert.state.in_(OPEN))
     return of_run.scalar_subquery()
 
 
 def fired_to_the_end() -> ColumnElement[bool]:
     """Of an alert of a run: whether it still fired, as more than information, when the current attempt ended."""
-    alert = schema.alert.c
-    is_of_the_end = and_(alert.resolved_reason == "run ended", alert.attempt == schema.run.c.attempt)
+    alert = tables.alert.c
+    is_of_the_end = and_(alert.resolved_reason == "run ended", alert.attempt == tables.run.c.attempt)
     return and_(is_of_the_end, alert.severity != "info")
 
 
 def run_ids(connection: Connection, which: RunFilter, order: RunOrder, limit: int, after: Place | None) -> list[str]:
     """At most `limit` runs in `order`, from `after` on."""
-    query, found = select(schema.run.c.run_id).where(*which.where()), list[str]()
+    query, found = select(tables.run.c.run_id).where(*which.where()), list[str]()
     descending = order == "live" or order.startswith("-")
     for is_in, keys, place in _parts(order, after):
         part = page_of(query.where(*is_in), keys, descending, limit - len(found), place)
@@ -122,16 +122,16 @@ def run_ids(connection: Connection, which: RunFilter, order: RunOrder, limit: in
 
 def num_runs(connection: Connection, which: RunFilter, most: int) -> int:
     """How many there are; they are counted up to `most`."""
-    found = select(literal_column("1")).select_from(schema.run).where(*which.where()).limit(most).subquery()
+    found = select(literal_column("1")).select_from(tables.run).where(*which.where()).limit(most).subquery()
     return int(connection.execute(select(func.count()).select_from(found)).scalar_one())
 
 
 def tags(connection: Connection, project: str | None, most: int) -> list[TagUse]:
     """The tags that the most runs have, of one project or of all."""
-    run = schema.run.c
+    run = tables.run.c
     tag = items_of(run.tags).table_valued("value")
     num_with = func.count(run.run_id.distinct())
-    query = select(tag.c.value, num_with).select_from(schema.run).join(tag, true())
+    query = select(tag.c.value, num_with).select_from(tables.run).join(tag, true())
     query = query.where(*RunFilter(project=project).where()).group_by(tag.c.value)
     rows = connection.execute(query.order_by(num_with.desc(), tag.c.value).limit(most))
     return [TagUse(tag=name, runs=num_runs) for name, num_runs in rows]
@@ -143,7 +143,7 @@ def _parts(order: RunOrder, after: Place | None) -> Iterator[tuple[Sequence[Colu
     Frames move no run that is live: what orders those is when they were made. What has no step, or no finite loss, comes
     last in either direction.
     """
-    run, by = schema.run.c, order.removeprefix("-")
+    run, by = tables.run.c, order.removeprefix("-")
     always: dict[str, Keys] = {
         "updated": (run.updated_at, run.run_id),
         "created": (run.created_at, run.run_id),

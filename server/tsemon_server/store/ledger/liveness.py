@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, select, update
 
-from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_missing
+from tsemon_server.store.ledger import tables
 
 
 class RunningRun(NamedTuple):
@@ -32,7 +32,7 @@ class Watched(NamedTuple):
 
 
 def running_runs(connection: Connection, heard_since: float) -> list[RunningRun]:
-    c = schema.run.c
+    c = tables.run.c
     query = select(c.run_id, c.attempt, c.updated_at, c.process_step).where(
         c.state == "running", c.updated_at >= heard_since
     )
@@ -40,7 +40,7 @@ def running_runs(connection: Connection, heard_since: float) -> list[RunningRun]
 
 
 def watched_runs(connection: Connection, run_ids: Iterable[str]) -> list[Watched]:
-    c = schema.watched.c
+    c = tables.watched.c
     rows = connection.execute(select(c.run_id, c.attempt, c.pulse, c.rules).where(c.run_id.in_(run_ids)))
     return [Watched(*row) for row in rows]
 
@@ -49,10 +49,10 @@ def keep_watched(connection: Connection, watched: Iterable[Watched]) -> None:
     rows = [entry._asdict() for entry in watched]
     if not rows:
         return
-    insert_missing(connection, schema.watched, rows)
-    c = schema.watched.c
+    insert_missing(connection, tables.watched, rows)
+    c = tables.watched.c
     changed: dict[str, Any] = {name: bindparam(f"new_{name}") for name in ("attempt", "pulse", "rules")}
     connection.execute(
-        update(schema.watched).where(c.run_id == bindparam("which")).values(**changed),
+        update(tables.watched).where(c.run_id == bindparam("which")).values(**changed),
         [{"which": row["run_id"]} | {f"new_{name}": row[name] for name in changed} for row in rows],
     )

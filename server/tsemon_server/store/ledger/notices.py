@@ -27,8 +27,8 @@ from sqlalchemy import (
     update,
 )
 
-from tsemon_server.store import schema
 from tsemon_server.store.engine import Database, insert_missing
+from tsemon_server.store.ledger import tables
 from tsemon_server.store.ledger.listing import Place, page_of
 from tsemon_server.store.reading import alert_of, select_alerts
 from tsemon_server.store.records import Alert, Record
@@ -50,7 +50,7 @@ SENT_AT_ONCE = 1000
 FAR = 1e11
 """A time that does not come: when what was told is told again that is to be told once."""
 
-_notice, _delivery, _alert = schema.notice.c, schema.delivery.c, schema.alert.c
+_notice, _delivery, _alert = tables.notice.c, tables.delivery.c, tables.alert.c
 
 
 class Plan(NamedTuple):
@@ -198,7 +198,7 @@ class Notices:
     def drop_others(self, receivers: Collection[str]) -> None:
         """Drop what is to be sent to any but these receivers."""
         others = and_(_delivery.receiver.not_in(receivers), ~_is_over())
-        dropped = update(schema.delivery).where(others).values(status=_dropped(), due_at=None, changed_at=self._clock())
+        dropped = update(tables.delivery).where(others).values(status=_dropped(), due_at=None, changed_at=self._clock())
         with self._database.writing() as connection:
             connection.execute(dropped)
 
@@ -211,7 +211,7 @@ class Notices:
             ):
                 return
         with self._database.writing() as connection:
-            for table, old in zip((schema.notice, schema.delivery), _old(connection, now), strict=True):
+            for table, old in zip((tables.notice, tables.delivery), _old(connection, now), strict=True):
                 connection.execute(delete(table).where(old))
 
     def _again(self) -> ColumnElement[float]:
@@ -219,7 +219,7 @@ class Notices:
 
     def _change(self, ids: Collection[int], *only_if: ColumnElement[bool], **values: Any) -> None:
         which = _delivery.delivery_id.in_(ids)
-        changed = update(schema.delivery).where(which, *only_if).values(changed_at=self._clock(), **values)
+        changed = update(tables.delivery).where(which, *only_if).values(changed_at=self._clock(), **values)
         with self._database.writing() as connection:
             connection.execute(changed)
 
@@ -232,7 +232,7 @@ def queue_notices(
     One that `has_fired` is told of even if it is over by then.
     """
     changed = select(_alert.alert_id, _alert.run_id, literal(has_fired), literal(now)).where(which)
-    queued = schema.notice.insert().from_select(["alert_id", "run_id", "has_fired", "queued_at"], changed)
+    queued = tables.notice.insert().from_select(["alert_id", "run_id", "has_fired", "queued_at"], changed)
     return connection.execute(queued.returning(_notice.alert_id)).scalars().all()
 
 
@@ -268,15 +268,15 @@ class _Routing:
                 if row.alert_id in fired and alert.state == "resolved" and not is_muted(alert):
                     self._plan_both(alert, told)
         if self._planned:
-            insert_missing(self._connection, schema.delivery, self._planned)
+            insert_missing(self._connection, tables.delivery, self._planned)
         routed = [notice.notice_id for notice in notices]
-        self._connection.execute(delete(schema.notice).where(_notice.notice_id.in_(routed)))
+        self._connection.execute(delete(tables.notice).where(_notice.notice_id.in_(routed)))
         return len(notices)
 
     def _last_told(self, alert_ids: Collection[int]) -> dict[int, dict[str, Row[Any]]]:
         """The last delivery of each alert to each receiver."""
         found: dict[int, dict[str, Row[Any]]] = {}
-        query = select(schema.delivery).where(_delivery.alert_id.in_(alert_ids)).order_by(_delivery.turn)
+        query = select(tables.delivery).where(_delivery.alert_id.in_(alert_ids)).order_by(_delivery.turn)
         for row in self._connection.execute(query):
             found.setdefault(row.alert_id, {})[row.receiver] = row
         return found
@@ -294,7 +294,7 @@ class _Routing:
 
     def _take_back(self, over: Row[Any]) -> None:
         """It fires after all, and nobody was told otherwise: let what was said before stand."""
-        self._connection.execute(delete(schema.delivery).where(_delivery.delivery_id == over.delivery_id))
+        self._connection.execute(delete(tables.delivery).where(_delivery.delivery_id == over.delivery_id))
         before = and_(
             _delivery.alert_id == over.alert_id, _delivery.receiver == over.receiver, _delivery.turn == over.turn - 1
         )
@@ -303,7 +303,7 @@ class _Routing:
             "status": case((was_merged, "waiting"), else_=_delivery.status),
             "due_at": case((was_merged, over.due_at), else_=func.coalesce(_delivery.sent_at + _delivery.repeat_s, FAR)),
         }
-        self._connection.execute(update(schema.delivery).where(before).values(changed_at=self._now, **values))
+        self._connection.execute(update(tables.delivery).where(before).values(changed_at=self._now, **values))
 
     def _plan_over(self, alert: Alert, told: Mapping[str, Row[Any]]) -> None:
         """Whoever was told that it fires is told that it is over; who was still to be told hears both at once."""
@@ -359,7 +359,7 @@ class _Routing:
 
     def _set(self, row: Row[Any], **values: Any) -> None:
         which = _delivery.delivery_id == row.delivery_id
-        self._connection.execute(update(schema.delivery).where(which).values(changed_at=self._now, **values))
+        self._connection.execute(update(tables.delivery).where(which).values(changed_at=self._now, **values))
 
 
 def is_firing(alert: Alert) -> bool:
@@ -373,7 +373,7 @@ def is_muted(alert: Alert) -> bool:
 
 
 def _with_alerts(*columns: Any) -> Select[Any]:
-    return select_alerts().add_columns(*columns).join(schema.delivery, _delivery.alert_id == _alert.alert_id)
+    return select_alerts().add_columns(*columns).join(tables.delivery, _delivery.alert_id == _alert.alert_id)
 
 
 def _notification(row: Row[Any]) -> Notification:
@@ -390,7 +390,7 @@ def _is_over() -> ColumnElement[bool]:
 
 def _has_merged() -> ColumnElement[bool]:
     """Whether it tells what the delivery before it was to tell, too."""
-    before = schema.delivery.alias().c
+    before = tables.delivery.alias().c
     return (
         select(before.delivery_id)
         .where(
@@ -399,7 +399,7 @@ def _has_merged() -> ColumnElement[bool]:
             before.turn == _delivery.turn - 1,
             before.status == "merged",
         )
-        .correlate(schema.delivery)
+        .correlate(tables.delivery)
         .exists()
     )
 

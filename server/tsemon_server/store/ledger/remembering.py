@@ -6,17 +6,17 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, or_, select, update
 
-from tsemon_server.store import schema
+from tsemon_server.store.ledger import tables
 from tsemon_server.store.prepared import Prepared
 
-_state, _checkpoint = schema.rule_state.c, schema.rule_checkpoint.c
+_state, _checkpoint = tables.rule_state.c, tables.rule_checkpoint.c
 _STATE = Prepared(select(_state.attempt, _state.state).where(_state.run_id == bindparam("run_id")))
 _REPLACE_STATE = Prepared(
-    update(schema.rule_state)
+    update(tables.rule_state)
     .where(_state.run_id == bindparam("which"))
     .values(attempt=bindparam("attempt"), state=bindparam("state"))
 )
-_INSERT_STATE = Prepared(insert(schema.rule_state))
+_INSERT_STATE = Prepared(insert(tables.rule_state))
 _CHECKPOINTS = Prepared(
     select(_checkpoint.step, _checkpoint.state)
     .where(_checkpoint.run_id == bindparam("run_id"), _checkpoint.attempt == bindparam("attempt"))
@@ -33,7 +33,7 @@ _newest_before = (
 )
 # Whatever is written again from a step on, what was written from there on before is of no use.
 _FORGET_CHECKPOINTS = Prepared(
-    delete(schema.rule_checkpoint).where(
+    delete(tables.rule_checkpoint).where(
         _checkpoint.run_id == bindparam("run_id"),
         or_(
             _checkpoint.attempt != bindparam("attempt"),
@@ -42,7 +42,7 @@ _FORGET_CHECKPOINTS = Prepared(
         ),
     )
 )
-_INSERT_CHECKPOINT = Prepared(insert(schema.rule_checkpoint))
+_INSERT_CHECKPOINT = Prepared(insert(tables.rule_checkpoint))
 
 
 class RuleState(NamedTuple):
@@ -81,5 +81,5 @@ def keep_rule_checkpoint(connection: Connection, run_id: str, attempt: int, chec
 
 
 def forget(connection: Connection, run_id: str) -> None:
-    for table in (schema.rule_state, schema.rule_checkpoint):
+    for table in (tables.rule_state, tables.rule_checkpoint):
         connection.execute(delete(table).where(table.c.run_id == run_id))

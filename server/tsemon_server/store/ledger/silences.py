@@ -5,15 +5,15 @@ from __future__ import annotations
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, or_, select
 
 from tsemon.errors import UnknownSilence
-from tsemon_server.store import schema
 from tsemon_server.store.engine import fits_pattern
+from tsemon_server.store.ledger import tables
 from tsemon_server.store.records import Silence
 from tsemon_server.store.times import utc
 
 
 def is_silenced() -> ColumnElement[bool]:
     """Whether an alert, selected with its run, is silenced at the time `now`."""
-    silence, alert, run = schema.silence.c, schema.alert.c, schema.run.c
+    silence, alert, run = tables.silence.c, tables.alert.c, tables.run.c
     return (
         select(silence.silence_id)
         .where(
@@ -23,15 +23,15 @@ def is_silenced() -> ColumnElement[bool]:
             or_(silence.project.is_(None), silence.project == run.project),
             or_(silence.run.is_(None), fits_pattern(run.run, silence.run)),
         )
-        .correlate(schema.alert, schema.run)
+        .correlate(tables.alert, tables.run)
         .exists()
     )
 
 
 def silences(connection: Connection, now: float) -> list[Silence]:
     """Those that have not ended, the first to end first."""
-    c = schema.silence.c
-    rows = connection.execute(select(schema.silence).where(c.until > now).order_by(c.until, c.silence_id))
+    c = tables.silence.c
+    rows = connection.execute(select(tables.silence).where(c.until > now).order_by(c.until, c.silence_id))
     return [
         Silence(
             silence_id=str(row.silence_id),
@@ -58,14 +58,14 @@ def add_silence(
     """Its id."""
     fits = {"rule": rule, "run": run, "project": project, "family": family}
     about = {"until": until, "created_at": now, "created_by": created_by, "reason": reason}
-    added = connection.execute(insert(schema.silence).values(**fits, **about).returning(schema.silence.c.silence_id))
+    added = connection.execute(insert(tables.silence).values(**fits, **about).returning(tables.silence.c.silence_id))
     return str(added.scalar_one())
 
 
 def remove_silence(connection: Connection, silence_id: str) -> None:
-    c = schema.silence.c
+    c = tables.silence.c
     number = number_of(silence_id)
-    if number is None or not connection.execute(delete(schema.silence).where(c.silence_id == number)).rowcount:
+    if number is None or not connection.execute(delete(tables.silence).where(c.silence_id == number)).rowcount:
         raise UnknownSilence(f"no silence has the id {silence_id!r}; the list of silences has those there are")
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import insert, select, update
 
-from tsemon_server.store import schema
 from tsemon_server.store.engine import Database
+from tsemon_server.store.ledger import tables
 from tsemon_server.store.times import utc
 
 
@@ -52,40 +52,40 @@ class Tokens:
         about = {"name": name, "digest": digest, "scopes": list(scopes), "project": project}
         times = {"created_at": self._clock(), "expires_at": expires_at}
         with self._database.writing() as connection:
-            connection.execute(insert(schema.token).values(token_id=token_id, **about, **times))
+            connection.execute(insert(tables.token).values(token_id=token_id, **about, **times))
 
     def find(self, token_id: str) -> StoredToken | None:
         """The token of this id, also one that was revoked or has expired."""
         with self._database.reading() as connection:
-            row = connection.execute(select(schema.token).where(schema.token.c.token_id == token_id)).first()
+            row = connection.execute(select(tables.token).where(tables.token.c.token_id == token_id)).first()
         return None if row is None else _token(row)
 
     def ids(self) -> frozenset[str]:
         """Of all there are, revoked ones too."""
         with self._database.reading() as connection:
-            return frozenset(connection.execute(select(schema.token.c.token_id)).scalars())
+            return frozenset(connection.execute(select(tables.token.c.token_id)).scalars())
 
     def all(self) -> list[StoredToken]:
         """The newest first."""
-        c = schema.token.c
+        c = tables.token.c
         with self._database.reading() as connection:
-            rows = connection.execute(select(schema.token).order_by(c.created_at.desc(), c.token_id)).all()
+            rows = connection.execute(select(tables.token).order_by(c.created_at.desc(), c.token_id)).all()
         return [_token(row) for row in rows]
 
     def revoke(self, token_id: str) -> bool:
         """Let nobody in with it from now on. False where no token has this id."""
-        c = schema.token.c
+        c = tables.token.c
         with self._database.writing() as connection:
             if connection.execute(select(c.token_id).where(c.token_id == token_id)).first() is None:
                 return False
-            unrevoked = update(schema.token).where(c.token_id == token_id, c.revoked_at.is_(None))
+            unrevoked = update(tables.token).where(c.token_id == token_id, c.revoked_at.is_(None))
             connection.execute(unrevoked.values(revoked_at=self._clock()))
         return True
 
     def mark_used(self, token_id: str) -> None:
         """Keep that it was used now."""
         with self._database.writing() as connection:
-            used = update(schema.token).where(schema.token.c.token_id == token_id)
+            used = update(tables.token).where(tables.token.c.token_id == token_id)
             connection.execute(used.values(last_used_at=self._clock()))
 
 

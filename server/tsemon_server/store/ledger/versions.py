@@ -7,18 +7,18 @@ from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import Column, Connection, Row, Select, Table, bindparam, func, select
 
-from tsemon_server.store import schema
 from tsemon_server.store.engine import insert_if_missing
+from tsemon_server.store.ledger import tables
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.records import RuleVersion
 from tsemon_server.store.times import utc
 
 Origin = Literal["built-in", "edited"]
 
-_NUM_VERSIONS = Prepared(select(func.count()).select_from(schema.rule_version))
+_NUM_VERSIONS = Prepared(select(func.count()).select_from(tables.rule_version))
 _VERSION_OF = Prepared(
-    select(func.max(schema.rule_version.c.version)).where(
-        schema.rule_version.c.name == bindparam("name"), schema.rule_version.c.digest == bindparam("digest")
+    select(func.max(tables.rule_version.c.version)).where(
+        tables.rule_version.c.name == bindparam("name"), tables.rule_version.c.digest == bindparam("digest")
     )
 )
 
@@ -45,21 +45,21 @@ def version_of(connection: Connection, name: str, digest: str) -> int | None:
 
 def newest_versions(connection: Connection) -> list[RuleVersion]:
     """Of each rule, by name."""
-    rows = connection.execute(_newest(schema.rule_version))
+    rows = connection.execute(_newest(tables.rule_version))
     return sorted(map(_version, rows), key=lambda version: version.name)  # engines disagree on what comes first
 
 
 def _newest(*columns: Table | Column[Any]) -> Select[Any]:
     """These columns of the newest version of each rule."""
-    c = schema.rule_version.c
+    c = tables.rule_version.c
     newest = select(c.name, func.max(c.version).label("version")).group_by(c.name).subquery()
     return select(*columns).join(newest, (c.name == newest.c.name) & (c.version == newest.c.version))
 
 
 def versions_of(connection: Connection, name: str) -> list[RuleVersion]:
     """Of one rule, the newest first."""
-    c = schema.rule_version.c
-    rows = connection.execute(select(schema.rule_version).where(c.name == name).order_by(c.version.desc()))
+    c = tables.rule_version.c
+    rows = connection.execute(select(tables.rule_version).where(c.name == name).order_by(c.version.desc()))
     return list(map(_version, rows))
 
 
@@ -70,7 +70,7 @@ def add_versions(
 
     Other processes may add versions at the same moment: they are all kept, one after the other.
     """
-    c = schema.rule_version.c
+    c = tables.rule_version.c
     of_version = _newest(c.name, c.version, c.digest, c.origin, c.enabled)
     newest = {row.name: row for row in connection.execute(of_version)}  # the pack has dozens, a database may be far
     for new in definitions:
@@ -78,7 +78,7 @@ def add_versions(
         last = newest.get(new.name)
         while last is None or (last.digest, last.origin, last.enabled) != (new.digest, origin, enabled):
             number = 1 if last is None else last.version + 1
-            if insert_if_missing(connection, schema.rule_version, {**row, "version": number, "created_at": now}):
+            if insert_if_missing(connection, tables.rule_version, {**row, "version": number, "created_at": now}):
                 break
             last = connection.execute(of_version.where(c.name == new.name)).first()
 

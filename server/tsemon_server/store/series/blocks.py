@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, insert, select
-
-from tsemon_server.store import schema
 from tsemon_server.store.series.cells import joined, merged, starts_of
 from tsemon_server.store.series.chunks import crc_of, pack_coarse, unpack_coarse
-from tsemon_server.store.streams import Stream
 
 BITS_OF_CHUNK = 4
 """The last bits of a chunk's number are its place in its block, the others are the block's number."""
@@ -20,44 +16,19 @@ BLOCK_BITS = 3
 """A cell of a block is made of about 8 coarse ones."""
 
 
-def add_block(connection: Connection, stream: Stream, number: int) -> None:
-    """Sum up the chunks of this number of block, metric by metric.
+def blocks_of(rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """Sum up the chunks of one block, which are sorted by kind and metric: one block per metric.
 
     A metric whose chunks differ in shape, or are damaged, has no block: its chunks are read one by one.
     """
-    rows = coarse_rollups(connection, stream, number)
-    blocks = [block for _, group in groupby(rows, key=lambda row: row[:2]) for block in summed_up(list(group))]
-    if blocks:
-        connection.execute(insert(schema.block), [{**stream._asdict(), "number": number, **block} for block in blocks])
+    return [
+        block for _, group in groupby(rows, key=lambda row: (row.kind, row.metric)) for block in summed_up(list(group))
+    ]
 
 
-def coarse_rollups(
-    connection: Connection, stream: Stream, number: int, *only: ColumnElement[bool]
-) -> list[Row[*tuple[Any, ...]]]:
-    """Of the chunks of this number of block."""
-    chunk = schema.chunk.c
-    first = number * CHUNKS_PER_BLOCK
-    rows = connection.execute(
-        select(
-            chunk.kind,
-            chunk.metric,
-            chunk.num_rows,
-            chunk.num_columns,
-            chunk.num_samples,
-            chunk.coarse_shift,
-            chunk.coarse_crc,
-            chunk.coarse_cells,
-            chunk.coarse,
-        )
-        .where(stream.of(schema.chunk), chunk.number >= first, chunk.number < first + CHUNKS_PER_BLOCK, *only)
-        .order_by(chunk.kind, chunk.metric)
-    ).all()
-    return list(rows)
-
-
-def summed_up(rows: list[Row[*tuple[Any, ...]]]) -> Iterator[dict[str, Any]]:
+def summed_up(rows: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """The block of one metric, or none."""
-    kind, metric, num_rows, num_columns, *_ = rows[0]
+    kind, metric, num_rows, num_columns = rows[0].kind, rows[0].metric, rows[0].num_rows, rows[0].num_columns
     is_sound = all(crc_of(row.coarse_cells, row.coarse) == row.coarse_crc for row in rows)
     if not is_sound or {(row.num_rows, row.num_columns) for row in rows} != {(num_rows, num_columns)}:
         return

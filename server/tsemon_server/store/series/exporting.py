@@ -1,25 +1,23 @@
-"""Everything that a run recorded, piece by piece, in memory that does not grow with the run."""
+"""Everything that a run recorded, piece by piece or frame by frame, in memory that does not grow with the run."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from heapq import merge
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Row, and_, select, tuple_
 
-from tsemon_server.store import schema
 from tsemon_server.store.series.cells import Floats, Ints
-from tsemon_server.store.series.chunks import DamagedChunk, Frames, unpack_frames, unpack_samples
-from tsemon_server.store.series.packing import Kind
-from tsemon_server.store.series.settling import columns_of, layouts_of
-from tsemon_server.store.streams import Stream
-
-log = logging.getLogger(__name__)
-
-_FRAMES_AT_A_TIME = 512
+from tsemon_server.store.series.chunks import DamagedChunk, Frames, unpack_samples
+from tsemon_server.store.series.frames import HotFrame, PastFrame
+from tsemon_server.store.series.packing import KINDS, Kind, Slot
+from tsemon_server.store.series.segments import SegmentKey, SegmentRows, frames_of
+from tsemon_server.store.series.settling import columns_of
+from tsemon_server.store.streams import Span, Stream, Visible
 
 
 class Piece(NamedTuple):
@@ -36,157 +34,143 @@ class Piece(NamedTuple):
     """(frames, rows * columns)"""
 
 
-class Segment(NamedTuple):
-    """Frames of one writer that have settled together."""
+class Export(Protocol):
+    """Whole frames, read once: by `pieces` or by `frames`. Then the counts say what is not among them."""
 
-    attempt: int
-    writer: str
-    number: int
-    first_step: int
-
-
-class Export:
-    """`pieces` once, then what could not be among them."""
-
-    num_dropped = 0
+    num_dropped: int
     """Samples that retention has reduced to rollups."""
-    num_damaged = 0
+    num_damaged: int
     """Samples that are stored and cannot be read."""
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield metric by metric: span by span, in each what has settled, segment by segment, then what has not."""
+
+    def frames(self) -> Iterator[PastFrame]:
+        """Yield frame by frame: span by span in the order of steps; of one step, by writer and seq."""
+
+
+class FrameRows(SegmentRows, Protocol):
+    """What an engine has of whole frames of a run."""
+
+    def keys(self) -> Sequence[tuple[Kind, str]]:
+        """The metrics of the run, by kind and name."""
+
+    def chunks(self, segment: SegmentKey, kind: Kind, metric: str, span: Span) -> Sequence[Any]:
+        """num_samples, num_rows, num_columns, samples of the chunks of a segment, part by part."""
+
+    def hot(self, span: Span, *, by_step: bool) -> Iterator[Sequence[HotFrame]]:
+        """Hot frames, page by page: by step, writer and seq, or by writer and seq."""
+
+    def layouts(self, layout_ids: Collection[int]) -> Mapping[int, Sequence[Slot]]:
+        """The slots of layouts."""
+
+
+_Entry = tuple[int, PastFrame | None]
+"""A step, and a frame of it."""
+
+
+class PackedExport:
+    """An Export of packed frames."""
 
     def __init__(
         self,
-        connection: Connection,
+        rows: FrameRows,
         run_id: str,
-        metrics: Sequence[str] | None,
-        from_step: int | None,
-        to_step: int | None,
-        attempt: int | None,
+        visible: Visible,
+        metrics: Collection[str] | None = None,
+        kinds: Collection[Kind] = KINDS,
     ) -> None:
-        self._connection = connection
-        self._run_id = run_id
-        self._metrics = metrics
-        self._from = 0 if from_step is None else from_step
-        self._to = schema.NEVER if to_step is None else to_step
-        self._attempt = attempt
+        self._rows, self._run_id, self._visible = rows, run_id, visible
+        self._metrics, self._kinds = metrics, kinds
+        self.num_dropped = self.num_damaged = 0
 
     def pieces(self) -> Iterator[Piece]:
-        """Attempt by attempt: what has settled, segment by segment, then what has not."""
-        keys = self.metric_keys()
-        for attempt, last_step in self.attempts():
-            for segment in self.segments(attempt, last_step):
-                yield from self.of_segment(segment, self.frames_of(segment), keys, last_step)
-            yield from self._hot(attempt, last_step)
+        keys = self._keys()
+        for span in self._visible:
+            for segment in sorted(self._rows.segments([span]), key=lambda segment: (segment.writer, segment.number)):
+                yield from self._of_segment(segment, frames_of(self._rows, self._run_id, segment), keys, span)
+            for page in self._rows.hot(span, by_step=False):
+                for writer in sorted({frame.writer for frame in page}):
+                    yield from self._of_hot(writer, page, span)
 
-    def attempts(self) -> list[tuple[int, int]]:
-        """The attempts, and up to which step each is wanted."""
-        c = schema.attempt.c
-        rows = self._connection.execute(
-            select(c.attempt, c.hidden_from).where(c.run_id == self._run_id).order_by(c.attempt)
-        ).all()
-        if self._attempt is not None:
-            return [(attempt, self._to) for attempt, _ in rows if attempt == self._attempt]
-        return [(attempt, min(self._to, hidden_from - 1)) for attempt, hidden_from in rows]
+    def frames(self) -> Iterator[PastFrame]:
+        keys = self._keys()
+        for span in self._visible:
+            sources = [self._settled(segment, keys, span) for segment in self._rows.segments([span])]
+            merged = merge(*sources, self._hot(span), key=itemgetter(0))
+            for _, of_step in groupby(merged, key=itemgetter(0)):
+                yield from sorted(frame for _, frame in of_step if frame is not None)
 
-    def metric_keys(self) -> list[tuple[Kind, str]]:
-        """What there is to read."""
-        c = schema.layout.c
-        query = select(c.kind, c.metric).where(c.run_id == self._run_id).distinct().order_by(c.kind, c.metric)
-        if self._metrics is not None:
-            query = query.where(c.metric.in_(self._metrics))
-        return [(kind, metric) for kind, metric in self._connection.execute(query)]
+    def _keys(self) -> list[tuple[Kind, str]]:
+        return [key for key in self._rows.keys() if self._is_wanted(*key)]  # noqa: SIM118
 
-    def segments(self, attempt: int, last_step: int) -> list[Segment]:
-        """What has settled of an attempt, writer by writer."""
-        c = schema.segment.c
-        rows = self._connection.execute(
-            select(c.attempt, c.writer, c.number, c.first_step)
-            .where(c.run_id == self._run_id, c.attempt == attempt, c.last_step >= self._from, c.first_step <= last_step)
-            .order_by(c.writer, c.number)
-        )
-        return [Segment(*row) for row in rows]
+    def _is_wanted(self, kind: Kind, metric: str) -> bool:
+        return kind in self._kinds and (self._metrics is None or metric in self._metrics)
 
-    def frames_of(self, which: Segment) -> Frames | None:
-        """The frames of a segment; None where they cannot be read."""
-        segment, stream = schema.segment.c, Stream(self._run_id, which.attempt, which.writer)
-        packed = self._connection.execute(
-            select(segment.frames, segment.num_frames).where(stream.of(schema.segment), segment.number == which.number)
-        ).one()
-        try:
-            return unpack_frames(*packed)
-        except DamagedChunk:
-            log.error("the frames of run %s, segment %s are damaged", self._run_id, tuple(which))
-            return None
+    # -- settled frames
 
-    def of_segment(
-        self, which: Segment, frames: Frames | None, keys: Sequence[tuple[Kind, str]], last_step: int
+    def _settled(self, segment: SegmentKey, keys: Sequence[tuple[Kind, str]], span: Span) -> Iterator[_Entry]:
+        yield segment.first_step, None  # that is known without reading it: it is read when its turn has come
+        frames = frames_of(self._rows, self._run_id, segment)
+        pieces = self._of_segment(segment, frames, keys, span)
+        for frame in _assembled(segment.attempt, segment.writer, frames, pieces):
+            if span.first_step <= frame.step <= span.last_step:
+                yield frame.step, frame
+
+    def _of_segment(
+        self, segment: SegmentKey, frames: Frames | None, keys: Sequence[tuple[Kind, str]], span: Span
     ) -> Iterator[Piece]:
         """What the frames of a segment hold."""
-        chunk, stream = schema.chunk.c, Stream(self._run_id, which.attempt, which.writer)
+        stream = Stream(self._run_id, segment.attempt, segment.writer)
         for kind, metric in keys:  # by whole keys: the number of the segment is at their end
-            rows = self._connection.execute(
-                select(chunk.num_samples, chunk.num_rows, chunk.num_columns, chunk.samples)
-                .where(
-                    stream.of(schema.chunk),
-                    and_(chunk.kind == kind, chunk.metric == metric, chunk.number == which.number),
-                    and_(chunk.last_step >= self._from, chunk.first_step <= last_step),
-                )
-                .order_by(chunk.part)
-            ).all()
-            for row in rows:
-                yield from self._of_chunk(stream, kind, metric, row, frames, last_step)
+            for row in self._rows.chunks(segment, kind, metric, span):
+                if row.samples is None:
+                    self.num_dropped += row.num_samples
+                    continue
+                try:
+                    if frames is None:
+                        raise DamagedChunk
+                    num_entries = row.num_rows * row.num_columns
+                    steps, values = unpack_samples(row.samples, kind, row.num_samples, num_entries)
+                except DamagedChunk:
+                    self.num_damaged += row.num_samples
+                    continue
+                at = _places(steps, frames.steps)
+                piece = Piece(stream, kind, metric, row.num_columns, frames.seqs[at], steps, frames.times[at], values)
+                yield from _cut(piece, span)
 
-    def _of_chunk(
-        self, stream: Stream, kind: Kind, metric: str, row: Row[*tuple[Any, ...]], frames: Frames | None, last_step: int
-    ) -> Iterator[Piece]:
-        if row.samples is None:
-            self.num_dropped += row.num_samples
-            return
-        try:
-            if frames is None:
-                raise DamagedChunk
-            steps, values = unpack_samples(row.samples, kind, row.num_samples, row.num_rows * row.num_columns)
-        except DamagedChunk:
-            self.num_damaged += row.num_samples
-            return
-        at = _places(steps, frames.steps)
-        piece = Piece(stream, kind, metric, row.num_columns, frames.seqs[at], steps, frames.times[at], values)
-        yield from self._wanted(piece, last_step)
+    # -- hot frames
 
-    def _hot(self, attempt: int, last_step: int) -> Iterator[Piece]:
-        c = schema.frame.c
-        query = (
-            select(c.writer, c.seq, c.step, c.time, c.layout_id, c.blob)
-            .where(c.run_id == self._run_id, c.attempt == attempt)
-            .order_by(c.writer, c.seq)
-            .limit(_FRAMES_AT_A_TIME)
-        )
-        rows = self._connection.execute(query).all()
-        while rows:
-            for writer in sorted({row.writer for row in rows}):
-                yield from self.of_rows(Stream(self._run_id, attempt, writer), rows, last_step)
-            after = (rows[-1].writer, rows[-1].seq)
-            rows = self._connection.execute(query.where(tuple_(c.writer, c.seq) > after)).all()
+    def _hot(self, span: Span) -> Iterator[_Entry]:
+        for page in self._rows.hot(span, by_step=True):
+            found: list[PastFrame] = []
+            for writer in {frame.writer for frame in page}:
+                mine = [frame for frame in page if frame.writer == writer]
+                seqs, steps = (np.array([frame[column] for frame in mine], np.int64) for column in (2, 3))
+                frames = Frames(seqs, steps, np.array([frame.time for frame in mine]))
+                found += _assembled(span.attempt, writer, frames, self._of_hot(writer, mine, span))
+            yield from sorted((frame.step, frame) for frame in found)
 
-    def of_rows(self, stream: Stream, rows: Sequence[Row[*tuple[Any, ...]]], last_step: int) -> Iterator[Piece]:
-        """What those of the frames hold that are of the stream."""
-        rows = sorted((row for row in rows if row.writer == stream.writer), key=lambda row: (row.step, row.seq))
-        layouts = layouts_of(self._connection, self._run_id, {row.layout_id for row in rows})
-        num_came = len(rows)
-        rows = [row for row in rows if len(row.blob) == sum(slot.size_bytes for slot in layouts[row.layout_id])]
-        self.num_damaged += num_came - len(rows)
-        seqs, steps = (np.array([row[column] for row in rows], np.int64) for column in (1, 2))
-        times = np.array([row.time for row in rows])
-        for kind, metric, _, num_columns, which, values in columns_of(rows, layouts):
-            if self._metrics is None or metric in self._metrics:
-                piece = Piece(stream, kind, metric, num_columns, seqs[which], steps[which], times[which], values)
-                yield from self._wanted(piece, last_step)
+    def _of_hot(self, writer: str, page: Sequence[HotFrame], span: Span) -> Iterator[Piece]:
+        """What those of the frames hold that are of the writer."""
+        mine = sorted((frame for frame in page if frame.writer == writer), key=lambda frame: (frame.step, frame.seq))
+        layouts = self._rows.layouts({frame.layout_id for frame in mine})
+        whole = [frame for frame in mine if frame.is_whole(layouts[frame.layout_id])]
+        self.num_damaged += len(mine) - len(whole)
+        seqs, steps = (np.array([frame[column] for frame in whole], np.int64) for column in (2, 3))
+        times = np.array([frame.time for frame in whole])
+        stream = Stream(self._run_id, span.attempt, writer)
+        for kind, metric, _, num_columns, which, values in columns_of(whole, layouts):
+            if self._is_wanted(kind, metric):
+                yield Piece(stream, kind, metric, num_columns, seqs[which], steps[which], times[which], values)
 
-    def _wanted(self, piece: Piece, last_step: int) -> Iterator[Piece]:
-        """Cut to the steps that were asked for."""
-        is_wanted = (piece.steps >= self._from) & (piece.steps <= last_step)
-        if is_wanted.any():
-            per_frame = {name: getattr(piece, name)[is_wanted] for name in ("seqs", "steps", "times", "values")}
-            yield piece._replace(**per_frame)
+
+def _cut(piece: Piece, span: Span) -> Iterator[Piece]:
+    """To the steps of the span."""
+    is_wanted = (piece.steps >= span.first_step) & (piece.steps <= span.last_step)
+    if is_wanted.any():
+        per_frame = {name: getattr(piece, name)[is_wanted] for name in ("seqs", "steps", "times", "values")}
+        yield piece._replace(**per_frame)
 
 
 def _places(steps: Ints, of_frames: Ints) -> NDArray[np.intp]:
@@ -194,3 +178,24 @@ def _places(steps: Ints, of_frames: Ints) -> NDArray[np.intp]:
     first = np.searchsorted(of_frames, steps)
     nth = np.arange(len(steps)) - np.searchsorted(steps, steps)
     return np.minimum(first + nth, len(of_frames) - 1)
+
+
+def _assembled(attempt: int, writer: str, frames: Frames | None, pieces: Iterable[Piece]) -> list[PastFrame]:
+    """The frames in the order they are in, each with its values; none where it is not known which frames there were."""
+    seqs, steps, times = ([], [], []) if frames is None else (part.tolist() for part in frames)
+    found = {
+        seq: PastFrame(attempt, writer, seq, step, time, {}, {}, {})
+        for seq, step, time in zip(seqs, steps, times, strict=True)
+    }
+    for piece in pieces:
+        for seq, values in zip(piece.seqs.tolist(), _rows(piece), strict=True):
+            getattr(found[seq], piece.kind)[piece.metric] = values
+    return list(found.values())
+
+
+def _rows(piece: Piece) -> Any:
+    """The metric frame by frame."""
+    if piece.kind == "scalars":
+        return piece.values[:, 0].tolist()
+    values = np.ascontiguousarray(piece.values)
+    return values if piece.kind == "layers" else values.reshape(len(values), -1, piece.num_columns)

@@ -1,37 +1,16 @@
-"""One metric of a run, read from frames and chunks alike."""
+"""One metric of a run, put together from hot frames, chunks and blocks."""
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from sqlalchemy import (
-    BigInteger,
-    BindParameter,
-    ColumnElement,
-    Connection,
-    Integer,
-    Row,
-    Select,
-    String,
-    Table,
-    and_,
-    bindparam,
-    case,
-    exists,
-    func,
-    literal,
-    select,
-)
 
-from tsemon_server.store import schema
-from tsemon_server.store.series.blocks import BITS_OF_CHUNK
 from tsemon_server.store.series.cells import Cells, Floats, Ints, joined, of_samples, smallest_shift
 from tsemon_server.store.series.chunks import DamagedChunk, crc_of, unpack_coarse, unpack_fine, unpack_samples
-from tsemon_server.store.series.packing import Kind, item_bytes, item_type
+from tsemon_server.store.series.packing import Kind, item_type
 
 log = logging.getLogger(__name__)
 
@@ -60,45 +39,74 @@ Extent = tuple[int, int, int]
 """First step, last step, number of samples."""
 
 
-NO_MORE: Mapping[str, int] = {}
-
-
-class MetricReader:
-    """Reads within steps `from_step` to `to_step`, both included.
-
-    `entry` is a row (layer) and a column (head); without it all are read. Without `attempt` the frames are those that no
-    later attempt hides.
-    """
-
-    def __init__(
-        self,
-        connection: Connection,
-        run_id: str,
-        kind: Kind,
-        metric: str,
-        *,
-        entry: tuple[int, int] | None = None,
-        from_step: int | None = None,
-        to_step: int | None = None,
-        attempt: int | None = None,
-    ) -> None:
-        self._connection = connection
-        self._run_id, self._kind, self._metric = run_id, kind, metric
-        self._entry = entry
-        self._from = 0 if from_step is None else from_step
-        self._to = schema.NEVER if to_step is None else to_step
-        self._queries = _queries(kind, entry is not None, attempt is not None)
-        row, column = entry or (0, 0)
-        self._values = {
-            "run_id": run_id, "metric": metric, "row": row, "column": column, "from_step": self._from,
-            "to_step": self._to, "attempt": attempt,
-        }  # fmt: skip
+class Metric(Protocol):
+    """One metric of a run, within what is visible: of all entries, or of one."""
 
     def samples(self) -> Samples:
-        """All of them, those of one step in no order. What retention has reduced to rollups is not among them."""
+        """Return all samples; those of one step in any order. What retention reduced to rollups is not among them."""
+
+    def extent(self) -> Extent | None:
+        """Return the extent of what is stored, or None if that is nothing."""
+
+    def points(self, most: int, *, ends_alone: bool, shift: int | None = None) -> Points:
+        """Return cells that fit into at most `most` buckets on a grid of steps; single samples if these are no more.
+
+        With `ends_alone` the first and the last step are buckets of their own. With `shift` the grid is given.
+        """
+
+    def num_rows(self) -> int:
+        """Return the largest number of rows (layers), 0 if nothing is stored."""
+
+
+class MetricRows(Protocol):
+    """What an engine has of one metric, within what is visible.
+
+    A row of a chunk has its key (attempt, writer, number, part), num_samples, num_rows, num_columns, and the first and
+    the last visible step of its attempt (from_step, to_step). `between` holds the first and the last step that may be
+    rolled up, and the shift of the grid.
+    """
+
+    def hot(self) -> Sequence[tuple[int, bytes, int]]:
+        """Steps of hot frames, the bytes of the metric, and how many bytes there should be."""
+
+    def extent_of_blocks(self) -> tuple[int, int, int | None]:
+        """First step, last step and number of samples of the blocks that are wholly visible."""
+
+    def alone(self) -> Sequence[Any]:
+        """Chunks outside of such blocks: first_step, last_step, and whether they are wholly visible (is_inside)."""
+
+    def blocks(self, between: Mapping[str, int]) -> Sequence[Any]:
+        """cells, stats, crc, attempt, writer, number, num_rows, num_columns of the blocks that are coarse enough."""
+
+    def inside(self, between: Mapping[str, int]) -> Sequence[Any]:
+        """Chunks that are wholly visible and in none of these blocks.
+
+        Of each the coarsest level that is fine enough: level, blob, coarse_cells, coarse_crc.
+        """
+
+    def of_block(self, block: Any, between: Mapping[str, int]) -> Sequence[Any]:
+        """The same of the chunks of one block."""
+
+    def levels(self, chunk: Any) -> Any:
+        """samples, fine, coarse, coarse_cells, coarse_crc of a chunk."""
+
+    def samples(self) -> Sequence[Any]:
+        """samples of all visible chunks."""
+
+    def num_rows(self) -> int:
+        """The largest number of rows."""
+
+
+class PackedMetric:
+    """A Metric of packed frames."""
+
+    def __init__(self, rows: MetricRows, run_id: str, kind: Kind, metric: str, entry: tuple[int, int] | None) -> None:
+        self._rows, self._run_id, self._kind, self._metric, self._entry = rows, run_id, kind, metric, entry
+
+    def samples(self) -> Samples:
         parts = [self._hot()]
         num_damaged = parts[0].num_damaged
-        for row in self._rows(self._queries.samples):
+        for row in self._rows.samples():
             try:
                 parts += [self._unpacked_samples(row)] if row.samples is not None else []
             except DamagedChunk:
@@ -108,15 +116,10 @@ class MetricReader:
         return Samples(steps[order], _stacked([part.values for part in parts])[order], num_damaged)
 
     def extent(self) -> Extent | None:
-        """Of what is stored, None where that is nothing."""
         parts = [_cells(self._hot())]
         return _joint(self._plan(parts)[0] + _extents(parts))
 
     def points(self, most: int, *, ends_alone: bool, shift: int | None = None) -> Points:
-        """Cells that fit into at most `most` buckets on a grid of steps; each sample by itself where that are no more.
-
-        With `ends_alone` the first and the last step are buckets of their own. With `shift` the grid is that one.
-        """
         hot = self._hot()
         parts = [_cells(hot)]
         extents, num_damaged = self._plan(parts)
@@ -129,19 +132,22 @@ class MetricReader:
             shift = shift_of(extent, most, ends_alone=ends_alone)
         if extents:
             between = {"first": first + ends_alone, "last": last - ends_alone, "shift": shift}
-            for query in (*self._add_blocks(parts, between), self._queries.inside):
-                num_damaged += self._add_inside(parts, query, between)
+            num_damaged += self._add_blocks(parts, between)
+            num_damaged += self._add_inside(parts, self._rows.inside(between))
         return Points(joined(parts), shift, num_damaged)
+
+    def num_rows(self) -> int:
+        return self._rows.num_rows()
 
     def _plan(self, parts: list[Cells]) -> tuple[list[Extent], int]:
         """The extents of what is wholly inside, still to be read at the level that they ask for.
 
         Chunks that reach over an edge are added to `parts` at once. How many samples of those cannot be read comes second.
         """
-        [(first, last, num_samples)] = self._rows(self._queries.extent_of_blocks)
+        first, last, num_samples = self._rows.extent_of_blocks()
         extents = [(first, last, int(num_samples))] if num_samples else []
         num_damaged = 0
-        for row in self._rows(self._queries.alone):
+        for row in self._rows.alone():
             if row.is_inside:
                 extents.append((row.first_step, row.last_step, row.num_samples))
             else:
@@ -151,7 +157,7 @@ class MetricReader:
     # -- hot frames
 
     def _hot(self) -> Samples:
-        all_rows = self._rows(self._queries.hot)
+        all_rows = self._rows.hot()
         rows = [row for row in all_rows if len(row[1]) == row[2]]
         if num_damaged := len(all_rows) - len(rows):
             log.error("%d frames of run %s are damaged; `tsemon admin check` lists all such", num_damaged, self._run_id)
@@ -164,24 +170,24 @@ class MetricReader:
 
     # -- chunks and blocks
 
-    def _add_blocks(self, parts: list[Cells], between: Mapping[str, int]) -> list[Select[Any]]:
-        """Add the cells of blocks; what reads the chunks in place of those that are damaged."""
-        chunk, found, in_place = schema.chunk.c, _Coarse(self._kind), []
-        for cells, stats, crc, attempt, writer, number, *shape in self._rows(self._queries.blocks, between):
-            if crc_of(cells, stats) == crc:
-                found.add(cells, stats, *shape)
+    def _add_blocks(self, parts: list[Cells], between: Mapping[str, int]) -> int:
+        """Add the cells of blocks, or of the chunks of those that are damaged; how many samples cannot be read."""
+        found, num_damaged = _Coarse(self._kind), 0
+        for block in self._rows.blocks(between):
+            if crc_of(block.cells, block.stats) == block.crc:
+                found.add(block.cells, block.stats, block.num_rows, block.num_columns)
                 continue
-            log.error("block %d of %s in run %s is damaged; its chunks are read", number, self._metric, self._run_id)
-            is_of_block = chunk.number.bitwise_rshift(BITS_OF_CHUNK) == number
-            is_wanted = and_(chunk.attempt == attempt, chunk.writer == writer, is_of_block)
-            in_place.append(self._queries.finest_enough(is_wanted))
+            log.error(
+                "block %d of %s in run %s is damaged; its chunks are read", block.number, self._metric, self._run_id
+            )
+            num_damaged += self._add_inside(parts, self._rows.of_block(block, between))
         parts += [Cells(spans, self._of_entry(stats, columns)) for spans, stats, columns in found.cells()]
-        return in_place
+        return num_damaged
 
-    def _add_inside(self, parts: list[Cells], query: Select[Any], between: Mapping[str, int]) -> int:
+    def _add_inside(self, parts: list[Cells], rows: Sequence[Any]) -> int:
         """Add the cells of chunks that are wholly inside; how many samples cannot be read."""
         coarse, num_damaged = _Coarse(self._kind), 0
-        for row in self._rows(query, between):
+        for row in rows:
             try:
                 if row.level == "coarse":
                     _check_coarse(row.coarse_cells, row.blob, row.coarse_crc)
@@ -194,25 +200,12 @@ class MetricReader:
         parts += [Cells(spans, self._of_entry(stats, columns)) for spans, stats, columns in coarse.cells()]
         return num_damaged
 
-    def _add_finest(self, row: Row[Any], parts: list[Cells], unsound: str = "") -> int:
+    def _add_finest(self, row: Any, parts: list[Cells], unsound: str = "") -> int:
         """Add the cells of the finest level that is there and sound, cut to what was asked for.
 
         Returns how many samples are left out: all where no level is sound, else those of cells that reach beyond.
         """
-        chunk = schema.chunk.c
-        [stored] = self._rows(
-            self._queries.only(
-                select(chunk.samples, chunk.fine, chunk.coarse, chunk.coarse_cells, chunk.coarse_crc),
-                schema.chunk,
-                and_(
-                    chunk.attempt == row.attempt,
-                    chunk.writer == row.writer,
-                    chunk.number == row.number,
-                    chunk.part == row.part,
-                ),
-            )
-        )
-        last_step, is_damaged = min(self._to, row.hidden_from - 1), bool(unsound)
+        stored, is_damaged = self._rows.levels(row), bool(unsound)
         for level in ("samples", "fine", "coarse"):
             blob = getattr(stored, level)
             if blob is None or level == unsound:
@@ -226,13 +219,13 @@ class MetricReader:
                 is_damaged = True
                 continue
             first, last, num_samples = cells.spans.T
-            is_wanted = (first >= self._from) & (last <= last_step)
-            is_cut = (first <= last_step) & (last >= self._from) & ~is_wanted
+            is_wanted = (first >= row.from_step) & (last <= row.to_step)
+            is_cut = (first <= row.to_step) & (last >= row.from_step) & ~is_wanted
             parts.append(Cells(cells.spans[is_wanted], cells.stats[is_wanted]))
             return int(num_samples[is_cut].sum()) if is_damaged else 0
         return int(row.num_samples)
 
-    def _cells_of(self, row: Row[Any], level: str, blob: bytes, coarse_cells: bytes = b"") -> Cells:
+    def _cells_of(self, row: Any, level: str, blob: bytes, coarse_cells: bytes = b"") -> Cells:
         num_entries = row.num_rows * row.num_columns
         if level == "samples":
             steps, values = unpack_samples(blob, self._kind, row.num_samples, num_entries)
@@ -243,9 +236,9 @@ class MetricReader:
             cells = unpack_coarse(coarse_cells, blob, self._kind, num_entries)
         return Cells(cells.spans, self._of_entry(cells.stats, row.num_columns))
 
-    def _unpacked_samples(self, row: Row[Any]) -> Samples:
+    def _unpacked_samples(self, row: Any) -> Samples:
         steps, values = unpack_samples(row.samples, self._kind, row.num_samples, row.num_rows * row.num_columns)
-        is_wanted = (steps >= self._from) & (steps <= min(self._to, row.hidden_from - 1))
+        is_wanted = (steps >= row.from_step) & (steps <= row.to_step)
         return Samples(steps[is_wanted], self._of_entry(values, row.num_columns)[is_wanted])
 
     def _of_entry(self, values: Floats, num_columns: int) -> Floats:
@@ -255,10 +248,7 @@ class MetricReader:
         index = self._entry[0] * num_columns + self._entry[1]
         return values[:, index : index + 1]
 
-    def _rows(self, query: Select[Any], more: Mapping[str, int] = NO_MORE) -> Sequence[Row[*tuple[Any, ...]]]:
-        return self._connection.execute(query, {**self._values, **more}).all()
-
-    def _report(self, row: Row[Any], what: str) -> int:
+    def _report(self, row: Any, what: str) -> int:
         log.error(
             "the %s of %s %s in run %s, attempt %d, writer %s, chunk %d are damaged; `tsemon admin check` lists all such",
             what, self._kind, self._metric, self._run_id, row.attempt, row.writer, row.number,
@@ -281,132 +271,6 @@ def _joint(extents: list[Extent]) -> Extent | None:
         return None
     firsts, lasts, nums_samples = zip(*extents, strict=True)
     return min(firsts), max(lasts), sum(nums_samples)
-
-
-def slot_of(layout: Any, frame: Any, kind: Kind, metric: Any) -> ColumnElement[bool]:
-    """Joins a frame with where the metric lies in it."""
-    return and_(
-        layout.run_id == frame.run_id,
-        layout.layout_id == frame.layout_id,
-        layout.kind == kind,
-        layout.metric == metric,
-    )
-
-
-class _Queries:
-    """What is asked of a metric, built once: that takes ten times as long as to run it.
-
-    The values come later: of one entry or of all, of one attempt or of all that no later one hides.
-    """
-
-    def __init__(self, kind: Kind, is_of_entry: bool, is_of_attempt: bool) -> None:
-        self._kind, self._is_of_attempt = kind, is_of_attempt
-        chunk, block = schema.chunk.c, schema.block.c
-        self.hot = self._hot(is_of_entry)
-        overlaps = and_(chunk.last_step >= _FROM, chunk.first_step <= _TO)
-        self.samples = self._chunks(overlaps, chunk.samples)
-        inside, block_is_inside = (self._is_inside(table, _FROM, _TO) for table in (schema.chunk, schema.block))
-        extent = select(func.min(block.first_step), func.max(block.last_step), func.sum(block.num_samples))
-        self.extent_of_blocks = self.only(extent, schema.block, block_is_inside)
-        is_alone = and_(overlaps, ~self._is_in_block(block_is_inside))
-        self.alone = self._chunks(is_alone, chunk.first_step, chunk.last_step, inside.label("is_inside"))
-        in_blocks = and_(self._is_inside(schema.block, _FIRST, _LAST), block.shift <= _SHIFT)
-        about = (block.attempt, block.writer, block.number, block.num_rows, block.num_columns)
-        self.blocks = self.only(select(block.cells, block.stats, block.crc, *about), schema.block, in_blocks)
-        self.inside = self.finest_enough(and_(inside, ~self._is_in_block(in_blocks)))
-
-    def finest_enough(self, where: ColumnElement[bool]) -> Select[Any]:
-        """Of these chunks, which are wholly inside, the coarsest level that is fine enough."""
-        chunk, may_roll = schema.chunk.c, self._is_inside(schema.chunk, _FIRST, _LAST)
-        level = case(
-            (and_(may_roll, chunk.coarse_shift <= _SHIFT), "coarse"),
-            (and_(may_roll, chunk.fine_shift <= _SHIFT, chunk.fine.is_not(None)), "fine"),
-            (chunk.samples.is_not(None), "samples"),
-            (chunk.fine.is_not(None), "fine"),
-            else_="coarse",
-        )
-        blob = case((level == "coarse", chunk.coarse), (level == "fine", chunk.fine), else_=chunk.samples)
-        return self._chunks(where, level.label("level"), blob.label("blob"), chunk.coarse_cells, chunk.coarse_crc)
-
-    def only(self, query: Select[Any], table: Table, where: ColumnElement[bool]) -> Select[Any]:
-        """The chunks or blocks of the metric, as far as they are visible."""
-        c = table.c
-        query = query.select_from(table).where(
-            c.run_id == _RUN,
-            c.kind == self._kind,
-            c.metric == _METRIC,
-            c.num_rows > _ROW,
-            c.num_columns > _COLUMN,
-            where,
-        )
-        return self._visible(query, c.attempt, c.first_step)
-
-    def _hot(self, is_of_entry: bool) -> Select[Any]:
-        frame, layout = schema.frame, schema.layout
-        width = item_bytes(self._kind)
-        position = _ROW * layout.c.num_columns + _COLUMN
-        num_entries = literal(1) if is_of_entry else layout.c.num_rows * layout.c.num_columns
-        found = func.substr(frame.c.blob, layout.c.offset_bytes + 1 + position * width, num_entries * width)
-        query = (
-            select(frame.c.step, found, num_entries * width)
-            .join(layout, slot_of(layout.c, frame.c, self._kind, _METRIC))
-            .where(
-                frame.c.run_id == _RUN,
-                frame.c.step >= _FROM,
-                frame.c.step <= _TO,
-                layout.c.num_rows > _ROW,
-                layout.c.num_columns > _COLUMN,
-            )
-            .order_by(frame.c.step)
-        )
-        return self._visible(query, frame.c.attempt, frame.c.step)
-
-    def _visible(self, query: Select[Any], attempt: Any, first_step: Any) -> Select[Any]:
-        """Only of this attempt, or of all attempts as far as no later one hides them."""
-        if self._is_of_attempt:
-            return query.where(attempt == _ATTEMPT)
-        return query.join(
-            schema.attempt,
-            and_(
-                schema.attempt.c.run_id == _RUN,
-                schema.attempt.c.attempt == attempt,
-                schema.attempt.c.hidden_from > first_step,
-            ),
-        )
-
-    def _chunks(self, where: ColumnElement[bool], *columns: Any) -> Select[Any]:
-        """What they are, and `columns`."""
-        chunk = schema.chunk.c
-        hidden_from = literal(schema.NEVER) if self._is_of_attempt else schema.attempt.c.hidden_from
-        about = (chunk.attempt, chunk.writer, chunk.number, chunk.part, chunk.num_samples, chunk.num_rows)
-        query = select(*about, chunk.num_columns, hidden_from.label("hidden_from"), *columns)
-        return self.only(query, schema.chunk, where)
-
-    def _is_inside(self, table: Table, first: Bound, last: Bound) -> ColumnElement[bool]:
-        """Whether all of a chunk or a block is visible and within these steps."""
-        inside = and_(table.c.first_step >= first, table.c.last_step <= last)
-        return inside if self._is_of_attempt else and_(inside, table.c.last_step < schema.attempt.c.hidden_from)
-
-    def _is_in_block(self, where: ColumnElement[bool]) -> ColumnElement[bool]:
-        """Whether a chunk is part of a block for which `where` holds."""
-        chunk, block = schema.chunk.c, schema.block.c
-        return exists().where(
-            block.run_id == _RUN,
-            block.kind == self._kind,
-            block.metric == _METRIC,
-            block.attempt == chunk.attempt,
-            block.writer == chunk.writer,
-            block.number == chunk.number.bitwise_rshift(BITS_OF_CHUNK),
-            where,
-        )
-
-
-Bound = BindParameter[Any]
-_RUN, _METRIC = (bindparam(name, type_=String) for name in ("run_id", "metric"))
-_ROW, _COLUMN, _ATTEMPT, _SHIFT = (bindparam(name, type_=Integer) for name in ("row", "column", "attempt", "shift"))
-_FROM, _TO, _FIRST, _LAST = (bindparam(name, type_=BigInteger) for name in ("from_step", "to_step", "first", "last"))
-
-_queries = functools.cache(_Queries)
 
 
 class _Coarse:

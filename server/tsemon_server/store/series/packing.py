@@ -13,13 +13,17 @@ import math
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tsemon.wire import Frame
 
 Kind = Literal["scalars", "layers", "heads"]
+KINDS: tuple[Kind, ...] = ("scalars", "layers", "heads")
+Values = dict[Kind, dict[str, NDArray[np.floating[Any]]]]
+"""Arrays by kind and metric: scalars have no axis, layers one, heads two."""
 
 
 class Slot(NamedTuple):
@@ -83,11 +87,13 @@ def layout_id(slots: tuple[Slot, ...]) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def unpack(slots: Sequence[Slot], blob: bytes) -> dict[Kind, dict[str, np.ndarray]]:
-    """The arrays of a blob by kind and metric: scalars have no axis, layers one, heads two."""
-    found: dict[Kind, dict[str, np.ndarray]] = {"scalars": {}, "layers": {}, "heads": {}}
+def unpack(slots: Sequence[Slot], blob: bytes) -> Values:
+    """The arrays of a blob."""
+    found: Values = {"scalars": {}, "layers": {}, "heads": {}}
     for slot in slots:
-        values = np.frombuffer(blob, item_type(slot.kind), slot.num_rows * slot.num_columns, slot.offset_bytes)
+        values: NDArray[np.floating[Any]] = np.frombuffer(
+            blob, item_type(slot.kind), slot.num_rows * slot.num_columns, slot.offset_bytes
+        )
         shape = {"scalars": (), "layers": (slot.num_rows,), "heads": (slot.num_rows, slot.num_columns)}[slot.kind]
         found[slot.kind][slot.metric] = values.reshape(shape)
     return found

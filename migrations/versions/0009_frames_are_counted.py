@@ -1,0 +1,16 @@
+"""How many frames each run has, in a table of the series."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0009"
+down_revision = "0007"
+
+
+def upgrade() -> None:
+    op.create_table(
+        "tally",
+        sa.Column("run_id", sa.String(32), primary_key=True),
+        sa.Column("num_frames", sa.BigInteger, nullable=False),
+    )
+    op.execute("INSERT INTO tally (run_id, num_frames) SELECT run_id, num_frames FROM run")
