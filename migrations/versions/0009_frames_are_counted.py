@@ -1,4 +1,4 @@
-"""How many frames each run has, in a table of the series."""
+"""How many frames each run has, in a table of the series; the scalars of its newest frame, in its row."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,4 +13,5 @@ def upgrade() -> None:
         sa.Column("run_id", sa.String(32), primary_key=True),
         sa.Column("num_frames", sa.BigInteger, nullable=False),
     )
+    op.add_column("run", sa.Column("latest", sa.Text))
     op.execute("INSERT INTO tally (run_id, num_frames) SELECT run_id, num_frames FROM run")

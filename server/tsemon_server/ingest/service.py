@@ -79,7 +79,7 @@ def read(store: Store, run_id: str, raw: bytes | bytearray) -> Batch:
 
 
 def keep(writer: Writer, batch: Batch, observe: Observe) -> Receipt:
-    """Store the frames of a batch and let `observe` see those that are new, in the writer's transaction."""
+    """Store the frames of a batch and let `observe` see those that it has not seen, in the writer's transaction."""
     added = writer.add_frames(*batch)
     resolved = _observed(observe, writer, batch.run_id, batch.attempt, added)
     return Receipt(
@@ -98,9 +98,9 @@ def accept(store: Store, run_id: str, raw: bytes | bytearray, observe: Observe) 
 
 
 def _observed(observe: Observe, writer: Writer, run_id: str, attempt: int, added: Added) -> Sequence[int]:
-    if not added.is_current or not added.frames:
+    if not added.is_current or not added.unread:
         return ()
-    return observe(writer, run_id, attempt, added.frames)
+    return observe(writer, run_id, attempt, added.unread)
 
 
 def heard_of(writer: Writer, run_id: str, body: schemas.Heartbeat) -> Pulse:

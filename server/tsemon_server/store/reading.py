@@ -112,7 +112,7 @@ class Reader:
     def _run_row(self, run_id: str) -> Row[Any]:
         query = (
             _runs()
-            .add_columns(tables.run.c.config, tables.attempt.c.blocks)
+            .add_columns(tables.run.c.config, tables.run.c.latest, tables.attempt.c.blocks)
             .add_columns(tables.attempt.c.frozen_blocks, tables.attempt.c.not_measured)
             .where(tables.run.c.run_id == run_id)
         )
@@ -230,12 +230,14 @@ class Reader:
     def _latest(self, row: Row[Any]) -> Latest | None:
         if row.last_seq is None:
             return None
+        if row.latest is not None:
+            return _latest(row.last_step, **row.latest)
+        # Written by an older version.
         steps = {row.run_id: At(row.last_step, row.last_attempt)}
         of_step = self._series.at(self._unit, steps, ["scalars"]).get(row.run_id, ())
         newest = (frame for frame in of_step if (frame.writer, frame.seq) == (row.last_writer, row.last_seq))
         time, values = next(((frame.time, frame.scalars) for frame in newest), (0.0, {}))
-        scalars = {name: value if np.isfinite(value) else None for name, value in values.items()}
-        return Latest(step=row.last_step, time=time, scalars=scalars)
+        return _latest(row.last_step, time, values)
 
     # Alerts
 
@@ -387,10 +389,10 @@ Layers = Mapping[str, NDArray[np.floating[Any]]]
 
 
 def _runs() -> Select[Any]:
-    """Runs and how deep they are, without configs and names of blocks: those may be large, and a list shows none."""
+    """Runs and how deep they are, without what may be large and no list shows: configs, scalars, names of blocks."""
     num = select(func.count()).where(tables.alert.c.run_id == tables.run.c.run_id)
     at_end = num.where(fired_to_the_end()).scalar_subquery()
-    columns = [column for column in tables.run.c if column is not tables.run.c.config]
+    columns = [column for column in tables.run.c if column.name not in ("config", "latest")]
     seen = open_alerts().label("open_alerts"), at_end.label("alerts_at_end"), condition().label("condition")
     return select(*columns, num_items(tables.attempt.c.blocks).label("num_blocks"), *seen).join(
         tables.attempt,
@@ -436,6 +438,11 @@ def alert_of(row: Row[Any]) -> Alert:
     times = ("opened_at", "updated_at", "acknowledged_at")
     shown = {name: None if (time := getattr(row, name)) is None else utc(time) for name in times}
     return Alert.model_validate({**row._mapping, **shown, "alert_id": str(row.alert_id)})
+
+
+def _latest(step: int, time: float, scalars: Mapping[str, float]) -> Latest:
+    finite = {name: value if np.isfinite(value) else None for name, value in scalars.items()}
+    return Latest(step=step, time=time, scalars=finite)
 
 
 # Built once, for every body of frames asks them.

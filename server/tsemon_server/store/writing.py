@@ -12,7 +12,6 @@ from sqlalchemy import (
     Row,
     ScalarSelect,
     and_,
-    bindparam,
     case,
     delete,
     func,
@@ -40,51 +39,14 @@ from tsemon_server.store.ledger.remembering import (
 )
 from tsemon_server.store.ledger.retention import Retention
 from tsemon_server.store.ledger.silences import add_silence, number_of, remove_silence
+from tsemon_server.store.ledger.summaries import Summaries, columns_of
 from tsemon_server.store.ledger.versions import Definition, Origin, add_versions
-from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.reading import Reader, alert_of, select_alerts
 from tsemon_server.store.records import Alert, ResolvedReason, Silence
 from tsemon_server.store.schema import NEVER
 from tsemon_server.store.series import Series
 from tsemon_server.store.streams import Stream
 from tsemon_server.store.times import utc
-
-_MOST_TELL = 64
-"""Writers of an attempt that may say why they do not measure something."""
-
-_KNOWN = Prepared(
-    select(
-        tables.run.c.attempt,
-        tables.run.c.last_step,
-        tables.run.c.loss,
-        tables.run.c.process_step,
-        tables.run.c.stepped_at,
-        tables.attempt.c.hidden_from,
-    )
-    .join(tables.attempt, tables.attempt.c.run_id == tables.run.c.run_id)
-    .where(tables.run.c.run_id == bindparam("run_id"), tables.attempt.c.attempt == bindparam("attempt"))
-    .with_for_update(of=tables.run)
-)
-_NOTE_FRAMES = (
-    update(tables.run)
-    .where(tables.run.c.run_id == bindparam("which"))
-    .values(
-        updated_at=bindparam("now"),
-        num_frames=tables.run.c.num_frames + bindparam("num_added"),
-        process_step=bindparam("process_step"),
-        stepped_at=bindparam("stepped_at"),
-    )
-)
-_NOTE_NEWEST = Prepared(
-    _NOTE_FRAMES.values(
-        last_attempt=bindparam("last_attempt"),
-        last_writer=bindparam("last_writer"),
-        last_seq=bindparam("last_seq"),
-        last_step=bindparam("last_step"),
-        loss=bindparam("last_loss"),
-    )
-)
-_NOTE_OLDER = Prepared(_NOTE_FRAMES)
 
 
 class Registration(NamedTuple):
@@ -97,8 +59,10 @@ class Registration(NamedTuple):
 class Added(NamedTuple):
     """What came of storing frames."""
 
-    frames: list[Frame]
+    frames: Sequence[Frame]
     """Those that were not stored before, by seq."""
+    unread: Sequence[Frame]
+    """Those that the rules have to read: the same, and more where the ledger had missed some."""
     is_current: bool
     """Whether their attempt is the run's current one."""
 
@@ -126,18 +90,6 @@ class TakenBack(NamedTuple):
         """Whether there is a step at which both were, this alert and what held from `first_step` to `last_step`."""
         is_before = self.resolved_step is not None and self.resolved_step < first_step
         return not is_before and (last_step is None or self.pending_step <= last_step)
-
-
-class _Known(NamedTuple):
-    """What is known of a run when frames come."""
-
-    attempt: int
-    last_step: int | None
-    loss: float | None
-    process_step: int | None
-    stepped_at: float | None
-    hidden_from: int
-    """Where the attempt of these frames ends to be seen."""
 
 
 class Writer(Reader):
@@ -236,9 +188,7 @@ class Writer(Reader):
 
     def hear_of(self, run_id: str, attempt: int, step: int) -> None:
         """Note that the run's process is alive, and at which step. That of an older attempt says nothing of the run."""
-        known = self._known(run_id, attempt)
-        if attempt == known.attempt:
-            self._set_run(run_id, **self._process(known, step))
+        Summaries(self._connection, self._now).hear_of(run_id, attempt, step)
 
     def delete_run(self, run_id: str) -> None:
         """Forget a run with all its frames and alerts; `Store.purge` removes the frames."""
@@ -309,56 +259,29 @@ class Writer(Reader):
     def _find_newest(self, run_id: str) -> None:
         """Look up the newest frame that is not hidden: once per attempt, frames that come later keep it up to date."""
         newest = self._series.newest(self._unit, run_id, self._visible(run_id))
-        step, attempt, seq, writer, _, scalars = newest or (None, None, None, None, None, {})
-        place = {"last_attempt": attempt, "last_writer": writer, "last_seq": seq, "last_step": step}
-        self._set_run(run_id, **place, loss=scalars.get("loss"))
+        self._set_run(run_id, **columns_of(newest))
 
     # Frames
 
     def add_frames(self, run_id: str, attempt: int, writer: str, frames: Sequence[Frame]) -> Added:
         """Store the frames that are not stored yet."""
-        known = self._known(run_id, attempt)
-        added = self._series.add(self._unit, Stream(run_id, attempt, writer), frames).frames
-        reached = max((frame.step for frame in added), default=None) if attempt == known.attempt else None
-        noted = {"which": run_id, "now": self._now, "num_added": len(added), **self._process(known, reached)}
-        newest = max(
-            (frame for frame in added if frame.step < known.hidden_from),
-            key=lambda frame: (frame.step, frame.seq),
-            default=None,
-        )
-        if newest is None or (known.last_step is not None and newest.step < known.last_step):
-            _NOTE_OLDER.run(self._connection, noted)
-        else:
-            place = {"last_attempt": attempt, "last_writer": writer, "last_seq": newest.seq, "last_step": newest.step}
-            _NOTE_NEWEST.run(self._connection, noted | place | {"last_loss": newest.scalars.get("loss", known.loss)})
-        telling = [frame for frame in added if frame.not_measured is not None]
-        if telling:
-            self._note_not_measured(Stream(run_id, attempt, writer), telling[-1])
-        return Added(added, attempt == known.attempt)
+        summaries, stream = Summaries(self._connection, self._now), Stream(run_id, attempt, writer)
+        known = summaries.of(run_id, attempt)
+        added, num_stored = self._series.add(self._unit, stream, frames)
+        unread: Sequence[Frame] = added
+        if num_stored <= known.num_frames + len(added):
+            summaries.note(stream, known, added, num_stored)
+        else:  # of some that were stored before, the ledger was not told
+            newest = self._series.newest(self._unit, run_id, self._visible(run_id))
+            summaries.repair(run_id, known, newest, num_stored)
+            unread = self._unread(run_id, attempt)
+        summaries.note_not_measured(stream, frames)
+        return Added(added, unread, attempt == known.attempt)
 
-    def _note_not_measured(self, stream: Stream, frame: Frame) -> None:
-        """Unless a later frame has told already. Others that write the same run wait: it is locked since `_known`."""
-        c = tables.attempt.c
-        which = (c.run_id == stream.run_id, c.attempt == stream.attempt)
-        told = dict(self._connection.execute(select(c.not_measured).where(*which)).scalar_one())
-        seq = told.get(stream.writer, {"seq": -1})["seq"]
-        if frame.seq > seq and (stream.writer in told or len(told) < _MOST_TELL):
-            told[stream.writer] = {"seq": frame.seq, "why": frame.not_measured}
-            self._connection.execute(update(tables.attempt).where(*which).values(not_measured=told))
-
-    def _known(self, run_id: str, attempt: int) -> _Known:
-        row = _KNOWN.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchone()
-        if row is None:
-            raise UnknownRun(
-                f"no run has the id {run_id!r}; it may have been deleted, and to register it makes it anew"
-            )
-        return _Known(*row)
-
-    def _process(self, known: _Known, step: int | None) -> dict[str, Any]:
-        """Where the process is, and since when: it moves with a step that is larger than those before."""
-        if step is not None and (known.process_step is None or step > known.process_step):
-            return {"process_step": step, "stepped_at": self._now}
-        return {"process_step": known.process_step, "stepped_at": known.stepped_at}
+    def _unread(self, run_id: str, attempt: int) -> list[Frame]:
+        """All from the older of two checkpoints on. So far back the rules go for a late frame, too."""
+        steps = [checkpoint.step for checkpoint in self.rule_checkpoints(run_id, attempt)]
+        return self.frames_after(run_id, attempt, min(steps) if len(steps) > 1 else -1)
 
     # What the rules remember
 

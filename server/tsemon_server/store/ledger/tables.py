@@ -40,6 +40,7 @@ run = Table(
     # Where the training process is, which need not be a step that was sampled, and when it was first heard to be there.
     Column("process_step", BigInteger),
     Column("stepped_at", Float(53)),
+    Column("latest", Json),  # time and scalars of the newest frame; NULL where an older version stored it
     UniqueConstraint("project", "run", name="run_by_name"),
     Index("run_by_update", "updated_at", "run_id"),
     Index("run_by_title", "run", "project"),
