@@ -120,14 +120,14 @@ def _fill(engine: Engine, arguments: argparse.Namespace) -> list[str]:
     where sending them would take hours."""
     with closing(Store(engine.url("fleet"))) as store:
         with store.write() as writer:
-            run_id, _ = writer.register(
+            run_id, _ = writer.runs.register(
                 "project-0", "run-0", blocks=[f"h.{layer}" for layer in range(LAYERS)], config=CONFIG, tags=_tags(0),
                 resume_step=None, attempt_key=None,
             )  # fmt: skip
         for first in range(0, arguments.steps, SETTLED_STEPS):
             steps = range(first, min(first + SETTLED_STEPS, arguments.steps))
             with store.write() as writer:
-                writer.add_frames(run_id, 1, "w", [_frame(step) for step in steps])
+                writer.frames.add(run_id, 1, "w", [_frame(step) for step in steps])
             store.settle()
     copier = create_engine(engine.url("fleet"))
     with copier.begin() as connection:

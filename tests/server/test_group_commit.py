@@ -165,7 +165,7 @@ class TestBodiesThatComeAtOnce:
             api.send_ok(run_id, [loss_frame(0)])
         elsewhere = Store(api.database.url)
         with elsewhere.write() as writer:
-            writer.delete_run(deleted)
+            writer.runs.delete(deleted)
         elsewhere.close()
         body = frames_to_body("w", 1, [loss_frame(1).to_json()])
 

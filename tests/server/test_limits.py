@@ -27,7 +27,7 @@ from tsemon_server.limits.values import Limits, limits_from
 from tsemon_server.main import create_app
 from tsemon_server.settings import Settings, settings_from_environment
 from tsemon_server.store import Store
-from tsemon_server.store import writing as store_writing
+from tsemon_server.store.ledger import runs as store_runs
 from tsemon_server.store.series.sql import adding
 
 from .conftest import loss_frame, problem
@@ -248,7 +248,7 @@ class TestWhatATokenForFramesCannotFill:
         assert api.get(f"/runs/{run_id}")["num_frames"] == 3
 
     def test_attempts_of_a_run_are_at_most_so_many(self, api, monkeypatch):
-        monkeypatch.setattr(store_writing, "MAX_ATTEMPTS", 2)
+        monkeypatch.setattr(store_runs, "MAX_ATTEMPTS", 2)
         for key in ("one", "two", "one"):
             api.register(attempt_key=key)
         reply = api.http.post("/api/v1/runs", json={"run": "gpt", "attempt_key": "three"})
@@ -284,13 +284,13 @@ class TestWhatATokenForFramesCannotFill:
         monkeypatch.setattr(adding, "MOST_KNOWN", 2)
         store = Store(database.url)
         with store.write() as writer:
-            run_id, attempt = writer.register(
+            run_id, attempt = writer.runs.register(
                 "p", "r", blocks=[], config=None, tags=None, resume_step=None, attempt_key=None
             )
         for seq in range(7):
             with store.write() as writer:
                 assert len(
-                    writer.add_frames(run_id, attempt, f"w{seq}", [Frame(seq, seq, 1.0, {f"m{seq}": 1.0})]).frames
+                    writer.frames.add(run_id, attempt, f"w{seq}", [Frame(seq, seq, 1.0, {f"m{seq}": 1.0})]).frames
                 )
             assert len(store._series._stored.layouts) <= 2
             assert len(store._series._stored.streams) <= 2

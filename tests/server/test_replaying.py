@@ -28,7 +28,9 @@ def settle(request, store):
 
 def replayed(store, run_id, attempts=None):
     with store.read() as reader:
-        return list(reader.frames_in_order(run_id, attempts).frames())
+        return [
+            frame for attempt in attempts or [None] for frame in reader.frames.export(run_id, attempt=attempt).frames()
+        ]
 
 
 def exactly(frames):
@@ -86,7 +88,7 @@ class TestFramesInOrder:
         for column, number in (("samples = NULL", 0), ("samples = substr(samples, 1, 9)", 1)):
             api.database.execute(f"UPDATE chunk SET {column} WHERE number = {number}")
         with store.read() as reader:
-            replay = reader.frames_in_order(run_id)
+            replay = reader.frames.export(run_id)
             found = [frame.step for frame in replay.frames() if "loss" in frame.scalars]
         assert found == [*range(200, 301)]
         assert (replay.num_dropped, replay.num_damaged) == (100, 100)
@@ -98,10 +100,10 @@ class TestFramesInOrder:
             store.settle(sizes=Sizes(100, 0))
             with store.read() as reader:
                 assert (
-                    sum(1 for _ in reader.frames_in_order(run_id).frames()) == num_frames
+                    sum(1 for _ in reader.frames.export(run_id).frames()) == num_frames
                 )  # what is loaded once is loaded
                 tracemalloc.start()
-                for _ in reader.frames_in_order(run_id).frames():
+                for _ in reader.frames.export(run_id).frames():
                     pass
             most = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
@@ -118,5 +120,5 @@ class TestFramesAfterAStep:
         api.send_ok(run_id, [loss_frame(sent[-1].step + 1, seq=0)], attempt=2)
         settle()
         with store.read() as reader:
-            assert exactly(reader.frames_after(run_id, 1, sent[119].step)) == exactly(sent[120:])
-            assert reader.frames_after(run_id, 1, sent[-1].step) == []
+            assert exactly(reader.frames.after(run_id, 1, sent[119].step)) == exactly(sent[120:])
+            assert reader.frames.after(run_id, 1, sent[-1].step) == []

@@ -186,7 +186,7 @@ class TestTheTotal:
 
     def test_is_counted_up_to_a_bound(self, api, fleet):
         with api.app.state.store.read() as reader:
-            assert [reader.num_runs(RunFilter(), most) for most in (3, 11, 20)] == [3, 11, 11]
+            assert [reader.runs.count(RunFilter(), most) for most in (3, 11, 20)] == [3, 11, 11]
 
 
 class TestTheCondition:

@@ -109,7 +109,7 @@ class TestSettledFrames:
         found = api.get(f"/runs/{run_id}/heatmap", metric="token_similarity", from_step=500)
         assert (found["layers"], found["values"]) == (2, [[4.0, 5.0], [6.0, None]])
         with store.read() as reader:
-            samples = reader.metric(run_id, "layers", "token_similarity", from_step=500).samples()
+            samples = reader.frames.metric(run_id, "layers", "token_similarity", from_step=500).samples()
         assert samples.steps.tolist() == [1000, 1001]
         assert repr(samples.values.tolist()) == "[[4.0, 5.0], [6.0, nan]]"
 

@@ -61,7 +61,7 @@ def rows_of(api, run_id):
 
 def keep(store, project="default", **ages):
     with store.write() as writer:
-        writer.keep_for(Retention(project, **ages))
+        writer.retention.keep(Retention(project, **ages))
     store.expire()
 
 
@@ -129,7 +129,7 @@ class TestRetention:
 
     def samples(self, store, run_id):
         with store.read() as reader:
-            return len(reader.metric(run_id, "scalars", "loss").samples().steps)
+            return len(reader.frames.metric(run_id, "scalars", "loss").samples().steps)
 
     def test_keeps_everything_unless_told_otherwise(self, store, run_id):
         store.expire()
@@ -185,7 +185,7 @@ class TestRetention:
 
     def test_may_be_interrupted_anywhere(self, api, store, run_id):
         with store.write() as writer:
-            writer.keep_for(Retention("default", samples_s=DAY_S))
+            writer.retention.keep(Retention("default", samples_s=DAY_S))
         for left in (2000 - 512, 2000 - 1024, 2000 - 1536):
             store.expire(stop_after(1))
             assert self.samples(store, run_id) == left

@@ -56,7 +56,7 @@ class InProcess:
 
     def register(self, run, depth, resume_step, key):
         with self.store.write() as writer:
-            return writer.register(
+            return writer.runs.register(
                 "p",
                 run,
                 blocks=[f"h.{number}" for number in range(depth)],
@@ -69,20 +69,20 @@ class InProcess:
     def post(self, run_id, attempt, writer, frames):
         """The number of frames that were new."""
         with self.store.write() as write:
-            return len(write.add_frames(run_id, attempt, writer, frames).frames)
+            return len(write.frames.add(run_id, attempt, writer, frames).frames)
 
     def post_what_is_refused(self, run_id, attempt, writer, frames):
         with suppress(Refused), self.store.write() as write:
-            write.add_frames(run_id, attempt, writer, frames)
+            write.frames.add(run_id, attempt, writer, frames)
             raise Refused
 
     def finish(self, run_id):
         with self.store.write() as writer:
-            writer.change_run(run_id, state="finished")
+            writer.runs.change(run_id, state="finished")
 
     def delete(self, run_id):
         with self.store.write() as writer:
-            writer.delete_run(run_id)
+            writer.runs.delete(run_id)
 
     def detail(self, run_id):
         try:
@@ -345,7 +345,7 @@ class StoreStory(RuleBasedStateMachine):
     def check(self, run_id, kind, metric, shape, where, points, draw):
         run = self.runs[run_id][1]
         with self.other.read() as reader:
-            run.check_samples(reader.metric(run_id, kind, metric, **where).samples(), kind, metric, **where)
+            run.check_samples(reader.frames.metric(run_id, kind, metric, **where).samples(), kind, metric, **where)
         if 0 in shape:
             return
         layer = None if kind == "scalars" else draw.randrange(shape[0])

@@ -85,7 +85,7 @@ def make_router(store: Store) -> APIRouter:
         def change() -> Alert:
             body = read_body(Acknowledgement, raw)
             with store.write() as writer:
-                return writer.acknowledge(alert_id, body.by, body.note)
+                return writer.alerts.acknowledge(alert_id, body.by, body.note)
 
         return await run_in_threadpool(change)
 
@@ -93,7 +93,7 @@ def make_router(store: Store) -> APIRouter:
     def unacknowledge(alert_id: AlertId) -> Alert:
         """Take that back."""
         with store.write() as writer:
-            return writer.unacknowledge(alert_id)
+            return writer.alerts.unacknowledge(alert_id)
 
     @router.post("/alerts/{alert_id}/resolve", openapi_extra=takes(Acknowledgement))
     async def resolve(alert_id: AlertId, request: Request) -> Alert:
@@ -103,7 +103,7 @@ def make_router(store: Store) -> APIRouter:
         def change() -> Alert:
             body = read_body(Acknowledgement, raw)
             with store.write() as writer:
-                return writer.resolve(alert_id, body.by, body.note)
+                return writer.alerts.resolve(alert_id, body.by, body.note)
 
         return await run_in_threadpool(change)
 
@@ -113,7 +113,7 @@ def make_router(store: Store) -> APIRouter:
     ) -> Silences:
         """What is silenced now."""
         with store.read() as reader:
-            found = reader.silences()
+            found = reader.silences.all()
         return Silences(silences=[silence for silence in found if project in (None, silence.project)])
 
     @router.post("/silences", openapi_extra=takes(NewSilence))
@@ -125,7 +125,7 @@ def make_router(store: Store) -> APIRouter:
             body = read_body(NewSilence, raw)
             access_of(request).check_project(body.project)
             with store.write() as writer:
-                return writer.add_silence(**body.model_dump(exclude={"until"}), until=body.until.timestamp())
+                return writer.silences.add(**body.model_dump(exclude={"until"}), until=body.until.timestamp())
 
         return await run_in_threadpool(add)
 
@@ -133,11 +133,11 @@ def make_router(store: Store) -> APIRouter:
     def remove_silence(silence_id: SilenceId, request: Request) -> None:
         """Let a silence end now."""
         with store.write() as writer:
-            for silence in writer.silences():
+            for silence in writer.silences.all():
                 if silence.silence_id == silence_id and not access_of(request).is_for(silence.project):
                     raise UnknownSilence(
                         f"no silence has the id {silence_id!r}; the list of silences has those there are"
                     )
-            writer.remove_silence(silence_id)
+            writer.silences.remove(silence_id)
 
     return router

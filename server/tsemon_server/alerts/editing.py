@@ -162,12 +162,12 @@ def make_router(store: Store, rulebook: Rulebook, active: ActiveRules) -> APIRou
 
     def newest() -> Rules:
         with store.read() as reader:
-            rules = rulebook.newest(reader)
+            rules = rulebook.newest(reader.rules)
         return Rules(rules=rules, explained=_explained(rules, explained))
 
     def history(name: str) -> RuleHistory:
         with store.read() as reader:
-            return RuleHistory(versions=rulebook.versions(reader, name))
+            return RuleHistory(versions=rulebook.versions(reader.rules, name))
 
     @router.get("/rules")
     def list_rules() -> Rules:
@@ -182,7 +182,7 @@ def make_router(store: Store, rulebook: Rulebook, active: ActiveRules) -> APIRou
         def put() -> Rules:
             rules = load(_text(raw), "body")
             with store.write() as writer:
-                rulebook.edit(writer, rules)
+                rulebook.edit(writer.rules, rules)
             return newest()
 
         return await run_in_threadpool(put)
@@ -196,9 +196,9 @@ def make_router(store: Store, rulebook: Rulebook, active: ActiveRules) -> APIRou
             body = read_body(RuleTest, raw)
             with store.read() as reader:
                 given = None if body.rules is None else Evaluator(load(body.rules, "rules"))
-                evaluator = active.of(reader).evaluator if given is None else given
+                evaluator = active.of(reader.rules).evaluator if given is None else given
                 if body.run_id is not None:
-                    run = reader.run(body.run_id)
+                    run = reader.runs.get(body.run_id)
                     if not access_of(request).is_for(run.project):
                         raise UnknownRun(f"no run has the id {body.run_id!r}; the list of runs has those there are")
                     _check_length(run)
@@ -220,7 +220,7 @@ def make_router(store: Store, rulebook: Rulebook, active: ActiveRules) -> APIRou
         def put() -> RuleHistory:
             rule = one_rule(_text(raw), name)
             with store.write() as writer:
-                rulebook.edit(writer, [rule])
+                rulebook.edit(writer.rules, [rule])
             return history(name)
 
         return await run_in_threadpool(put)
@@ -236,14 +236,14 @@ def make_router(store: Store, rulebook: Rulebook, active: ActiveRules) -> APIRou
     def restore_rule(name: RuleName) -> RuleHistory:
         """Put a built-in rule in force as it came."""
         with store.write() as writer:
-            rulebook.restore(writer, name)
+            rulebook.restore(writer.rules, name)
         return history(name)
 
     @router.get("/runs/{run_id}/rules")
     def describe_standings(run_id: RunId) -> RuleStandings:
         """How each rule that is in force stands on a run."""
         with store.read() as reader:
-            return standings(reader, active.of(reader), run_id)
+            return standings(reader, active.of(reader.rules), run_id)
 
     return router
 

@@ -79,7 +79,7 @@ class Exposition:
 
     def _read_backlog(self) -> Families:
         with self._store.read() as reader:
-            backlog = reader.backlog()
+            backlog = reader.live.backlog()
         queues = {'{queue="notices"}': backlog.notices, '{queue="deliveries"}': backlog.deliveries}
         found = [
             _gauge(_QUEUE, "What waits to be done", queues),
@@ -97,12 +97,12 @@ class Exposition:
     def _read_runs(self) -> Families:
         now = self._clock()
         with self._store.read() as reader:
-            live = reader.live_runs(
+            live = reader.live.runs(
                 running_since=now - SILENCE_S,
                 ended_since=now - self._settings.grace_s,
                 most=self._settings.max_runs,
             )
-            alerts = reader.firing_alerts()
+            alerts = reader.alerts.firing()
         families, left_out = shown(live.runs, alerts, self._settings, self._templates)
         left_out.runs += live.num_left_out
         counts = {labels_of({"what": what}): count for what, count in vars(left_out).items()}

@@ -64,8 +64,8 @@ def make_router(store: Store, observe: service.Observe, meter: Meter) -> APIRout
         body = await run_in_threadpool(read_body, schemas.RunChange, raw)
 
         def change(writer: Writer) -> Run:
-            writer.change_run(run_id, state=body.state, tags=body.tags, config=body.config)
-            return writer.run(run_id)
+            writer.runs.change(run_id, state=body.state, tags=body.tags, config=body.config)
+            return writer.runs.get(run_id)
 
         changed: Run = await asyncio.wrap_future(store.write_soon(run_id, change))
         return changed
@@ -74,7 +74,7 @@ def make_router(store: Store, observe: service.Observe, meter: Meter) -> APIRout
     def delete_run(run_id: RunId) -> None:
         """Delete a run with all its frames and alerts."""
         with store.write() as writer:
-            writer.delete_run(run_id)
+            writer.runs.delete(run_id)
 
     @router.post("/runs/{run_id}/frames", openapi_extra=takes(schemas.FramesBody), response_model=service.Receipt)
     async def accept_frames(run_id: RunId, request: Request) -> Response:

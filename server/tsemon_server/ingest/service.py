@@ -45,7 +45,7 @@ class Pulse(Record):
 def register(store: Store, body: schemas.Registration) -> Registered:
     """Open a new attempt of a run, and the run where there is none of its name."""
     with store.write() as writer:
-        found = writer.register(
+        found = writer.runs.register(
             body.project,
             body.run,
             blocks=body.blocks,
@@ -80,13 +80,13 @@ def read(store: Store, run_id: str, raw: bytes | bytearray) -> Batch:
 
 def keep(writer: Writer, batch: Batch, observe: Observe) -> Receipt:
     """Store the frames of a batch and let `observe` see those that it has not seen, in the writer's transaction."""
-    added = writer.add_frames(*batch)
+    added = writer.frames.add(*batch)
     resolved = _observed(observe, writer, batch.run_id, batch.attempt, added)
     return Receipt(
         accepted=len(added.frames),
         duplicates=len(batch.frames) - len(added.frames),
         last_seq=max((frame.seq for frame in batch.frames), default=None),
-        alerts=writer.alerts_to_tell(batch.run_id, resolved),
+        alerts=writer.alerts.to_tell(batch.run_id, resolved),
     )
 
 
@@ -105,6 +105,6 @@ def _observed(observe: Observe, writer: Writer, run_id: str, attempt: int, added
 
 def heard_of(writer: Writer, run_id: str, body: schemas.Heartbeat) -> Pulse:
     """Note that the run was heard of now, and where its process is."""
-    writer.num_blocks(run_id, body.attempt)
-    writer.hear_of(run_id, body.attempt, body.step)
-    return Pulse(alerts=writer.alerts_to_tell(run_id))
+    writer.runs.num_blocks(run_id, body.attempt)
+    writer.runs.hear_of(run_id, body.attempt, body.step)
+    return Pulse(alerts=writer.alerts.to_tell(run_id))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tsemon_server.filling import filled
 from tsemon_server.queries.reduce import bucketed
 from tsemon_server.queries.service import middles, nullable
-from tsemon_server.store import FramesSeen, Reader, Record, Store
+from tsemon_server.store import Frames, FramesSeen, Record, Store
 
 MOST_LINES = 2000
 """That are remembered."""
@@ -63,11 +63,11 @@ class Lines:
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[FramesSeen, LossLine | None]] = {}
 
-    def of(self, reader: Reader, run_id: str, seen: FramesSeen, points: int) -> LossLine | None:
+    def of(self, frames: Frames, run_id: str, seen: FramesSeen, points: int) -> LossLine | None:
         """The loss of a run that has so many frames."""
         at, line = self._known.get((run_id, points), (None, None))
         if at != seen:
-            line = _loss(reader, run_id, points)
+            line = _loss(frames, run_id, points)
             if len(self._known) >= MOST_LINES:
                 self._known.clear()
             self._known[run_id, points] = seen, line
@@ -77,14 +77,14 @@ class Lines:
 def glances(store: Store, lines: Lines, run_ids: Sequence[str], *, points: int) -> Glances:
     """These runs, each once, with their losses in at most `points` buckets."""
     with store.read() as reader:
-        seen = reader.frames_seen(run_ids)
+        seen = reader.runs.frames_seen(run_ids)
         there = [run_id for run_id in dict.fromkeys(run_ids) if run_id in seen]
-        newest = reader.newest_layers(there)
+        newest = reader.frames.layers_at(reader.runs.newest_steps(there))
         return Glances(
             glances=[
                 Glance(
                     run_id=run_id,
-                    loss=lines.of(reader, run_id, seen[run_id], points),
+                    loss=lines.of(reader.frames, run_id, seen[run_id], points),
                     worst=_worst(newest.get(run_id, ())),
                 )
                 for run_id in there
@@ -92,8 +92,8 @@ def glances(store: Store, lines: Lines, run_ids: Sequence[str], *, points: int) 
         )
 
 
-def _loss(reader: Reader, run_id: str, points: int) -> LossLine | None:
-    spans, stats = bucketed(reader.metric(run_id, "scalars", "loss").points(points, ends_alone=True), ends_alone=True)
+def _loss(frames: Frames, run_id: str, points: int) -> LossLine | None:
+    spans, stats = bucketed(frames.metric(run_id, "scalars", "loss").points(points, ends_alone=True), ends_alone=True)
     return LossLine(step=middles(spans), mean=nullable(stats[:, 0, 1])) if len(spans) else None
 
 

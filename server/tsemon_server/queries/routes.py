@@ -312,7 +312,7 @@ def make_router(store: Store, export_s: float) -> APIRouter:
     ) -> Alert:
         """One alert."""
         with store.read() as reader:
-            return reader.alert(alert_id)
+            return reader.alerts.get(alert_id)
 
     @router.get("/notifications")
     def list_notifications(

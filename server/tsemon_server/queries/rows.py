@@ -121,7 +121,7 @@ def make_router(store: Store) -> APIRouter:
         if run is not None:
             return rows_of_runs([described(store, run_id, project) for run_id in ids_in(run)[:limit]])
         with store.read() as reader:
-            return rows_of_runs(reader.runs(RunFilter(project=project), order="-updated", limit=limit))
+            return rows_of_runs(reader.runs.find(RunFilter(project=project), order="-updated", limit=limit))
 
     @router.get("/metrics")
     def metric_rows(

@@ -20,6 +20,7 @@ from tsemon_server.store import (
     Alert,
     Cells,
     DeliveryStatus,
+    Frames,
     Kind,
     Notification,
     Place,
@@ -185,9 +186,9 @@ def list_runs(store: Store, which: RunFilter, *, order: RunOrder, limit: int, cu
     key = _KEYS[order.removeprefix("-")]
     after = _place(cursor, f"runs {order}", key.types)
     with store.read() as reader:
-        runs = reader.runs(which, order=order, limit=limit + 1, after=after)
+        runs = reader.runs.find(which, order=order, limit=limit + 1, after=after)
         are_all = cursor is None and len(runs) <= limit
-        total = len(runs) if are_all else reader.num_runs(which, COUNTED_RUNS)
+        total = len(runs) if are_all else reader.runs.count(which, COUNTED_RUNS)
     last = key.of(runs[limit - 1]) if len(runs) > limit else None
     return RunPage(runs=runs[:limit], next_cursor=_cursor(f"runs {order}", last), total=total)
 
@@ -195,13 +196,13 @@ def list_runs(store: Store, which: RunFilter, *, order: RunOrder, limit: int, cu
 def list_tags(store: Store, project: str | None) -> Tags:
     """The tags that the most runs have."""
     with store.read() as reader:
-        return Tags(tags=reader.tags(project, 200))
+        return Tags(tags=reader.runs.tags(project, 200))
 
 
 def describe_run(store: Store, run_id: str) -> RunDetail:
     """All about one run besides its frames."""
     with store.read() as reader:
-        return reader.run_detail(run_id)
+        return reader.runs.detail(run_id)
 
 
 def list_alerts(
@@ -225,7 +226,7 @@ def list_alerts(
         raise InvalidArgument(f"expected `since` with a time zone, as in 2026-01-31T12:00:00Z, got {since.isoformat()}")
     after = _place(cursor, "alerts", (int,))
     with store.read() as reader:
-        alerts = reader.alerts(
+        alerts = reader.alerts.find(
             states=states,
             run_id=run_id,
             project=project,
@@ -274,10 +275,11 @@ def series(
         detail = checked_detail(reader, run_id, attempt)
         num_recorded = 0
         if layer is not None and layer < 0 and attempt is not None:
-            num_recorded = reader.num_layers(run_id, "layers" if head is None else "heads", metric, attempt)
+            of_attempt = reader.frames.metric(run_id, "layers" if head is None else "heads", metric, attempt=attempt)
+            num_recorded = of_attempt.num_rows()
         layer = _counted_from_the_start(detail, metric, layer, head, num_recorded)
         kind = _kind(detail, metric, layer, head)
-        found = reader.metric(
+        found = reader.frames.metric(
             run_id,
             kind,
             metric,
@@ -307,9 +309,9 @@ def compare(
     """
     _check_range(from_step, to_step)
     with store.read() as reader:
-        details = [reader.run_detail(run_id) for run_id in dict.fromkeys(run_ids)]
+        details = [reader.runs.detail(run_id) for run_id in dict.fromkeys(run_ids)]
         readers = {
-            run_id: reader.metric(run_id, kind, metric, entry=entry, from_step=from_step, to_step=to_step)
+            run_id: reader.frames.metric(run_id, kind, metric, entry=entry, from_step=from_step, to_step=to_step)
             for run_id, (kind, entry) in _places(details, metric, layer, head).items()
         }
         extents = [extent for found in readers.values() if (extent := found.extent())]
@@ -326,7 +328,7 @@ def compare(
                     run_id=detail.run_id,
                     project=detail.project,
                     run=detail.run,
-                    x=_along(reader, detail.run_id, along, of_run, from_step, to_step),
+                    x=_along(reader.frames, detail.run_id, along, of_run, from_step, to_step),
                     **_buckets(of_run, ends_alone=False),
                 )
             )
@@ -334,7 +336,7 @@ def compare(
 
 
 def _along(
-    reader: Reader, run_id: str, along: Along, points: Points, from_step: int | None, to_step: int | None
+    frames: Frames, run_id: str, along: Along, points: Points, from_step: int | None, to_step: int | None
 ) -> list[float | None]:
     """Where the buckets of a run lie."""
     spans, _ = bucketed(points, ends_alone=False)
@@ -342,8 +344,8 @@ def _along(
     if along == "step" or not len(steps):
         return nullable(steps)
     if along == "time":
-        return nullable(reader.seconds_at(run_id, steps))
-    counted = reader.metric(run_id, "scalars", "tokens", from_step=from_step, to_step=to_step)
+        return nullable(frames.seconds_at(run_id, steps))
+    counted = frames.metric(run_id, "scalars", "tokens", from_step=from_step, to_step=to_step)
     of_tokens = bucketed(counted.points(len(steps), ends_alone=False, shift=points.shift), ends_alone=False)
     means = dict(zip((of_tokens.spans[:, 0] >> points.shift).tolist(), nullable(of_tokens.stats[:, 0, 1]), strict=True))
     return [means.get(bucket) for bucket in (spans[:, 0] >> points.shift).tolist()]
@@ -419,9 +421,9 @@ def heatmap(
         detail = checked_detail(reader, run_id, attempt)
         num_layers = _num_layers(detail, metric)
         columns = min(columns, max(1, MAX_CELLS // max(num_layers, 1)))
-        found = reader.metric(run_id, "layers", metric, from_step=from_step, to_step=to_step, attempt=attempt).points(
-            columns, ends_alone=False
-        )
+        found = reader.frames.metric(
+            run_id, "layers", metric, from_step=from_step, to_step=to_step, attempt=attempt
+        ).points(columns, ends_alone=False)
     spans, stats = bucketed(found, ends_alone=False)
     return Heatmap(
         metric=metric,
@@ -470,7 +472,7 @@ def export(
 
     def parts() -> Generator[bytes, None, None]:
         with store.read() as reader:  # one state of the database, from the first part to the last
-            found = reader.export(run_id, metrics=metrics, from_step=from_step, to_step=to_step, attempt=attempt)
+            found = reader.frames.export(run_id, metrics=metrics, from_step=from_step, to_step=to_step, attempt=attempt)
             yield from PARTS[format](detail, found)
 
     return Download(file_name(detail, format), MEDIA_TYPES[format], parts())
@@ -478,7 +480,7 @@ def export(
 
 def checked_detail(reader: Reader, run_id: str, attempt: int | None) -> RunDetail:
     """The run. Raises UnknownAttempt where it has not had so many."""
-    detail = reader.run_detail(run_id)
+    detail = reader.runs.detail(run_id)
     if attempt is not None and not 1 <= attempt <= detail.attempt:
         raise UnknownAttempt(f"the run {run_id} has no attempt {attempt}, its attempts are 1 to {detail.attempt}")
     return detail

@@ -57,7 +57,7 @@ class SpoolView:
         ) -> ShownSpools:
             """What was read of each spool of a run, and what could not be."""
             with store.read() as reader:
-                reader.num_blocks(run_id, 1)  # a run that nobody knows is told as such
+                reader.runs.num_blocks(run_id, 1)  # a run that nobody knows is told as such
             return self._follower.spools_of(run_id)
 
         return router

@@ -14,7 +14,9 @@ from typing import Any
 from tsemon_server.store.backups import backup, restore
 from tsemon_server.store.checking import check
 from tsemon_server.store.engine import Database, Unit, without_password
+from tsemon_server.store.frames import Added, Frames
 from tsemon_server.store.group_commit import GroupCommit
+from tsemon_server.store.ledger.alerts import AlertChanges, FiringAlert, TakenBack
 from tsemon_server.store.ledger.attempts import standings
 from tsemon_server.store.ledger.leases import SETTLING, drop_lease, hold_lease, note_done
 from tsemon_server.store.ledger.listing import Place, RunFilter, RunOrder
@@ -29,28 +31,19 @@ from tsemon_server.store.ledger.notices import (
     is_firing,
     is_muted,
 )
-from tsemon_server.store.ledger.purging import forgotten_runs, remove_tombstone
-from tsemon_server.store.ledger.remembering import RuleCheckpoint, RuleState
-from tsemon_server.store.ledger.retention import (
-    Retention,
-    aged_runs,
-    forget_aged,
-    retentions,
-    runs_of,
-)
+from tsemon_server.store.ledger.retention import Retention, RetentionChanges, Retentions
+from tsemon_server.store.ledger.rules import Definition, RuleChanges, RuleCheckpoint, Rules, RuleState
+from tsemon_server.store.ledger.runs import FramesSeen, Limits
 from tsemon_server.store.ledger.tokens import StoredToken
 from tsemon_server.store.ledger.tokens import Tokens as _Tokens
-from tsemon_server.store.ledger.versions import Definition, Origin
-from tsemon_server.store.live import Backlog, FiringAlert, LiveRun, LiveRuns
-from tsemon_server.store.reading import FramesSeen, Reader
+from tsemon_server.store.ledger.tombstones import forgotten_runs, remove_tombstone
+from tsemon_server.store.live import LiveRun
+from tsemon_server.store.reading import Reader
 from tsemon_server.store.records import (
     Alert,
-    Attempt,
     Condition,
-    Latest,
     Record,
     Recorded,
-    ResolvedReason,
     RuleVersion,
     Run,
     RunDetail,
@@ -63,21 +56,19 @@ from tsemon_server.store.series.cells import Cells, merged
 from tsemon_server.store.series.checks import Checked, Finding
 from tsemon_server.store.series.exporting import Export, Piece
 from tsemon_server.store.series.frames import PastFrame
-from tsemon_server.store.series.metric import Metric, Points, Samples, shift_of
+from tsemon_server.store.series.metric import Points, shift_of
 from tsemon_server.store.series.packing import Kind, Values
 from tsemon_server.store.series.settling import Sizes
 from tsemon_server.store.series.sql import SqlSeries
 from tsemon_server.store.streams import Standing
-from tsemon_server.store.writing import Added, Registration, TakenBack, Writer
+from tsemon_server.store.writing import Writer
 
 __all__ = [
     "LARGEST",
     "Added",
     "Alert",
-    "Attempt",
-    "Backlog",
+    "AlertChanges",
     "Cells",
-    "Checked",
     "Condition",
     "Definition",
     "DeliveryStatus",
@@ -85,16 +76,12 @@ __all__ = [
     "Export",
     "Finding",
     "FiringAlert",
+    "Frames",
     "FramesSeen",
     "Kind",
-    "Latest",
     "LiveRun",
-    "LiveRuns",
-    "Metric",
     "NoticeKind",
-    "Notices",
     "Notification",
-    "Origin",
     "PastFrame",
     "Piece",
     "Place",
@@ -103,18 +90,17 @@ __all__ = [
     "Reader",
     "Record",
     "Recorded",
-    "Registration",
-    "ResolvedReason",
     "Retention",
+    "RuleChanges",
     "RuleCheckpoint",
     "RuleState",
     "RuleVersion",
+    "Rules",
     "Run",
     "RunDetail",
     "RunFilter",
     "RunOrder",
     "RunningRun",
-    "Samples",
     "Silence",
     "Sizes",
     "Store",
@@ -153,7 +139,8 @@ class Store:
     Raises InvalidArgument where that is no URL of a database, StoreError where it cannot be used.
 
     Without `migrate`, one that is not there or of another version cannot. It takes up to `max_runs` runs,
-    `max_project_runs` of one project, and `max_waiting` pieces of work that wait for a transaction.
+    `max_project_runs` of one project, and `max_waiting` pieces of work that wait for a transaction. `series` makes the
+    engine that keeps the frames.
     """
 
     def __init__(
@@ -165,11 +152,12 @@ class Store:
         max_runs: int = 100_000,
         max_project_runs: int = 20_000,
         max_waiting: int = 256,
+        series: Callable[[Database], Series[Unit]] = SqlSeries,
     ) -> None:
         self._database = Database(url, migrate=migrate)
-        self._series: Series[Unit] = SqlSeries(self._database)
+        self._series = series(self._database)
         self._clock, self._max_waiting = clock, max_waiting
-        self._max_runs, self._max_project_runs = max_runs, max_project_runs
+        self._limits = Limits(max_runs, max_project_runs)
         self._opened_at = clock()
         self._settled_at = -math.inf
         # What never changes, for the id of a run is never given to another.
@@ -191,13 +179,18 @@ class Store:
         """All that is written inside the block is committed when it ends, nothing of it when it raises."""
         with self._database.writing() as connection:
             unit = Unit(connection)
-            writer = Writer(unit, self._clock(), self._series, self._max_runs, self._max_project_runs)
+            writer = Writer(unit, self._clock(), self._series, self._limits)
             yield writer
-            happened = writer.happened()
+            happened = list(writer.happened())
         for remember in unit.after_commit:
             remember()
         for event in happened:  # committed, so that it is true
             event.request.run(log.info, event.what, extra={"fields": event.fields})
+
+    def ping(self) -> None:
+        """Raise StoreError unless the database answers."""
+        with self._database.reading() as connection:
+            forgotten_runs(connection)
 
     def write_soon(self, run_id: str, work: Callable[[Writer], Any], size: int = 1) -> Future[Any]:
         """What `work` returns once it is committed, together with other work that comes at the same time.
@@ -215,7 +208,7 @@ class Store:
         found = self.known_num_blocks(run_id, attempt)
         if found is None:
             with self.read() as reader:
-                found = reader.num_blocks(run_id, attempt)
+                found = reader.runs.num_blocks(run_id, attempt)
             if len(self._num_blocks) >= MOST_KNOWN:
                 self._num_blocks.clear()
             self._num_blocks[run_id, attempt] = found
@@ -261,17 +254,16 @@ class Store:
         """Drop what is older than its project keeps, a segment or a run at a time, until `is_stopped`."""
         now, opened_at = self._clock(), self._opened_at
         with self._database.reading() as connection:
-            kept = retentions(connection)
-            runs = [
-                (run_id, retention) for retention in kept for run_id in aged_runs(connection, retention, now, opened_at)
-            ]
-        for run_id, retention in runs:
+            retention = Retentions(connection)
+            kept = retention.all()
+            runs = [(run_id, one) for one in kept for run_id in retention.aged_runs(one, now, opened_at)]
+        for run_id, one in runs:
             if is_stopped():
                 return
             with self._database.writing() as connection:
-                is_gone = forget_aged(connection, run_id, retention, now, opened_at)
+                is_gone = RetentionChanges(connection).forget_aged(run_id, one, now, opened_at)
             if is_gone:
-                log.info("run expired", extra={"fields": {"run_id": run_id, "project": retention.project}})
+                log.info("run expired", extra={"fields": {"run_id": run_id, "project": one.project}})
         is_reduced = [self._reduce(retention, now, is_stopped) for retention in kept]
         if any(is_reduced):
             self._shrink(is_stopped)
@@ -281,7 +273,7 @@ class Store:
 
         def of_project(run_ids: Collection[str]) -> Collection[str]:
             with self._database.reading() as connection:
-                return runs_of(connection, retention.project, run_ids)
+                return Retentions(connection).of_project(retention.project, run_ids)
 
         ages: Sequence[tuple[Left, float | None]] = (("coarse", retention.rollups_s), ("fine", retention.samples_s))
         is_reduced = [

@@ -99,9 +99,9 @@ def large_fleet(tmp_path_factory):
     database = f"sqlite:///{tmp_path_factory.mktemp('fleet')}/tsemon.db"
     with closing(Store(database)) as store, store.write() as writer:
         about = {"blocks": BLOCKS, "config": {}, "tags": [], "resume_step": None, "attempt_key": None}
-        run_id = writer.register("project-0", "source", **about).run_id
+        run_id = writer.runs.register("project-0", "source", **about).run_id
         layers = {"token_similarity": Array.of(GROWING)}
-        writer.add_frames(
+        writer.frames.add(
             run_id, 1, "copied", [Frame(i, i, START_S + i, {"loss": 2.0}, layers) for i in range(NUM_STEPS)]
         )
     fleet = [run_of_the_fleet(i, float(int(time.time()))) for i in range(FLEET)]
@@ -202,7 +202,7 @@ class TestARow:
         run_id = service.register("gpt")
         store = Store(f"sqlite:///{tmp_path}/tsemon.db")  # the rule itself waits for minutes
         with store.write() as writer:
-            writer.open_alert(
+            writer.alerts.open(
                 run_id, 1, rule, family="liveness", severity="warning", state="firing",
                 pending_step=0, firing_step=0, summary="", evidence={}, advice={},
             )  # fmt: skip

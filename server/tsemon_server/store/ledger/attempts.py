@@ -54,3 +54,9 @@ def standings(connection: Connection, run_ids: Collection[str], silent_before: f
         run_id: Standing(attempt, is_over, None if seq is None else Address(Stream(run_id, of, writer), seq, step))
         for run_id, attempt, is_over, of, writer, seq, step in rows
     }
+
+
+def is_running(connection: Connection, run_id: str, attempt: int) -> bool:
+    """Whether the run is still running, in this attempt; it stays so to the end of this transaction."""
+    query = select(_run.run_id).where(_run.run_id == run_id, _run.attempt == attempt, _run.state == "running")
+    return connection.execute(query.with_for_update()).first() is not None

@@ -29,8 +29,8 @@ from sqlalchemy import (
 
 from tsemon_server.store.engine import Database, insert_missing
 from tsemon_server.store.ledger import tables
+from tsemon_server.store.ledger.alerts import alert_of, select_alerts
 from tsemon_server.store.ledger.listing import Place, page_of
-from tsemon_server.store.reading import alert_of, select_alerts
 from tsemon_server.store.records import Alert, Record
 from tsemon_server.store.times import utc
 
@@ -222,18 +222,6 @@ class Notices:
         changed = update(tables.delivery).where(which, *only_if).values(changed_at=self._clock(), **values)
         with self._database.writing() as connection:
             connection.execute(changed)
-
-
-def queue_notices(
-    connection: Connection, now: float, which: ColumnElement[bool], *, has_fired: bool = False
-) -> Sequence[int]:
-    """Note that the alerts change, in whichever way: what they are when that is committed is what people hear. Their ids.
-
-    One that `has_fired` is told of even if it is over by then.
-    """
-    changed = select(_alert.alert_id, _alert.run_id, literal(has_fired), literal(now)).where(which)
-    queued = tables.notice.insert().from_select(["alert_id", "run_id", "has_fired", "queued_at"], changed)
-    return connection.execute(queued.returning(_notice.alert_id)).scalars().all()
 
 
 class _Routing:
