@@ -15,7 +15,7 @@ from sqlalchemy.pool import StaticPool
 from typer.testing import CliRunner
 
 from tests.server.conftest import loss_frame
-from tests.server.test_settling import frames_of_a_long_run
+from tests.server.frames import frames_of_a_long_run
 from tsemon.cli import app
 from tsemon.errors import InvalidArgument, MissingPackage, StoreError
 from tsemon_server.durations import seconds_of, written_out

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.server.conftest import loss_frame, problem
-from tests.server.test_settling import frames_of_a_long_run
+from tests.server.frames import frames_of_a_long_run
 from tsemon.wire import Array, Frame
 from tsemon_server.queries.export import PARTS
 from tsemon_server.store import Store

@@ -108,8 +108,8 @@ class Series(Protocol[Unit]):
     ) -> int:
         """Pack hot frames that have settled, until none is left or `is_stopped`; the number of segments.
 
-        `standing` tells how runs stand; a run that it leaves out is deleted. This may run beside anything, also beside
-        itself in another process, and may be killed at any point.
+        `standing` tells how runs stand; a run that it leaves out is deleted. A stream's only hot frame stays. This may run
+        beside anything, also beside itself in another process, and may be killed at any point.
         """
 
     def reduce(
@@ -125,7 +125,10 @@ class Series(Protocol[Unit]):
         """
 
     def drop(self, run_id: str, is_stopped: Callable[[], bool]) -> bool:
-        """Remove all that is held of a run, slice by slice; False if stopped before the end."""
+        """Remove all that is held of a run, slice by slice; False if stopped before the end.
+
+        The id of a run is never used again.
+        """
 
     def check(self, run_id: str, report: Report) -> Checked:
         """Recount what is held of a run, and report what is damaged. Reads only."""

@@ -55,7 +55,7 @@ class Metric(Protocol):
         """
 
     def num_rows(self) -> int:
-        """Return the largest number of rows (layers), 0 if nothing is stored."""
+        """Return the largest number of rows (layers) of frames that may be visible, 0 if there are none."""
 
 
 class MetricRows(Protocol):

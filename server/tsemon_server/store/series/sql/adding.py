@@ -73,6 +73,10 @@ class Stored:
 def add(unit: Unit, stored: Stored, stream: Stream, frames: Sequence[Frame]) -> Added:
     """Store the frames that are not stored yet."""
     connection = unit.connection
+    if not frames:
+        c = tables.tally.c
+        of_run = select(c.num_frames).where(c.run_id == stream.run_id)
+        return Added([], connection.execute(of_run).scalar_one_or_none() or 0)
     # First, and as if all were new: who comes from here on waits until this is committed.
     num_stored = _counted(connection, stream.run_id, len(frames))
     known = _stored_seqs(connection, stream, [frame.seq for frame in frames])

@@ -4,6 +4,7 @@ import random
 import tempfile
 import threading
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,14 +19,12 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import Engine, event
 
-from tests.databases import Database, SqliteFile
+from tests.server.conftest import Api
+from tests.server.naive import NaiveRun
+from tests.server.store.bench import Bench, opened
 from tsemon.errors import UnknownRun
 from tsemon.wire import MAX_STEP, Array, Frame, frames_to_body
-from tsemon_server.queries import service
-from tsemon_server.store import Sizes, Store
-
-from .conftest import Api
-from .naive import NaiveRun
+from tsemon_server.store import Sizes
 
 NUMBERS = (0.0, 1.0, -2.5, 0.1, float("nan"), float("inf"), float("-inf"), 1e-45, 3e38, -3e38)
 SIZES = Sizes(segment=8, kept=2)
@@ -43,65 +42,56 @@ class Refused(Exception):
 class InProcess:
     """The store, asked without HTTP."""
 
-    def __init__(self, url, clock):
-        self._url, self._clock = url, clock
-        self.store = Store(url, clock)
+    def __init__(self, engine, clock):
+        self._engine, self._clock = engine, clock
+        self.reopen()
 
     def close(self):
-        self.store.close()
+        self._bench.store.close()
 
     def reopen(self):
-        self.close()
-        self.store = Store(self._url, self._clock)
+        if hasattr(self, "_bench"):
+            self.close()
+        self._bench = Bench(self._engine, self._engine.open(self._clock))
 
     def register(self, run, depth, resume_step, key):
-        with self.store.write() as writer:
-            return writer.runs.register(
-                "p",
-                run,
-                blocks=[f"h.{number}" for number in range(depth)],
-                config=None,
-                tags=None,
-                resume_step=resume_step,
-                attempt_key=key,
-            )
+        with self._bench.store.write() as writer:
+            about = {"config": None, "tags": None, "resume_step": resume_step, "attempt_key": key}
+            return writer.runs.register("p", run, blocks=[f"h.{number}" for number in range(depth)], **about)
 
     def post(self, run_id, attempt, writer, frames):
         """The number of frames that were new."""
-        with self.store.write() as write:
-            return len(write.frames.add(run_id, attempt, writer, frames).frames)
+        return self._bench.send(run_id, frames, writer=writer, attempt=attempt)
 
     def post_what_is_refused(self, run_id, attempt, writer, frames):
-        with suppress(Refused), self.store.write() as write:
+        with suppress(Refused), self._bench.store.write() as write:
             write.frames.add(run_id, attempt, writer, frames)
             raise Refused
 
     def finish(self, run_id):
-        with self.store.write() as writer:
-            writer.runs.change(run_id, state="finished")
+        self._bench.end(run_id)
 
     def delete(self, run_id):
-        with self.store.write() as writer:
-            writer.runs.delete(run_id)
+        self._bench.delete(run_id)
 
     def detail(self, run_id):
         try:
-            return service.describe_run(self.store, run_id).model_dump()
+            return self._bench.detail(run_id)
         except UnknownRun:
             return None
 
     def series(self, run_id, metric, **where):
-        return service.series(self.store, run_id, metric, **where).model_dump()
+        return self._bench.series(run_id, metric, **where)
 
     def heatmap(self, run_id, metric, **where):
-        return service.heatmap(self.store, run_id, metric, **where).model_dump()
+        return self._bench.heatmap(run_id, metric, **where)
 
 
 class OverHttp:
     """The service, asked as clients ask."""
 
-    def __init__(self, url, clock):
-        self._database, self._clock = Database(url), clock
+    def __init__(self, engine, clock):
+        self._database, self._clock = engine.database, clock
         self._api = Api(self._database, clock=clock)
 
     def close(self):
@@ -187,16 +177,18 @@ class StoreStory(RuleBasedStateMachine):
 
     @staticmethod
     @contextmanager
-    def database():
-        with tempfile.TemporaryDirectory() as folder:
-            yield SqliteFile(f"{folder}/x.db")
+    def opened():
+        with tempfile.TemporaryDirectory() as folder, opened("sqlite", Path(folder)) as engine:
+            yield engine
 
     @initialize(data=st.data())
     def begin(self, data):
         self.held = ExitStack()
-        url, self.now = self.held.enter_context(self.database()).url, 1e9
-        self.driver = self.Driver(url, lambda: self.now)
-        self.other, self.third = (Store(url, lambda: self.now) for _ in range(2))  # of other processes: they compact
+        self.engine, self.now = self.held.enter_context(self.opened()), 1e9
+        self.driver = self.Driver(self.engine, lambda: self.now)
+        self.other, self.third = (
+            self.engine.open(lambda: self.now) for _ in range(2)
+        )  # of other processes: they compact
         self.runs, self.sent, self.late = {}, [], []
         self.register(data, "a", 2, None)
         self.post(data)
@@ -244,7 +236,11 @@ class StoreStory(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def post_what_is_refused(self, data):
-        self.driver.post_what_is_refused(*self.draw_body(data))
+        run_id, attempt, writer, frames = self.draw_body(data)
+        self.driver.post_what_is_refused(run_id, attempt, writer, frames)
+        if not self.engine.shares_transactions:  # they are stored, and the ledger hears of it when they come again
+            self.runs[run_id][1].add_unnoted(attempt, writer, frames)
+            assert self.driver.post(run_id, attempt, writer, frames) == 0
 
     @rule(data=st.data())
     def finish(self, data):
@@ -390,6 +386,14 @@ class StoreStory(RuleBasedStateMachine):
         return run_id, attempt, writer, frames
 
 
+class StoryInMemory(StoreStory):
+    @staticmethod
+    @contextmanager
+    def opened():
+        with tempfile.TemporaryDirectory() as folder, opened("memory", Path(folder)) as engine:
+            yield engine
+
+
 class StoryOverHttp(StoreStory):
     Driver = OverHttp
 
@@ -406,6 +410,8 @@ def settings_of(max_examples):
 
 TestTheStore = StoreStory.TestCase
 TestTheStore.settings = settings_of(15)
+TestTheStoreInMemory = StoryInMemory.TestCase
+TestTheStoreInMemory.settings = settings_of(15)
 TestTheService = StoryOverHttp.TestCase
 TestTheService.settings = settings_of(4)
 
@@ -413,6 +419,6 @@ TestTheService.settings = settings_of(4)
 @pytest.mark.parametrize("story", [StoreStory, StoryOverHttp], ids=["the store", "the service"])
 def test_on_postgresql(story, postgresql_server):
     class Story(story):
-        database = staticmethod(postgresql_server.borrowed)
+        opened = staticmethod(lambda: opened("postgresql", None, postgresql_server))
 
     run_state_machine_as_test(Story, settings=settings_of(3))
