@@ -3,17 +3,25 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test fuzz lint stack-check compose-check clean
+.PHONY: demo test test-all fuzz lint stack-check compose-check clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.done
 	$(BIN)/tsemon demo
 
-test: .venv/dev.done lint
-	$(BIN)/python scripts/system_parts.py
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 
-# As in `make test`, but other cases each time, and longer: `make fuzz FUZZ_SECONDS=3600`.
+test: .venv/dev.done
+	$(BIN)/python scripts/system_parts.py
+	$(PYTEST)
+
+# Everything: both databases for all, every way to train, long faults and searches. Writes docs/compatibility.md.
+test-all: .venv/dev.done
+	$(BIN)/python scripts/system_parts.py
+	$(PYTEST) --all
+	$(BIN)/python scripts/compatibility.py
+
+# As in `make test-all`, but with new cases each time, and longer: `make fuzz FUZZ_SECONDS=3600`.
 FUZZ_SECONDS ?= 600
 fuzz: .venv/dev.done
 	$(BIN)/python -m pytest tests/fuzz --fuzz-seconds $(FUZZ_SECONDS)

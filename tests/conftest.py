@@ -1,19 +1,38 @@
 import gc
+import signal
 
 import pytest
 import torch
 
 from tests import zoo
 from tests.databases import ENGINES, PostgresServer, SqliteFile
-from tests.fuzz.searching import USUAL_S
 
 
 def pytest_addoption(parser):
     parser.addoption(
+        "--all",
+        action="store_true",
+        help="run the thorough tests too: both databases for all, every set-up, long faults and searches (make test-all)",
+    )
+    parser.addoption(
         "--fuzz-seconds",
         type=int,
-        default=USUAL_S,
-        help="how long tests/fuzz looks for trouble in the REST interface; elsewhere it looks so many times longer, too",
+        help="seconds that tests/fuzz searches the REST interface, with new cases each time; other searches scale with it",
+    )
+
+
+def pytest_configure(config):
+    # A shell that starts `make test` in the background makes it ignore SIGINT, and a process inherits that: the tests of
+    # Ctrl-C would wait forever. A child of a process with a handler gets the default.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def is_thorough(item):
+    """Whether only `make test-all` runs it: it is marked so, or on PostgreSQL and not marked to run on both databases."""
+    engine = getattr(item, "callspec", None) and item.callspec.params.get("engine")
+    return item.get_closest_marker("thorough") is not None or (
+        engine == "postgresql" and item.get_closest_marker("both_engines") is None
     )
 
 
@@ -29,8 +48,11 @@ LONG = (
 """What takes minutes goes first: a file goes to one process, and the others would wait for it at the end."""
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    if not config.option.all and (thorough := [item for item in items if is_thorough(item)]):
+        config.hook.pytest_deselected(items=thorough)
+        items[:] = [item for item in items if not is_thorough(item)]
 
 
 def pytest_collection_finish():
@@ -81,19 +103,25 @@ def postgresql(postgresql_server):
 
 
 @pytest.fixture(params=ENGINES)
-def database(request, tmp_path):
-    """A database of each engine in turn, with today's tables, all empty."""
-    if request.param == "sqlite":
+def engine(request):
+    """Each engine in turn in `make test-all`, and of tests that are marked `both_engines`; SQLite of all others."""
+    return request.param
+
+
+@pytest.fixture
+def database(engine, request, tmp_path):
+    """A database with today's tables, all empty."""
+    if engine == "sqlite":
         file = SqliteFile(tmp_path / "tsemon.db")
         file.migrate()
         return file
     return request.getfixturevalue("postgresql")
 
 
-@pytest.fixture(params=ENGINES)
-def empty_database(request, tmp_path):
-    """A database of each engine in turn, without any table."""
-    if request.param == "sqlite":
+@pytest.fixture
+def empty_database(engine, request, tmp_path):
+    """A database without any table."""
+    if engine == "sqlite":
         yield SqliteFile(tmp_path / "tsemon.db")
         return
     server = request.getfixturevalue("postgresql_server")

@@ -49,7 +49,7 @@ PICTURE = {
     "tsemon_server.events tsemon_server.queries tsemon_server.exposition tsemon_server.housekeeping tsemon_server.notify "
     "tsemon_server.logs tsemon_server.request_log tsemon_server.spools tsemon_server.ui "
     "tsemon_server.store tsemon_server.settings tsemon_server.workers tsemon_server.errors tsemon_server.bodies "
-    "tsemon_server.rounds tsemon_server.rules tsemon_server.limits",
+    "tsemon_server.rounds tsemon_server.rules tsemon_server.limits tsemon_server.parameters",
     "tsemon_server.access": "fastapi starlette pydantic typer tsemon.terminal tsemon_server.bodies tsemon_server.durations "
     "tsemon_server.errors tsemon_server.settings tsemon_server.store",
     "tsemon_server.settings": "tsemon_server.limits tsemon_server.logs",
@@ -68,7 +68,9 @@ PICTURE = {
     "tsemon_server.filling": "numpy",
     "tsemon_server.rules": "numpy tsemon_server.filling tsemon_server.yaml_lines",
     "tsemon_server.events": "fastapi starlette tsemon_server.access tsemon_server.store",
-    "tsemon_server.queries": "fastapi starlette numpy pyarrow pydantic tsemon_server.filling tsemon_server.store",
+    "tsemon_server.parameters": "fastapi pydantic",
+    "tsemon_server.queries": "fastapi starlette numpy pyarrow pydantic tsemon.terminal tsemon_server.filling "
+    "tsemon_server.store",
     "tsemon_server.notify": "pydantic typer tsemon.terminal tsemon_server.store tsemon_server.settings "
     "tsemon_server.durations tsemon_server.yaml_lines",
     "tsemon_server.exposition": "fastapi starlette numpy prometheus_client tsemon tsemon_server.filling "

@@ -25,11 +25,10 @@ def check(tmp_path):
     """Starts the script; what it has started and written is gone when it ends."""
     started = []
 
-    def start(*arguments):
-        environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    def start(*arguments, folder=tmp_path):
         process = subprocess.Popen(
             [sys.executable, SCRIPT, *arguments],
-            env=environment,
+            env=os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -47,15 +46,17 @@ def test_people_hear_of_it_and_that_it_is_over(check, tmp_path):
     script = check()
     printed, _ = script.communicate(timeout=240)
     assert script.returncode == 0, printed
-    alerts = ("token-similarity-escalation", "TsemonTokenSimilarityEscalation", "TsemonAlertFiring")
-    for alert in alerts:
-        assert f"people hear: [critical] {alert}" in printed
-        assert f"people hear that {alert}" in printed
+    assert "the service says that token-similarity-escalation fires" in printed
+    for alert in ("token-similarity-escalation", "TsemonAlertFiring of token-similarity-escalation"):
+        assert f"people hear: [critical] {alert}: " in printed
+        assert f"people hear that {alert} is over" in printed
     assert "the service has told the Alertmanager twice again" in printed
     assert "Prometheus sees no series of the run any more" in printed
+    assert "the server stops, and TsemonDown is pending" in printed
     assert [*tmp_path.glob("tsemon-stack-*")] == []
 
 
+@pytest.mark.thorough
 def test_says_what_is_missing(check, tmp_path):
     script = check("--patience", "0.01")
     printed, _ = script.communicate(timeout=120)
@@ -65,30 +66,35 @@ def test_says_what_is_missing(check, tmp_path):
     assert [*tmp_path.glob("tsemon-stack-*")] == []
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_leaves_nothing_when_it_is_stopped(check, tmp_path, number, status):
-    script = check()
-    for line in script.stdout:
-        if "Alertmanager answer" in line:
-            break
-    children = psutil.Process(script.pid).children(recursive=True)
-    assert len(children) == 3
-    script.send_signal(number)
-    script.communicate(timeout=60)
-    assert script.returncode == status
-    assert not any(child.is_running() for child in children)
-    assert [*tmp_path.glob("tsemon-stack-*")] == []
-
-
-def test_what_it_started_ends_with_it_even_when_it_is_killed(check):
-    script = check()
-    for line in script.stdout:
-        if "Alertmanager answer" in line:
-            break
-    children = psutil.Process(script.pid).children(recursive=True)
-    assert len(children) == 3
-    script.kill()
+@pytest.mark.thorough
+def test_leaves_nothing_running_however_it_ends(check, tmp_path):
+    ends = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
+    folders = {number: tmp_path / number.name for number in ends}
+    for folder in folders.values():
+        folder.mkdir()
+    scripts = {number: check(folder=folder) for number, folder in folders.items()}
+    children = {number: children_of(script) for number, script in scripts.items()}
+    for number, script in scripts.items():
+        script.send_signal(number)
+    for number, script in scripts.items():
+        script.communicate(timeout=60)
+        assert script.returncode == ends[number]
+        if number != signal.SIGKILL:
+            assert not any(map(is_alive, children[number]))
+            assert [*folders[number].iterdir()] == []
     deadline = time.monotonic() + 30
-    while any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children):
+    while any(map(is_alive, children[signal.SIGKILL])):
         assert time.monotonic() < deadline, children
         time.sleep(0.05)
+
+
+def children_of(script):
+    """Once they answer."""
+    assert any("Alertmanager answer" in line for line in script.stdout)
+    found = psutil.Process(script.pid).children(recursive=True)
+    assert len(found) == 3
+    return found
+
+
+def is_alive(process):
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -21,7 +21,7 @@ from tsemon_dashboards.run import run
 
 FOLDER = Path(__file__).parent
 DASHBOARDS = {"fleet": fleet, "run": run, "compare": compare, "server": health}
-HEADER = "# Written by clients/grafana/generate.py from tsemon_dashboards/alerting.py; a test compares them.\n"
+HEADER = "# Written by clients/grafana/generate.py from clients/prometheus/rules/alerts.yml; a test compares them.\n"
 
 
 def files() -> dict[Path, str]:

@@ -1,10 +1,14 @@
 import pytest
 
-from tests.fuzz.searching import search
+from tests.fuzz.searching import Search
 
 
 @pytest.fixture
-def look(request):
+def search(request):
+    return Search.of(request.config)
+
+
+@pytest.fixture
+def look(search):
     """Gives a target so many cases, or more where there is more time."""
-    seconds = request.config.getoption("--fuzz-seconds")
-    return lambda target, cases, num_examples: search(target, cases, num_examples, seconds)
+    return search.run

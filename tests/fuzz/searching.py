@@ -1,19 +1,31 @@
-"""How long to look for trouble, and the same cases every time unless for longer."""
+"""How long to search, and whether for the same cases each time."""
+
+from typing import NamedTuple
 
 from hypothesis import HealthCheck, given, settings
 
-USUAL_S = 40
-"""What `make test` spends on the REST interface. Longer searches are longer everywhere, and draw other cases each time."""
+QUICK_S, THOROUGH_S = 10, 40
+"""Seconds that `make test` and `make test-all` spend on the REST interface."""
 
 
-def search(target, cases, num_examples, seconds=USUAL_S):
-    """Give the target as many of the cases; the smallest that it fails on is raised."""
-    is_usual = seconds == USUAL_S
-    how = settings(
-        max_examples=max(1, num_examples * seconds // USUAL_S),
-        derandomize=is_usual,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    how(given(cases)(target))()
+class Search(NamedTuple):
+    seconds: int
+    is_repeatable: bool
+    """Draws the same cases each time."""
+
+    @classmethod
+    def of(cls, config):
+        """As long as the command line says, with new cases each time; else always the same ones."""
+        seconds = config.option.fuzz_seconds
+        return cls(seconds or (THOROUGH_S if config.option.all else QUICK_S), is_repeatable=seconds is None)
+
+    def run(self, target, cases, num_examples):
+        """Give the target `num_examples` of the cases in a thorough search; raise the smallest that it fails on."""
+        how = settings(
+            max_examples=max(1, num_examples * self.seconds // THOROUGH_S),
+            derandomize=self.is_repeatable,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        how(given(cases)(target))()

@@ -184,6 +184,20 @@ class TestMetrics:
         assert reply.is_success, reply.text
         assert not [name for name, *_ in of_run(api, run_id) if name == "tsemon_alert_firing"]
 
+    def test_show_an_alert_that_is_acknowledged(self, api):
+        run_id = api.register()
+        reply = api.http.post(f"/api/v1/alerts/{api.open_alert(run_id)}/ack", json={"by": "ada"})
+        assert reply.is_success, reply.text
+        assert of_run(api, run_id)[("tsemon_alert_firing", "loss", "high-loss", "warning")] == 1.0
+
+    def test_show_no_alert_of_a_run_that_has_ended(self, api):
+        run_id = api.register()
+        api.open_alert(run_id)
+        assert api.http.patch(f"/api/v1/runs/{run_id}", json={"state": "finished"}).is_success
+        names = {name for name, *_ in of_run(api, run_id)}
+        assert "tsemon_run_info" in names
+        assert "tsemon_alert_firing" not in names
+
     def test_say_where_the_process_is_between_two_samples(self, start):
         now = [1000.0]
         api = start(clock=lambda: now[0])

@@ -37,12 +37,12 @@ def over_time_as_table(expr: str, ref_id: str = "A") -> prometheus.Dataquery:
     return over_time(expr, ref_id=ref_id).format(PromQueryFormat.TABLE)
 
 
-def named(expr: str, project: str = '{project=~"$project"}') -> str:
-    """The value of each run with the names of the run.
+def named(expr: str) -> str:
+    """Return the value of each run of the chosen projects, with the names of the run.
 
-    `max by` first: where several services on one database are scraped, each tells of every run.
+    `max by` comes first because every server on a shared database exports every run.
     """
-    names = f"max by (run_id, project, run) (tsemon_run_info{project})"
+    names = 'max by (run_id, project, run) (tsemon_run_info{project=~"$project"})'
     return f"max by (run_id) ({expr}) * on (run_id) group_left (project, run) {names}"
 
 

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import httpx
+from typer.testing import CliRunner
 
 from tests.server.replay.runs import read_runs
 from tests.service import ServiceProcess
+from tsemon.cli import app
 from tsemon.wire import frames_to_body
+from tsemon_server.store import Store
 
 RUNS = ("tse_vit24-s0", "lm_pre4-s0", "ent_qk20-s0", "div_nan-s0")
 """Tokens escalate, sampled every tenth step; healthy, every fifth; attention collapses; the loss becomes NaN."""
 RULES_OF_PROMETHEUS = Path(__file__).parents[3] / "clients/prometheus/rules"
-ROUNDS = 10
+ROUNDS = 5
 NOTIFY = {
     "receivers": [{"name": "nobody", "type": "webhook", "url": "http://127.0.0.1:9", "allow_private": True}],
     "routes": [{"receivers": "nobody", "group_wait": "1s"}],
@@ -63,18 +66,14 @@ class Prometheus:
         )
         self._http = httpx.Client(base_url=self.url, timeout=10)
 
-    def await_first_scrape(self):
-        """It looks for targets every 5 s."""
-        deadline = time.monotonic() + 60
-        while not self._has_scraped():
-            assert time.monotonic() < deadline, "Prometheus has scraped nothing within 60 s"
-            time.sleep(0.1)
-
-    def _has_scraped(self):
+    def has_scraped(self):
         try:
             return self._http.get("/-/ready").status_code == 200 and len(self.ask('up{job="tsemon"} == 1')) == 2
         except httpx.TransportError:
             return False
+
+    def has_scraped_since(self, moment):
+        return all(float(series["value"][1]) > moment for series in self.ask('timestamp(up{job="tsemon"})'))
 
     def ask(self, expr, start=None, end=None):
         """The series of an instant query, or of a range query with a point per second."""
@@ -88,7 +87,7 @@ class Prometheus:
         assert told["status"] == "success", f"{expr}\n{told.get('error')}"
         return told["data"]["result"]
 
-    def stop(self):
+    def close(self):
         self._http.close()
         self._process.terminate()
         self._process.wait()
@@ -106,6 +105,11 @@ class Watched:
     run_ids: dict[str, str]
     start: float
     end: float
+    firing: list[dict] = dataclasses.field(init=False)
+    """The alerts that fire at the end. Minutes later the runs are silent too."""
+
+    def __post_init__(self):
+        self.firing = self.rest("/api/v1/alerts", {"state": "firing", "limit": 1000})["alerts"]
 
     def rest(self, path, params=()):
         headers = {"Authorization": f"Bearer {self.token}"}
@@ -119,34 +123,36 @@ def watch(folder, with_prometheus):
     (folder / "notify.json").write_text(json.dumps(NOTIFY))
     service = ServiceProcess(folder / "tsemon.db", "--tokens", "--notify", str(folder / "notify.json"))
     tokens = {scope: token(folder, service.database, scope) for scope in ("ingest", "read", "metrics")}
+    with contextlib.closing(Store(service.database)) as store:
+        store.note_settled(0.0)  # as by an earlier start: /metrics reads it only every 15 s
     headers = {"Authorization": f"Bearer {tokens['ingest'].read_text().strip()}"}
-    with service, httpx.Client(base_url=f"{service.url}/api/v1", headers=headers) as api:
-        prometheus = Prometheus(folder, service.url, tokens["metrics"]) if with_prometheus else None
-        try:
+    with contextlib.ExitStack() as stack:
+        prometheus = None
+        if with_prometheus:  # first, because it takes 5 s to look for its targets
+            prometheus = stack.enter_context(contextlib.closing(Prometheus(folder, service.url, tokens["metrics"])))
+        stack.enter_context(service)
+        api = stack.enter_context(httpx.Client(base_url=f"{service.url}/api/v1", headers=headers))
+        if prometheus is not None:
+            await_that(prometheus.has_scraped, "Prometheus scrapes the service")
+        start = time.time()
+        recorded = [run for name in RUNS for run in read_runs(name)]
+        run_ids = {run.name: register(api, run) for run in recorded}
+        for number in range(ROUNDS):
+            for run in recorded:
+                size = -(-len(run.frames) // ROUNDS)
+                send(api, run_ids[run.name], run.frames[number * size : (number + 1) * size])
             if prometheus is not None:
-                prometheus.await_first_scrape()
-            start = time.time()
-            recorded = [run for name in RUNS for run in read_runs(name)]
-            run_ids = {run.name: register(api, run) for run in recorded}
-            for number in range(ROUNDS):
-                for run in recorded:
-                    size = -(-len(run.frames) // ROUNDS)
-                    send(api, run_ids[run.name], run.frames[number * size : (number + 1) * size])
-                if prometheus is not None:
-                    time.sleep(0.9)
-            if prometheus is not None:
-                await_last_steps(prometheus, recorded)
-            yield Watched(service.url, tokens["read"].read_text().strip(), prometheus, run_ids, start, time.time())
-        finally:
-            if prometheus is not None:
-                prometheus.stop()
+                await_scrape(prometheus)
+        if prometheus is not None:
+            await_last_steps(prometheus, recorded)
+        yield Watched(service.url, tokens["read"].read_text().strip(), prometheus, run_ids, start, time.time())
 
 
 def token(folder, database, scope):
     """The file of a new token, made as an operator makes it."""
     path = folder / f"{scope}.token"
     create = ["token", "create", scope, "--scope", scope, "--database", database, "--out", str(path)]
-    subprocess.run([sys.executable, "-m", "tsemon", *create], check=True, capture_output=True)
+    CliRunner().invoke(app, create, catch_exceptions=False)
     return path
 
 
@@ -165,11 +171,24 @@ def send(api, run_id, frames):
         api.post(f"/runs/{run_id}/frames", content=frames_to_body("w", 1, told)).raise_for_status()
 
 
-def await_last_steps(prometheus, recorded):
-    """Until Prometheus has scraped the newest frame of each run, and once more, so that rates have something to see."""
-    last = sorted(run.frames[-1].step for run in recorded)
+def await_that(condition, what):
     deadline = time.monotonic() + 60
-    while sorted(int(series["value"][1]) for series in prometheus.ask("min by (run_id) (tsemon_run_step)")) != last:
-        assert time.monotonic() < deadline, "Prometheus did not see the last step of each run within 60 s"
-        time.sleep(0.2)
-    time.sleep(2)
+    while not condition():
+        assert time.monotonic() < deadline, f"not within 60 s: {what}"
+        time.sleep(0.1)
+
+
+def await_scrape(prometheus):
+    now = time.time()
+    await_that(lambda: prometheus.has_scraped_since(now), "Prometheus scrapes once more")
+
+
+def await_last_steps(prometheus, recorded):
+    """Until Prometheus has the newest frame of each run, and has seen a message fail, as its alert does."""
+    last = sorted(run.frames[-1].step for run in recorded)
+    steps = "min by (run_id) (tsemon_run_step)"
+    await_that(
+        lambda: sorted(int(series["value"][1]) for series in prometheus.ask(steps)) == last, "it has the last steps"
+    )
+    await_that(lambda: prometheus.ask('ALERTS{alertname="TsemonNotificationsFail"}'), "it sees a message fail")
+    await_scrape(prometheus)

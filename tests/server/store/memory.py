@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tsemon.errors import LimitReached
-from tsemon.wire import MAX_WRITERS
+from tsemon.errors import InvalidFrame, LimitReached
+from tsemon.wire import MAX_WRITERS, crc_of
 from tsemon_server.store.series import Added
 from tsemon_server.store.series.cells import Cells
 from tsemon_server.store.series.checks import Checked
@@ -39,6 +39,8 @@ class MemorySeries:
         writers = {of.writer for of, _ in self.frames if of[:2] == stream[:2]}
         if frames and len(writers | {stream.writer}) > MAX_WRITERS:
             raise LimitReached(f"the attempt has {MAX_WRITERS} writers")
+        if any(frame.crc not in (None, crc_of(frame)) for frame in frames):
+            raise InvalidFrame("a frame was altered on its way")
         new = {}
         for frame in frames:
             if (stream, frame.seq) not in self.frames:

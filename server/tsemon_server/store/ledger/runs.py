@@ -73,6 +73,11 @@ class Runs:
         """The run as lists show it, or UnknownRun."""
         return Run.model_validate(_run_fields(self._row(run_id)))
 
+    def id_of(self, project: str, run: str) -> str | None:
+        """The id of the run of this name, or None."""
+        query = select(_run.run_id).where(_run.project == project, _run.run == run)
+        return self._connection.execute(query).scalar_one_or_none()
+
     def detail(self, run_id: str) -> RunDetail:
         """The run with all but its frames, or UnknownRun."""
         row, recorded = self._row(run_id), self._frames.recorded(run_id)

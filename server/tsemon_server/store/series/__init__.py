@@ -51,8 +51,8 @@ class Series(Protocol[Unit]):
     def add(self, unit: Unit, stream: Stream, frames: Sequence[Frame]) -> Added:
         """Store the frames that are not stored yet, each once, at a cost that does not grow with the run.
 
-        Of frames with one seq the first counts. Raises InvalidFrame or LimitReached if the run would have too many
-        metrics, layouts or writers; then nothing of `frames` is to be kept.
+        Of frames with one seq the first counts. Raises InvalidFrame if a frame was altered on its way or the run would have
+        too many metrics, LimitReached if the attempt would have too many writers; then nothing of `frames` is kept.
         """
 
     def known(self, unit: Unit, run_id: str) -> Mapping[tuple[Kind, str], Shape]:

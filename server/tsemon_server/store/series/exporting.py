@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tsemon_server.store.series.cells import Floats, Ints
 from tsemon_server.store.series.chunks import DamagedChunk, Frames, unpack_samples
 from tsemon_server.store.series.frames import HotFrame, PastFrame
-from tsemon_server.store.series.packing import KINDS, Kind, Slot
+from tsemon_server.store.series.packing import KINDS, Kind, Layout
 from tsemon_server.store.series.segments import SegmentKey, SegmentRows, frames_of
 from tsemon_server.store.series.settling import columns_of
 from tsemon_server.store.streams import Span, Stream, Visible
@@ -61,8 +61,8 @@ class FrameRows(SegmentRows, Protocol):
     def hot(self, span: Span, *, by_step: bool) -> Iterator[Sequence[HotFrame]]:
         """Hot frames, page by page: by step, writer and seq, or by writer and seq."""
 
-    def layouts(self, layout_ids: Collection[int]) -> Mapping[int, Sequence[Slot]]:
-        """The slots of layouts."""
+    def layouts(self, layout_ids: Collection[int]) -> Mapping[int, Layout]:
+        """Layouts by id."""
 
 
 _Entry = tuple[int, PastFrame | None]
@@ -155,12 +155,12 @@ class PackedExport:
         """What those of the frames hold that are of the writer."""
         mine = sorted((frame for frame in page if frame.writer == writer), key=lambda frame: (frame.step, frame.seq))
         layouts = self._rows.layouts({frame.layout_id for frame in mine})
-        whole = [frame for frame in mine if frame.is_whole(layouts[frame.layout_id])]
-        self.num_damaged += len(mine) - len(whole)
-        seqs, steps = (np.array([frame[column] for frame in whole], np.int64) for column in (2, 3))
-        times = np.array([frame.time for frame in whole])
+        sound = [frame for frame in mine if layouts[frame.layout_id].is_sound(frame)]
+        self.num_damaged += len(mine) - len(sound)
+        seqs, steps = (np.array([frame[column] for frame in sound], np.int64) for column in (2, 3))
+        times = np.array([frame.time for frame in sound])
         stream = Stream(self._run_id, span.attempt, writer)
-        for kind, metric, _, num_columns, which, values in columns_of(whole, layouts):
+        for kind, metric, _, num_columns, which, values in columns_of(sound, layouts):
             if self._is_wanted(kind, metric):
                 yield Piece(stream, kind, metric, num_columns, seqs[which], steps[which], times[which], values)
 

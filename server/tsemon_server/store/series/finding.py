@@ -34,8 +34,8 @@ def newest(rows: FrameRows, run_id: str, visible: Visible) -> Newest | None:
         return None
     step, attempt, seq, writer = found
     if is_hot and hot is not None:
-        slots = rows.layouts({hot.layout_id})[hot.layout_id]
-        return Newest(*found, hot.time, unpacked_frame(hot, slots, _SCALARS).scalars)
+        layout = rows.layouts({hot.layout_id})[hot.layout_id]
+        return Newest(*found, hot.time, unpacked_frame(hot, layout, _SCALARS).scalars)
     of_step = PackedExport(rows, run_id, [Span(attempt, step, step)], kinds=_SCALARS).frames()
     frame = next(frame for frame in of_step if (frame.writer, frame.seq) == (writer, seq))
     return Newest(*found, frame.time, frame.scalars)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tsemon.wire import Array, Frame
-from tsemon_server.store.series.packing import KINDS, Kind, Slot, Values, unpack
+from tsemon_server.store.series.packing import KINDS, Kind, Layout, Values, unpack
 
 
 class HotFrame(NamedTuple):
@@ -22,10 +22,7 @@ class HotFrame(NamedTuple):
     time: float
     layout_id: int
     blob: bytes
-
-    def is_whole(self, slots: Sequence[Slot]) -> bool:
-        """True if the blob can be what was packed."""
-        return len(self.blob) == sum(slot.size_bytes for slot in slots)
+    crcs: bytes | None
 
 
 class Measured(NamedTuple):
@@ -58,10 +55,9 @@ class PastFrame(NamedTuple):
         return Frame(self.seq, self.step, self.time, self.scalars, layers, heads)
 
 
-def unpacked(frame: HotFrame, slots: Sequence[Slot], kinds: Collection[Kind] = KINDS) -> PastFrame:
+def unpacked(frame: HotFrame, layout: Layout, kinds: Collection[Kind] = KINDS) -> PastFrame:
     """A hot frame with its values; without any where it is damaged."""
-    wanted = [slot for slot in slots if slot.kind in kinds] if frame.is_whole(slots) else []
-    values = unpack(wanted, frame.blob)
+    values = unpack(layout, frame.blob, kinds if layout.is_sound(frame) else ())
     scalars = {name: float(value) for name, value in values["scalars"].items()}
     return PastFrame(*frame[:5], scalars, values["layers"], values["heads"])
 

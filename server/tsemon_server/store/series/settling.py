@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tsemon_server.store.series.cells import Floats
 from tsemon_server.store.series.chunks import Frames, pack_chunk, pack_frames
 from tsemon_server.store.series.frames import HotFrame
-from tsemon_server.store.series.packing import Kind, Slot, item_type
+from tsemon_server.store.series.packing import Kind, Layout, item_type
 from tsemon_server.store.streams import Standing, Stream
 
 PAGE_SEQS = 512
@@ -47,9 +47,9 @@ def num_segments(stream: Stream, num_frames: int, standing: Standing | None, siz
     return max(0, num_frames - sizes.kept) // sizes.segment
 
 
-def packed(stream: Stream, frames: Iterable[HotFrame], layouts: Mapping[int, Sequence[Slot]]) -> Segment | None:
-    """A segment of these frames; None where none is whole. A damaged frame stays in its row, for `check` to find."""
-    frames = sorted((frame for frame in frames if frame.is_whole(layouts[frame.layout_id])), key=_by_step)
+def packed(stream: Stream, frames: Iterable[HotFrame], layouts: Mapping[int, Layout]) -> Segment | None:
+    """A segment of these frames; None where none is sound. A damaged frame stays in its row, for `check` to find."""
+    frames = sorted((frame for frame in frames if layouts[frame.layout_id].is_sound(frame)), key=_by_step)
     if not frames:
         return None
     seqs, steps = [frame.seq for frame in frames], [frame.step for frame in frames]
@@ -68,9 +68,7 @@ def _by_step(frame: HotFrame) -> tuple[int, int]:
     return frame.step, frame.seq
 
 
-def _chunks(
-    stream: Stream, frames: Sequence[HotFrame], layouts: Mapping[int, Sequence[Slot]]
-) -> Iterator[dict[str, Any]]:
+def _chunks(stream: Stream, frames: Sequence[HotFrame], layouts: Mapping[int, Layout]) -> Iterator[dict[str, Any]]:
     steps = np.array([frame.step for frame in frames], np.int64)
     parts: dict[tuple[Kind, str], int] = {}
     for kind, metric, num_rows, num_columns, which, values in columns_of(frames, layouts):
@@ -93,15 +91,15 @@ class Column(NamedTuple):
     """(frames, rows * columns)"""
 
 
-def columns_of(frames: Sequence[HotFrame], layouts: Mapping[int, Sequence[Slot]]) -> Iterator[Column]:
-    """What whole frames hold, metric by metric."""
+def columns_of(frames: Sequence[HotFrame], layouts: Mapping[int, Layout]) -> Iterator[Column]:
+    """What sound frames hold, metric by metric."""
     pieces: dict[tuple[Kind, str, int, int], list[tuple[NDArray[np.intp], Floats]]] = {}
     by_layout = sorted(range(len(frames)), key=lambda index: (frames[index].layout_id, index))
     for layout_id, group in groupby(by_layout, key=lambda index: frames[index].layout_id):
         which = np.array(list(group), np.intp)
         blobs = np.frombuffer(b"".join(frames[index].blob for index in which), np.uint8)
         blobs = blobs.reshape(len(which), len(frames[which[0]].blob))
-        for slot in layouts[layout_id]:
+        for slot in layouts[layout_id].slots:
             if not slot.size_bytes:  # of a model without blocks
                 continue
             data = np.ascontiguousarray(blobs[:, slot.offset_bytes : slot.offset_bytes + slot.size_bytes])

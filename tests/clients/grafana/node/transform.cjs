@@ -1,6 +1,6 @@
-// Reads [{frames, transformations}] from stdin, and writes for each what Grafana's panels would be given, and whether Trend
+// For each line {frames, transformations} of stdin, writes a line of what Grafana's panels would be given, and whether Trend
 // would draw it. The transformations are Grafana's own; it registers them by itself in a browser.
-const { readFileSync } = require("node:fs");
+const { createInterface } = require("node:readline");
 const data = require("@grafana/data");
 
 globalThis.window = {}; // only now: while it loads, the package would take it for a browser
@@ -19,22 +19,19 @@ function transformed(frames, transformations) {
 }
 
 async function main() {
-  const asked = JSON.parse(readFileSync(0, "utf8"));
-  const told = [];
-  for (const { frames, transformations } of asked) {
+  for await (const line of createInterface({ input: process.stdin })) {
+    const { frames, transformations } = JSON.parse(line);
     const found = await transformed(frames, transformations);
-    told.push(
-      found.map((frame) =>
-        frame.fields.map((field) => ({
-          name: data.getFieldDisplayName(field, frame, found),
-          type: field.type,
-          values: Array.from(field.values),
-          ascends: field.type === "number" && data.isLikelyAscendingVector(field.values),
-        }))
-      )
+    const told = found.map((frame) =>
+      frame.fields.map((field) => ({
+        name: data.getFieldDisplayName(field, frame, found),
+        type: field.type,
+        values: Array.from(field.values),
+        ascends: field.type === "number" && data.isLikelyAscendingVector(field.values),
+      }))
     );
+    process.stdout.write(`${JSON.stringify(told)}\n`);
   }
-  process.stdout.write(JSON.stringify(told));
 }
 
 main();

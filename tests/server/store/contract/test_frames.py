@@ -3,6 +3,7 @@
 import json
 import random
 import tracemalloc
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 
 from tests.server.conftest import layer_frame, loss_frame
 from tests.server.frames import frames_of_a_long_run
-from tsemon.errors import UnknownRun
-from tsemon.wire import Array, Frame
+from tsemon.errors import InvalidFrame, UnknownRun
+from tsemon.wire import Array, Frame, crc_of
 from tsemon_server.store import Retention, Sizes
 from tsemon_server.store.streams import At
 
@@ -67,6 +68,13 @@ class TestAFrame:
         bench.send(run_id, [loss_frame(1, 5.0), loss_frame(1, 6.0)])
         bench.send(run_id, [loss_frame(1, 7.0)])
         assert bench.losses(run_id) == {1: 5.0}
+
+    def test_that_was_altered_on_its_way_is_refused(self, bench):
+        run_id, frame = bench.register(), loss_frame(3)
+        with pytest.raises(InvalidFrame):
+            bench.send(run_id, [loss_frame(2), replace(frame, crc=crc_of(frame) ^ 1)])
+        assert bench.send(run_id, [replace(frame, crc=crc_of(frame))]) == 1
+        assert bench.losses(run_id) == {3: 1.0}
 
     def test_of_a_run_that_is_not_there_is_refused(self, bench):
         with pytest.raises(UnknownRun):

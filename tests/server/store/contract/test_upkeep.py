@@ -3,6 +3,7 @@
 import pytest
 
 from tests.server.conftest import loss_frame
+from tsemon.wire import Frame
 from tsemon_server.store import Retention
 
 DAY_S = 86_400.0
@@ -95,6 +96,10 @@ class TestARecount:
         checked, findings = bench.findings()
         assert findings == []
         assert [(run.num_hot, run.num_settled, run.num_segments) for run in checked] == [(188, 512, 1)] * 2
+
+    def test_finds_nothing_in_frames_without_any_value(self, bench):
+        bench.send(bench.register(), [Frame(step, step, 1.0) for step in range(5)])
+        assert bench.findings()[1] == []
 
     def test_finds_a_run_that_counts_other_frames_than_there_are(self, bench):
         run_id = bench.register()

@@ -18,14 +18,14 @@ from tsemon_server.store.series.checks import Checked, Report
 from tsemon_server.store.series.exporting import PackedExport
 from tsemon_server.store.series.frames import HotFrame, Measured, PastFrame, measured, unpacked
 from tsemon_server.store.series.metric import PackedMetric
-from tsemon_server.store.series.packing import KINDS, Kind, Slot, unpack
+from tsemon_server.store.series.packing import KINDS, Kind, Layout, unpack
 from tsemon_server.store.series.settling import Sizes, num_segments, packed
 from tsemon_server.store.series.sql import steps as of_steps
 from tsemon_server.store.series.sql import tables
 from tsemon_server.store.series.sql.adding import Stored, add
 from tsemon_server.store.series.sql.checking import RunCheck
 from tsemon_server.store.series.sql.metric import SqlMetricRows
-from tsemon_server.store.series.sql.rows import SqlFrameRows
+from tsemon_server.store.series.sql.rows import SqlFrameRows, layouts_of
 from tsemon_server.store.series.sql.settling import (
     FramesChanged,
     hot_streams,
@@ -50,7 +50,7 @@ class SqlSeries:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._stored = Stored()
-        self._slots: dict[tuple[str, int], Sequence[Slot]] = {}
+        self._known: dict[tuple[str, int], Layout] = {}
 
     def add(self, unit: Unit, stream: Stream, frames: Sequence[Frame]) -> Added:
         return add(unit, self._stored, stream, frames)
@@ -190,25 +190,19 @@ class SqlSeries:
         layouts = self._layouts(unit.connection, run_id, {frame.layout_id for frame in frames})
         found = []
         for frame in frames:
-            slots = layouts[frame.layout_id]
-            if frame.is_whole(slots):
-                found.append(Measured(frame.writer, unpack(slots, frame.blob)))
+            layout = layouts[frame.layout_id]
+            if layout.is_sound(frame):
+                found.append(Measured(frame.writer, unpack(layout, frame.blob)))
             else:
                 log.error("a frame of run %s is damaged; `tsemon admin check` lists all such", run_id)
         return found
 
-    def _layouts(
-        self, connection: Connection, run_id: str, layout_ids: Collection[int]
-    ) -> Mapping[int, Sequence[Slot]]:
+    def _layouts(self, connection: Connection, run_id: str, layout_ids: Collection[int]) -> Mapping[int, Layout]:
         """They never change: what one look finds, another need not look up."""
-        found = {number: self._slots.get((run_id, number)) for number in layout_ids}
-        missing = {number: list[Slot]() for number, slots in found.items() if slots is None}
-        if missing:
-            c = tables.layout.c
-            query = select(c.layout_id, c.kind, c.metric, c.offset_bytes, c.num_rows, c.num_columns)
-            for number, *slot in connection.execute(query.where(c.run_id == run_id, c.layout_id.in_(missing))):
-                missing[number].append(Slot(*slot))
-            if len(self._slots) >= MOST_LAYOUTS:
-                self._slots.clear()
-            self._slots.update({(run_id, number): slots for number, slots in missing.items()})
-        return {number: slots if slots is not None else missing[number] for number, slots in found.items()}
+        found = {number: known for number in layout_ids if (known := self._known.get((run_id, number)))}
+        if missing := [number for number in layout_ids if number not in found]:
+            found |= layouts_of(connection, run_id, missing)
+            if len(self._known) >= MOST_LAYOUTS:
+                self._known.clear()
+            self._known.update({(run_id, number): found[number] for number in missing})
+        return found

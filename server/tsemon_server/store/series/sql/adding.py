@@ -12,7 +12,7 @@ from tsemon.wire import MAX_METRICS, MAX_WRITERS, Frame
 from tsemon_server.store.engine import Unit, insert_missing
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.series import Added
-from tsemon_server.store.series.packing import Slot, layout_id, pack
+from tsemon_server.store.series.packing import Layout, layout_id, pack
 from tsemon_server.store.series.settling import PAGE_SEQS, seqs_of_page
 from tsemon_server.store.series.sql import tables
 from tsemon_server.store.streams import Stream
@@ -86,7 +86,7 @@ def add(unit: Unit, stored: Stored, stream: Stream, frames: Sequence[Frame]) -> 
         num_stored = _counted(connection, stream.run_id, len(added) - len(frames))
     if added:
         layouts = _insert_frames(connection, stream, added)
-        unknown = {number: slots for number, slots in layouts.items() if (stream.run_id, number) not in stored.layouts}
+        unknown = {number: of for number, of in layouts.items() if (stream.run_id, number) not in stored.layouts}
         is_new = stream not in stored.streams
         _insert_layouts(connection, stream.run_id, unknown)
         if is_new:
@@ -111,24 +111,26 @@ def _stored_seqs(connection: Connection, stream: Stream, seqs: Sequence[int]) ->
     return found
 
 
-def _insert_frames(connection: Connection, stream: Stream, frames: Sequence[Frame]) -> dict[int, Sequence[Slot]]:
+def _insert_frames(connection: Connection, stream: Stream, frames: Sequence[Frame]) -> dict[int, Layout]:
     """Add the rows of frames; the layouts that they have."""
     rows: list[dict[str, Any]] = []
-    layouts: dict[int, Sequence[Slot]] = {}
+    layouts: dict[int, Layout] = {}
     for frame in frames:
-        slots, blob = pack(frame)
-        number = layout_id(slots)
-        layouts[number] = slots
+        layout, blob, crcs = pack(frame)
+        number = layout_id(layout.slots)
+        layouts[number] = layout
         place = {"seq": frame.seq, "step": frame.step, "time": frame.time}
-        rows.append(stream._asdict() | place | {"layout_id": number, "blob": blob})
+        rows.append(stream._asdict() | place | {"layout_id": number, "blob": blob, "crcs": crcs})
     _INSERT_FRAMES.run_many(connection, rows)
     return layouts
 
 
-def _insert_layouts(connection: Connection, run_id: str, layouts: Mapping[int, Sequence[Slot]]) -> None:
+def _insert_layouts(connection: Connection, run_id: str, layouts: Mapping[int, Layout]) -> None:
     """Add those that are not there yet. Raises InvalidFrame where the run has too many then."""
     entries = [
-        {"run_id": run_id, "layout_id": number, **slot._asdict()} for number in layouts for slot in layouts[number]
+        {"run_id": run_id, "layout_id": number, **slot._asdict()}
+        for number in layouts
+        for slot in layouts[number].slots
     ]
     if entries:
         insert_missing(connection, tables.layout, entries)

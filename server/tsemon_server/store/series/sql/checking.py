@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import Connection, and_, select
 
 from tsemon_server.store.engine import Database
 from tsemon_server.store.series.checks import (
@@ -22,14 +22,17 @@ from tsemon_server.store.series.checks import (
     problems_of_chunk,
 )
 from tsemon_server.store.series.chunks import DamagedChunk, unpack_frames
-from tsemon_server.store.series.packing import Kind, Slot, layout_id
+from tsemon_server.store.series.frames import HotFrame
+from tsemon_server.store.series.packing import Kind, Layout, layout_id
 from tsemon_server.store.series.settling import seqs_of_page
 from tsemon_server.store.series.sql import tables
+from tsemon_server.store.series.sql.rows import HOT_FRAME, layouts_of
 from tsemon_server.store.series.sql.settling import coarse_rollups
 from tsemon_server.store.series.sql.spans import is_of
 from tsemon_server.store.streams import Stream
 
 _ROWS_AT_A_TIME = 64
+_WITHOUT_VALUES = Layout.of(())
 _frame, _segment, _chunk = tables.frame.c, tables.segment.c, tables.chunk.c
 
 
@@ -47,7 +50,7 @@ class RunCheck:
             num_settled = sum(segment.num_frames for segment in segments)
             self._tally(connection, num_hot, num_settled)
         num_chunks = Counter[tuple[Any, ...]]()
-        for kind, metric in sorted({(slot.kind, slot.metric) for slots in layouts.values() for slot in slots}):
+        for kind, metric in sorted({(slot.kind, slot.metric) for layout in layouts.values() for slot in layout.slots}):
             self._chunks(kind, metric, num_chunks)
         for segment in segments:
             if num_chunks[_key(segment)] != segment.num_chunks:
@@ -66,33 +69,27 @@ class RunCheck:
 
     # -- hot frames
 
-    def _layouts(self, connection: Connection) -> Mapping[int, Sequence[Slot]]:
-        c = tables.layout.c
-        rows = connection.execute(
-            select(c.layout_id, c.kind, c.metric, c.offset_bytes, c.num_rows, c.num_columns)
-            .where(c.run_id == self._run_id)
-            .order_by(c.layout_id, c.offset_bytes, c.metric)
-        )
-        layouts: dict[int, list[Slot]] = {}
-        for number, *slot in rows:
-            layouts.setdefault(number, []).append(Slot(*slot))
-        for number, slots in layouts.items():
-            # Slots without values share an offset with their neighbours.
-            if layout_id(tuple(slots)) != number and all(slot.size_bytes for slot in slots):
+    def _layouts(self, connection: Connection) -> Mapping[int, Layout]:
+        layouts = layouts_of(connection, self._run_id)
+        for number, layout in sorted(layouts.items()):
+            if layout_id(layout.slots) != number:
                 self._found(f"layout {number}", "is not what its number says")
         return layouts
 
-    def _hot_frames(self, connection: Connection, layouts: Mapping[int, Sequence[Slot]]) -> int:
-        size = func.length(_frame.blob)
-        about = (_frame.attempt, _frame.writer, _frame.layout_id, size)
-        query = select(*about, func.count()).where(_frame.run_id == self._run_id).group_by(*about)
-        rows = connection.execute(query).all()
-        for attempt, writer, number, size_bytes, num_frames in rows:
-            expected = sum(slot.size_bytes for slot in layouts.get(number, ()))
-            if size_bytes != expected:
-                told = f"{num_frames} frames of {size_bytes} bytes, expected {expected}"
-                self._found(f"frames of attempt {attempt}, writer {writer}, layout {number}", told)
-        return sum(row[-1] for row in rows)
+    def _hot_frames(self, connection: Connection, layouts: Mapping[int, Layout]) -> int:
+        num_frames, damaged = 0, dict[tuple[int, str], list[int]]()
+        query = (
+            select(*HOT_FRAME).where(_frame.run_id == self._run_id).order_by(_frame.attempt, _frame.writer, _frame.seq)
+        )
+        for frame in map(HotFrame._make, connection.execute(query, execution_options={"yield_per": _ROWS_AT_A_TIME})):
+            num_frames += 1
+            if not layouts.get(frame.layout_id, _WITHOUT_VALUES).is_sound(frame):
+                damaged.setdefault((frame.attempt, frame.writer), []).append(frame.seq)
+        for (attempt, writer), seqs in damaged.items():
+            self._found(
+                f"frames of attempt {attempt}, writer {writer}", f"{len(seqs)} are damaged, the first is seq {seqs[0]}"
+            )
+        return num_frames
 
     # -- segments
 

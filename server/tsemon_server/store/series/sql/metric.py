@@ -23,8 +23,9 @@ from sqlalchemy import (
     select,
 )
 
+from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.series.blocks import BITS_OF_CHUNK
-from tsemon_server.store.series.packing import Kind, item_bytes
+from tsemon_server.store.series.packing import CRC_BYTES, PAGE_BYTES, Kind, item_bytes
 from tsemon_server.store.series.sql import tables
 from tsemon_server.store.series.sql.spans import SPAN, has_frame, holds, overlaps, values_of
 from tsemon_server.store.streams import Visible
@@ -50,7 +51,7 @@ class SqlMetricRows:
         self._values: dict[str, Any] = {"run_id": run_id, "metric": metric, "visible": values_of(visible), **place}
 
     def hot(self) -> Sequence[Any]:
-        return self._rows(self._queries.hot)
+        return self._queries.hot.run(self._connection, self._values).fetchall()  # type: ignore[no-any-return]
 
     def extent_of_blocks(self) -> Any:
         return self._rows(self._queries.extent_of_blocks)[0]
@@ -93,7 +94,7 @@ class _Queries:
 
     def __init__(self, kind: Kind, is_of_entry: bool) -> None:
         self._kind = kind
-        self.hot = self._hot(is_of_entry)
+        self.hot = Prepared(self._hot(is_of_entry))
         self.samples = self._chunks(_chunk.samples)
         extent = select(func.min(_block.first_step), func.max(_block.last_step), func.sum(_block.num_samples))
         self.extent_of_blocks = self._visible(extent, tables.block).where(holds(tables.block))
@@ -155,9 +156,12 @@ class _Queries:
         frame, layout = tables.frame.c, tables.layout.c
         width = item_bytes(self._kind)
         position = _ROW * layout.num_columns + _COLUMN
-        num_entries = literal(1) if is_of_entry else layout.num_rows * layout.num_columns
-        found = func.substr(frame.blob, layout.offset_bytes + 1 + position * width, num_entries * width)
-        return self._hot_frames(select(frame.step, found, num_entries * width))
+        num_bytes = width * (literal(1) if is_of_entry else layout.num_rows * layout.num_columns)
+        start = layout.offset_bytes + position * width
+        first, end = start // PAGE_BYTES, (start + num_bytes - 1) // PAGE_BYTES + 1
+        pages = func.substr(frame.blob, first * PAGE_BYTES + 1, (end - first) * PAGE_BYTES)
+        crcs = func.substr(frame.crcs, first * CRC_BYTES + 1, (end - first + 1) * CRC_BYTES)
+        return self._hot_frames(select(frame.step, pages, crcs, start % PAGE_BYTES, num_bytes))
 
     def _hot_frames(self, query: Select[Any]) -> Select[Any]:
         frame, layout = tables.frame, tables.layout

@@ -10,7 +10,7 @@ from sqlalchemy import BigInteger, Connection, Integer, Select, String, and_, bi
 
 from tsemon_server.store.engine import table_of
 from tsemon_server.store.series.frames import HotFrame
-from tsemon_server.store.series.packing import Kind, Slot
+from tsemon_server.store.series.packing import Kind, Layout, Slot
 from tsemon_server.store.series.segments import SegmentKey
 from tsemon_server.store.series.sql import tables
 from tsemon_server.store.series.sql.spans import SPAN, has_frame, overlaps, values_of
@@ -20,11 +20,23 @@ _FRAMES_AT_A_TIME = 512
 _frame, _segment, _chunk, _layout = tables.frame.c, tables.segment.c, tables.chunk.c, tables.layout.c
 
 HOT_FRAME = tuple(_frame[name] for name in HotFrame._fields)
-Layouts = Mapping[int, Sequence[Slot]]
+Layouts = Mapping[int, Layout]
+
+
+def layouts_of(connection: Connection, run_id: str, layout_ids: Collection[int] | None = None) -> dict[int, Layout]:
+    """These layouts of a run, or all."""
+    about = (_layout.kind, _layout.metric, _layout.offset_bytes, _layout.num_rows, _layout.num_columns)
+    query = select(_layout.layout_id, *about).where(_layout.run_id == run_id)
+    if layout_ids is not None:
+        query = query.where(_layout.layout_id.in_(layout_ids))
+    slots: dict[int, list[Slot]] = {number: [] for number in layout_ids or ()}
+    for number, *slot in connection.execute(query):
+        slots.setdefault(number, []).append(Slot(*slot))
+    return {number: Layout.of(of_layout) for number, of_layout in slots.items()}
 
 
 class SqlFrameRows:
-    """FrameRows of one run. `layouts` finds the slots of some of its layouts."""
+    """FrameRows of one run. `layouts` finds some of its layouts."""
 
     def __init__(
         self, connection: Connection, run_id: str, layouts: Callable[[Connection, str, Collection[int]], Layouts]
