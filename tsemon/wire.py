@@ -111,7 +111,7 @@ class Frame:
     not_measured: Mapping[str, str] | None = None
     """Why metrics are not measured, by name: all of them, in the first frame and whenever that has changed; else None."""
     crc: int | None = field(default=None, compare=False)
-    """The CRC-32 that its writer sent with the frame; None if none was sent. `to_json` computes it anew."""
+    """The CRC-32 that its writer sent with the frame; None if none was sent. `to_json` computes it again."""
 
     def to_json(self) -> str:
         """The frame as one line of strict JSON (no NaN literal: see `number_to_json`), with the CRC-32 of its content."""
@@ -146,7 +146,7 @@ def crc_of(frame: Frame) -> int:
 
 
 def crc_of_names(metrics: Iterable[tuple[str, str, int, int]]) -> int:
-    """The CRC-32 of what a frame holds: kind, name, number of rows and number of columns of each metric, in order."""
+    """The CRC-32 of a frame's metrics: kind, name, number of rows and number of columns of each metric, in order."""
     return zlib.crc32("".join(f"{kind} {name} {rows} {columns}\n" for kind, name, rows, columns in metrics).encode())
 
 

@@ -1,4 +1,4 @@
-"""Checksums of the frames that have not settled; NULL for those that are there already."""
+"""Checksums of the frames that have not settled; NULL for older frames."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -59,6 +59,7 @@ def findings(store):
 
 
 class TestADamagedFrame:
+    @pytest.mark.both_engines  # each cuts pages out of blobs in its own way
     def test_is_no_point_of_a_series(self, api, run_id, caplog):
         flip(api, 7, FIRST_PAGE)
         series = api.get(f"/runs/{run_id}/series", metric="loss")
@@ -66,6 +67,7 @@ class TestADamagedFrame:
         assert series["mean"] == [1.0 + step for step in series["step"]]
         assert f"1 frames of run {run_id} are damaged" in caplog.text
 
+    @pytest.mark.both_engines
     @pytest.mark.parametrize(
         "chosen", [{"metric": "token_similarity", "layer": 2}, {"metric": "attention_entropy", "layer": 1, "head": 3}]
     )
@@ -74,6 +76,7 @@ class TestADamagedFrame:
         series = api.get(f"/runs/{run_id}/series", **chosen)
         assert (series["step"], series["damaged"]) == ([step for step in STEPS if step != 70], 1)
 
+    @pytest.mark.both_engines
     def test_is_no_column_of_a_heat_map(self, api, run_id):
         flip(api, 7, SECOND_PAGE + 52)
         found = api.get(f"/runs/{run_id}/heatmap", metric="token_similarity")
@@ -131,6 +134,7 @@ class TestADamagedFrame:
         (glance,) = api.get("/glances", run=[run_id])["glances"]
         assert glance["worst"] is None
 
+    @pytest.mark.both_engines
     def test_goes_into_no_chunk(self, api, store, run_id):
         flip(api, 7, SECOND_PAGE)
         assert store.settle(sizes=Sizes(segment=10, kept=0)) == 2
@@ -153,9 +157,10 @@ class TestADamagedFrame:
 
 
 class TestAFrameOfBeforeChecksumsWereKept:
+    @pytest.mark.both_engines
     def test_is_as_good_as_ever(self, api, store, run_id):
         expected = api.losses(run_id)
-        api.database.execute("UPDATE frame SET crcs = NULL")
+        api.database.execute("UPDATE frame SET crcs = NULL WHERE seq % 3 > 0")
         assert api.losses(run_id) == expected
         assert api.get(f"/runs/{run_id}")["latest"]["scalars"]["loss"] == 191.0
         assert findings(store) == (20, [])
@@ -198,5 +203,5 @@ class TestTheChecksumThatComesWithAFrame:
         body = f'{{"writer":"w","attempt":1,"frames":[{frames}]}}'.encode()
         status, error, detail = problem(api.post_raw(run_id, body))
         assert (status, error) == (422, "invalid_frame")
-        assert "the frame was altered on its way" in detail
+        assert "the frame changed on its way" in detail
         assert api.get(f"/runs/{run_id}")["num_frames"] == len(STEPS)

@@ -232,6 +232,7 @@ class TestRegistrationsThatComeAtOnce:
 
 
 class TestRegistrationsThatShareATransaction:
+    @pytest.mark.both_engines
     def test_are_each_answered_for_themselves(self, start):
         api = start(limits=Limits(project_runs=1))
         first = api.register(project="full", run="first", attempt_key="a")

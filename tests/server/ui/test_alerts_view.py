@@ -283,7 +283,7 @@ class TestAnAlert:
         with opened(browser, told.service, but="TypeError") as page:
             page.goto(f"/{place.format(run=run)}")
             expect(card(page, "plain")).to_be_visible()
-            for text in ("It is odd.", "Look at it.", "The page cannot show what the rule saw: rows."):
+            for text in ("It is odd.", "Look at it.", "The web UI cannot show the evidence of this alert: rows."):
                 expect(card(page, "odd")).to_contain_text(text)
 
     def test_that_another_attempt_overtook_leads_to_its_own_attempt(self, page, told, run):

@@ -174,7 +174,7 @@ class PackedMetric:
                 values.append(np.ascontiguousarray(data[is_sound, start : start + num_bytes]).view(dtype))
         found = np.concatenate(steps)
         if num_damaged := len(rows) - len(found):
-            log.error("%d frames of run %s are damaged; `tsemon admin check` lists all such", num_damaged, self._run_id)
+            log.error("%d frames of run %s are damaged; `tsemon admin check` lists them all", num_damaged, self._run_id)
         return Samples(found, _stacked(values), num_damaged)
 
     # -- chunks and blocks
@@ -259,7 +259,7 @@ class PackedMetric:
 
     def _report(self, row: Any, what: str) -> int:
         log.error(
-            "the %s of %s %s in run %s, attempt %d, writer %s, chunk %d are damaged; `tsemon admin check` lists all such",
+            "the %s of %s %s in run %s, attempt %d, writer %s, chunk %d are damaged; `tsemon admin check` lists them all",
             what, self._kind, self._metric, self._run_id, row.attempt, row.writer, row.number,
         )  # fmt: skip
         return int(row.num_samples)

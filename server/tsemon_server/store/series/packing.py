@@ -1,4 +1,4 @@
-"""A frame as one blob, where each metric lies in it, and the checksums by which damage is found.
+"""A frame as one blob, the place of each metric in it, and the checksums that reveal damage.
 
 The blob holds scalars as float64, then layers and heads as float32, each kind sorted by name, all little-endian. Frames
 with the same metrics in the same shapes share one layout, whose id is a digest of it: every process that writes finds
@@ -52,7 +52,7 @@ class Slot(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Which metrics a frame holds, and where each lies in its blob."""
+    """The metrics of a frame, with the place of each in its blob."""
 
     slots: tuple[Slot, ...]
     """In the order of the blob."""
@@ -75,14 +75,14 @@ class Layout(NamedTuple):
         return struct.pack(f"<{len(crcs)}I", *crcs)
 
     def is_sound(self, row: Any) -> bool:
-        """True if a row of the table `frame` holds what was written; for a row without checksums, if its size is right."""
+        """True if a row of the table `frame` is unchanged; for a row without checksums, if its size is right."""
         if len(row.blob) != self.size_bytes:
             return False
         return row.crcs is None or row.crcs == self.crcs_of(row.seq, row.step, row.time, row.blob)
 
 
 def are_pages_sound(pages: Sequence[bytes], crcs: Sequence[bytes | None]) -> NDArray[np.bool_]:
-    """Whether each of these parts of blobs, as many pages of each, holds what was written.
+    """Whether each of these parts of blobs, as many pages of each, is unchanged.
 
     `crcs` has the checksum before each part and those after each of its pages, or None for frames without checksums.
     """
@@ -110,7 +110,7 @@ def item_type(kind: Kind) -> np.dtype[np.float64] | np.dtype[np.float32]:
 def pack(frame: Frame) -> tuple[Layout, bytes, bytes]:
     """The layout of the frame, its values and their checksums.
 
-    Raises InvalidFrame if the values are not those of which the writer sent the CRC-32.
+    Raises InvalidFrame if the values do not have the CRC-32 that the writer sent.
     """
     scalars, layers, heads = sorted(frame.scalars.items()), sorted(frame.layers.items()), sorted(frame.heads.items())
     layout = _layout(
@@ -125,8 +125,8 @@ def pack(frame: Frame) -> tuple[Layout, bytes, bytes]:
     crc = int.from_bytes(crcs[-CRC_BYTES:], "little")
     if frame.crc not in (None, crc):
         raise InvalidFrame(
-            f"frame seq {frame.seq}: crc must be {crc}, the CRC-32 of what came, got {frame.crc}; the frame was altered on "
-            "its way, or its writer computes the CRC of something else; nothing of this body is stored"
+            f"frame seq {frame.seq}: crc must be {crc}, the CRC-32 of its content, got {frame.crc}; the frame changed on "
+            "its way, or its writer computes the CRC over different bytes; this body is not stored"
         )
     return layout, blob, crcs
 

@@ -64,7 +64,7 @@ def unpacked(run_id: str, segment: SegmentKey, packed: bytes, num_frames: int) -
     except DamagedChunk:
         log.error(
             "the list of frames of run %s, attempt %d, writer %s, segment %d is damaged; "
-            "`tsemon admin check` lists all such",
+            "`tsemon admin check` lists them all",
             run_id, segment.attempt, segment.writer, segment.number,
         )  # fmt: skip
         return None

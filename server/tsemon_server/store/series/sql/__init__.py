@@ -194,7 +194,7 @@ class SqlSeries:
             if layout.is_sound(frame):
                 found.append(Measured(frame.writer, unpack(layout, frame.blob)))
             else:
-                log.error("a frame of run %s is damaged; `tsemon admin check` lists all such", run_id)
+                log.error("a frame of run %s is damaged; `tsemon admin check` lists them all", run_id)
         return found
 
     def _layouts(self, connection: Connection, run_id: str, layout_ids: Collection[int]) -> Mapping[int, Layout]:
