@@ -15,8 +15,9 @@ from tsemon_client import Client
 class ServiceProcess:
     """`database` is a URL, or the path of an SQLite file; `options` are further ones of `tsemon serve`."""
 
-    def __init__(self, database, *options):
+    def __init__(self, database, *options, python=sys.executable):
         self._options = options
+        self._python = python
         self.database = database if "://" in str(database) else f"sqlite:///{database}"
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
@@ -52,7 +53,7 @@ class ServiceProcess:
         self._wait()
 
     def _launch(self):
-        command = [sys.executable, "-m", "tsemon", "serve", "--port", str(self.port), "--database", self.database]
+        command = [self._python, "-m", "tsemon", "serve", "--port", str(self.port), "--database", self.database]
         command += self._options
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -60,7 +61,8 @@ class ServiceProcess:
         self._process.wait()
 
 
-def await_service(url, timeout_s=60):
+def await_service(url, timeout_s=60, process=None):
+    """Return when the server answers. `process` is the one that serves, if it may end before it does."""
     deadline = time.monotonic() + timeout_s
     with Client(url, retries=0) as client:
         while True:
@@ -70,4 +72,5 @@ def await_service(url, timeout_s=60):
                 return
             except ServerUnreachable:
                 assert time.monotonic() < deadline, f"no service at {url} within {timeout_s} s"
+                assert process is None or process.poll() is None, f"ended with {process.returncode}"
                 time.sleep(0.02)

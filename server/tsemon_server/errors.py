@@ -39,7 +39,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         (429, "There were too many; the header Retry-After says when to come again."),
         (431, "Its headers are too long."),
         (501, "The service lacks a package that this needs."),
-        (503, "The service cannot do it now; the header Retry-After says when to send it again."),
+        (503, "The server cannot do it now; the header Retry-After says when to send it again."),
     )
 }
 """What any route may answer with besides its own, for OpenAPI."""
@@ -53,7 +53,7 @@ def problem_response(status: int, code: str, detail: str, headers: dict[str, str
 
 
 def respond(error: TsemonError) -> JSONResponse:
-    """Build the response for an error that the service raised on purpose."""
+    """Build the response for an error that the server raised on purpose."""
     headers = {"Retry-After": str(math.ceil(error.retry_after_s))} if isinstance(error, Busy) else None
     return problem_response(error.status, error.code, str(error), headers)
 

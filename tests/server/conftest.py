@@ -64,8 +64,8 @@ class Api:
         seen = {"family": "loss", "severity": "warning", "summary": "loss is 20", "evidence": {}, "advice": {}}
         steps = {"state": "firing", "pending_step": 2, "firing_step": 4}
         with self.parts.store.write() as writer:
-            writer.open_alert(run_id, 1, rule, **seen | steps | values)
-            return writer.alerts(limit=1)[0].alert_id
+            writer.alerts.open(run_id, 1, rule, **seen | steps | values)
+            return writer.alerts.find(limit=1)[0].alert_id
 
     def losses(self, run_id, **params):
         series = self.get(f"/runs/{run_id}/series", metric="loss", **params)

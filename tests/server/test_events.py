@@ -274,7 +274,7 @@ class TestLooksThatFail:
                 seen.is_down, now = True, 1005.0
                 of_run = {"blocks": ["h.0"], "config": None, "tags": None, "resume_step": None, "attempt_key": None}
                 with store.write() as writer:
-                    writer.register("p", "gpt", **of_run)
+                    writer.runs.register("p", "gpt", **of_run)
                 now = 1000.0 + outage_s
                 await seen.is_read()
                 seen.is_down = False

@@ -170,7 +170,7 @@ class TestBodiesThatComeAtOnce:
             api.send_ok(run_id, [loss_frame(0)])
         elsewhere = Store(api.database.url)
         with elsewhere.write() as writer:
-            writer.delete_run(deleted)
+            writer.runs.delete(deleted)
         elsewhere.close()
         body = frames_to_body("w", 1, [loss_frame(1).to_json()])
 
@@ -232,6 +232,7 @@ class TestRegistrationsThatComeAtOnce:
 
 
 class TestRegistrationsThatShareATransaction:
+    @pytest.mark.both_engines
     def test_are_each_answered_for_themselves(self, start):
         api = start(limits=Limits(project_runs=1))
         first = api.register(project="full", run="first", attempt_key="a")

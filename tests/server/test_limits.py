@@ -27,7 +27,8 @@ from tsemon_server.main import create_app
 from tsemon_server.services.trials import MAX_TRIED_FRAMES
 from tsemon_server.settings import Settings, settings_from_environment
 from tsemon_server.store import Store
-from tsemon_server.store import writing as store_writing
+from tsemon_server.store.ledger import runs as store_runs
+from tsemon_server.store.series.sql import adding
 
 from .conftest import loss_frame, problem
 
@@ -218,7 +219,7 @@ class TestWhatATokenForFramesCannotFill:
         return SqliteFile(tmp_path / "tsemon.db")
 
     def test_metrics_of_a_run_have_at_most_so_many_names(self, api, run_id, monkeypatch):
-        monkeypatch.setattr(store_writing, "MAX_METRICS", 3)
+        monkeypatch.setattr(adding, "MAX_METRICS", 3)
         sent = [Frame(seq, seq, 1.0, {f"m{seq}": 1.0}) for seq in range(5)]
         api.send_ok(run_id, sent[:3])
         status, error, detail = problem(api.send(run_id, sent[3:]))
@@ -229,7 +230,7 @@ class TestWhatATokenForFramesCannotFill:
         assert api.get(f"/runs/{run_id}")["metrics"]["scalars"] == ["m0", "m1", "m2"]
 
     def test_frames_of_a_run_have_at_most_so_many_sets_of_them(self, api, run_id, monkeypatch):
-        monkeypatch.setattr(store_writing, "MAX_SLOTS", 5)
+        monkeypatch.setattr(adding, "MAX_SLOTS", 5)
         api.send_ok(run_id, [Frame(0, 0, 1.0, {"a": 1.0, "b": 1.0}), Frame(1, 1, 1.0, {"a": 1.0, "c": 1.0})])
         status, error, detail = problem(api.send(run_id, [Frame(2, 2, 1.0, {"b": 1.0, "c": 1.0})]))
         assert (status, error) == (422, "invalid_frame")
@@ -237,7 +238,7 @@ class TestWhatATokenForFramesCannotFill:
         assert api.send_ok(run_id, [Frame(3, 3, 1.0, {"a": 2.0, "b": 2.0})])["accepted"] == 1
 
     def test_writers_of_an_attempt_are_at_most_so_many(self, api, run_id, monkeypatch):
-        monkeypatch.setattr(store_writing, "MAX_WRITERS", 2)
+        monkeypatch.setattr(adding, "MAX_WRITERS", 2)
         for writer in ("a", "b", "a"):
             api.send(run_id, [loss_frame(1)], writer=writer)
         status, error, detail = problem(api.send(run_id, [loss_frame(1)], writer="c"))
@@ -247,7 +248,7 @@ class TestWhatATokenForFramesCannotFill:
         assert api.get(f"/runs/{run_id}")["num_frames"] == 3
 
     def test_attempts_of_a_run_are_at_most_so_many(self, api, monkeypatch):
-        monkeypatch.setattr(store_writing, "MAX_ATTEMPTS", 2)
+        monkeypatch.setattr(store_runs, "MAX_ATTEMPTS", 2)
         for key in ("one", "two", "one"):
             api.register(attempt_key=key)
         reply = api.http.post("/api/v1/runs", json={"run": "gpt", "attempt_key": "three"})
@@ -280,19 +281,19 @@ class TestWhatATokenForFramesCannotFill:
         assert register("a", "x").json()["attempt"] == 3
 
     def test_what_a_process_remembers_of_them_is_forgotten_beyond_a_number(self, database, monkeypatch):
-        monkeypatch.setattr(store_writing, "MOST_KNOWN", 2)
+        monkeypatch.setattr(adding, "MOST_KNOWN", 2)
         store = Store(database.url)
         with store.write() as writer:
-            run_id, attempt = writer.register(
+            run_id, attempt = writer.runs.register(
                 "p", "r", blocks=[], config=None, tags=None, resume_step=None, attempt_key=None
             )
         for seq in range(7):
             with store.write() as writer:
                 assert len(
-                    writer.add_frames(run_id, attempt, f"w{seq}", [Frame(seq, seq, 1.0, {f"m{seq}": 1.0})]).frames
+                    writer.frames.add(run_id, attempt, f"w{seq}", [Frame(seq, seq, 1.0, {f"m{seq}": 1.0})]).frames
                 )
-            assert len(store._known.layouts) <= 2
-            assert len(store._known.streams) <= 2
+            assert len(store._series._stored.layouts) <= 2
+            assert len(store._series._stored.streams) <= 2
         store.close()
 
 

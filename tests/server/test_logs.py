@@ -270,7 +270,7 @@ class TestRunsAndAlerts:
         run_id, log = api.register(), Log()
         api.http.patch(f"/api/v1/runs/{run_id}", json={"state": "completed"})
         with api.app.state.parts.store.write() as writer:
-            writer.keep_for(Retention("default", runs_s=3600.0))
+            writer.retention.keep(Retention("default", runs_s=3600.0))
         now[0] += 3600.0
         api.app.state.parts.store.expire()
         assert log.of("run expired") == []
@@ -282,7 +282,7 @@ class TestRunsAndAlerts:
     def test_are_not_told_of_where_nothing_was_stored(self, api, log):
         run_id = api.register()
         writing = api.app.state.parts.store.write()
-        writing.__enter__().delete_run(run_id)
+        writing.__enter__().runs.delete(run_id)
         with suppress(RuntimeError):
             writing.__exit__(RuntimeError, RuntimeError(), None)
         assert api.get(f"/runs/{run_id}")["run_id"] == run_id

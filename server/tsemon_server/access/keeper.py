@@ -134,13 +134,13 @@ class Keeper:
     def _read_project(self, run_id: str) -> str | None:
         try:
             with self._store.read() as reader:
-                return reader.run(run_id).project
+                return reader.runs.get(run_id).project
         except UnknownRun:
             return None
 
     def _project_of_alert(self, alert_id: str) -> str | None:
         try:
             with self._store.read() as reader:
-                return reader.alert(alert_id).project
+                return reader.alerts.get(alert_id).project
         except UnknownAlert:
             return None

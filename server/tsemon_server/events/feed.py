@@ -170,8 +170,9 @@ class Feed:
         """What has changed since then and was not told, and which of the runs listened to by name there are no more."""
         written = () if self._written_in is None else self._written_in(self._clock() - since)
         with self._store.read() as reader:
-            runs, alerts = reader.changed_since(since, written)
-            gone = reader.missing_runs(named)
+            alerts = reader.alerts.changed_since(since, written)
+            runs = reader.runs.changed_since(since, {*written, *(alert.run_id for alert in alerts)})
+            gone = reader.runs.missing(named)
         found = [Event("run", run.run_id, run.run_id, run.project, run.model_dump_json()) for run in runs]
         found += [Event("alert", one.alert_id, one.run_id, one.project, one.model_dump_json()) for one in alerts]
         events = [event for event in found if self._told.get((event.kind, event.id)) != event.data]

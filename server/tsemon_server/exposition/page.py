@@ -15,7 +15,7 @@ from tsemon_server.exposition.meters import Meters
 from tsemon_server.exposition.runs import Templates, shown
 from tsemon_server.exposition.text import Family, labels_of, page, sample
 from tsemon_server.settings import MetricsSettings
-from tsemon_server.store import Layouts, Store
+from tsemon_server.store import Store
 
 SILENCE_S = 3600.0
 """After how long a running run that was not heard of leaves /metrics: its process was killed. Not sooner, or an alert on
@@ -58,7 +58,6 @@ class Exposition:
     ) -> None:
         self._store, self._meters, self._settings = store, meters, settings
         self._clock = clock
-        self._layouts: Layouts = {}
         self._templates: Templates = {}
         self._lock = threading.Lock()
         # Who scrapes without pause does not keep the database busy.
@@ -78,7 +77,7 @@ class Exposition:
 
     def _read_backlog(self) -> Families:
         with self._store.read() as reader:
-            backlog = reader.backlog()
+            backlog = reader.live.backlog()
         queues = {'{queue="notices"}': backlog.notices, '{queue="deliveries"}': backlog.deliveries}
         found = [
             _gauge(_QUEUE, "What waits to be done", queues),
@@ -96,16 +95,12 @@ class Exposition:
     def _read_runs(self) -> Families:
         now = self._clock()
         with self._store.read() as reader:
-            live = reader.live_runs(
+            live = reader.live.runs(
                 running_since=now - SILENCE_S,
                 ended_since=now - self._settings.grace_s,
                 most=self._settings.max_runs,
-                layouts=self._layouts,
             )
-            alerts = reader.firing_alerts()
-        run_ids = {run.run_id for run in live.runs}
-        for key in [key for key in self._layouts if key[0] not in run_ids]:
-            del self._layouts[key]
+            alerts = reader.alerts.firing()
         families, left_out = shown(live.runs, alerts, self._settings, self._templates)
         left_out.runs += live.num_left_out
         counts = {labels_of({"what": what}): count for what, count in vars(left_out).items()}

@@ -39,7 +39,7 @@ def list_alerts(asked: Asked[AlertPageQuery], store: TheStore) -> AlertPage:
 def describe_alert(alert_id: AlertId, store: TheStore) -> Alert:
     """One alert."""
     with store.read() as reader:
-        return reader.alert(alert_id)
+        return reader.alerts.get(alert_id)
 
 
 @readers.get("/notifications")
@@ -62,7 +62,7 @@ async def acknowledge_alert(alert_id: AlertId, request: Request, store: TheStore
 def unacknowledge_alert(alert_id: AlertId, store: TheStore) -> Alert:
     """Take that back."""
     with store.write() as writer:
-        return writer.unacknowledge(alert_id)
+        return writer.alerts.unacknowledge(alert_id)
 
 
 @router.post("/alerts/{alert_id}/resolve")
@@ -78,7 +78,7 @@ async def resolve_alert(alert_id: AlertId, request: Request, store: TheStore) ->
 def list_silences(asked: Asked[SilencesQuery], store: TheStore) -> Silences:
     """What is silenced now."""
     with store.read() as reader:
-        found = reader.silences()
+        found = reader.silences.all()
     return Silences(silences=[silence for silence in found if asked.project in (None, silence.project)])
 
 

@@ -79,5 +79,5 @@ def _check(store: Store, run_ids: frozenset[str], project: str | None) -> None:
     """Raises UnknownRun where there is no such run, for whoever asks."""
     with store.read() as reader:
         for run_id in sorted(run_ids):
-            if project not in (None, reader.run(run_id).project):
+            if project not in (None, reader.runs.get(run_id).project):
                 raise UnknownRun(f"project {project!r} has no run with the id {run_id!r:.80}")

@@ -23,12 +23,12 @@ async def refuse_unknown_parameters(request: Request) -> None:
     known = query_parameters(request.scope["route"].dependant)
     for name in request.query_params:
         if name not in known:
-            hint = nearest(name[:80], known) if known else "none is allowed here"
+            hint = nearest(name[:80], sorted(known)) if known else "none is allowed here"
             raise InvalidArgument(f"unknown parameter {name!r:.80}; {hint}")
 
 
 def query_parameters(dependant: Dependant) -> set[str]:
-    """Names of the query parameters of a route, with those of query models and of what it depends on."""
+    """Names of the query parameters of a route, including query models and dependencies."""
     names: set[str] = set()
     for field in dependant.query_params:
         model = field.field_info.annotation

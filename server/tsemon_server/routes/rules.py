@@ -87,7 +87,7 @@ def disable_rule(name: RuleName, store: TheStore, rulebook: TheRulebook) -> Rule
 def restore_rule(name: RuleName, store: TheStore, rulebook: TheRulebook) -> RuleHistory:
     """Put a built-in rule in force as it came."""
     with store.write() as writer:
-        rulebook.restore(writer, name)
+        rulebook.restore(writer.rules, name)
     return rulebook.history(store, name)
 
 
@@ -96,7 +96,7 @@ def restore_rule(name: RuleName, store: TheStore, rulebook: TheRulebook) -> Rule
 def list_rule_standings(run_id: RunId, store: TheStore, active: TheActiveRules) -> RuleStandings:
     """How each rule that is in force stands on a run."""
     with store.read() as reader:
-        return standings(reader, active.of(reader), run_id)
+        return standings(reader, active.of(reader.rules), run_id)
 
 
 def _text(raw: bytes | bytearray) -> str:

@@ -57,8 +57,8 @@ async def change_run(run_id: RunId, request: Request, store: TheStore) -> Run:
     body = await run_in_threadpool(read_body, RunChange, raw)
 
     def change(writer: Writer) -> Run:
-        writer.change_run(run_id, state=body.state, tags=body.tags, config=body.config)
-        return writer.run(run_id)
+        writer.runs.change(run_id, state=body.state, tags=body.tags, config=body.config)
+        return writer.runs.get(run_id)
 
     changed: Run = await asyncio.wrap_future(store.write_soon(run_id, change))
     return changed
@@ -68,7 +68,7 @@ async def change_run(run_id: RunId, request: Request, store: TheStore) -> Run:
 @needs("admin", of="run")
 async def delete_run(run_id: RunId, store: TheStore) -> None:
     """Delete a run with all its frames and alerts."""
-    await asyncio.wrap_future(store.write_soon(run_id, lambda writer: writer.delete_run(run_id)))
+    await asyncio.wrap_future(store.write_soon(run_id, lambda writer: writer.runs.delete(run_id)))
 
 
 @router.get("/runs")
@@ -84,7 +84,7 @@ def list_runs(asked: Asked[RunPageQuery], store: TheStore) -> RunPage:
 def list_tags(asked: Asked[TagsQuery], store: TheStore) -> Tags:
     """The tags that runs have, the most used first."""
     with store.read() as reader:
-        return Tags(tags=reader.tags(asked.project, 200))
+        return Tags(tags=reader.runs.tags(asked.project, 200))
 
 
 @router.get("/glances", response_model=Glances)
@@ -99,4 +99,4 @@ def list_glances(asked: Asked[GlancesQuery], store: TheStore, lines: TheLines) -
 def describe_run(run_id: RunId, store: TheStore) -> RunDetail:
     """All about one run besides its frames."""
     with store.read() as reader:
-        return reader.run_detail(run_id)
+        return reader.runs.detail(run_id)

@@ -70,14 +70,14 @@ def acknowledge(store: Store, alert_id: str, raw: bytes | bytearray) -> Alert:
     """Say that somebody has seen to an alert. One that somebody has seen to already stays as it is."""
     body = read_body(Acknowledgement, raw)
     with store.write() as writer:
-        return writer.acknowledge(alert_id, body.by, body.note)
+        return writer.alerts.acknowledge(alert_id, body.by, body.note)
 
 
 def resolve(store: Store, alert_id: str, raw: bytes | bytearray) -> Alert:
     """Resolve an alert that is firing."""
     body = read_body(Acknowledgement, raw)
     with store.write() as writer:
-        return writer.resolve(alert_id, body.by, body.note)
+        return writer.alerts.resolve(alert_id, body.by, body.note)
 
 
 def silence(store: Store, raw: bytes | bytearray, check_project: Callable[[str | None], None]) -> Silence:
@@ -85,13 +85,13 @@ def silence(store: Store, raw: bytes | bytearray, check_project: Callable[[str |
     body = read_body(NewSilence, raw)
     check_project(body.project)
     with store.write() as writer:
-        return writer.add_silence(**body.model_dump(exclude={"until"}), until=body.until.timestamp())
+        return writer.silences.add(**body.model_dump(exclude={"until"}), until=body.until.timestamp())
 
 
 def end_silence(store: Store, silence_id: str, may_see: Callable[[str | None], bool]) -> None:
     """End a silence now. Raises UnknownSilence if there is none of a project that whoever asks may see."""
     with store.write() as writer:
-        for found in writer.silences():
+        for found in writer.silences.all():
             if found.silence_id == silence_id and not may_see(found.project):
                 raise UnknownSilence(f"no silence has the id {silence_id!r}; the list of silences has those there are")
-        writer.remove_silence(silence_id)
+        writer.silences.remove(silence_id)

@@ -67,9 +67,9 @@ def test(store: Store, active: ActiveRules, raw: bytes | bytearray, may_see: Cal
     body = read_body(RuleTest, raw)
     with store.read() as reader:
         given = None if body.rules is None else Evaluator(load(body.rules, "rules"))
-        evaluator = active.of(reader).evaluator if given is None else given
+        evaluator = active.of(reader.rules).evaluator if given is None else given
         if body.run_id is not None:
-            run = reader.run(body.run_id)
+            run = reader.runs.get(body.run_id)
             if not may_see(run.project):
                 raise UnknownRun(f"no run has the id {body.run_id!r}; the list of runs has those there are")
             _check_length(run)

@@ -212,7 +212,7 @@ class Follower:
         if told is None or told.state != state or (state == "running" and now - told.at > PULSE_S):
             self._now = max(writer.seen_at for writer in writers)
             with self._store.write() as store:
-                store.change_run(run_id, state=state)
+                store.runs.change(run_id, state=state)
             self._told[run_id] = _Told(state, now)
             self._written[run_id] = time.monotonic()
 

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,25 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import URL, Boolean, Connection, Engine, Integer, Table, create_engine, event, func, inspect, make_url
+from sqlalchemy import (
+    CTE,
+    URL,
+    Boolean,
+    Connection,
+    Engine,
+    Integer,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    create_engine,
+    event,
+    func,
+    inspect,
+    literal_column,
+    make_url,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
@@ -25,6 +43,7 @@ from sqlalchemy.exc import TimeoutError as OutOfConnections
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeEngine
 
 from tsemon.errors import InvalidArgument, MissingPackage, StoreError, reason
 
@@ -53,6 +72,15 @@ _MAIN_FILE = "SELECT file FROM pragma_database_list WHERE name = 'main'"
 _HERE = Path(__file__).resolve()
 _PACKAGED = _HERE.parents[1] / "migrations"
 MIGRATIONS = _PACKAGED if _PACKAGED.is_dir() else _HERE.parents[3] / "migrations"  # the second: an editable install
+
+
+class Unit:
+    """One transaction."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.after_commit: list[Callable[[], None]] = []
+        """What is then true, and to be remembered by this process."""
 
 
 class Database:
@@ -379,6 +407,37 @@ def _as_each(element: items_of, compiler: Any, **options: Any) -> str:
 @compiles(items_of, "postgresql")
 def _as_elements(element: items_of, compiler: Any, **options: Any) -> str:
     return f"json_array_elements_text(({compiler.process(element.clauses, **options)})::json)"
+
+
+class item_at(FunctionElement[Any]):
+    """The item at a place, the second argument, of a list that is kept as JSON, as text or as this number."""
+
+    inherit_cache = True
+
+
+@compiles(item_at, "sqlite")
+def _as_extract(element: item_at, compiler: Any, **options: Any) -> str:
+    items, place = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"json_extract({items}, '$[' || {place} || ']')"
+
+
+@compiles(item_at, "postgresql")
+def _as_arrow(element: item_at, compiler: Any, **options: Any) -> str:
+    items, place = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"(({items})::json ->> {place})"
+
+
+def table_of(name: str, **columns: type[TypeEngine[Any]]) -> CTE:
+    """Rows that come as one parameter of this name, a JSON list of lists.
+
+    So a statement is compiled once, however many rows it gets. Materialized, or SQLite would parse them once per row of
+    the table that they are joined with.
+    """
+    row = items_of(bindparam(name, type_=Text)).table_valued("value").c.value
+    items = (
+        cast(item_at(row, literal_column(str(at))), of).label(column) for at, (column, of) in enumerate(columns.items())
+    )
+    return select(*items).cte(name).prefix_with("MATERIALIZED")
 
 
 def _create_engine(url: str) -> Engine:

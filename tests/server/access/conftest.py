@@ -46,8 +46,8 @@ class Guarded:
         seen = {"family": "loss", "severity": "warning", "summary": "loss", "evidence": {}, "advice": {}}
         steps = {"state": "firing", "pending_step": 0, "firing_step": 0}
         with self.parts.store.write() as writer:
-            writer.open_alert(run_id, 1, "high-loss", **seen | steps)
-            return writer.alerts(AlertsQuery(run_id=run_id), limit=1)[0].alert_id
+            writer.alerts.open(run_id, 1, "high-loss", **seen | steps)
+            return writer.alerts.find(AlertsQuery(run_id=run_id), limit=1)[0].alert_id
 
 
 class Clock:

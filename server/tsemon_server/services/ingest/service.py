@@ -22,12 +22,12 @@ def key_of(store: Store, body: schemas.Registration) -> str:
     two transactions wait for each other.
     """
     with store.read() as reader:
-        return reader.run_id(body.project, body.run) or f"~{body.project}/{body.run}"
+        return reader.runs.id_of(body.project, body.run) or f"~{body.project}/{body.run}"
 
 
 def register(writer: Writer, body: schemas.Registration) -> Registered:
     """Open a new attempt of a run, and the run where there is none of its name."""
-    found = writer.register(
+    found = writer.runs.register(
         body.project,
         body.run,
         blocks=body.blocks,
@@ -61,14 +61,14 @@ def read(store: Store, run_id: str, raw: bytes | bytearray) -> Batch:
 
 
 def keep(writer: Writer, batch: Batch, observe: Observe) -> Receipt:
-    """Store the frames of a batch and let `observe` see those that are new, in the writer's transaction."""
-    added = writer.add_frames(*batch)
+    """Store the frames of a batch and let `observe` see those that it has not seen, in the writer's transaction."""
+    added = writer.frames.add(*batch)
     resolved = _observed(observe, writer, batch.run_id, batch.attempt, added)
     return Receipt(
         accepted=len(added.frames),
         duplicates=len(batch.frames) - len(added.frames),
         last_seq=max((frame.seq for frame in batch.frames), default=None),
-        alerts=writer.alerts_to_tell(batch.run_id, resolved),
+        alerts=writer.alerts.to_tell(batch.run_id, resolved),
     )
 
 
@@ -80,13 +80,13 @@ def accept(store: Store, run_id: str, raw: bytes | bytearray, observe: Observe) 
 
 
 def _observed(observe: Observe, writer: Writer, run_id: str, attempt: int, added: Added) -> Sequence[int]:
-    if not added.is_current or not added.frames:
+    if not added.is_current or not added.unread:
         return ()
-    return observe(writer, run_id, attempt, added.frames)
+    return observe(writer, run_id, attempt, added.unread)
 
 
 def heard_of(writer: Writer, run_id: str, body: schemas.Heartbeat) -> Pulse:
     """Note that the run was heard of now, and where its process is."""
-    writer.num_blocks(run_id, body.attempt)
-    writer.hear_of(run_id, body.attempt, body.step)
-    return Pulse(alerts=writer.alerts_to_tell(run_id))
+    writer.runs.num_blocks(run_id, body.attempt)
+    writer.runs.hear_of(run_id, body.attempt, body.step)
+    return Pulse(alerts=writer.alerts.to_tell(run_id))

@@ -20,8 +20,8 @@ def frame(store: Store, run_id: str, asked: FrameQuery) -> RecordedFrame:
     attempt = asked.attempt
     with store.read() as reader:
         checked_detail(reader, run_id, attempt)
-        at = reader.nearest_frame(run_id, asked.step, attempt)
-        frames = [] if at is None else reader.frames_at(run_id, at)
+        at = reader.frames.nearest(run_id, asked.step, attempt)
+        frames = [] if at is None else reader.frames.at(run_id, at)
     if not frames:
         which = "" if attempt is None else f" of attempt {attempt}"
         raise UnknownFrame(f"the run {run_id} has no frame{which} yet, or only rollups that retention has left of them")

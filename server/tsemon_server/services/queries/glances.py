@@ -12,7 +12,7 @@ from tsemon_answers.runs import Glance, Glances, GlancesQuery, LossLine, Worst
 from tsemon_server.filling import filled
 from tsemon_server.services.queries.reduce import bucketed
 from tsemon_server.services.queries.service import middles, nullable
-from tsemon_server.store import FramesSeen, Reader, Store
+from tsemon_server.store import Frames, FramesSeen, Store
 
 MOST_LINES = 2000
 """That are remembered."""
@@ -26,11 +26,11 @@ class Lines:
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[FramesSeen, LossLine | None]] = {}
 
-    def of(self, reader: Reader, run_id: str, seen: FramesSeen, points: int) -> LossLine | None:
+    def of(self, frames: Frames, run_id: str, seen: FramesSeen, points: int) -> LossLine | None:
         """The loss of a run that has so many frames."""
         at, line = self._known.get((run_id, points), (None, None))
         if at != seen:
-            line = _loss(reader, run_id, points)
+            line = _loss(frames, run_id, points)
             if len(self._known) >= MOST_LINES:
                 self._known.clear()
             self._known[run_id, points] = seen, line
@@ -40,14 +40,14 @@ class Lines:
 def glances(store: Store, lines: Lines, asked: GlancesQuery) -> Glances:
     """The runs that were asked for, each once."""
     with store.read() as reader:
-        seen = reader.frames_seen(asked.run_ids)
+        seen = reader.runs.frames_seen(asked.run_ids)
         there = [run_id for run_id in dict.fromkeys(asked.run_ids) if run_id in seen]
-        newest = reader.newest_layers(there)
+        newest = reader.frames.layers_at(reader.runs.newest_steps(there))
         return Glances(
             glances=[
                 Glance(
                     run_id=run_id,
-                    loss=lines.of(reader, run_id, seen[run_id], asked.points),
+                    loss=lines.of(reader.frames, run_id, seen[run_id], asked.points),
                     worst=_worst(newest.get(run_id, ())),
                 )
                 for run_id in there
@@ -55,8 +55,8 @@ def glances(store: Store, lines: Lines, asked: GlancesQuery) -> Glances:
         )
 
 
-def _loss(reader: Reader, run_id: str, points: int) -> LossLine | None:
-    spans, stats = bucketed(reader.metric(run_id, "scalars", "loss").points(points, ends_alone=True), ends_alone=True)
+def _loss(frames: Frames, run_id: str, points: int) -> LossLine | None:
+    spans, stats = bucketed(frames.metric(run_id, "scalars", "loss").points(points, ends_alone=True), ends_alone=True)
     return LossLine(step=middles(spans), mean=nullable(stats[:, 0, 1])) if len(spans) else None
 
 

@@ -31,13 +31,13 @@ def run_rows(store: Store, asked: RunRowsQuery) -> RunRows:
     if asked.run_ids is not None:
         return rows_of_runs([described(store, run_id, asked.project) for run_id in asked.run_ids[: asked.limit]])
     with store.read() as reader:
-        return rows_of_runs(reader.runs(RunFilter(project=asked.project), order="-updated", limit=asked.limit))
+        return rows_of_runs(reader.runs.find(RunFilter(project=asked.project), order="-updated", limit=asked.limit))
 
 
 def metric_rows(store: Store, asked: MetricRowsQuery) -> MetricRows:
     """What one or several runs have recorded, as rows."""
     with store.read() as reader:
-        return rows_of_metrics([reader.run_detail(run_id) for run_id in asked.run_ids], asked.kind)
+        return rows_of_metrics([reader.runs.detail(run_id) for run_id in asked.run_ids], asked.kind)
 
 
 def series_rows(store: Store, asked: SeriesRowsQuery) -> SeriesRows:
@@ -57,7 +57,7 @@ def heatmap_rows(store: Store, asked: HeatmapRowsQuery) -> HeatmapRows:
 def described(store: Store, run_id: str, project: str | None) -> RunDetail:
     """The run. One of another project is not there: whoever may see that project alone is not told more."""
     with store.read() as reader:
-        found = reader.run_detail(run_id)
+        found = reader.runs.detail(run_id)
     if project is not None and found.project != project:
         raise UnknownRun(f"no run has the id {run_id!r} in project {project!r}")
     return found

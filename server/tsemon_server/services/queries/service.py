@@ -28,7 +28,7 @@ from tsemon_answers.series import (
 )
 from tsemon_server.services.queries.export import MEDIA_TYPES, PARTS, check_format, file_name
 from tsemon_server.services.queries.reduce import bucketed
-from tsemon_server.store import Cells, Kind, Place, Points, Reader, Store, shift_of
+from tsemon_server.store import Cells, Frames, Kind, Place, Points, Reader, Store, shift_of
 
 COUNTED_RUNS = 10_000
 """What is more than that is not counted."""
@@ -64,9 +64,9 @@ def list_runs(store: Store, asked: RunPageQuery) -> RunPage:
     key = _KEYS[order.removeprefix("-")]
     after = _place(asked.cursor, f"runs {order}", key.types)
     with store.read() as reader:
-        runs = reader.runs(asked, order=order, limit=limit + 1, after=after)
+        runs = reader.runs.find(asked, order=order, limit=limit + 1, after=after)
         are_all = asked.cursor is None and len(runs) <= limit
-        total = len(runs) if are_all else reader.num_runs(asked, COUNTED_RUNS)
+        total = len(runs) if are_all else reader.runs.count(asked, COUNTED_RUNS)
     last = key.of(runs[limit - 1]) if len(runs) > limit else None
     return RunPage(runs=runs[:limit], next_cursor=_cursor(f"runs {order}", last), total=total)
 
@@ -78,7 +78,7 @@ def list_alerts(store: Store, asked: AlertPageQuery) -> AlertPage:
         raise InvalidArgument(f"expected `since` with a time zone, as in 2026-01-31T12:00:00Z, got {since.isoformat()}")
     after = _place(asked.cursor, "alerts", (int,))
     with store.read() as reader:
-        alerts = reader.alerts(asked, limit=limit + 1, after=after)
+        alerts = reader.alerts.find(asked, limit=limit + 1, after=after)
     key = (int(alerts[limit - 1].alert_id),) if len(alerts) > limit else None
     return AlertPage(alerts=alerts[:limit], next_cursor=_cursor("alerts", key))
 
@@ -102,10 +102,11 @@ def series(store: Store, run_id: str, asked: SeriesQuery) -> Series:
         detail = checked_detail(reader, run_id, attempt)
         num_recorded = 0
         if layer is not None and layer < 0 and attempt is not None:
-            num_recorded = reader.num_layers(run_id, "layers" if head is None else "heads", metric, attempt)
+            of_attempt = reader.frames.metric(run_id, "layers" if head is None else "heads", metric, attempt=attempt)
+            num_recorded = of_attempt.num_rows()
         layer = _counted_from_the_start(detail, metric, layer, head, num_recorded)
         kind = _kind(detail, metric, layer, head)
-        values = reader.metric(
+        values = reader.frames.metric(
             run_id,
             kind,
             metric,
@@ -126,9 +127,11 @@ def compare(store: Store, asked: CompareQuery) -> Comparison:
     _check_range(asked)
     metric, points = asked.metric, asked.points
     with store.read() as reader:
-        details = [reader.run_detail(run_id) for run_id in dict.fromkeys(asked.run_ids)]
+        details = [reader.runs.detail(run_id) for run_id in dict.fromkeys(asked.run_ids)]
         readers = {
-            run_id: reader.metric(run_id, kind, metric, entry=entry, from_step=asked.from_step, to_step=asked.to_step)
+            run_id: reader.frames.metric(
+                run_id, kind, metric, entry=entry, from_step=asked.from_step, to_step=asked.to_step
+            )
             for run_id, (kind, entry) in _places(details, asked).items()
         }
         extents = [extent for found in readers.values() if (extent := found.extent())]
@@ -145,22 +148,22 @@ def compare(store: Store, asked: CompareQuery) -> Comparison:
                     run_id=detail.run_id,
                     project=detail.project,
                     run=detail.run,
-                    x=_along(reader, detail.run_id, asked, of_run),
+                    x=_along(reader.frames, detail.run_id, asked, of_run),
                     **_buckets(of_run, ends_alone=False),
                 )
             )
     return Comparison(metric=metric, layer=asked.layer, head=asked.head, along=asked.along, runs=runs)
 
 
-def _along(reader: Reader, run_id: str, asked: CompareQuery, points: Points) -> list[float | None]:
+def _along(frames: Frames, run_id: str, asked: CompareQuery, points: Points) -> list[float | None]:
     """Where the buckets of a run lie."""
     spans, _ = bucketed(points, ends_alone=False)
     steps = (spans[:, 0] + spans[:, 1]) // 2
     if asked.along == "step" or not len(steps):
         return nullable(steps)
     if asked.along == "time":
-        return nullable(reader.seconds_at(run_id, steps))
-    counted = reader.metric(run_id, "scalars", "tokens", from_step=asked.from_step, to_step=asked.to_step)
+        return nullable(frames.seconds_at(run_id, steps))
+    counted = frames.metric(run_id, "scalars", "tokens", from_step=asked.from_step, to_step=asked.to_step)
     of_tokens = bucketed(counted.points(len(steps), ends_alone=False, shift=points.shift), ends_alone=False)
     means = dict(zip((of_tokens.spans[:, 0] >> points.shift).tolist(), nullable(of_tokens.stats[:, 0, 1]), strict=True))
     return [means.get(bucket) for bucket in (spans[:, 0] >> points.shift).tolist()]
@@ -226,7 +229,7 @@ def heatmap(store: Store, run_id: str, asked: HeatmapQuery) -> Heatmap:
         detail = checked_detail(reader, run_id, asked.attempt)
         num_layers = _num_layers(detail, metric)
         columns = min(asked.columns, max(1, MAX_CELLS // max(num_layers, 1)))
-        values = reader.metric(
+        values = reader.frames.metric(
             run_id, "layers", metric, attempt=asked.attempt, from_step=asked.from_step, to_step=asked.to_step
         )
         found = values.points(columns, ends_alone=False)
@@ -269,7 +272,7 @@ def export(store: Store, run_id: str, asked: ExportQuery) -> Download:
 
     def parts() -> Generator[bytes, None, None]:
         with store.read() as reader:  # one state of the database, from the first part to the last
-            found = reader.export(
+            found = reader.frames.export(
                 run_id,
                 metrics=asked.metrics or None,
                 attempt=asked.attempt,
@@ -283,7 +286,7 @@ def export(store: Store, run_id: str, asked: ExportQuery) -> Download:
 
 def checked_detail(reader: Reader, run_id: str, attempt: int | None) -> RunDetail:
     """The run. Raises UnknownAttempt where it has not had so many."""
-    detail = reader.run_detail(run_id)
+    detail = reader.runs.detail(run_id)
     if attempt is not None and not 1 <= attempt <= detail.attempt:
         raise UnknownAttempt(f"the run {run_id} has no attempt {attempt}, its attempts are 1 to {detail.attempt}")
     return detail

@@ -16,14 +16,16 @@ class StoredRun:
     def __init__(self, reader: Reader, run_id: str) -> None:
         self.problems: list[str] = []
         self._reader = reader
-        self._run = reader.run_detail(run_id)
+        self._run = reader.runs.detail(run_id)
         self.name = self._run.run
 
     def attempts(self) -> Iterator[Attempt]:
         for attempt in self._run.attempts:
-            frames = self._reader.frames_in_order(self._run.run_id, [attempt.attempt])
-            frozen = frozenset(self._reader.frozen_blocks(self._run.run_id, attempt.attempt))
-            yield Attempt(attempt.resume_step or 0, views_in_order((frame.to_wire() for frame in frames), frozen))
+            frames = self._reader.frames.export(self._run.run_id, attempt=attempt.attempt)
+            frozen = frozenset(self._reader.runs.frozen_blocks(self._run.run_id, attempt.attempt))
+            yield Attempt(
+                attempt.resume_step or 0, views_in_order((frame.to_wire() for frame in frames.frames()), frozen)
+            )
             if frames.num_dropped:
                 self._tell(attempt.attempt, f"{frames.num_dropped:,} values are gone by the project's retention")
             if frames.num_damaged:
@@ -35,10 +37,10 @@ class StoredRun:
 
 def find_run(reader: Reader, run: str) -> str:
     """The id of the run of this name, or else of this id. Raises UnknownRun."""
-    named = reader.runs(RunFilter(run=run), order="-updated", limit=2)
+    named = reader.runs.find(RunFilter(run=run), order="-updated", limit=2)
     if len(named) > 1:
         raise UnknownRun(several(run, [found.project for found in named]))
-    return named[0].run_id if named else reader.run(run).run_id
+    return named[0].run_id if named else reader.runs.get(run).run_id
 
 
 def several(run: str, projects: Sequence[str]) -> str:

@@ -68,7 +68,7 @@ function sawOf(alert) {
     return { summary: seen ? titleOf(alert) : alert.summary, seen, evidence: evidenceOf(alert.evidence) };
   } catch (error) {
     console.error(error);
-    return { summary: alert.summary, evidence: h("p", { class: "bad" }, `The page cannot show what the rule saw: ${error.message}.`) };
+    return { summary: alert.summary, evidence: h("p", { class: "bad" }, `The web UI cannot show the evidence of this alert: ${error.message}.`) };
   }
 }
 
