@@ -44,7 +44,7 @@ def check(database: Database, series: Series[Unit], report: Report) -> Iterator[
 
 
 def _num_frames(database: Database, run_id: str) -> int | None:
-    """How many frames the ledger tells of."""
+    """Number of frames that the ledger counts."""
     c = tables.run.c
     with database.reading() as connection:
         return connection.execute(select(c.num_frames).where(c.run_id == run_id)).scalar_one_or_none()

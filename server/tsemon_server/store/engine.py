@@ -80,7 +80,7 @@ class Unit:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.after_commit: list[Callable[[], None]] = []
-        """What is then true, and to be remembered by this process."""
+        """Functions to call after the commit, for what this process remembers."""
 
 
 class Database:

@@ -1,4 +1,4 @@
-"""The frames of runs as questions ask for them: the ledger says what is visible, the series reads it."""
+"""The frames of runs: the ledger computes the visible intervals, the series reads them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Added(NamedTuple):
     frames: Sequence[Frame]
     """Those that were not stored before, by seq."""
     unread: Sequence[Frame]
-    """Those that the rules have to read: the same, and more where the ledger had missed some."""
+    """The frames that the rules have to read: the same, and more if the ledger had missed some."""
     is_current: bool
     """Whether their attempt is the run's current one."""
 
@@ -140,6 +140,6 @@ class FrameChanges(Frames):
         return Added(added, unread, attempt == known.attempt)
 
     def _unread(self, run_id: str, attempt: int) -> list[Frame]:
-        """All from the older of two checkpoints on. So far back the rules go for a late frame, too."""
+        """All from the older of two checkpoints on, which is how far back the rules go for a late frame."""
         steps = [checkpoint.step for checkpoint in self._rules.checkpoints(run_id, attempt)]
         return self.after(run_id, attempt, min(steps) if len(steps) > 1 else -1)

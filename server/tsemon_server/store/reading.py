@@ -1,4 +1,4 @@
-"""What one transaction can read, by topic."""
+"""The topics of one transaction that reads."""
 
 from __future__ import annotations
 

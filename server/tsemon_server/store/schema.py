@@ -1,4 +1,4 @@
-"""What the tables share. All keys hold run_id, so that a cluster can shard by it; times are seconds since 1970, UTC."""
+"""Parts of all tables. All keys hold run_id, so that a cluster can shard by it; times are seconds since 1970, UTC."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Newest(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What becomes of the frames of a run."""
+    """The state of a run, as far as its frames are concerned."""
 
     attempt: int
     """The current attempt. Earlier attempts send no more frames."""

@@ -1,4 +1,4 @@
-"""What one transaction can change, by topic."""
+"""The topics of one transaction that changes data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tsemon_server.store.times import utc
 
 
 class Writer:
-    """A transaction, all of which is stored, or nothing. Each topic can be read here, too."""
+    """A transaction: all of it is stored, or nothing. Each topic can be read here, too."""
 
     def __init__(self, unit: Unit, now: float, series: Series[Unit], limits: Limits) -> None:
         connection, now, journal = unit.connection, utc(now).timestamp(), Journal()

@@ -1,1 +1,1 @@
-"""What needs transactions: runs and attempts, alerts, rules and what they remember, and whom to tell."""
+"""The data that needs transactions: runs and attempts, alerts, rules with their memory, notices."""

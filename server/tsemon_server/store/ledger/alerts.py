@@ -139,7 +139,7 @@ class Alerts:
         return found[0]
 
     def by_ids(self, alert_ids: Collection[int]) -> list[Alert]:
-        """Those of these that are there, the oldest first."""
+        """The given ones that exist, the oldest first."""
         return self._alerts(select_alerts().where(_alert.alert_id.in_(alert_ids)).order_by(_alert.alert_id))
 
     def changed_since(self, since: float, run_ids: Collection[str] = ()) -> list[Alert]:
@@ -336,7 +336,7 @@ _LAST_STEP = select(func.coalesce(_run.last_step, 0)).where(_run.run_id == _aler
 
 
 def _over(step: int | ScalarSelect[Any], reason: ResolvedReason) -> dict[str, Any]:
-    """What is noted of alerts that end at `step` though they fire."""
+    """The values of alerts that end at `step` though they fire."""
     fired = _alert.firing_step
     # Not before it fired: it was there, even if its frames are hidden now.
     return {"resolved_step": case((fired < step, step), else_=fired), "resolved_reason": reason}

@@ -33,7 +33,7 @@ def visible(
     from_step: int | None = None,
     to_step: int | None = None,
 ) -> list[Span]:
-    """What no later attempt hides, or all of one attempt, cut to these steps."""
+    """The intervals that no later attempt hides, or all of one attempt, cut to these steps."""
     first, last = 0 if from_step is None else from_step, NEVER if to_step is None else to_step
     if attempt is not None:
         return [Span(attempt, first, last)]

@@ -1,4 +1,4 @@
-"""What the log is to tell of a transaction once it is committed."""
+"""The events that a transaction logs after its commit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Event(NamedTuple):
 
 
 class Journal:
-    """What happens in one transaction."""
+    """The events of one transaction."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -29,6 +29,6 @@ class Journal:
         self.events.append(Event(copy_context(), what, {"run_id": run_id, **fields}))
 
     def tell_of_alerts(self, alert_ids: Iterable[int]) -> None:
-        """Alerts change. What they are in the end is told."""
+        """Note that alerts change. The log shows them as they are at the end."""
         for alert_id in alert_ids:
             self.changed_alerts[alert_id] = copy_context()

@@ -53,7 +53,7 @@ class Liveness:
 
 
 class LivenessChanges(Liveness):
-    """Changes what is remembered."""
+    """Changes of it."""
 
     def is_running(self, run_id: str, attempt: int) -> bool:
         """Whether the run is still running, in this attempt; it stays so to the end of this transaction."""

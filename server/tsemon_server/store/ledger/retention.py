@@ -33,7 +33,7 @@ class Retention(NamedTuple):
 
 
 class Retentions:
-    """What projects keep."""
+    """Retention of all projects."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -53,13 +53,13 @@ class Retentions:
         return list(self._connection.execute(query).scalars())
 
     def of_project(self, project: str, run_ids: Collection[str]) -> list[str]:
-        """Those of these runs that the project has."""
+        """The given runs, as far as the project has them."""
         query = select(_run.run_id).join(ONE_OF, ONE_OF.c.run_id == _run.run_id).where(_run.project == project)
         return list(self._connection.execute(query, {"run_ids": values_of(run_ids)}).scalars())
 
 
 class RetentionChanges(Retentions):
-    """Changes of what projects keep, and what comes of it for runs."""
+    """Changes of retention, and the deletion of runs that are too old for it."""
 
     def keep(self, retention: Retention) -> None:
         """From now on, keep for so long what its project has."""

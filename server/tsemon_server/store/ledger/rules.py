@@ -1,4 +1,4 @@
-"""What rules were from when on, and what they remember of each run.
+"""The versions of rules, and their memory of each run.
 
 Versions are added and never change, so their number tells whether there is a new one.
 """
@@ -112,7 +112,7 @@ class Rules:
 
 
 class RuleChanges(Rules):
-    """Changes of rules, and of what they remember."""
+    """Changes of rules, and of their memory."""
 
     def add_versions(self, definitions: Sequence[Definition], origin: Origin, *, enabled: bool = True) -> None:
         """Let each of them be the newest of its rule; one that is so already is not added again.

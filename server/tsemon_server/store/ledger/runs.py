@@ -1,4 +1,4 @@
-"""Runs: what lists and pages tell of them, and what becomes of them."""
+"""Runs: reading them for lists and pages, and changing them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Limits(NamedTuple):
 
 
 class FramesOfRuns(Protocol):
-    """What the ledger asks of the frames of a run."""
+    """The questions of the ledger about the frames of a run."""
 
     def recorded(self, run_id: str) -> Recorded:
         """The metrics that the run has frames for."""
@@ -120,7 +120,7 @@ class Runs:
         return [TagUse(tag=name, runs=num_runs) for name, num_runs in rows]
 
     def changed_since(self, since: float, run_ids: Collection[str] = ()) -> list[Run]:
-        """Those that were heard of since then, and these, the last heard of last."""
+        """Runs with a sign of life since then, and the given ones; the latest last."""
         is_new = or_(_run.updated_at >= since, _run.run_id.in_(run_ids))
         rows = self._connection.execute(_runs().where(is_new).order_by(_run.updated_at, _run.run_id))
         return [Run.model_validate(_run_fields(row)) for row in rows]
@@ -155,7 +155,7 @@ class Runs:
         return {run_id: FramesSeen(attempt, num_frames) for run_id, attempt, num_frames in rows}
 
     def newest_steps(self, run_ids: Sequence[str]) -> dict[str, At]:
-        """Where the newest frames of these runs are."""
+        """The places of the newest frames of these runs."""
         query = select(_run.run_id, _run.last_step, _run.last_attempt)
         rows = self._connection.execute(query.where(_run.run_id.in_(run_ids), _run.last_step.is_not(None)))
         return {run_id: At(step, attempt) for run_id, step, attempt in rows}

@@ -1,4 +1,4 @@
-"""What lists show of the frames of a run, without reading one."""
+"""Summaries of runs, so that a list of runs reads no frame."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _as_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Known(NamedTuple):
-    """What the ledger knows of a run when frames come."""
+    """The row of a run when frames come."""
 
     attempt: int
     num_frames: int
@@ -57,13 +57,13 @@ class Known(NamedTuple):
 
 
 class Summaries:
-    """Summaries of runs. They say what is stored, not what was added: to write one twice is to write it once."""
+    """Summaries of runs. They are absolute: writing one twice is the same as writing it once."""
 
     def __init__(self, connection: Connection, now: float) -> None:
         self._connection, self._now = connection, now
 
     def of(self, run_id: str, attempt: int) -> Known:
-        """What is known of the run, for one of its attempts. Others that write the run wait from here on."""
+        """Read the row of the run for one of its attempts. Others that write the run wait from here on."""
         row = _KNOWN.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchone()
         if row is None:
             raise UnknownRun(
@@ -72,7 +72,7 @@ class Summaries:
         return Known(*row)
 
     def note(self, stream: Stream, known: Known, added: Sequence[Frame], num_stored: int) -> None:
-        """Frames of the stream were added, and the run has so many now."""
+        """Note that frames of the stream were added, and how many the run has now."""
         seen = (frame for frame in added if frame.step < known.hidden_from)
         newest = max(seen, key=lambda frame: (frame.step, frame.seq), default=None)
         is_newest = newest is not None and (known.last_step is None or newest.step >= known.last_step)
@@ -80,7 +80,7 @@ class Summaries:
         self._write(stream.run_id, known, _newest(stream, newest) if is_newest else None, num_stored, reached)
 
     def repair(self, run_id: str, known: Known, newest: Newest | None, num_stored: int) -> None:
-        """The run has this newest frame, and so many of them, whatever was known."""
+        """Note the newest frame of the run and its number of frames, whatever the row had."""
         reached = newest.step if newest is not None and newest.attempt == known.attempt else None
         self._write(run_id, known, newest, num_stored, reached)
 
@@ -126,7 +126,7 @@ def _newest(stream: Stream, frame: Frame | None) -> Newest | None:
 
 
 def columns_of(newest: Newest | None, loss: float | None = None) -> dict[str, Any]:
-    """What a run's row says of its newest frame. One without a loss leaves `loss`."""
+    """The columns of a run's row for its newest frame. A frame without a loss leaves `loss`."""
     if newest is None:
         return dict.fromkeys(_PLACE)
     latest = {"time": newest.time, "scalars": dict(newest.scalars)}

@@ -1,4 +1,4 @@
-"""Frames: what is stored of them, and what can be asked.
+"""The series: frames as they are stored, and the questions about them.
 
 `Series` is all that the rest of the store knows about an engine that keeps frames. The other modules of this package are
 free of any engine (how frames are packed, and what is computed from packed ones), and `sql` is an engine.
@@ -59,7 +59,7 @@ class Series(Protocol[Unit]):
         """Return the metrics that the run has frames of, and their largest shapes."""
 
     def newest(self, unit: Unit, run_id: str, visible: Visible) -> Newest | None:
-        """Return the newest visible frame, or None. Its scalars lack what retention dropped and what is damaged."""
+        """Return the newest visible frame; None if no frame is visible. Damaged and dropped scalars are missing."""
 
     def live(self, unit: Unit, newest: Sequence[Address]) -> Mapping[str, Sequence[Measured]]:
         """Return what some runs measured last, by run and newest first, given the newest frame of each run.
@@ -97,7 +97,7 @@ class Series(Protocol[Unit]):
         """Return the number of hot frames of all runs, counted up to `most`."""
 
     def run_ids(self, unit: Unit) -> Iterable[tuple[str, str]]:
-        """Return where the engine holds something, and of which run."""
+        """Return the tables in which the engine holds rows, each with the id of a run."""
 
     def settle(
         self,
@@ -131,4 +131,4 @@ class Series(Protocol[Unit]):
         """
 
     def check(self, run_id: str, report: Report) -> Checked:
-        """Recount what is held of a run, and report what is damaged. Reads only."""
+        """Recount the frames of a run, and report damage. Reads only."""

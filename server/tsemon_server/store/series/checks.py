@@ -44,7 +44,7 @@ Report = Callable[[Finding], None]
 
 
 def problem_of_block(row: Any, rows: Sequence[Any]) -> str | None:
-    """What is wrong with a block, given its chunks."""
+    """Return the faults of a block, given its chunks."""
     if crc_of(row.cells, row.stats) != row.crc:
         return "is damaged"
     expected = next(summed_up(rows), None) if rows else {}
@@ -61,7 +61,7 @@ def problem_of_block(row: Any, rows: Sequence[Any]) -> str | None:
 
 
 def problems_of_chunk(row: Any) -> Iterator[str]:
-    """What is wrong with a chunk, given with num_frames, finest, from_step and to_step of its segment."""
+    """Return the faults of a chunk, given with num_frames, finest, from_step and to_step of its segment."""
     if row.num_frames is None:
         yield "its segment is missing"
     elif row.num_samples > row.num_frames or row.first_step < row.from_step or row.last_step > row.to_step:

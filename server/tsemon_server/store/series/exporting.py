@@ -50,7 +50,7 @@ class Export(Protocol):
 
 
 class FrameRows(SegmentRows, Protocol):
-    """What an engine has of whole frames of a run."""
+    """The whole frames of a run, as an engine reads them."""
 
     def keys(self) -> Sequence[tuple[Kind, str]]:
         """The metrics of the run, by kind and name."""

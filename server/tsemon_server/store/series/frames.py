@@ -26,7 +26,7 @@ class HotFrame(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What one writer measured at one step."""
+    """The values of one writer at one step."""
 
     writer: str
     values: Values
@@ -63,6 +63,6 @@ def unpacked(frame: HotFrame, layout: Layout, kinds: Collection[Kind] = KINDS) -
 
 
 def measured(frame: PastFrame) -> Measured:
-    """What it holds, without where it is."""
+    """Its values, without its address."""
     scalars = {name: np.asarray(value) for name, value in frame.scalars.items()}
     return Measured(frame.writer, {"scalars": scalars, "layers": dict(frame.layers), "heads": dict(frame.heads)})

@@ -40,13 +40,13 @@ Extent = tuple[int, int, int]
 
 
 class Metric(Protocol):
-    """One metric of a run, within what is visible: of all entries, or of one."""
+    """One metric of a run within the visible intervals: all entries, or one."""
 
     def samples(self) -> Samples:
         """Return all samples; those of one step in any order. What retention reduced to rollups is not among them."""
 
     def extent(self) -> Extent | None:
-        """Return the extent of what is stored, or None if that is nothing."""
+        """Return the extent of the stored samples; None if there are no samples."""
 
     def points(self, most: int, *, ends_alone: bool, shift: int | None = None) -> Points:
         """Return cells that fit into at most `most` buckets on a grid of steps; single samples if these are no more.
@@ -59,7 +59,7 @@ class Metric(Protocol):
 
 
 class MetricRows(Protocol):
-    """What an engine has of one metric, within what is visible.
+    """One metric within the visible intervals, as an engine reads it.
 
     A row of a chunk has its key (attempt, writer, number, part), num_samples, num_rows, num_columns, and the first and
     the last visible step of its attempt (from_step, to_step). `between` holds the first and the last step that may be

@@ -1,4 +1,4 @@
-"""Which frames have settled together, without what they hold."""
+"""The frames of a segment, without their values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SegmentKey(NamedTuple):
     finest: str
     """samples, fine or coarse: what retention has left of its chunks."""
     span: Span
-    """Where it is visible."""
+    """The intervals in which it is visible."""
 
     @property
     def reach(self) -> int:
@@ -33,7 +33,7 @@ class SegmentKey(NamedTuple):
 
 
 class SegmentRows(Protocol):
-    """What an engine knows of the frames of a run besides their values."""
+    """The frames of a run without their values, as an engine reads them."""
 
     def segments(self, visible: Visible) -> Sequence[SegmentKey]:
         """Visible segments."""

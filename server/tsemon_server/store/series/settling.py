@@ -16,7 +16,7 @@ from tsemon_server.store.series.packing import Kind, Layout, item_type
 from tsemon_server.store.streams import Standing, Stream
 
 PAGE_SEQS = 512
-"""Seqs in one page of those that have settled."""
+"""Settled seqs in one page."""
 PAGE_BYTES = PAGE_SEQS // 8
 
 
@@ -92,7 +92,7 @@ class Column(NamedTuple):
 
 
 def columns_of(frames: Sequence[HotFrame], layouts: Mapping[int, Layout]) -> Iterator[Column]:
-    """What sound frames hold, metric by metric."""
+    """The values of sound frames, metric by metric."""
     pieces: dict[tuple[Kind, str, int, int], list[tuple[NDArray[np.intp], Floats]]] = {}
     by_layout = sorted(range(len(frames)), key=lambda index: (frames[index].layout_id, index))
     for layout_id, group in groupby(by_layout, key=lambda index: frames[index].layout_id):

@@ -41,7 +41,7 @@ from tsemon_server.store.streams import Address, At, Newest, Span, Standing, Str
 log = logging.getLogger(__name__)
 
 MOST_LAYOUTS = 2000
-"""That are remembered: the newest values of live runs, and whatever is packed, have a few of them."""
+"""Maximum number of layouts in memory: the newest values of live runs, and the packing of frames, need a few of them."""
 
 
 class SqlSeries:

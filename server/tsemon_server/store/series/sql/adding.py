@@ -102,7 +102,7 @@ def _counted(connection: Connection, run_id: str, num_added: int) -> int:
 
 
 def _stored_seqs(connection: Connection, stream: Stream, seqs: Sequence[int]) -> set[int]:
-    """Those of these seqs that are stored, and maybe others between them."""
+    """The given seqs that are stored, and maybe others between them."""
     found = set[int]()
     for first, last in _spans(seqs, _PAGES_PER_QUERY * PAGE_SEQS):
         span = {"first": first, "last": last, "first_page": first // PAGE_SEQS, "last_page": last // PAGE_SEQS}
@@ -126,7 +126,7 @@ def _insert_frames(connection: Connection, stream: Stream, frames: Sequence[Fram
 
 
 def _insert_layouts(connection: Connection, run_id: str, layouts: Mapping[int, Layout]) -> None:
-    """Add those that are not there yet. Raises InvalidFrame where the run has too many then."""
+    """Add the missing ones. Raises InvalidFrame if the run then has too many."""
     entries = [
         {"run_id": run_id, "layout_id": number, **slot._asdict()}
         for number in layouts

@@ -1,4 +1,4 @@
-"""Recounts what the tables hold of a run: whether all of it is whole, and one part goes with the others.
+"""Recounts the rows of a run: each must be whole, and all must agree.
 
 Reads only, and beside a service that writes: what belongs together is read in one transaction, and no transaction is
 long, because an engine keeps old pages for as long as one lasts.
@@ -37,7 +37,7 @@ _frame, _segment, _chunk = tables.frame.c, tables.segment.c, tables.chunk.c
 
 
 class RunCheck:
-    """Looks at one run, and reports what is not as it must be."""
+    """Checks one run, and reports its faults."""
 
     def __init__(self, database: Database, run_id: str, report: Report) -> None:
         self._database, self._run_id, self._report = database, run_id, report
@@ -65,7 +65,7 @@ class RunCheck:
         c = tables.tally.c
         num_told = connection.execute(select(c.num_frames).where(c.run_id == self._run_id)).scalar_one_or_none() or 0
         if num_told != num_hot + num_settled:
-            self._found("tally", f"tells of {num_told} frames, there are {num_hot} + {num_settled} settled ones")
+            self._found("tally", f"counts {num_told} frames, has {num_hot} + {num_settled} settled ones")
 
     # -- hot frames
 

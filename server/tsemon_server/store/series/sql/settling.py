@@ -1,4 +1,4 @@
-"""Moves settled frames from their rows into a segment, and takes away what nobody wants any more.
+"""Moves settled frames from their rows into a segment, and removes expired and deleted data.
 
 Packing goes on outside of any transaction. The one that follows replaces exactly the rows that were packed, or does
 nothing: so it may be killed at any point, and two that do the same work do not harm each other.
@@ -40,7 +40,7 @@ def hot_streams(connection: Connection) -> list[tuple[Stream, int]]:
 
 
 def oldest_frames(connection: Connection, stream: Stream, most: int, but: int | None) -> list[HotFrame]:
-    """At most so many of the oldest hot frames of the stream, without the one of this seq."""
+    """The oldest hot frames of the stream up to a number, without the frame of one seq."""
     query = select(*HOT_FRAME).where(is_of(stream, tables.frame)).order_by(_frame.seq).limit(most)
     if but is not None:
         query = query.where(_frame.seq != but)

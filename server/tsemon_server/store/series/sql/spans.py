@@ -1,4 +1,4 @@
-"""What is visible, as a table that a statement joins with."""
+"""The visible intervals, as a table that a statement joins with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What many runs measured at one step, or last, in a few statements for all of them."""
+"""The frames of many runs at one step each, in a few statements for all of them."""
 
 from __future__ import annotations
 
