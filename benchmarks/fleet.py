@@ -25,7 +25,9 @@ from databases import ENGINES, Engine, Service
 from sqlalchemy import Connection, Table, create_engine, insert, literal, select
 
 from tsemon.wire import Array, Frame
-from tsemon_server.store import Store, schema
+from tsemon_server.store import Store
+from tsemon_server.store.ledger import tables as ledger
+from tsemon_server.store.series.sql import tables as series
 
 PAGE = 50
 PER_INSERT = 500
@@ -118,14 +120,14 @@ def _fill(engine: Engine, arguments: argparse.Namespace) -> list[str]:
     where sending them would take hours."""
     with closing(Store(engine.url("fleet"))) as store:
         with store.write() as writer:
-            run_id, _ = writer.register(
+            run_id, _ = writer.runs.register(
                 "project-0", "run-0", blocks=[f"h.{layer}" for layer in range(LAYERS)], config=CONFIG, tags=_tags(0),
                 resume_step=None, attempt_key=None,
             )  # fmt: skip
         for first in range(0, arguments.steps, SETTLED_STEPS):
             steps = range(first, min(first + SETTLED_STEPS, arguments.steps))
             with store.write() as writer:
-                writer.add_frames(run_id, 1, "w", [_frame(step) for step in steps])
+                writer.frames.add(run_id, 1, "w", [_frame(step) for step in steps])
             store.settle()
     copier = create_engine(engine.url("fleet"))
     with copier.begin() as connection:
@@ -150,9 +152,10 @@ def _frame(step: int) -> Frame:
 def _add_runs(connection: Connection, source: str, num_runs: int) -> list[str]:
     """Runs like this one, with its newest frame each; their ids."""
     draw = random.Random(1)
-    like = {table: _rows(connection, table, source) for table in (schema.run, schema.attempt, schema.layout)}
-    newest = _rows(connection, schema.frame, source)[-1:]
-    (run,) = like[schema.run]
+    tables = (ledger.run, ledger.attempt, series.layout, series.tally)
+    like = {table: _rows(connection, table, source) for table in tables}
+    newest = _rows(connection, series.frame, source)[-1:]
+    (run,) = like[ledger.run]
     found = [f"{draw.getrandbits(64):016x}" for _ in range(1, num_runs)]
     runs, alerts = [], []
     for number, run_id in enumerate(found, start=1):
@@ -166,15 +169,16 @@ def _add_runs(connection: Connection, source: str, num_runs: int) -> list[str]:
             alerts.append(ALERT | {"run_id": run_id, "rule": "process-silent" if number % 40 == 0 else "loss-spike"})
     for start in range(0, len(found), PER_INSERT):
         part = found[start : start + PER_INSERT]
-        connection.execute(insert(schema.run), runs[start : start + PER_INSERT])
+        connection.execute(insert(ledger.run), runs[start : start + PER_INSERT])
         for table, rows in (
-            (schema.attempt, like[schema.attempt]),
-            (schema.layout, like[schema.layout]),
-            (schema.frame, newest),
+            (ledger.attempt, like[ledger.attempt]),
+            (series.layout, like[series.layout]),
+            (series.tally, like[series.tally]),
+            (series.frame, newest),
         ):
             connection.execute(insert(table), [row | {"run_id": run_id} for run_id in part for row in rows])
     if alerts:
-        connection.execute(insert(schema.alert), alerts)
+        connection.execute(insert(ledger.alert), alerts)
     return found
 
 
@@ -184,8 +188,8 @@ def _rows(connection: Connection, table: Table, run_id: str) -> list[dict[str, A
 
 
 def _copy_frames(connection: Connection, source: str, run_id: str) -> None:
-    connection.execute(schema.frame.delete().where(schema.frame.c.run_id == run_id))
-    for table in (schema.frame, schema.segment, schema.chunk, schema.block, schema.settled):
+    connection.execute(series.frame.delete().where(series.frame.c.run_id == run_id))
+    for table in (series.frame, series.segment, series.chunk, series.block, series.settled):
         others = [column for column in table.c if column.name != "run_id"]
         rows = select(literal(run_id), *others).where(table.c.run_id == source)
         connection.execute(insert(table).from_select(["run_id", *(column.name for column in others)], rows))

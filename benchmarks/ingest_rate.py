@@ -176,7 +176,7 @@ def fill(url: str, run_id: str, num_frames: int) -> None:
     for first in range(0, num_frames, 4096):
         seqs = range(first, min(first + 4096, num_frames))
         with store.write() as writer:
-            writer.add_frames(run_id, 1, WRITER, [loss_frame(seq) for seq in seqs])
+            writer.frames.add(run_id, 1, WRITER, [loss_frame(seq) for seq in seqs])
         store.settle()
     store.close()
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tsemon_server.replay.traces import Trace, loss_scalars
 from tsemon_server.rules import View
+from tsemon_server.services.replay.traces import Trace, loss_scalars
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from tsemon_server.replay.traces import Trace
 from tsemon_server.rules import PACK, Evaluator
+from tsemon_server.services.replay.traces import Trace
 
 ROOT = Path(__file__).parent.parent
 PICTURE, TRACES = ROOT / "docs/images/escalation.png", ROOT / "tests/data/traces"

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests import zoo
-from tests.databases import ENGINES, PostgresServer, SqliteFile
+from tests.databases import ENGINES, PostgresServer, SqliteFile, share_compiled_statements
 
 
 def pytest_addoption(parser):
@@ -26,6 +26,7 @@ def pytest_configure(config):
     # Ctrl-C would wait forever. A child of a process with a handler gets the default.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    share_compiled_statements()
 
 
 def is_thorough(item):

@@ -18,6 +18,7 @@ import psutil
 from sqlalchemy import NullPool, create_engine, make_url, text
 
 from tsemon_server.store import Store, schema
+from tsemon_server.store import engine as store_engine
 
 ENGINES = ("sqlite", "postgresql")
 
@@ -49,6 +50,23 @@ shutil.rmtree(folder, ignore_errors=True)
 """
 
 
+def share_compiled_statements():
+    """Let all engines of a kind share what SQLAlchemy compiles: for a test of five requests that is a third of the time.
+
+    SQLAlchemy keeps it per engine, and finds it by the engine's dialect.
+    """
+    create, first = store_engine._create_engine, {}
+
+    def create_sharing(url):
+        engine = create(url)
+        shared = first.setdefault(engine.name, engine)
+        engine.dialect = engine.pool._dialect = shared.dialect
+        engine._compiled_cache = shared._compiled_cache
+        return engine
+
+    store_engine._create_engine = create_sharing
+
+
 class Database:
     """One empty database. `url` is what users would write."""
 
@@ -68,7 +86,7 @@ class Database:
 class SqliteFile(Database):
     def __init__(self, path):
         super().__init__(f"sqlite:///{path}")
-        self.path = path
+        self.path = Path(path)
 
     def migrate(self):
         """Give it today's tables: the migrations take ten times as long as a copy of what they make."""

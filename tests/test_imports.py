@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 SOURCES = {
     "tsemon": ROOT / "tsemon",
     "tsemon_server": ROOT / "server/tsemon_server",
+    "tsemon_answers": ROOT / "clients/tsemon_answers",
     "tsemon_client": ROOT / "clients/tsemon_client",
     "migrations": ROOT / "migrations",
 }
@@ -47,47 +48,54 @@ PICTURE = {
     "tsemon.demo": "torch rich tsemon tsemon.train tsemon_client",
     "tsemon.cli": "typer tsemon tsemon.terminal tsemon_client tsemon.demo tsemon.importing tsemon.reproduce tsemon.scanning "
     "tsemon.train tsemon.transport tsemon_server.main tsemon_server.settings tsemon_server.access tsemon_server.admin "
-    "tsemon_server.notify tsemon_server.replay tsemon_server.rule_commands tsemon_server.logs",
-    "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.access tsemon_server.ingest tsemon_server.alerts "
-    "tsemon_server.events tsemon_server.queries tsemon_server.exposition tsemon_server.housekeeping tsemon_server.notify "
-    "tsemon_server.logs tsemon_server.request_log tsemon_server.spools tsemon_server.ui "
-    "tsemon_server.store tsemon_server.settings tsemon_server.workers tsemon_server.errors tsemon_server.bodies "
-    "tsemon_server.rounds tsemon_server.rules tsemon_server.limits tsemon_server.parameters",
-    "tsemon_server.access": "fastapi starlette pydantic typer tsemon.terminal tsemon_server.bodies tsemon_server.durations "
-    "tsemon_server.errors tsemon_server.settings tsemon_server.store",
+    "tsemon_server.notify tsemon_server.services.replay tsemon_server.rule_commands tsemon_server.logs",
+    "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.access tsemon_server.errors "
+    "tsemon_server.exposition tsemon_server.limits tsemon_server.logs tsemon_server.parts tsemon_server.request_log "
+    "tsemon_server.routes tsemon_server.settings tsemon_server.spools tsemon_server.store tsemon_server.workers",
+    "tsemon_server.parts": "tsemon_server.access tsemon_server.alerts tsemon_server.events tsemon_server.exposition "
+    "tsemon_server.housekeeping tsemon_server.limits tsemon_server.notify tsemon_server.rounds tsemon_server.rules "
+    "tsemon_server.services.queries tsemon_server.settings tsemon_server.spools tsemon_server.store",
+    "tsemon_server.routes": "fastapi pydantic starlette tsemon_answers tsemon_server.access tsemon_server.alerts "
+    "tsemon_server.bodies tsemon_server.errors tsemon_server.events tsemon_server.exposition tsemon_server.limits "
+    "tsemon_server.parts tsemon_server.rules tsemon_server.services.care tsemon_server.services.ingest "
+    "tsemon_server.services.queries tsemon_server.services.trials tsemon_server.store tsemon_server.ui",
+    "tsemon_server.services.care": "pydantic pydantic_core tsemon_answers tsemon_server.bodies tsemon_server.store",
+    "tsemon_server.services.trials": "pydantic pydantic_core tsemon_answers tsemon_server.alerts "
+    "tsemon_server.bodies tsemon_server.rules tsemon_server.services.ingest tsemon_server.services.replay "
+    "tsemon_server.store",
+    "tsemon_server.access": "starlette typer tsemon.terminal tsemon_server.durations tsemon_server.errors "
+    "tsemon_server.settings tsemon_server.store",
     "tsemon_server.settings": "tsemon_server.limits tsemon_server.logs",
     "tsemon_server.request_log": "starlette tsemon_server.logs",
     "tsemon_server.admin": "typer tsemon.terminal tsemon_server.store tsemon_server.settings tsemon_server.durations",
     "tsemon_server.rule_commands": "typer yaml tsemon.terminal tsemon_server.rules",
-    "tsemon_server.errors": "fastapi starlette pydantic tsemon_server.logs",
-    "tsemon_server.bodies": "fastapi starlette pydantic tsemon_server.limits",
+    "tsemon_server.errors": "fastapi starlette tsemon_answers tsemon_server.logs",
+    "tsemon_server.bodies": "pydantic pydantic_core",
     "tsemon_server.limits": "starlette uvicorn tsemon_server.errors",
-    "tsemon_server.ingest": "fastapi starlette pydantic pydantic_core typing_extensions tsemon_server.access "
-    "tsemon_server.bodies tsemon_server.store tsemon_server.limits",
-    "tsemon_server.alerts": "fastapi starlette pydantic pydantic_core tsemon_server.access tsemon_server.bodies "
-    "tsemon_server.store tsemon_server.rules tsemon_server.replay tsemon_server.ingest",
-    "tsemon_server.replay": "numpy pydantic tsemon.terminal tsemon.transport tsemon_client tsemon_server.ingest "
+    "tsemon_server.services.ingest": "pydantic pydantic_core typing_extensions tsemon_answers tsemon_server.bodies "
+    "tsemon_server.store",
+    "tsemon_server.alerts": "tsemon_answers tsemon_server.rules tsemon_server.store",
+    "tsemon_server.services.replay": "numpy pydantic tsemon.terminal tsemon.transport tsemon_client "
+    "tsemon_server.services.ingest "
     "tsemon_server.rules tsemon_server.store",
     "tsemon_server.filling": "numpy",
     "tsemon_server.rules": "numpy tsemon_server.filling tsemon_server.yaml_lines",
-    "tsemon_server.events": "fastapi starlette tsemon_server.access tsemon_server.store",
-    "tsemon_server.parameters": "fastapi pydantic",
-    "tsemon_server.queries": "fastapi starlette numpy pyarrow pydantic tsemon.terminal tsemon_server.filling "
+    "tsemon_server.events": "starlette tsemon_answers tsemon_server.store",
+    "tsemon_server.services.queries": "numpy pyarrow tsemon.terminal tsemon_answers tsemon_server.filling "
     "tsemon_server.store",
     "tsemon_server.notify": "pydantic typer tsemon.terminal tsemon_server.store tsemon_server.settings "
     "tsemon_server.durations tsemon_server.yaml_lines",
-    "tsemon_server.exposition": "fastapi starlette numpy prometheus_client tsemon tsemon_server.filling "
+    "tsemon_server.exposition": "starlette numpy prometheus_client tsemon tsemon_server.filling "
     "tsemon_server.settings tsemon_server.store",
     "tsemon_server.housekeeping": "tsemon_server.rounds tsemon_server.store",
     "tsemon_server.rounds": "tsemon_server.store",
-    "tsemon_server.spools": "fastapi starlette tsemon.transport tsemon_server.ingest tsemon_server.bodies "
-    "tsemon_server.store "
-    "tsemon_server.errors",
-    "tsemon_server.ui": "fastapi",
+    "tsemon_server.spools": "starlette tsemon_answers tsemon.transport tsemon_server.bodies tsemon_server.errors "
+    "tsemon_server.services.ingest tsemon_server.store",
     "tsemon_server.yaml_lines": "yaml",
-    "tsemon_server.store": "sqlalchemy alembic numpy pydantic zstandard",
+    "tsemon_server.store": "sqlalchemy alembic numpy tsemon_answers zstandard",
     "migrations": "sqlalchemy alembic",
-    "tsemon_client": "httpx pydantic pydantic_core pandas polars pyarrow rich tsemon.terminal typer",
+    "tsemon_answers": "pydantic pydantic_core pandas polars pyarrow",
+    "tsemon_client": "httpx pydantic rich tsemon.terminal tsemon_answers typer",
 }
 ALLOWED = {unit: set(names.split()) for unit, names in PICTURE.items()}
 
@@ -115,7 +123,8 @@ def is_module(name):
 
 def unit_of(module):
     """`tsemon.probes.blocks` belongs to `tsemon.probes`; of others' packages, the client and the migrations, all is one."""
-    return ".".join(module.split(".")[: 2 if module.startswith(("tsemon.", "tsemon_server.")) else 1])
+    depth = 3 if module.startswith("tsemon_server.services.") else 2
+    return ".".join(module.split(".")[: depth if module.startswith(("tsemon.", "tsemon_server.")) else 1])
 
 
 def modules():
@@ -210,4 +219,17 @@ class TestTheServiceAndTheClient:
             "assert 'tsemon.wire' in sys.modules\n"
             "loaded = {'torch', 'tsemon.monitor', 'tsemon.probes'} & set(sys.modules)\n"
             "assert not loaded, loaded\n"
+        )
+
+
+class TestTheAnswers:
+    def test_need_nothing_but_pydantic(self):
+        run_python(
+            "import pkgutil, sys\n"
+            "others = 'torch numpy fastapi starlette sqlalchemy httpx typer rich pandas polars pyarrow'\n"
+            "for name in others.split():\n"
+            "    sys.modules[name] = None\n"
+            "import tsemon_answers\n"
+            "for found in pkgutil.iter_modules(tsemon_answers.__path__):\n"
+            "    __import__(f'tsemon_answers.{found.name}')\n"
         )

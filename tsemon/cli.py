@@ -309,7 +309,7 @@ def replay(
     a recording cannot be read; the others are shown all the same.
     """
     _require("numpy", "pydantic", "rich", "sqlalchemy", "yaml", extra="server")
-    from tsemon_server.replay import command
+    from tsemon_server.services.replay import command
 
     if not command.run(files or (), rules, database, server, runs or (), as_json=as_json, evidence=evidence, jobs=jobs):
         raise typer.Exit(1)

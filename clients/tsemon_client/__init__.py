@@ -8,6 +8,8 @@ client.series(run.run_id, "token_similarity", layer=-1).to_pandas()
 
 from typing import TYPE_CHECKING
 
+# ruff: noqa: F405  # mypy knows the names of star imports
+
 __all__ = [
     "Alert",
     "AlertChanged",
@@ -41,34 +43,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from tsemon_client.client import AsyncClient, AsyncFound, Client, Found
-    from tsemon_client.models import (
-        Alert,
-        AlertChanged,
-        Attempt,
-        ComparedRun,
-        Comparison,
-        Connected,
-        Event,
-        Glance,
-        Heatmap,
-        Latest,
-        Record,
-        Recorded,
-        RecordedFrame,
-        Records,
-        RuleStanding,
-        RuleStandings,
-        RuleVersion,
-        Run,
-        RunChanged,
-        RunDeleted,
-        RunDetail,
-        Series,
-        TagUse,
-        Tried,
-        TriedAlert,
-    )
+    from tsemon_client.asking import AsyncFound, Found
+    from tsemon_client.client import AsyncClient, Client
+    from tsemon_client.models import *  # noqa: F403
 else:
     # The command line has its commands below this package: `tsemon --help` needs neither httpx nor pydantic.
     def __getattr__(name):

@@ -9,7 +9,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from tsemon import errors
-from tsemon_client.calls import Request
+from tsemon_client.asking import Request
 
 T = TypeVar("T", bound=BaseModel)  # what an answer is read as
 

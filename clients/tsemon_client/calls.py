@@ -1,122 +1,58 @@
-"""What can be asked of the service, as values: both clients send these.
+"""What can be asked of the server: each question is a method of `Client` and of `AsyncClient`.
 
-A function here is a method of `Client` and of `AsyncClient`, with its signature and its docstring. It returns what is to
-be asked: one question after the other where one needs the answer to another (`Talk`), a list that comes in pages
-(`Listing`), a file (`Download`), or a stream of events (`Listening`).
+A question with a query string takes its arguments from the query's class in `tsemon_answers`.
 """
 
 from __future__ import annotations
 
 import getpass
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar, cast
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, cast
 from urllib.parse import quote
 
-from tsemon import errors
-from tsemon.wire import AlertState, RunState
-from tsemon_client import models
-from tsemon_client.checking import checked
-from tsemon_client.models import Along, Condition, EventKind, Record, Records, RunOrder, Severity
+from pydantic import Field
 
-T = TypeVar("T")
+from tsemon import errors
+from tsemon_answers.alerts import Alert, AlertPage, AlertsQuery
+from tsemon_answers.events import EventKind, EventsQuery
+from tsemon_answers.record import Query, Record
+from tsemon_answers.rules import RuleHistory, Rules, RuleStandings, RuleVersion, Tried
+from tsemon_answers.runs import (
+    Glance,
+    Glances,
+    GlancesQuery,
+    Run,
+    RunDetail,
+    RunPage,
+    RunsQuery,
+    Tags,
+    TagsQuery,
+    TagUse,
+)
+from tsemon_answers.series import (
+    CompareQuery,
+    Comparison,
+    ExportFilter,
+    FrameQuery,
+    Heatmap,
+    HeatmapQuery,
+    RecordedFrame,
+    Series,
+    SeriesQuery,
+)
+from tsemon_client.asking import Download, Listening, Listing, Request, Talk, asks, hears, lists, saves
+from tsemon_client.checking import checked, made_of
+from tsemon_client.models import Records
+
+P = ParamSpec("P")
 M = TypeVar("M", bound=Record)
 R = TypeVar("R", bound=Record)
 
-PAGE = 200
-"""Records asked for at once."""
 TRIAL_S = 600.0
 """How long rules may take to read a stored run."""
 SILENCE_S = 45.0
-"""A stream of events that says nothing for so long is lost: the service sends a comment every 15 seconds."""
-
-
-@dataclass(frozen=True)
-class Request(Generic[M]):
-    """One question, and what its answer is read as."""
-
-    path: str
-    model: type[M]
-    query: Mapping[str, Any] = field(default_factory=dict)
-    """What is None is left out."""
-    method: str = "GET"
-    body: Mapping[str, Any] | None = None
-    timeout_s: float | None = None
-    """How long to wait for the answer, where that is not what the client waits for others."""
-    is_idempotent: bool = True
-    """Whether asking twice is the same as asking once, and no great work: then it is asked again when no answer came."""
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The query without what is None."""
-        return {name: value for name, value in self.query.items() if value is not None}
-
-
-Talk = Generator[Request[Any], Any, T]
-"""Yields requests, is sent their answers, and returns what the caller wanted to know."""
-
-
-@dataclass(frozen=True)
-class Listing(Generic[R]):
-    """A list that comes in pages, each of which says where the next one begins."""
-
-    path: str
-    page: type[Record]
-    key: str
-    """The field of the page with the records."""
-    model: type[R]
-    query: Mapping[str, Any]
-    limit: int | None
-    """So many records at most; None for all."""
-    cursor: str | None = None
-    """Where it goes on."""
-
-    @property
-    def request(self) -> Request[Any]:
-        """The next page."""
-        size = PAGE if self.limit is None else min(PAGE, self.limit)
-        return Request(self.path, self.page, {**self.query, "limit": size, "cursor": self.cursor})
-
-    def records(self, page: Any) -> list[R]:
-        """Those of a page."""
-        found: list[R] = getattr(page, self.key)
-        return found
-
-    def after(self, page: Any) -> Listing[R] | None:
-        """What follows; None where that was all, or enough."""
-        left = None if self.limit is None else self.limit - len(self.records(page))
-        if page.next_cursor is None or left == 0:
-            return None
-        return replace(self, limit=left, cursor=page.next_cursor)
-
-
-@dataclass(frozen=True)
-class Download:
-    """What is written to a file as it comes."""
-
-    request: Request[Any]
-    path: Path
-
-    @contextmanager
-    def opened(self) -> Generator[BinaryIO, None, None]:
-        """A file beside the path, which takes its place when the block ends well and is gone when it does not."""
-        partial = self.path.with_name(f"{self.path.name}.partial")
-        try:
-            with partial.open("wb") as file:
-                yield file
-            partial.replace(self.path)
-        finally:
-            partial.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class Listening:
-    """A stream of events."""
-
-    request: Request[Any]
+"""A stream of events without any data for this long is lost: the server sends a comment every 15 seconds."""
 
 
 def ask(request: Request[M]) -> Talk[M]:
@@ -125,7 +61,7 @@ def ask(request: Request[M]) -> Talk[M]:
     return cast(M, answer)
 
 
-def ask_list(request: Request[M], key: str, model: type[R]) -> Talk[Records[R]]:
+def ask_list(request: Request[Any], key: str, model: type[R]) -> Talk[Records[R]]:
     """One question, whose answer has a list under `key`."""
     answer = yield request
     return Records(model, getattr(answer, key))
@@ -139,216 +75,93 @@ def path_of(*parts: str) -> str:
     return "".join("/" + quote(part, safe="") for part in parts)
 
 
+def _of_run(part: str, query: Callable[P, Query], answer: type[M]) -> Callable[Concatenate[str, P], Talk[M]]:
+    """A question about one run, whose id comes before the fields of `query`."""
+
+    def make(asked: Query, run_id: str) -> Talk[M]:
+        return ask(Request(path_of("runs", run_id, part), answer, asked.params()))
+
+    make.__annotations__["return"] = f"Talk[{answer.__name__}]"
+    return made_of(query, make)
+
+
+class _Listed(Query):
+    limit: Annotated[int | None, Field(ge=1, exclude=True)] = None
+    """Maximum number of records to read; None for all."""
+
+
+class _AllRuns(_Listed, RunsQuery):
+    __doc__ = RunsQuery.__doc__
+
+
+class _AllAlerts(_Listed, AlertsQuery):
+    __doc__ = AlertsQuery.__doc__
+
+
+def _runs(asked: _AllRuns) -> Listing[Run]:
+    return Listing("/runs", RunPage, "runs", Run, asked.params(), asked.limit)
+
+
+def _alerts(asked: _AllAlerts) -> Listing[Alert]:
+    return Listing("/alerts", AlertPage, "alerts", Alert, asked.params(), asked.limit)
+
+
+def _compare(asked: CompareQuery) -> Talk[Comparison]:
+    return ask(Request("/compare", Comparison, asked.params()))
+
+
+def _tags(asked: TagsQuery) -> Talk[Records[TagUse]]:
+    return ask_list(Request("/tags", Tags, asked.params()), "tags", TagUse)
+
+
+def _export(asked: ExportFilter, run_id: str, path: str | Path) -> Download:
+    path = Path(path)
+    if path.suffix not in (".parquet", ".csv"):
+        raise errors.InvalidArgument(f"expected a file that ends in .parquet or .csv, got {path}")
+    if not path.parent.is_dir():
+        raise errors.InvalidArgument(
+            f"expected a file in a folder that is there, got {path}; make the folder {path.parent} before"
+        )
+    params = {"format": path.suffix[1:], **asked.params()}
+    return Download(Request(path_of("runs", run_id, "export"), Record, params), path)
+
+
+def _glances(asked: GlancesQuery) -> Talk[Records[Glance]]:
+    if not asked.run_ids:
+        return Records(Glance)
+    return (yield from ask_list(Request("/glances", Glances, asked.params()), "glances", Glance))
+
+
 @checked
-def runs(
-    *,
-    project: str | None = None,
-    run: str | None = None,
-    state: RunState | None = None,
-    condition: Condition | None = None,
-    tags: Sequence[str] = (),
-    q: str | None = None,
-    order: RunOrder = "-updated",
-    limit: int | None = None,
-) -> Listing[models.Run]:
-    """The runs that match all that is given, page by page while they are read.
-
-    `run` is a name, `q` a part of a run's name, project or tag, `tags` are words that a run must all have; `order` names a
-    field, with "-" for descending, or is "live"; `limit` is how many to read at most. A run that is updated between two
-    pages changes its place in the order by update; in the others it does not.
-    """
-    query = {"project": project, "run": run, "state": state, "condition": condition, "q": q, "order": order}
-    return _listing("/runs", models.RunPage, "runs", models.Run, {**query, "tag": list(tags) or None}, limit)
-
-
-@checked
-def find_run(name: str, project: str = "default") -> Talk[models.RunDetail]:
-    """The run of this name, with all that `run` tells. Raises UnknownRun."""
-    page = yield from ask(Request("/runs", models.RunPage, {"project": project, "run": name, "limit": 1}))
+def _find_run(name: str, project: str = "default") -> Talk[RunDetail]:
+    """The run of this name, with all that `run` returns. Raises UnknownRun."""
+    page = yield from ask(Request("/runs", RunPage, {"project": project, "run": name, "limit": 1}))
     if not page.runs:
         raise errors.UnknownRun(f"the service has no run {name!r} in project {project!r}")
-    return (yield from run(page.runs[0].run_id))
+    return (yield from _run(page.runs[0].run_id))
 
 
 @checked
-def run(run_id: str) -> Talk[models.RunDetail]:
+def _run(run_id: str) -> Talk[RunDetail]:
     """One run with its blocks, config, attempts, recorded metrics and latest scalars. Raises UnknownRun."""
-    return ask(Request(path_of("runs", run_id), models.RunDetail))
+    return ask(Request(path_of("runs", run_id), RunDetail))
 
 
 @checked
-def series(
-    run_id: str,
-    metric: str,
-    *,
-    layer: int | None = None,
-    head: int | None = None,
-    from_step: int | None = None,
-    to_step: int | None = None,
-    points: int = 1000,
-    attempt: int | None = None,
-) -> Talk[models.Series]:
-    """One metric over steps, as min, mean and max of at most `points` (3 to 10,000) buckets; each step where all fit.
-
-    `layer` is needed for a metric with a value per layer: from 0, and -1 is the last; `head` for one that is recorded per
-    head. `from_step` and `to_step` are included. `attempt` is one attempt as it was; without it, what no later one hides.
-    Raises UnknownRun, UnknownMetric, UnknownLayer, UnknownAttempt, InvalidRange.
-    """
-    query = {"metric": metric, "layer": layer, "head": head, "points": points, "attempt": attempt}
-    return ask(Request(path_of("runs", run_id, "series"), models.Series, query | _span(from_step, to_step)))
-
-
-@checked
-def heatmap(
-    run_id: str,
-    metric: str,
-    *,
-    from_step: int | None = None,
-    to_step: int | None = None,
-    columns: int = 200,
-    attempt: int | None = None,
-    extremes: bool | None = None,
-) -> Talk[models.Heatmap]:
-    """One metric over layers and steps: the mean of each layer in at most `columns` (1 to 2000) spans of steps.
-
-    With `extremes` also what a mean hides: the value farthest from it, and how many are not finite.
-    Raises UnknownRun, UnknownMetric, UnknownAttempt, InvalidRange.
-    """
-    query = {"metric": metric, "columns": columns, "attempt": attempt, "extremes": extremes}
-    return ask(Request(path_of("runs", run_id, "heatmap"), models.Heatmap, query | _span(from_step, to_step)))
-
-
-@checked
-def compare(
-    run_ids: Sequence[str],
-    metric: str,
-    *,
-    layer: int | None = None,
-    head: int | None = None,
-    from_step: int | None = None,
-    to_step: int | None = None,
-    points: int = 1000,
-    along: Along | None = None,
-) -> Talk[models.Comparison]:
-    """One metric of up to 20 runs over the same buckets of steps. `layer=-1` is the last layer of each run.
-
-    `along` says what the `x` of each bucket is: its step, seconds since the run's first frame, or tokens.
-    A run without the metric is empty; if all are, raises UnknownMetric or UnknownLayer. Else as `series`.
-    """
-    _check_count(run_ids, least=1, most=20)
-    query = {"run": list(run_ids), "metric": metric, "layer": layer, "head": head, "points": points, "along": along}
-    return ask(Request("/compare", models.Comparison, query | _span(from_step, to_step)))
-
-
-@checked
-def frame(run_id: str, step: int | None = None, *, attempt: int | None = None) -> Talk[models.RecordedFrame]:
-    """All that was recorded of the step nearest to `step`; of the newest one without it.
-
-    Raises UnknownRun, UnknownAttempt, UnknownFrame where nothing is recorded.
-    """
-    query = {"step": step, "attempt": attempt}
-    return ask(Request(path_of("runs", run_id, "frame"), models.RecordedFrame, query))
-
-
-@checked
-def alerts(
-    *,
-    state: AlertState | Sequence[AlertState] | None = None,
-    run_id: str | None = None,
-    project: str | None = None,
-    rule: str | None = None,
-    family: str | None = None,
-    severity: Severity | None = None,
-    acknowledged: bool | None = None,
-    silenced: bool | None = None,
-    at_end: bool | None = None,
-    since: datetime | str | None = None,
-    limit: int | None = None,
-) -> Listing[models.Alert]:
-    """The alerts that match all that is given, the newest first, page by page while they are read.
-
-    `state` is one or several. `at_end`: those that `alerts_at_end` of their run counts, or only others. `since` is an aware
-    time, or one as ISO text with its zone: alerts that changed then or later.
-    """
-    query = {
-        "state": state,
-        "run": run_id,
-        "project": project,
-        "rule": rule,
-        "family": family,
-        "severity": severity,
-        "acknowledged": acknowledged,
-        "silenced": silenced,
-        "at_end": at_end,
-        "since": since.isoformat() if isinstance(since, datetime) else since,
-    }
-    return _listing("/alerts", models.AlertPage, "alerts", models.Alert, query, limit)
-
-
-@checked
-def alert(alert_id: str) -> Talk[models.Alert]:
+def _alert(alert_id: str) -> Talk[Alert]:
     """One alert. Raises UnknownAlert."""
-    return ask(Request(path_of("alerts", alert_id), models.Alert))
+    return ask(Request(path_of("alerts", alert_id), Alert))
 
 
 @checked
-def acknowledge(alert_id: str, *, note: str | None = None, by: str | None = None) -> Talk[models.Alert]:
-    """Say that somebody has seen to an alert: it goes on, and nobody is told of it any more.
+def _acknowledge(alert_id: str, *, note: str | None = None, by: str | None = None) -> Talk[Alert]:
+    """Acknowledge an alert: it goes on, and nobody is notified of it any more.
 
-    `by` is who says so, without it the name of the user who runs this. Whoever said so first stays. Returns the alert.
-    Raises UnknownAlert, WrongAlertState where it does not fire, Forbidden where the token is for reading only.
+    `by` is who acknowledges it, by default the name of the user who runs this. The first acknowledgement stays. Returns the
+    alert. Raises UnknownAlert, WrongAlertState if it is not firing, Forbidden if the token is for reading only.
     """
     body = {"by": by or _user(), "note": note}
-    return ask(Request(path_of("alerts", alert_id, "ack"), models.Alert, method="POST", body=body))
-
-
-def rules() -> Talk[Records[models.RuleVersion]]:
-    """The newest version of each rule, by name; also of those that are disabled."""
-    return ask_list(Request("/rules", models.Rules), "rules", models.RuleVersion)
-
-
-@checked
-def rule(name: str) -> Talk[Records[models.RuleVersion]]:
-    """All versions of a rule, the newest first: that one is in force. Raises UnknownRule."""
-    return ask_list(Request(path_of("rules", name), models.RuleHistory), "versions", models.RuleVersion)
-
-
-@checked
-def standing(run_id: str) -> Talk[models.RuleStandings]:
-    """How the rules in force stand on a run: what each says, when it was last judged, what it lacks. Raises UnknownRun."""
-    return ask(Request(path_of("runs", run_id, "rules"), models.RuleStandings))
-
-
-@checked
-def test_rules(run_id: str, rules: str | None = None) -> Talk[models.Tried]:  # noqa: PT028  no test of pytest's
-    """What rules would have said of a stored run. `rules` is the text of a rule file; without it, those in force.
-
-    It may take minutes for a long run, so it is asked once. Raises UnknownRun, InvalidRules, Busy.
-    """
-    body = {"run_id": run_id} | ({} if rules is None else {"rules": rules})
-    once = Request("/rules/test", models.Tried, method="POST", body=body, timeout_s=TRIAL_S, is_idempotent=False)
-    return ask(once)
-
-
-@checked
-def tags(*, project: str | None = None) -> Talk[Records[models.TagUse]]:
-    """The 200 tags that most runs have, with how many do."""
-    return ask_list(Request("/tags", models.Tags, {"project": project}), "tags", models.TagUse)
-
-
-@checked
-def glances(run_ids: Sequence[str], *, points: int = 40) -> Talk[Records[models.Glance]]:
-    """Of up to 100 runs the loss in a few points and the layer in most trouble."""
-    _check_count(run_ids, least=0, most=100)
-    if not run_ids:
-        return Records(models.Glance)
-    query = {"run": list(run_ids), "points": points}
-    return (yield from ask_list(Request("/glances", models.Glances, query), "glances", models.Glance))
-
-
-def _check_count(run_ids: Sequence[str], *, least: int, most: int) -> None:
-    if not least <= len(run_ids) <= most:
-        raise errors.InvalidArgument(f"run_ids: expected {least} to {most} ids, got {len(run_ids) or 'an empty list'}")
+    return ask(Request(path_of("alerts", alert_id, "ack"), Alert, method="POST", body=body))
 
 
 def _user() -> str:
@@ -360,53 +173,65 @@ def _user() -> str:
         ) from error
 
 
-def _span(from_step: int | None, to_step: int | None) -> dict[str, int | None]:
-    return {"from_step": from_step, "to_step": to_step}
-
-
-def _listing(
-    path: str, page: type[Record], key: str, model: type[R], query: Mapping[str, Any], limit: int | None
-) -> Listing[R]:
-    if limit is not None and limit < 1:
-        raise errors.InvalidArgument(f"expected how many to read at most as `limit`, from 1, got {limit}")
-    return Listing(path, page, key, model, query, limit)
+def _rules() -> Talk[Records[RuleVersion]]:
+    """The newest version of each rule, by name, including disabled ones."""
+    return ask_list(Request("/rules", Rules), "rules", RuleVersion)
 
 
 @checked
-def export(
-    run_id: str,
-    path: str | Path,
-    *,
-    metrics: Sequence[str] | None = None,
-    from_step: int | None = None,
-    to_step: int | None = None,
-    attempt: int | None = None,
-) -> Download:
-    """Write all raw samples to a file that ends in .parquet or .csv, a row per value; nothing is there until all of it is.
+def _rule(name: str) -> Talk[Records[RuleVersion]]:
+    """All versions of a rule, the newest first: that one is active. Raises UnknownRule."""
+    return ask_list(Request(path_of("rules", name), RuleHistory), "versions", RuleVersion)
 
-    Returns the path. Raises UnknownRun, UnknownMetric, UnknownAttempt, InvalidRange, MissingPackage where the service
-    cannot make Parquet, Busy.
+
+@checked
+def _standing(run_id: str) -> Talk[RuleStandings]:
+    """The status of the active rules on a run: state, last evaluated step, missing metrics. Raises UnknownRun."""
+    return ask(Request(path_of("runs", run_id, "rules"), RuleStandings))
+
+
+@checked
+def _test_rules(run_id: str, rules: str | None = None) -> Talk[Tried]:
+    """What rules would have said of a stored run. `rules` is the text of a rule file; without it, the active rules.
+
+    It may take minutes for a long run, so it is asked once. Raises UnknownRun, InvalidRules, Busy.
     """
-    path = Path(path)
-    if path.suffix not in (".parquet", ".csv"):
-        raise errors.InvalidArgument(f"expected a file that ends in .parquet or .csv, got {path}")
-    if not path.parent.is_dir():
-        raise errors.InvalidArgument(
-            f"expected a file in a folder that is there, got {path}; make the folder {path.parent} before"
-        )
-    query = {"format": path.suffix[1:], "metric": metrics, "attempt": attempt}
-    return Download(Request(path_of("runs", run_id, "export"), Record, query | _span(from_step, to_step)), path)
+    body = {"run_id": run_id} | ({} if rules is None else {"rules": rules})
+    return ask(Request("/rules/test", Tried, method="POST", body=body, timeout_s=TRIAL_S, is_idempotent=False))
 
 
 @checked
-def events(*run_ids: str, kinds: Sequence[EventKind] = ()) -> Listening:
-    """What happens to these runs, up to 100, from now on; without any, to all that the token may read. It has no end.
+def _events(*run_ids: str, kinds: Sequence[EventKind] = ()) -> Listening:
+    """Changes of these runs, up to 100, from now on; without any, of all runs that the token may read. It has no end.
 
     With `kinds` of events no others are told, but for RunDeleted.
 
     The first event is Connected: read then what you show. A lost connection is made anew for as long as it takes; another
-    Connected tells that events may have been missed, so read it again. Raises ServerUnreachable where the first
+    Connected tells that events may have been missed, so read it again. Raises ServerUnreachable if the first
     connection fails; Unauthorized, Forbidden and UnknownRun at any time.
     """
-    query = {"run": list(run_ids) or None, "kind": list(kinds) or None}
-    return Listening(Request("/events", Record, query, timeout_s=SILENCE_S))
+    asked = EventsQuery(run_ids=run_ids, kinds=kinds)
+    return Listening(Request("/events", Record, asked.params(), timeout_s=SILENCE_S))
+
+
+class Calls:
+    """Every question, as a method of a client."""
+
+    runs = lists(made_of(_AllRuns, _runs))
+    find_run = asks(_find_run)
+    run = asks(_run)
+    series = asks(_of_run("series", SeriesQuery, Series))
+    heatmap = asks(_of_run("heatmap", HeatmapQuery, Heatmap))
+    compare = asks(made_of(CompareQuery, _compare))
+    frame = asks(_of_run("frame", FrameQuery, RecordedFrame))
+    alerts = lists(made_of(_AllAlerts, _alerts))
+    alert = asks(_alert)
+    acknowledge = asks(_acknowledge)
+    rules = asks(_rules)
+    rule = asks(_rule)
+    standing = asks(_standing)
+    test_rules = asks(_test_rules)
+    tags = asks(made_of(TagsQuery, _tags))
+    glances = asks(made_of(GlancesQuery, _glances))
+    export = saves(made_of(ExportFilter, _export))
+    events = hears(_events)

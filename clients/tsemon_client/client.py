@@ -6,181 +6,37 @@ What can be asked, and how, stands in `calls`; what an answer means in `answers`
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import re
 import ssl
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, closing
-from functools import update_wrapper
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 
 from tsemon import errors
 from tsemon.wire import API
-from tsemon_client import answers, calls
-from tsemon_client.calls import Download, Listening, Listing, Request, Talk
+from tsemon_answers.record import Record
+from tsemon_answers.runs import Source
+from tsemon_answers.series import Heatmap
+from tsemon_client import answers
+from tsemon_client.asking import AsyncFound, Download, Found, Listening, Listing, Request, Talk
+from tsemon_client.calls import Calls
 from tsemon_client.live import Stream
-from tsemon_client.models import Event, Heatmap, Record, Records, Source
+from tsemon_client.models import Event
 
-P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R", bound=Record)
-F = TypeVar("F", bound=Callable[..., Any])
 Outcome = httpx.Response | httpx.RequestError
 LOST = (httpx.RequestError, *errors.UNANSWERED)
 """Ways in which a stream of events ends that coming back later may mend."""
 
 MAX_TIMEOUT_S = 86_400.0
-
-
-class _Pages(Generic[R]):
-    """What was asked for and not read yet, and where it goes on."""
-
-    def __init__(self, listing: Listing[R]) -> None:
-        self.model = listing.model
-        self.left: Listing[R] | None = listing
-        self.waiting: deque[R] = deque()
-        self.num_read = 0
-        self.total: int | None = None
-
-    def take(self, listing: Listing[R], page: Any) -> None:
-        self.waiting.extend(listing.records(page))
-        self.num_read += 1
-        self.total = getattr(page, "total", None)
-        self.left = listing.after(page)
-
-
-class Found(Iterator[R], Generic[R]):
-    """Records one by one, asked for page by page while they are read."""
-
-    def __init__(self, client: Client, listing: Listing[R]) -> None:
-        self._client = client
-        self._pages = _Pages(listing)
-
-    def __next__(self) -> R:
-        while not self._pages.waiting and self._pages.left is not None:
-            self._turn(self._pages.left)
-        if not self._pages.waiting:
-            raise StopIteration
-        return self._pages.waiting.popleft()
-
-    def all(self) -> Records[R]:
-        """Those that were not read yet, as a list, which can become a table."""
-        return Records(self._pages.model, self)
-
-    def total(self) -> int | None:
-        """How many match, counted up to 10,000, as the newest page says. None of alerts, and of an older service."""
-        if not self._pages.num_read and self._pages.left is not None:
-            self._turn(self._pages.left)
-        return self._pages.total
-
-    def _turn(self, listing: Listing[R]) -> None:
-        self._pages.take(listing, self._client._answer(listing.request))
-
-
-class AsyncFound(AsyncIterator[R], Generic[R]):
-    """Records one by one, asked for page by page while they are read."""
-
-    def __init__(self, client: AsyncClient, listing: Listing[R]) -> None:
-        self._client = client
-        self._pages = _Pages(listing)
-
-    async def __anext__(self) -> R:
-        while not self._pages.waiting and self._pages.left is not None:
-            await self._turn(self._pages.left)
-        if not self._pages.waiting:
-            raise StopAsyncIteration
-        return self._pages.waiting.popleft()
-
-    async def all(self) -> Records[R]:
-        """Those that were not read yet, as a list, which can become a table."""
-        return Records(self._pages.model, [record async for record in self])
-
-    async def total(self) -> int | None:
-        """How many match, counted up to 10,000, as the newest page says. None of alerts, and of an older service."""
-        if not self._pages.num_read and self._pages.left is not None:
-            await self._turn(self._pages.left)
-        return self._pages.total
-
-    async def _turn(self, listing: Listing[R]) -> None:
-        self._pages.take(listing, await self._client._answer(listing.request))
-
-
-def _named(method: F, call: Callable[..., Any], shape: str) -> F:
-    """Give a method the call's name, docstring and parameters, and the type that it returns, for help() and notebooks."""
-    asked = inspect.signature(call)
-    _, _, inner = asked.return_annotation.removesuffix("]").partition("[")
-    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    signature = asked.replace(
-        parameters=[me, *asked.parameters.values()], return_annotation=shape.format(inner.replace("models.", ""))
-    )
-    update_wrapper(method, call).__signature__ = signature  # type: ignore[attr-defined]
-    return method
-
-
-def _asks(call: Callable[P, Talk[T]]) -> Callable[Concatenate[Client, P], T]:
-    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._talk(call(*args, **kwargs))
-
-    return _named(method, call, "{}")
-
-
-def _lists(call: Callable[P, Listing[R]]) -> Callable[Concatenate[Client, P], Found[R]]:
-    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Found[R]:
-        return Found(self, call(*args, **kwargs))
-
-    return _named(method, call, "Found[{}]")
-
-
-def _saves(call: Callable[P, Download]) -> Callable[Concatenate[Client, P], Path]:
-    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Path:
-        return self._save(call(*args, **kwargs))
-
-    return _named(method, call, "Path")
-
-
-def _hears(call: Callable[P, Listening]) -> Callable[Concatenate[Client, P], Generator[Event, None, None]]:
-    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Generator[Event, None, None]:
-        return self._hear(call(*args, **kwargs))
-
-    return _named(method, call, "Generator[Event, None, None]")
-
-
-def _asks_async(call: Callable[P, Talk[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._talk(call(*args, **kwargs))
-
-    return _named(method, call, "{}")
-
-
-def _lists_async(call: Callable[P, Listing[R]]) -> Callable[Concatenate[AsyncClient, P], AsyncFound[R]]:
-    def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncFound[R]:
-        return AsyncFound(self, call(*args, **kwargs))
-
-    return _named(method, call, "AsyncFound[{}]")
-
-
-def _saves_async(call: Callable[P, Download]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, Path]]:
-    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Path:
-        return await self._save(call(*args, **kwargs))
-
-    return _named(method, call, "Path")
-
-
-def _hears_async(
-    call: Callable[P, Listening],
-) -> Callable[Concatenate[AsyncClient, P], AsyncGenerator[Event, None]]:
-    def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[Event, None]:
-        return self._hear(call(*args, **kwargs))
-
-    return _named(method, call, "AsyncGenerator[Event, None]")
 
 
 def _is_address(url: object) -> bool:
@@ -257,7 +113,7 @@ class _Connection:
             return client.heatmap(run_id, metric)
 
 
-class Client(_Connection):
+class Client(_Connection, Calls):
     """One service, at `url`; `token`, or TSEMON_TOKEN, is for one that asks for it.
 
     A question is asked again, up to `retries` times and after longer and longer pauses, where no answer comes within
@@ -273,25 +129,6 @@ class Client(_Connection):
     def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 10.0, retries: int = 3) -> None:
         super().__init__(url, token, timeout_s=timeout_s, retries=retries)
         self._http = httpx.Client(**self._options)
-
-    runs = _lists(calls.runs)
-    find_run = _asks(calls.find_run)
-    run = _asks(calls.run)
-    series = _asks(calls.series)
-    heatmap = _asks(calls.heatmap)
-    compare = _asks(calls.compare)
-    frame = _asks(calls.frame)
-    alerts = _lists(calls.alerts)
-    alert = _asks(calls.alert)
-    acknowledge = _asks(calls.acknowledge)
-    rules = _asks(calls.rules)
-    rule = _asks(calls.rule)
-    standing = _asks(calls.standing)
-    test_rules = _asks(calls.test_rules)
-    tags = _asks(calls.tags)
-    glances = _asks(calls.glances)
-    export = _saves(calls.export)
-    events = _hears(calls.events)
 
     def close(self) -> None:
         """Close its connections."""
@@ -313,6 +150,9 @@ class Client(_Connection):
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
             answer = self._answer(request)
+
+    def _list(self, listing: Listing[R]) -> Found[R]:
+        return Found(self, listing)
 
     def _answer(self, request: Request[R]) -> R:
         return self._read(request, self._send(request, self._retries))
@@ -358,7 +198,7 @@ class Client(_Connection):
             time.sleep(stream.pause_s())
 
 
-class AsyncClient(_Connection):
+class AsyncClient(_Connection, Calls):
     """One service, as `Client`, for programs with an event loop: what is a method there, is awaited here.
 
     `async for` reads runs, alerts and events. One client is for one event loop.
@@ -368,25 +208,6 @@ class AsyncClient(_Connection):
         super().__init__(url, token, timeout_s=timeout_s, retries=retries)
         self._http = httpx.AsyncClient(**self._options)
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    runs = _lists_async(calls.runs)
-    find_run = _asks_async(calls.find_run)
-    run = _asks_async(calls.run)
-    series = _asks_async(calls.series)
-    heatmap = _asks_async(calls.heatmap)
-    compare = _asks_async(calls.compare)
-    frame = _asks_async(calls.frame)
-    alerts = _lists_async(calls.alerts)
-    alert = _asks_async(calls.alert)
-    acknowledge = _asks_async(calls.acknowledge)
-    rules = _asks_async(calls.rules)
-    rule = _asks_async(calls.rule)
-    standing = _asks_async(calls.standing)
-    test_rules = _asks_async(calls.test_rules)
-    tags = _asks_async(calls.tags)
-    glances = _asks_async(calls.glances)
-    export = _saves_async(calls.export)
-    events = _hears_async(calls.events)
 
     async def close(self) -> None:
         """Close its connections."""
@@ -417,6 +238,9 @@ class AsyncClient(_Connection):
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
             answer = await self._answer(request)
+
+    def _list(self, listing: Listing[R]) -> AsyncFound[R]:
+        return AsyncFound(self, listing)
 
     async def _answer(self, request: Request[R]) -> R:
         return self._read(request, await self._send(request, self._retries))

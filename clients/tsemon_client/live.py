@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from pydantic import ValidationError
 
-from tsemon_client.models import AlertChanged, Connected, Event, Record, RunChanged, RunDeleted, Source
+from tsemon_answers.record import Record
+from tsemon_answers.runs import Source
+from tsemon_client.models import AlertChanged, Connected, Event, RunChanged, RunDeleted
 
 LONGEST_PAUSE_S = 30.0
 
@@ -15,7 +17,7 @@ LONGEST_PAUSE_S = 30.0
 class Stream:
     """Reads one connection after the other; knows how long to wait between them."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source | None) -> None:
         self._source = source
         self._first_pause_s = self._next_pause_s = 2.0
         self.has_spoken = False
@@ -59,19 +61,19 @@ class Stream:
                 return
 
 
-def _run(data: str, source: Source) -> Event:
+def _run(data: str, source: Source | None) -> Event:
     return RunChanged.model_validate_json(f'{{"run": {data}}}', context=source)
 
 
-def _alert(data: str, source: Source) -> Event:
+def _alert(data: str, source: Source | None) -> Event:
     return AlertChanged.model_validate_json(f'{{"alert": {data}}}', context=source)
 
 
-def _as(model: type[Record]) -> Callable[[str, Source], Event]:
+def _as(model: type[Record]) -> Callable[[str, Source | None], Event]:
     return lambda data, source: model.model_validate_json(data)  # type: ignore[return-value]
 
 
-_READ: Mapping[str, Callable[[str, Source], Event]] = {
+_READ: Mapping[str, Callable[[str, Source | None], Event]] = {
     "ready": _as(Connected),
     "run": _run,
     "alert": _alert,

@@ -135,8 +135,8 @@ def retention(
     if is_set and project is not None:
         _set_retention(store, project, samples, rollups, runs, forever)
     with store.read() as reader:
-        shown = [kept for kept in reader.retentions() if project in (None, kept.project)]
-        has_runs = project is None or reader.num_runs(RunFilter(project=project), 1) > 0
+        shown = [kept for kept in reader.retention.all() if project in (None, kept.project)]
+        has_runs = project is None or reader.runs.count(RunFilter(project=project), 1) > 0
     if not has_runs:  # it is kept: they may come
         say(f"the service has no runs of project {project!r}", err=True)
     if as_json:
@@ -156,7 +156,7 @@ def _set_retention(
     from tsemon_server.store import Retention
 
     with store.write() as writer:
-        known = next((kept for kept in writer.retentions() if kept.project == project), Retention(project))
+        known = next((kept for kept in writer.retention.all() if kept.project == project), Retention(project))
         before = Retention(project) if forever else known
         kept = Retention(
             project,
@@ -169,7 +169,7 @@ def _set_retention(
                 f"expected rollups to be kept at least as long as samples, got {_line_of(kept)}; "
                 "samples are what takes the room"
             )
-        writer.keep_for(kept)
+        writer.retention.keep(kept)
 
 
 def _line_of(kept: Retention) -> str:

@@ -1,29 +1,15 @@
-"""Reading what a request carries: raw, and validated in one step. The errors tell what is wrong first."""
+"""The bodies of requests: validated in one step. The errors tell what is wrong first."""
 
 from __future__ import annotations
 
-import asyncio
-import zlib
-from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
-from fastapi import Request
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic.json_schema import models_json_schema
-from starlette.requests import ClientDisconnect
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
-from tsemon.errors import BodyTooLarge, InvalidArgument, UnsupportedEncoding
-from tsemon_server.limits.admission import visit_of
-
-SMALL_BODY_BYTES = 64 * 1024
-"""The largest body where nothing else is said: of a heartbeat, a change, a silence."""
-UNPACKED_BYTES = 256 * 1024
-"""So much is unpacked at a time: a quarter of a millisecond."""
-
-MAX_KEYS = 2**18
-"""In a body; and as many lists."""
-MAX_VALUES = 2**21
+from tsemon.errors import InvalidArgument
 
 _NUMBERS = 'a finite number, null or "NaN", "Infinity", "-Infinity"'
 
@@ -37,6 +23,41 @@ class Body(BaseModel):
 SomeBody = TypeVar("SomeBody", bound=Body)
 
 
+class Whole:
+    """Lets an integer be written as 531.0: an integer of JSON Schema is a number without a fraction.
+
+    Put it behind the bounds: `Annotated[int, Field(ge=0), WHOLE]`.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        exact = handler(source)
+        number = core_schema.float_schema(strict=True, allow_inf_nan=False)
+        rounded = core_schema.no_info_after_validator_function(_without_fraction, number)
+        written = core_schema.chain_schema([rounded, exact])
+        return core_schema.union_schema([(exact, "whole"), (written, "whole")], mode="left_to_right")
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(schema["choices"][0][0])
+
+
+WHOLE = Whole()
+
+
+def _without_fraction(number: float) -> float | int:
+    return int(number) if number.is_integer() else number
+
+
+class BodySchema(GenerateJsonSchema):
+    """JSON Schema of bodies. Keys with a pattern are described such that no other keys are allowed, and that generators of
+    clients see the type of the values."""
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
+        found = super().dict_schema(schema)
+        for pattern, values in found.pop("patternProperties", {}).items():
+            found |= {"propertyNames": {"pattern": pattern}, "additionalProperties": values}
+        return found
+
+
 def read_body(model: type[SomeBody], raw: bytes | bytearray) -> SomeBody:
     """The body as `model`, or InvalidArgument."""
     try:
@@ -45,92 +66,10 @@ def read_body(model: type[SomeBody], raw: bytes | bytearray) -> SomeBody:
         raise InvalidArgument(first_problem(error, prefix="body")) from None
 
 
-async def read_raw(request: Request, max_bytes: int = SMALL_BODY_BYTES) -> bytearray:
-    """The raw body, unpacked. FastAPI would parse a declared one with the standard library, three times slower."""
-    encoding = request.headers.get("content-encoding", "identity").lower()
-    if encoding not in ("identity", "gzip"):
-        raise UnsupportedEncoding(f"expected a body as it is or in gzip, got Content-Encoding {encoding[:80]!r}")
-    visit, body = visit_of(request), bytearray()
-    max_bytes = min(max_bytes, visit.room_bytes)  # "busy" would be sent again for ever; what is too large is halved
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and (len(announced) > 18 or int(announced) > max_bytes):
-        raise _too_large(max_bytes, f"{announced[:40]} bytes announced")
-    if announced.isdecimal():
-        visit.hold(int(announced))  # all of it or nothing: bodies that are half there help nobody
-    gunzip = _Gunzip() if encoding == "gzip" else None
-    try:
-        async for chunk in request.stream():
-            for part in (chunk,) if gunzip is None else gunzip.parts(chunk):
-                body += part
-                if len(body) > max_bytes:  # whatever was announced
-                    raise _too_large(max_bytes, f"at least {len(body)} bytes")
-                visit.hold(len(body))
-                if gunzip is not None:
-                    await asyncio.sleep(0)  # a few bytes may become many, and others wait meanwhile
-    except ClientDisconnect:
-        raise InvalidArgument("the client went away before the body was complete; send it again") from None
-    if gunzip is not None:
-        gunzip.check_end()
-    _check_items(body)
-    return body
-
-
-def _check_items(body: bytearray) -> None:
-    """Refuse what is small for its bytes and large for its contents: each key costs microseconds, in which others wait."""
-    for what, sign, most in (("keys", b":", MAX_KEYS), ("lists", b"[", MAX_KEYS), ("values", b",", MAX_VALUES)):
-        if (number := body.count(sign)) > most:
-            raise BodyTooLarge(f"expected at most {most} {what} in a body, got about {number}; send less at a time")
-
-
-class _Gunzip:
-    """Unpacks one gzip member piece by piece, so that a small body cannot become a large one unnoticed."""
-
-    def __init__(self) -> None:
-        self._stream = zlib.decompressobj(31)
-
-    def parts(self, packed: bytes) -> Iterator[bytes]:
-        is_full = False
-        while packed or (is_full and not self._stream.eof):
-            if self._stream.eof:
-                raise InvalidArgument(
-                    f"body: expected one gzip member, got more behind it, at least {len(packed)} bytes"
-                )
-            try:
-                part = self._stream.decompress(packed, UNPACKED_BYTES)
-            except zlib.error as error:
-                raise InvalidArgument(f"body: expected gzip, got something else ({error})") from None
-            packed, is_full = self._stream.unconsumed_tail or self._stream.unused_data, len(part) == UNPACKED_BYTES
-            if part:
-                yield part
-
-    def check_end(self) -> None:
-        if not self._stream.eof:
-            raise InvalidArgument("body: expected gzip, which ends too early; send all of it")
-
-
-def _too_large(max_bytes: int, came: str) -> BodyTooLarge:
-    return BodyTooLarge(f"expected at most {max_bytes} bytes in a body, got {came}; send less at a time")
-
-
-def takes(body: type[Body]) -> dict[str, Any]:
-    """The OpenAPI entry of a body that is read raw; `schemas_of` has what it points to."""
-    schema = {"$ref": f"#/components/schemas/{body.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def schemas_of(bodies: Iterable[type[Body]]) -> dict[str, Any]:
-    """The schemas of bodies by name, for OpenAPI."""
-    _, schema = models_json_schema(
-        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
-    )
-    definitions: dict[str, Any] = schema["$defs"]
-    return definitions
-
-
 def first_problem(error: ValidationError, prefix: str) -> str:
     """What is wrong first, and where."""
     problem = error.errors(include_url=False, include_context=False)[0]
-    kind, where = problem["type"], [part for part in problem["loc"] if part not in ("packed", "plain")]
+    kind, where = problem["type"], place_of(problem["loc"])
     if kind == "json_invalid":
         return f"{prefix}: expected JSON, got {problem['msg'].removeprefix('Invalid JSON: ')}"
     if where[-1:] in (["nullable"], ["float"]) or kind == "finite_number":
@@ -140,6 +79,11 @@ def first_problem(error: ValidationError, prefix: str) -> str:
     elif len(where) == 3:
         prefix = f"{prefix}, {str(where[2])[:80]}"
     return f"{prefix}: {problem['msg']}, got {shown(problem['input'])}"
+
+
+def place_of(loc: tuple[int | str, ...]) -> list[int | str]:
+    """Where in a body something is, without the names of choices that pydantic puts there."""
+    return [part for part in loc if part not in ("packed", "plain", "whole")]
 
 
 def shown(value: Any) -> str:

@@ -11,26 +11,15 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tsemon.errors import Busy, InvalidArgument, TsemonError
+from tsemon_answers.operation import Problem
 from tsemon_server.logs import request_id
 
 log = logging.getLogger(__name__)
-
-
-class Problem(BaseModel):
-    """Why a request was not done."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    error: str
-    """A word for programs, the same for the same kind of problem."""
-    detail: str
-    """A sentence for people: what was expected, what came, what to do next."""
 
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -132,4 +121,5 @@ def _first_problem(error: RequestValidationError) -> str:
     # People type an argument at a command or on the page, and know of no query.
     parts = names if names and place in ("query", "path") else problem["loc"]
     where = ".".join(str(part)[:80] for part in parts)
-    return f"{where}: {problem['msg']}, got {problem.get('input')!r:.80}"
+    given = None if problem["type"] == "missing" else problem.get("input")
+    return f"{where}: {problem['msg']}, got {given!r:.80}"

@@ -68,7 +68,7 @@ def open_alert(database, run_id, rule="loss-spike", **values):
     steps = {"state": "firing", "pending_step": 20, "firing_step": 40}
     store = Store(database)
     with store.write() as writer:
-        writer.open_alert(run_id, 1, rule, **seen | steps | values)
+        writer.alerts.open(run_id, 1, rule, **seen | steps | values)
     store.close()
 
 
@@ -79,7 +79,7 @@ def resolve_alerts(database, run_id, num):
         for index in range(num):
             over = {"state": "resolved", "pending_step": 20, "firing_step": 20, "resolved_step": 20, "evidence": {}}
             said = {"family": "loss", "severity": "info", "summary": "it was over at once", "advice": {}}
-            writer.open_alert(run_id, 1, f"passing-{index}", **over | said)
+            writer.alerts.open(run_id, 1, f"passing-{index}", **over | said)
     store.close()
 
 
@@ -98,7 +98,7 @@ def filled_service(folder):
         store = Store(service.database)
         with store.write() as writer:
             options = {"blocks": [HOSTILE], "config": {HOSTILE: HOSTILE}, "tags": [HOSTILE], "resume_step": None}
-            ids["hostile"] = writer.register(HOSTILE, HOSTILE, attempt_key=None, **options).run_id
+            ids["hostile"] = writer.runs.register(HOSTILE, HOSTILE, attempt_key=None, **options).run_id
         store.close()
         open_alert(service.database, ids["demo/gpt"])
         open_alert(

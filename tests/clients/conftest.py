@@ -4,7 +4,7 @@ import inspect
 import httpx
 import pytest
 
-from tests.service import ServiceProcess
+from tests.serving import served_from
 from tsemon.wire import API, Array, Frame, frames_to_body
 from tsemon_client import AsyncClient, Client
 
@@ -69,7 +69,7 @@ def connect(request):
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    with ServiceProcess(tmp_path_factory.mktemp("service") / "tsemon.db") as service:
+    with served_from(tmp_path_factory.mktemp("service") / "tsemon.db") as service:
         yield service
 
 

@@ -35,7 +35,7 @@ from tsemon.errors import (
 from tsemon.wire import Frame
 from tsemon_client import AlertChanged, AsyncClient, Client, Connected, Record, RunChanged, RunDeleted
 from tsemon_client.answers import Patience
-from tsemon_client.calls import Request
+from tsemon_client.asking import Request
 from tsemon_server.access.tokens import new_token
 from tsemon_server.limits.values import Limits
 from tsemon_server.main import create_app
@@ -95,7 +95,7 @@ class TestClient:
         assert (run.run_id, run.mean) == (run_id, [4.5, 2.5])
 
     def test_lists_more_runs_than_a_page_holds(self, client, writer, monkeypatch):
-        monkeypatch.setattr("tsemon_client.calls.PAGE", 3)
+        monkeypatch.setattr("tsemon_client.asking.PAGE", 3)
         for i in range(7):
             writer.register(f"{i}", project="many")
         assert [run.run for run in client.runs(project="many", order="name")] == list("0123456")
@@ -159,7 +159,7 @@ class TestClient:
             (InvalidArgument, "without a slash", lambda: client.run(f"{run_id}/rules")),
             (InvalidArgument, "got '..'", lambda: client.rule("..")),
             (InvalidArgument, "URL too long", lambda: client.run("x" * 70_000)),
-            (InvalidArgument, "from 1, got 0", lambda: client.runs(limit=0)),
+            (InvalidArgument, "greater than or equal to 1, got 0", lambda: client.runs(limit=0)),
             (InvalidArgument, "time zone", lambda: next(client.alerts(since=datetime(2026, 1, 31)))),
             (InvalidRules, "rules", lambda: client.test_rules(run_id, "rules: 1")),
             (UnknownRule, "'x'", lambda: client.rule("x")),
@@ -178,16 +178,16 @@ class TestClient:
             ("run_ids: expected a list of texts, got", lambda: client.compare(run_id, "loss")),
             ("run_ids: expected a list of texts, got", lambda: client.glances(run_id)),
             ("run_ids: expected a list of texts, got None", lambda: client.compare(None, "loss")),
-            ("run_ids: expected 1 to 20 ids, got an empty list", lambda: client.compare([], "loss")),
-            ("run_ids: expected 1 to 20 ids, got 21", lambda: client.compare([run_id] * 21, "loss")),
-            ("run_ids: expected 0 to 100 ids, got 101", lambda: client.glances([run_id] * 101)),
+            ("run_ids: expected at least 1 item, got an empty list", lambda: client.compare([], "loss")),
+            ("run_ids: expected at most 20 items, got 21", lambda: client.compare([run_id] * 21, "loss")),
+            ("run_ids: expected at most 100 items, got 101", lambda: client.glances([run_id] * 101)),
             ("run_ids: expected a valid string, got RunDetail", lambda: client.events(run)),
             ("tags: expected a list of texts, got 'a'", lambda: client.runs(tags="a")),
             ("layer: expected a valid integer, got 'x'", lambda: client.series(run_id, "token_similarity", layer="x")),
             ("layer: expected a valid integer, got True", lambda: client.series(run_id, "loss", layer=True)),
             ("limit: expected a valid integer, got '5'", lambda: client.runs(limit="5")),
             ("order: expected 'live', .* got 'frog'", lambda: client.runs(order="frog")),
-            ("query' too long", lambda: next(client.runs(q="x" * 100_000))),
+            ("query' too long", lambda: next(client.runs(run="x" * 100_000))),
         ):
             with pytest.raises(InvalidArgument, match=text):
                 ask()
@@ -290,8 +290,8 @@ class TestClient:
     def test_has_each_call_in_both_kinds_and_on_its_page(self):
         """With the same arguments, and a docstring that says what is raised where something is."""
         page = (Path(__file__).parents[2] / "docs/client.md").read_text()
-        calls = {name for name in vars(Client) if not name.startswith("_")} - {"close"}
-        assert calls == {name for name in vars(AsyncClient) if not name.startswith("_")} - {"close"}
+        calls = {name for name in dir(Client) if not name.startswith("_")} - {"close"}
+        assert calls == {name for name in dir(AsyncClient) if not name.startswith("_")} - {"close"}
         for name in calls:
             method = getattr(Client, name)
             assert f"`{name}(" in page

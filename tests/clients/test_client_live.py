@@ -2,7 +2,6 @@ import pytest
 
 from tsemon_client import Connected, RunDeleted
 from tsemon_client.live import LONGEST_PAUSE_S, Stream
-from tsemon_client.models import Source
 
 READY = b"retry: 500\nevent: ready\ndata: {}\n\n"
 DELETED = 'event: deleted\ndata: {"run_id": "é\u2028"}\n\n'.encode()
@@ -10,7 +9,7 @@ DELETED = 'event: deleted\ndata: {"run_id": "é\u2028"}\n\n'.encode()
 
 @pytest.fixture
 def stream():
-    return Stream(Source())
+    return Stream(None)
 
 
 def fed(stream, *parts):

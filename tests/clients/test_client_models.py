@@ -1,155 +1,141 @@
-"""What the client asks and reads is what the service says it knows and answers: its OpenAPI document against ours."""
+"""What the client asks and reads is defined once, in `tsemon_answers`, for the server too."""
 
 import inspect
 import re
 from typing import get_args
 
 import pytest
+from fastapi.routing import iter_route_contexts
 from pydantic import BaseModel
 
-from tsemon.wire import API, AlertState, RunState
+from tsemon.wire import API
+from tsemon_answers.record import Query
 from tsemon_client import Client, calls, models
 from tsemon_server.main import create_app
 from tsemon_server.settings import Settings
 
-OWN = {"Record", "Buckets", "Connected", "RunChanged", "AlertChanged", "RunDeleted"}
-"""No answers: what others are made of, and events, which hold answers."""
-MODELS = {
-    name: kind
-    for name, kind in vars(models).items()
-    if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not BaseModel and name not in OWN
-}
+RUN = {
+    "run_id": "1", "project": "p", "run": "r", "state": "running", "attempt": 1, "num_blocks": 2, "tags": [],
+    "created_at": "2026-01-31T12:00:00Z", "updated_at": "2026-01-31T12:00:00Z", "last_step": None, "num_frames": 0,
+    "loss": None, "process_step": None, "stepped_at": None, "open_alerts": 0, "alerts_at_end": 0,
+}  # fmt: skip
+"""As a server sent it before there were conditions."""
 
 
 @pytest.fixture(scope="module")
-def document(tmp_path_factory):
-    database = f"sqlite:///{tmp_path_factory.mktemp('service')}/tsemon.db"
-    return create_app(Settings(database=database)).openapi()
+def app(tmp_path_factory):
+    return create_app(Settings(database=f"sqlite:///{tmp_path_factory.mktemp('service')}/tsemon.db"))
 
 
 @pytest.fixture(scope="module")
-def schemas(document):
-    return document["components"]["schemas"]
+def document(app):
+    return app.openapi()
 
 
-def types_of(schema):
-    """Each field's type, without words for people."""
-    return {name: bare(field) for name, field in schema["properties"].items()}
+class TestTheServer:
+    def test_responds_with_records_of_the_one_definition_only(self, app):
+        models = {
+            route.path: route.response_model for route in iter_route_contexts(app.routes) if route.include_in_schema
+        }
+        answers = {
+            path: model for path, model in models.items() if inspect.isclass(model) and model.__name__ != "Response"
+        }
+        assert len(answers) > 20
+        for path, model in answers.items():
+            if issubclass(model, BaseModel):
+                assert model.__module__.startswith("tsemon_answers."), path
+
+    def test_reads_queries_of_the_one_definition_only(self, app):
+        asked = set()
+        for route in iter_route_contexts(app.routes):
+            for parameter in inspect.signature(route.endpoint, eval_str=True).parameters.values():
+                kinds = get_args(parameter.annotation)[:1]
+                asked |= {kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, BaseModel)}
+        assert len(asked) > 12
+        assert all(issubclass(kind, Query) and kind.__module__.startswith("tsemon_answers.") for kind in asked)
+
+    def test_always_sends_what_only_an_older_one_leaves_out(self, document):
+        run = document["components"]["schemas"]["Run"]
+        assert "condition" in run["required"]
+        assert run["properties"]["condition"]["enum"] == ["running", "silent", "stuck", "finished", "failed"]
+        assert "default" not in run["properties"]["condition"]
 
 
-def bare(schema):
-    if isinstance(schema, list):
-        return [bare(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept = {name: bare(part) for name, part in schema.items() if name not in ("title", "description", "default")}
-    if "$ref" in kept:
-        kept["$ref"] = kept["$ref"].rpartition("/")[2]
-    return kept
+class TestARecord:
+    def test_lacks_what_an_older_server_does_not_send(self):
+        run = models.Run.model_validate(RUN)
+        assert (run.condition, run.run) == (None, "r")
+        page = models.RunPage.model_validate({"runs": [RUN], "next_cursor": None})
+        assert (page.runs, page.total) == ([run], None)
+
+    def test_leaves_out_what_a_newer_server_adds(self):
+        tag = models.TagUse.model_validate({"tag": "a", "runs": 1, "colour": "red"})
+        assert tag == models.TagUse(tag="a", runs=1)
+        assert not hasattr(tag, "colour")
+
+    def test_does_not_change(self):
+        with pytest.raises(ValueError, match="frozen"):
+            models.TagUse(tag="a", runs=1).runs = 2
+
+    def test_counts_long_lists_when_it_is_printed(self):
+        curve = models.LossLine(step=list(range(1000)), mean=[0.5])
+        assert repr(curve) == "LossLine(step='<1000 values>', mean=[0.5])"
 
 
-@pytest.mark.parametrize("name", MODELS)
-class TestAModel:
-    def test_has_the_fields_and_types_that_the_service_says(self, name, schemas):
-        """What an older service does not say may be None."""
-        ours, told = types_of(MODELS[name].model_json_schema(mode="serialization")), types_of(schemas[name])
-        for field, info in MODELS[name].model_fields.items():
-            if not info.is_required() and ours[field] == {"anyOf": [told.get(field), {"type": "null"}]}:
-                ours[field] = told[field]
-        assert ours == told
-
-    def test_needs_nothing_that_the_service_may_leave_out(self, name, schemas):
-        needed = {field for field, info in MODELS[name].model_fields.items() if info.is_required()}
-        assert needed <= set(schemas[name]["required"])
+CLIENT = Client("http://127.0.0.1:9")
 
 
-def test_every_answer_of_a_route_that_looks_has_a_model(schemas):
-    """But those for writers, for operation, for the page's sign-in, and rows, which say what others say."""
-    others = {
-        "Registered",
-        "Receipt",
-        "Pulse",
-        "Health",
-        "Problem",
-        "Session",
-        "HTTPValidationError",
-        "ValidationError",
-    }
-    rows = {"RunRows", "RunRow", "MetricRows", "MetricRow", "SeriesRows", "SeriesRow", "HeatmapRows", "HeatmapRow"}
-    care = {"Silence", "Silences", "NotificationPage", "Notification"}
-    asked = {
-        "Acknowledgement", "FrameBody", "FramesBody", "Heartbeat", "JsonValue", "NewSilence", "PackedArray", "PlainArray",
-        "QuantityBody", "Registration", "Row", "RuleTest", "RunChange", "SignIn",
-    }  # fmt: skip
-    assert set(schemas) - others - rows - care - asked <= set(MODELS)
-
-
-def test_what_a_newer_service_says_further_is_left_out():
-    tag = models.TagUse.model_validate({"tag": "a", "runs": 1, "colour": "red"})
-    assert tag == models.TagUse(tag="a", runs=1)
-    assert not hasattr(tag, "colour")
-
-
-def test_records_do_not_change():
-    with pytest.raises(ValueError, match="frozen"):
-        models.TagUse(tag="a", runs=1).runs = 2
-
-
-def test_long_lists_are_counted_where_a_record_is_printed():
-    curve = models.LossLine(step=list(range(1000)), mean=[0.5])
-    assert repr(curve) == "LossLine(step='<1000 values>', mean=[0.5])"
-
-
-ASKED = {
-    "runs": calls.runs(),
-    "run": calls.run("ID"),
-    "series": calls.series("ID", "m"),
-    "heatmap": calls.heatmap("ID", "m"),
-    "compare": calls.compare(["ID"], "m"),
-    "frame": calls.frame("ID"),
-    "glances": calls.glances(["ID"]),
-    "tags": calls.tags(),
-    "alerts": calls.alerts(),
-    "alert": calls.alert("ID"),
-    "acknowledge": calls.acknowledge("ID", by="ann"),
-    "rules": calls.rules(),
-    "rule": calls.rule("ID"),
-    "standing": calls.standing("ID"),
-    "test_rules": calls.test_rules("ID"),
-    "export": calls.export("ID", "run.csv"),
-    "events": calls.events(),
-}
-REQUESTS = {name: next(asked) if inspect.isgenerator(asked) else asked.request for name, asked in ASKED.items()}
-NOT_OFFERED = {"events": {"seconds"}}  # a stream that ends is made anew
-
-
-@pytest.mark.parametrize("name", ASKED)
 class TestACall:
-    """FastAPI lets pass what a route does not know: a filter with a wrong name would filter nothing."""
+    """Every question that the client can ask is one that the server answers."""
 
     @pytest.fixture
-    def request_and_route(self, name, document):
-        request = REQUESTS[name]
-        (route,) = (path for path in document["paths"] if re.sub(r"\{\w+\}", "ID", path) == API + request.path)
-        return request, document["paths"][route][request.method.lower()]
+    def asked(self, monkeypatch):
+        """Questions in place of their answers."""
+        monkeypatch.setattr(Client, "_talk", lambda _, talk: next(talk))
+        monkeypatch.setattr(Client, "_list", lambda _, listing: listing.request)
+        monkeypatch.setattr(Client, "_save", lambda _, download: download.request)
+        monkeypatch.setattr(Client, "_hear", lambda _, listening: listening.request)
+        return CLIENT
 
-    def test_asks_for_what_its_route_knows_and_for_all_of_it(self, name, request_and_route):
-        request, route = request_and_route
+    @pytest.mark.parametrize(
+        ("name", "arguments"),
+        [
+            ("runs", {"tags": ["a"], "q": "b", "order": "loss"}),
+            ("find_run", {"name": "a"}),
+            ("run", {"run_id": "ID"}),
+            (
+                "series",
+                {"run_id": "ID", "metric": "m", "layer": 1, "head": 2, "from_step": 3, "to_step": 4, "points": 5},
+            ),
+            ("heatmap", {"run_id": "ID", "metric": "m", "columns": 5, "attempt": 1, "extremes": True}),
+            ("compare", {"run_ids": ["ID"], "metric": "m", "along": "time"}),
+            ("frame", {"run_id": "ID", "step": 3}),
+            ("glances", {"run_ids": ["ID"], "points": 9}),
+            ("tags", {"project": "p"}),
+            ("alerts", {"state": "firing", "run_id": "ID", "since": "2026-01-31T12:00:00Z", "at_end": True}),
+            ("alert", {"alert_id": "ID"}),
+            ("acknowledge", {"alert_id": "ID", "by": "ann"}),
+            ("rules", {}),
+            ("rule", {"name": "ID"}),
+            ("standing", {"run_id": "ID"}),
+            ("test_rules", {"run_id": "ID"}),
+            ("export", {"run_id": "ID", "path": "run.csv", "metrics": ["m"]}),
+            ("events", {"kinds": ["run"]}),
+        ],
+    )
+    def test_is_a_route_with_these_parameters(self, name, arguments, asked, document):
+        request = getattr(asked, name)(**arguments)
+        (path,) = (path for path in document["paths"] if re.sub(r"\{\w+\}", "ID", path) == API + request.path)
+        route = document["paths"][path][request.method.lower()]
         known = {parameter["name"] for parameter in route.get("parameters", []) if parameter["in"] == "query"}
-        assert set(request.query) == known - NOT_OFFERED.get(name, set())
+        assert set(request.params) <= known
+        assert len(request.params) >= len(arguments.keys() - {"run_id", "alert_id", "path", "name", "by"})
 
-    def test_knows_the_words_of_its_route(self, name, request_and_route):
-        _, route = request_and_route
-        words = {"state": get_args(RunState if name == "runs" else AlertState), "order": get_args(models.RunOrder)}
-        words |= {"condition": get_args(models.Condition), "severity": get_args(models.Severity)}
-        words |= {"along": get_args(models.Along), "kind": get_args(models.EventKind)}
-        for parameter in route.get("parameters", []):
-            if parameter["name"] in words:
-                parts = parameter["schema"].get("anyOf", [parameter["schema"]])
-                told = [part.get("items", part).get("enum", []) for part in parts]
-                assert set(words[parameter["name"]]) == {word for part in told for word in part}, parameter["name"]
+    def test_is_among_these(self):
+        tested = {name for name, _ in TestACall.test_is_a_route_with_these_parameters.pytestmark[0].args[1]}
+        assert tested == {name for name in vars(calls.Calls) if not name.startswith("_")}
 
-
-def test_every_call_is_among_them():
-    methods = {name for name in vars(Client) if not name.startswith("_")} - {"close"}
-    assert methods == {*ASKED, "find_run"}  # which asks as `runs` and `run` do
+    def test_sends_only_what_was_given(self, asked):
+        assert asked.series("ID", "loss", layer=None).params == {"metric": "loss"}
+        assert asked.alerts(state="firing").params == {"state": ["firing"], "limit": 200}
+        assert asked.runs(tags=["a", "b"], limit=3).params == {"tag": ["a", "b"], "limit": 3}

@@ -75,7 +75,7 @@ class TestHostileNames:
         run_id, database = service.ids["hostile"], service.database
         store = Store(database)
         with store.write() as writer:
-            writer.keep_for(Retention(HOSTILE, samples_s=86400.0))
+            writer.retention.keep(Retention(HOSTILE, samples_s=86400.0))
         store.close()
         trace = tmp_path / "trace.jsonl"
         trace.write_text(json.dumps({"t": "run", "format": "tsemon-trace/1", "name": HOSTILE}) + '\n{"t": "end"}\n')

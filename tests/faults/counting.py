@@ -13,11 +13,11 @@ MAX_POINTS = 10_000
 def stored_frames(database, writer, attempt=None):
     """The seqs of the writer's frames, with repetitions if there were any; each has all of its values."""
     with closing(Store(database)) as store, store.read() as reader:
-        (run,) = reader.runs(RunFilter(run="gpt"), order="name", limit=2)
-        if writer not in reader.recorded(run.run_id).scalars:
+        (run,) = reader.runs.find(RunFilter(run="gpt"), order="name", limit=2)
+        if writer not in reader.frames.recorded(run.run_id).scalars:
             return []
-        scalars = reader.metric(run.run_id, "scalars", writer, attempt=attempt).samples()
-        layers = reader.metric(run.run_id, "layers", f"{writer}.layers", attempt=attempt).samples()
+        scalars = reader.frames.metric(run.run_id, "scalars", writer, attempt=attempt).samples()
+        layers = reader.frames.metric(run.run_id, "layers", f"{writer}.layers", attempt=attempt).samples()
     assert (scalars.num_damaged, layers.num_damaged) == (0, 0)
     seqs = scalars.steps.tolist()
     assert scalars.values[:, 0].tolist() == seqs

@@ -34,11 +34,12 @@ NOBODY = "receivers: [{name: pager, type: webhook, url: 'http://127.0.0.1:9/very
 
 HOOKS = f"""
 import schemathesis
+from schemathesis.transport.serialization import Binary
 
 @schemathesis.hook
 def map_body(context, body):
-    is_rule_file = context.operation.path.startswith("/api/v1/rules") and isinstance(body, str)
-    return {RULES!r} if is_rule_file and len(body) % 2 else body
+    is_rule_file = context.operation.path.startswith("/api/v1/rules") and isinstance(body, Binary)
+    return Binary({RULES.encode()!r}) if is_rule_file and len(body.data) % 2 else body
 
 @schemathesis.hook
 def map_query(context, query):
@@ -48,7 +49,7 @@ def map_query(context, query):
     is_fit = str(seconds).isdecimal() and int(seconds) <= 3600
     return query | {{"seconds": 0}} if is_fit else query
 """
-"""Half of all texts that should be rule files are one. Who asks for events wants them for no time."""
+"""Half of all bodies that should be rule files are one. Who asks for events wants them for no time."""
 
 CHECKS = (
     "not_a_server_error",

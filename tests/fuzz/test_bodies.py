@@ -15,11 +15,12 @@ from tests.databases import SqliteFile
 from tests.fuzz.cases import ANY_JSON, AWKWARD, BODIES, altered
 from tests.server.conftest import Api, loss_frame, problem
 from tsemon.errors import InvalidArgument
-from tsemon_server import alerts, ingest
 from tsemon_server.bodies import read_body
-from tsemon_server.ingest.schemas import read_frames, to_frame
+from tsemon_server.routes import ROUTES
+from tsemon_server.routes.openapi import body_of
+from tsemon_server.services.ingest.schemas import FramesBody, read_frames, to_frame
 
-OTHERS = [body for body in (*ingest.BODIES, *alerts.BODIES) if body.__name__ != "FramesBody"]
+OTHERS = sorted({body_of(route) for route in ROUTES} - {None, FramesBody}, key=lambda body: body.__name__)
 
 
 def decode(raw):

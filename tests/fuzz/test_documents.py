@@ -18,10 +18,10 @@ from tests.server.conftest import Api, problem
 from tsemon.errors import InvalidDocument, InvalidRecording, InvalidRules
 from tsemon.wire import Array, Frame
 from tsemon_server.notify.configuration import load as load_receivers
-from tsemon_server.replay.replaying import replay
-from tsemon_server.replay.traces import Trace
 from tsemon_server.rules import PACK, Evaluator, load
 from tsemon_server.rules.views import views_of
+from tsemon_server.services.replay.replaying import replay
+from tsemon_server.services.replay.traces import Trace
 
 PACK_FILES = [
     file.read_text() for file in (resources.files("tsemon_server.rules") / "pack").iterdir() if "yaml" in file.name

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.fuzz.cases import ANY_JSON, AWKWARD, PAYLOADS, altered, record
 from tsemon.errors import TsemonError
 from tsemon.transport import Spool, SpoolReader, find_spools
-from tsemon_server.replay.replaying import replay
-from tsemon_server.replay.spools import SpooledRun
 from tsemon_server.rules import Evaluator
+from tsemon_server.services.replay.replaying import replay
+from tsemon_server.services.replay.spools import SpooledRun
 
 REGISTRATION = {"project": "default", "run": "gpt", "blocks": ["h.0", "h.1"], "attempt_key": "key-1"}
 

@@ -1,33 +1,40 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
-from starlette.testclient import TestClient
 
+from tests.asking import Asker
 from tsemon.wire import Array, Frame, frames_to_body
 from tsemon_server.limits.values import Limits
-from tsemon_server.main import create_app
+from tsemon_server.main import Application
+from tsemon_server.parts import make_parts
 from tsemon_server.settings import MetricsSettings, Settings
 
 
 class Api:
-    """A service on a real database, and the requests that tests make of it.
+    """A server on a real database, and the requests that tests make of it.
 
-    It does no housekeeping by itself, so that tests see what they have done.
+    The routes are those of every server of this process. Its parts are its own. It does no work by itself unless a test
+    asks for housekeeping, so that tests see what they have done.
     """
 
-    def __init__(self, database, rules=(), clock=None, housekeeping_pause_s=3600.0, limits=None, **metrics):
+    def __init__(self, database, rules=(), clock=None, housekeeping_pause_s=None, limits=None, **metrics):
         self.database = database
         metrics = MetricsSettings(**{"cache_s": 0.0} | metrics)
         settings = Settings(database=database.url, metrics=metrics, limits=limits or Limits())
-        extra = {} if clock is None else {"clock": clock}
-        self.app = create_app(settings, rules=rules, housekeeping_pause_s=housekeeping_pause_s, **extra)
-        self.http = TestClient(self.app, base_url="http://127.0.0.1", raise_server_exceptions=False)
-        self.http.__enter__()
+        options = {"clock": clock, "housekeeping_pause_s": housekeeping_pause_s}
+        parts = make_parts(
+            settings, rules=rules, **{name: value for name, value in options.items() if value is not None}
+        )
+        self.parts = parts if housekeeping_pause_s is not None else replace(parts, at_work=())
+        self.app = Application(self.parts, settings)
+        self.http = Asker(self.app)
+        self.parts.start()
 
     def close(self):
-        self.http.__exit__(None, None, None)
+        self.parts.stop()
 
     def get(self, path, **params):
         reply = self.http.get(
@@ -56,9 +63,9 @@ class Api:
         """Let an alert fire, without a rule that finds a reason; its id."""
         seen = {"family": "loss", "severity": "warning", "summary": "loss is 20", "evidence": {}, "advice": {}}
         steps = {"state": "firing", "pending_step": 2, "firing_step": 4}
-        with self.app.state.store.write() as writer:
-            writer.open_alert(run_id, 1, rule, **seen | steps | values)
-            return writer.alerts(limit=1)[0].alert_id
+        with self.parts.store.write() as writer:
+            writer.alerts.open(run_id, 1, rule, **seen | steps | values)
+            return writer.alerts.find(limit=1)[0].alert_id
 
     def losses(self, run_id, **params):
         series = self.get(f"/runs/{run_id}/series", metric="loss", **params)

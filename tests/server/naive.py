@@ -54,6 +54,18 @@ class NaiveRun:
                 self.losses = {repr(self.frames[self.newest].scalars["loss"])}
         return sorted(seq for _, _, seq in added)
 
+    def add_unnoted(self, attempt, writer, frames):
+        """The series keeps them, and the ledger finds the newest of all once it has missed any."""
+        num_before = len(self.frames)
+        for frame in frames:
+            self.frames.setdefault((attempt, writer, frame.seq), frame)
+        visible = [(frame.step, at[0], at[2], at[1]) for at, frame in self.frames.items() if self._is_visible(at)]
+        if len(self.frames) > num_before and visible:
+            _, of_attempt, seq, of_writer = max(visible)
+            self.newest = (of_attempt, of_writer, seq)
+            if "loss" in self.frames[self.newest].scalars:
+                self.losses = {repr(self.frames[self.newest].scalars["loss"])}
+
     # What is asked
 
     @property

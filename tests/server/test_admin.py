@@ -15,7 +15,7 @@ from sqlalchemy.pool import StaticPool
 from typer.testing import CliRunner
 
 from tests.server.conftest import loss_frame
-from tests.server.test_settling import frames_of_a_long_run
+from tests.server.frames import frames_of_a_long_run
 from tsemon.cli import app
 from tsemon.errors import InvalidArgument, MissingPackage, StoreError
 from tsemon_server.durations import seconds_of, written_out
@@ -44,11 +44,11 @@ def fill(url):
     store = Store(url)
     options = {"blocks": ["0", "1"], "config": None, "tags": None, "attempt_key": None}
     with store.write() as writer:
-        run_id = writer.register("p", "r", resume_step=None, **options).run_id
-        writer.add_frames(run_id, 1, "w", [*frames_of_a_long_run()])
-        writer.add_frames(run_id, 1, "long", [loss_frame(step) for step in range(17 * 512)])
-        writer.register("p", "r", resume_step=3000, **options)
-        writer.add_frames(run_id, 2, "w", [loss_frame(3000 + step, seq=step) for step in range(800)])
+        run_id = writer.runs.register("p", "r", resume_step=None, **options).run_id
+        writer.frames.add(run_id, 1, "w", [*frames_of_a_long_run()])
+        writer.frames.add(run_id, 1, "long", [loss_frame(step) for step in range(17 * 512)])
+        writer.runs.register("p", "r", resume_step=3000, **options)
+        writer.frames.add(run_id, 2, "w", [loss_frame(3000 + step, seq=step) for step in range(800)])
     store.settle()
     store.close()
 
@@ -83,14 +83,14 @@ def frames_coming(store):
     """Another thread stores one frame after the other; the block begins after the first."""
     stopped, started = threading.Event(), threading.Event()
     with store.write() as writer:
-        run_id = writer.register(
+        run_id = writer.runs.register(
             "p", "busy", blocks=[], config=None, tags=None, resume_step=None, attempt_key=None
         ).run_id
 
     def write():
         for step in count():
             with store.write() as writer:
-                writer.add_frames(run_id, 1, "w", [loss_frame(step)])
+                writer.frames.add(run_id, 1, "w", [loss_frame(step)])
             started.set()
             if step > 600 and step % 100 == 0:
                 store.settle()
@@ -183,14 +183,14 @@ class TestCheck:
     def test_finds_nothing_where_retention_has_dropped_something(self, admin, store):
         for ages in ({"samples_s": 0.0}, {"samples_s": 0.0, "rollups_s": 0.0}):
             with store.write() as writer:
-                writer.keep_for(Retention("p", **ages))
+                writer.retention.keep(Retention("p", **ages))
             store.expire()
             assert admin("check")[0] == 0
 
     def test_finds_nothing_in_a_deleted_run_that_is_still_being_removed(self, admin, store):
         with store.write() as writer:
-            (run,) = writer.runs(RunFilter(), order="name", limit=2)
-            writer.delete_run(run.run_id)
+            (run,) = writer.runs.find(RunFilter(), order="name", limit=2)
+            writer.runs.delete(run.run_id)
         assert admin("check")[0] == 0
 
     @pytest.mark.parametrize("what", DAMAGE)
@@ -242,7 +242,7 @@ class TestABackup:
         before = contents(copied)
         assert admin("backup", str(tmp_path / "saved"))[0] == 0
         with store.write() as writer:
-            writer.delete_run(before["run"][0][0])
+            writer.runs.delete(before["run"][0][0])
         store.close()
         admin("restore", str(tmp_path / "saved"), "--force")
         assert contents(copied) == before

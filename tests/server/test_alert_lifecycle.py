@@ -69,7 +69,7 @@ class TestAnAlertThatSomebodyHasSeenTo:
     def test_is_seen_to_by_one_where_several_processes_say_so_at_once(self, alert_id, stores):
         def acknowledge(store):
             with store.write() as writer:
-                return writer.acknowledge(alert_id, f"person {stores.index(store)}", None).acknowledged_by
+                return writer.alerts.acknowledge(alert_id, f"person {stores.index(store)}", None).acknowledged_by
 
         with ThreadPoolExecutor(len(stores)) as threads:
             assert len({*threads.map(acknowledge, stores)}) == 1
@@ -77,8 +77,8 @@ class TestAnAlertThatSomebodyHasSeenTo:
     def test_may_be_only_pending_and_then_fires_acknowledged(self, api, run_id):
         alert_id = api.open_alert(run_id, state="pending", firing_step=None)
         assert post(api, f"/alerts/{alert_id}/ack", by="on-call")["state"] == "pending"
-        with api.app.state.store.write() as writer:
-            writer.change_alert(run_id, "high-loss", "pending", state="firing", firing_step=4)
+        with api.app.state.parts.store.write() as writer:
+            writer.alerts.change(run_id, "high-loss", "pending", state="firing", firing_step=4)
         assert api.get(f"/alerts/{alert_id}")["state"] == "acknowledged"
 
     def test_fires_as_before_when_that_is_taken_back(self, api, alert_id):
@@ -90,8 +90,8 @@ class TestAnAlertThatSomebodyHasSeenTo:
 
     def test_says_so_after_it_is_over(self, api, run_id, alert_id):
         post(api, f"/alerts/{alert_id}/ack", by="on-call")
-        with api.app.state.store.write() as writer:
-            writer.change_alert(run_id, "high-loss", "firing", state="resolved", resolved_step=9)
+        with api.app.state.parts.store.write() as writer:
+            writer.alerts.change(run_id, "high-loss", "firing", state="resolved", resolved_step=9)
         assert ended(api, alert_id) == ("resolved", 9, "clear")
         assert api.get(f"/alerts/{alert_id}")["acknowledged_by"] == "on-call"
 

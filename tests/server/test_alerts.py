@@ -3,7 +3,7 @@ import math
 import pytest
 
 from tsemon_server.rules import Evaluator, load
-from tsemon_server.store import Writer
+from tsemon_server.store import RuleChanges
 
 from .conftest import layer_frame, loss_frame
 
@@ -151,7 +151,7 @@ class TestWhatTheRulesRemember:
             raise OSError("on purpose")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Writer, "keep_rule_state", fail)
+            patch.setattr(RuleChanges, "keep_state", fail)
             assert api.send(run_id, [loss_frame(step, 20.0) for step in range(3)]).status_code == 500
         assert api.losses(run_id) == {}
         assert alerts(api) == []

@@ -104,15 +104,21 @@ class TestADamagedFrame:
 
     def test_has_no_values_where_rules_are_replayed(self, api, run_id):
         flip(api, 7, FIRST_PAGE)
-        with api.app.state.store.read() as reader:
-            replay = reader.frames_in_order(run_id)
-            assert [frame.step for frame in replay if "loss" in frame.scalars] == [s for s in STEPS if s != 70]
+        with api.app.state.parts.store.read() as reader:
+            replay = reader.frames.export(run_id)
+            assert [frame.step for frame in replay.frames() if "loss" in frame.scalars] == [s for s in STEPS if s != 70]
             assert replay.num_damaged == 1
 
-    def test_is_not_what_a_run_measured_last(self, api, run_id, caplog):
+    def test_changes_nothing_of_what_was_noted_as_the_newest(self, api, run_id):
+        expected = api.get(f"/runs/{run_id}")["latest"]
+        assert expected["scalars"]["loss"] == 191.0
         flip(api, len(STEPS) - 1, FIRST_PAGE)
-        assert api.get(f"/runs/{run_id}")["latest"] == {"step": 190, "time": 1190.0, "scalars": {}}
-        assert f"the newest frame of run {run_id} is damaged" in caplog.text
+        assert api.get(f"/runs/{run_id}")["latest"] == expected
+
+    def test_has_no_values_where_a_run_goes_back_to_it(self, api, run_id):
+        flip(api, 9, FIRST_PAGE)
+        api.register(num_blocks=NUM_BLOCKS, resume_step=91)
+        assert api.get(f"/runs/{run_id}")["latest"] == {"step": 90, "time": 1090.0, "scalars": {}}
 
     def test_is_not_on_the_page_for_prometheus(self, start, caplog):
         api = start(clock=lambda: 2000.0)

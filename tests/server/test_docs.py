@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tsemon.errors import TsemonError
-from tsemon_server.ingest.schemas import FrameBody
+from tsemon_server.services.ingest.schemas import FrameBody
 
 from .test_process import Process
 

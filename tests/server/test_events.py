@@ -274,7 +274,7 @@ class TestLooksThatFail:
                 seen.is_down, now = True, 1005.0
                 of_run = {"blocks": ["h.0"], "config": None, "tags": None, "resume_step": None, "attempt_key": None}
                 with store.write() as writer:
-                    writer.register("p", "gpt", **of_run)
+                    writer.runs.register("p", "gpt", **of_run)
                 now = 1000.0 + outage_s
                 await seen.is_read()
                 seen.is_down = False
@@ -304,7 +304,7 @@ class TestWhoListensWithAToken:
         def token(*scopes, project=None):
             made = new_token()
             known = {"name": "t", "digest": made.digest, "scopes": scopes, "project": project, "expires_at": None}
-            service.app.state.store.tokens.add(made.token_id, **known)
+            service.app.state.parts.store.tokens.add(made.token_id, **known)
             service.headers["Authorization"] = f"Bearer {made.text}"
             return made.token_id
 
@@ -334,5 +334,5 @@ class TestWhoListensWithAToken:
     def test_is_sent_away_once_it_is_revoked(self, service, listen, token):
         token_id = token("read")
         listener = listen(service)
-        service.app.state.store.tokens.revoke(token_id)
+        service.app.state.parts.store.tokens.revoke(token_id)
         assert listener.is_over.wait(15)  # a token is believed for five seconds

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.server.conftest import loss_frame, problem
-from tests.server.test_settling import frames_of_a_long_run
+from tests.server.frames import frames_of_a_long_run
 from tsemon.wire import Array, Frame
-from tsemon_server.queries.export import PARTS
+from tsemon_server.services.queries.export import PARTS
 from tsemon_server.store import Store
 
 COLUMNS = ["project", "run", "run_id", "attempt", "writer", "seq", "step", "time", "metric", "layer", "head", "value"]
@@ -122,21 +122,21 @@ class TestAnExport:
             assert told == {"missing_samples": {"dropped": 1024, "damaged": 512}}
 
     def test_does_not_grow_in_memory_with_the_run(self, tmp_path, format, monkeypatch):
-        monkeypatch.setattr("tsemon_server.queries.export.ROWS_PER_GROUP", 10_000)
+        monkeypatch.setattr("tsemon_server.services.queries.export.ROWS_PER_GROUP", 10_000)
         peaks = []
         for num_frames in (4096, 4 * 4096):
             store = Store(f"sqlite:///{tmp_path}/{num_frames}.db")
             with store.write() as writer:
                 options = {"blocks": [], "config": None, "tags": None, "resume_step": None, "attempt_key": None}
-                run_id = writer.register("p", "r", **options).run_id
+                run_id = writer.runs.register("p", "r", **options).run_id
                 layers = {"token_similarity": Array.of([0.5] * 8)}
-                writer.add_frames(run_id, 1, "w", [Frame(n, n, 0.0, {"loss": 1.0}, layers) for n in range(num_frames)])
+                writer.frames.add(run_id, 1, "w", [Frame(n, n, 0.0, {"loss": 1.0}, layers) for n in range(num_frames)])
             store.settle()
             tracemalloc.start()
             before = pa.total_allocated_bytes()
             most = 0
             with store.read() as reader:
-                for _ in PARTS[format](reader.run(run_id), reader.export(run_id)):
+                for _ in PARTS[format](reader.runs.get(run_id), reader.frames.export(run_id)):
                     most = max(most, pa.total_allocated_bytes() - before)
             peaks.append(tracemalloc.get_traced_memory()[1] + most)
             tracemalloc.stop()

@@ -84,7 +84,7 @@ class TestAFrame:
         settle(api, kept=4)
         store = Store(api.database.url, clock=lambda: 1e10)
         with store.write() as writer:
-            writer.keep_for(Retention("default", samples_s=3600.0))
+            writer.retention.keep(Retention("default", samples_s=3600.0))
         store.expire()
         store.close()
         assert api.get(f"/runs/{run_id}/frame", step=0) == expected(160)

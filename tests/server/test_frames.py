@@ -61,6 +61,16 @@ class TestFrames:
         assert api.send_ok(run_id, frames)["accepted"] == 1202
         assert api.send_ok(run_id, frames)["duplicates"] == 1202
 
+    def test_may_have_integers_that_are_written_with_a_fraction_of_zero(self, api, run_id):
+        packed = GOOD["layers"]["token_similarity"] | {"shape": [3.0]}
+        frame = {"seq": 7.0, "step": 531.0, "time": 1, "layers": {"token_similarity": packed}, "scalars": {"loss": 2}}
+        body = json.dumps({"writer": "w", "attempt": 1.0, "frames": [frame]})
+        assert '"step": 531.0' in body
+        assert api.post_raw(run_id, body).json()["last_seq"] == 7
+        assert api.losses(run_id, from_step="531.0") == {531: 2.0}
+        status, _, detail = problem(api.post_raw(run_id, body.replace("531.0", "531.5")))
+        assert (status, "step: Input should be a valid integer, got 531.5" in detail) == (422, True)
+
     def test_may_be_none(self, api, run_id):
         assert api.send_ok(run_id, [])["last_seq"] is None
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.server.conftest import layer_frame, loss_frame
 from tsemon.wire import Array, Frame
-from tsemon_server.queries.glances import Worst, worst_of
+from tsemon_server.services.queries.glances import Worst, worst_of
 from tsemon_server.store import Sizes, Store
 
 NAN, INF = math.nan, math.inf

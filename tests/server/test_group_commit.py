@@ -12,9 +12,9 @@ import pytest
 from tests.databases import SqliteFile
 from tsemon.errors import StoreError, UnknownRun
 from tsemon.wire import frames_to_body
-from tsemon_server.ingest.schemas import Registration
-from tsemon_server.ingest.service import key_of
 from tsemon_server.limits.values import Limits
+from tsemon_server.services.ingest.schemas import Registration
+from tsemon_server.services.ingest.service import key_of
 from tsemon_server.store import Store
 from tsemon_server.store.group_commit import MOST, GroupCommit
 
@@ -170,7 +170,7 @@ class TestBodiesThatComeAtOnce:
             api.send_ok(run_id, [loss_frame(0)])
         elsewhere = Store(api.database.url)
         with elsewhere.write() as writer:
-            writer.delete_run(deleted)
+            writer.runs.delete(deleted)
         elsewhere.close()
         body = frames_to_body("w", 1, [loss_frame(1).to_json()])
 
@@ -210,7 +210,7 @@ class TestRegistrationsThatComeAtOnce:
         api.close()
 
     def test_all_succeed_beside_ingest_that_takes_longer_than_a_writer_waits(self, api):
-        run_id, store, gate = api.register("ingest"), api.app.state.store, threading.Event()
+        run_id, store, gate = api.register("ingest"), api.app.state.parts.store, threading.Event()
         body = frames_to_body("w", 1, [loss_frame(1).to_json()])
 
         async def ask(http):
@@ -256,7 +256,7 @@ class TestRegistrationsThatShareATransaction:
 
     def test_lock_their_runs_in_the_order_of_ids_as_all_others_do(self, start):
         api = start()
-        run_id, store = api.register("known"), api.app.state.store
+        run_id, store = api.register("known"), api.app.state.parts.store
         assert key_of(store, Registration(run="known")) == run_id
         assert key_of(store, Registration(run="new")) > "f" * 16
         assert re.fullmatch("[0-9a-f]{16}", run_id)

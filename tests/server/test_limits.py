@@ -18,16 +18,17 @@ from tests.databases import SqliteFile
 from tsemon.errors import Busy, InvalidArgument, LimitReached
 from tsemon.wire import MAX_BODY_BYTES, MAX_CONFIG_BYTES, MAX_FRAMES, Frame, frames_to_body
 from tsemon_server.access.tokens import new_token
-from tsemon_server.alerts.editing import MAX_TRIED_FRAMES
 from tsemon_server.limits import rates
 from tsemon_server.limits.admission import Admission, Visit
 from tsemon_server.limits.buckets import MAX_KEYS, Buckets
 from tsemon_server.limits.rates import Failures, Rates, address_of
 from tsemon_server.limits.values import Limits, limits_from
 from tsemon_server.main import create_app
+from tsemon_server.services.trials import MAX_TRIED_FRAMES
 from tsemon_server.settings import Settings, settings_from_environment
 from tsemon_server.store import Store
-from tsemon_server.store import writing as store_writing
+from tsemon_server.store.ledger import runs as store_runs
+from tsemon_server.store.series.sql import adding
 
 from .conftest import loss_frame, problem
 
@@ -171,7 +172,7 @@ class TestSizes:
 
     def test_of_a_trial_on_a_stored_run_too(self, api, run_id, monkeypatch):
         api.send_ok(run_id, [loss_frame(step) for step in range(3)])
-        monkeypatch.setattr("tsemon_server.alerts.editing.MAX_TRIED_STORED_FRAMES", 2)
+        monkeypatch.setattr("tsemon_server.services.trials.MAX_TRIED_STORED_FRAMES", 2)
         status, error, detail = problem(api.http.post("/api/v1/rules/test", json={"run_id": run_id}))
         assert (status, error) == (422, "invalid_argument")
         assert "a run of at most 2 frames, got one of 3" in detail
@@ -218,7 +219,7 @@ class TestWhatATokenForFramesCannotFill:
         return SqliteFile(tmp_path / "tsemon.db")
 
     def test_metrics_of_a_run_have_at_most_so_many_names(self, api, run_id, monkeypatch):
-        monkeypatch.setattr(store_writing, "MAX_METRICS", 3)
+        monkeypatch.setattr(adding, "MAX_METRICS", 3)
         sent = [Frame(seq, seq, 1.0, {f"m{seq}": 1.0}) for seq in range(5)]
         api.send_ok(run_id, sent[:3])
         status, error, detail = problem(api.send(run_id, sent[3:]))
@@ -229,7 +230,7 @@ class TestWhatATokenForFramesCannotFill:
         assert api.get(f"/runs/{run_id}")["metrics"]["scalars"] == ["m0", "m1", "m2"]
 
     def test_frames_of_a_run_have_at_most_so_many_sets_of_them(self, api, run_id, monkeypatch):
-        monkeypatch.setattr(store_writing, "MAX_SLOTS", 5)
+        monkeypatch.setattr(adding, "MAX_SLOTS", 5)
         api.send_ok(run_id, [Frame(0, 0, 1.0, {"a": 1.0, "b": 1.0}), Frame(1, 1, 1.0, {"a": 1.0, "c": 1.0})])
         status, error, detail = problem(api.send(run_id, [Frame(2, 2, 1.0, {"b": 1.0, "c": 1.0})]))
         assert (status, error) == (422, "invalid_frame")
@@ -237,7 +238,7 @@ class TestWhatATokenForFramesCannotFill:
         assert api.send_ok(run_id, [Frame(3, 3, 1.0, {"a": 2.0, "b": 2.0})])["accepted"] == 1
 
     def test_writers_of_an_attempt_are_at_most_so_many(self, api, run_id, monkeypatch):
-        monkeypatch.setattr(store_writing, "MAX_WRITERS", 2)
+        monkeypatch.setattr(adding, "MAX_WRITERS", 2)
         for writer in ("a", "b", "a"):
             api.send(run_id, [loss_frame(1)], writer=writer)
         status, error, detail = problem(api.send(run_id, [loss_frame(1)], writer="c"))
@@ -247,7 +248,7 @@ class TestWhatATokenForFramesCannotFill:
         assert api.get(f"/runs/{run_id}")["num_frames"] == 3
 
     def test_attempts_of_a_run_are_at_most_so_many(self, api, monkeypatch):
-        monkeypatch.setattr(store_writing, "MAX_ATTEMPTS", 2)
+        monkeypatch.setattr(store_runs, "MAX_ATTEMPTS", 2)
         for key in ("one", "two", "one"):
             api.register(attempt_key=key)
         reply = api.http.post("/api/v1/runs", json={"run": "gpt", "attempt_key": "three"})
@@ -280,19 +281,19 @@ class TestWhatATokenForFramesCannotFill:
         assert register("a", "x").json()["attempt"] == 3
 
     def test_what_a_process_remembers_of_them_is_forgotten_beyond_a_number(self, database, monkeypatch):
-        monkeypatch.setattr(store_writing, "MOST_KNOWN", 2)
+        monkeypatch.setattr(adding, "MOST_KNOWN", 2)
         store = Store(database.url)
         with store.write() as writer:
-            run_id, attempt = writer.register(
+            run_id, attempt = writer.runs.register(
                 "p", "r", blocks=[], config=None, tags=None, resume_step=None, attempt_key=None
             )
         for seq in range(7):
             with store.write() as writer:
                 assert len(
-                    writer.add_frames(run_id, attempt, f"w{seq}", [Frame(seq, seq, 1.0, {f"m{seq}": 1.0})]).frames
+                    writer.frames.add(run_id, attempt, f"w{seq}", [Frame(seq, seq, 1.0, {f"m{seq}": 1.0})]).frames
                 )
-            assert len(store._known.layouts) <= 2
-            assert len(store._known.streams) <= 2
+            assert len(store._series._stored.layouts) <= 2
+            assert len(store._series._stored.streams) <= 2
         store.close()
 
 
@@ -441,7 +442,7 @@ class TestWrongTokens:
     @pytest.fixture
     def good(self, http):
         token = new_token()
-        http.app.state.store.tokens.add(
+        http.app.state.parts.store.tokens.add(
             token.token_id, name="x", digest=token.digest, scopes=("read",), project=None, expires_at=None
         )
         return token.text
@@ -466,7 +467,7 @@ class TestWrongTokens:
 
     def test_are_not_even_looked_up_then(self, http, monkeypatch):
         self.exhaust(http)
-        monkeypatch.setattr(http.app.state.store.tokens, "find", None)
+        monkeypatch.setattr(http.app.state.parts.store.tokens, "find", None)
         assert self.ask(http, new_token().text).status_code == 429
         assert self.ask(http, "nonsense").status_code == 429
 
@@ -486,7 +487,7 @@ class TestWrongTokens:
 
     def test_shut_out_a_token_that_was_just_made_for_a_second_at_most(self, http, monkeypatch):
         self.exhaust(http)
-        tokens = http.app.state.store.tokens
+        tokens = http.app.state.parts.store.tokens
         monkeypatch.setattr(rates, "IDS_KEPT_S", 0.2)
         assert self.ask(http, new_token().text).status_code == 429
         made = new_token()
@@ -527,7 +528,7 @@ class TestWrongTokens:
         assert set(statuses[:60]) == {401}
         assert statuses.count(429) >= 20
         self.exhaust(http)
-        monkeypatch.setattr(http.app.state.store.tokens, "find", None)
+        monkeypatch.setattr(http.app.state.parts.store.tokens, "find", None)
         assert sign_in() == 429
 
     def test_do_not_keep_others_from_signing_in(self, http, good):
@@ -636,7 +637,7 @@ class TestWhatIsUnderWay:
             began.set()
             gate.wait(20)
 
-        store = http.app.state.store
+        store = http.app.state.parts.store
         store.write_soon(run_id, block)
         assert began.wait(20)
         waiting = [store.write_soon(run_id, lambda _: None) for _ in range(2)]

@@ -269,20 +269,20 @@ class TestRunsAndAlerts:
         api = start(clock=lambda: now[0])
         run_id, log = api.register(), Log()
         api.http.patch(f"/api/v1/runs/{run_id}", json={"state": "completed"})
-        with api.app.state.store.write() as writer:
-            writer.keep_for(Retention("default", runs_s=3600.0))
+        with api.app.state.parts.store.write() as writer:
+            writer.retention.keep(Retention("default", runs_s=3600.0))
         now[0] += 3600.0
-        api.app.state.store.expire()
+        api.app.state.parts.store.expire()
         assert log.of("run expired") == []
         now[0] += 1.0
-        api.app.state.store.expire()
+        api.app.state.parts.store.expire()
         (line,) = log.of("run expired")
         assert (line["run_id"], line["project"]) == (run_id, "default")
 
     def test_are_not_told_of_where_nothing_was_stored(self, api, log):
         run_id = api.register()
-        writing = api.app.state.store.write()
-        writing.__enter__().delete_run(run_id)
+        writing = api.app.state.parts.store.write()
+        writing.__enter__().runs.delete(run_id)
         with suppress(RuntimeError):
             writing.__exit__(RuntimeError, RuntimeError(), None)
         assert api.get(f"/runs/{run_id}")["run_id"] == run_id
@@ -350,7 +350,7 @@ class TestAToken:
     def test_is_named_by_its_id(self, untouched, database):
         app = create_app(Settings(database=database.url, tokens=True))
         token = new_token()
-        app.state.store.tokens.add(
+        app.state.parts.store.tokens.add(
             token.token_id, name="me", digest=token.digest, scopes=("admin",), project=None, expires_at=None
         )
         with TestClient(app, base_url="http://127.0.0.1") as http:

@@ -132,10 +132,10 @@ class TestADatabaseOfAnEarlierVersion:
         assert api.get("/runs/aa11")["quantities"] == {}
         path = "/api/v1/alerts/1/ack"
         assert api.http.post(path, json={"by": "on-call"}).json()["state"] == "acknowledged"
-        with api.app.state.store.write() as writer:
-            assert writer.rule_state("aa11") is None
-            assert writer.frozen_blocks("aa11", 1) == ()
-            writer.keep_rule_state("aa11", 2, b"state")
+        with api.app.state.parts.store.write() as writer:
+            assert writer.rules.state("aa11") is None
+            assert writer.runs.frozen_blocks("aa11", 1) == ()
+            writer.rules.keep_state("aa11", 2, b"state")
 
     def test_is_upgraded_once(self, api):
         Store(api.database.url).close()

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tsemon.errors import InvalidFrame
 from tsemon.wire import Array, Frame, crc_of
-from tsemon_server.ingest import schemas
-from tsemon_server.ingest.schemas import FrameBody, to_frame
-from tsemon_server.store.packing import Layout, are_pages_sound, layout_id, pack, unpack
+from tsemon_server.services.ingest import schemas
+from tsemon_server.services.ingest.schemas import FrameBody, to_frame
+from tsemon_server.store.series.packing import Layout, are_pages_sound, layout_id, pack, unpack
 
 names = st.text("abcdefgh_/", max_size=8).map(lambda name: f"m{name}")
 float32s = st.floats(width=32)

@@ -11,7 +11,7 @@ from tsemon_server.store import Definition, RuleCheckpoint, RuleState, Store
 
 @pytest.fixture
 def store(api):
-    return api.app.state.store
+    return api.app.state.parts.store
 
 
 @pytest.fixture
@@ -22,46 +22,46 @@ def run_id(api):
 class TestTheStateOfTheRules:
     def test_is_what_was_kept_last(self, store, run_id):
         with store.write() as writer:
-            assert writer.rule_state(run_id) is None
+            assert writer.rules.state(run_id) is None
         for state in (b"\x00one", b"", bytes(range(256))):
             with store.write() as writer:
-                writer.keep_rule_state(run_id, 1, state)
+                writer.rules.keep_state(run_id, 1, state)
             with store.read() as reader:
-                assert reader.rule_state(run_id) == RuleState(1, state)
+                assert reader.rules.state(run_id) == RuleState(1, state)
 
     def test_is_of_one_run(self, store, api, run_id):
         other = api.register("other")
         with store.write() as writer:
-            writer.keep_rule_state(run_id, 1, b"a")
-            assert writer.rule_state(other) is None
-            writer.keep_rule_state(other, 1, b"b")
-            assert writer.rule_state(run_id).state == b"a"
+            writer.rules.keep_state(run_id, 1, b"a")
+            assert writer.rules.state(other) is None
+            writer.rules.keep_state(other, 1, b"b")
+            assert writer.rules.state(run_id).state == b"a"
 
     def test_begins_anew_with_an_attempt_and_goes_with_the_run(self, store, api, run_id):
         for forget in (lambda: api.register(resume_step=3), lambda: api.http.delete(f"/api/v1/runs/{run_id}")):
             with store.write() as writer:
-                writer.keep_rule_state(run_id, 1, b"a")
-                writer.keep_rule_checkpoint(run_id, 1, 0, b"a")
+                writer.rules.keep_state(run_id, 1, b"a")
+                writer.rules.keep_checkpoint(run_id, 1, 0, b"a")
             forget()
             with store.write() as writer:
-                assert writer.rule_state(run_id) is None
-                assert writer.rule_checkpoints(run_id, 1) == []
+                assert writer.rules.state(run_id) is None
+                assert writer.rules.checkpoints(run_id, 1) == []
 
 
 class TestCheckpointsOfTheRules:
     def keep(self, store, run_id, *steps, attempt=1):
         for step in steps:
             with store.write() as writer:
-                writer.keep_rule_checkpoint(run_id, attempt, step, b"at %d" % step)
+                writer.rules.keep_checkpoint(run_id, attempt, step, b"at %d" % step)
 
     def steps(self, store, run_id, attempt=1):
         with store.write() as writer:
-            return [found.step for found in writer.rule_checkpoints(run_id, attempt)]
+            return [found.step for found in writer.rules.checkpoints(run_id, attempt)]
 
     def test_are_the_two_newest(self, store, run_id):
         self.keep(store, run_id, 10, 20, 30, 40)
         with store.write() as writer:
-            found = writer.rule_checkpoints(run_id, 1)
+            found = writer.rules.checkpoints(run_id, 1)
         assert found == [RuleCheckpoint(step, b"at %d" % step) for step in (40, 30)]
 
     def test_are_written_anew_from_a_step_on(self, store, run_id):
@@ -87,41 +87,41 @@ class TestFrozenBlocks:
         api.register(num_blocks=3)
         api.send_ok(run_id, [loss_frame(0)], attempt=2)
         with store.write() as writer:
-            assert [writer.frozen_blocks(run_id, attempt) for attempt in (1, 2)] == [(0, 2), ()]
+            assert [writer.runs.frozen_blocks(run_id, attempt) for attempt in (1, 2)] == [(0, 2), ()]
 
 
 class TestVersionsOfRules:
     def add(self, store, name="a", digest="d", **options):
         with store.write() as writer:
-            writer.add_rule_versions([Definition(name, digest, {"name": name})], "edited", **options)
+            writer.rules.add_versions([Definition(name, digest, {"name": name})], "edited", **options)
 
     def test_count_up_and_the_newest_is_the_one(self, store):
         for number in range(3):
             self.add(store, digest=f"d{number}", enabled=number != 2)
         self.add(store, "B")
         with store.read() as reader:
-            newest = reader.newest_rules()
+            newest = reader.rules.newest()
             assert [(v.name, v.version, v.enabled, v.digest) for v in newest] == [
                 ("B", 1, True, "d"),
                 ("a", 3, False, "d2"),
             ]
-            assert [v.version for v in reader.rule_versions("a")] == [3, 2, 1]
-            assert reader.rule_versions("c") == []
-            assert reader.num_rule_versions() == 4
+            assert [v.version for v in reader.rules.versions("a")] == [3, 2, 1]
+            assert reader.rules.versions("c") == []
+            assert reader.rules.num_versions() == 4
 
-    def test_are_found_by_what_they_say(self, store):
+    def test_are_new_where_they_say_what_one_before_the_last_said(self, store):
         for digest in ("one", "two", "one"):
             self.add(store, digest=digest)
         with store.read() as reader:
-            assert [reader.version_of("a", digest) for digest in ("one", "two", "three")] == [3, 2, None]
-            assert reader.version_of("b", "one") is None
+            found = [(version.version, version.digest) for version in reader.rules.versions("a")]
+        assert found == [(3, "one"), (2, "two"), (1, "one")]
 
     def test_are_not_added_where_they_say_nothing_new(self, store):
         for _ in range(2):
             self.add(store)
         self.add(store, enabled=False)
         with store.read() as reader:
-            assert [(v.version, v.enabled) for v in reader.rule_versions("a")] == [(2, False), (1, True)]
+            assert [(v.version, v.enabled) for v in reader.rules.versions("a")] == [(2, False), (1, True)]
 
     @pytest.mark.parametrize(("is_the_same", "num_kept"), [(True, 1), (False, 20)])
     def test_are_all_kept_where_several_processes_add_one_at_once(self, api, is_the_same, num_kept):
@@ -132,5 +132,5 @@ class TestVersionsOfRules:
         with ExitStack() as held, ThreadPoolExecutor(4) as threads:
             stores = [held.enter_context(closing(Store(api.database.url))) for _ in range(4)]
             assert [*threads.map(add, stores)] == [None] * 4
-        with api.app.state.store.read() as reader:
-            assert [v.version for v in reader.rule_versions("a")] == [*range(num_kept, 0, -1)]
+        with api.app.state.parts.store.read() as reader:
+            assert [v.version for v in reader.rules.versions("a")] == [*range(num_kept, 0, -1)]

@@ -114,7 +114,7 @@ class TestTheRules:
                 held.callback(store.close)
             assert [*threads.map(Rulebook(load(BUILT_IN)).register, stores)] == [None] * 4
             with stores[0].read() as reader:
-                assert [version.version for version in reader.newest_rules()] == [1, 1]
+                assert [version.version for version in reader.rules.newest()] == [1, 1]
 
     def test_that_nobody_knows_are_told_as_such(self, api):
         for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/restore")):

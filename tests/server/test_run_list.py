@@ -9,7 +9,7 @@ from tests.server.conftest import loss_frame, problem
 from tsemon.wire import Frame
 from tsemon_server.rules import PACK
 from tsemon_server.store import RunFilter
-from tsemon_server.store.listing import SILENT_RULES, STUCK_RULES
+from tsemon_server.store.ledger.listing import SILENT_RULES, STUCK_RULES
 
 RUNS = {
     # name: last step, loss, open alerts; None is none
@@ -185,8 +185,8 @@ class TestTheTotal:
         assert [api.get("/runs", state=state)["total"] for state in ("running", "failed", "finished")] == [10, 1, 0]
 
     def test_is_counted_up_to_a_bound(self, api, fleet):
-        with api.app.state.store.read() as reader:
-            assert [reader.num_runs(RunFilter(), most) for most in (3, 11, 20)] == [3, 11, 11]
+        with api.app.state.parts.store.read() as reader:
+            assert [reader.runs.count(RunFilter(), most) for most in (3, 11, 20)] == [3, 11, 11]
 
 
 class TestTheCondition:

@@ -324,7 +324,7 @@ class TestTheListOfRuns:
         event.listen(store._database.engine, "before_cursor_execute", lambda *args: statements.append(args[2:4]))
         after = Place((1.0, "x") if order == "-updated" else ("x", "x"))
         with store.read() as reader:
-            reader.runs(RunFilter(), order=order, limit=50, after=after)
+            reader.runs.find(RunFilter(), order=order, limit=50, after=after)
         store.close()
         statement, values = next(statement for statement in statements if "ORDER BY" in statement[0])
         connection = sqlite3.connect(api.database.path)

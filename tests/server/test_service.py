@@ -1,4 +1,3 @@
-import json
 import re
 from typing import Annotated
 
@@ -10,7 +9,6 @@ from starlette.testclient import TestClient
 
 from tests.databases import SqliteFile
 from tsemon.errors import Busy, InvalidArgument, TsemonError
-from tsemon_server.errors import PROBLEMS
 from tsemon_server.main import create_app
 from tsemon_server.settings import Settings, settings_from_environment
 
@@ -140,48 +138,6 @@ class TestUnknownParameters:
         assert api.http.get("/declared?from_step=1&to_step=2&layer=3&head=4").json() == [1, 2, 3, 4]
         for name in ("until", "window", "place", "steps"):
             assert problem(api.http.get(f"/declared?{name}=1"))[0] == 422, name
-
-
-class TestOpenApi:
-    @pytest.fixture
-    def document(self, api):
-        return api.http.get("/openapi.json").json()
-
-    def test_describes_every_field_of_every_schema(self, document):
-        schemas = document["components"]["schemas"]
-        bare = [
-            f"{name}.{field}"
-            for name, schema in schemas.items()
-            for field, about in schema.get("properties", {}).items()
-            if not about.get("description")
-        ]
-        assert len(schemas) > 10
-        assert bare == []
-
-    def test_describes_every_route_and_parameter(self, document):
-        for path, methods in document["paths"].items():
-            for method, route in methods.items():
-                assert route.get("description"), (method, path)
-                assert all(parameter.get("description") for parameter in route.get("parameters", [])), (method, path)
-
-    def test_has_the_bodies_that_are_read_raw(self, document):
-        body = document["paths"]["/api/v1/runs/{run_id}/frames"]["post"]["requestBody"]
-        assert body["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/FramesBody"}
-        assert set(document["components"]["schemas"]["FrameBody"]["required"]) == {"seq", "step", "time"}
-
-    def test_points_only_to_what_is_there(self, document):
-        pointed = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
-        assert pointed <= set(document["components"]["schemas"])
-
-    def test_says_how_errors_look_on_every_api_route(self, document):
-        for path, methods in document["paths"].items():
-            if path.startswith("/api/"):
-                for route in methods.values():
-                    problems = {status: told for status, told in route["responses"].items() if status >= "400"}
-                    assert problems.keys() == {str(status) for status in PROBLEMS}
-                    for told in problems.values():
-                        shown = told["content"]["application/json"]["schema"]
-                        assert shown == {"$ref": "#/components/schemas/Problem"}
 
 
 class TestSafety:

@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing
 import pytest
 
 from tests.server.conftest import problem
-from tsemon_server.store import Store
+from tsemon_server.store import Store, is_muted
 
 LATER = "1970-01-01T01:00:00Z"
 
@@ -100,10 +100,10 @@ class TestASilence:
         run_id = api.register()
         alert_id = api.open_alert(run_id)
         add(api, run="gpt")
-        with api.app.state.store.read() as reader:
-            (told,) = reader.alerts_to_tell(run_id)
+        with api.app.state.parts.store.read() as reader:
+            (told,) = reader.alerts.to_tell(run_id)
             assert told.silenced
-            assert reader.is_muted(told)
+            assert is_muted(reader.alerts.get(told.alert_id))
         assert api.get("/alerts", silenced=True)["alerts"][0]["alert_id"] == alert_id
 
     def test_ends_by_itself(self, api, clock):
@@ -152,7 +152,7 @@ class TestASilence:
     def test_is_kept_where_several_processes_make_one_at_once(self, api):
         def make(store):
             with store.write() as writer:
-                made = writer.add_silence(
+                made = writer.silences.add(
                     rule=None, run="gpt", project=None, family=None, until=9e9, created_by="on-call", reason=""
                 )
                 return made.silence_id
@@ -167,11 +167,11 @@ class TestASilence:
 class TestAnAlertOfWhichNobodyIsTold:
     def test_is_silenced_or_somebody_has_seen_to_it(self, api):
         run_id = api.register()
-        store, told = api.app.state.store, {}
+        store, told = api.app.state.parts.store, {}
         for rule in ("loud", "silenced", "seen"):
             told[rule] = api.get(f"/alerts/{api.open_alert(run_id, rule)}")
         add(api, rule="silenced")
         api.http.post(f"/api/v1/alerts/{told['seen']['alert_id']}/ack", json={"by": "on-call"})
         with store.read() as reader:
-            muted = {alert.rule for alert in reader.alerts() if reader.is_muted(alert)}
+            muted = {alert.rule for alert in reader.alerts.find() if is_muted(alert)}
         assert muted == {"silenced", "seen"}

@@ -19,11 +19,11 @@ from tsemon_server.store.engine import POOL_SIZE, Database, _is_busy
 
 
 def register(writer, run="r"):
-    return writer.register("p", run, blocks=[], config=None, tags=None, resume_step=None, attempt_key=None)
+    return writer.runs.register("p", run, blocks=[], config=None, tags=None, resume_step=None, attempt_key=None)
 
 
 def runs_of(reader):
-    return reader.runs(RunFilter(), order="name", limit=9)
+    return reader.runs.find(RunFilter(), order="name", limit=9)
 
 
 def snapshot(database):
@@ -79,13 +79,13 @@ class TestTheDatabase:
             f"store = Store('{database.url}')\n"
             "for seq in range(50):\n"
             "    with store.write() as writer:\n"
-            f"        writer.add_frames('{run_id}', 1, 'w' + sys.argv[1], [Frame(seq, seq, 0.0, {{'loss': 1.0}})])\n"
+            f"        writer.frames.add('{run_id}', 1, 'w' + sys.argv[1], [Frame(seq, seq, 0.0, {{'loss': 1.0}})])\n"
             "store.close()\n",
             2,
         )
         with store.read() as reader:
-            assert reader.run(run_id).num_frames == 100
-            assert len(reader.metric(run_id, "scalars", "loss").samples().steps) == 100
+            assert reader.runs.get(run_id).num_frames == 100
+            assert len(reader.frames.metric(run_id, "scalars", "loss").samples().steps) == 100
         store.close()
 
     @pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_RECOVERY])
@@ -242,16 +242,16 @@ class TestPostgresql:
         getattr(postgresql.server, ending)()
         postgresql.server.start()
         with store.write() as writer:
-            writer.add_frames(run_id, 1, "w", [Frame(0, 0, 0.0, {"loss": 1.0})])
+            writer.frames.add(run_id, 1, "w", [Frame(0, 0, 0.0, {"loss": 1.0})])
         with store.read() as reader:
-            assert reader.run(run_id).num_frames == 1
+            assert reader.runs.get(run_id).num_frames == 1
         store.close()
 
     @pytest.mark.parametrize(
         "go_on",
         [
-            lambda writer, run_id: writer.change_run(run_id),
-            lambda writer, run_id: writer.add_frames(run_id, 1, "w", [Frame(0, 0, 0.0, {"loss": 1.0})]),
+            lambda writer, run_id: writer.runs.change(run_id),
+            lambda writer, run_id: writer.frames.add(run_id, 1, "w", [Frame(0, 0, 0.0, {"loss": 1.0})]),
         ],
         ids=["by way of SQLAlchemy", "past it"],
     )
@@ -280,7 +280,7 @@ class TestPostgresql:
             first, second = (register(writer, name).run_id for name in "ab")
         with store.write() as one, store.write() as other:
             for writer, run_id in ((one, first), (other, second)):
-                writer.add_frames(run_id, 1, "w", [Frame(0, 0, 0.0, {"loss": 1.0})])
+                writer.frames.add(run_id, 1, "w", [Frame(0, 0, 0.0, {"loss": 1.0})])
         with store.read() as reader:
             assert [run.num_frames for run in runs_of(reader)] == [1, 1]
         store.close()
@@ -303,7 +303,7 @@ class TestTheTables:
         values = {f"metric_{number}": Array.of(range(48)) for number in range(20)}
         with store.write() as writer:
             run_id = register(writer).run_id
-            writer.add_frames(run_id, 1, "rank0-6f2c", [Frame(seq, seq, 0.0, {}, values) for seq in range(2000)])
+            writer.frames.add(run_id, 1, "rank0-6f2c", [Frame(seq, seq, 0.0, {}, values) for seq in range(2000)])
         store.close()
         with sqlite3.connect(tmp_path / "x.db") as connection:
             assert connection.execute("SELECT count(*) FROM frame").fetchone() == (2000,)

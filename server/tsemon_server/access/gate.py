@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tsemon.errors import Forbidden, TsemonError, Unauthorized
 from tsemon_server.access.keeper import ANYONE, Access, Keeper
-from tsemon_server.access.table import Entry, find
+from tsemon_server.access.needs import Need, Needs
 from tsemon_server.access.tokens import id_of
 from tsemon_server.errors import respond
 
@@ -23,11 +23,12 @@ _HARMLESS = ("GET", "HEAD", "OPTIONS")
 class Gate:
     """Lets a request through with `scope["state"]["access"]` set, or answers 401, 403 or 404.
 
-    Without a keeper everybody may do everything.
+    `needs` is what the routes need. It is checked before a body is read or any work is done. Without a keeper everybody may
+    do everything.
     """
 
-    def __init__(self, app: ASGIApp, keeper: Keeper | None) -> None:
-        self._app, self._keeper = app, keeper
+    def __init__(self, app: ASGIApp, keeper: Keeper | None, needs: Needs) -> None:
+        self._app, self._keeper, self._needs = app, keeper, needs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -44,8 +45,8 @@ class Gate:
     async def _let_in(self, scope: Scope) -> Access | None:
         if self._keeper is None:
             return ANYONE
-        entry, path_names = find(scope["method"], scope["path"])
-        if entry.scope is None:
+        need, path_names = self._needs.find(scope["method"], scope["path"])
+        if not need.scopes:
             return None  # nobody asks who it is; GET /session does it by itself
         headers = Headers(scope=scope)
         text, is_from_cookie = token_of(headers)
@@ -57,9 +58,9 @@ class Gate:
         if is_from_cookie and scope["method"] not in _HARMLESS:
             check_same_origin(headers)
         named = {name: [value] for name, value in path_names.items()}
-        if access.project is not None and entry.concerns in ("project", "runs"):
-            named |= _narrow(scope, entry, access.project)
-        await self._keeper.check(access, entry, named)
+        if access.project is not None and need.of in ("project", "runs"):
+            named |= _narrow(scope, need, access.project)
+        await self._keeper.check(access, need, named)
         return access
 
 
@@ -110,10 +111,10 @@ def check_same_origin(headers: Headers) -> None:
         )
 
 
-def _narrow(scope: Scope, entry: Entry, project: str) -> dict[str, list[str]]:
+def _narrow(scope: Scope, need: Need, project: str) -> dict[str, list[str]]:
     """Let the query be about the project alone; the runs that it names."""
     query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    if entry.concerns == "runs":
+    if need.of == "runs":
         return {"run_id": [one for name, value in query if name == "run" for one in value.split(",") if one]}
     others = {value for name, value in query if name == "project"} - {project}
     if others:

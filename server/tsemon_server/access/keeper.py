@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from starlette.concurrency import run_in_threadpool
 
 from tsemon.errors import Forbidden, StoreError, Unauthorized, UnknownAlert, UnknownRun
-from tsemon_server.access.table import UNKNOWN, Entry
+from tsemon_server.access.needs import UNKNOWN, Need
 from tsemon_server.access.tokens import is_secret_of, parts_of
 from tsemon_server.store import Store, StoredToken
 
@@ -75,18 +75,16 @@ class Keeper:
         self._note_use(token.token_id)
         return Access(frozenset(token.scopes), token.project, token.token_id, token.name)
 
-    async def check(self, access: Access, entry: Entry, named: dict[str, list[str]]) -> None:
+    async def check(self, access: Access, need: Need, named: dict[str, list[str]]) -> None:
         """Raises Forbidden or what the route would say of something that is not there, where it is not for this."""
-        if entry.scope is None:
-            return
-        if entry is UNKNOWN and "admin" not in access.scopes:
+        if need is UNKNOWN and "admin" not in access.scopes:
             raise Forbidden("expected a route that there is, or a token with the scope 'admin'; /docs lists the routes")
-        if not access.scopes & {entry.scope, entry.or_scope, "admin"}:
+        if not access.scopes & {*need.scopes, "admin"}:
             has = ", ".join(sorted(access.scopes))
-            raise Forbidden(f"expected a token with the scope {entry.scope!r}, got one with {has}")
+            raise Forbidden(f"expected a token with the scope {need.scopes[0]!r}, got one with {has}")
         if access.project is None:
             return
-        if entry.concerns == "all":
+        if need.of == "all":
             raise Forbidden(f"expected a token for all projects, got one for {access.project!r} alone")
         for run_id in named.get("run_id", []):
             if not access.is_for(await self._project_of(run_id)):
@@ -136,13 +134,13 @@ class Keeper:
     def _read_project(self, run_id: str) -> str | None:
         try:
             with self._store.read() as reader:
-                return reader.run(run_id).project
+                return reader.runs.get(run_id).project
         except UnknownRun:
             return None
 
     def _project_of_alert(self, alert_id: str) -> str | None:
         try:
             with self._store.read() as reader:
-                return reader.alert(alert_id).project
+                return reader.alerts.get(alert_id).project
         except UnknownAlert:
             return None

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from tsemon.errors import InvalidDocument, InvalidRules
 from tsemon_server.rules import Evaluator, Rule, load
-from tsemon_server.store import Reader, RuleVersion
+from tsemon_server.store import Rules, RuleVersion
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +35,13 @@ class ActiveRules:
         self._num_versions = -1
         self._in_force = _in_force(self._built_in, {})
 
-    def of(self, reader: Reader) -> InForce:
-        """Those that count for what is read or written with `reader`, also where another process has edited them."""
-        num_versions = reader.num_rule_versions()
+    def of(self, known: Rules) -> InForce:
+        """Those that count for what is read or written with `known`, also where another process has edited them."""
+        num_versions = known.num_versions()
         if num_versions != self._num_versions:
             rules = {rule.name: rule for rule in self._built_in}
             versions: dict[str, int] = {}
-            for newest in reader.newest_rules():
+            for newest in known.newest():
                 versions[newest.name] = newest.version
                 if not newest.enabled:
                     rules.pop(newest.name, None)

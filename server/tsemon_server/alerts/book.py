@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsemon_server.rules import Event, Rule
-from tsemon_server.store import TakenBack, Writer
+from tsemon_server.store import AlertChanges, TakenBack
 
 
 class AlertBook:
@@ -15,11 +15,11 @@ class AlertBook:
     An alert is written once it is known how long it was open: by that, those that were taken back are told apart.
     """
 
-    def __init__(self, writer: Writer, run_id: str, attempt: int, versions: Mapping[str, int]) -> None:
+    def __init__(self, alerts: AlertChanges, run_id: str, attempt: int, versions: Mapping[str, int]) -> None:
         self.run_id, self.attempt = run_id, attempt
         self.resolved: list[int] = []
         """The ids of alerts that ended."""
-        self._writer = writer
+        self._alerts = alerts
         self._versions = versions
         self._open: dict[str, Event] = {}
         """What is open by the events entered, and not written yet, by rule."""
@@ -28,7 +28,7 @@ class AlertBook:
 
     def go_back_to(self, step: int, rules: Sequence[Rule]) -> None:
         """Let the alerts of `rules` be as they were after `step`. Those that open again keep their ids."""
-        self._taken_back = self._writer.take_back_alerts(self.run_id, self.attempt, step, [rule.name for rule in rules])
+        self._taken_back = self._alerts.take_back(self.run_id, self.attempt, step, [rule.name for rule in rules])
         self._may_reopen = True
 
     def enter(self, event: Event) -> None:
@@ -43,23 +43,23 @@ class AlertBook:
             ended = self._change(event, "firing", resolved_step=event.resolved_step)
             self.resolved += [] if ended is None else [ended]
         elif opened is None:
-            self._writer.withdraw_alert(self.run_id, event.rule.name)
+            self._alerts.withdraw(self.run_id, event.rule.name)
 
     def close(self) -> None:
         """Once all is entered: what did not open again goes away, or, where people were told of it, is over."""
         for opened in self._open.values():
             self._write(opened, None)
         for alerts in self._taken_back.values():
-            self.resolved += [alert.alert_id for alert in alerts if self._writer.drop_alert(alert.alert_id)]
+            self.resolved += [alert.alert_id for alert in alerts if self._alerts.drop(alert.alert_id)]
         if self._open or self._may_reopen:
-            self._writer.end_alerts_of_ended(self.run_id, self.attempt)
+            self._alerts.end_of_ended(self.run_id, self.attempt)
 
     def _write(self, opened: Event, resolved_step: int | None) -> None:
         again = self._find_again(opened, resolved_step)
         if again is not None:
-            self._writer.revise_alert(again.alert_id, **self._values(opened))
+            self._alerts.revise(again.alert_id, **self._values(opened))
         elif opened.kind == "pending" or self._change(opened, "pending", **_seen(opened)) is None:
-            self._writer.open_alert(self.run_id, self.attempt, opened.rule.name, **self._values(opened))
+            self._alerts.open(self.run_id, self.attempt, opened.rule.name, **self._values(opened))
 
     def _find_again(self, opened: Event, resolved_step: int | None) -> TakenBack | None:
         """The alert that this was before. What people called over stays so however often it opened until then."""
@@ -73,7 +73,7 @@ class AlertBook:
         return None
 
     def _change(self, event: Event, from_state: Any, **values: Any) -> int | None:
-        return self._writer.change_alert(self.run_id, event.rule.name, from_state, state=event.kind, **values)
+        return self._alerts.change(self.run_id, event.rule.name, from_state, state=event.kind, **values)
 
     def _values(self, opened: Event) -> dict[str, Any]:
         rule = opened.rule

@@ -125,7 +125,7 @@ class Liveness:
             self._runs.clear()
         with self._store.read() as reader:
             self._follow(reader)
-            running = reader.running_runs(self._clock() - HEARD_WITHIN_S)
+            running = reader.liveness.running(self._clock() - HEARD_WITHIN_S)
             self._meet(reader, running, now)
         for found in running:
             self._runs[found.run_id].pulse.look(now, found.heard_at, found.process_step)
@@ -134,7 +134,7 @@ class Liveness:
 
     def _follow(self, reader: Reader) -> None:
         """Go by the rules in force: those that were edited since the last look begin anew, the others go on."""
-        in_force = self._active.of(reader)
+        in_force = self._active.of(reader.rules)
         self._versions = in_force.versions
         if in_force.on_clock is not self._evaluator:
             for run in self._runs.values():
@@ -150,7 +150,7 @@ class Liveness:
             if run_id in known and known[run_id].attempt == run.attempt
         }
         new = [run_id for run_id in known if run_id not in self._runs]
-        kept = {watched.run_id: watched for part in _parts(new) for watched in reader.watched_runs(part)}
+        kept = {watched.run_id: watched for part in _parts(new) for watched in reader.liveness.watched(part)}
         for run_id in new:
             self._runs[run_id] = self._run(known[run_id].attempt, kept.get(run_id), now)
 
@@ -175,7 +175,7 @@ class Liveness:
             if is_stopped():
                 return False
             with self._store.write() as writer:
-                writer.keep_watched([self._noted(writer, found, events, now) for found, events in part])
+                writer.liveness.keep([self._noted(writer, found, events, now) for found, events in part])
         return True
 
     def _is_due(self, run: _Run, now: float) -> bool:
@@ -186,8 +186,8 @@ class Liveness:
     def _noted(self, writer: Writer, found: RunningRun, events: Sequence[Event], now: float) -> Watched:
         run = self._runs[found.run_id]
         run.kept_at = now
-        if events and writer.is_running(found.run_id, found.attempt):
-            book = AlertBook(writer, found.run_id, found.attempt, self._versions)
+        if events and writer.liveness.is_running(found.run_id, found.attempt):
+            book = AlertBook(writer.alerts, found.run_id, found.attempt, self._versions)
             for event in events:
                 book.enter(run.by_step(event, found.process_step or 0))
             book.close()

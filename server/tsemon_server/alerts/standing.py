@@ -5,52 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from tsemon_answers.alerts import Alert
+from tsemon_answers.rules import RuleStanding, RuleStandings
+from tsemon_answers.runs import Recorded
 from tsemon_server.alerts.active import InForce
 from tsemon_server.rules import Evaluator, Rule, RuleStatus, State, UnreadableState
 from tsemon_server.rules.program import Program
 from tsemon_server.rules.rule import compile_rule
-from tsemon_server.store import Alert, Reader, Record, Recorded
-
-
-class RuleStanding(Record):
-    """How one rule stands on a run."""
-
-    rule: str
-    """Its name."""
-    title: str
-    """What it looks for."""
-    family: str
-    """The kind of trouble."""
-    severity: Literal["info", "warning", "critical"]
-    """How bad that is."""
-    state: Literal["quiet", "pending", "firing", "unknown"]
-    """unknown: it has never had all that it needs."""
-    judged_step: int | None
-    """The last step at which it had all that it needs; null for rules that read the clock instead of frames."""
-    not_measured: list[str]
-    """Metrics that it reads and the run has never had."""
-
-
-class RuleStandings(Record):
-    """How the rules stand on a run."""
-
-    step: int | None
-    """The last step that they have seen of its current attempt; null where they saw none."""
-    rules: list[RuleStanding]
-    """The rules that are in force."""
+from tsemon_server.store import Reader
 
 
 def standings(reader: Reader, in_force: InForce, run_id: str) -> RuleStandings:
     """Read from what the rules remember. Raises UnknownRun."""
-    run = reader.run_detail(run_id)
+    run = reader.runs.detail(run_id)
     state = _state(reader, in_force.evaluator, run_id, run.attempt)
-    on_clock = _of_the_clock(in_force.on_clock.rules, reader.alerts_to_tell(run_id))
+    on_clock = _of_the_clock(in_force.on_clock.rules, reader.alerts.to_tell(run_id))
     found = [*in_force.evaluator.statuses(state), *on_clock]
     return RuleStandings(step=state.last_step, rules=[_standing(status, run.metrics) for status in found])
 
 
 def _state(reader: Reader, evaluator: Evaluator, run_id: str, attempt: int) -> State:
-    known = reader.rule_state(run_id)
+    known = reader.rules.state(run_id)
     if known is None or known.attempt != attempt:
         return evaluator.start()
     try:

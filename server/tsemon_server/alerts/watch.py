@@ -50,17 +50,17 @@ class Watch:
 
     def observe(self, writer: Writer, run_id: str, attempt: int, frames: Sequence[Frame]) -> list[int]:
         """Let the rules read new `frames` of the current attempt, which are stored; the ids of the alerts this resolved."""
-        in_force = self._active.of(writer)
+        in_force = self._active.of(writer.rules)
         state = self._state(writer, in_force.evaluator, run_id, attempt)
-        frozen = frozenset(writer.frozen_blocks(run_id, attempt))
-        book = AlertBook(writer, run_id, attempt, in_force.versions)
+        frozen = frozenset(writer.runs.frozen_blocks(run_id, attempt))
+        book = AlertBook(writer.alerts, run_id, attempt, in_force.versions)
         last_step = -1 if state.last_step is None else state.last_step
         late = [frame.step for frame in frames if frame.step <= last_step]
         before = self._before(writer, in_force.evaluator, run_id, attempt, late, state) if late else None
         if before is not None:
             # From before the late frames on, all that is stored: the frames at hand are among it.
             state, since_step = before, -1 if before.last_step is None else before.last_step
-            frames = writer.frames_after(run_id, attempt, since_step)
+            frames = writer.frames.after(run_id, attempt, since_step)
             book.go_back_to(since_step, in_force.evaluator.rules)
         self._read(writer, in_force, state, book, frames, frozen)
         book.close()
@@ -88,10 +88,10 @@ class Watch:
             for event in events:
                 book.enter(event)
             if state.num_samples % CHECKPOINT_FRAMES == 0 and state.last_step == view.step:
-                writer.keep_rule_checkpoint(book.run_id, book.attempt, view.step, in_force.evaluator.dump(state))
+                writer.rules.keep_checkpoint(book.run_id, book.attempt, view.step, in_force.evaluator.dump(state))
 
     def _state(self, writer: Writer, evaluator: Evaluator, run_id: str, attempt: int) -> State:
-        stored = writer.rule_state(run_id)
+        stored = writer.rules.state(run_id)
         if stored is None or stored.attempt != attempt:
             return evaluator.start()
         known = self._known.pop(run_id, None)
@@ -112,7 +112,7 @@ class Watch:
     ) -> State | None:
         """What the rules remembered before the `late` steps. Those that are too long ago are stored and not judged; None
         where all are."""
-        kept = [(checkpoint.step, checkpoint.state) for checkpoint in writer.rule_checkpoints(run_id, attempt)]
+        kept = [(checkpoint.step, checkpoint.state) for checkpoint in writer.rules.checkpoints(run_id, attempt)]
         if now.num_samples < 2 * CHECKPOINT_FRAMES:
             kept.append((-1, evaluator.dump(evaluator.start())))
         judged = [step for step in late if any(kept_step < step for kept_step, _ in kept)]
@@ -122,7 +122,7 @@ class Watch:
 
     def _keep(self, writer: Writer, evaluator: Evaluator, state: State, run_id: str, attempt: int) -> None:
         raw = evaluator.dump(state)
-        writer.keep_rule_state(run_id, attempt, raw)
+        writer.rules.keep_state(run_id, attempt, raw)
         self._known[run_id] = _Known(raw, evaluator, state)
         while len(self._known) > KNOWN_RUNS:
             self._known.popitem(last=False)

@@ -11,11 +11,12 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 
 from tsemon.errors import Busy, StoreError
+from tsemon_answers.events import EventKind
 from tsemon_server.store import Store
 
 log = logging.getLogger(__name__)
@@ -30,10 +31,6 @@ GAP_S = 120.0
 """What came before a look that late is not gathered: it would be ever more. Who listens comes again, and reads anew."""
 MAX_WAITING = 5000
 """Events that wait for a listener, the newest one of each run and alert. One that takes them slower is sent away."""
-
-
-Kind = Literal["run", "alert"]
-"""Of events that may be asked for; of what is deleted all are told."""
 
 
 class Event(NamedTuple):
@@ -52,7 +49,7 @@ class Event(NamedTuple):
 class Listener:
     """What one who listens has not heard yet."""
 
-    def __init__(self, run_ids: frozenset[str], project: str | None, kinds: frozenset[Kind] = frozenset()) -> None:
+    def __init__(self, run_ids: frozenset[str], project: str | None, kinds: frozenset[EventKind] = frozenset()) -> None:
         self.run_ids, self._project, self._kinds = run_ids, project, kinds
         self._waiting: dict[tuple[str, str], Event] = {}
         self._woken = asyncio.Event()
@@ -122,7 +119,7 @@ class Feed:
 
     @contextmanager
     def listening(
-        self, run_ids: frozenset[str], project: str | None, kinds: frozenset[Kind] = frozenset()
+        self, run_ids: frozenset[str], project: str | None, kinds: frozenset[EventKind] = frozenset()
     ) -> Iterator[Listener]:
         """To all runs, or to these; of all projects, or of this one; to events of all kinds, or of these. Raises Busy."""
         if len(self._listeners) >= self._most:
@@ -173,8 +170,9 @@ class Feed:
         """What has changed since then and was not told, and which of the runs listened to by name there are no more."""
         written = () if self._written_in is None else self._written_in(self._clock() - since)
         with self._store.read() as reader:
-            runs, alerts = reader.changed_since(since, written)
-            gone = reader.missing_runs(named)
+            alerts = reader.alerts.changed_since(since, written)
+            runs = reader.runs.changed_since(since, {*written, *(alert.run_id for alert in alerts)})
+            gone = reader.runs.missing(named)
         found = [Event("run", run.run_id, run.run_id, run.project, run.model_dump_json()) for run in runs]
         found += [Event("alert", one.alert_id, one.run_id, one.project, one.model_dump_json()) for one in alerts]
         events = [event for event in found if self._told.get((event.kind, event.id)) != event.data]

@@ -10,14 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from fastapi import APIRouter, Request, Response
-
 from tsemon import __version__
 from tsemon_server.exposition.meters import Meters
 from tsemon_server.exposition.runs import Templates, shown
-from tsemon_server.exposition.text import Family, content_type_for, labels_of, page, sample
+from tsemon_server.exposition.text import Family, labels_of, page, sample
 from tsemon_server.settings import MetricsSettings
-from tsemon_server.store import Layouts, Store
+from tsemon_server.store import Store
 
 SILENCE_S = 3600.0
 """After how long a running run that was not heard of leaves /metrics: its process was killed. Not sooner, or an alert on
@@ -60,7 +58,6 @@ class Exposition:
     ) -> None:
         self._store, self._meters, self._settings = store, meters, settings
         self._clock = clock
-        self._layouts: Layouts = {}
         self._templates: Templates = {}
         self._lock = threading.Lock()
         # Who scrapes without pause does not keep the database busy.
@@ -80,7 +77,7 @@ class Exposition:
 
     def _read_backlog(self) -> Families:
         with self._store.read() as reader:
-            backlog = reader.backlog()
+            backlog = reader.live.backlog()
         queues = {'{queue="notices"}': backlog.notices, '{queue="deliveries"}': backlog.deliveries}
         found = [
             _gauge(_QUEUE, "What waits to be done", queues),
@@ -98,36 +95,17 @@ class Exposition:
     def _read_runs(self) -> Families:
         now = self._clock()
         with self._store.read() as reader:
-            live = reader.live_runs(
+            live = reader.live.runs(
                 running_since=now - SILENCE_S,
                 ended_since=now - self._settings.grace_s,
                 most=self._settings.max_runs,
-                layouts=self._layouts,
             )
-            alerts = reader.firing_alerts()
-        run_ids = {run.run_id for run in live.runs}
-        for key in [key for key in self._layouts if key[0] not in run_ids]:
-            del self._layouts[key]
+            alerts = reader.alerts.firing()
         families, left_out = shown(live.runs, alerts, self._settings, self._templates)
         left_out.runs += live.num_left_out
         counts = {labels_of({"what": what}): count for what, count in vars(left_out).items()}
         families[_LEFT_OUT] = _gauge(_LEFT_OUT, "What the limits keep off this page", counts)
         return families
-
-    def make_router(self) -> APIRouter:
-        router = APIRouter()
-
-        @router.get("/metrics", tags=["operation"], response_class=Response, responses={200: {"content": PAGES}})
-        def metrics(request: Request) -> Response:
-            """What Prometheus scrapes, as OpenMetrics where it asks for that."""
-            content_type = content_type_for(request.headers.get("accept", ""))
-            return Response(self.text(content_type), headers={"Content-Type": content_type})
-
-        return router
-
-
-PAGES = {kind: {"schema": {"type": "string"}} for kind in ("text/plain", "application/openmetrics-text")}
-"""What it may be, for OpenAPI."""
 
 
 def _gauge(name: str, about: str, values: Mapping[str, float]) -> Family:

@@ -45,11 +45,4 @@ class RequestMeter:
 
 def route_of(scope: Scope) -> str:
     """The template of the path, never the path itself."""
-    template = getattr(scope.get("route"), "path_format", None) or getattr(scope.get("route"), "path", None)
-    if template is None:
-        return OTHER
-    own = template
-    for name, value in scope.get("path_params", {}).items():
-        own = own.replace("{" + name + "}", str(value))
-    # The route may know no more than its own part of the path, without the prefix that its router has.
-    return scope["path"].removesuffix(own) + template if scope["path"].endswith(own) else str(template)
+    return getattr(scope.get("route"), "path", OTHER)

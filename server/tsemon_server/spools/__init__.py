@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastapi import APIRouter
-from fastapi import Path as PathParameter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tsemon.errors import SpoolError
 from tsemon.wire import API
+from tsemon_answers.runs import ShownSpools
 from tsemon_server.errors import problem_response
-from tsemon_server.ingest import Observe
-from tsemon_server.spools.following import Follower, ShownSpools
+from tsemon_server.services.ingest import Observe
+from tsemon_server.spools.following import Follower
 from tsemon_server.spools.scratch import Scratch
-from tsemon_server.store import Store
 
 __all__ = ["ReadOnly", "SpoolView"]
 
@@ -47,20 +45,9 @@ class SpoolView:
         """Ids of the runs that were brought up to date in the last seconds, so many; they are dated as their spools are."""
         return self._follower.written_in(seconds)
 
-    def make_router(self, store: Store) -> APIRouter:
-        """What only a service that shows a folder can tell."""
-        router = APIRouter(tags=["readers"])
-
-        @router.get("/runs/{run_id}/spools")
-        def list_spools(
-            run_id: str = PathParameter(description="The run's id, as GET /runs answered it.", max_length=64),
-        ) -> ShownSpools:
-            """What was read of each spool of a run, and what could not be."""
-            with store.read() as reader:
-                reader.num_blocks(run_id, 1)  # a run that nobody knows is told as such
-            return self._follower.spools_of(run_id)
-
-        return router
+    def spools_of(self, run_id: str) -> ShownSpools:
+        """What was read of each spool of a run, and what could not be."""
+        return self._follower.spools_of(run_id)
 
 
 class ReadOnly:

@@ -15,9 +15,10 @@ from typing import NamedTuple
 from tsemon.errors import InvalidArgument
 from tsemon.transport import SpoolReader
 from tsemon.wire import RunState, frames_to_body
+from tsemon_answers.runs import ShownSpool, ShownSpools
 from tsemon_server.bodies import read_body
-from tsemon_server.ingest import Observe, schemas, service
-from tsemon_server.store import Record, Store
+from tsemon_server.services.ingest import Observe, schemas, service
+from tsemon_server.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -27,30 +28,6 @@ MAX_SHARE = 0.2
 """The share of the time that looking may take where nothing is new: a folder of very many spools is asked less often."""
 PULSE_S = 30.0
 """How often a run whose writer lives is noted as heard of, without a frame."""
-
-
-class ShownSpool(Record):
-    """One spool of a run."""
-
-    folder: str
-    """Its folder, below the one that is shown."""
-    attempt: int
-    """The attempt whose frames it holds."""
-    writer: str
-    """Who wrote it."""
-    num_frames: int
-    """Frames read of it so far."""
-    num_refused: int
-    """Frames that are left out, because they are not what the wire format allows."""
-    damaged: list[str]
-    """Segments with a torn or altered record: what stands behind it is lost."""
-
-
-class ShownSpools(Record):
-    """All spools of a run."""
-
-    spools: list[ShownSpool]
-    """The spools, oldest first."""
 
 
 @dataclass(slots=True)
@@ -235,7 +212,7 @@ class Follower:
         if told is None or told.state != state or (state == "running" and now - told.at > PULSE_S):
             self._now = max(writer.seen_at for writer in writers)
             with self._store.write() as store:
-                store.change_run(run_id, state=state)
+                store.runs.change(run_id, state=state)
             self._told[run_id] = _Told(state, now)
             self._written[run_id] = time.monotonic()
 

@@ -6,78 +6,52 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy.exc import IntegrityError
-
+from tsemon_answers.alerts import Alert, DeliveryStatus, NoticeKind, Notification, Silence
+from tsemon_answers.record import LARGEST, Record
+from tsemon_answers.rules import RuleVersion
+from tsemon_answers.runs import Condition, Recorded, Run, RunDetail, RunFilter, RunOrder
 from tsemon_server.store.backups import backup, restore
-from tsemon_server.store.cells import Cells, merged
-from tsemon_server.store.checking import Checked, Finding, check
-from tsemon_server.store.engine import Database, without_password
-from tsemon_server.store.exporting import Export, Piece
+from tsemon_server.store.checking import check
+from tsemon_server.store.engine import Database, Unit, without_password
+from tsemon_server.store.frames import Added, Frames
 from tsemon_server.store.group_commit import GroupCommit
-from tsemon_server.store.leases import SETTLING, drop_lease, hold_lease, note_done
-from tsemon_server.store.listing import Place, RunFilter, RunOrder
-from tsemon_server.store.live import Backlog, FiringAlert, Layouts, LiveRun, LiveRuns, Values
-from tsemon_server.store.liveness import RunningRun, Watched
-from tsemon_server.store.metric import MetricReader, Points, Samples, shift_of
-from tsemon_server.store.newest import FramesSeen
-from tsemon_server.store.notices import (
-    DeliveryStatus,
-    Due,
-    NoticeKind,
-    Notices,
-    Notification,
-    Plan,
-    is_firing,
-    is_muted,
-)
-from tsemon_server.store.packing import Kind
-from tsemon_server.store.purging import forgotten_runs, remove_slice, remove_tombstone
+from tsemon_server.store.ledger.alerts import AlertChanges, FiringAlert, TakenBack
+from tsemon_server.store.ledger.attempts import standings
+from tsemon_server.store.ledger.leases import SETTLING, drop_lease, hold_lease, note_done
+from tsemon_server.store.ledger.listing import Place
+from tsemon_server.store.ledger.liveness import RunningRun, Watched
+from tsemon_server.store.ledger.notices import Due, Notices, Plan, is_firing, is_muted
+from tsemon_server.store.ledger.retention import Retention, RetentionChanges, Retentions
+from tsemon_server.store.ledger.rules import Definition, RuleChanges, RuleCheckpoint, Rules, RuleState
+from tsemon_server.store.ledger.runs import FramesSeen, Limits
+from tsemon_server.store.ledger.tokens import StoredToken
+from tsemon_server.store.ledger.tokens import Tokens as _Tokens
+from tsemon_server.store.ledger.tombstones import forgotten_runs, remove_tombstone
+from tsemon_server.store.live import LiveRun
 from tsemon_server.store.reading import Reader
-from tsemon_server.store.records import (
-    Alert,
-    Attempt,
-    Condition,
-    Latest,
-    Record,
-    Recorded,
-    ResolvedReason,
-    RuleVersion,
-    Run,
-    RunDetail,
-    Silence,
-    TagUse,
-)
-from tsemon_server.store.remembering import RuleCheckpoint, RuleState
-from tsemon_server.store.replaying import PastFrame, Replay
-from tsemon_server.store.retention import (
-    Retention,
-    aged_runs,
-    aged_segments,
-    forget_aged,
-    reduce_segment,
-    retentions,
-)
-from tsemon_server.store.schema import LARGEST
-from tsemon_server.store.settling import FramesChanged, Sizes, pack_segment, replace_frames, settled_streams
-from tsemon_server.store.streams import Stream
-from tsemon_server.store.tokens import StoredToken
-from tsemon_server.store.tokens import Tokens as _Tokens
-from tsemon_server.store.versions import Definition, Origin
-from tsemon_server.store.writing import MOST_KNOWN, Added, Known, Registration, TakenBack, Writer
+from tsemon_server.store.series import Left, Series
+from tsemon_server.store.series.cells import Cells, merged
+from tsemon_server.store.series.checks import Checked, Finding
+from tsemon_server.store.series.exporting import Export, Piece
+from tsemon_server.store.series.frames import PastFrame
+from tsemon_server.store.series.metric import Points, shift_of
+from tsemon_server.store.series.packing import Kind, Values
+from tsemon_server.store.series.settling import Sizes
+from tsemon_server.store.series.sql import SqlSeries
+from tsemon_server.store.streams import Standing
+from tsemon_server.store.writing import Writer
 
 __all__ = [
     "LARGEST",
     "Added",
     "Alert",
-    "Attempt",
-    "Backlog",
+    "AlertChanges",
     "Cells",
-    "Checked",
     "Condition",
     "Definition",
     "DeliveryStatus",
@@ -85,17 +59,12 @@ __all__ = [
     "Export",
     "Finding",
     "FiringAlert",
+    "Frames",
     "FramesSeen",
     "Kind",
-    "Latest",
-    "Layouts",
     "LiveRun",
-    "LiveRuns",
-    "MetricReader",
     "NoticeKind",
-    "Notices",
     "Notification",
-    "Origin",
     "PastFrame",
     "Piece",
     "Place",
@@ -104,24 +73,21 @@ __all__ = [
     "Reader",
     "Record",
     "Recorded",
-    "Registration",
-    "Replay",
-    "ResolvedReason",
     "Retention",
+    "RuleChanges",
     "RuleCheckpoint",
     "RuleState",
     "RuleVersion",
+    "Rules",
     "Run",
     "RunDetail",
     "RunFilter",
     "RunOrder",
     "RunningRun",
-    "Samples",
     "Silence",
     "Sizes",
     "Store",
     "StoredToken",
-    "TagUse",
     "TakenBack",
     "Values",
     "Watched",
@@ -136,6 +102,9 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+MOST_KNOWN = 100_000
+"""Depths of models that are remembered."""
 
 SILENCE_S = 3600.0
 """A run that was not heard of for so long sends no more, as far as the layout of its frames is concerned."""
@@ -152,7 +121,8 @@ class Store:
     Raises InvalidArgument where that is no URL of a database, StoreError where it cannot be used.
 
     Without `migrate`, one that is not there or of another version cannot. It takes up to `max_runs` runs,
-    `max_project_runs` of one project, and `max_waiting` pieces of work that wait for a transaction.
+    `max_project_runs` of one project, and `max_waiting` pieces of work that wait for a transaction. `series` makes the
+    engine that keeps the frames.
     """
 
     def __init__(
@@ -164,14 +134,15 @@ class Store:
         max_runs: int = 100_000,
         max_project_runs: int = 20_000,
         max_waiting: int = 256,
+        series: Callable[[Database], Series[Unit]] = SqlSeries,
     ) -> None:
         self._database = Database(url, migrate=migrate)
+        self._series = series(self._database)
         self._clock, self._max_waiting = clock, max_waiting
-        self._max_runs, self._max_project_runs = max_runs, max_project_runs
+        self._limits = Limits(max_runs, max_project_runs)
         self._opened_at = clock()
         self._settled_at = -math.inf
         # What never changes, for the id of a run is never given to another.
-        self._known = Known()
         self._num_blocks: dict[tuple[str, int], int] = {}
         self._commits: GroupCommit[Writer] | None = None
         self._lock = threading.Lock()
@@ -183,18 +154,25 @@ class Store:
     def read(self) -> Iterator[Reader]:
         """Everything read inside the block is of one state of the database."""
         with self._database.reading() as connection:
-            yield Reader(connection, self._clock())
+            yield Reader(Unit(connection), self._clock(), self._series)
 
     @contextmanager
     def write(self) -> Iterator[Writer]:
         """All that is written inside the block is committed when it ends, nothing of it when it raises."""
         with self._database.writing() as connection:
-            writer = Writer(connection, self._clock(), self._known, self._max_runs, self._max_project_runs)
+            unit = Unit(connection)
+            writer = Writer(unit, self._clock(), self._series, self._limits)
             yield writer
-            happened = writer.happened()
-        self._known.add(writer.new)
+            happened = list(writer.happened())
+        for remember in unit.after_commit:
+            remember()
         for event in happened:  # committed, so that it is true
             event.request.run(log.info, event.what, extra={"fields": event.fields})
+
+    def ping(self) -> None:
+        """Raise StoreError unless the database answers."""
+        with self._database.reading() as connection:
+            forgotten_runs(connection)
 
     def write_soon(self, key: str, work: Callable[[Writer], Any], size: int = 1) -> Future[Any]:
         """What `work` returns once it is committed, together with other work that comes at the same time.
@@ -214,7 +192,7 @@ class Store:
         found = self.known_num_blocks(run_id, attempt)
         if found is None:
             with self.read() as reader:
-                found = reader.num_blocks(run_id, attempt)
+                found = reader.runs.num_blocks(run_id, attempt)
             if len(self._num_blocks) >= MOST_KNOWN:
                 self._num_blocks.clear()
             self._num_blocks[run_id, attempt] = found
@@ -229,15 +207,13 @@ class Store:
 
         May run beside anything, also beside itself in another process.
         """
-        num_segments, sizes = 0, sizes or Sizes()
-        with self._database.reading() as connection:
-            streams = settled_streams(connection, self._clock() - SILENCE_S, sizes)
-        for stream, most in streams:
-            for _ in range(most):
-                if is_stopped() or not self._settle_one(stream, sizes.segment):
-                    break
-                num_segments += 1
-        return num_segments
+        silent_before = self._clock() - SILENCE_S
+
+        def standing(run_ids: Collection[str]) -> Mapping[str, Standing]:
+            with self._database.reading() as connection:
+                return standings(connection, run_ids, silent_before)
+
+        return self._series.settle(standing, self._clock(), sizes or Sizes(), is_stopped)
 
     def note_settled(self, seconds: float) -> None:
         """Let others know that all is settled that had come before so many seconds ago. Written down now and then."""
@@ -247,29 +223,13 @@ class Store:
                 note_done(connection, SETTLING, began_at)
             self._settled_at = began_at
 
-    def _settle_one(self, stream: Stream, num_frames: int) -> bool:
-        with self._database.reading() as connection:
-            segment = pack_segment(connection, stream, num_frames)
-        if segment is None:
-            return False
-        try:
-            with self._database.writing() as connection:
-                replace_frames(connection, segment, self._clock())
-        except (FramesChanged, IntegrityError):  # deleted, or another process was faster
-            return False
-        return True
-
     def purge(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
         """Remove the frames of deleted runs and make the file shorter, a slice at a time, until `is_stopped`."""
         with self._database.reading() as connection:
             run_ids = forgotten_runs(connection)
         for run_id in run_ids:
-            while not is_stopped():
-                with self._database.writing() as connection:
-                    if not remove_slice(connection, run_id):
-                        break
-            # Last, so that whoever goes on with this goes on with the file, too.
-            if not self._shrink(is_stopped):
+            # The file last, so that whoever goes on with this goes on with the file, too.
+            if not self._series.drop(run_id, is_stopped) or not self._shrink(is_stopped):
                 return
             with self._database.writing() as connection:
                 remove_tombstone(connection, run_id)
@@ -278,29 +238,36 @@ class Store:
         """Drop what is older than its project keeps, a segment or a run at a time, until `is_stopped`."""
         now, opened_at = self._clock(), self._opened_at
         with self._database.reading() as connection:
-            kept = retentions(connection)
-            segments = [aged for retention in kept for aged in aged_segments(connection, retention, now).items()]
-            runs = [
-                (run_id, retention) for retention in kept for run_id in aged_runs(connection, retention, now, opened_at)
-            ]
-        for run_id, retention in runs:
+            retention = Retentions(connection)
+            kept = retention.all()
+            runs = [(run_id, one) for one in kept for run_id in retention.aged_runs(one, now, opened_at)]
+        for run_id, one in runs:
             if is_stopped():
                 return
             with self._database.writing() as connection:
-                is_gone = forget_aged(connection, run_id, retention, now, opened_at)
+                is_gone = RetentionChanges(connection).forget_aged(run_id, one, now, opened_at)
             if is_gone:
-                log.info("run expired", extra={"fields": {"run_id": run_id, "project": retention.project}})
-        for segment, left in segments:
-            if is_stopped():
-                return
-            with self._database.writing() as connection:
-                reduce_segment(connection, segment, left)
-        if segments:
+                log.info("run expired", extra={"fields": {"run_id": run_id, "project": one.project}})
+        is_reduced = [self._reduce(retention, now, is_stopped) for retention in kept]
+        if any(is_reduced):
             self._shrink(is_stopped)
+
+    def _reduce(self, retention: Retention, now: float, is_stopped: Callable[[], bool]) -> bool:
+        """Drop samples and rollups that are too old; whether there were any."""
+
+        def of_project(run_ids: Collection[str]) -> Collection[str]:
+            with self._database.reading() as connection:
+                return Retentions(connection).of_project(retention.project, run_ids)
+
+        ages: Sequence[tuple[Left, float | None]] = (("coarse", retention.rollups_s), ("fine", retention.samples_s))
+        is_reduced = [
+            self._series.reduce(left, now - age_s, of_project, is_stopped) for left, age_s in ages if age_s is not None
+        ]
+        return any(is_reduced)
 
     def check(self, report: Callable[[Finding], None]) -> Iterator[Checked]:
         """Recount everything, run by run, and report what is damaged. Reads only."""
-        return check(self._database, report)
+        return check(self._database, self._series, report)
 
     def vacuum(self) -> tuple[int, int]:
         """Give back all space that holds nothing; the size in bytes before and after."""

@@ -13,7 +13,8 @@ from sqlalchemy import URL, Connection, func, inspect, make_url, select
 from tsemon.errors import InvalidArgument, MissingPackage, StoreError
 from tsemon_server.store import schema
 from tsemon_server.store.engine import BUSY_TIMEOUT_S, SECRETS, Database, connected, is_known_revision, sqlite_file
-from tsemon_server.store.leases import SETTLING
+from tsemon_server.store.ledger import tables as ledger
+from tsemon_server.store.ledger.leases import SETTLING
 
 _OURS = frozenset({"alembic_version", "run", "frame"})
 """Tables of every version, by which a backup of ours is known."""
@@ -65,18 +66,18 @@ def restore(url: str, path: Path, now: float, *, force: bool) -> None:
         )  # fmt: skip
     database = Database(url)  # brings a backup of an older version up to date
     with database.writing() as connection:
-        connection.execute(schema.lease.delete())  # those of the time of the backup
+        connection.execute(ledger.lease.delete())  # those of the time of the backup
     database.engine.dispose()
 
 
 def _refuse_overwriting(connection: Connection, tables: set[str], now: float, force: bool) -> None:
-    held_until = select(func.max(schema.lease.c.until)).where(schema.lease.c.work != SETTLING)
+    held_until = select(func.max(ledger.lease.c.until)).where(ledger.lease.c.work != SETTLING)
     in_use_until = connection.execute(held_until).scalar_one() if "lease" in tables else None
     if in_use_until is not None and in_use_until > now:
         raise StoreError(
             "a service uses the database now, or was killed less than a minute ago; stop it, and try again after a minute"
         )
-    num_runs = connection.execute(select(func.count()).select_from(schema.run)).scalar_one() if "run" in tables else 0
+    num_runs = connection.execute(select(func.count()).select_from(ledger.run)).scalar_one() if "run" in tables else 0
     if num_runs and not force:
         raise InvalidArgument(
             f"expected a database without runs, got one with {num_runs}; give another --database, or replace "

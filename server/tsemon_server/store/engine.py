@@ -6,8 +6,9 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,25 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import URL, Boolean, Connection, Engine, Integer, Table, create_engine, event, func, inspect, make_url
+from sqlalchemy import (
+    CTE,
+    URL,
+    Boolean,
+    Connection,
+    Engine,
+    Integer,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    create_engine,
+    event,
+    func,
+    inspect,
+    literal_column,
+    make_url,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
@@ -24,6 +43,7 @@ from sqlalchemy.exc import TimeoutError as OutOfConnections
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeEngine
 
 from tsemon.errors import InvalidArgument, MissingPackage, StoreError, reason
 
@@ -52,6 +72,15 @@ _MAIN_FILE = "SELECT file FROM pragma_database_list WHERE name = 'main'"
 _HERE = Path(__file__).resolve()
 _PACKAGED = _HERE.parents[1] / "migrations"
 MIGRATIONS = _PACKAGED if _PACKAGED.is_dir() else _HERE.parents[3] / "migrations"  # the second: an editable install
+
+
+class Unit:
+    """One transaction."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.after_commit: list[Callable[[], None]] = []
+        """Functions to call after the commit, for what this process remembers."""
 
 
 class Database:
@@ -380,6 +409,37 @@ def _as_elements(element: items_of, compiler: Any, **options: Any) -> str:
     return f"json_array_elements_text(({compiler.process(element.clauses, **options)})::json)"
 
 
+class item_at(FunctionElement[Any]):
+    """The item at a place, the second argument, of a list that is kept as JSON, as text or as this number."""
+
+    inherit_cache = True
+
+
+@compiles(item_at, "sqlite")
+def _as_extract(element: item_at, compiler: Any, **options: Any) -> str:
+    items, place = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"json_extract({items}, '$[' || {place} || ']')"
+
+
+@compiles(item_at, "postgresql")
+def _as_arrow(element: item_at, compiler: Any, **options: Any) -> str:
+    items, place = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"(({items})::json ->> {place})"
+
+
+def table_of(name: str, **columns: type[TypeEngine[Any]]) -> CTE:
+    """Rows that come as one parameter of this name, a JSON list of lists.
+
+    So a statement is compiled once, however many rows it gets. Materialized, or SQLite would parse them once per row of
+    the table that they are joined with.
+    """
+    row = items_of(bindparam(name, type_=Text)).table_valued("value").c.value
+    items = (
+        cast(item_at(row, literal_column(str(at))), of).label(column) for at, (column, of) in enumerate(columns.items())
+    )
+    return select(*items).cte(name).prefix_with("MATERIALIZED")
+
+
 def _create_engine(url: str) -> Engine:
     try:
         parsed = make_url(url)
@@ -555,6 +615,8 @@ def _is_busy(error: OperationalError) -> bool:
 
 def _migrate(connection: Connection) -> None:
     """Bring the tables to head. The caller's transaction holds the write lock, so two processes can start at once."""
+    if MigrationContext.configure(connection).get_current_revision() == _head():
+        return  # without Alembic, which would load every migration again
     config = _migrations()
     config.attributes["connection"] = connection
     try:
@@ -569,6 +631,12 @@ def _migrations() -> Config:
     return config
 
 
+@cache
+def _head() -> str | None:
+    """The revision of this version."""
+    return ScriptDirectory.from_config(_migrations()).get_current_head()
+
+
 def is_known_revision(revision: str) -> bool:
     """Whether `_migrate` knows how to go on from there."""
     return revision in {known.revision for known in ScriptDirectory.from_config(_migrations()).walk_revisions()}
@@ -576,9 +644,8 @@ def is_known_revision(revision: str) -> bool:
 
 def _refuse_other_version(connection: Connection) -> None:
     found = MigrationContext.configure(connection).get_current_revision()
-    expected = ScriptDirectory.from_config(_migrations()).get_current_head()
-    if found != expected:
+    if found != _head():
         raise StoreError(
-            f"expected a database of this version (revision {expected}), got revision {found}; `tsemon serve` of this "
+            f"expected a database of this version (revision {_head()}), got revision {found}; `tsemon serve` of this "
             "version brings an older one up to date"
         )

@@ -1,10 +1,9 @@
-"""Who wrote a frame: part of the key of all that is stored of it."""
+"""Which frames are meant: the words in which the ledger and the series speak about them."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-from sqlalchemy import and_
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 
 class Stream(NamedTuple):
@@ -14,7 +13,51 @@ class Stream(NamedTuple):
     attempt: int
     writer: str
 
-    def of(self, table: Any) -> Any:
-        """Its rows of a table."""
-        c = table.c
-        return and_(c.run_id == self.run_id, c.attempt == self.attempt, c.writer == self.writer)
+
+class Span(NamedTuple):
+    """Steps of one attempt, the first and the last included."""
+
+    attempt: int
+    first_step: int
+    last_step: int
+
+
+Visible = Sequence[Span]
+"""Where a question looks. No two spans share a step of one attempt."""
+
+
+class At(NamedTuple):
+    """A step that an attempt has a frame of."""
+
+    step: int
+    attempt: int
+
+
+class Address(NamedTuple):
+    """One frame, and its step."""
+
+    stream: Stream
+    seq: int
+    step: int
+
+
+class Newest(NamedTuple):
+    """The newest frame of a run. Compared by step, attempt, seq and writer, in this order."""
+
+    step: int
+    attempt: int
+    seq: int
+    writer: str
+    time: float
+    scalars: Mapping[str, float]
+
+
+class Standing(NamedTuple):
+    """The state of a run, as far as its frames are concerned."""
+
+    attempt: int
+    """The current attempt. Earlier attempts send no more frames."""
+    is_over: bool
+    """True if the current attempt sends no more frames either."""
+    newest: Address | None
+    """The newest frame, which stays hot."""

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
-from fastapi import APIRouter, HTTPException, Request, Response
-
 from tsemon.catalogue import LAYERED
 
 MEDIA_TYPES = {
@@ -87,30 +85,3 @@ def _with_preloads(assets: Mapping[str, Asset]) -> Asset:
 _FILES = _read(files(__package__))
 ASSETS = _FILES | {"catalogue.json": _catalogue(), "index.html": _with_preloads(_FILES)}
 ETAGS = {name: asset.etag for name, asset in ASSETS.items()}
-
-router = APIRouter(include_in_schema=False)
-
-
-@router.api_route("/", methods=["GET", "HEAD"])
-async def index(request: Request) -> Response:
-    return _serve(request, "index.html")
-
-
-@router.get("/docs")
-async def docs(request: Request) -> Response:
-    return _serve(request, "docs.html", DOCS_HEADERS)
-
-
-@router.api_route("/ui/{name:path}", methods=["GET", "HEAD"])
-async def asset(request: Request, name: str) -> Response:
-    return _serve(request, name)
-
-
-def _serve(request: Request, name: str, safety: Mapping[str, str] = SAFETY_HEADERS) -> Response:
-    found = ASSETS.get(name)
-    if found is None:
-        raise HTTPException(404, "the page has no such file")
-    headers = {**safety, "ETag": ETAGS[name], "Cache-Control": found.cache_control}
-    if ETAGS[name] in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=headers)
-    return Response(found.content, media_type=found.media_type, headers=headers)

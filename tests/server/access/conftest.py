@@ -1,9 +1,11 @@
 import pytest
-from starlette.testclient import TestClient
 
+from tests.asking import Asker
 from tsemon.wire import Array, Frame, frames_to_body
+from tsemon_answers.alerts import AlertsQuery
 from tsemon_server.access.tokens import new_token
-from tsemon_server.main import create_app
+from tsemon_server.main import Application
+from tsemon_server.parts import make_parts
 from tsemon_server.settings import Settings
 
 
@@ -11,9 +13,10 @@ class Guarded:
     """A service that asks for tokens, and tokens for it."""
 
     def __init__(self, url, clock):
-        self.app = create_app(Settings(database=url, tokens=True), rules=(), clock=clock, housekeeping_pause_s=3600)
-        self.tokens = self.app.state.store.tokens
-        self.http = TestClient(self.app, base_url="http://127.0.0.1", raise_server_exceptions=False)
+        settings = Settings(database=url, tokens=True)
+        self.parts = make_parts(settings, rules=(), clock=clock)
+        self.tokens = self.parts.store.tokens
+        self.http = Asker(Application(self.parts, settings))
 
     def token(self, *scopes, project=None, expires_at=None):
         made = new_token()
@@ -42,9 +45,9 @@ class Guarded:
         """The id of an alert of it that fires."""
         seen = {"family": "loss", "severity": "warning", "summary": "loss", "evidence": {}, "advice": {}}
         steps = {"state": "firing", "pending_step": 0, "firing_step": 0}
-        with self.app.state.store.write() as writer:
-            writer.open_alert(run_id, 1, "high-loss", **seen | steps)
-            return writer.alerts(run_id=run_id, limit=1)[0].alert_id
+        with self.parts.store.write() as writer:
+            writer.alerts.open(run_id, 1, "high-loss", **seen | steps)
+            return writer.alerts.find(AlertsQuery(run_id=run_id), limit=1)[0].alert_id
 
 
 class Clock:
@@ -64,5 +67,5 @@ def clock():
 @pytest.fixture
 def guarded(database, clock):
     found = Guarded(database.url, clock)
-    with found.http:
-        yield found
+    yield found
+    found.parts.store.close()

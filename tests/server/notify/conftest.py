@@ -79,7 +79,7 @@ class Alerts:
     def add_runs(self, *runs):
         """Many, quickly: all that registering does besides takes a while."""
         with self.store.write() as writer:
-            self.run_ids |= {("default", run): writer._run_named("default", run) for run in runs}
+            self.run_ids |= {("default", run): writer.runs._run_named("default", run) for run in runs}
 
     def fire(self, *runs, state="firing", step=10, **fields):
         with self.store.write() as writer:
@@ -89,18 +89,18 @@ class Alerts:
     def open(self, writer, run, *, project="default", rule="loss-spike", **fields):
         known = {"family": "loss", "severity": "warning", "summary": f"loss is 9.5 in {run}", "evidence": {}}
         known |= {"advice": {"text": "lower the learning rate"}}
-        writer.open_alert(self._run_id(writer, project, run), 1, rule, **known | fields)
+        writer.alerts.open(self._run_id(writer, project, run), 1, rule, **known | fields)
 
     def resolve(self, *runs, rule="loss-spike", step=20, project="default"):
         with self.store.write() as writer:
             for run in runs:
                 run_id = self.run_ids[project, run]
-                assert writer.change_alert(run_id, rule, "firing", state="resolved", resolved_step=step) is not None
+                assert writer.alerts.change(run_id, rule, "firing", state="resolved", resolved_step=step) is not None
 
     def _run_id(self, writer, project, run):
         if (project, run) not in self.run_ids:
             given = {"blocks": [], "config": None, "tags": None, "resume_step": None, "attempt_key": None}
-            self.run_ids[project, run] = writer.register(project, run, **given).run_id
+            self.run_ids[project, run] = writer.runs.register(project, run, **given).run_id
         return self.run_ids[project, run]
 
 

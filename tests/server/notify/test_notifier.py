@@ -10,7 +10,7 @@ from tests.server.notify.receivers import SilentServer, await_that, hang
 from tsemon.errors import StoreError
 from tsemon_server.notify.notifier import MAX_SPLITS, Notifier
 from tsemon_server.store import Store
-from tsemon_server.store.notices import KEPT_DELIVERIES, KEPT_S, UNHEARD_S
+from tsemon_server.store.ledger.notices import KEPT_DELIVERIES, KEPT_S, UNHEARD_S
 
 HOOK = "{{name: hook, type: webhook, url: '{}/secret-path', allow_private: true, max_per_minute: {}}}"
 
@@ -102,7 +102,7 @@ class TestANotification:
         alerts.fire("gpt", state="pending")
         with store.write() as writer:
             run_id = alerts.run_ids["default", "gpt"]
-            writer.change_alert(run_id, "loss-spike", "pending", state="firing", firing_step=3)
+            writer.alerts.change(run_id, "loss-spike", "pending", state="firing", firing_step=3)
         await_log(store, ("firing", "sent", 1))
 
     def test_is_sent_when_a_new_attempt_ends_what_fires(self, store, alerts, start, hooked, http):
@@ -111,7 +111,7 @@ class TestANotification:
         await_log(store, ("firing", "sent", 1))
         with store.write() as writer:
             given = {"blocks": [], "config": None, "tags": None, "resume_step": 5, "attempt_key": None}
-            writer.register("default", "gpt", **given)
+            writer.runs.register("default", "gpt", **given)
         await_log(store, ("firing", "sent", 1), ("resolved", "sent", 1))
 
     def test_is_not_sent_of_what_was_not_committed(self, store, alerts, start, hooked, await_idle):
@@ -134,7 +134,7 @@ class TestANotification:
         alerts.fire("gpt")
         await_that(lambda: http.requests, "it was tried")
         with store.write() as writer:
-            writer.delete_run(alerts.run_ids["default", "gpt"])
+            writer.runs.delete(alerts.run_ids["default", "gpt"])
         await_idle()
         assert log_of(store) == []
 
@@ -157,7 +157,7 @@ class TestFiringAndOverTogether:
         alerts.fire("gpt", severity="critical")
         await_log(store, ("firing", "waiting", 0))
         with store.write() as writer:
-            writer.change_run(alerts.run_ids["default", "gpt"], state=state)
+            writer.runs.change(alerts.run_ids["default", "gpt"], state=state)
         await_log(store, ("firing", "merged", 0), ("resolved", "waiting", 0))
         clock.now += 11
         await_log(store, ("firing", "merged", 0), ("resolved", "sent", 1))
@@ -173,7 +173,7 @@ class TestFiringAndOverTogether:
         alerts.fire("gpt", severity="critical")
         await_log(store, ("firing", "sent", 1))
         with store.write() as writer:
-            writer.change_run(alerts.run_ids["default", "gpt"], state="failed")
+            writer.runs.change(alerts.run_ids["default", "gpt"], state="failed")
         await_log(store, ("firing", "sent", 1), ("resolved", "sent", 1))
         assert (http.requests[1].json["level"], http.requests[1].json["text"]) == (
             "info", "default/gpt, step 10: over (run ended); it fired from step 10 on"
@@ -203,16 +203,16 @@ class TestAnAlertThatIsSilencedOrSeenTo:
     def silence(self, store, clock, seconds, rule="loss-spike"):
         anything = {"run": None, "project": None, "family": None}
         with store.write() as writer:
-            writer.add_silence(rule=rule, until=clock.now + seconds, created_by="ada", reason="known", **anything)
+            writer.silences.add(rule=rule, until=clock.now + seconds, created_by="ada", reason="known", **anything)
 
     def acknowledge(self, store):
         (alert,) = self.open_alerts(store)
         with store.write() as writer:
-            writer.acknowledge(alert.alert_id, "ada", None)
+            writer.alerts.acknowledge(alert.alert_id, "ada", None)
 
     def open_alerts(self, store):
         with store.read() as reader:
-            return [alert for alert in reader.alerts() if alert.state != "resolved"]
+            return [alert for alert in reader.alerts.find() if alert.state != "resolved"]
 
     def test_is_told_to_nobody(self, store, alerts, start, hooked, http, clock, await_idle):
         self.silence(store, clock, 3600)
@@ -275,11 +275,11 @@ class TestAnAlertThatFiresAfterAll:
 
     def end(self, store, alerts):
         with store.write() as writer:
-            writer.change_run(alerts.run_ids["default", "a"], state="finished")
+            writer.runs.change(alerts.run_ids["default", "a"], state="finished")
 
     def reopen(self, store, alerts):
         with store.write() as writer:
-            writer.change_run(alerts.run_ids["default", "a"], state="running")
+            writer.runs.change(alerts.run_ids["default", "a"], state="running")
 
     def test_is_told_again_to_those_who_heard_that_it_was_over(self, store, alerts, start, hooked, http):
         start(hooked())
@@ -314,9 +314,9 @@ class TestAnAlertThatFiresAfterAll:
         await_log(store, ("firing", "sent", 1))
         with store.write() as writer:
             run_id = alerts.run_ids["default", "a"]
-            later = writer.take_back_alerts(run_id, 1, 0, ["loss-spike"])
+            later = writer.alerts.take_back(run_id, 1, 0, ["loss-spike"])
             (again,) = later["loss-spike"]
-            writer.revise_alert(again.alert_id, state="firing", pending_step=9, firing_step=11)
+            writer.alerts.revise(again.alert_id, state="firing", pending_step=9, firing_step=11)
         await_idle()
         assert log_of(store) == [("firing", "sent", 1)]
 
@@ -325,8 +325,8 @@ class TestAnAlertThatFiresAfterAll:
         alerts.fire("a")
         await_log(store, ("firing", "sent", 1))
         with store.write() as writer:
-            later = writer.take_back_alerts(alerts.run_ids["default", "a"], 1, 0, ["loss-spike"])
-            assert writer.drop_alert(later["loss-spike"][0].alert_id)
+            later = writer.alerts.take_back(alerts.run_ids["default", "a"], 1, 0, ["loss-spike"])
+            assert writer.alerts.drop(later["loss-spike"][0].alert_id)
         await_log(store, ("firing", "sent", 1), ("resolved", "sent", 1))
 
 

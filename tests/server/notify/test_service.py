@@ -36,7 +36,7 @@ def client(database, file):
 
 @pytest.fixture
 def alerts(client):
-    return Alerts(client.app.state.store)
+    return Alerts(client.app.state.parts.store)
 
 
 def log(client, **params):
@@ -71,7 +71,7 @@ class TestTheService:
         with TestClient(
             create_app(Settings(database=database.url, notify=str(path))), base_url="http://127.0.0.1"
         ) as client:
-            alerts = Alerts(client.app.state.store)
+            alerts = Alerts(client.app.state.parts.store)
             alerts.fire("gpt")
             await_that(lambda: log(client, status="sent"), "it was sent, after all", timeout_s=60)
             ids = {"run_id": alerts.run_ids["default", "gpt"], "alert_id": "1", "name": "loss-spike"}
@@ -103,14 +103,13 @@ class TestTheService:
         assert log(client, status="waiting") == []
         assert log(client, cursor="x")[:2] == (422, "invalid_argument")
 
-    def test_has_threads_for_it_only_where_it_is_asked_to(self, database, client):
-        assert threads() == ["tsemon-notify-hook", "tsemon-notify-plan"]
-        client.__exit__(None, None, None)
+    def test_has_threads_for_it_only_where_it_is_asked_to(self, database, file):
+        with TestClient(create_app(Settings(database=database.url, notify=str(file))), base_url="http://127.0.0.1"):
+            assert threads() == ["tsemon-notify-hook", "tsemon-notify-plan"]
         assert threads() == []
         with TestClient(create_app(Settings(database=database.url)), base_url="http://127.0.0.1") as other:
             assert threads() == []
             assert log(other) == []
-        client.__enter__()
 
 
 class TestTheSetting:

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from tsemon.wire import Array, Frame
-from tsemon_server.replay import Trace, replay
 from tsemon_server.rules import PACK, Evaluator
+from tsemon_server.services.replay import Trace, replay
 
 FOLDER = Path(__file__).parents[2] / "data/traces"
 

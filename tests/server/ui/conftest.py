@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Download, Locator, Page, expect, sync_playwright
 
+from tests.databases import SqliteFile
 from tests.serving import serving
 from tsemon.wire import API, Array, Frame, frames_to_body
 from tsemon_server.main import create_app
@@ -87,6 +88,9 @@ def _float(value: float | None) -> float:
 
 @contextmanager
 def served(settings: Settings, port: int = 0) -> Iterator[Service]:
+    file = SqliteFile(settings.database.removeprefix("sqlite:///"))
+    if not file.path.exists():
+        file.migrate()
     with serving(create_app(settings), settings.limits, port) as url, closing(Service(url)) as service:
         yield service
 

@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.server.ui.conftest import opened, served
+from tsemon_answers.alerts import AlertsQuery
 from tsemon_server.access.tokens import new_token
 from tsemon_server.settings import Settings
 from tsemon_server.store import Store
@@ -36,15 +37,15 @@ class Told:
         with self._store.write() as writer:
             at = {"state": "pending" if state == "pending" else "firing", "pending_step": 2}
             at["firing_step"] = None if state == "pending" else 4
-            writer.open_alert(run_id, 1, rule, **at, **{**told, **values})
-            alert_id = writer.alerts(run_id=run_id, limit=1)[0].alert_id
+            writer.alerts.open(run_id, 1, rule, **at, **{**told, **values})
+            alert_id = writer.alerts.find(AlertsQuery(run_id=run_id), limit=1)[0].alert_id
             if state == "resolved":
-                writer.change_alert(run_id, rule, "firing", state="resolved", resolved_step=9)
+                writer.alerts.change(run_id, rule, "firing", state="resolved", resolved_step=9)
         return alert_id
 
     def withdraw(self, run_id, rule):
         with self._store.write() as writer:
-            writer.withdraw_alert(run_id, rule)
+            writer.alerts.withdraw(run_id, rule)
 
     def alerts(self, **query):
         return self.service.request("GET", "/api/v1/alerts", params=query).json()["alerts"]
@@ -396,7 +397,7 @@ class TestAVisitorWithAToken:
         admin = {"Authorization": f"Bearer {self._token(store, 'admin')}"}
         run = guarded.request("POST", "/api/v1/runs", json={"run": "gpt", "blocks": []}, headers=admin).json()["run_id"]
         with store.write() as writer:
-            writer.open_alert(
+            writer.alerts.open(
                 run, 1, "first", state="firing", pending_step=2, firing_step=4, family="norm", severity="warning",
                 summary="It is so.", evidence={}, advice={},
             )  # fmt: skip

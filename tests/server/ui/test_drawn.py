@@ -80,12 +80,12 @@ class Drawn:
 
     def _fires(self, run_id: str, rule: str, step: int, until: int | None = None) -> None:
         with self._store.write() as writer:
-            writer.open_alert(
+            writer.alerts.open(
                 run_id, 1, rule, state="firing", pending_step=step, firing_step=step, family="loss", severity="warning",
                 summary=f"It is {rule}.", evidence={}, advice={},
             )  # fmt: skip
             if until is not None:
-                writer.change_alert(run_id, rule, "firing", state="resolved", resolved_step=until)
+                writer.alerts.change(run_id, rule, "firing", state="resolved", resolved_step=until)
 
 
 @pytest.fixture(scope="module")

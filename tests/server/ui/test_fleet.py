@@ -14,7 +14,9 @@ from sqlalchemy import create_engine, delete, insert, select
 from tests.server.ui.conftest import GROWING, START_S, opened, served
 from tsemon.wire import Array, Frame
 from tsemon_server.settings import Settings
-from tsemon_server.store import Store, schema
+from tsemon_server.store import Store
+from tsemon_server.store.ledger import tables as ledger
+from tsemon_server.store.series.sql import tables as series
 
 HOSTILE_NAMES = (
     '<img src=x onerror="document.title=1"><script>document.title=1</script>',
@@ -97,20 +99,20 @@ def large_fleet(tmp_path_factory):
     database = f"sqlite:///{tmp_path_factory.mktemp('fleet')}/tsemon.db"
     with closing(Store(database)) as store, store.write() as writer:
         about = {"blocks": BLOCKS, "config": {}, "tags": [], "resume_step": None, "attempt_key": None}
-        run_id = writer.register("project-0", "source", **about).run_id
+        run_id = writer.runs.register("project-0", "source", **about).run_id
         layers = {"token_similarity": Array.of(GROWING)}
-        writer.add_frames(
+        writer.frames.add(
             run_id, 1, "copied", [Frame(i, i, START_S + i, {"loss": 2.0}, layers) for i in range(NUM_STEPS)]
         )
     fleet = [run_of_the_fleet(i, float(int(time.time()))) for i in range(FLEET)]
     with create_engine(database).begin() as connection:
-        for table in (schema.run, schema.attempt, schema.layout, schema.frame):
+        for table in (ledger.run, ledger.attempt, series.layout, series.frame):
             rows = [dict(row) for row in connection.execute(select(table).order_by(*table.primary_key)).mappings()]
             connection.execute(delete(table))
             copies = [
                 row | {name: value for name, value in about.items() if name in table.c}
                 for about in fleet
-                for row in (rows[-about["num_frames"] :] if table is schema.frame else rows)
+                for row in (rows[-about["num_frames"] :] if table is series.frame else rows)
             ]
             connection.execute(insert(table), copies)
     with served(Settings(database=database)) as service:
@@ -200,7 +202,7 @@ class TestARow:
         run_id = service.register("gpt")
         store = Store(f"sqlite:///{tmp_path}/tsemon.db")  # the rule itself waits for minutes
         with store.write() as writer:
-            writer.open_alert(
+            writer.alerts.open(
                 run_id, 1, rule, family="liveness", severity="warning", state="firing",
                 pending_step=0, firing_step=0, summary="", evidence={}, advice={},
             )  # fmt: skip

@@ -460,7 +460,7 @@ class TestASpikeOfOneStep:
         ]
         store = Store(database)
         with store.write() as writer:
-            writer.add_frames(run_id, 1, "writer", frames)
+            writer.frames.add(run_id, 1, "writer", frames)
         store.settle()
         store.close()
         return run_id

@@ -1,0 +1,329 @@
+"""Runs: lists of them, all about one, their tags, and runs at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from html import escape
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PrivateAttr
+
+from tsemon.errors import TsemonError
+from tsemon.wire import RunState
+from tsemon_answers import display
+from tsemon_answers.record import Newer, OfProject, Page, Query, Record
+from tsemon_answers.series import Heatmap
+
+Condition = Literal["running", "silent", "stuck", "finished", "failed"]
+RunOrder = Literal[
+    "live", "updated", "-updated", "created", "-created", "name", "-name", "step", "-step", "loss", "-loss", "alerts",
+    "-alerts",
+]  # fmt: skip
+"""`live`: runs with a live process first, newest first, then all others, last seen first."""
+
+FIRST_CHOICE = "token_similarity"
+"""Metric of the heat map that a notebook shows with a run; if the run lacks it, its first metric with layers."""
+
+
+class RunFilter(OfProject):
+    """The runs that match every given filter."""
+
+    run: str | None = None
+    """Only runs of this name; not an id."""
+    state: RunState | None = None
+    """Only runs in this state."""
+    condition: Condition | None = None
+    """Only runs in this condition: a state, or silent or stuck."""
+    tags: Annotated[Sequence[str], Field(alias="tag", max_length=20)] = ()
+    """Only runs with this tag; if given several times, only runs with all of them."""
+    q: Annotated[str | None, Field(max_length=200)] = None
+    """Only runs with this text in their name, project or a tag, ignoring case."""
+
+
+class RunsQuery(RunFilter):
+    """The runs that match every given filter, in an order, page by page while they are read.
+
+    A run that is updated between two pages changes its place in the order by update; in the others it does not.
+    """
+
+    order: RunOrder = "-updated"
+    """Sort key, descending with a minus. `live` has one direction only."""
+
+
+class RunPageQuery(Page, RunsQuery):
+    """A page of the runs that match every given filter."""
+
+
+class TagsQuery(OfProject):
+    """The 200 tags that most runs have, with the number of their runs."""
+
+
+class GlancesQuery(Query):
+    """The loss of up to 100 runs in a few points, and the layer of each that is in most trouble."""
+
+    run_ids: Annotated[Sequence[str], Field(alias="run", max_length=100)] = Field(kw_only=False)
+    """Ids of up to 100 runs."""
+    points: Annotated[int, Field(ge=3, le=200)] = 40
+    """Maximum number of buckets per run."""
+
+
+class Source:
+    """How a run that a notebook shows asks for its heat map. Runs are equal whoever read them, and copies have none."""
+
+    def __init__(self, heatmap: Callable[[str, str], Heatmap]) -> None:
+        self.heatmap = heatmap
+
+    def __eq__(self, other: object) -> bool:
+        return other is None or isinstance(other, Source)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+
+class Run(Record):
+    """A training run as lists show it."""
+
+    run_id: str
+    """Opaque id, part of every URL about the run."""
+    project: str
+    """Project that the run belongs to."""
+    run: str
+    """Name that the user gave the run, unique in the project."""
+    state: RunState
+    """State that the writer reported last: running, finished or failed."""
+    condition: Newer[Condition] = None
+    """The state; a running run is silent or stuck while an alert says so."""
+    attempt: int
+    """Current attempt; the first is 1."""
+    num_blocks: int
+    """Depth of the model in the current attempt."""
+    tags: list[str]
+    """Words for filters."""
+    created_at: datetime
+    """Time at which the run was first registered."""
+    updated_at: datetime
+    """Time at which the run was last seen."""
+    last_step: int | None
+    """Largest stored step that no later attempt hides; null before the first frame."""
+    num_frames: int
+    """Number of stored frames, in all attempts."""
+    loss: float | None
+    """Last loss; null if there is none or it is not finite."""
+    process_step: int | None
+    """Last step that the training process reported, sampled or not; null before its first report."""
+    stepped_at: datetime | None
+    """Time at which the process first reported that step. A run is stuck if this is old and `updated_at` is not."""
+    open_alerts: int
+    """Number of pending and firing alerts."""
+    alerts_at_end: int
+    """Number of warnings and critical alerts that were firing when the run was finished or failed; 0 while it runs."""
+
+    _source: Source | None = PrivateAttr(None)
+
+    def model_post_init(self, context: Any) -> None:
+        self._source = context
+
+    def _repr_html_(self) -> str:
+        """Show the run's facts and its heat map, which is requested when a notebook shows the run."""
+        facts = [
+            ("state", self.condition or self.state),
+            ("step", self.last_step),
+            ("loss", "" if self.loss is None else display.number(self.loss)),
+            ("attempt", self.attempt),
+            ("blocks", self.num_blocks),
+            ("open alerts", self.open_alerts),
+            ("tags", ", ".join(self.tags)),
+            ("last heard of", display.moment(self.updated_at)),
+            ("id", self.run_id),
+        ]
+        name = f"<strong>{display.name_of(self.project)}/{display.name_of(self.run)}</strong>"
+        return f"<div>{name}{display.table(facts)}{self._heatmap_html()}</div>"
+
+    def _heatmap_html(self) -> str:
+        metric = self._shown_metric()
+        if self._source is None or self.last_step is None or metric is None:
+            return ""
+        try:
+            return self._source.heatmap(self.run_id, metric)._repr_html_()
+        except TsemonError as error:
+            return f"<p>No heat map of {escape(metric)}: {escape(str(error))}</p>"
+
+    def _shown_metric(self) -> str | None:
+        return FIRST_CHOICE
+
+
+class Attempt(Record):
+    """One start of the training process."""
+
+    attempt: int
+    """Number of the attempt, from 1."""
+    resume_step: int | None
+    """Step that the attempt started at; null for the start of the run."""
+    started_at: datetime
+    """Time at which the attempt was registered."""
+
+
+class Recorded(Record):
+    """Metrics that the run has frames for."""
+
+    scalars: list[str]
+    """Metrics with one number per step."""
+    layers: dict[str, int]
+    """Metrics with a number per layer, and how many layers."""
+    heads: dict[str, tuple[int, int]]
+    """Metrics with a number per head, and how many blocks and heads."""
+
+
+class Latest(Record):
+    """The frame with the largest step."""
+
+    step: int
+    """Its step."""
+    time: float
+    """Time at which the writer made the frame, in seconds since 1970, UTC."""
+    scalars: dict[str, float | None]
+    """Its numbers; null where they are not finite."""
+
+
+class OwnQuantity(Record):
+    """A metric of the user's own."""
+
+    axis: Literal["activation", "block", "run"]
+    """activation: a value per block and one for the first block's input. block: one per block. run: one per step."""
+    title: str
+    """Its meaning in a few words."""
+    equation: str
+    """How it is defined."""
+    unit: str
+    """Its unit."""
+    low: float | None
+    """Smallest possible value; null if there is no bound."""
+    high: float | None
+    """Largest possible value; null if there is no bound."""
+    log_scale: bool
+    """True if charts should use a logarithmic scale."""
+
+
+class RunDetail(Run):
+    """A training run with all that is known about it besides its frames."""
+
+    blocks: list[str]
+    """Names of the model's blocks in depth order, as the current attempt registered them."""
+    frozen_blocks: list[int]
+    """Indexes of the blocks that are intentionally not trained."""
+    not_measured: dict[str, str] = Field({})
+    """Why metrics are not measured, by name, as the current attempt's writers said last."""
+    config: dict[str, Any]
+    """Configuration that the user registered with the run."""
+    quantities: dict[str, OwnQuantity] = Field({})
+    """Metrics of the user's own, by name."""
+    attempts: list[Attempt]
+    """All attempts, oldest first."""
+    metrics: Recorded
+    """Metrics that can be asked for."""
+    latest: Latest | None
+    """Numbers of the newest frame; null before the first frame."""
+
+    def _shown_metric(self) -> str | None:
+        return FIRST_CHOICE if FIRST_CHOICE in self.metrics.layers else next(iter(self.metrics.layers), None)
+
+
+class RunPage(Record):
+    """A part of the list of runs."""
+
+    runs: list[Run]
+    """The runs, in the order that was asked for."""
+    next_cursor: str | None
+    """`cursor` of the next page; null on the last page."""
+    total: Newer[int] = None
+    """Number of runs that match, on all pages together; counted up to 10,000."""
+
+
+class TagUse(Record):
+    """A tag, and how many runs have it."""
+
+    tag: str
+    """The tag."""
+    runs: int
+    """Number of runs with the tag."""
+
+
+class Tags(Record):
+    """The tags of runs."""
+
+    tags: list[TagUse]
+    """Up to 200 tags, the most used first."""
+
+
+class LossLine(Record):
+    """The loss over steps, in a few buckets."""
+
+    step: list[int]
+    """Middle between the first and the last sample of each bucket, ascending."""
+    mean: list[float | None]
+    """Mean of the finite values of each bucket; null if there is none."""
+
+
+class Worst(Record):
+    """The layer to look at first."""
+
+    metric: str
+    """Metric that shows it: `nonfinite`, `nonfinite_entries`, a metric that is not finite, or else `token_similarity`."""
+    layer: int
+    """Index of the layer, from 0."""
+    value: float | None
+    """Value of the metric in that layer; null if it is not finite."""
+
+
+class Glance(Record):
+    """A run at a glance."""
+
+    run_id: str
+    """Id of the run."""
+    loss: LossLine | None
+    """Its loss; null if the run has none."""
+    worst: Worst | None
+    """Worst layer at the newest step; null if no metric shows one."""
+
+
+class Glances(Record):
+    """Several runs at a glance."""
+
+    glances: list[Glance]
+    """In the order that was asked for, without runs that do not exist."""
+
+
+class Registered(Record):
+    """Where to send frames."""
+
+    run_id: str
+    """Id of the run, part of every URL about it."""
+    attempt: int
+    """Number of the attempt, sent with every body of frames."""
+
+
+class ShownSpool(Record):
+    """One spool of a run."""
+
+    folder: str
+    """Folder of the spool, below the folder that the server shows."""
+    attempt: int
+    """Attempt whose frames the spool holds."""
+    writer: str
+    """Writer of the spool."""
+    num_frames: int
+    """Number of frames read from the spool so far."""
+    num_refused: int
+    """Number of frames that the wire format does not allow, and that are left out."""
+    damaged: list[str]
+    """Segments with a torn or altered record. The frames after that record are lost."""
+
+
+class ShownSpools(Record):
+    """All spools of a run."""
+
+    spools: list[ShownSpool]
+    """The spools, oldest first."""

@@ -1,0 +1,74 @@
+"""Frames and heartbeats: read raw, validated in one step, committed before the response."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from fastapi import Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from tsemon.errors import TsemonError
+from tsemon.wire import MAX_BODY_BYTES
+from tsemon_answers.alerts import Pulse, Receipt
+from tsemon_server.access.needs import needs
+from tsemon_server.bodies import read_body
+from tsemon_server.limits.admission import visit_of
+from tsemon_server.parts import Parts
+from tsemon_server.routes.openapi import takes
+from tsemon_server.routes.reading import read_raw
+from tsemon_server.routes.signature import RunId, TheParts, TheStore, api_router, as_json
+from tsemon_server.services import ingest
+from tsemon_server.services.ingest import FramesBody, Heartbeat
+
+SMALL_BYTES = 2**16
+"""Bodies up to this are read at once: in a millisecond, for which other requests wait."""
+
+router = api_router("writers")
+
+
+@router.post("/runs/{run_id}/frames", response_model=Receipt)
+@needs("ingest", of="run")
+@takes(FramesBody)
+async def send_frames(run_id: RunId, request: Request, parts: TheParts) -> Response:
+    """Store frames. The reply comes after the commit; what is sent twice is stored once."""
+    store, meters = parts.store, parts.meters
+    try:
+        raw = await read_raw(request, MAX_BODY_BYTES)
+        began = time.perf_counter()
+        batch = await _batch(parts, run_id, raw)
+        visit_of(request).num_frames = len(batch.frames)
+        with meters.committing():
+            observe = parts.watch.observe
+            kept = store.write_soon(run_id, lambda writer: ingest.keep(writer, batch, observe), len(batch.frames))
+            receipt: Receipt = await asyncio.wrap_future(kept)
+    except TsemonError:
+        meters.count_refused()
+        raise
+    meters.count_body(receipt.accepted, receipt.duplicates, time.perf_counter() - began)
+    return as_json(receipt)
+
+
+async def _batch(parts: Parts, run_id: str, raw: bytearray) -> ingest.Batch:
+    """On the event loop where it takes less than another thread would."""
+    if len(raw) > SMALL_BYTES:
+        async with parts.large_bodies:
+            return await run_in_threadpool(ingest.read, parts.store, run_id, raw)
+    body = ingest.read_frames(raw)
+    num_blocks = parts.store.known_num_blocks(run_id, body.attempt)
+    if num_blocks is None:
+        num_blocks = await run_in_threadpool(parts.store.num_blocks, run_id, body.attempt)
+    return ingest.batch_of(run_id, body, num_blocks)
+
+
+@router.post("/runs/{run_id}/heartbeat")
+@needs("ingest", of="run")
+@takes(Heartbeat)
+async def send_heartbeat(run_id: RunId, request: Request, store: TheStore) -> Pulse:
+    """Tell that a writer is alive, and hear of the run's alerts."""
+    raw = await read_raw(request)
+    body = read_body(Heartbeat, raw)
+    # Not on a thread of its own: where the database is locked, those that wait would soon have all of them.
+    heard = store.write_soon(run_id, lambda writer: ingest.heard_of(writer, run_id, body))
+    pulse: Pulse = await asyncio.wrap_future(heard)
+    return pulse

@@ -1,0 +1,106 @@
+"""Rules: reading, editing and testing them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+
+from tsemon.errors import InvalidArgument
+from tsemon.wire import MAX_BODY_BYTES
+from tsemon_answers.rules import RuleHistory, Rules, RuleStandings, Tried
+from tsemon_server.access.gate import access_of
+from tsemon_server.access.needs import needs
+from tsemon_server.alerts.standing import standings
+from tsemon_server.routes.openapi import takes
+from tsemon_server.routes.reading import read_raw
+from tsemon_server.routes.signature import RuleName, RunId, TheActiveRules, TheRulebook, TheStore, api_router
+from tsemon_server.rules import MAX_CHARACTERS
+from tsemon_server.services import trials
+
+MAX_RULES_BYTES = 4 * MAX_CHARACTERS
+YAML: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/yaml": {
+                "schema": {"type": "string", "format": "binary", "description": "A rule file, as YAML or JSON."}
+            }
+        },
+    }
+}
+
+router = api_router("rules")
+
+
+@router.get("/rules")
+@needs("read")
+def list_rules(store: TheStore, rulebook: TheRulebook) -> Rules:
+    """The rules that the service knows."""
+    return rulebook.rules(store)
+
+
+@router.put("/rules", openapi_extra=YAML)
+@needs("admin", of="all")
+async def put_rules(request: Request, store: TheStore, rulebook: TheRulebook) -> Rules:
+    """Put the rules of a file in force; others stay as they are. All of them, or none where one is wrong."""
+    raw = await read_raw(request, MAX_RULES_BYTES)
+    return await run_in_threadpool(lambda: rulebook.put(store, _text(raw)))
+
+
+@router.post("/rules/test")
+@needs("read", of="body")
+@takes(trials.RuleTest)
+async def test_rules(request: Request, store: TheStore, active: TheActiveRules) -> Tried:
+    """What rules would have said of a stored run, or of frames. Nothing is kept of it."""
+    raw = await read_raw(request, MAX_BODY_BYTES)
+    return await run_in_threadpool(trials.test, store, active, raw, access_of(request).is_for)
+
+
+@router.get("/rules/{name}")
+@needs("read")
+def describe_rule(name: RuleName, store: TheStore, rulebook: TheRulebook) -> RuleHistory:
+    """All versions of one rule."""
+    return rulebook.history(store, name)
+
+
+@router.put("/rules/{name}", openapi_extra=YAML)
+@needs("admin", of="all")
+async def put_rule(name: RuleName, request: Request, store: TheStore, rulebook: TheRulebook) -> RuleHistory:
+    """Put a rule in force: a new one, or in place of the one of its name. What it is to be already is left."""
+    raw = await read_raw(request, MAX_RULES_BYTES)
+    return await run_in_threadpool(lambda: rulebook.put_one(store, name, _text(raw)))
+
+
+@router.delete("/rules/{name}")
+@needs("admin", of="all")
+def disable_rule(name: RuleName, store: TheStore, rulebook: TheRulebook) -> RuleHistory:
+    """Let a rule look at no run any more; what it has opened is over. Its versions stay."""
+    with store.write() as writer:
+        rulebook.disable(writer, name)
+    return rulebook.history(store, name)
+
+
+@router.post("/rules/{name}/restore")
+@needs("admin", of="all")
+def restore_rule(name: RuleName, store: TheStore, rulebook: TheRulebook) -> RuleHistory:
+    """Put a built-in rule in force as it came."""
+    with store.write() as writer:
+        rulebook.restore(writer.rules, name)
+    return rulebook.history(store, name)
+
+
+@router.get("/runs/{run_id}/rules")
+@needs("read", of="run")
+def list_rule_standings(run_id: RunId, store: TheStore, active: TheActiveRules) -> RuleStandings:
+    """How each rule that is in force stands on a run."""
+    with store.read() as reader:
+        return standings(reader, active.of(reader.rules), run_id)
+
+
+def _text(raw: bytes | bytearray) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"body: expected a rule file in UTF-8, got something else ({error.reason})") from None

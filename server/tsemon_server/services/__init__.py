@@ -1,0 +1,1 @@
+"""The logic behind the routes. No HTTP here."""

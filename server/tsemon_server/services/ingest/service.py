@@ -1,0 +1,93 @@
+"""Taking what writers send. No HTTP here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tsemon.wire import Frame
+from tsemon_answers.alerts import Pulse, Receipt
+from tsemon_answers.runs import Registered
+from tsemon_server.services.ingest import schemas
+from tsemon_server.store import Added, Store, Writer
+
+Observe = Callable[[Writer, str, int, Sequence[Frame]], Sequence[int]]
+"""Looks at new frames of a run's current attempt in the transaction that stores them; the ids of alerts it resolved."""
+
+
+def key_of(store: Store, body: schemas.Registration) -> str:
+    """Return the key under which `Store.write_soon` takes a registration: the run's id, if the run exists.
+
+    A shared transaction locks its runs in the order of their keys. The key of a new run sorts after every id, so that no
+    two transactions wait for each other.
+    """
+    with store.read() as reader:
+        return reader.runs.id_of(body.project, body.run) or f"~{body.project}/{body.run}"
+
+
+def register(writer: Writer, body: schemas.Registration) -> Registered:
+    """Open a new attempt of a run, and the run where there is none of its name."""
+    found = writer.runs.register(
+        body.project,
+        body.run,
+        blocks=body.blocks,
+        frozen_blocks=body.frozen_blocks,
+        config=body.config,
+        tags=body.tags,
+        quantities=None if body.quantities is None else {q.name: q.model_dump() for q in body.quantities},
+        resume_step=body.resume_step,
+        attempt_key=body.attempt_key,
+    )
+    return Registered(run_id=found.run_id, attempt=found.attempt)
+
+
+class Batch(NamedTuple):
+    """A body of frames that is fit to be stored."""
+
+    run_id: str
+    attempt: int
+    writer: str
+    frames: list[Frame]
+
+
+def batch_of(run_id: str, body: schemas.FramesBody, num_blocks: int) -> Batch:
+    """The frames of a body, held against the depth of the model."""
+    return Batch(run_id, body.attempt, body.writer, [schemas.to_frame(sent, num_blocks) for sent in body.frames])
+
+
+def read(store: Store, run_id: str, raw: bytes | bytearray) -> Batch:
+    """The frames of a raw body. May wait for the database."""
+    body = schemas.read_frames(raw)
+    return batch_of(run_id, body, store.num_blocks(run_id, body.attempt))
+
+
+def keep(writer: Writer, batch: Batch, observe: Observe) -> Receipt:
+    """Store the frames of a batch and let `observe` see those that it has not seen, in the writer's transaction."""
+    added = writer.frames.add(*batch)
+    resolved = _observed(observe, writer, batch.run_id, batch.attempt, added)
+    return Receipt(
+        accepted=len(added.frames),
+        duplicates=len(batch.frames) - len(added.frames),
+        last_seq=max((frame.seq for frame in batch.frames), default=None),
+        alerts=writer.alerts.to_tell(batch.run_id, resolved),
+    )
+
+
+def accept(store: Store, run_id: str, raw: bytes | bytearray, observe: Observe) -> Receipt:
+    """Read and store a body in a transaction of its own."""
+    batch = read(store, run_id, raw)
+    with store.write() as writer:
+        return keep(writer, batch, observe)
+
+
+def _observed(observe: Observe, writer: Writer, run_id: str, attempt: int, added: Added) -> Sequence[int]:
+    if not added.is_current or not added.unread:
+        return ()
+    return observe(writer, run_id, attempt, added.unread)
+
+
+def heard_of(writer: Writer, run_id: str, body: schemas.Heartbeat) -> Pulse:
+    """Note that the run was heard of now, and where its process is."""
+    writer.runs.num_blocks(run_id, body.attempt)
+    writer.runs.hear_of(run_id, body.attempt, body.step)
+    return Pulse(alerts=writer.alerts.to_tell(run_id))

@@ -1,0 +1,86 @@
+"""Rules over a recording: the alerts that the service would have raised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tsemon_server.rules import Evaluator, Event, View
+from tsemon_server.services.replay.recording import Recording
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fired:
+    """An alert that fired, and what became of it."""
+
+    rule: str
+    family: str
+    severity: str
+    pending_step: int
+    firing_step: int
+    resolved_step: int | None = None
+    """None where it fires to the end of the recording."""
+    summary: str
+    evidence: dict[str, Any] = field(repr=False)
+    advice: dict[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """What came of one recording."""
+
+    run: str
+    alerts: Sequence[Fired]
+    """In the order in which they fired. What never fired is not among them."""
+    num_frames: int
+    problems: Sequence[str]
+    """What of the recording could not be read."""
+
+
+def replay(recording: Recording, evaluator: Evaluator) -> Replayed:
+    """Read a recording to its end, each attempt with rules that know of none before it."""
+    alerts, num_frames = list[Fired](), 0
+    for first_step, views in recording.attempts():
+        alerts = [_ended(alert, first_step) for alert in alerts]
+        state, fires = evaluator.start(), dict[str, int]()
+        for view in _rising(views):
+            num_frames += 1
+            for event in evaluator.advance(state, view):
+                if event.kind == "firing":
+                    fires[event.rule.name] = len(alerts)
+                    alerts.append(_fired(event))
+                elif event.kind == "resolved":
+                    place = fires.pop(event.rule.name)
+                    alerts[place] = replace(alerts[place], resolved_step=event.resolved_step)
+    return Replayed(run=recording.name, alerts=alerts, num_frames=num_frames, problems=recording.problems)
+
+
+def _rising(views: Iterator[View]) -> Iterator[View]:
+    """Without frames of a step that was seen before."""
+    last_step = -1
+    for view in views:
+        if view.step > last_step:
+            last_step = view.step
+            yield view
+
+
+def _ended(alert: Fired, first_step: int) -> Fired:
+    """A new attempt ends what fires at the step that it starts at, but never before it fired."""
+    if alert.resolved_step is not None:
+        return alert
+    return replace(alert, resolved_step=max(alert.firing_step, first_step))
+
+
+def _fired(event: Event) -> Fired:
+    assert event.firing_step is not None
+    return Fired(
+        rule=event.rule.name,
+        family=event.rule.family,
+        severity=event.rule.severity,
+        pending_step=event.pending_step,
+        firing_step=event.firing_step,
+        summary=event.summary,
+        evidence=dict(event.evidence),
+        advice=dict(event.advice),
+    )

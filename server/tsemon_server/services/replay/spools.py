@@ -1,0 +1,67 @@
+"""Runs that training processes wrote to spool folders, and that nobody has delivered yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import merge
+from itertools import groupby
+from pathlib import Path
+
+from tsemon.errors import InvalidArgument
+from tsemon.transport import SpoolReader
+from tsemon.wire import Frame, frames_to_body
+from tsemon_server.rules.views import views_in_order
+from tsemon_server.services.ingest import schemas
+from tsemon_server.services.replay.recording import Attempt
+
+
+class SpooledRun:
+    """The spools of one run, oldest first: those of one key are an attempt, in which each is a writer.
+
+    Raises SpoolError where one is damaged at its head.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._spools = [_Spool(SpoolReader(folder)) for folder in folders]
+        self.name = str(self._spools[0].reader.registration["run"])
+
+    @property
+    def problems(self) -> list[str]:
+        return [problem for spool in self._spools for problem in spool.problems]
+
+    def attempts(self) -> Iterator[Attempt]:
+        for _, spools in groupby(self._spools, key=lambda spool: spool.attempt_key):
+            writers = list(spools)
+            first_step = writers[0].reader.registration.get("resume_step") or 0
+            frames = merge(*(writer.frames() for writer in writers), key=lambda frame: (frame.step, frame.seq))
+            yield Attempt(first_step, views_in_order(frames, writers[0].frozen))
+
+
+class _Spool:
+    """What one writer left."""
+
+    def __init__(self, reader: SpoolReader) -> None:
+        self.reader = reader
+        self.problems: list[str] = []
+        self.attempt_key = reader.registration.get("attempt_key")
+        self._num_blocks = len(reader.registration.get("blocks", ()))
+        self.frozen = frozenset(reader.registration.get("frozen_blocks", ()))
+
+    def frames(self) -> Iterator[Frame]:
+        self.reader.is_living()  # what a living writer has not ended yet is no damage
+        for texts in self.reader.new_frames():
+            yield from (frame for frame in map(self._frame, texts) if frame is not None)
+        damaged = [path.name for path in self.reader.damaged()]
+        if damaged:
+            self.problems.append(
+                f"{self.reader.folder}: {', '.join(damaged)} is damaged, what stands behind that is not read"
+            )
+
+    def _frame(self, text: str) -> Frame | None:
+        """The frame as the service would take it; None where it would not."""
+        try:
+            sent = schemas.read_frames(frames_to_body(self.reader.writer, 1, [text]))
+            return schemas.to_frame(sent.frames[0], self._num_blocks)
+        except InvalidArgument as error:
+            self.problems.append(f"{self.reader.folder}: a frame is left out, as the service would refuse it: {error}")
+            return None

@@ -1,0 +1,191 @@
+"""Recorded trainings in files of JSON lines, gzipped or not: a `run` line, a `loss` line, a line for each frame, an `end`.
+
+`docs/replay.md` describes the format. A file is read line by line. What comes out is what the service would have been
+sent: arrays in float32, and the losses of all steps since the last frame summed up in scalars.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from tsemon.errors import InvalidRecording
+from tsemon_server.rules import View
+from tsemon_server.services.replay.recording import Attempt
+
+Number = float | None
+"""null is NaN."""
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Line(BaseModel):
+    """Keys that are not known are left out: a header tells more than rules ask for."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Run(_Line):
+    """The first line."""
+
+    t: Literal["run"]
+    format: Literal["tsemon-trace/1"]
+    name: str
+    frozen_blocks: list[int] = []
+    """Blocks that are not trained, on purpose; -1 is the embedding."""
+
+
+class _Loss(_Line):
+    """The loss of every step from `first_step` on."""
+
+    t: Literal["loss"]
+    loss: list[Number]
+    first_step: Count = 0
+
+    def between(self, after: int, step: int) -> list[Number]:
+        """The losses of the steps after `after`, `step` included."""
+        return self.loss[max(0, after + 1 - self.first_step) : max(0, step + 1 - self.first_step)]
+
+
+class _Frame(_Line):
+    t: Literal["frame"]
+    step: Count
+    scalars: dict[str, Number] = {}
+    layers: dict[str, list[Number]] = {}
+    heads: dict[str, list[list[Number]]] = {}
+
+
+class _End(_Line):
+    """The last line: the training was recorded to its end."""
+
+    t: Literal["end"]
+
+
+_LINE: TypeAdapter[_Run | _Loss | _Frame | _End] = TypeAdapter(
+    Annotated[_Run | _Loss | _Frame | _End, Field(discriminator="t")]
+)
+
+
+MAX_LINE_BYTES = 2**26
+"""The losses of a few million steps stand in one line."""
+
+
+class Trace:
+    """One file. Raises InvalidRecording, which names file and line, and FileNotFoundError."""
+
+    def __init__(self, path: Path) -> None:
+        self.problems: list[str] = []
+        self._path = path
+        self._lines = self._numbered()
+        number, first = next(self._lines, (1, None))
+        if not isinstance(first, _Run):
+            raise self._invalid(number, "expected a `run` line first, with format tsemon-trace/1 and a name")
+        self.name = first.name
+        self._frozen = frozenset(block for block in first.frozen_blocks if block >= 0)
+
+    def attempts(self) -> Iterator[Attempt]:
+        yield Attempt(0, self._views())
+
+    def _views(self) -> Iterator[View]:
+        losses, last_step = _Loss(t="loss", loss=[]), -1
+        for number, line in self._lines:
+            if isinstance(line, _Loss):
+                losses = line
+            elif isinstance(line, _Frame):
+                if line.step <= last_step:
+                    raise self._invalid(number, f"expected a step after {last_step}, got {line.step}")
+                since = losses.between(last_step, line.step)
+                last_step = line.step
+                yield self._view(number, line, loss_scalars(since))
+            elif isinstance(line, _End):
+                return
+        if not self.problems:
+            self.problems.append(f"{self._path} has no `end` line: it was read up to step {last_step}")
+
+    def _view(self, number: int, frame: _Frame, losses: dict[str, float]) -> View:
+        scalars = {name: math.nan if value is None else value for name, value in frame.scalars.items()}
+        layers = {name: _array(values) for name, values in frame.layers.items()}
+        try:
+            heads = {name: _array(rows) for name, rows in frame.heads.items()}
+        except ValueError:
+            raise self._invalid(number, "expected as many heads in each block") from None
+        return View(frame.step, scalars | losses, layers, heads, self._frozen)
+
+    def _numbered(self) -> Iterator[tuple[int, _Run | _Loss | _Frame | _End]]:
+        number = 0
+        try:
+            with _opened(self._path) as lines:
+                while line := lines.readline(MAX_LINE_BYTES + 1):
+                    number += 1
+                    if len(line) > MAX_LINE_BYTES:
+                        raise self._invalid(number, f"expected at most {MAX_LINE_BYTES:,} bytes in a line, got more")
+                    yield number, self._parsed(number, line)
+        except _Broken:
+            self.problems.append(f"{self._path} breaks off in line {number}: what stands before it is read")
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            if not number:
+                raise self._invalid(
+                    1, f"expected JSON lines, gzipped or plain, got what cannot be read ({error})"
+                ) from None
+            self.problems.append(
+                f"{self._path} breaks off after line {number} ({error}): what stands before it is read"
+            )
+
+    def _parsed(self, number: int, line: bytes) -> _Run | _Loss | _Frame | _End:
+        try:
+            return _LINE.validate_json(line)
+        except ValidationError as error:
+            if number > 1 and not line.endswith(b"\n"):
+                raise _Broken from None
+            raise self._invalid(number, _first_problem(error)) from None
+
+    def _invalid(self, number: int, text: str) -> InvalidRecording:
+        return InvalidRecording(f"{self._path}, line {number}: {text}")
+
+
+class _Broken(Exception):
+    """The last line is not whole."""
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The lines of a file, whatever its name ends in."""
+    with open(path, "rb") as file:
+        is_gzipped = file.read(2) == b"\x1f\x8b"
+    return cast(BinaryIO, gzip.open(path)) if is_gzipped else open(path, "rb")
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(map(str, problem["loc"]))
+    if problem["type"] in ("union_tag_invalid", "union_tag_not_found", "model_attributes_type"):
+        return 'expected "t" to be run, loss, frame or end'
+    return f"{where}: {problem['msg']}" if where else problem["msg"]
+
+
+def _array(values: Sequence[Any]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # what is too large for float32 is infinite, as on the wire
+        return np.array(values, np.float32)
+
+
+def loss_scalars(losses: Sequence[Number]) -> dict[str, float]:
+    """What `attach` sends of all losses since the last sample; nothing where none is known."""
+    finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    if not losses:
+        return {}
+    mean = sum(finite) / len(finite) if finite else math.nan
+    return {
+        "loss_mean": mean,
+        "loss_min": min(finite, default=math.nan),
+        "loss_max": max(finite, default=math.nan),
+        "loss_std": math.sqrt(sum((loss - mean) * (loss - mean) for loss in finite) / len(finite))
+        if finite
+        else math.nan,
+        "loss_nonfinite": float(len(losses) - len(finite)),
+    }

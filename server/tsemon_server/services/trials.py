@@ -1,0 +1,108 @@
+"""Tests of rules: what they would have said of a stored run, or of frames that were sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Self
+
+from pydantic import ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from tsemon.errors import InvalidArgument, UnknownRun
+from tsemon.wire import MAX_BLOCKS
+from tsemon_answers.rules import Tried, TriedAlert
+from tsemon_answers.runs import Run
+from tsemon_server.alerts import ActiveRules
+from tsemon_server.bodies import WHOLE, Body, read_body
+from tsemon_server.rules import MAX_CHARACTERS, Evaluator, load
+from tsemon_server.rules.views import views_of
+from tsemon_server.services.ingest import FrameBody, to_frame
+from tsemon_server.services.ingest.schemas import BlockIndex
+from tsemon_server.services.replay import Attempt, Recording, replay
+from tsemon_server.services.replay.stored import StoredRun
+from tsemon_server.store import Store
+
+MAX_TRIED_FRAMES = 10_000
+"""That come in a body."""
+MAX_TRIED_STORED_FRAMES = 100_000
+
+
+class RuleTest(Body):
+    """What rules would have said of a run, or of frames."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "not": {
+                "anyOf": [
+                    {"properties": {"run_id": {"type": "null"}, "frames": {"type": "null"}}},
+                    {
+                        "properties": {"run_id": {"type": "string"}, "frames": {"type": "array"}},
+                        "required": ["run_id", "frames"],
+                    },
+                ]
+            }
+        }
+    )
+
+    run_id: Annotated[str, Field(max_length=64)] | None = None
+    """A run whose frames are stored."""
+    frames: Annotated[list[FrameBody], Field(max_length=MAX_TRIED_FRAMES)] | None = None
+    """Or frames, in any order."""
+    num_blocks: Annotated[int, Field(ge=0, le=MAX_BLOCKS), WHOLE] = 0
+    """With `frames`: the model's depth, against which the shapes of arrays are held."""
+    frozen_blocks: Annotated[list[BlockIndex], Field(max_length=MAX_BLOCKS)] = []  # noqa: RUF012
+    """With `frames`: indexes of the blocks that are not trained, on purpose."""
+    rules: Annotated[str, Field(max_length=MAX_CHARACTERS)] | None = None
+    """A rule file, as YAML or JSON; without it, the rules that are in force."""
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> Self:
+        if (self.run_id is None) == (self.frames is None):
+            raise PydanticCustomError("one_of_both", "Either run_id or frames should be given")
+        return self
+
+
+def test(store: Store, active: ActiveRules, raw: bytes | bytearray, may_see: Callable[[str], bool]) -> Tried:
+    """What rules would have said. `may_see` is whether whoever asks may see a project."""
+    body = read_body(RuleTest, raw)
+    with store.read() as reader:
+        given = None if body.rules is None else Evaluator(load(body.rules, "rules"))
+        evaluator = active.of(reader.rules).evaluator if given is None else given
+        if body.run_id is not None:
+            run = reader.runs.get(body.run_id)
+            if not may_see(run.project):
+                raise UnknownRun(f"no run has the id {body.run_id!r}; the list of runs has those there are")
+            _check_length(run)
+            return _tried(StoredRun(reader, body.run_id), evaluator)
+    return _tried(_Sent(body), evaluator)
+
+
+class _Sent:
+    """Frames of a request, as a recording."""
+
+    name = "frames"
+
+    def __init__(self, body: RuleTest) -> None:
+        self.problems: list[str] = []
+        self._frames = [to_frame(sent, body.num_blocks) for sent in body.frames or ()]
+        self._frozen = frozenset(body.frozen_blocks)
+
+    def attempts(self) -> Iterator[Attempt]:
+        yield Attempt(0, views_of(self._frames, self._frozen))
+
+
+def _check_length(run: Run) -> None:
+    if run.num_frames > MAX_TRIED_STORED_FRAMES:
+        raise InvalidArgument(
+            f"expected a run of at most {MAX_TRIED_STORED_FRAMES} frames, got one of {run.num_frames}, for which others "
+            "would have to wait too long; `tsemon replay --database` tries rules on runs of any length"
+        )
+
+
+def _tried(recording: Recording, evaluator: Evaluator) -> Tried:
+    replayed = replay(recording, evaluator)
+    return Tried(
+        alerts=[TriedAlert.model_validate(alert, from_attributes=True) for alert in replayed.alerts],
+        num_frames=replayed.num_frames,
+        problems=list(replayed.problems),
+    )

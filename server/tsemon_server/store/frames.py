@@ -1,0 +1,145 @@
+"""The frames of runs: the ledger computes the visible intervals, the series reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tsemon.wire import Frame
+from tsemon_answers.runs import Recorded
+from tsemon_server.store.engine import Unit
+from tsemon_server.store.ledger.attempts import visible
+from tsemon_server.store.ledger.rules import Rules
+from tsemon_server.store.ledger.summaries import Summaries
+from tsemon_server.store.schema import NEVER
+from tsemon_server.store.series import Series, Shape
+from tsemon_server.store.series.cells import Ints
+from tsemon_server.store.series.exporting import Export
+from tsemon_server.store.series.frames import PastFrame
+from tsemon_server.store.series.metric import Metric
+from tsemon_server.store.series.packing import Kind
+from tsemon_server.store.streams import Address, At, Newest, Span, Stream
+
+Layers = Mapping[str, NDArray[np.floating[Any]]]
+
+
+class Frames:
+    """The frames of all runs. Steps that are asked for are both included; without an attempt, what none hides is read."""
+
+    def __init__(self, unit: Unit, series: Series[Unit]) -> None:
+        self._unit, self._series = unit, series
+
+    def recorded(self, run_id: str) -> Recorded:
+        """The metrics that the run has frames for."""
+        found = self._series.known(self._unit, run_id)
+        return Recorded(
+            scalars=[name for kind, name in found if kind == "scalars"],
+            layers={name: num_rows for (kind, name), (num_rows, _) in found.items() if kind == "layers"},
+            heads={name: shape for (kind, name), shape in found.items() if kind == "heads"},
+        )
+
+    def metric(
+        self,
+        run_id: str,
+        kind: Kind,
+        metric: str,
+        *,
+        entry: Shape | None = None,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        attempt: int | None = None,
+    ) -> Metric:
+        """What is stored of `metric`. `entry` is a row (layer) and a column (head); without it all rows are read."""
+        spans = self._visible(run_id, attempt, from_step, to_step)
+        return self._series.read(self._unit, run_id, spans, kind, metric, entry)
+
+    def export(
+        self,
+        run_id: str,
+        *,
+        metrics: Sequence[str] | None = None,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        attempt: int | None = None,
+    ) -> Export:
+        """Whole frames, with some metrics or all."""
+        spans = self._visible(run_id, attempt, from_step, to_step)
+        return self._series.export(self._unit, run_id, spans, metrics)
+
+    def after(self, run_id: str, attempt: int, step: int) -> list[Frame]:
+        """The attempt's frames after `step` in the order of steps; of one step, by writer and seq."""
+        return [frame.to_wire() for frame in self.export(run_id, attempt=attempt, from_step=step + 1).frames()]
+
+    def nearest(self, run_id: str, step: int | None, attempt: int | None) -> At | None:
+        """Where the nearest frame to `step` is, or the newest one."""
+        spans = self._visible(run_id, attempt)
+        return self._series.nearest(self._unit, run_id, spans, NEVER if step is None else step)
+
+    def at(self, run_id: str, at: At) -> Sequence[PastFrame]:
+        """All frames that an attempt has of a step, by writer and seq."""
+        return self._series.at(self._unit, {run_id: at}).get(run_id, ())
+
+    def layers_at(self, steps: Mapping[str, At]) -> dict[str, list[Layers]]:
+        """What some runs measured per layer at one step each, writer by writer; of those that have such a frame."""
+        found = self._series.at(self._unit, steps, ["layers"])
+        return {run_id: [frame.layers for frame in frames] for run_id, frames in found.items()}
+
+    def seconds_at(self, run_id: str, steps: Ints) -> NDArray[np.float64]:
+        """Seconds from the run's first frame to each of these steps, in a straight line between frames; else NaN."""
+        return self._series.seconds_at(self._unit, run_id, self._visible(run_id), steps)
+
+    def newest(self, run_id: str) -> Newest | None:
+        """The newest frame that no later attempt hides."""
+        return self._series.newest(self._unit, run_id, self._visible(run_id))
+
+    def scalars_of(self, frame: Address) -> tuple[float, Mapping[str, float]]:
+        """The time of a frame, and its scalars; 0.0 and none where it cannot be read."""
+        (run_id, attempt, writer), seq, step = frame
+        of_step = self._series.at(self._unit, {run_id: At(step, attempt)}, ["scalars"]).get(run_id, ())
+        found = (one for one in of_step if (one.writer, one.seq) == (writer, seq))
+        return next(((one.time, one.scalars) for one in found), (0.0, {}))
+
+    def _visible(
+        self, run_id: str, attempt: int | None = None, from_step: int | None = None, to_step: int | None = None
+    ) -> list[Span]:
+        return visible(self._unit.connection, run_id, attempt=attempt, from_step=from_step, to_step=to_step)
+
+
+class Added(NamedTuple):
+    """What came of storing frames."""
+
+    frames: Sequence[Frame]
+    """Those that were not stored before, by seq."""
+    unread: Sequence[Frame]
+    """The frames that the rules have to read: the same, and more if the ledger had missed some."""
+    is_current: bool
+    """Whether their attempt is the run's current one."""
+
+
+class FrameChanges(Frames):
+    """Adds frames."""
+
+    def __init__(self, unit: Unit, series: Series[Unit], now: float, rules: Rules) -> None:
+        super().__init__(unit, series)
+        self._summaries, self._rules = Summaries(unit.connection, now), rules
+
+    def add(self, run_id: str, attempt: int, writer: str, frames: Sequence[Frame]) -> Added:
+        """Store the frames that are not stored yet, and note them in the summary of the run."""
+        known, stream = self._summaries.of(run_id, attempt), Stream(run_id, attempt, writer)
+        added, num_stored = self._series.add(self._unit, stream, frames)
+        unread: Sequence[Frame] = added
+        if num_stored <= known.num_frames + len(added):
+            self._summaries.note(stream, known, added, num_stored)
+        else:  # of some that were stored before, the ledger was not told
+            self._summaries.repair(run_id, known, self.newest(run_id), num_stored)
+            unread = self._unread(run_id, attempt)
+        self._summaries.note_not_measured(stream, frames)
+        return Added(added, unread, attempt == known.attempt)
+
+    def _unread(self, run_id: str, attempt: int) -> list[Frame]:
+        """All from the older of two checkpoints on, which is how far back the rules go for a late frame."""
+        steps = [checkpoint.step for checkpoint in self._rules.checkpoints(run_id, attempt)]
+        return self.after(run_id, attempt, min(steps) if len(steps) > 1 else -1)

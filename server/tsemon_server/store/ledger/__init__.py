@@ -1,0 +1,1 @@
+"""The data that needs transactions: runs and attempts, alerts, rules with their memory, notices."""

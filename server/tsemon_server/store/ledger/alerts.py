@@ -1,0 +1,342 @@
+"""Alerts, as they are and as rules, people and the ends of runs change them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    ScalarSelect,
+    Select,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal,
+    literal_column,
+    or_,
+    select,
+    update,
+)
+
+from tsemon.errors import UnknownAlert, WrongAlertState
+from tsemon.wire import AlertState
+from tsemon_answers.alerts import Alert, AlertsQuery, ResolvedReason
+from tsemon_server.store.ledger import silences, tables
+from tsemon_server.store.ledger.attempts import is_running
+from tsemon_server.store.ledger.journal import Journal
+from tsemon_server.store.ledger.listing import OPEN, Place, fired_to_the_end, page_of
+from tsemon_server.store.prepared import Prepared
+from tsemon_server.store.times import utc
+
+_alert, _run = tables.alert.c, tables.run.c
+
+EVERY_ALERT = AlertsQuery()
+
+_SHOWN_STATE = case(
+    (and_(_alert.state == "firing", _alert.acknowledged_at.is_not(None)), "acknowledged"),
+    else_=_alert.state,
+)
+
+
+class FiringAlert(NamedTuple):
+    """An alert that fires and is not silenced."""
+
+    run_id: str
+    rule: str
+    family: str
+    severity: str
+
+
+class TakenBack(NamedTuple):
+    """An alert that is judged again."""
+
+    alert_id: int
+    pending_step: int
+    firing_step: int | None
+    resolved_step: int | None
+    is_of_rules: bool
+    """Otherwise people or the run's end called it over, and it stays as it is."""
+
+    def meets(self, first_step: int, last_step: int | None) -> bool:
+        """Whether there is a step at which both were, this alert and what held from `first_step` to `last_step`."""
+        is_before = self.resolved_step is not None and self.resolved_step < first_step
+        return not is_before and (last_step is None or self.pending_step <= last_step)
+
+
+def select_alerts() -> Select[Any]:
+    """Alerts as they are at the time `now`."""
+    columns = [column for column in _alert if column is not _alert.state]
+    query = select(
+        *columns, _SHOWN_STATE.label("state"), _run.project, _run.run, silences.is_silenced().label("silenced")
+    )
+    return query.join(tables.run, _run.run_id == _alert.run_id)
+
+
+def alert_of(row: Row[Any]) -> Alert:
+    times = ("opened_at", "updated_at", "acknowledged_at")
+    shown = {name: None if (time := getattr(row, name)) is None else utc(time) for name in times}
+    return Alert.model_validate({**row._mapping, **shown, "alert_id": str(row.alert_id)})
+
+
+# Built once, for every body of frames asks them.
+_HAS_OPEN_ALERTS = Prepared(
+    select(_alert.run_id)
+    .where(_alert.run_id == bindparam("run_id"), or_(*(_alert.state == state for state in OPEN)))
+    .limit(literal_column("1"))
+)
+_ALERTS_TO_TELL = (
+    select_alerts()
+    .where(
+        _alert.run_id == bindparam("run_id"),
+        or_(_alert.state.in_(OPEN), _alert.alert_id.in_(bindparam("resolved", expanding=True))),
+    )
+    .order_by(_alert.alert_id.desc())
+)
+
+
+class Alerts:
+    """The alerts of all runs."""
+
+    def __init__(self, connection: Connection, now: float) -> None:
+        self._connection, self._now = connection, now
+
+    def find(
+        self, which: AlertsQuery = EVERY_ALERT, *, limit: int | None = None, after: Place | None = None
+    ) -> list[Alert]:
+        """At most `limit` alerts, newest first, from `after` on."""
+        wanted = (
+            (_alert.run_id, which.run_id),
+            (_run.project, which.project),
+            (_alert.rule, which.rule),
+            (_alert.family, which.family),
+            (_alert.severity, which.severity),
+            (_alert.acknowledged_at.is_not(None), which.acknowledged),
+            (silences.is_silenced(), which.silenced),
+            (func.coalesce(fired_to_the_end(), False), which.at_end),
+        )
+        query = select_alerts().where(*(column == value for column, value in wanted if value is not None))
+        if which.state:
+            query = query.where(_SHOWN_STATE.in_(which.state))
+        if isinstance(which.since, datetime):
+            query = query.where(_alert.updated_at >= which.since.timestamp())
+        return self._alerts(page_of(query, (_alert.alert_id,), True, limit, after))
+
+    def get(self, alert_id: str) -> Alert:
+        """The alert, or UnknownAlert."""
+        found = self._alerts(select_alerts().where(_alert.alert_id == silences.number_of(alert_id)))
+        if not found:
+            raise UnknownAlert(
+                f"no alert has the id {alert_id!r}; one that was only pending goes away, and so do those of a run "
+                "that is deleted"
+            )
+        return found[0]
+
+    def by_ids(self, alert_ids: Collection[int]) -> list[Alert]:
+        """The given ones that exist, the oldest first."""
+        return self._alerts(select_alerts().where(_alert.alert_id.in_(alert_ids)).order_by(_alert.alert_id))
+
+    def changed_since(self, since: float, run_ids: Collection[str] = ()) -> list[Alert]:
+        """Those that have changed since then, and all of these runs; the last changed last."""
+        is_changed = _alert.updated_at >= since
+        if run_ids:
+            is_changed = or_(is_changed, _alert.run_id.in_(run_ids))
+        return self._alerts(select_alerts().where(is_changed).order_by(_alert.updated_at, _alert.alert_id))
+
+    def to_tell(self, run_id: str, resolved: Sequence[int] = ()) -> list[Alert]:
+        """What the writer of a run gets to hear: its open alerts, and those in `resolved`."""
+        if not resolved and _HAS_OPEN_ALERTS.run(self._connection, {"run_id": run_id}).fetchone() is None:
+            return []  # as nearly always
+        return self._alerts(_ALERTS_TO_TELL, run_id=run_id, resolved=resolved)
+
+    def firing(self) -> list[FiringAlert]:
+        """All that fires and is not silenced; what fires more than once on a run is named once."""
+        query = (
+            select(_alert.run_id, _alert.rule, _alert.family, _alert.severity)
+            .join(tables.run, _run.run_id == _alert.run_id)
+            .where(_alert.state == "firing", ~silences.is_silenced())
+            .distinct()
+            .order_by(_alert.run_id, _alert.rule)
+        )
+        return [FiringAlert(*row) for row in self._connection.execute(query, {"now": self._now})]
+
+    def _alerts(self, query: Select[Any], **values: Any) -> list[Alert]:
+        return [alert_of(row) for row in self._connection.execute(query, {"now": self._now, **values})]
+
+
+class AlertChanges(Alerts):
+    """Changes of alerts. Whatever changes whether one fires queues a notice for whoever is to hear of it."""
+
+    def __init__(self, connection: Connection, now: float, journal: Journal) -> None:
+        super().__init__(connection, now)
+        self._journal = journal
+
+    # By the rules
+
+    def open(self, run_id: str, attempt: int, rule: str, **values: Any) -> None:
+        """Add an alert; `values` are the other columns."""
+        opened = insert(tables.alert).values(
+            run_id=run_id, attempt=attempt, rule=rule, opened_at=self._now, updated_at=self._now, **values
+        )
+        alert_id = self._connection.execute(opened.returning(_alert.alert_id)).scalar_one()
+        if values["state"] == "firing":
+            self._queue_notices(_alert.alert_id == alert_id, has_fired=True)
+
+    def change(self, run_id: str, rule: str, from_state: AlertState, **values: Any) -> int | None:
+        """Change the alert of the rule that is in `from_state`; its id, or None where there is none."""
+        which = select(func.max(_alert.alert_id)).where(
+            _alert.run_id == run_id, _alert.rule == rule, _alert.state == from_state
+        )
+        alert_id: int | None = self._connection.execute(which).scalar_one()
+        if alert_id is not None:
+            reason = {"resolved_reason": "clear"} if values.get("state") == "resolved" else {}
+            self._update(_alert.alert_id == alert_id, **reason, **values)
+            self._queue_notices(_alert.alert_id == alert_id, has_fired=values.get("state") == "firing")
+        return alert_id
+
+    def withdraw(self, run_id: str, rule: str) -> None:
+        """Forget the rule's pending alert."""
+        self._delete_pending(_alert.run_id == run_id, _alert.rule == rule)
+
+    def take_back(self, run_id: str, attempt: int, step: int, rules: Sequence[str]) -> dict[str, list[TakenBack]]:
+        """Let the alerts of `rules` be as they left them after `step`; those that opened or fired later, in order, by rule.
+
+        These are neither open nor over until `revise` or `drop` says what they are. What people or the run's end called
+        over later stays so, and is listed too.
+        """
+        is_of_rules = func.coalesce(_alert.resolved_reason, "clear") == "clear"
+        began_later = or_(_alert.pending_step > step, _alert.firing_step > step)
+        listed = case((is_of_rules, began_later), else_=_alert.resolved_step > step)
+        mine = and_(_alert.run_id == run_id, _alert.attempt == attempt, _alert.rule.in_(rules))
+        steps = (_alert.pending_step, _alert.firing_step, _alert.resolved_step)
+        rows = self._connection.execute(
+            select(_alert.rule, _alert.alert_id, *steps, is_of_rules.label("is_of_rules"))
+            .where(mine, listed)
+            .order_by(_alert.alert_id)
+        )
+        later: dict[str, list[TakenBack]] = {}
+        for rule, *row in rows.all():
+            later.setdefault(rule, []).append(TakenBack(*row))
+        mine = and_(mine, is_of_rules)
+        self._queue_notices(and_(mine, or_(began_later, _alert.resolved_step > step)))
+        self._connection.execute(update(tables.alert).where(mine, began_later).values(state="revised"))
+        is_over = and_(_alert.state != "revised", _alert.resolved_step > step)
+        self._connection.execute(update(tables.alert).where(mine, is_over).values(state="firing", **_NOT_OVER))
+        return later
+
+    def revise(self, alert_id: int, **values: Any) -> None:
+        """Let an alert that was taken back be what `values` say."""
+        is_it = self._taken_back(alert_id)
+        if values["state"] == "firing":
+            self._queue_notices(is_it, has_fired=True)
+        self._update(is_it, **_NOT_OVER | values)
+
+    def drop(self, alert_id: int) -> bool:
+        """Remove an alert that was taken back, or, where it had fired and people were told, call it over: whether so."""
+        is_it = self._taken_back(alert_id)
+        self._connection.execute(delete(tables.alert).where(is_it, _alert.firing_step.is_(None)))
+        return self._update(is_it, state="resolved", resolved_step=_alert.firing_step, resolved_reason="clear") > 0
+
+    def _taken_back(self, alert_id: int) -> ColumnElement[bool]:
+        """That one, but where people or the run's end called it over."""
+        return and_(_alert.alert_id == alert_id, _alert.state == "revised")
+
+    # By people
+
+    def acknowledge(self, alert_id: str, by: str, note: str | None) -> Alert:
+        """Note who has seen to an alert. The first to say so stays."""
+        seen = {"acknowledged_at": self._now, "acknowledged_by": by, "note": note}
+        self._change_open(alert_id, _alert.acknowledged_at.is_(None), **seen)
+        return self._open_alert(alert_id, "acknowledged")
+
+    def unacknowledge(self, alert_id: str) -> Alert:
+        """Let nobody have seen to it."""
+        unseen = {"acknowledged_at": None, "acknowledged_by": None, "note": None}
+        self._change_open(alert_id, _alert.acknowledged_at.is_not(None), **unseen)
+        return self._open_alert(alert_id, "given back")
+
+    def resolve(self, alert_id: str, by: str, note: str | None) -> Alert:
+        """Call an alert over that fires. Its rule opens another one only after its condition was over for a while."""
+        found = self._open_alert(alert_id, "resolved")
+        if found.firing_step is None:
+            raise WrongAlertState(f"the alert {alert_id} is only pending; it goes away by itself, or fires")
+        over = {"state": "resolved", **_over(_LAST_STEP, "by hand")}
+        seen = {"acknowledged_at": self._now, "acknowledged_by": by, "note": note}
+        self._change_open(alert_id, _alert.state == "firing", **over, **seen)
+        return self.get(alert_id)
+
+    def _change_open(self, alert_id: str, where: ColumnElement[bool], **values: Any) -> None:
+        is_it = and_(_alert.alert_id == silences.number_of(alert_id), _alert.state.in_(OPEN), where)
+        self._queue_notices(is_it)
+        self._update(is_it, **values)
+
+    def _open_alert(self, alert_id: str, what: str) -> Alert:
+        found = self.get(alert_id)
+        if found.state == "resolved":
+            raise WrongAlertState(f"the alert {alert_id} is over, so it cannot be {what}; leave it as it is")
+        return found
+
+    # By what becomes of runs and rules
+
+    def end_of_run(self, run_id: str, reason: ResolvedReason, step: int | None = None) -> None:
+        """Whatever is open ends at `step`, else the last: what fires is over, what was pending never was."""
+        self._end(_alert.run_id == run_id, _over(_LAST_STEP if step is None else step, reason))
+
+    def end_of_ended(self, run_id: str, attempt: int) -> None:
+        """Where the run has ended already, what frames that came afterwards opened is over with it."""
+        if not is_running(self._connection, run_id, attempt):
+            self.end_of_run(run_id, "run ended")
+
+    def end_of_rule(self, rule: str) -> None:
+        """The rule looks at no run any more, so what it had opened is over."""
+        self._end(_alert.rule == rule, _over(_LAST_STEP, "rule disabled"))
+
+    def reopen(self, run_id: str) -> None:
+        """The run has not ended after all, so what fired at its end still does."""
+        of_attempt = select(_run.attempt).where(_run.run_id == run_id).scalar_subquery()
+        did_end = and_(_alert.run_id == run_id, _alert.resolved_reason == "run ended", _alert.attempt == of_attempt)
+        self._queue_notices(did_end)
+        self._update(did_end, state="firing", **_NOT_OVER)
+
+    def _end(self, which: ColumnElement[bool], over: dict[str, Any]) -> None:
+        self._delete_pending(which)
+        fires = and_(which, _alert.state == "firing")
+        self._queue_notices(fires)
+        self._update(fires, state="resolved", **over)
+
+    def _delete_pending(self, *which: ColumnElement[bool]) -> None:
+        self._connection.execute(delete(tables.alert).where(*which, _alert.state == "pending"))
+
+    def _update(self, which: ColumnElement[bool], **values: Any) -> int:
+        changed = update(tables.alert).where(which).values(updated_at=self._now, **values)
+        return self._connection.execute(changed).rowcount
+
+    def _queue_notices(self, which: ColumnElement[bool], *, has_fired: bool = False) -> None:
+        """Note that these alerts change, in whichever way: what they are when that is committed is what people hear.
+
+        One that `has_fired` is told of even if it is over by then.
+        """
+        changed = select(_alert.alert_id, _alert.run_id, literal(has_fired), literal(self._now)).where(which)
+        columns = ["alert_id", "run_id", "has_fired", "queued_at"]
+        queued = insert(tables.notice).from_select(columns, changed).returning(tables.notice.c.alert_id)
+        self._journal.tell_of_alerts(self._connection.execute(queued).scalars())
+
+
+_NOT_OVER = {"resolved_step": None, "resolved_reason": None}
+
+
+# Of the run of an alert.
+_LAST_STEP = select(func.coalesce(_run.last_step, 0)).where(_run.run_id == _alert.run_id).scalar_subquery()
+
+
+def _over(step: int | ScalarSelect[Any], reason: ResolvedReason) -> dict[str, Any]:
+    """The values of alerts that end at `step` though they fire."""
+    fired = _alert.firing_step
+    # Not before it fired: it was there, even if its frames are hidden now.
+    return {"resolved_step": case((fired < step, step), else_=fired), "resolved_reason": reason}

@@ -1,0 +1,62 @@
+"""Which frames of a run are current, and whether more of them will come.
+
+A later attempt hides what earlier ones wrote from its first step on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+
+from sqlalchemy import Connection, String, or_, select
+
+from tsemon_server.store.engine import table_of
+from tsemon_server.store.ledger import tables
+from tsemon_server.store.schema import NEVER
+from tsemon_server.store.streams import Address, Span, Standing, Stream
+
+_attempt, _run = tables.attempt.c, tables.run.c
+ONE_OF = table_of("run_ids", run_id=String)
+"""Some runs. Their ids come with each execution, as `run_ids`."""
+
+
+def values_of(run_ids: Collection[str]) -> str:
+    """Ids as that parameter."""
+    return json.dumps([[run_id] for run_id in run_ids])
+
+
+def visible(
+    connection: Connection,
+    run_id: str,
+    *,
+    attempt: int | None = None,
+    from_step: int | None = None,
+    to_step: int | None = None,
+) -> list[Span]:
+    """The intervals that no later attempt hides, or all of one attempt, cut to these steps."""
+    first, last = 0 if from_step is None else from_step, NEVER if to_step is None else to_step
+    if attempt is not None:
+        return [Span(attempt, first, last)]
+    query = select(_attempt.attempt, _attempt.hidden_from).where(
+        _attempt.run_id == run_id, _attempt.hidden_from > first
+    )
+    rows = connection.execute(query.order_by(_attempt.attempt))
+    return [Span(number, first, min(last, hidden_from - 1)) for number, hidden_from in rows]
+
+
+def standings(connection: Connection, run_ids: Collection[str], silent_before: float) -> dict[str, Standing]:
+    """How those of these runs stand that are there. One that was not heard of since then sends no more."""
+    is_over = or_(_run.state != "running", _run.updated_at < silent_before)
+    newest = (_run.last_attempt, _run.last_writer, _run.last_seq, _run.last_step)
+    query = select(_run.run_id, _run.attempt, is_over, *newest).join(ONE_OF, ONE_OF.c.run_id == _run.run_id)
+    rows = connection.execute(query, {"run_ids": values_of(run_ids)})
+    return {
+        run_id: Standing(attempt, is_over, None if seq is None else Address(Stream(run_id, of, writer), seq, step))
+        for run_id, attempt, is_over, of, writer, seq, step in rows
+    }
+
+
+def is_running(connection: Connection, run_id: str, attempt: int) -> bool:
+    """Whether the run is still running, in this attempt; it stays so to the end of this transaction."""
+    query = select(_run.run_id).where(_run.run_id == run_id, _run.attempt == attempt, _run.state == "running")
+    return connection.execute(query.with_for_update()).first() is not None

@@ -1,0 +1,367 @@
+"""Alerts that people are to hear of: what changed, who is to be told, and what came of it.
+
+A change of an alert leaves a `notice`, in the transaction that changes it. Routing turns it into a `delivery` for each
+receiver that has not heard of it yet, which stays as the log of what was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    case,
+    delete,
+    distinct,
+    func,
+    literal,
+    null,
+    or_,
+    select,
+    update,
+)
+
+from tsemon_answers.alerts import Alert, DeliveryStatus, NoticeKind, Notification
+from tsemon_server.store.engine import Database, insert_missing
+from tsemon_server.store.ledger import tables
+from tsemon_server.store.ledger.alerts import alert_of, select_alerts
+from tsemon_server.store.ledger.listing import Place, page_of
+from tsemon_server.store.times import utc
+
+UNHEARD_S = 86_400.0
+"""A notice that nobody took for so long is forgotten: no service of this database sends any."""
+KEPT_S = 30 * 86_400.0
+"""The log is kept for so long,"""
+KEPT_DELIVERIES = 20_000
+"""and at most so many entries of it."""
+ROUTED_AT_ONCE = 100
+"""So many in one transaction, for which those who write frames wait."""
+SENT_AT_ONCE = 1000
+"""So many are taken for sending in one go."""
+FAR = 1e11
+"""A time that does not come: when what was told is told again that is to be told once."""
+
+_notice, _delivery, _alert = tables.notice.c, tables.delivery.c, tables.alert.c
+
+
+class Plan(NamedTuple):
+    """How one receiver is to be told of an alert."""
+
+    receiver: str
+    topic: str
+    """What is on one topic goes in one message."""
+    wait_s: float
+    """How long to wait for more on a topic that nothing was sent on yet,"""
+    interval_s: float
+    """and on one that something was."""
+    repeat_s: float | None
+    """How often to say that it still fires; None for once."""
+
+
+class Due(NamedTuple):
+    """A delivery whose time has come."""
+
+    delivery_id: int
+    kind: NoticeKind
+    topic: str
+    status: DeliveryStatus
+    tried_at: float | None
+    """When it was tried in vain first, since it was last sent."""
+    was_told: bool
+    """Whether the receiver was told what came before: if not, it hears of the beginning and the end at once."""
+    alert: Alert
+
+
+class Notices:
+    """The notices and deliveries of one database."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database, self._clock = database, clock
+
+    def route(self, plans: Callable[[Alert], Sequence[Plan]]) -> int:
+        """Plan who is told of what has changed, oldest first; how many changes there were."""
+        with self._database.reading() as connection:
+            if connection.execute(select(_notice.notice_id).limit(1)).first() is None:
+                return 0  # as nearly always
+        with self._database.writing() as connection:
+            return _Routing(connection, self._clock(), plans).route()
+
+    def due(self, receiver: str) -> list[Due]:
+        """What is to be sent to the receiver now, the longest due first."""
+        c = _delivery
+        query = (
+            _with_alerts(c.delivery_id, c.kind, c.topic, c.status, c.tried_at, (~_has_merged()).label("was_told"))
+            .where(c.receiver == receiver, c.due_at <= self._clock())
+            .order_by(c.due_at, c.delivery_id)
+            .limit(SENT_AT_ONCE)
+        )
+        with self._database.reading() as connection:
+            rows = connection.execute(query, {"now": self._clock()}).all()
+        return [
+            Due(row.delivery_id, row.kind, row.topic, row.status, row.tried_at, row.was_told, alert_of(row))
+            for row in rows
+        ]
+
+    def num_messages(self, receiver: str, seconds: float) -> int:
+        """How many messages the receiver was sent in the last `seconds`: all that one message tells has one time."""
+        is_recent = and_(_delivery.receiver == receiver, _delivery.sent_at > self._clock() - seconds)
+        with self._database.reading() as connection:
+            return connection.execute(select(func.count(distinct(_delivery.sent_at))).where(is_recent)).scalar_one()
+
+    def log(
+        self,
+        *,
+        receiver: str | None = None,
+        status: DeliveryStatus | None = None,
+        limit: int = 50,
+        after: Place | None = None,
+    ) -> list[Notification]:
+        """At most `limit` deliveries, newest first, from `after` on."""
+        wanted = ((_delivery.receiver, receiver), (_delivery.status, status))
+        query = _with_alerts(*(column for column in _delivery if column.name not in ("alert_id", "run_id", "topic")))
+        query = query.where(*(column == value for column, value in wanted if value is not None))
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                page_of(query, (_delivery.delivery_id,), True, limit, after), {"now": self._clock()}
+            ).all()
+        return [_notification(row) for row in rows]
+
+    def note_sent(self, ids: Collection[int]) -> None:
+        """The receiver has them. What fires is told again after its time, and waits until then for its end."""
+        again = case((_is_over(), null()), (_delivery.kind == "firing", self._again()))
+        values = {"status": "sent", "sent_at": self._clock(), "due_at": again, "tried_at": null(), "error": null()}
+        self._change(ids, attempts=_delivery.attempts + 1, is_held=False, **values)
+
+    def note_tried(self, ids: Collection[int], error: str, retry_s: float) -> None:
+        """It was in vain, and is tried again."""
+        now = self._clock()
+        values = {"error": error, "due_at": now + retry_s, "tried_at": func.coalesce(_delivery.tried_at, now)}
+        self._change(ids, ~_is_over(), attempts=_delivery.attempts + 1, **values)
+
+    def note_failed(self, ids: Collection[int], error: str) -> None:
+        """It was in vain for the last time. That something still fires is told again after its time."""
+        was_sent = _delivery.sent_at.is_not(None)
+        values = {
+            "status": case((was_sent, _delivery.status), else_="failed"),
+            "due_at": case((was_sent, self._again())),
+        }
+        self._change(ids, ~_is_over(), attempts=_delivery.attempts + 1, error=error, tried_at=null(), **values)
+
+    def hold(self, ids: Collection[int], seconds: float) -> None:
+        """Nobody wants to hear of them now: ask again after so long."""
+        why = "held back: the alert is silenced or acknowledged"
+        self._change(ids, ~_is_over(), is_held=True, error=why, due_at=self._clock() + seconds)
+
+    def drop_others(self, receivers: Collection[str]) -> None:
+        """Drop what is to be sent to any but these receivers."""
+        others = and_(_delivery.receiver.not_in(receivers), ~_is_over())
+        dropped = update(tables.delivery).where(others).values(status=_dropped(), due_at=None, changed_at=self._clock())
+        with self._database.writing() as connection:
+            connection.execute(dropped)
+
+    def forget_old(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Forget what is too old or too much; what is still to be sent stays."""
+        now = self._clock()
+        with self._database.reading() as connection:
+            if is_stopped() or not any(
+                connection.execute(select(literal(1)).where(old).limit(1)).first() for old in _old(connection, now)
+            ):
+                return
+        with self._database.writing() as connection:
+            for table, old in zip((tables.notice, tables.delivery), _old(connection, now), strict=True):
+                connection.execute(delete(table).where(old))
+
+    def _again(self) -> ColumnElement[float]:
+        return func.coalesce(self._clock() + _delivery.repeat_s, FAR)
+
+    def _change(self, ids: Collection[int], *only_if: ColumnElement[bool], **values: Any) -> None:
+        which = _delivery.delivery_id.in_(ids)
+        changed = update(tables.delivery).where(which, *only_if).values(changed_at=self._clock(), **values)
+        with self._database.writing() as connection:
+            connection.execute(changed)
+
+
+class _Routing:
+    """One transaction that turns notices into deliveries.
+
+    It goes by what an alert is and what each receiver was told last, not by what happened in between: an alert that is
+    taken back and fires again a moment later is no news.
+    """
+
+    def __init__(self, connection: Connection, now: float, plans: Callable[[Alert], Sequence[Plan]]) -> None:
+        self._connection, self._now, self._plans = connection, now, plans
+        self._due_at: dict[tuple[str, str], float] = {}
+        self._planned: list[dict[str, Any]] = []
+
+    def route(self) -> int:
+        notices = self._connection.execute(
+            select(_notice.notice_id, _notice.alert_id, _notice.has_fired)
+            .order_by(_notice.notice_id)
+            .limit(ROUTED_AT_ONCE)
+            .with_for_update()
+        ).all()
+        alert_ids = {notice.alert_id for notice in notices}
+        fired = {notice.alert_id for notice in notices if notice.has_fired}
+        query = select_alerts().where(_alert.alert_id.in_(alert_ids)).order_by(_alert.alert_id)
+        last = self._last_told(alert_ids)
+        for row in self._connection.execute(query, {"now": self._now}).all():
+            alert, told = alert_of(row), last.get(row.alert_id, {})
+            if is_firing(alert):
+                self._plan_firing(alert, told)
+            else:
+                self._plan_over(alert, told)
+                if row.alert_id in fired and alert.state == "resolved" and not is_muted(alert):
+                    self._plan_both(alert, told)
+        if self._planned:
+            insert_missing(self._connection, tables.delivery, self._planned)
+        routed = [notice.notice_id for notice in notices]
+        self._connection.execute(delete(tables.notice).where(_notice.notice_id.in_(routed)))
+        return len(notices)
+
+    def _last_told(self, alert_ids: Collection[int]) -> dict[int, dict[str, Row[Any]]]:
+        """The last delivery of each alert to each receiver."""
+        found: dict[int, dict[str, Row[Any]]] = {}
+        query = select(tables.delivery).where(_delivery.alert_id.in_(alert_ids)).order_by(_delivery.turn)
+        for row in self._connection.execute(query):
+            found.setdefault(row.alert_id, {})[row.receiver] = row
+        return found
+
+    def _plan_firing(self, alert: Alert, told: Mapping[str, Row[Any]]) -> None:
+        for plan in self._plans(alert):
+            last = told.get(plan.receiver)
+            if last is not None and last.kind == "resolved" and last.status == "waiting" and not last.attempts:
+                self._take_back(last)
+            elif last is None or last.kind == "resolved" or last.status == "dropped":
+                if last is not None and last.status == "waiting":
+                    self._set(last, status="dropped", due_at=None)
+                known = {"receiver": plan.receiver, "topic": plan.topic, "repeat_s": plan.repeat_s}
+                self._plan(alert, last, kind="firing", due_at=self._next_on(plan), **known)
+
+    def _take_back(self, over: Row[Any]) -> None:
+        """It fires after all, and nobody was told otherwise: let what was said before stand."""
+        self._connection.execute(delete(tables.delivery).where(_delivery.delivery_id == over.delivery_id))
+        before = and_(
+            _delivery.alert_id == over.alert_id, _delivery.receiver == over.receiver, _delivery.turn == over.turn - 1
+        )
+        was_merged = _delivery.status == "merged"
+        values = {
+            "status": case((was_merged, "waiting"), else_=_delivery.status),
+            "due_at": case((was_merged, over.due_at), else_=func.coalesce(_delivery.sent_at + _delivery.repeat_s, FAR)),
+        }
+        self._connection.execute(update(tables.delivery).where(before).values(changed_at=self._now, **values))
+
+    def _plan_over(self, alert: Alert, told: Mapping[str, Row[Any]]) -> None:
+        """Whoever was told that it fires is told that it is over; who was still to be told hears both at once."""
+        known = {plan.receiver: plan for plan in self._plans(alert)}
+        for receiver, last in told.items():
+            if last.kind == "resolved" or last.status not in ("waiting", "sent"):
+                continue
+            if last.status == "waiting" and (last.is_held or is_muted(alert) or alert.state != "resolved"):
+                self._set(last, status="dropped", due_at=None)
+                continue
+            plan = known.get(receiver, Plan(receiver, last.topic, 0.0, 0.0, None))
+            due_at = self._next_on(plan) if last.status == "sent" else last.due_at
+            self._set(last, status="sent" if last.status == "sent" else "merged", due_at=None)
+            self._plan(alert, last, kind="resolved", receiver=receiver, topic=last.topic, due_at=due_at)
+
+    def _plan_both(self, alert: Alert, told: Mapping[str, Row[Any]]) -> None:
+        """It fired and was over before anybody was to be told."""
+        for plan in self._plans(alert):
+            if plan.receiver not in told:
+                known = {"receiver": plan.receiver, "topic": plan.topic}
+                self._plan(alert, None, kind="firing", status="merged", due_at=None, **known)
+                self._plan(alert, None, kind="resolved", turn=2, due_at=self._next_on(plan), **known)
+
+    def _next_on(self, plan: Plan) -> float:
+        """When the next message on the plan's topic goes: with what waits there already, or after a while."""
+        key = plan.receiver, plan.topic
+        if key not in self._due_at:
+            self._due_at[key] = self._find_next(plan)
+        return self._due_at[key]
+
+    def _find_next(self, plan: Plan) -> float:
+        c = _delivery
+        waits_until, sent_at = self._connection.execute(
+            select(func.min(case((c.status == "waiting", c.due_at))), func.max(c.sent_at)).where(
+                c.receiver == plan.receiver, c.topic == plan.topic
+            )
+        ).one()
+        if waits_until is not None:
+            return float(waits_until)
+        return max(self._now + plan.wait_s, self._now if sent_at is None else sent_at + plan.interval_s)
+
+    def _plan(self, alert: Alert, last: Row[Any] | None, **values: Any) -> None:
+        turn = 1 if last is None else last.turn + 1
+        row = {
+            "run_id": alert.run_id,
+            "alert_id": int(alert.alert_id),
+            "turn": turn,
+            "status": "waiting",
+            "attempts": 0,
+        }
+        row |= {"is_held": False, "created_at": self._now, "changed_at": self._now, "repeat_s": None}
+        self._planned.append(row | values)
+
+    def _set(self, row: Row[Any], **values: Any) -> None:
+        which = _delivery.delivery_id == row.delivery_id
+        self._connection.execute(update(tables.delivery).where(which).values(changed_at=self._now, **values))
+
+
+def is_firing(alert: Alert) -> bool:
+    """Whether it does, seen to or not."""
+    return alert.state in ("firing", "acknowledged")
+
+
+def is_muted(alert: Alert) -> bool:
+    """Whether nobody is to be told that it fires."""
+    return alert.silenced or alert.acknowledged_at is not None
+
+
+def _with_alerts(*columns: Any) -> Select[Any]:
+    return select_alerts().add_columns(*columns).join(tables.delivery, _delivery.alert_id == _alert.alert_id)
+
+
+def _notification(row: Row[Any]) -> Notification:
+    fields = {name: value for name, value in row._mapping.items() if name in Notification.model_fields}
+    times = {name: row._mapping[name] for name in ("created_at", "sent_at", "due_at")}
+    seen = {name: None if time is None or time >= FAR else utc(time) for name, time in times.items()}
+    ids = {"notification_id": str(row.delivery_id), "alert_id": str(row.alert_id)}
+    return Notification.model_validate(fields | ids | seen)
+
+
+def _is_over() -> ColumnElement[bool]:
+    return _delivery.due_at.is_(None)
+
+
+def _has_merged() -> ColumnElement[bool]:
+    """Whether it tells what the delivery before it was to tell, too."""
+    before = tables.delivery.alias().c
+    return (
+        select(before.delivery_id)
+        .where(
+            before.alert_id == _delivery.alert_id,
+            before.receiver == _delivery.receiver,
+            before.turn == _delivery.turn - 1,
+            before.status == "merged",
+        )
+        .correlate(tables.delivery)
+        .exists()
+    )
+
+
+def _dropped() -> ColumnElement[str]:
+    return case((_delivery.status == "waiting", "dropped"), else_=_delivery.status)
+
+
+def _old(connection: Connection, now: float) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """Which notices and which deliveries are."""
+    c = _delivery
+    newest = connection.execute(select(func.max(c.delivery_id))).scalar_one() or 0
+    is_old = or_(c.delivery_id <= newest - KEPT_DELIVERIES, c.changed_at < now - KEPT_S)
+    is_awaited = select(c.delivery_id).where(c.alert_id == _notice.alert_id, c.due_at.is_not(None)).exists()
+    return and_(_notice.queued_at < now - UNHEARD_S, ~is_awaited), and_(_is_over(), is_old)

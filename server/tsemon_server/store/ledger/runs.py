@@ -1,0 +1,368 @@
+"""Runs: reading them for lists and pages, and changing them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from sqlalchemy import Connection, Row, Select, and_, bindparam, func, insert, or_, select, true, update
+
+from tsemon.errors import LimitReached, UnknownAttempt, UnknownRun
+from tsemon.wire import MAX_ATTEMPTS, RunState
+from tsemon_answers.runs import Attempt, Latest, Recorded, Run, RunDetail, RunFilter, RunOrder, TagUse
+from tsemon_server.store.engine import insert_missing, items_of, num_items
+from tsemon_server.store.ledger import listing, tables
+from tsemon_server.store.ledger.alerts import AlertChanges
+from tsemon_server.store.ledger.journal import Journal
+from tsemon_server.store.ledger.listing import Place
+from tsemon_server.store.ledger.rules import RuleChanges
+from tsemon_server.store.ledger.summaries import Summaries, columns_of
+from tsemon_server.store.ledger.tombstones import forget_run
+from tsemon_server.store.prepared import Prepared
+from tsemon_server.store.schema import NEVER
+from tsemon_server.store.streams import Address, At, Newest, Stream
+from tsemon_server.store.times import utc
+
+_run, _attempt = tables.run.c, tables.attempt.c
+
+
+class Registration(NamedTuple):
+    """Where a writer may send its frames."""
+
+    run_id: str
+    attempt: int
+
+
+class FramesSeen(NamedTuple):
+    """The same as before: nothing that charts of a run show has changed, but for what retention drops."""
+
+    attempt: int
+    num_frames: int
+
+
+class Limits(NamedTuple):
+    """How many runs there may be."""
+
+    runs: int = 100_000
+    project_runs: int = 20_000
+
+
+class FramesOfRuns(Protocol):
+    """The questions of the ledger about the frames of a run."""
+
+    def recorded(self, run_id: str) -> Recorded:
+        """The metrics that the run has frames for."""
+
+    def newest(self, run_id: str) -> Newest | None:
+        """The newest frame that no later attempt hides."""
+
+    def scalars_of(self, frame: Address) -> tuple[float, Mapping[str, float]]:
+        """The time of a frame, and its scalars."""
+
+
+class Runs:
+    """All runs."""
+
+    def __init__(self, connection: Connection, now: float, frames: FramesOfRuns) -> None:
+        self._connection, self._now, self._frames = connection, now, frames
+
+    def get(self, run_id: str) -> Run:
+        """The run as lists show it, or UnknownRun."""
+        return Run.model_validate(_run_fields(self._row(run_id)))
+
+    def id_of(self, project: str, run: str) -> str | None:
+        """The id of the run of this name, or None."""
+        query = select(_run.run_id).where(_run.project == project, _run.run == run)
+        return self._connection.execute(query).scalar_one_or_none()
+
+    def detail(self, run_id: str) -> RunDetail:
+        """The run with all but its frames, or UnknownRun."""
+        row, recorded = self._row(run_id), self._frames.recorded(run_id)
+        attempts = self._connection.execute(
+            select(_attempt.attempt, _attempt.resume_step, _attempt.started_at)
+            .where(_attempt.run_id == run_id)
+            .order_by(_attempt.attempt)
+        )
+        return RunDetail(
+            **_run_fields(row),
+            blocks=row.blocks,
+            frozen_blocks=row.frozen_blocks,
+            not_measured=_not_measured([told["why"] for told in row.not_measured.values()], recorded),
+            config=row.config,
+            quantities=row.quantities,
+            attempts=[
+                Attempt(attempt=a.attempt, resume_step=a.resume_step, started_at=utc(a.started_at)) for a in attempts
+            ],
+            metrics=recorded,
+            latest=self._latest(row),
+        )
+
+    def find(self, which: RunFilter, *, order: RunOrder, limit: int, after: Place | None = None) -> list[Run]:
+        """At most `limit` runs in `order`, from `after` on."""
+        # In two steps, so that alerts are counted of those alone that are shown.
+        ids = listing.run_ids(self._connection, which, order, limit, after)
+        rows = {row.run_id: row for row in self._connection.execute(_runs().where(_run.run_id.in_(ids)))}
+        return [Run.model_validate(_run_fields(rows[run_id])) for run_id in ids]
+
+    def count(self, which: RunFilter, most: int) -> int:
+        """How many such runs there are; they are counted up to `most`."""
+        return listing.num_runs(self._connection, which, most)
+
+    def tags(self, project: str | None, most: int) -> list[TagUse]:
+        """The tags that the most runs have, of one project or of all."""
+        tag = items_of(_run.tags).table_valued("value")
+        num_with = func.count(_run.run_id.distinct())
+        query = select(tag.c.value, num_with).select_from(tables.run).join(tag, true())
+        query = query.where(*listing.where(RunFilter(project=project))).group_by(tag.c.value)
+        rows = self._connection.execute(query.order_by(num_with.desc(), tag.c.value).limit(most))
+        return [TagUse(tag=name, runs=num_runs) for name, num_runs in rows]
+
+    def changed_since(self, since: float, run_ids: Collection[str] = ()) -> list[Run]:
+        """Runs with a sign of life since then, and the given ones; the latest last."""
+        is_new = or_(_run.updated_at >= since, _run.run_id.in_(run_ids))
+        rows = self._connection.execute(_runs().where(is_new).order_by(_run.updated_at, _run.run_id))
+        return [Run.model_validate(_run_fields(row)) for row in rows]
+
+    def missing(self, run_ids: Collection[str]) -> frozenset[str]:
+        """Those of these ids that no run has."""
+        if not run_ids:
+            return frozenset()
+        found = self._connection.execute(select(_run.run_id).where(_run.run_id.in_(run_ids))).scalars()
+        return frozenset(run_ids) - {*found}
+
+    def num_blocks(self, run_id: str, attempt: int) -> int:
+        """How deep the model of this attempt is."""
+        blocks = self._connection.execute(_BLOCKS, {"run_id": run_id, "attempt": attempt}).scalar_one_or_none()
+        if blocks is None:
+            current = self._row(run_id).attempt
+            raise UnknownAttempt(
+                f"the run {run_id} has no attempt {attempt}, its attempts are 1 to {current}; "
+                "to register the run again begins another"
+            )
+        return len(blocks)
+
+    def frozen_blocks(self, run_id: str, attempt: int) -> tuple[int, ...]:
+        """Indexes of the blocks that this attempt leaves as they are, on purpose. That never changes."""
+        (frozen,) = _FROZEN_BLOCKS.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchone()
+        return tuple(json.loads(frozen))
+
+    def frames_seen(self, run_ids: Sequence[str]) -> dict[str, FramesSeen]:
+        """Of those of these runs that are there: what changes with what their charts show."""
+        query = select(_run.run_id, _run.attempt, _run.num_frames).where(_run.run_id.in_(run_ids))
+        rows = self._connection.execute(query)
+        return {run_id: FramesSeen(attempt, num_frames) for run_id, attempt, num_frames in rows}
+
+    def newest_steps(self, run_ids: Sequence[str]) -> dict[str, At]:
+        """The places of the newest frames of these runs."""
+        query = select(_run.run_id, _run.last_step, _run.last_attempt)
+        rows = self._connection.execute(query.where(_run.run_id.in_(run_ids), _run.last_step.is_not(None)))
+        return {run_id: At(step, attempt) for run_id, step, attempt in rows}
+
+    def _latest(self, row: Row[Any]) -> Latest | None:
+        if row.last_step is None:
+            return None
+        if row.latest is None:  # written by an older version
+            stream = Stream(row.run_id, row.last_attempt, row.last_writer)
+            time, values = self._frames.scalars_of(Address(stream, row.last_seq, row.last_step))
+        else:
+            time, values = row.latest["time"], row.latest["scalars"]
+        scalars = {name: value if np.isfinite(value) else None for name, value in values.items()}
+        return Latest(step=row.last_step, time=time, scalars=scalars)
+
+    def _row(self, run_id: str) -> Row[Any]:
+        query = _runs().add_columns(
+            _run.config, _run.quantities, _run.latest, _attempt.blocks, _attempt.frozen_blocks, _attempt.not_measured
+        )
+        row = self._connection.execute(query.where(_run.run_id == run_id)).one_or_none()
+        if row is None:
+            raise UnknownRun(f"no run has the id {run_id!r}; the list of runs has those there are")
+        return row
+
+
+class RunChanges(Runs):
+    """Changes of runs."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        now: float,
+        frames: FramesOfRuns,
+        alerts: AlertChanges,
+        rules: RuleChanges,
+        journal: Journal,
+        limits: Limits,
+    ) -> None:
+        super().__init__(connection, now, frames)
+        self._alerts, self._rules, self._journal, self._limits = alerts, rules, journal, limits
+
+    def register(
+        self,
+        project: str,
+        run: str,
+        *,
+        blocks: Sequence[str],
+        frozen_blocks: Sequence[int] = (),
+        config: Mapping[str, Any] | None,
+        tags: Sequence[str] | None,
+        resume_step: int | None,
+        attempt_key: str | None,
+        quantities: Mapping[str, Any] | None = None,
+    ) -> Registration:
+        """Open a new attempt of (project, run); one that has `attempt_key` already is found again, unchanged.
+
+        `config`, `tags` and `quantities` stay as they were where None is given.
+        """
+        run_id = self._run_named(project, run)
+        if attempt_key is not None:
+            with_key = select(_attempt.attempt).where(_attempt.run_id == run_id, _attempt.attempt_key == attempt_key)
+            known = self._connection.execute(with_key).scalar_one_or_none()
+            if known is not None:
+                return Registration(run_id, known)
+        start_step = resume_step or 0
+        attempt = self._hide_from(run_id, start_step) + 1
+        if attempt > MAX_ATTEMPTS:
+            raise LimitReached(f"the run {run!r} has {MAX_ATTEMPTS} attempts, no more are taken; begin another run")
+        self._connection.execute(
+            insert(tables.attempt).values(
+                run_id=run_id,
+                attempt=attempt,
+                attempt_key=attempt_key,
+                resume_step=resume_step,
+                hidden_from=NEVER,
+                blocks=list(blocks),
+                frozen_blocks=list(frozen_blocks),
+                started_at=self._now,
+            )
+        )
+        self._alerts.end_of_run(run_id, "new attempt", start_step)
+        self._rules.forget(run_id)
+        process = {"process_step": None, "stepped_at": None}  # the new one has not been heard of
+        # Once per attempt the newest frame that is not hidden is looked for; frames that come later keep it up to date.
+        newest = columns_of(self._frames.newest(run_id))
+        given = _given(config=config, tags=tags, quantities=quantities)
+        self._set(run_id, attempt=attempt, state="running", **process, **newest, **given)
+        self._journal.tell("run registered", run_id, project=project, run=run, attempt=attempt, resume_step=resume_step)
+        return Registration(run_id, attempt)
+
+    def change(
+        self,
+        run_id: str,
+        *,
+        state: RunState | None = None,
+        tags: Sequence[str] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Set what is given, and note that the run was heard of. What fires is over with the run, until it goes on."""
+        self._set(run_id, **_given(state=state, tags=tags, config=config))
+        self._journal.tell("run changed", run_id, state=state)
+        if state == "running":
+            self._alerts.reopen(run_id)
+        elif state is not None:
+            self._alerts.end_of_run(run_id, "run ended")
+
+    def hear_of(self, run_id: str, attempt: int, step: int) -> None:
+        """Note that the run's process is alive, and at which step. That of an older attempt says nothing of the run."""
+        Summaries(self._connection, self._now).hear_of(run_id, attempt, step)
+
+    def delete(self, run_id: str) -> None:
+        """Forget a run with all its frames and alerts; `Store.purge` removes the frames."""
+        if not forget_run(self._connection, run_id):
+            raise UnknownRun(f"no run has the id {run_id!r}; it may be deleted already")
+        self._journal.tell("run deleted", run_id)
+
+    def _run_named(self, project: str, run: str) -> str:
+        fresh = {
+            "run_id": secrets.token_hex(8),
+            "project": project,
+            "run": run,
+            "state": "running",
+            "attempt": 0,
+            "config": {},
+            "tags": [],
+            "created_at": self._now,
+            "updated_at": self._now,
+            "num_frames": 0,
+        }
+        # For engines with several writers at a time: one at a time per run.
+        named = select(_run.run_id).where(_run.project == project, _run.run == run)
+        run_id: str | None = None
+        while run_id is None:  # deleted between the two
+            insert_missing(self._connection, tables.run, [fresh])
+            run_id = self._connection.execute(named.with_for_update()).scalar_one_or_none()
+        if run_id == fresh["run_id"]:
+            self._check_number_of_runs(project)
+        return run_id
+
+    def _check_number_of_runs(self, project: str) -> None:
+        num_runs = select(func.count()).select_from(tables.run)
+        if self._connection.execute(num_runs.where(_run.project == project)).scalar_one() > self._limits.project_runs:
+            raise LimitReached(
+                f"the project {project!r} has {self._limits.project_runs} runs, no more are taken; delete some, let "
+                "`tsemon admin retention` do so, or raise TSEMON_LIMIT_PROJECT_RUNS"
+            )
+        if self._connection.execute(num_runs).scalar_one() > self._limits.runs:
+            raise LimitReached(
+                f"the database holds {self._limits.runs} runs, no more are taken; delete some, let "
+                "`tsemon admin retention` do so, or raise TSEMON_LIMIT_RUNS"
+            )
+
+    def _hide_from(self, run_id: str, start_step: int) -> int:
+        """Hide what the attempts so far have from `start_step` on; the number of the last of them."""
+        hidden = update(tables.attempt).where(_attempt.run_id == run_id, _attempt.hidden_from > start_step)
+        self._connection.execute(hidden.values(hidden_from=start_step))
+        last = self._connection.execute(select(func.max(_attempt.attempt)).where(_attempt.run_id == run_id))
+        return last.scalar_one() or 0
+
+    def _set(self, run_id: str, **values: Any) -> None:
+        statement = update(tables.run).where(_run.run_id == run_id).values(updated_at=self._now, **values)
+        if not self._connection.execute(statement).rowcount:
+            raise UnknownRun(f"no run has the id {run_id!r}; the list of runs has those there are")
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _runs() -> Select[Any]:
+    """Runs and how deep they are, without what may be large and no list shows: configs, scalars, names of blocks."""
+    num = select(func.count()).where(tables.alert.c.run_id == _run.run_id)
+    at_end = num.where(listing.fired_to_the_end()).scalar_subquery()
+    columns = [column for column in _run if column not in (_run.config, _run.latest)]
+    open_alerts, condition = listing.open_alerts().label("open_alerts"), listing.condition().label("condition")
+    seen = open_alerts, at_end.label("alerts_at_end"), condition
+    return select(*columns, num_items(_attempt.blocks).label("num_blocks"), *seen).join(
+        tables.attempt, and_(_attempt.run_id == _run.run_id, _attempt.attempt == _run.attempt)
+    )
+
+
+def _run_fields(row: Row[Any]) -> dict[str, Any]:
+    fields = {name: value for name, value in row._mapping.items() if name in Run.model_fields}
+    stepped_at = None if row.stepped_at is None else utc(row.stepped_at)
+    times = {"created_at": utc(row.created_at), "updated_at": utc(row.updated_at), "stepped_at": stepped_at}
+    loss = row.loss if row.loss is not None and np.isfinite(row.loss) else None
+    return fields | times | {"loss": loss}
+
+
+def _not_measured(told: Sequence[Mapping[str, str]], recorded: Recorded) -> dict[str, str]:
+    """Why metrics are not measured, as the writers of an attempt told, each of those that it does not measure.
+
+    A metric that only some of them name, and for which there are frames, is measured by the others. One that all name
+    was measured before.
+    """
+    has_frames = {*recorded.scalars, *recorded.layers, *recorded.heads}
+    reasons = {name: why for one in told for name, why in one.items()}
+    return {name: why for name, why in reasons.items() if name not in has_frames or all(name in one for one in told)}
+
+
+# Built once, for every body of frames asks them.
+_BLOCKS = select(_attempt.blocks).where(
+    _attempt.run_id == bindparam("run_id"), _attempt.attempt == bindparam("attempt")
+)
+_FROZEN_BLOCKS = Prepared(
+    select(_attempt.frozen_blocks).where(
+        _attempt.run_id == bindparam("run_id"), _attempt.attempt == bindparam("attempt")
+    )
+)
