@@ -181,6 +181,13 @@ class TestTheChecksumThatComesWithAFrame:
         (crcs,) = api.database.execute("SELECT crcs FROM frame WHERE seq = 20")[0]
         assert int.from_bytes(bytes(crcs)[-4:], "little") == crc
 
+    def test_may_be_written_with_a_fraction_of_zero(self, api, run_id):
+        sent = json.loads(frame_at(200).to_json())
+        sent["crc"] = float(sent["crc"])
+        body = json.dumps({"writer": "w", "attempt": 1, "frames": [sent]})
+        assert f'"crc": {sent["crc"]:.1f}' in body
+        assert api.post_raw(run_id, body.encode()).json()["accepted"] == 1
+
     @pytest.mark.parametrize(
         ("sound", "altered"),
         [

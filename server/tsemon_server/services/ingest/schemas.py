@@ -111,7 +111,7 @@ class FrameBody(Body):
     """Metrics with a value per head, shape [blocks, heads]."""
     not_measured: Annotated[dict[MetricName, Reason], Field(max_length=MAX_NOT_MEASURED)] | None = None
     """Why metrics are not measured: all of them, where that is known first or has changed; absent, it is as it was."""
-    crc: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    crc: Annotated[int, Field(ge=0, lt=2**32), WHOLE] | None = None
     """CRC-32 of the frame's content, as docs/wire.md defines it. A frame with another CRC-32 is refused."""
 
 
