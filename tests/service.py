@@ -3,11 +3,10 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from contextlib import suppress
 
+from tests.processes import start_tsemon
 from tsemon.errors import ServerUnreachable, Unauthorized
 from tsemon_client import Client
 
@@ -34,7 +33,7 @@ class ServiceProcess:
     def kill(self):
         """SIGKILL: no handler runs, nothing is flushed."""
         self._process.kill()
-        self._wait()
+        self._process.wait()
 
     def pause(self):
         """SIGSTOP: connections stay open, and nobody answers on them."""
@@ -49,15 +48,10 @@ class ServiceProcess:
 
     def __exit__(self, *_):
         self._process.terminate()
-        self._wait()
+        self._process.wait()
 
     def _launch(self):
-        command = [sys.executable, "-m", "tsemon", "serve", "--port", str(self.port), "--database", self.database]
-        command += self._options
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def _wait(self):
-        self._process.wait()
+        return start_tsemon("serve", "--port", self.port, "--database", self.database, *self._options)
 
 
 def await_service(url, timeout_s=60):
