@@ -52,6 +52,7 @@ NAMES = {
     zoo.t5: "T5",
 }
 NUM_BLOCKS = {zoo.t5: 4}
+LIKE = {zoo.qwen2: zoo.llama}
 LACKS = {
     zoo.albert: dict.fromkeys((PARAMETERS, GRADIENTS, UPDATES), "what several share is counted in the first"),
     zoo.gpt_neox: {HIDDEN_STATES: "the feed-forward part runs beside attention"},
@@ -65,6 +66,7 @@ PAIRS = {
             lacks=LACKS.get(make, {}),
             attention_twin=fine_tuning(make, "eager"),
             shows_weights=True,
+            like=f"{NAMES[LIKE[make]]}, {attention}" if make in LIKE else "",
         )
         for attention in ("eager", "sdpa")
     ]
@@ -77,6 +79,7 @@ SETUPS = [
         hugging_face(
             f"GPT-2, gradient checkpointing, {kind}",
             fine_tuning(zoo.gpt2, "sdpa", {"use_reentrant": kind == "reentrant"}),
+            like="GPT-2, sdpa",
         )
         for kind in ("reentrant", "not reentrant")
     ),
