@@ -1,13 +1,11 @@
-# The service without the training side: PyTorch alone would make the image ten times as large.
-# `make compose-check` runs what stands here by hand where there is no container engine.
+# The server, without PyTorch, which would make the image ten times as large.
+# `make compose-check` runs these steps by hand on a machine without a container engine.
 
 FROM python:3.11.14-slim-bookworm AS build
 WORKDIR /src
-COPY pyproject.toml constraints.txt ./
-# The packages of the extras `server` and `postgres`, but not the package itself, whose base dependency is PyTorch.
-RUN python -m venv --without-pip /opt/tsemon && python -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; print(*extras['server'], *extras['postgres'], sep='\n')" > requirements.txt && python -m pip --python /opt/tsemon install --constraint constraints.txt --requirement requirements.txt
 COPY . .
-RUN python -m pip install --constraint constraints.txt hatchling && python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist . && python -m pip --python /opt/tsemon install --no-deps --no-index dist/*.whl
+# The environment variable, unlike --constraint, also holds for what the wheel is built with.
+RUN python -m venv --without-pip /opt/tsemon && PIP_CONSTRAINT=constraints.txt python -m pip --python /opt/tsemon install '.[server,postgres]'
 
 FROM python:3.11.14-slim-bookworm
 # pg_dump and pg_restore, for `tsemon admin backup` and `restore`: of the version of docker-compose.yml's PostgreSQL.

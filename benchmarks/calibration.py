@@ -62,7 +62,9 @@ def alarms(rules: Sequence[Rule], views: Sequence[View]) -> list[Alarm]:
     evaluator = Evaluator(rules)
     state = evaluator.start()
     events = (event for view in views for event in evaluator.advance(state, view))
-    return [Alarm(e.rule.name, e.rule.family, e.firing_step or 0) for e in events if e.kind == "firing"]
+    return [
+        Alarm(e.rule.name, e.rule.family, e.firing_step or 0, e.rule.severity) for e in events if e.kind == "firing"
+    ]
 
 
 Thin = Callable[[Recorded], Sequence[View]]

@@ -4,6 +4,7 @@ Trains small models that fail in known ways, their healthy twins and others that
 that writes into a folder. All frames then go to a service in a process of its own, and its alerts are read over REST.
 
     python benchmarks/detection.py [--folder FOLDER] [--only NAME ...] [--live NAME ...] [--traces FOLDER] [--svg FILE]
+                                   [--page FILE]
 
 What was trained into FOLDER is not trained again, so changed rules are tried in seconds. The trainings take fifteen
 minutes of one core.
@@ -24,7 +25,7 @@ from databases import Service, SQLite
 from trials.judging import Alarm, Verdict, judge
 from trials.picture import draw
 from trials.recording import PROJECT, Trial, losses_file, read_losses, record, spool_folder, write_trace
-from trials.report import report
+from trials.report import page, report
 from trials.runs import TRIALS
 
 from tsemon.transport import sync
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--live", nargs="+", metavar="NAME", default=[], help="deliver these once more, as they train")
     parser.add_argument("--traces", type=Path, help="write each run for `tsemon replay` into this folder")
     parser.add_argument("--svg", type=Path, help="draw onset, loss rules and alarms")
+    parser.add_argument("--page", type=Path, help="write the tables between the marks of this page: docs/detection.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
     trials = chosen(options.only)
@@ -50,6 +52,8 @@ def main() -> None:
                 write_trace(trial, folder, options.traces / f"{trial.name}.jsonl.gz")
         verdicts = judged(trials, folder)
         print(report(verdicts))
+        if options.page is not None:
+            options.page.write_text(page(options.page.read_text(), verdicts))
         if options.svg is not None:
             draw(options.svg, [v for v in verdicts if v.is_harmed])
         if options.live:
@@ -99,7 +103,7 @@ def alarms_of(client: Client, run: str) -> list[Alarm]:
     """What fired, in the order of steps."""
     alerts = client.alerts(run_id=client.find_run(run, project=PROJECT).run_id)
     fired = [
-        Alarm(alert.rule, alert.family, alert.firing_step)
+        Alarm(alert.rule, alert.family, alert.firing_step, alert.severity)
         for alert in alerts
         if alert.firing_step is not None and alert.severity != "info"
     ]

@@ -28,6 +28,6 @@ with tsemon.attach(model, optimizer, run="gpt2", project="examples", every=5, on
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        monitor.step(loss=loss, tokens=tokens.numel())
+        monitor.step(loss=loss, step_tokens=tokens.numel())
 
 print(monitor)

@@ -27,7 +27,7 @@ def charts(page: Page) -> Locator:
 
 
 def open_alert(page: Page) -> Locator:
-    """The alert that the README tells of, unfolded."""
+    """The alert that docs/rules.md shows, unfolded."""
     alert = page.get_by_role("article", name="token-similarity-escalation", exact=True)
     alert.get_by_text("What the rule saw").click()
     return alert

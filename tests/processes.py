@@ -66,7 +66,7 @@ class Program:
         if stream == subprocess.PIPE:
             read, write = os.pipe()
             child, ours = (read, write) if name == "stdin" else (write, read)
-            setattr(self, name, open(ours, "w" if name == "stdin" else "r", encoding="utf-8"))
+            setattr(self, name, os.fdopen(ours, "w" if name == "stdin" else "r", encoding="utf-8"))
         else:
             child = os.open(os.devnull, os.O_RDWR) if stream is None else os.dup(stream.fileno())
         return opened.enter_context(connection.Connection(child))
@@ -132,8 +132,8 @@ def _run(function, arguments, folder, environment, ends):
     for number, end in enumerate(ends):
         os.dup2(end.fileno(), number)
         end.close()
-    sys.stdin = open(0, encoding="utf-8", closefd=False)
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1, encoding="utf-8", closefd=False) for number in (1, 2))
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, encoding="utf-8", closefd=False) for number in (1, 2))
     code = 1
     try:
         function(*arguments)

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 import time
 from contextlib import suppress
 
@@ -12,10 +13,14 @@ from tsemon_client import Client
 
 
 class ServiceProcess:
-    """`database` is a URL, or the path of an SQLite file; `options` are further ones of `tsemon serve`."""
+    """`database` is a URL, or the path of an SQLite file; `options` are further ones of `tsemon serve`.
 
-    def __init__(self, database, *options):
+    `python` is the interpreter, if it is not to be forked (tests/processes.py).
+    """
+
+    def __init__(self, database, *options, python=None):
         self._options = options
+        self._python = python
         self.database = database if "://" in str(database) else f"sqlite:///{database}"
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
@@ -51,10 +56,15 @@ class ServiceProcess:
         self._process.wait()
 
     def _launch(self):
-        return start_tsemon("serve", "--port", self.port, "--database", self.database, *self._options)
+        arguments = ["serve", "--port", str(self.port), "--database", self.database, *self._options]
+        if self._python is None:
+            return start_tsemon(*arguments)
+        command = [self._python, "-m", "tsemon", *arguments]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def await_service(url, timeout_s=60):
+def await_service(url, timeout_s=60, process=None):
+    """Return when the server answers. `process` is the one that serves, if it may end before it does."""
     deadline = time.monotonic() + timeout_s
     with Client(url, retries=0) as client:
         while True:
@@ -64,4 +74,5 @@ def await_service(url, timeout_s=60):
                 return
             except ServerUnreachable:
                 assert time.monotonic() < deadline, f"no service at {url} within {timeout_s} s"
+                assert process is None or process.poll() is None, f"ended with {process.returncode}"
                 time.sleep(0.02)

@@ -158,6 +158,8 @@ class TestDetection:
     def test_says_when_a_run_began_to_fail_and_when_that_was_called(self, tmp_path):
         folder, traces, svg = tmp_path / "trainings", tmp_path / "traces", tmp_path / "detection.svg"
         both = ["--folder", folder, "--only", "relu-dead"]  # with its healthy twin
+        page = tmp_path / "page.md"
+        shutil.copy(ROOT / "docs/detection.md", page)
         printed = run("detection.py", *both, "--live", "relu-dead", "--traces", traces, "--svg", svg)
         row = re.search(
             r"^\| relu-dead\*? \| [^|]+ \| (\d+) \| - \| (\d+) \| (\d+) ([a-z-]+) \|", printed, re.MULTILINE
@@ -169,7 +171,12 @@ class TestDetection:
         assert "relu-dead: the same alarms live" in printed
         assert {path.name for path in traces.iterdir()} == {"relu-5.jsonl.gz", "relu-dead.jsonl.gz"}
         assert "relu-dead" in svg.read_text()
-        assert row.group() in run("detection.py", *both)  # from the folder
+        assert row.group() in run("detection.py", *both, "--page", page)  # from the folder
+        assert row.group() in page.read_text()
+        family = re.search(r"^\| dead \| 1 \| 1 \| 1 \| (\d+)\.0 \| (\d) \| 0 \| 1 \|", page.read_text(), re.MULTILINE)
+        num_alerts, num_misled = map(int, family.groups())
+        assert num_alerts >= 1
+        assert num_misled in (0, 1)
 
 
 class TestFalseAlarms:

@@ -129,7 +129,14 @@ def test_every_decision_is_linked_where_the_architecture_is_told():
     assert [path.name for path in (ROOT / "docs/decisions").iterdir() if f"(decisions/{path.name})" not in told] == []
 
 
+def test_every_page_is_linked_from_the_list_of_pages():
+    listed = {
+        target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", (ROOT / "docs/README.md").read_text())
+    }
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - listed == {"README.md"}
+
+
 def test_the_documents_link_to_files_that_exist():
-    for document in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+    for document in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.relative_to(ROOT)} links to {target}"

@@ -19,18 +19,19 @@ COMMON = {"tsemon.catalogue", "tsemon.wire", "tsemon.errors"}
 # Who imports whom, ours and others', besides the standard library, COMMON and its own unit. Who is not named here
 # imports nothing else.
 PICTURE = {
-    "tsemon": "tsemon.attaching tsemon.monitor tsemon.status",
+    "tsemon": "torch tsemon.attaching tsemon.monitor tsemon.status",
     "tsemon.__main__": "tsemon.cli tsemon.terminal",
     "tsemon.actions": "torch",
     "tsemon.attaching": "torch tsemon.actions tsemon.mirrors tsemon.monitor tsemon.probes tsemon.transport "
     "tsemon.schedule tsemon.faults tsemon.registration",
     "tsemon.mirrors": "torch tsemon.terminal wandb",
     "tsemon.monitor": "torch tsemon.actions tsemon.relay tsemon.probes tsemon.transport tsemon.schedule tsemon.sample "
-    "tsemon.status tsemon.faults tsemon.registration",
+    "tsemon.status tsemon.tokens tsemon.faults tsemon.registration",
     "tsemon.registration": "torch",
     "tsemon.sample": "torch tsemon.probes",
     "tsemon.status": "tsemon.transport",
     "tsemon.terminal": "rich",
+    "tsemon.tokens": "torch",
     "tsemon.probes": "torch tsemon.measures",
     "tsemon.measures": "torch",
     "tsemon.models": "torch",

@@ -146,7 +146,7 @@ def demo(
     database: Annotated[Path, typer.Option(help="File that keeps the demo's runs.")] = Path(".tsemon/demo.db"),
 ) -> None:
     """Train a deep post-norm transformer and its de-escalated twin, and watch the first one fail."""
-    _require("fastapi", "uvicorn", "sqlalchemy", "alembic", "httpx", "sklearn", extra="demo")
+    _require("fastapi", "uvicorn", "sqlalchemy", "alembic", "httpx", "sklearn", "torch", extra="demo")
     with _leaving_at_ctrl_c():
         from tsemon.demo import run_demo
         from tsemon.demo.twins import DIGITS, TEXT
@@ -173,7 +173,7 @@ def reproduce(
     Writes down what they say beside what we see. TSEMON_TEXT names the files or
     folders of text, as in PATH, on which value-residual-82m trains.
     """
-    _require("matplotlib", "numpy", "sklearn", "transformers", extra="reproduce")
+    _require("matplotlib", "numpy", "sklearn", "torch", "transformers", extra="reproduce")
     with _leaving_at_ctrl_c():
         from tsemon.reproduce import EXPERIMENTS, available
         from tsemon.reproduce import reproduce as run
@@ -236,7 +236,7 @@ def train(
     `torchrun --nproc-per-node 8 -m tsemon train ...` shares the work among
     processes.
     """
-    _require("numpy", "rich", extra="train")
+    _require("numpy", "rich", "torch", extra="train")
     with _leaving_at_ctrl_c():
         from tsemon.train.command import Options, run_recipe
         from tsemon.train.recipe import changed
@@ -484,7 +484,7 @@ def scan(
     as_json: Annotated[bool, typer.Option("--json", help="Print all that was found as one JSON document.")] = False,
 ) -> None:
     """Compute norms, their growth, direction and saturation over the checkpoints of a folder, and store a run."""
-    _require("rich", extra="scan")
+    _require("rich", "torch", extra="scan")
     with _leaving_at_ctrl_c():
         from tsemon.scanning.command import Options, run_scan
     run_scan(

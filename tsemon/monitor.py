@@ -33,6 +33,7 @@ from tsemon.relay import NUM_NUMBERS, Relay
 from tsemon.sample import Sample
 from tsemon.schedule import Cadence, Spent
 from tsemon.status import Status
+from tsemon.tokens import NOT_GROWING, UNKNOWN, Tokens
 from tsemon.transport import Outbox, SilentOutbox
 from tsemon.wire import MAX_NOT_MEASURED, MAX_REASON, Alert, RunState
 
@@ -111,19 +112,43 @@ class Monitor:
         self._close_at_exit = _closing_at_exit(weakref.ref(self))
         atexit.register(self._close_at_exit)
 
-    def step(self, loss: Tensor | float | None = None, **scalars: Tensor | float) -> None:
-        """Say that one optimizer step is done. `loss` and any further scalars go into the frame of a sampled step.
+    def step(
+        self,
+        loss: Tensor | float | None = None,
+        *,
+        tokens: Tensor | float | None = None,
+        step_tokens: Tensor | float | None = None,
+        **scalars: Tensor | float,
+    ) -> None:
+        """Mark the end of one optimizer step. The frame of a sampled step contains `loss` and all other scalars.
 
-        Never raises, never waits for the device: a tensor given here is copied with everything else.
+        Never raises and never waits for the device: a tensor is copied with the measurements.
+
+        Args:
+            loss: Training loss of this step.
+            tokens: Number of tokens the run has been trained on so far, this step included. The scalar `tokens` places
+                the run on the token axis of a comparison.
+            step_tokens: Number of tokens of this step alone. The monitor adds them up over all steps and records the
+                total as `tokens`; `state_dict` keeps the total. If you pass both, `tokens` replaces the total. With
+                several ranks, pass the number of all ranks together on each of them.
+            **scalars: Your own metrics, by name. Each is one number or a tensor with one element.
         """
         state = ThreadState()
         try:
-            self._end_step(loss, scalars)
+            self._end_step(loss, tokens, step_tokens, scalars)
         finally:  # an interrupt passes
             state.put_back()
 
-    def _end_step(self, loss: Tensor | float | None, scalars: Mapping[str, Tensor | float]) -> None:
+    def _end_step(
+        self,
+        loss: Tensor | float | None,
+        tokens: Tensor | float | None,
+        step_tokens: Tensor | float | None,
+        scalars: Mapping[str, Tensor | float],
+    ) -> None:
         probe = self._probe
+        if tokens is not None or step_tokens is not None:
+            scalars = self._with_tokens(tokens, step_tokens, scalars)
         if probe is not None and loss is not None:
             try:
                 probe.take_loss(loss)
@@ -146,6 +171,23 @@ class Monitor:
             self._faults.guard(self._arm, probe)
             self._outside_hooks_s += time.perf_counter() - start
 
+    def _with_tokens(
+        self, tokens: Tensor | float | None, step_tokens: Tensor | float | None, scalars: Mapping[str, Tensor | float]
+    ) -> Mapping[str, Tensor | float]:
+        """The scalars and the number of tokens so far, if it is known."""
+        try:
+            self._tokens.add(tokens, step_tokens)
+        except Exception as error:
+            self._faults.contain(error)
+            return scalars
+        if self._tokens.so_far is None:
+            self._not_measured["tokens"] = UNKNOWN
+            return scalars
+        self._not_measured.pop("tokens", None)
+        if self.is_sampling and not self._tokens.is_growing():
+            self._faults.warn(NOT_GROWING)
+        return {**scalars, "tokens": self._tokens.so_far}
+
     def stop(self) -> None:
         """Ask the training loop to end, by `should_stop`. With ranks every one calls it at the same step."""
         self.should_stop = True
@@ -160,7 +202,7 @@ class Monitor:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training is, in plain values: for a checkpoint that is saved after `step`."""
-        return {"project": self._project, "run": self._run, "step": self._step}
+        return {"project": self._project, "run": self._run, "step": self._step, **self._tokens.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the step of a checkpoint, as `attach(resume=)` does. Before the first step, and on every rank.
@@ -172,18 +214,20 @@ class Monitor:
             self._faults.warn("load_state_dict() goes before the first step: the training goes on counting as it did")
             return
 
-        def check() -> int:
-            return step_of_state(state, project=self._project, run=self._run)
+        def check() -> tuple[int, Tokens]:
+            return step_of_state(state, project=self._project, run=self._run), Tokens.of_state(state)
 
-        step = check() if self._ranks is None else self._ranks.together(check)
+        step, tokens = check() if self._ranks is None else self._ranks.together(check)
         if self._ranks is not None:
             agree(self._ranks, resume=step)
         self._start_at(step)
+        self._tokens = tokens
         self._faults.guard(self._outbox.resume_at, step)
 
     def _start_at(self, step: int) -> None:
         self._first_step = step
         self._step = step
+        self._tokens = Tokens(None if step else 0)
         self._next_sample = step
         self._last_sample = step - 1
         self._last_sample_at = time.perf_counter()

@@ -22,6 +22,7 @@ class Alarm:
     rule: str
     family: str
     step: int
+    severity: str
 
 
 def smoothed(loss: Sequence[float], width: int) -> list[float]:
@@ -140,6 +141,13 @@ class Verdict:
     def is_named(self) -> bool:
         return any(self.names(alarm) for alarm in self.right)
 
+    @property
+    def is_misled(self) -> bool:
+        """True if a critical alert came before the defect or names the wrong family."""
+        return any(
+            alarm.severity == "critical" and not (alarm in self.right and self.names(alarm)) for alarm in self.alarms
+        )
+
     def lead(self, over: float) -> float:
         """Steps from the first inner alarm to a rule on the loss; one that never told counts as the run's end."""
         inner = self.first_inner
@@ -162,6 +170,9 @@ class Summary:
     num_runs: int
     recall: float
     named: float
+    alarms_per_run: float
+    misled: float
+    """Fraction of runs with a critical alert that names the wrong family."""
     accident_recall: float
     """What rules on the loss call."""
     standstill_recall: float
@@ -179,6 +190,8 @@ class Summary:
             len(verdicts),
             len(delays) / len(verdicts),
             sum(v.is_named for v in verdicts) / len(verdicts),
+            sum(len(v.alarms) for v in verdicts) / len(verdicts),
+            sum(v.is_misled for v in verdicts) / len(verdicts),
             sum(v.accident < NEVER for v in verdicts) / len(verdicts),
             sum(v.standstill < NEVER for v in verdicts) / len(verdicts),
             _median([v.lead(v.accident) for v in told]),

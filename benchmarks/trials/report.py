@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
@@ -21,32 +22,56 @@ def conditions(num_trainings: int) -> str:
 
 
 def report(verdicts: Sequence[Verdict]) -> str:
+    """All tables, and what they leave out."""
+    return "\n".join("\n".join(lines) + "\n" for lines in (*_tables(verdicts).values(), _notes(verdicts)))
+
+
+def page(text: str, verdicts: Sequence[Verdict]) -> str:
+    """The text with each table between its marks."""
+    for name, lines in _tables(verdicts).items():
+        marked = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end of {name} -->)", re.DOTALL)
+        assert marked.search(text), f"the page has lost its marks around {name}"
+        text = marked.sub(lambda found, lines=lines: found[1] + "\n".join(lines) + found[2], text)
+    return text
+
+
+def _tables(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
     harmed = [verdict for verdict in verdicts if verdict.is_harmed]
     healthy = [verdict for verdict in verdicts if not verdict.trial.is_failing]
-    parts = (_families(harmed), _healthy(healthy), _runs(harmed), _notes(verdicts))
-    return "\n".join([conditions(len(verdicts)), *("\n".join(part) + "\n" for part in parts)])
+    return {
+        "conditions": [conditions(len(verdicts)).strip()],
+        "families": list(_families(harmed)),
+        "healthy": list(_healthy(healthy)),
+        "runs": list(_runs(harmed)),
+    }
 
 
 def _families(harmed: Sequence[Verdict]) -> Iterator[str]:
-    yield "| family | runs | called | right family | loss rules | or plateau | lead | over plateau too | delay |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield (
+        "| family | runs | detected | right family | alerts per run | critical, wrong family | loss rules | with plateau "
+        "| lead | lead over plateau | delay |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
     families = dict.fromkeys(verdict.trial.family for verdict in harmed)
     groups = {family: [v for v in harmed if v.trial.family == family] for family in families}
-    for title, group in (groups | {"all": harmed, "those kept back": _kept_back(harmed)}).items():
+    for title, group in (groups | {"all": harmed, "held out": _held_out(harmed)}).items():
         if group:
             yield f"| {title} | {_figures(Summary.of(group))} |"
 
 
 def _figures(s: Summary) -> str:
-    shares = " | ".join(f"{share:.2f}" for share in (s.recall, s.named, s.accident_recall, s.standstill_recall))
-    steps = " | ".join(f"{steps:+.0f}" for steps in (s.lead_over_accident, s.lead_over_standstill, s.delay))
-    return f"{s.num_runs} | {shares} | {steps}"
+    detected, named, misled, accident, standstill = (
+        f"{share * s.num_runs:.0f}" for share in (s.recall, s.named, s.misled, s.accident_recall, s.standstill_recall)
+    )
+    steps = [f"{steps:+.0f}" for steps in (s.lead_over_accident, s.lead_over_standstill, s.delay)]
+    counts = [str(s.num_runs), detected, named, f"{s.alarms_per_run:.1f}", misled, accident, standstill]
+    return " | ".join([*counts, *steps])
 
 
 def _healthy(healthy: Sequence[Verdict]) -> Iterator[str]:
-    yield "| healthy | runs | steps | with an alarm | by the loss rules | or plateau |"
+    yield "| healthy | runs | steps | with an alert | by the loss rules | with plateau |"
     yield "|---|---|---|---|---|---|"
-    for title, group in (("all", healthy), ("those kept back", _kept_back(healthy))):
+    for title, group in (("all", healthy), ("held out", _held_out(healthy))):
         num_steps = sum(v.num_steps for v in group)
         told = [sum(bool(v.false) for v in group), *(sum(s < NEVER for s in steps) for steps in _by_loss(group))]
         yield f"| {title} | {len(group)} | {num_steps:,} | {' | '.join(map(str, told))} |"
@@ -56,12 +81,12 @@ def _by_loss(group: Sequence[Verdict]) -> tuple[list[float], list[float]]:
     return [v.accident for v in group], [v.standstill for v in group]
 
 
-def _kept_back(verdicts: Sequence[Verdict]) -> list[Verdict]:
+def _held_out(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return [verdict for verdict in verdicts if verdict.trial.name in KEPT_BACK]
 
 
 def _runs(harmed: Sequence[Verdict]) -> Iterator[str]:
-    yield "| run | what is wrong | onset | loss rules | or plateau | first alarm | lead | family |"
+    yield "| run | defect | onset | loss rules | with plateau | first alert | lead over plateau | family |"
     yield "|---|---|---|---|---|---|---|---|"
     for v in harmed:
         name = v.trial.name + "*" * (v.trial.name in KEPT_BACK)

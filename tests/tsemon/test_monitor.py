@@ -243,6 +243,42 @@ class TestStep:
         scalars = frames_in(tmp_path)[0]["scalars"]
         assert (scalars["loss"], scalars["accuracy"], scalars["tokens"]) == (2.0, 0.5, 3.0)
 
+    @pytest.mark.parametrize("as_given", [int, torch.tensor], ids=["numbers", "tensors"])
+    def test_adds_up_the_tokens_of_each_step_sampled_or_not(self, tmp_path, as_given):
+        model, _ = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", every=3, spool_dir=tmp_path) as monitor:
+            for step in range(7):
+                monitor.step(loss=1.0, step_tokens=as_given(2**24 + step))
+        totals = [sum(2**24 + step for step in range(last + 1)) for last in (0, 3, 6)]
+        assert [frame["scalars"]["tokens"] for frame in frames_in(tmp_path)] == pytest.approx(totals, rel=1e-7)
+        assert monitor.state_dict()["tokens"] == totals[-1]
+        assert monitor.status.num_faults == 0
+
+    def test_takes_the_tokens_so_far_before_those_of_the_step(self, attached, tmp_path):
+        *_, monitor = attached
+        monitor.step(tokens=1000, step_tokens=10)
+        monitor.step(step_tokens=10)
+        monitor.step()
+        monitor.close()
+        assert [frame["scalars"].get("tokens") for frame in frames_in(tmp_path)] == [1000, 1010, None]
+
+    def test_says_once_that_tokens_are_all_so_far_if_they_do_not_grow(self, attached, tmp_path, caplog):
+        *_, monitor = attached
+        for _ in range(3):
+            monitor.step(tokens=256)
+        assert caplog.text.count("pass the tokens of one step as step_tokens=") == 1
+        assert monitor.status.num_faults == 0
+
+    @pytest.mark.parametrize("wrong", ["high", -1, math.nan, torch.zeros(3)], ids=["text", "less", "nan", "vector"])
+    def test_contains_a_number_of_tokens_that_is_none(self, attached, tmp_path, wrong):
+        *_, monitor = attached
+        monitor.step(step_tokens=5)
+        monitor.step(step_tokens=wrong)
+        monitor.step(step_tokens=5)
+        monitor.close()
+        assert [frame["scalars"].get("tokens") for frame in frames_in(tmp_path)] == [5, None, 10]
+        assert "step_tokens must be one number >= 0, got" in monitor.status.faults[0]
+
     @pytest.mark.parametrize("wrong", ["high", torch.zeros(3), object()], ids=["text", "vector", "object"])
     def test_contains_a_scalar_that_is_no_number_and_keeps_the_rest(self, attached, tmp_path, wrong):
         *_, monitor = attached
@@ -412,6 +448,26 @@ class TestStateDict:
         assert resume_step_in(tmp_path / "again") == 3
         assert again.status.num_faults == 0
 
+    def test_goes_on_counting_tokens(self, attached, tmp_path):
+        model, *_, monitor = attached
+        monitor.step(step_tokens=torch.tensor(40))
+        with tsemon.attach(model, run="r", every=1, spool_dir=tmp_path / "again") as again:
+            again.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
+            again.step(step_tokens=2)
+        assert frames_in(tmp_path / "again")[0]["scalars"]["tokens"] == 42
+
+    def test_does_not_begin_at_zero_tokens_in_the_middle_of_a_run(self, tmp_path):
+        model, _ = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", every=1, resume=800, spool_dir=tmp_path) as monitor:
+            monitor.step(step_tokens=2)
+            assert "pass tokens= (all tokens so far)" in monitor.status.not_measured["tokens"]
+            monitor.step(tokens=8000, step_tokens=2)
+            assert "tokens" not in monitor.status.not_measured
+        first, second = frames_in(tmp_path)
+        assert "tokens" not in first["scalars"]
+        assert "tokens" in first["not_measured"]
+        assert second["scalars"]["tokens"] == 8000
+
     def test_takes_it_on_in_the_cadence_that_was_asked_for(self, tmp_path):
         model, forward = zoo.torch_encoder()
         with tsemon.attach(model, run="r", every=4, spool_dir=tmp_path) as monitor:
@@ -442,6 +498,7 @@ class TestStateDict:
             ({"project": "default", "run": "q", "step": 3}, r"of the run 'q' of project 'default'.*resume=3"),
             ({"project": "p", "run": "r", "step": 3}, "attach under that name"),
             ({"step": 3}, r"got the keys \['step'\]"),
+            ({"project": "default", "run": "r", "step": 3, "tokens": -1}, "tokens must be one number >= 0, got -1"),
         ],
     )
     def test_of_something_else_is_refused_before_the_training(self, attached, state, text):

@@ -50,7 +50,10 @@ class MainProcessMonitor:
         self._accelerator = accelerator
 
     def step(self, loss: Tensor | float | None = None, **scalars: Tensor | float) -> None:
-        """Say that one batch is done; `loss` and `scalars` as for `tsemon.Monitor.step`."""
+        """Mark the end of one batch, with the arguments of `tsemon.Monitor.step`.
+
+        With gradient accumulation only the last batch of a step is recorded, so pass `step_tokens` for the whole step.
+        """
         if self.monitor is not None and self._accelerator.sync_gradients:
             self.monitor.step(loss=loss, **scalars)
 

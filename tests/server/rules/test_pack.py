@@ -47,15 +47,36 @@ class TestThePack:
 
     def test_says_in_numbers_only_what_the_rules_say(self):
         """Each bound of a rule stands in its section."""
-        sections = dict(
-            re.findall(r"^### ([a-z-]+)$(.*?)(?=^##|\Z)", ALERTS.read_text(), flags=re.MULTILINE | re.DOTALL)
-        )
+        sections = _sections()
         for rule in PACK:
             for bound in _bounds(rule.definition["when"]):
                 assert re.search(rf"(?<![\d.e-]){re.escape(_written(bound))}(?![\d.]*\d)", sections[rule.name]), (
                     rule.name,
                     bound,
                 )
+
+    @pytest.mark.parametrize("rule", PACK, ids=lambda rule: rule.name)
+    def test_is_described_in_the_words_of_the_rules(self, rule):
+        """Severity, hold, origin, advice and source are those of the rule; a number is named where the alert fills it in."""
+        described = _flat(_sections()[rule.name])
+        assert described.startswith(f"{rule.severity.capitalize()}. {_held(rule)}")
+        advice = re.sub(r"\{(\w+)\}", r"*\1*", rule.advice)
+        assert described.endswith(f"Origin: {_flat(rule.origin)} Advice: {_flat(advice)} Source: {_flat(rule.source)}")
+
+
+def _sections():
+    """The text below the heading of each rule."""
+    return dict(re.findall(r"^### ([a-z-]+)$(.*?)(?=^##|\Z)", ALERTS.read_text(), flags=re.MULTILINE | re.DOTALL))
+
+
+def _flat(text):
+    return " ".join(text.split())
+
+
+def _held(rule):
+    if rule.on == "clock":
+        return "On the clock"
+    return f"Held for {rule.hold.samples} samples over {rule.hold.steps} steps." if rule.hold.steps else "At once."
 
 
 def _bounds(data):

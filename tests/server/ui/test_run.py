@@ -17,12 +17,12 @@ from tsemon.wire import MAX_BLOCK_NAME, MAX_REASON, Array, Frame, frames_to_body
 from tsemon_server.settings import Settings
 from tsemon_server.store import Store
 
-from .conftest import START_S, axis_of, num_coloured, opened, served
+from .conftest import START_S, axis_of, num_coloured, opened, option_of, served
 
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script>'
 RIGHT_TO_LEFT = "\u202eتدريب\u2066 abc"
 CHARTS = "Loss and layers by step"
-SIDE = 54, 14
+LEFT = 54
 PANELS = ["alerts", "loss", "curves", "map", "history"]
 BLOCKS, HEADS = 4, 3
 MAX_NAME = 128
@@ -77,7 +77,8 @@ def plot(page, panel):
     nexts = [one["y"] for one in boxes if one["y"] > head["y"]]
     bottom = min(nexts) - 2 if nexts else box["y"] + box["height"] - 34
     top = head["y"] + 30
-    return box["x"] + SIDE[0], top, box["width"] - sum(SIDE), bottom - 22 - top
+    right = option_of(charts(page), "grid", "right")[0]
+    return box["x"] + LEFT, top, box["width"] - LEFT - right, bottom - 22 - top
 
 
 def point_at(page, panel, x_ratio, y_ratio):
@@ -521,7 +522,8 @@ class TestZooming:
         open_run(page, run_id)
         expect(page.get_by_role("heading", name="token_similarity around step")).to_be_visible()
         box = charts(page).bounding_box()
-        handle = box["x"] + box["width"] - 14, box["y"] + box["height"] - 18
+        _, right = option_of(charts(page), "dataZoom", "right")
+        handle = box["x"] + box["width"] - right, box["y"] + box["height"] - 18
         page.mouse.move(*handle)
         page.mouse.down()
         page.mouse.move(box["x"] + 130, handle[1], steps=5)

@@ -65,6 +65,33 @@ export const valueAxis = (colours, options) =>
     ...options,
   });
 
+const ruler = document.createElement("canvas").getContext("2d");
+
+/** Width in pixels of a text in a CSS `font`, such as that of the axis labels. */
+export function widthOf(text, font) {
+  ruler.font = font;
+  return Math.ceil(ruler.measureText(text).width);
+}
+
+export const labelFont = (colours) => `11px ${colours.font}`;
+
+/** The slider below a chart that chooses which part of its axis is shown, with room at its right for the label of its end, `format(last)`. */
+export const slider = (colours, { left, last, format, ...options }) => ({
+  id: "slider",
+  type: "slider",
+  height: 16,
+  left,
+  right: widthOf(format(last), labelFont(colours)) + 10,
+  showDataShadow: false,
+  brushSelect: false,
+  borderColor: colours.line,
+  fillerColor: "rgba(128, 128, 128, 0.15)",
+  handleSize: "120%",
+  textStyle: { color: colours.quiet, fontSize: 10 },
+  labelFormatter: format,
+  ...options,
+});
+
 /** What a zoom shows of the axis, null being all. It is always said: a chart keeps what it is not told. */
 export const shownOf = (zoom) => (zoom ? { startValue: zoom.from, endValue: zoom.to } : { start: 0, end: 100 });
 

@@ -1,6 +1,6 @@
 // One metric of several runs, over each other along one axis, with the place that is looked at.
 
-import { axis, base, chartIn, linesOf, nearestIndex, shownOf, theme, tooltipOver, valueAxis } from "./chart.js";
+import { axis, base, chartIn, linesOf, nearestIndex, shownOf, slider, theme, tooltipOver, valueAxis } from "./chart.js";
 import { number } from "../base/format.js";
 
 const SIDE = { left: 58, right: 16 };
@@ -51,22 +51,7 @@ export class Overlay {
       yAxis: valueAxis(colours, { type: model.isLog ? "log" : "value" }),
       dataZoom: [
         { id: "pan", type: "inside", zoomOnMouseWheel: "ctrl", preventDefaultMouseMove: false, filterMode: "none", ...zoom },
-        {
-          id: "slider",
-          type: "slider",
-          height: 16,
-          bottom: 12,
-          ...SIDE,
-          showDataShadow: false,
-          brushSelect: false,
-          borderColor: colours.line,
-          fillerColor: "rgba(128, 128, 128, 0.15)",
-          handleSize: "120%",
-          filterMode: "none",
-          textStyle: { color: colours.quiet, fontSize: 10 },
-          labelFormatter: model.formatX,
-          ...zoom,
-        },
+        slider(colours, { left: SIDE.left, last: max, format: model.formatX, bottom: 12, filterMode: "none", ...zoom }),
       ],
       series: [...this.#lines(model), ...this.#marks(model, colours)],
     };

@@ -1,7 +1,7 @@
 // The run over its steps, on one axis: alerts, loss, further curves, the layer x step heat map, and the history of one layer.
 // What fires is a band in all of them, attempts are marks, and the pointer is in all of them at once.
 
-import { axis, base, chartIn, edgesOf, linesOf, nearestIndex, shownOf, stepAxis, theme, tooltipOver, valueAxis } from "./chart.js";
+import { axis, base, chartIn, edgesOf, labelFont, linesOf, nearestIndex, shownOf, slider, stepAxis, theme, tooltipOver, valueAxis, widthOf } from "./chart.js";
 import { downloads } from "./download.js";
 import { hiddenIn, rasterOf } from "./raster.js";
 import { h } from "../base/dom.js";
@@ -12,14 +12,16 @@ const HEAD = 32;
 const FOOT = 22;
 const BELOW = 34;
 const HEIGHTS = { loss: 120, curves: 84, history: 104 };
-const SIDE = { left: 54, right: 14 };
+const LEFT = 54;
+const LEAST_RIGHT = 14;
 const SPAN_FOR_LOG = 30;
 const SPIKE_MARK = 4;
 const NARROW = 8;
 const BRACKET = 9;
 const LONGEST_TIP = 180;
 const LANE = 17;
-const MOST_LANES = 6;
+const LEAST_BAR = 3;
+const LEAST_TEXT = 30;
 
 /** How layer `index` reads: activations begin with the first block's input, and entry k is what block k - 1 gave. */
 export function layerName(index, blocks, isActivation) {
@@ -31,6 +33,7 @@ export class Timeline {
   #model = null;
   #panels = [];
   #edges = [];
+  #spans = new Map(); // by alert: both ends of its bar with its name, in pixels
   #hides = null;
   #isDragging = false;
 
@@ -156,12 +159,15 @@ export class Timeline {
     const colours = theme();
     const panels = this.#panels;
     const [min, max] = [Math.min(model.extent[0], this.#edges[0] ?? Infinity), Math.max(model.extent[1], this.#edges.at(-1) ?? -Infinity)];
+    // Half of the last label lies beyond the end of the axis.
+    const right = Math.max(LEAST_RIGHT, widthOf(count(Math.floor(max)), labelFont(colours)) / 2 + 1);
+    const format = (step) => count(Math.round(Math.min(Math.max(step, model.extent[0]), model.extent[1]))); // the axis ends half a column beyond them
     const zoom = this.#isDragging ? {} : shownOf(model.zoom);
     const all = { xAxisId: panels.map(({ key }) => `${key} x`), filterMode: "none", minValueSpan: 2, ...zoom };
     return {
       ...base(colours),
       // No room is made for labels: the plots are to begin and end at the same place.
-      grid: panels.map(({ key, top, height }) => ({ id: key, ...SIDE, top, height, outerBoundsMode: "none" })),
+      grid: panels.map(({ key, top, height }) => ({ id: key, left: LEFT, right, top, height, outerBoundsMode: "none" })),
       axisPointer: { link: [{ xAxisIndex: "all" }] },
       xAxis: panels.map(({ key }) => stepAxis(colours, { id: `${key} x`, gridId: key, min, max })),
       yAxis: [
@@ -170,21 +176,7 @@ export class Timeline {
       ],
       dataZoom: [
         { id: "pan", type: "inside", zoomOnMouseWheel: "ctrl", preventDefaultMouseMove: false, ...all },
-        {
-          id: "slider",
-          type: "slider",
-          height: 16,
-          bottom: 10,
-          ...SIDE,
-          showDataShadow: false,
-          brushSelect: false,
-          borderColor: colours.line,
-          fillerColor: "rgba(128, 128, 128, 0.15)",
-          handleSize: "120%",
-          textStyle: { color: colours.quiet, fontSize: 10 },
-          labelFormatter: (step) => count(Math.round(step)),
-          ...all,
-        },
+        slider(colours, { left: LEFT, last: max, format, bottom: 10, ...all }),
       ],
       series: panels.flatMap((panel) => ({ alerts: () => [this.#laneSeries(panel, colours, max)], map: () => [this.#mapSeries(panel, colours)] })[panel.key]?.() ?? this.#lineSeries(panel, colours, max)),
     };
@@ -248,7 +240,8 @@ export class Timeline {
   }
 
   #marks(colours, isNamed) {
-    const { alerts, starts } = this.#model;
+    const { alerts, starts, zoom, extent } = this.#model;
+    const middle = zoom ? (zoom.from + zoom.to) / 2 : (extent[0] + extent[1]) / 2;
     return [
       ...alerts.map((alert) => ({
         xAxis: beginOf(alert),
@@ -258,7 +251,7 @@ export class Timeline {
       ...starts.map(({ attempt, step }) => ({
         xAxis: step,
         lineStyle: { color: colours.quiet, type: [6, 4], width: 1 },
-        label: { show: isNamed, formatter: `attempt ${attempt}`, position: "insideEndTop", rotate: 0, align: "left", padding: [0, 0, 0, 4], color: colours.quiet, fontSize: 11 },
+        label: { show: isNamed, formatter: `attempt ${attempt}`, position: "insideEndTop", offset: [0, 8], rotate: 0, align: step > middle ? "right" : "left", padding: [0, 4], color: colours.quiet, fontSize: 11 },
       })),
     ];
   }
@@ -277,9 +270,14 @@ export class Timeline {
     return joined.map(([from, to]) => [{ xAxis: from, itemStyle: { color, opacity: 0.07 } }, { xAxis: to }]);
   }
 
-  /** A bar for each alert, from where it fired, or was first seen, to where it was over; its rule is written in it. */
+  /**
+   * A bar for each alert, from the step at which it fired, or was first seen, to the one at which it was over, and never too
+   * short to see. The name of its rule is in the bar if it fits there, else on the side that has more room.
+   */
   #laneSeries({ key, lanes }, colours, max) {
-    const bars = lanes.flatMap((alerts, lane) => alerts.map((alert) => ({ alert, lane })));
+    const bars = lanes.flatMap((alerts, lane) => alerts.map((alert, i) => ({ alert, lane, before: alerts[i - 1] })));
+    const font = `600 ${labelFont(colours)}`;
+    this.#spans.clear();
     return {
       id: "alerts",
       type: "custom",
@@ -288,18 +286,27 @@ export class Timeline {
       silent: true,
       clip: true,
       data: bars.map(({ alert, lane }) => [beginOf(alert), lane]),
-      renderItem: ({ dataIndex, coordSys }, api) => {
-        const { alert, lane } = bars[dataIndex];
-        const [start, top] = api.coord([beginOf(alert), lane]);
-        const left = Math.max(start, coordSys.x);
-        const right = Math.min(api.coord([alert.resolved_step ?? max, lane])[0], coordSys.x + coordSys.width);
-        if (right < coordSys.x || left > coordSys.x + coordSys.width) return null;
+      renderItem: ({ dataIndex, coordSys: { x, width } }, api) => {
+        const { alert, lane, before } = bars[dataIndex];
+        const endsOf = (one) => {
+          const left = api.coord([beginOf(one), lane])[0];
+          return [left, Math.max(api.coord([one.resolved_step ?? max, lane])[0], left + LEAST_BAR)];
+        };
+        const [start, end] = endsOf(alert);
+        this.#spans.delete(alert);
+        if (end < x || start > x + width) return null;
+        const [left, right] = [Math.min(Math.max(start, x), x + width - LEAST_BAR), Math.min(end, x + width)];
+        const y = api.coord([0, lane])[1];
         const ink = inkOf(alert, colours);
         const isOpen = alert.firing_step !== null;
-        const shape = { x: left, y: top + 1, width: Math.max(right - left, 3), height: LANE - 3, r: 2 };
-        const text = { x: left + 6, y: top + LANE / 2, text: alert.rule, fill: isOpen ? colours.card : ink, font: `600 11px ${colours.font}`, verticalAlign: "middle", width: shape.width - 10, overflow: "truncate", ellipsis: "" };
-        const bar = { type: "rect", shape, style: isOpen ? { fill: ink } : { fill: "none", stroke: ink, lineDash: [4, 3] } };
-        return { type: "group", children: shape.width > 40 ? [bar, { type: "text", style: text }] : [bar] };
+        const bar = { type: "rect", shape: { x: left, y: y + 1, width: right - left, height: LANE - 3, r: 2 }, style: isOpen ? { fill: ink } : { fill: "none", stroke: ink, lineDash: [4, 3] } };
+        const [inside, outside] = [right - left - 10, left - 6 - Math.max(x, before ? endsOf(before)[1] : x)];
+        const wide = Math.min(outside, widthOf(alert.rule, font));
+        const isInside = inside >= wide;
+        const place = isInside ? { x: left + 6, width: inside, fill: isOpen ? colours.card : ink } : { x: left - 4, width: outside, align: "right", fill: ink };
+        const text = { type: "text", style: { ...place, y: y + LANE / 2, text: alert.rule, font, verticalAlign: "middle", overflow: "truncate", ellipsis: "" } };
+        this.#spans.set(alert, [left - (isInside ? 0 : wide) - LEAST_BAR, right]);
+        return { type: "group", children: place.width > LEAST_TEXT ? [bar, text] : [bar] };
       },
     };
   }
@@ -375,7 +382,8 @@ export class Timeline {
     const { map } = this.#model;
     if (panel.key === "alerts") {
       const lane = panel.lanes[Math.min(Math.max(Math.floor(y), 0), panel.lanes.length - 1)];
-      return { panel, x, alert: this.#alertsAt(x).findLast((alert) => lane.includes(alert)) ?? null };
+      const isAt = ([left, right] = []) => pixelX >= left && pixelX <= right;
+      return { panel, x, alert: lane.findLast((alert) => isAt(this.#spans.get(alert))) ?? null };
     }
     const steps = panel.key === "map" ? map.step : panel.lines[0].series.step;
     if (!steps.length) return null;
@@ -486,14 +494,13 @@ function keyOf(text, colour = null, kind = "given") {
   return h("span", { class: "key" }, swatch, h("span", { class: "given" }, text));
 }
 
-/** Alerts in as few rows as they fit in without being over one another; the last row takes what is left. */
+/** Alerts in rows without overlap. There are never more rows than rules, because a rule has at most one open alert. */
 function lanesOf(alerts) {
   const lanes = [];
   for (const alert of [...alerts].sort((a, b) => beginOf(a) - beginOf(b))) {
-    const free = lanes.find((lane) => (lane.at(-1).resolved_step ?? Infinity) <= beginOf(alert));
+    const free = lanes.find((lane) => beginOf(lane.at(-1)) < beginOf(alert) && (lane.at(-1).resolved_step ?? Infinity) <= beginOf(alert));
     if (free) free.push(alert);
-    else if (lanes.length < MOST_LANES) lanes.push([alert]);
-    else lanes.at(-1).push(alert);
+    else lanes.push([alert]);
   }
   return lanes;
 }

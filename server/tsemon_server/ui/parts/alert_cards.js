@@ -1,7 +1,7 @@
 // An alert as people read it: what is wrong, what was seen, what to try. And those of a run: what fires first, of that the worst.
 
 import { h, keyed } from "../base/dom.js";
-import { count, worded, wordsOf } from "../base/format.js";
+import { count, time, worded, wordsOf } from "../base/format.js";
 import { evidenceOf, seenOf, whereOf } from "./evidence.js";
 import { SeeingTo } from "./seeing_to.js";
 
@@ -36,7 +36,7 @@ export function addressOf(alert) {
 
 /** `place` is what leads to the alert's place in the charts; `about` stands between its head and its title. */
 export function cardOf(alert, { place, about = null, seeingTo }) {
-  const seen = seenOf(alert.evidence);
+  const { summary, seen, evidence } = sawOf(alert);
   return h(
     "article",
     { class: `alert ${alert.state} ${alert.severity}`, "aria-label": alert.rule },
@@ -49,16 +49,27 @@ export function cardOf(alert, { place, about = null, seeingTo }) {
       alert.silenced ? h("span", { class: "pill", title: "a silence applies: nobody is told" }, "silenced") : null,
     ),
     about,
-    // The lines of what was seen say the rest of the summary.
-    h("p", { class: "summary" }, worded(seen ? titleOf(alert) : alert.summary)),
+    h("p", { class: "summary" }, worded(summary)),
     seen,
-    h("p", { class: "quiet steps" }, stepsOf(alert)),
+    h("p", { class: "quiet steps" }, stepsOf(alert), ", opened ", time(alert.opened_at)),
     h("div", { class: "buttons" }, place, seeingTo.of(alert)),
     alert.advice?.text
       ? h("div", { class: "advice" }, h("p", {}, worded(alert.advice.text)), alert.advice.source ? h("p", { class: "quiet" }, alert.advice.source) : null)
       : null,
-    evidenceOf(alert.evidence),
+    evidence,
   );
+}
+
+/** What the rule saw, as parts of its card. If this fails, the card says so: the rest of the card and the other cards stay visible. */
+function sawOf(alert) {
+  try {
+    const seen = seenOf(alert.evidence);
+    // The lines of what was seen say the rest of the summary.
+    return { summary: seen ? titleOf(alert) : alert.summary, seen, evidence: evidenceOf(alert.evidence) };
+  } catch (error) {
+    console.error(error);
+    return { summary: alert.summary, evidence: h("p", { class: "bad" }, `The web UI cannot show the evidence of this alert: ${error.message}.`) };
+  }
 }
 
 export class Alerts {

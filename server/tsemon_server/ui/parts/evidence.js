@@ -1,7 +1,7 @@
 // What a rule saw, each thing in the form that it reads best in.
 
 import { h } from "../base/dom.js";
-import { count, number } from "../base/format.js";
+import { count, duration, number } from "../base/format.js";
 
 const BOUNDS = ["above", "below", "at_least", "at_most"];
 const PLACES = ["first", "middle", "last", "lowest", "highest"];
@@ -23,11 +23,11 @@ function lineOf(bounds) {
   const [{ value, seen, holds }] = bounds;
   const where = whereOf(bounds[0]);
   const limits = bounds.map(limitOf).filter(Boolean).join(" and ");
-  return h("li", { class: holds ? "holds" : "fails" }, `${value}${where} `, h("b", {}, number(seen)), limits ? `, ${limits}` : "", holds ? "" : ": does not hold, and need not");
+  return h("li", { class: holds ? "holds" : "fails" }, `${value}${where} `, h("b", {}, inUnit(value, seen)), limits ? `, ${limits}` : "", holds ? "" : ": does not hold, and need not");
 }
 
 function limitOf(condition) {
-  const limits = BOUNDS.filter((name) => typeof condition[name] === "number").map((name) => `${wordsOf(name)} ${number(condition[name])}`);
+  const limits = BOUNDS.filter((name) => typeof condition[name] === "number").map((name) => `${wordsOf(name)} ${inUnit(condition.value, condition[name])}`);
   return limits.join(", ") + (limits.length && condition.against ? ` (${condition.against})` : "");
 }
 
@@ -36,9 +36,10 @@ export function evidenceOf(evidence) {
   const { layers, window, ...rest } = evidence ?? {};
   if (Array.isArray(rest.conditions)) delete rest.conditions;
   const entries = Object.entries(rest).filter(([, value]) => !isEmpty(value));
+  const measured = Object.entries(layers ?? {}).filter(([, places]) => !isEmpty(places));
   const parts = [
-    isEmpty(layers) ? null : [h("h3", {}, "Layers"), layersOf(layers)],
-    isEmpty(window) ? null : [h("h3", {}, "The samples up to it"), windowOf(window)],
+    measured.length ? [h("h3", {}, "Layers"), layersOf(measured)] : null,
+    isEmpty(window) ? null : windowOf(window),
     entries.length ? listOf(entries) : null,
   ].filter(Boolean);
   return parts.length ? h("details", { class: "evidence" }, h("summary", {}, "What the rule saw"), parts) : null;
@@ -48,24 +49,32 @@ function layersOf(layers) {
   const head = h("thead", {}, h("tr", {}, PLACES.map((place) => h("th", { scope: "col" }, place))));
   const cell = (at) => h("td", {}, at ? [number(at.value), h("small", {}, `layer ${at.layer}`)] : "–");
   const body = ([name, places]) => h("tbody", {}, h("tr", {}, h("th", { scope: "rowgroup", colspan: PLACES.length }, name)), h("tr", {}, PLACES.map((place) => cell(places?.[place]))));
-  return h("table", {}, head, Object.entries(layers).filter(([, places]) => !isEmpty(places)).map(body));
+  return h("table", {}, head, layers.map(body));
 }
 
-/** Steps down, values across. Names are too long for the heads of columns, so they are numbered above. */
+/**
+ * Samples down, values across. The checks of a time-based rule have no steps: their rows show how long before the alert they
+ * were made. Names are too long for the heads of columns, so they are numbered above.
+ */
 function windowOf(rows) {
-  const names = [...new Set(rows.flatMap(Object.keys))].filter((name) => name !== "step");
-  const head = h("tr", {}, h("th", { scope: "col" }, "step"), names.map((name, i) => h("th", { scope: "col", "aria-label": name, title: name }, `${i + 1}`)));
-  const row = (sample) => h("tr", {}, h("td", {}, count(sample.step)), names.map((name) => h("td", {}, textOf(sample[name] ?? null))));
-  return [h("ol", {}, names.map((name) => h("li", {}, name))), h("table", { class: "window" }, h("thead", {}, head), h("tbody", {}, rows.map(row)))];
+  const hasSteps = rows.some((row) => Object.hasOwn(row, "step"));
+  const [title, place, head, textAt] = hasSteps ? ["Last samples before the alert", "step", "step", count] : ["Last checks before the alert", "seconds", "before", (seconds) => duration(-seconds)];
+  const names = [...new Set(rows.flatMap(Object.keys))].filter((name) => name !== place);
+  const heads = h("tr", {}, h("th", { scope: "col" }, head), names.map((name, i) => h("th", { scope: "col", "aria-label": name, title: name }, `${i + 1}`)));
+  const row = (sample) => h("tr", {}, h("td", {}, textAt(sample[place])), names.map((name) => h("td", {}, inUnit(name, sample[name] ?? null, textOf))));
+  return [h("h3", {}, title), h("ol", {}, names.map((name) => h("li", {}, name))), h("table", { class: "window" }, h("thead", {}, heads), h("tbody", {}, rows.map(row)))];
 }
 
 const listOf = (entries) => h("dl", {}, entries.map(([name, value]) => [h("dt", {}, wordsOf(name)), h("dd", {}, textOf(value))]));
+
+/** A value with its unit, if the name tells it: `silent_seconds` does, the ratio of two times has none. */
+const inUnit = (name, value, textOf = number) => (/^(\w+_)?seconds$/.test(name) && typeof value === "number" && value >= 0 ? duration(value) : textOf(value));
 
 function textOf(value) {
   if (value === null) return "–";
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (Array.isArray(value)) return value.map(textOf).join(", ");
-  if (isRecord(value)) return Object.entries(value).map(([name, one]) => `${wordsOf(name)} ${textOf(one)}`).join(", ");
+  if (isRecord(value)) return Object.entries(value).map(([name, one]) => `${wordsOf(name.replace(/_?seconds$/, ""))} ${inUnit(name, one, textOf)}`.trim()).join(", ");
   return number(value);
 }
 

@@ -2,7 +2,7 @@
 
 import { Refused, get, getPage, runPath } from "../base/api.js";
 import { h, keyed, put } from "../base/dom.js";
-import { count, refreshAges, time } from "../base/format.js";
+import { count, refreshAges } from "../base/format.js";
 import { addressOf, cardOf, shownState, stepOf } from "../parts/alert_cards.js";
 import { Filter } from "../parts/pickers.js";
 import { SeeingTo } from "../parts/seeing_to.js";
@@ -200,7 +200,7 @@ export class AlertsView {
 
 const placeOf = (alert) => h("a", { class: "step-link", href: addressOf(alert) }, `Show step ${count(stepOf(alert))}`);
 
-/** Of which run it is, and how old. */
-function aboutOf({ run_id, run, project, opened_at }) {
-  return h("p", { class: "about" }, h("a", { class: "given", href: `#/run/${encodeURIComponent(run_id)}` }, run), h("span", { class: "quiet given" }, project), h("span", { class: "quiet" }, "opened ", time(opened_at)));
+/** Of which run it is. */
+function aboutOf({ run_id, run, project }) {
+  return h("p", { class: "about" }, h("a", { class: "given", href: `#/run/${encodeURIComponent(run_id)}` }, run), h("span", { class: "quiet given" }, project));
 }

@@ -385,7 +385,7 @@ export class CompareView {
     if (this.tooMany) notes.push([`${MOST_RUNS} runs are compared at most; ${count(this.tooMany)} more of the address are left out.`]);
     if (waiting.length) notes.push([...names(waiting), waiting.length === 1 ? " has sent no frame." : " have sent no frame."]);
     if (lacking.length) notes.push([...names(lacking), lacking.length === 1 ? " has" : " have", ` not recorded ${this.#what()}, so there is no line of ${lacking.length === 1 ? "it" : "them"}.`]);
-    if (without.length && this.along === "tokens") notes.push([...names(without), without.length === 1 ? " has" : " have", " no scalar tokens, and cannot be drawn by token. Pass the tokens seen so far, monitor.step(loss=..., tokens=...), or look by step."]);
+    if (without.length && this.along === "tokens") notes.push([...names(without), without.length === 1 ? " has" : " have", " no scalar tokens, and cannot be drawn by token. Pass tokens= (all tokens so far) or step_tokens= (the tokens of one step) to monitor.step(), or compare by step."]);
     else if (without.length) notes.push([...names(without), without.length === 1 ? " has" : " have", " no value in these steps."]);
     if (this.baseline !== null && !isDifference) notes.push(["There is no difference to show: the baseline has no line here."]);
     if (isDifference) notes.push(["What is drawn is how far each mean lies above the baseline's, on the line between its two nearest points, where both have one."]);

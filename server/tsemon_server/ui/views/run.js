@@ -327,6 +327,8 @@ export class RunView {
     const column = this.#column();
     this.chartBox.hidden = this.readout.hidden = column === null && !this.#data.loss && !this.#data.curves.length;
     const step = this.step === null || column === null ? null : map.step[column];
+    const shown = alerts.filter((alert) => this.#isShown(alert));
+    const steps = [...this.#data.extent, ...shown.map(stepOf)]; // a time-based alert may be at a step after the last sample
     const layer = history?.layer ?? (map && this.layer !== null && this.layer < map.layers ? this.layer : null);
     if (!this.chartBox.hidden) {
       this.timeline.show({
@@ -337,7 +339,8 @@ export class RunView {
         scale,
         shows: this.shows,
         history: history && { title: `layer ${this.#layerTitle(history.layer)}${history.head === null ? "" : `, head ${history.head}`}`, series: history.series },
-        alerts: alerts.filter((alert) => this.#isShown(alert)),
+        alerts: shown,
+        extent: [Math.min(...steps), Math.max(...steps)],
         starts: this.attempt === null ? run.attempts.filter(({ resume_step }) => resume_step).map(({ attempt, resume_step }) => ({ attempt, step: resume_step })) : [],
         step,
         layer,
