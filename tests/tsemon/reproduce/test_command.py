@@ -4,12 +4,8 @@ import sys
 
 import pytest
 
+from tests import commands
 from tsemon.reproduce import EXPERIMENTS, MODULES, available
-
-
-def tsemon(*arguments, folder):
-    command = [sys.executable, "-m", "tsemon", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +13,7 @@ def done(tmp_path_factory):
     """Two of all, as `tsemon reproduce all --quick` runs them."""
     folder = tmp_path_factory.mktemp("reproduce")
     for name in ("concentration", "escalation"):
-        done = tsemon("reproduce", name, "--quick", "--out", "pages", folder=folder)
+        done = commands.tsemon("reproduce", name, "--quick", "--out", "pages", folder=folder)
         assert done.returncode == 0, done.stderr
     return folder / "pages", done.stdout
 
@@ -49,20 +45,22 @@ class TestTheCommand:
 
 class TestNames:
     def test_an_unknown_one_gets_the_nearest(self, tmp_path):
-        done = tsemon("reproduce", "escalaton", folder=tmp_path)
+        done = commands.tsemon("reproduce", "escalaton", folder=tmp_path)
         assert done.returncode == 2
         assert "did you mean 'escalation'?" in done.stderr
         assert "Traceback" not in done.stderr
 
     def test_pages_need_a_folder(self, tmp_path):
         (tmp_path / "file").touch()
-        done = tsemon("reproduce", "concentration", "--quick", "--out", "file", folder=tmp_path)
+        done = commands.tsemon("reproduce", "concentration", "--quick", "--out", "file", folder=tmp_path)
         assert done.returncode == 2
         assert "expected a folder to write pages to, got file" in done.stderr
         assert "Traceback" not in done.stderr
 
     def test_all_are_listed(self, tmp_path):
-        done = tsemon("reproduce", "list", folder=tmp_path)
+        """In a process of its own, as everything else here need not be."""
+        command = [sys.executable, "-m", "tsemon", "reproduce", "list"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
         assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == list(EXPERIMENTS)
         assert "TSEMON_TEXT: its text" in done.stdout.splitlines()[-1]
 
