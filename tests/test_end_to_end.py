@@ -21,6 +21,7 @@ from rich.console import Console
 
 import tsemon
 from tests import commands, zoo
+from tests.processes import start_tsemon
 from tests.service import ServiceProcess, await_service
 from tsemon.demo import summarize
 from tsemon.demo.board import Board, Row
@@ -350,10 +351,9 @@ class TestTheDemo:
             old = next(p for p in psutil.Process(demo.pid).children() if "serve" in p.cmdline())
             port, database = url.rpartition(":")[2], tmp_path / ".tsemon/demo.db"
             old.send_signal(signal.SIGKILL)
-            command = [sys.executable, "-m", "tsemon", "serve", "--port", port, "--database", f"sqlite:///{database}"]
             while psutil.pid_exists(old.pid) and old.status() != psutil.STATUS_ZOMBIE:
                 time.sleep(0.01)
-            new = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            new = start_tsemon("serve", "--port", port, "--database", f"sqlite:///{database}")
             try:
                 await_service(url)
                 output = "".join(lines) + demo.communicate()[0]
