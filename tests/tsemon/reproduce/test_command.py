@@ -7,33 +7,41 @@ import pytest
 from tests import commands
 from tsemon.reproduce import EXPERIMENTS, MODULES, available
 
+ONE, TWO = ("concentration",), ("concentration", "escalation")
+one_and_two = pytest.mark.parametrize("done", [ONE, pytest.param(TWO, marks=pytest.mark.thorough)], indirect=True)
+
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    """Two of all, as `tsemon reproduce all --quick` runs them."""
+def done(tmp_path_factory, request):
+    """One or two of all, as `tsemon reproduce all --quick` runs them."""
     folder = tmp_path_factory.mktemp("reproduce")
-    for name in ("concentration", "escalation"):
+    for name in request.param:
         done = commands.tsemon("reproduce", name, "--quick", "--out", "pages", folder=folder)
         assert done.returncode == 0, done.stderr
-    return folder / "pages", done.stdout
+    return folder / "pages", done.stdout, request.param
 
 
 class TestTheCommand:
+    @one_and_two
     def test_writes_a_page_with_figures_and_numbers(self, done):
-        folder, _ = done
-        for name in ("concentration", "escalation"):
+        folder, _, names = done
+        for name in names:
             body = json.loads((folder / f"{name}.json").read_text())
             assert body["is_quick"]
             assert {claim["agrees"] for claim in body["claims"]} <= {"yes", "in part", "no"}
             assert (folder / f"{name}.md").read_text().startswith(f"# {EXPERIMENTS[name].title}\n")
             assert list(folder.glob(f"{name}-*.png"))
 
+    @one_and_two
     def test_gathers_all_pages_of_the_folder_in_one_table(self, done):
-        folder, said = done
+        folder, said, names = done
         index = (folder / "README.md").read_text()
-        assert index.index("(escalation.md)") < index.index("(concentration.md)")
+        places = [index.index(f"({name}.md)") for name in names]
+        assert places == sorted(places, reverse=True), "as MODULES lists them"
         assert "pages/README.md" in said
 
+    @pytest.mark.thorough
+    @pytest.mark.parametrize("done", [TWO], indirect=True)
     def test_finds_the_escalation_of_the_classic_block(self, done):
         """That attention doubles xi_1 / xi_2 is what all else in the paper rests on."""
         body = json.loads((done[0] / "escalation.json").read_text())
