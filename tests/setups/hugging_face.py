@@ -51,12 +51,22 @@ NAMES = {
     zoo.vit: "ViT",
     zoo.t5: "T5",
 }
+WITH_SDPA = (zoo.gpt2, zoo.llama, zoo.t5)
+"""Whose fused attention is always tried: plain, with grouped queries, and across to an encoder."""
 NUM_BLOCKS = {zoo.t5: 4}
 LIKE = {zoo.qwen2: zoo.llama}
 LACKS = {
     zoo.albert: dict.fromkeys((PARAMETERS, GRADIENTS, UPDATES), "what several share is counted in the first"),
     zoo.gpt_neox: {HIDDEN_STATES: "the feed-forward part runs beside attention"},
 }
+
+
+def like(make, attention):
+    if make in LIKE:
+        return f"{NAMES[LIKE[make]]}, {attention}"
+    return "" if attention == "eager" or make in WITH_SDPA else f"{NAMES[make]}, eager"
+
+
 PAIRS = {
     make: [
         hugging_face(
@@ -66,7 +76,7 @@ PAIRS = {
             lacks=LACKS.get(make, {}),
             attention_twin=fine_tuning(make, "eager"),
             shows_weights=True,
-            like=f"{NAMES[LIKE[make]]}, {attention}" if make in LIKE else "",
+            like=like(make, attention),
         )
         for attention in ("eager", "sdpa")
     ]

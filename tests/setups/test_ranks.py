@@ -1,8 +1,11 @@
 """Training on two processes over gloo, on the CPU."""
 
+import subprocess
+
 import pytest
 import torch
 
+from tests.processes import Program
 from tests.setups import ranks
 from tests.setups.harness import METRICS, answer, assert_measured_as, seen_plainly
 from tests.setups.matrix import BIT_EQUAL, CLEAN, FAMILIES, GRADIENTS, IN_PART, OUTPUTS, UPDATES, YES, Cell
@@ -16,7 +19,10 @@ def seen(tmp_path_factory, request):
     """What each rank saw: one pair of processes goes through all set-ups that are tried."""
     folder = tmp_path_factory.mktemp("ranks")
     names = {setup.name for setup in SETUPS if request.config.option.all or not setup.like}
-    torch.multiprocessing.spawn(ranks.work, args=(str(folder), names), nprocs=ranks.NUM_RANKS)
+    started = [Program(ranks.work, rank, str(folder), names, stderr=subprocess.PIPE) for rank in range(ranks.NUM_RANKS)]
+    for process in started:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
     # Written by this very test: classes of ours are in it.
     return [torch.load(folder / f"rank{rank}", weights_only=False) for rank in range(ranks.NUM_RANKS)]
 
