@@ -86,7 +86,10 @@ class Program:
 
     def communicate(self, timeout=None):
         """What it still says, up to its end. It must be little: one stream is read after the other."""
-        said = [file.read() if (file := getattr(self, name, None)) else None for name in STREAMS[1:]]
+        said = []
+        for file in (getattr(self, name, None) for name in STREAMS[1:]):
+            with file or contextlib.nullcontext():
+                said.append(file and file.read())
         self.wait(timeout)
         return said
 

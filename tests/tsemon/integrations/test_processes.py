@@ -58,7 +58,7 @@ def as_by_torchrun(program):
     ("training", "block", "num_steps"),
     [
         (TRANSFORMERS, "transformer.h.0", 5),
-        (LIGHTNING, "gpt.transformer.h.0", 5),
+        pytest.param(LIGHTNING, "gpt.transformer.h.0", 5, marks=pytest.mark.thorough),
         (ACCELERATE, "transformer.h.0", 6),
     ],
     ids=["transformers", "lightning", "accelerate"],
