@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -29,7 +29,7 @@ from databases import ENGINES, Engine, Service
 from floors import Floor, floors
 from values import LAYERS, METRICS
 
-from tsemon.wire import Array, Frame, frames_to_body
+from tsemon.wire import Array, Frame, crc_of, frames_to_body
 from tsemon_server.store import Store
 
 WATCHED = ("token_diversity", "centred_token_similarity")
@@ -72,6 +72,7 @@ class Sender:
         self._frames_a_body = frames_a_body
         self._path = f"/api/v1/runs/{register(service, run)}/frames"
         self._connection = http.client.HTTPConnection(urlsplit(service.url).netloc)
+        self._frame = any_frame()
         self._values = values_as_json()
 
     def send_until(self, deadline: float) -> None:
@@ -80,7 +81,7 @@ class Sender:
 
     def send(self) -> None:
         first = self.num_bodies * self._frames_a_body
-        frames = (f'{{"seq":{seq},"step":{seq},{self._values}' for seq in range(first, first + self._frames_a_body))
+        frames = map(self._frame_as_json, range(first, first + self._frames_a_body))
         self._connection.request("POST", self._path, frames_to_body(WRITER, 1, frames))
         reply = json.loads(self._connection.getresponse().read())
         assert reply["accepted"] == self._frames_a_body, reply
@@ -88,6 +89,10 @@ class Sender:
 
     def close(self) -> None:
         self._connection.close()
+
+    def _frame_as_json(self, seq: int) -> str:
+        crc = crc_of(replace(self._frame, seq=seq, step=seq))
+        return f'{{"seq":{seq},"step":{seq},{self._values},"crc":{crc}}}'
 
 
 def main() -> None:
@@ -209,11 +214,16 @@ def loss_frame(seq: int) -> Frame:
     return Frame(seq, seq, 1e9 + seq, {"loss": 1.0})
 
 
-def values_as_json() -> str:
-    """A frame but for its seq and step. Activations have one entry more than there are blocks."""
+def any_frame() -> Frame:
+    """Activations have one entry more than there are blocks."""
     draw = np.random.default_rng(0)
     layers = {name: Array.of(draw.uniform(0.1, 1, LAYERS + (name in WATCHED)).tolist()) for name in MEASURED}
-    return Frame(0, 0, 1e9, {"loss": 2.5}, layers).to_json().partition('"step":0,')[2]
+    return Frame(0, 0, 1e9, {"loss": 2.5}, layers)
+
+
+def values_as_json() -> str:
+    """Such a frame without its seq, step and CRC."""
+    return any_frame().to_json().partition('"step":0,')[2].partition(',"crc":')[0]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ PICTURE = {
     "tsemon_server.events tsemon_server.queries tsemon_server.exposition tsemon_server.housekeeping tsemon_server.notify "
     "tsemon_server.logs tsemon_server.request_log tsemon_server.spools tsemon_server.ui "
     "tsemon_server.store tsemon_server.settings tsemon_server.workers tsemon_server.errors tsemon_server.bodies "
-    "tsemon_server.rounds tsemon_server.rules tsemon_server.limits",
+    "tsemon_server.rounds tsemon_server.rules tsemon_server.limits tsemon_server.parameters",
     "tsemon_server.access": "fastapi starlette pydantic typer tsemon.terminal tsemon_server.bodies tsemon_server.durations "
     "tsemon_server.errors tsemon_server.settings tsemon_server.store",
     "tsemon_server.settings": "tsemon_server.limits tsemon_server.logs",
@@ -69,7 +70,9 @@ PICTURE = {
     "tsemon_server.filling": "numpy",
     "tsemon_server.rules": "numpy tsemon_server.filling tsemon_server.yaml_lines",
     "tsemon_server.events": "fastapi starlette tsemon_server.access tsemon_server.store",
-    "tsemon_server.queries": "fastapi starlette numpy pyarrow pydantic tsemon_server.filling tsemon_server.store",
+    "tsemon_server.parameters": "fastapi pydantic",
+    "tsemon_server.queries": "fastapi starlette numpy pyarrow pydantic tsemon.terminal tsemon_server.filling "
+    "tsemon_server.store",
     "tsemon_server.notify": "pydantic typer tsemon.terminal tsemon_server.store tsemon_server.settings "
     "tsemon_server.durations tsemon_server.yaml_lines",
     "tsemon_server.exposition": "fastapi starlette numpy prometheus_client tsemon tsemon_server.filling "
@@ -97,7 +100,7 @@ def imports_of(path):
             assert node.level == 0, f"{path}: relative imports hide the picture"
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                yield name if node.module in SOURCES and is_module(name) else node.module
+                yield name if is_module(name) else node.module
         elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
             assert isinstance(node.args[0], ast.Constant), f"{path}: a computed import hides the picture"
             yield node.args[0].value
@@ -105,8 +108,8 @@ def imports_of(path):
 
 def is_module(name):
     package, *parts = name.split(".")
-    path = SOURCES[package].joinpath(*parts)
-    return path.is_dir() or path.with_suffix(".py").exists()
+    path = SOURCES[package].joinpath(*parts) if package in SOURCES else None
+    return path is not None and (path.is_dir() or path.with_suffix(".py").exists())
 
 
 def unit_of(module):
@@ -114,18 +117,33 @@ def unit_of(module):
     return ".".join(module.split(".")[: 2 if module.startswith(("tsemon.", "tsemon_server.")) else 1])
 
 
-def arrows():
-    """{unit: {what it imports: files that do}}"""
-    found = defaultdict(lambda: defaultdict(set))
+def modules():
+    """Yield the name and the file of every module."""
     for package, folder in SOURCES.items():
         for path in folder.rglob("*.py"):
             parts = path.relative_to(folder).with_suffix("").parts
-            unit = unit_of(".".join((package, *parts)).removesuffix(".__init__"))
-            for name in map(unit_of, imports_of(path)):
-                is_free = name in sys.stdlib_module_names or (name in COMMON and unit not in COMMON) or name == unit
-                if not is_free:
-                    found[unit][name].add(str(path.relative_to(ROOT)))
+            yield ".".join((package, *parts)).removesuffix(".__init__"), path
+
+
+def arrows():
+    """{unit: {what it imports: files that do}}"""
+    found = defaultdict(lambda: defaultdict(set))
+    for module, path in modules():
+        unit = unit_of(module)
+        for name in map(unit_of, imports_of(path)):
+            is_free = name in sys.stdlib_module_names or (name in COMMON and unit not in COMMON) or name == unit
+            if not is_free:
+                found[unit][name].add(str(path.relative_to(ROOT)))
     return found
+
+
+def cycle_in(imports):
+    """Return modules of which each imports the next and the last the first, or none. `imports` maps names to names."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return error.args[1][::-1]
+    return []
 
 
 FOUND = arrows()
@@ -138,6 +156,15 @@ class TestImportsPointFromWhatActsToWhatIsTrue:
 
     def test_and_every_arrow_is_used(self, unit):
         assert ALLOWED.get(unit, set()) - {*FOUND[unit]} == set()
+
+
+class TestModules:
+    def test_do_not_import_each_other_in_a_cycle(self):
+        """Imports inside functions and imports for type checkers count."""
+        assert cycle_in({name: {*filter(is_module, imports_of(path))} - {name} for name, path in modules()}) == []
+
+    def test_would_not_pass_with_a_cycle(self):
+        assert cycle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) in (["b", "c", "b"], ["c", "b", "c"])
 
 
 def run_python(code):

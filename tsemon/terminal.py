@@ -57,6 +57,15 @@ def printable(text: str) -> str:
     )
 
 
+FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
+"""Characters with which a cell begins that a spreadsheet runs as a formula, as OWASP lists them ("CSV Injection")."""
+
+
+def as_cell(value: Any) -> Any:
+    """The value of a CSV cell. A text that a spreadsheet would run gets an apostrophe in front; numbers stay as they are."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value
+
+
 def examples(*commands: str) -> str:
     """The end of a command's help. What follows two spaces and a # explains."""
     lines = []
@@ -95,7 +104,7 @@ def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in row])
+        writer.writerow([as_cell(printable(cell) if isinstance(cell, str) else cell) for cell in row])
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:

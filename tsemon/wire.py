@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import json
 import math
+import struct
 import sys
+import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -108,9 +110,11 @@ class Frame:
     """Per metric an array of shape (blocks, heads)."""
     not_measured: Mapping[str, str] | None = None
     """Why metrics are not measured, by name: all of them, in the first frame and whenever that has changed; else None."""
+    crc: int | None = field(default=None, compare=False)
+    """The CRC-32 that its writer sent with the frame; None if none was sent. `to_json` computes it again."""
 
     def to_json(self) -> str:
-        """The frame as one line of strict JSON (no NaN literal: see `number_to_json`)."""
+        """The frame as one line of strict JSON (no NaN literal: see `number_to_json`), with the CRC-32 of its content."""
         return json.dumps(
             {
                 "seq": self.seq,
@@ -120,10 +124,38 @@ class Frame:
                 "layers": {name: array_to_json(values) for name, values in self.layers.items()},
                 "heads": {name: array_to_json(values) for name, values in self.heads.items()},
                 **({} if self.not_measured is None else {"not_measured": self.not_measured}),
+                "crc": crc_of(self),
             },
             separators=(",", ":"),
             allow_nan=False,
         )
+
+
+def crc_of(frame: Frame) -> int:
+    """Compute the CRC-32 that travels and is stored with a frame. `docs/wire.md` lists the bytes that it covers."""
+    scalars = sorted(frame.scalars.items())
+    arrays = [(kind, *item) for kind in ("layers", "heads") for item in sorted(getattr(frame, kind).items())]
+    crc = crc_of_names(
+        [("scalars", name, 1, 1) for name, _ in scalars]
+        + [(kind, name, math.prod(values.shape[:1]), math.prod(values.shape[1:])) for kind, name, values in arrays]
+    )
+    # JSON has one null for every bit pattern of a NaN.
+    numbers = (math.nan if value != value else value for _, value in scalars)
+    data = [struct.pack(f"<{len(scalars)}d", *numbers), *(values.data for _, _, values in arrays)]
+    return zlib.crc32(b"".join(data), crc_of_place(frame.seq, frame.step, frame.time, crc))
+
+
+def crc_of_names(metrics: Iterable[tuple[str, str, int, int]]) -> int:
+    """The CRC-32 of a frame's metrics: kind, name, number of rows and number of columns of each metric, in order."""
+    return zlib.crc32("".join(f"{kind} {name} {rows} {columns}\n" for kind, name, rows, columns in metrics).encode())
+
+
+def crc_of_place(seq: int, step: int, time: float, crc: int) -> int:
+    """Continue the CRC-32 `crc` with the place of a frame in its run."""
+    return zlib.crc32(_PLACE.pack(seq, step, time), crc)
+
+
+_PLACE = struct.Struct("<qqd")
 
 
 def number_to_json(value: float) -> float | str | None:

@@ -9,23 +9,19 @@ import base64
 import math
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tsemon.catalogue import LAYERED, Metric
-from tsemon.errors import TsemonError
+from pydantic import BaseModel
 
-if TYPE_CHECKING:
-    from tsemon_client.models import Alert, Heatmap, Record, Run, RunDetail
+from tsemon.catalogue import Metric
 
 VIRIDIS = ("440154", "482878", "3e4989", "31688e", "26828e", "1f9e89", "35b779", "6ece58", "b5de2b", "fde725")
 """The page's colours for what goes one way: ordered by lightness, safe for colour-blind eyes."""
 STOPS = [bytes.fromhex(colour) for colour in VIRIDIS]
 NOT_FINITE = bytes.fromhex("d0d0d0")
-FIRST_CHOICE = "token_similarity"
-"""The heat map that a run is shown with, where it has that; else its first."""
 MAX_ROWS = 50
 """Of a list; all of them are in `to_pandas()`."""
 LISTED = {
@@ -36,74 +32,28 @@ LISTED = {
 """The columns of a list, by the kind of its records; of others all fields are shown."""
 
 
-def run(run: Run, read_heatmap: Callable[[str, str], Heatmap] | None) -> str:
-    """A run's facts, and under them its heat map if it can be had."""
-    loss = "" if run.loss is None else number(run.loss)
-    facts = [
-        ("state", run.condition or run.state),
-        ("step", run.last_step),
-        ("loss", loss),
-        ("attempt", run.attempt),
-        ("blocks", run.num_blocks),
-        ("open alerts", run.open_alerts),
-        ("tags", ", ".join(run.tags)),
-        ("last heard of", moment(run.updated_at)),
-        ("id", run.run_id),
-    ]
-    name = f"<strong>{name_of(run.project)}/{name_of(run.run)}</strong>"
-    return f"<div>{name}{table(facts)}{_heatmap_of(run, read_heatmap)}</div>"
-
-
-def _heatmap_of(run: Run | RunDetail, read_heatmap: Callable[[str, str], Heatmap] | None) -> str:
-    if read_heatmap is None or run.last_step is None:
-        return ""
-    layered = getattr(run, "metrics", None)
-    metric = FIRST_CHOICE if layered is None or FIRST_CHOICE in layered.layers else next(iter(layered.layers), None)
-    if metric is None:
-        return ""
-    try:
-        return heatmap(read_heatmap(run.run_id, metric))
-    except TsemonError as error:
-        return f"<p>No heat map of {escape(metric)}: {escape(str(error))}</p>"
-
-
-def heatmap(heatmap: Heatmap) -> str:
-    """A picture with the first layer at the bottom, and what its colours mean."""
-    if not heatmap.step:
-        return f"<p>{escape(heatmap.metric)}: no samples in this range.</p>"
-    scale = Scale(LAYERED.get(heatmap.metric), [value for values in heatmap.values for value in values])
+def heatmap(
+    metric: str, steps: Sequence[int], layers: int, columns: Sequence[Sequence[float | None]], about: Metric | None
+) -> str:
+    """Draw `columns[step][layer]` as a picture with the first layer at the bottom, and the meaning of its colors."""
+    if not steps:
+        return f"<p>{escape(metric)}: no samples in this range.</p>"
+    scale = Scale(about, [value for values in columns for value in values])
     rows = [
         [NOT_FINITE if value is None else scale.colour(value) for value in layer]
-        for layer in reversed(list(zip(*heatmap.values, strict=True)))
+        for layer in reversed(list(zip(*columns, strict=True)))
     ]
-    steps = f"steps {heatmap.step[0]} to {heatmap.step[-1]}"
-    text = f"{heatmap.metric}, {heatmap.layers} layers, {steps}"
+    text = f"{metric}, {layers} layers, steps {steps[0]} to {steps[-1]}"
     key = [[scale.at(i / 119) for i in range(120)]]
     legend = f"{number(scale.low)} {image(key, 120, 10, 'from low to high')} {number(scale.high)}"
     return (
-        f"<div>{image(rows, 640, min(480, max(96, 10 * heatmap.layers)), text)}"
+        f"<div>{image(rows, 640, min(480, max(96, 10 * layers)), text)}"
         f"<div>{escape(text)}; the first layer is at the bottom. {legend}{' (log scale)' if scale.is_log else ''}; "
         "grey: not finite or not there.</div></div>"
     )
 
 
-def alert(alert: Alert) -> str:
-    """What the rule says, and what it advises."""
-    advice = alert.advice.get("text", "")
-    facts = [
-        ("run", f"{alert.project}/{alert.run}"),
-        ("state", alert.state),
-        ("severity", alert.severity),
-        ("condition met at step", alert.pending_step),
-        ("fired at step", alert.firing_step),
-        ("over at step", alert.resolved_step),
-        ("advice", advice),
-        ("acknowledged", " ".join(filter(None, (alert.acknowledged_by, alert.note)))),
-    ]
-    return f"<div><strong>{name_of(alert.rule)}</strong>: {escape(alert.summary)}{table(facts)}</div>"
-
-
-def records(model: type[Record], records: Sequence[Record]) -> str:
+def records(model: type[BaseModel], records: Sequence[BaseModel]) -> str:
     """A table with a row per record, and columns that fit on a screen."""
     names = LISTED[model.__name__].split() if model.__name__ in LISTED else list(model.model_fields)
     head = "".join(f"<th>{escape(name)}</th>" for name in names)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from html import escape
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationInfo, model_validator
 
+from tsemon.catalogue import LAYERED
+from tsemon.errors import TsemonError
 from tsemon.wire import AlertState, RunState
 from tsemon_client import display
 from tsemon_client.tables import Column, Table, columns_of
@@ -25,6 +28,8 @@ RunOrder = Literal[
 Along = Literal["step", "time", "tokens"]
 EventKind = Literal["run", "alert"]
 
+FIRST_CHOICE = "token_similarity"
+"""Metric of the heat map that a run is shown with, if the run has it; otherwise its first metric with layers."""
 LONG = 8
 """A list of more than so many values is counted, not shown, where a record is printed."""
 
@@ -101,8 +106,32 @@ class Run(Record):
         return self
 
     def _repr_html_(self) -> str:
-        """Its facts and its heat map, which is asked for when a notebook shows the run."""
-        return display.run(self, self._source.heatmap)
+        """Show the run's facts and its heat map, which is requested when a notebook shows the run."""
+        facts = [
+            ("state", self.condition or self.state),
+            ("step", self.last_step),
+            ("loss", "" if self.loss is None else display.number(self.loss)),
+            ("attempt", self.attempt),
+            ("blocks", self.num_blocks),
+            ("open alerts", self.open_alerts),
+            ("tags", ", ".join(self.tags)),
+            ("last heard of", display.moment(self.updated_at)),
+            ("id", self.run_id),
+        ]
+        name = f"<strong>{display.name_of(self.project)}/{display.name_of(self.run)}</strong>"
+        return f"<div>{name}{display.table(facts)}{self._heatmap_html()}</div>"
+
+    def _heatmap_html(self) -> str:
+        metric = self._shown_metric()
+        if self._source.heatmap is None or self.last_step is None or metric is None:
+            return ""
+        try:
+            return self._source.heatmap(self.run_id, metric)._repr_html_()
+        except TsemonError as error:
+            return f"<p>No heat map of {escape(metric)}: {escape(str(error))}</p>"
+
+    def _shown_metric(self) -> str | None:
+        return FIRST_CHOICE
 
 
 class Attempt(Record):
@@ -155,6 +184,9 @@ class RunDetail(Run):
     """The newest frame's numbers; None before the first frame."""
     not_measured: dict[str, str] = {}
     """Metrics that the newest attempt does not measure, and why."""
+
+    def _shown_metric(self) -> str | None:
+        return FIRST_CHOICE if FIRST_CHOICE in self.metrics.layers else next(iter(self.metrics.layers), None)
 
 
 class RunPage(Record):
@@ -326,7 +358,7 @@ class Heatmap(Record, Table):
         ]
 
     def _repr_html_(self) -> str:
-        return display.heatmap(self)
+        return display.heatmap(self.metric, self.step, self.layers, self.values, LAYERED.get(self.metric))
 
 
 class RecordedFrame(Record, Table):
@@ -414,7 +446,19 @@ class Alert(Record):
     """When its state last changed."""
 
     def _repr_html_(self) -> str:
-        return display.alert(self)
+        """Show what the rule says, and what it advises."""
+        facts = [
+            ("run", f"{self.project}/{self.run}"),
+            ("state", self.state),
+            ("severity", self.severity),
+            ("condition met at step", self.pending_step),
+            ("fired at step", self.firing_step),
+            ("over at step", self.resolved_step),
+            ("advice", self.advice.get("text", "")),
+            ("acknowledged", " ".join(filter(None, (self.acknowledged_by, self.note)))),
+        ]
+        title = f"<strong>{display.name_of(self.rule)}</strong>: {escape(self.summary)}"
+        return f"<div>{title}{display.table(facts)}</div>"
 
 
 class AlertPage(Record):

@@ -50,22 +50,23 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         (429, "There were too many; the header Retry-After says when to come again."),
         (431, "Its headers are too long."),
         (501, "The service lacks a package that this needs."),
-        (503, "The service cannot do it now; send it again."),
+        (503, "The server cannot do it now; the header Retry-After says when to send it again."),
     )
 }
 """What any route may answer with besides its own, for OpenAPI."""
 
 
 def problem_response(status: int, code: str, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """Build the response for an error. A 429 or 503 always has a Retry-After: 1 second unless `headers` says otherwise."""
+    if status in (429, 503):
+        headers = {"Retry-After": "1", **(headers or {})}
     return JSONResponse(Problem(error=code, detail=detail).model_dump(), status, headers)
 
 
 def respond(error: TsemonError) -> JSONResponse:
-    """The answer that an error is; it tells when to come again where it knows."""
-    answer = problem_response(error.status, error.code, str(error))
-    if isinstance(error, Busy):
-        answer.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
-    return answer
+    """Build the response for an error that the server raised on purpose."""
+    headers = {"Retry-After": str(math.ceil(error.retry_after_s))} if isinstance(error, Busy) else None
+    return problem_response(error.status, error.code, str(error), headers)
 
 
 def handle_errors(app: FastAPI) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import APIRouter, Depends, FastAPI, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -42,6 +42,7 @@ from tsemon_server.limits.values import Limits
 from tsemon_server.logs import set_up_logs
 from tsemon_server.notify.configuration import load
 from tsemon_server.notify.notifier import Notifier
+from tsemon_server.parameters import refuse_unknown_parameters
 from tsemon_server.request_log import RequestLog
 from tsemon_server.rounds import Rounds
 from tsemon_server.rules import PACK, Rule
@@ -181,6 +182,7 @@ def create_app(
         version="1",
         description=DESCRIPTION,
         lifespan=lifespan,
+        dependencies=[Depends(refuse_unknown_parameters)],
         docs_url=None,
         redoc_url=None,
         openapi_url=None,

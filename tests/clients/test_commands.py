@@ -74,6 +74,14 @@ class TestRuns:
         assert [row["run_id"] for row in by_csv] == [record["run_id"] for record in by_json]
         assert next(row for row in by_csv if row["run"] == "vit")["tags"] == '["sweep", "big"]'
 
+    def test_give_a_spreadsheet_no_formula_to_run(self, run, service):
+        run_id = register(service.url, "-2", "=1+1")
+        try:
+            (row,) = rows_of(run("runs", "--csv", "--match", "=1+1")[1])
+            assert (row["project"], row["run"]) == ("'=1+1", "'-2")
+        finally:
+            httpx.delete(f"{service.url}{API}/runs/{run_id}").raise_for_status()
+
     @pytest.mark.parametrize(
         ("filters", "names"),
         [

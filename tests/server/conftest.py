@@ -6,6 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tsemon.wire import Array, Frame, frames_to_body
+from tsemon_server.limits.values import Limits
 from tsemon_server.main import create_app
 from tsemon_server.settings import MetricsSettings, Settings
 
@@ -16,9 +17,10 @@ class Api:
     It does no housekeeping by itself, so that tests see what they have done.
     """
 
-    def __init__(self, database, rules=(), clock=None, housekeeping_pause_s=3600.0, **metrics):
+    def __init__(self, database, rules=(), clock=None, housekeeping_pause_s=3600.0, limits=None, **metrics):
         self.database = database
-        settings = Settings(database=database.url, metrics=MetricsSettings(**{"cache_s": 0.0} | metrics))
+        metrics = MetricsSettings(**{"cache_s": 0.0} | metrics)
+        settings = Settings(database=database.url, metrics=metrics, limits=limits or Limits())
         extra = {} if clock is None else {"clock": clock}
         self.app = create_app(settings, rules=rules, housekeeping_pause_s=housekeeping_pause_s, **extra)
         self.http = TestClient(self.app, base_url="http://127.0.0.1", raise_server_exceptions=False)
@@ -64,9 +66,11 @@ class Api:
 
 
 def problem(reply):
-    """(status, code, detail); fails unless the body is exactly that."""
+    """(status, code, detail); fails unless the body is exactly that, and a 429 or 503 says when to come again."""
     body = json.loads(reply.content)
     assert set(body) == {"error", "detail"}, body
+    if reply.status_code in (429, 503):
+        assert int(reply.headers["Retry-After"]) >= 1
     return reply.status_code, body["error"], body["detail"]
 
 

@@ -156,11 +156,16 @@ DAMAGE = {
     "steps of a segment": ("UPDATE segment SET last_step = last_step + 1 WHERE number = 1", "not from"),
     "settled page": ("UPDATE settled SET seqs = zeroblob(64) WHERE page = 0", "512 are not"),
     "doubled frame": (
-        "INSERT INTO frame SELECT run_id, attempt, writer, 3, step, time, layout_id, blob FROM frame LIMIT 1",
+        "INSERT INTO frame SELECT run_id, attempt, writer, 3, step, time, layout_id, blob, NULL FROM frame LIMIT 1",
         "1 frames are both settled and not, such as seq 3",
     ),
     "number of frames": ("UPDATE run SET num_frames = num_frames + 1", "counts 11005 frames, has"),
-    "hot frame": ("UPDATE frame SET blob = zeroblob(7)", "frames of 7 bytes, expected"),
+    "hot frame": (
+        "UPDATE frame SET blob = zeroblob(length(blob)) WHERE seq = 600 AND attempt = 2",
+        "frames of attempt 2, writer w: 1 are damaged, the first is seq 600",
+    ),
+    "size of a hot frame": ("UPDATE frame SET blob = zeroblob(7), crcs = NULL", "are damaged, the first is seq"),
+    "step of a hot frame": ("UPDATE frame SET step = step + 1", "are damaged, the first is seq"),
     "layout": ("UPDATE layout SET num_rows = num_rows + 1 WHERE metric = 'param_norm'", "is not what its number says"),
     "orphan": ("INSERT INTO settled VALUES ('gone', 1, 'w', 0, x'00')", "gone: settled: rows of a run that is not"),
 }

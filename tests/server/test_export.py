@@ -196,3 +196,18 @@ class TestAnExportThatCannotBe:
     def test_is_told_before_anything_is_sent(self, api, params, status, error):
         run_id = api.register()
         assert problem(api.http.get(f"/api/v1/runs/{run_id}/export", params=params))[:2] == (status, error)
+
+
+class TestACellOfText:
+    @pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1", "-1+cmd", "@SUM(1)", "＝1", '=1,"2"'])
+    def test_is_no_formula_for_a_spreadsheet(self, api, name):
+        run_id = api.register(name, project=name)
+        api.send_ok(run_id, [loss_frame(1, -2.5)])
+        (row,) = rows(api, run_id)
+        assert (row["project"], row["run"], row["value"]) == (f"'{name}", f"'{name}", -2.5)
+
+    def test_is_as_it_is_in_parquet_and_where_it_begins_otherwise(self, api):
+        run_id = api.register("a=1", project="=1")
+        api.send_ok(run_id, [loss_frame(1)])
+        assert rows(api, run_id)[0]["run"] == "a=1"
+        assert rows(api, run_id, "parquet")[0]["project"] == "=1"

@@ -9,6 +9,8 @@ from tsemon.wire import MAX_BODY_BYTES, Array, Frame, frames_to_body
 from .conftest import loss_frame, problem
 
 GOOD = json.loads(Frame(1, 1, 1.0, {"loss": 2.0}, {"token_similarity": Array.of([0.1, 0.2, 0.3])}).to_json())
+CRC = GOOD.pop("crc")
+"""Most tests change something of the frame, as if by hand."""
 
 
 def body_of(*frames, **fields):

@@ -1,6 +1,7 @@
 """Work that shares transactions, on a list instead of a database; and bodies that share one on each engine."""
 
 import asyncio
+import re
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -8,12 +9,16 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+from tests.databases import SqliteFile
 from tsemon.errors import StoreError, UnknownRun
 from tsemon.wire import frames_to_body
+from tsemon_server.ingest.schemas import Registration
+from tsemon_server.ingest.service import key_of
+from tsemon_server.limits.values import Limits
 from tsemon_server.store import Store
 from tsemon_server.store.group_commit import MOST, GroupCommit
 
-from .conftest import loss_frame
+from .conftest import Api, loss_frame, problem
 
 
 class Commits:
@@ -180,3 +185,78 @@ class TestBodiesThatComeAtOnce:
         accepted = [reply.json()["accepted"] for reply in (*replies, again)]
         assert (accepted[1:-1], accepted[0] + accepted[-1]) == ([1] * 4, 1)
         assert [api.get(f"/runs/{run_id}")["num_frames"] for run_id in kept] == [2] * 5
+
+
+def asking(api, ask):
+    """What `ask` returns, which gets a client that may send many requests at a time."""
+
+    async def do():
+        transport = httpx.ASGITransport(api.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/api/v1") as http:
+            return await ask(http)
+
+    return asyncio.run(do())
+
+
+class TestRegistrationsThatComeAtOnce:
+    @pytest.fixture
+    def api(self, tmp_path):
+        """On SQLite, whose writers wait for each other, but not for long."""
+        file = SqliteFile(tmp_path / "tsemon.db")
+        file.migrate()
+        file.url += "?timeout=0.3"
+        api = Api(file)
+        yield api
+        api.close()
+
+    def test_all_succeed_beside_ingest_that_takes_longer_than_a_writer_waits(self, api):
+        run_id, store, gate = api.register("ingest"), api.app.state.store, threading.Event()
+        body = frames_to_body("w", 1, [loss_frame(1).to_json()])
+
+        async def ask(http):
+            store.write_soon(run_id, lambda _: gate.wait(30))
+            registrations = [
+                asyncio.create_task(http.post("/runs", json={"run": f"run {number}"})) for number in range(200)
+            ]
+            frames = asyncio.create_task(http.post(f"/runs/{run_id}/frames", content=body))
+            await asyncio.sleep(1)  # three times as long as a writer waits
+            listed = await http.get("/runs")
+            gate.set()
+            return listed, await frames, await asyncio.gather(*registrations)
+
+        listed, frames, replies = asking(api, ask)
+        assert [run["run"] for run in listed.json()["runs"]] == ["ingest"], "who reads does not wait for them"
+        assert frames.json()["accepted"] == 1
+        assert {reply.status_code for reply in replies} == {200}
+        assert len({reply.json()["run_id"] for reply in replies}) == 200
+
+
+class TestRegistrationsThatShareATransaction:
+    @pytest.mark.both_engines
+    def test_are_each_answered_for_themselves(self, start):
+        api = start(limits=Limits(project_runs=1))
+        first = api.register(project="full", run="first", attempt_key="a")
+        asked = [
+            {"project": "full", "run": "first", "attempt_key": "b"},
+            *({"project": "full", "run": f"run {number}"} for number in range(3)),
+            *({"project": "roomy", "run": "same", "attempt_key": key} for key in ("a", "a", "b")),
+            {"run": ""},
+        ]
+
+        async def ask(http):
+            return await asyncio.gather(*(http.post("/runs", json=body) for body in asked))
+
+        known, *full, one, again, other, wrong = asking(api, ask)
+        assert known.json() == {"run_id": first, "attempt": 2}
+        assert [problem(reply)[1] for reply in full] == ["limit_reached"] * 3
+        assert one.json() == again.json()
+        assert {one.json()["attempt"], other.json()["attempt"]} == {1, 2}
+        assert problem(wrong)[:2] == (422, "invalid_argument")
+        assert api.get("/runs", project="full")["total"] == 1
+
+    def test_lock_their_runs_in_the_order_of_ids_as_all_others_do(self, start):
+        api = start()
+        run_id, store = api.register("known"), api.app.state.store
+        assert key_of(store, Registration(run="known")) == run_id
+        assert key_of(store, Registration(run="new")) > "f" * 16
+        assert re.fullmatch("[0-9a-f]{16}", run_id)

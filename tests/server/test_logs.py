@@ -403,7 +403,7 @@ class TestTheProcess:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
             try:
                 url = process.stdout.readline().split()[2]
-                asked = httpx.get(f"{url}/api/v1/runs?secret=1", headers={"X-Request-ID": "mine"}, timeout=60)
+                asked = httpx.get(f"{url}/api/v1/runs?project=secret", headers={"X-Request-ID": "mine"}, timeout=60)
                 asked.raise_for_status()
             finally:
                 process.terminate()

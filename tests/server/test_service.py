@@ -1,11 +1,15 @@
 import json
 import re
+from typing import Annotated
 
 import pytest
+from fastapi import Depends, HTTPException, Query
+from fastapi.routing import iter_route_contexts
+from pydantic import BaseModel, Field
 from starlette.testclient import TestClient
 
 from tests.databases import SqliteFile
-from tsemon.errors import InvalidArgument
+from tsemon.errors import Busy, InvalidArgument, TsemonError
 from tsemon_server.errors import PROBLEMS
 from tsemon_server.main import create_app
 from tsemon_server.settings import Settings, settings_from_environment
@@ -46,6 +50,96 @@ class TestErrors:
         detail = problem(api.http.get(f"/api/v1{path}"))[2]
         assert "/api" not in detail
         assert "query" not in detail
+
+
+def all_errors(kind=TsemonError):
+    for error in kind.__subclasses__():
+        yield error
+        yield from all_errors(error)
+
+
+class TestRetryAfter:
+    @pytest.mark.parametrize("error", [error for error in all_errors() if error.status in (429, 503)])
+    def test_comes_with_every_error_that_says_come_again(self, api, error):
+        @api.app.get("/fails")
+        def fails():
+            raise error("not now")
+
+        assert problem(api.http.get("/fails"))[:2] == (error.status, error.code)
+
+    @pytest.mark.parametrize("status", [429, 503])
+    def test_comes_with_what_other_libraries_answer(self, api, status):
+        @api.app.get("/fails")
+        def fails():
+            raise HTTPException(status)
+
+        assert problem(api.http.get("/fails"))[0] == status
+
+    def test_is_as_long_as_the_error_says(self, api):
+        @api.app.get("/fails")
+        def fails():
+            raise Busy("not now", retry_after_s=6.2)
+
+        assert api.http.get("/fails").headers["Retry-After"] == "7"
+
+
+class TestUnknownParameters:
+    """A misspelled filter is an error: without its filter, a request may concern far more than was meant."""
+
+    def test_are_refused_by_every_route(self, api):
+        routes = [(method, route.path) for route in iter_route_contexts(api.app.routes) for method in route.methods]
+        assert len(routes) > 40
+        for method, path in routes:
+            reply = api.http.request(method, re.sub("{.*?}", "none", path), params={"bogus": 1})
+            assert reply.status_code == 422, (method, path)
+            assert method == "HEAD" or problem(reply)[2].startswith("unknown parameter 'bogus'; "), (method, path)
+
+    def test_are_refused_by_the_route_of_a_service_that_shows_a_folder(self, tmp_path):
+        app = create_app(Settings(spool=str(tmp_path)))
+        with TestClient(app, base_url="http://127.0.0.1") as http:
+            assert problem(http.get("/api/v1/runs/none/spools?bogus=1"))[:2] == (422, "invalid_argument")
+
+    def test_name_the_nearest_that_there_is(self, api):
+        wrong = {"form_step": "from_step", "layers": "layer", "Metric": "metric", "points[]": "points"}
+        for name, right in wrong.items():
+            reply = api.http.get("/api/v1/runs/none/series", params={"metric": "loss", name: 30})
+            assert problem(reply) == (422, "invalid_argument", f"unknown parameter {name!r}; did you mean {right!r}?")
+
+    def test_delete_nothing(self, api):
+        run_id = api.register()
+        assert api.http.delete(f"/api/v1/runs/{run_id}?dry_run=1").status_code == 422
+        assert api.http.delete(f"/api/v1/runs/{run_id}").status_code == 204
+
+    def test_are_none_of_those_that_openapi_names(self, api):
+        """Wherever they are declared: in the route, in a dependency of it or in a model."""
+        for path, methods in api.http.get("/openapi.json").json()["paths"].items():
+            for method, route in methods.items():
+                for parameter in route.get("parameters", []):
+                    if parameter["in"] == "query":
+                        reply = api.http.request(method, path, params={parameter["name"]: ""})
+                        assert "unknown parameter" not in reply.text, (method, path, parameter["name"])
+
+    def test_are_not_those_of_query_models_and_of_dependencies(self, api):
+        class Window(BaseModel):
+            from_step: int = 0
+            until: int = Field(default=9, alias="to_step")
+
+        def chosen_layer(layer: int = 0):
+            return layer
+
+        def place(layer: Annotated[int, Depends(chosen_layer)], head: int = 0):
+            return layer, head
+
+        @api.app.get("/declared")
+        def declared(
+            window: Annotated[Window, Query()],
+            place: Annotated[tuple, Depends(place)],
+        ):
+            return [window.from_step, window.until, *place]
+
+        assert api.http.get("/declared?from_step=1&to_step=2&layer=3&head=4").json() == [1, 2, 3, 4]
+        for name in ("until", "window", "place", "steps"):
+            assert problem(api.http.get(f"/declared?{name}=1"))[0] == 422, name
 
 
 class TestOpenApi:

@@ -100,7 +100,7 @@ class Courier:
             if self._delivery.run(run_id).get("attempt") == attempt:
                 self._delivery.finish(run_id, state)
 
-    def _send(self, spool: Spool | MemorySpool, batch: Batch) -> None:
+    def _send(self, spool: Spool | MemorySpool, batch: Batch, *, is_again: bool = False) -> None:
         run_id, attempt = self.register()
         try:
             with self._noticing_loss():
@@ -114,6 +114,9 @@ class Courier:
                     self._max_batch_bytes = sum(map(len, batch.frames)) // 2
                 for half in batch.halves():
                     self._send(spool, half)
+                return
+            if not is_again:  # it may have been altered on its way
+                self._send(spool, batch, is_again=True)
                 return
             self._set_aside(spool, batch.frames[0], str(refusal))
         else:

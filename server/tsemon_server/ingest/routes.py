@@ -49,12 +49,15 @@ def make_router(store: Store, observe: service.Observe, meter: Meter) -> APIRout
         """Register a run, or a new attempt of it."""
         raw = await read_raw(request, MAX_BODY_BYTES)
 
-        def do() -> service.Registered:
+        def read() -> tuple[schemas.Registration, str]:
             body = read_body(schemas.Registration, raw)
             access_of(request).check_project(body.project)
-            return service.register(store, body)
+            return body, service.key_of(store, body)
 
-        return await run_in_threadpool(do)
+        body, key = await run_in_threadpool(read)
+        done = store.write_soon(key, lambda writer: service.register(writer, body))
+        registered: service.Registered = await asyncio.wrap_future(done)
+        return registered
 
     @router.patch("/runs/{run_id}", openapi_extra=takes(schemas.RunChange))
     async def change_run(run_id: RunId, request: Request) -> Run:
@@ -71,10 +74,9 @@ def make_router(store: Store, observe: service.Observe, meter: Meter) -> APIRout
         return changed
 
     @router.delete("/runs/{run_id}", status_code=204, response_class=Response)
-    def delete_run(run_id: RunId) -> None:
+    async def delete_run(run_id: RunId) -> None:
         """Delete a run with all its frames and alerts."""
-        with store.write() as writer:
-            writer.delete_run(run_id)
+        await asyncio.wrap_future(store.write_soon(run_id, lambda writer: writer.delete_run(run_id)))
 
     @router.post("/runs/{run_id}/frames", openapi_extra=takes(schemas.FramesBody), response_model=service.Receipt)
     async def accept_frames(run_id: RunId, request: Request) -> Response:

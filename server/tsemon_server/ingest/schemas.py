@@ -108,6 +108,8 @@ class FrameBody(Body):
     """Metrics with a value per head, shape [blocks, heads]."""
     not_measured: Annotated[dict[MetricName, Reason], Field(max_length=MAX_NOT_MEASURED)] | None = None
     """Why metrics are not measured: all of them, where that is known first or has changed; absent, it is as it was."""
+    crc: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    """CRC-32 of the frame's content, as docs/wire.md defines it. A frame with another CRC-32 is refused."""
 
 
 class FramesBody(Body):
@@ -193,7 +195,7 @@ def to_frame(sent: FrameBody, num_blocks: int) -> Frame:
     except ValueError as error:
         raise InvalidFrame(f"frame seq {sent.seq}, {error}; nothing of this body is stored") from None
     scalars = {name: _float(value) for name, value in sent.scalars.items()}
-    return Frame(sent.seq, sent.step, sent.time, scalars, layers, heads, sent.not_measured)
+    return Frame(sent.seq, sent.step, sent.time, scalars, layers, heads, sent.not_measured, sent.crc)
 
 
 def _arrays(sent: Mapping[str, Any], check: Any, kind: str) -> Iterator[tuple[str, Array]]:

@@ -42,19 +42,28 @@ class Pulse(Record):
     """The run's pending and firing alerts."""
 
 
-def register(store: Store, body: schemas.Registration) -> Registered:
+def key_of(store: Store, body: schemas.Registration) -> str:
+    """Return the key under which `Store.write_soon` takes a registration: the run's id, if the run exists.
+
+    A shared transaction locks its runs in the order of their keys. The key of a new run sorts after every id, so that no
+    two transactions wait for each other.
+    """
+    with store.read() as reader:
+        return reader.run_id(body.project, body.run) or f"~{body.project}/{body.run}"
+
+
+def register(writer: Writer, body: schemas.Registration) -> Registered:
     """Open a new attempt of a run, and the run where there is none of its name."""
-    with store.write() as writer:
-        found = writer.register(
-            body.project,
-            body.run,
-            blocks=body.blocks,
-            frozen_blocks=body.frozen_blocks,
-            config=body.config,
-            tags=body.tags,
-            resume_step=body.resume_step,
-            attempt_key=body.attempt_key,
-        )
+    found = writer.register(
+        body.project,
+        body.run,
+        blocks=body.blocks,
+        frozen_blocks=body.frozen_blocks,
+        config=body.config,
+        tags=body.tags,
+        resume_step=body.resume_step,
+        attempt_key=body.attempt_key,
+    )
     return Registered(run_id=found.run_id, attempt=found.attempt)
 
 

@@ -2,6 +2,9 @@
 
 uvicorn waits for ever for a head, for a body, and for whoever does not read what was asked for. It closes idle
 connections, but only after a first request.
+
+uvicorn has no public hook for any of this, so the classes here build on private ones of uvicorn. `pyproject.toml` excludes
+versions newer than the one that was checked, and `tests/server/test_uvicorn.py` says what to check in the next one.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Limits:
     bytes_held: int = 256 * 2**20
     """Bytes of bodies under way, unpacked, until they are answered."""
     commits: int = 256
-    """Bodies of frames that wait for a transaction, per thread that writes."""
+    """Requests of training processes that wait for a transaction, per thread that writes."""
     writes_per_s: int = 2000
     """What one token may send: a request counts 1, each further frame and each 64 KiB 1 more. Ten seconds' worth at once."""
     reads_per_s: int = 100

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tsemon.errors import MissingPackage
+from tsemon.terminal import as_cell
 from tsemon_server.store import Export, Piece, Run
 
 ExportFormat = Literal["csv", "parquet"]
@@ -61,7 +62,7 @@ def _csv_lines(run: Run, piece: Piece) -> Iterator[str]:
 
 def _csv_line(values: tuple[Any, ...]) -> str:
     line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(values)
+    csv.writer(line, lineterminator="\n").writerow(map(as_cell, values))
     return line.getvalue()
 
 

@@ -196,7 +196,8 @@ class Follower:
     def _register(self, spool: _Spool) -> None:
         self._now = spool.seen_at
         body = read_body(schemas.Registration, json.dumps(spool.reader.registration).encode())
-        registered = service.register(self._store, body)
+        with self._store.write() as writer:
+            registered = service.register(writer, body)
         spool.run_id, spool.attempt = registered.run_id, registered.attempt
         self._told.pop(spool.run_id, None)
         self._written[spool.run_id] = time.monotonic()

@@ -196,8 +196,10 @@ class Store:
         for event in happened:  # committed, so that it is true
             event.request.run(log.info, event.what, extra={"fields": event.fields})
 
-    def write_soon(self, run_id: str, work: Callable[[Writer], Any], size: int = 1) -> Future[Any]:
+    def write_soon(self, key: str, work: Callable[[Writer], Any], size: int = 1) -> Future[Any]:
         """What `work` returns once it is committed, together with other work that comes at the same time.
+
+        `key` is the id of the run that it writes to. Work of one key is done in order.
 
         It may be done twice, the first time for nothing: where other work of its transaction failed. `size` is how many
         frames it stores. Raises Busy where too much waits already.
@@ -205,7 +207,7 @@ class Store:
         with self._lock:
             if self._commits is None:
                 self._commits = GroupCommit(self.write, self._database.num_writers, self._max_waiting)
-        return self._commits.do(run_id, work, size)
+        return self._commits.do(key, work, size)
 
     def num_blocks(self, run_id: str, attempt: int) -> int:
         """How deep the model of this attempt is: that never changes, and is asked of the database once."""

@@ -7,11 +7,11 @@ long, because an engine keeps old pages for as long as one lasts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Row, and_, func, literal, select, union_all
+from sqlalchemy import Connection, Row, and_, literal, select, union_all
 
 from tsemon.errors import StoreError
 from tsemon_server.store import schema
@@ -27,8 +27,8 @@ from tsemon_server.store.chunks import (
     unpack_samples,
 )
 from tsemon_server.store.engine import Database
-from tsemon_server.store.packing import Kind, Slot, layout_id
-from tsemon_server.store.settling import seqs_of_page
+from tsemon_server.store.packing import Kind, Layout, layout_id
+from tsemon_server.store.settling import layouts_of, seqs_of_page
 from tsemon_server.store.streams import Stream
 
 _ROWS_AT_A_TIME = 64
@@ -94,7 +94,7 @@ class _RunCheck:
             if num_hot + num_settled != run.num_frames:
                 self._found("run", f"counts {run.num_frames} frames, has {num_hot} + {num_settled} settled ones")
         num_chunks = Counter[tuple[Any, ...]]()
-        for kind, metric in sorted({(slot.kind, slot.metric) for slots in layouts.values() for slot in slots}):
+        for kind, metric in sorted({(slot.kind, slot.metric) for layout in layouts.values() for slot in layout.slots}):
             self._chunks(kind, metric, num_chunks)
         if not self._is_there():
             return None
@@ -114,36 +114,33 @@ class _RunCheck:
 
     # -- hot frames
 
-    def _layouts(self, connection: Connection) -> dict[int, list[Slot]]:
+    def _layouts(self, connection: Connection) -> Mapping[int, Layout]:
         c = schema.layout.c
-        rows = connection.execute(
-            select(c.layout_id, c.kind, c.metric, c.offset_bytes, c.num_rows, c.num_columns)
-            .where(c.run_id == self._run_id)
-            .order_by(c.layout_id, c.offset_bytes, c.metric)
-        )
-        layouts: dict[int, list[Slot]] = {}
-        for number, *slot in rows:
-            layouts.setdefault(number, []).append(Slot(*slot))
-        for number, slots in layouts.items():
-            # Slots without values share an offset with their neighbours.
-            if layout_id(tuple(slots)) != number and all(slot.size_bytes for slot in slots):
+        numbers = connection.execute(select(c.layout_id).where(c.run_id == self._run_id).distinct()).scalars()
+        layouts = layouts_of(connection, self._run_id, {*numbers})
+        for number, layout in sorted(layouts.items()):
+            if layout_id(layout.slots) != number:
                 self._found(f"layout {number}", "is not what its number says")
         return layouts
 
-    def _hot_frames(self, connection: Connection, layouts: dict[int, list[Slot]]) -> int:
-        c = schema.frame.c
-        size = func.length(c.blob)
+    def _hot_frames(self, connection: Connection, layouts: Mapping[int, Layout]) -> int:
+        frame, num_frames = schema.frame, 0
+        damaged: dict[tuple[int, str], list[int]] = {}
         rows = connection.execute(
-            select(c.attempt, c.writer, c.layout_id, size, func.count())
-            .where(c.run_id == self._run_id)
-            .group_by(c.attempt, c.writer, c.layout_id, size)
-        ).all()
-        for attempt, writer, number, size_bytes, num_frames in rows:
-            expected = sum(slot.size_bytes for slot in layouts.get(number, ()))
-            if size_bytes != expected:
-                told = f"{num_frames} frames of {size_bytes} bytes, expected {expected}"
-                self._found(f"frames of attempt {attempt}, writer {writer}, layout {number}", told)
-        return sum(row[-1] for row in rows)
+            select(frame)
+            .where(frame.c.run_id == self._run_id)
+            .order_by(frame.c.attempt, frame.c.writer, frame.c.seq)
+            .execution_options(yield_per=_ROWS_AT_A_TIME)
+        )
+        for row in rows:
+            num_frames += 1
+            if row.layout_id not in layouts or not layouts[row.layout_id].is_sound(row):
+                damaged.setdefault((row.attempt, row.writer), []).append(row.seq)
+        for (attempt, writer), seqs in damaged.items():
+            self._found(
+                f"frames of attempt {attempt}, writer {writer}", f"{len(seqs)} are damaged, the first is seq {seqs[0]}"
+            )
+        return num_frames
 
     # -- segments
 

@@ -155,7 +155,7 @@ class Export:
     def _hot(self, attempt: int, last_step: int) -> Iterator[Piece]:
         c = schema.frame.c
         query = (
-            select(c.writer, c.seq, c.step, c.time, c.layout_id, c.blob)
+            select(c.writer, c.seq, c.step, c.time, c.layout_id, c.blob, c.crcs)
             .where(c.run_id == self._run_id, c.attempt == attempt)
             .order_by(c.writer, c.seq)
             .limit(_FRAMES_AT_A_TIME)
@@ -172,7 +172,7 @@ class Export:
         rows = sorted((row for row in rows if row.writer == stream.writer), key=lambda row: (row.step, row.seq))
         layouts = layouts_of(self._connection, self._run_id, {row.layout_id for row in rows})
         num_came = len(rows)
-        rows = [row for row in rows if len(row.blob) == sum(slot.size_bytes for slot in layouts[row.layout_id])]
+        rows = [row for row in rows if layouts[row.layout_id].is_sound(row)]
         self.num_damaged += num_came - len(rows)
         seqs, steps = (np.array([row[column] for row in rows], np.int64) for column in (1, 2))
         times = np.array([row.time for row in rows])

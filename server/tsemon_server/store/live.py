@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, fu
 from tsemon_server.store import schema
 from tsemon_server.store.chunks import DamagedChunk, unpack_samples
 from tsemon_server.store.leases import SETTLING, done_at
-from tsemon_server.store.packing import Kind, Slot, item_bytes, unpack
+from tsemon_server.store.packing import Kind, Layout, unpack
 from tsemon_server.store.settling import find_settled, layouts_of
 from tsemon_server.store.silences import is_silenced
 from tsemon_server.store.streams import Stream
@@ -27,7 +27,7 @@ COUNTED_AT_MOST = 200_000
 
 log = logging.getLogger(__name__)
 
-Layouts = MutableMapping[tuple[str, int], list[Slot]]
+Layouts = MutableMapping[tuple[str, int], Layout]
 """By run and id. They never change: whoever looks again and again keeps them."""
 Values = dict[Kind, dict[str, NDArray[np.floating[Any]]]]
 
@@ -186,7 +186,7 @@ def _newest_frames() -> Any:
         .subquery("recent")
     )
     return (
-        select(frame.c.run_id, frame.c.writer, frame.c.seq, frame.c.layout_id, frame.c.blob)
+        select(frame)
         .select_from(recent)
         .join(
             frame,
@@ -225,11 +225,11 @@ def _values_of(
     others: list[Values] = []
     writers: set[str] = set()
     for frame in frames:
-        slots = _slots(connection, run.run_id, frame.layout_id, layouts)
-        if len(frame.blob) != sum(slot.num_rows * slot.num_columns * item_bytes(slot.kind) for slot in slots):
-            log.error("a frame of run %s is damaged; `tsemon admin check` lists all such", run.run_id)
+        layout = _layout(connection, run.run_id, frame.layout_id, layouts)
+        if not layout.is_sound(frame):
+            log.error("a frame of run %s is damaged; `tsemon admin check` lists them all", run.run_id)
             continue
-        (others if frame.writer in writers else newest).append(unpack(slots, frame.blob))
+        (others if frame.writer in writers else newest).append(unpack(layout, frame.blob))
         writers.add(frame.writer)
     return newest, others
 
@@ -240,7 +240,7 @@ def _is_hot(connection: Connection, run: Row[*tuple[Any, ...]]) -> bool:
     return connection.execute(query).first() is not None
 
 
-def _slots(connection: Connection, run_id: str, layout_id: int, layouts: Layouts) -> list[Slot]:
+def _layout(connection: Connection, run_id: str, layout_id: int, layouts: Layouts) -> Layout:
     found = layouts.get((run_id, layout_id))
     if found is None:
         found = layouts[run_id, layout_id] = layouts_of(connection, run_id, {layout_id})[layout_id]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, and_, select, tuple_
 
 from tsemon_server.store import schema
-from tsemon_server.store.packing import Slot, unpack
+from tsemon_server.store.packing import Layout, Slot, unpack
 from tsemon_server.store.replaying import Replay
 
 Layers = Mapping[str, NDArray[np.floating[Any]]]
@@ -34,7 +34,7 @@ def newest_layers(connection: Connection, run_ids: Sequence[str]) -> dict[str, l
     """The newest step of each of these runs, writer by writer. Runs without a frame, and damaged frames, are left out."""
     run, frame = schema.run.c, schema.frame.c
     rows = connection.execute(
-        select(frame.run_id, frame.layout_id, frame.blob)
+        select(schema.frame)
         .join(
             schema.run,
             # A sum, so that no engine looks for the attempt in an index: that of steps leads to one frame.
@@ -43,30 +43,30 @@ def newest_layers(connection: Connection, run_ids: Sequence[str]) -> dict[str, l
         .where(run.run_id.in_(run_ids))
         .order_by(frame.run_id, frame.writer, frame.seq)
     ).all()
-    slots = _slots(connection, {(row.run_id, row.layout_id) for row in rows})
+    layouts = _layouts(connection, {(row.run_id, row.layout_id) for row in rows})
     found: dict[str, list[Layers]] = {}
     for row in rows:
-        of_frame = slots.get((row.run_id, row.layout_id), [])
-        if len(row.blob) >= max((slot.offset_bytes + slot.size_bytes for slot in of_frame), default=0):
-            found.setdefault(row.run_id, []).append(unpack(of_frame, row.blob)["layers"])
+        layout = layouts.get((row.run_id, row.layout_id))
+        if layout is not None and layout.is_sound(row):
+            found.setdefault(row.run_id, []).append(unpack(layout, row.blob)["layers"])
     for run_id, step, attempt in _settled(connection, run_ids):
         found[run_id] = [past.layers for past in Replay(connection, run_id, [attempt], step, step)]
     return found
 
 
-def _slots(connection: Connection, layouts: set[tuple[str, int]]) -> dict[tuple[str, int], list[Slot]]:
-    if not layouts:
+def _layouts(connection: Connection, wanted: set[tuple[str, int]]) -> dict[tuple[str, int], Layout]:
+    if not wanted:
         return {}
     c = schema.layout.c
     rows = connection.execute(
         select(c.run_id, c.layout_id, c.kind, c.metric, c.offset_bytes, c.num_rows, c.num_columns).where(
-            tuple_(c.run_id, c.layout_id).in_(sorted(layouts)), c.kind == "layers"
+            tuple_(c.run_id, c.layout_id).in_(sorted(wanted))
         )
     )
     found: dict[tuple[str, int], list[Slot]] = {}
     for run_id, layout_id, *slot in rows:
         found.setdefault((run_id, layout_id), []).append(Slot(*slot))
-    return found
+    return {key: Layout.of(slots) for key, slots in found.items()}
 
 
 def _settled(connection: Connection, run_ids: Sequence[str]) -> list[tuple[str, int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -56,14 +57,17 @@ from tsemon_server.store.metric import MetricReader, slot_of
 from tsemon_server.store.moments import seconds_at
 from tsemon_server.store.nearest import At, nearest_frame
 from tsemon_server.store.newest import FramesSeen, Layers, frames_seen, newest_layers
-from tsemon_server.store.packing import Kind, Slot, unpack
+from tsemon_server.store.packing import Kind, unpack
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.records import Alert, Attempt, Latest, Recorded, RuleVersion, Run, RunDetail, Silence, TagUse
 from tsemon_server.store.remembering import RuleState, rule_state
 from tsemon_server.store.replaying import PastFrame, Replay
 from tsemon_server.store.retention import Retention, retentions
+from tsemon_server.store.settling import layouts_of
 from tsemon_server.store.streams import Stream
 from tsemon_server.store.times import utc
+
+log = logging.getLogger(__name__)
 
 
 class Reader:
@@ -83,6 +87,12 @@ class Reader:
     def run(self, run_id: str) -> Run:
         """The run as lists show it, or UnknownRun."""
         return Run.model_validate(_run_fields(self._run_row(run_id)))
+
+    def run_id(self, project: str, run: str) -> str | None:
+        """The id of the run of this name, or None."""
+        c = schema.run.c
+        query = select(c.run_id).where(c.project == project, c.run == run)
+        return self._connection.execute(query).scalar_one_or_none()
 
     def run_detail(self, run_id: str) -> RunDetail:
         """The run with all but its frames, or UnknownRun."""
@@ -246,33 +256,21 @@ class Reader:
     def _latest(self, row: Row[Any]) -> Latest | None:
         if row.last_seq is None:
             return None
-        frame = schema.frame
-        found = self._connection.execute(
-            select(frame.c.time, frame.c.layout_id, frame.c.blob).where(
-                frame.c.run_id == row.run_id,
-                frame.c.attempt == row.last_attempt,
-                frame.c.writer == row.last_writer,
-                frame.c.seq == row.last_seq,
-            )
-        ).one_or_none()
+        c = schema.frame.c
+        which = Stream(row.run_id, row.last_attempt, row.last_writer).of(schema.frame) & (c.seq == row.last_seq)
+        found = self._connection.execute(select(schema.frame).where(which)).one_or_none()
         if found is None:  # later ones were hidden, and this one had settled
             return self._latest_settled(row)
-        values = unpack(self._slots(row.run_id, found.layout_id, "scalars"), found.blob)["scalars"]
-        return _latest(row.last_step, found.time, values)
+        layout = layouts_of(self._connection, row.run_id, {found.layout_id})[found.layout_id]
+        if not layout.is_sound(found):
+            log.error("the newest frame of run %s is damaged; `tsemon admin check` lists them all", row.run_id)
+            return _latest(row.last_step, found.time, {})
+        return _latest(row.last_step, found.time, unpack(layout, found.blob)["scalars"])
 
     def _latest_settled(self, row: Row[Any]) -> Latest:
         stream = Stream(row.run_id, row.last_attempt, row.last_writer)
         time, values = settled_values(self._connection, stream, row.last_step, row.last_seq, ["scalars"])
         return _latest(row.last_step, time, values["scalars"])
-
-    def _slots(self, run_id: str, layout_id: int, kind: Kind) -> list[Slot]:
-        c = schema.layout.c
-        rows = self._connection.execute(
-            select(c.kind, c.metric, c.offset_bytes, c.num_rows, c.num_columns)
-            .where(c.run_id == run_id, c.layout_id == layout_id, c.kind == kind)
-            .order_by(c.metric)
-        )
-        return [Slot(*row) for row in rows]
 
     # Alerts
 

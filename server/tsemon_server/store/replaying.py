@@ -101,7 +101,7 @@ class Replay:
         c = schema.frame.c
         key = (c.step, c.writer, c.seq)
         query = (
-            select(c.writer, c.seq, c.step, c.time, c.layout_id, c.blob)
+            select(c.writer, c.seq, c.step, c.time, c.layout_id, c.blob, c.crcs)
             .where(c.run_id == self._run_id, c.attempt == attempt, c.step >= self._from, c.step <= last_step)
             .order_by(*key)
             .limit(_FRAMES_AT_A_TIME)

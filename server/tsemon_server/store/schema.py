@@ -108,6 +108,9 @@ frame = Table(
     Column("time", Float(53), nullable=False),
     Column("layout_id", BigInteger, nullable=False),
     Column("blob", LargeBinary, nullable=False),
+    Column(
+        "crcs", LargeBinary
+    ),  # of the blob and all before it, see `packing`; NULL in rows from before they were kept
     Index("frame_by_step", "run_id", "step"),
 )
 

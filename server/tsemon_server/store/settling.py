@@ -19,7 +19,7 @@ from tsemon_server.store import schema
 from tsemon_server.store.blocks import CHUNKS_PER_BLOCK, add_block
 from tsemon_server.store.cells import Floats
 from tsemon_server.store.chunks import DamagedChunk, Frames, pack_chunk, pack_frames, unpack_frames
-from tsemon_server.store.packing import Kind, Slot, item_type
+from tsemon_server.store.packing import Kind, Layout, Slot, item_type
 from tsemon_server.store.streams import Stream
 
 PAGE_SEQS = 512
@@ -85,14 +85,14 @@ def pack_segment(connection: Connection, stream: Stream, most: int) -> Segment |
     """At most so many of the oldest frames of the stream, packed; None where there are none to spare."""
     frame = schema.frame.c
     rows = connection.execute(
-        select(frame.seq, frame.step, frame.time, frame.layout_id, frame.blob)
+        select(frame.seq, frame.step, frame.time, frame.layout_id, frame.blob, frame.crcs)
         .where(stream.of(schema.frame), ~_is_newest(stream))
         .order_by(frame.seq)
         .limit(most)
     ).all()
     layouts = layouts_of(connection, stream.run_id, {row.layout_id for row in rows})
     # A frame whose row is damaged stays where it is, for `check` to find.
-    rows = [row for row in rows if len(row.blob) == sum(slot.size_bytes for slot in layouts[row.layout_id])]
+    rows = [row for row in rows if layouts[row.layout_id].is_sound(row)]
     if not rows:
         return None
     rows.sort(key=lambda row: (row.step, row.seq))
@@ -180,7 +180,7 @@ def frames_of(row: Row[Any]) -> Frames:
     except DamagedChunk:
         log.error(
             "the list of frames of run %s, attempt %d, writer %s, segment %d is damaged; "
-            "`tsemon admin check` lists all such",
+            "`tsemon admin check` lists them all",
             row.run_id, row.attempt, row.writer, row.number,
         )  # fmt: skip
         return Frames(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
@@ -207,16 +207,16 @@ def _is_newest(stream: Stream) -> Any:
     )
 
 
-def layouts_of(connection: Connection, run_id: str, numbers: set[int]) -> Mapping[int, list[Slot]]:
+def layouts_of(connection: Connection, run_id: str, numbers: set[int]) -> Mapping[int, Layout]:
     c = schema.layout.c
-    found: dict[int, list[Slot]] = {}
+    found: dict[int, Layout] = {}
     for number in numbers:
         rows = connection.execute(
             select(c.kind, c.metric, c.offset_bytes, c.num_rows, c.num_columns).where(
                 c.run_id == run_id, c.layout_id == number
             )
         )
-        found[number] = [Slot(*row) for row in rows]
+        found[number] = Layout.of(Slot(*row) for row in rows)
     return found
 
 
@@ -233,7 +233,7 @@ class Column(NamedTuple):
     """(frames, rows * columns)"""
 
 
-def columns_of(rows: Sequence[Row[*tuple[Any, ...]]], layouts: Mapping[int, list[Slot]]) -> Iterator[Column]:
+def columns_of(rows: Sequence[Row[*tuple[Any, ...]]], layouts: Mapping[int, Layout]) -> Iterator[Column]:
     """What frames with these blobs hold, metric by metric."""
     pieces: dict[tuple[Kind, str, int, int], list[tuple[NDArray[np.intp], Floats]]] = {}
     by_layout = sorted(range(len(rows)), key=lambda index: (rows[index].layout_id, index))
@@ -241,7 +241,7 @@ def columns_of(rows: Sequence[Row[*tuple[Any, ...]]], layouts: Mapping[int, list
         which = np.array(list(group), np.intp)
         blobs = np.frombuffer(b"".join(rows[index].blob for index in which), np.uint8)
         blobs = blobs.reshape(len(which), len(rows[which[0]].blob))
-        for slot in layouts[layout_id]:
+        for slot in layouts[layout_id].slots:
             if not slot.size_bytes:  # of a model without blocks
                 continue
             data = np.ascontiguousarray(blobs[:, slot.offset_bytes : slot.offset_bytes + slot.size_bytes])
@@ -255,7 +255,7 @@ def columns_of(rows: Sequence[Row[*tuple[Any, ...]]], layouts: Mapping[int, list
 
 
 def _chunks(
-    stream: Stream, rows: Sequence[Row[*tuple[Any, ...]]], layouts: Mapping[int, list[Slot]]
+    stream: Stream, rows: Sequence[Row[*tuple[Any, ...]]], layouts: Mapping[int, Layout]
 ) -> Iterator[dict[str, Any]]:
     steps = np.array([row.step for row in rows], np.int64)
     parts: dict[tuple[Kind, str], int] = {}

@@ -33,7 +33,7 @@ from tsemon_server.store.engine import insert_missing
 from tsemon_server.store.listing import OPEN
 from tsemon_server.store.liveness import Watched, keep_watched
 from tsemon_server.store.notices import queue_notices
-from tsemon_server.store.packing import Slot, layout_id, pack
+from tsemon_server.store.packing import Layout, layout_id, pack
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.purging import forget_run
 from tsemon_server.store.reading import Reader, alert_of, select_alerts
@@ -440,11 +440,11 @@ class Writer(Reader):
 
     def _insert_frames(self, run_id: str, attempt: int, writer: str, frames: Iterable[Frame]) -> None:
         rows: list[dict[str, Any]] = []
-        layouts: dict[int, Sequence[Slot]] = {}
+        layouts: dict[int, Layout] = {}
         for frame in frames:
-            slots, blob = pack(frame)
-            number = layout_id(slots)
-            layouts[number] = slots
+            layout, blob, crcs = pack(frame)
+            number = layout_id(layout.slots)
+            layouts[number] = layout
             rows.append(
                 {
                     "run_id": run_id,
@@ -455,15 +455,18 @@ class Writer(Reader):
                     "time": frame.time,
                     "layout_id": number,
                     "blob": blob,
+                    "crcs": crcs,
                 }
             )
         self._insert_layouts(run_id, layouts)
         _INSERT_FRAMES.run_many(self._connection, rows)
 
-    def _insert_layouts(self, run_id: str, layouts: Mapping[int, Sequence[Slot]]) -> None:
+    def _insert_layouts(self, run_id: str, layouts: Mapping[int, Layout]) -> None:
         new = [number for number in layouts if (run_id, number) not in self._known_before.layouts]
         entries = [
-            {"run_id": run_id, "layout_id": number, **slot._asdict()} for number in new for slot in layouts[number]
+            {"run_id": run_id, "layout_id": number, **slot._asdict()}
+            for number in new
+            for slot in layouts[number].slots
         ]
         if entries:
             insert_missing(self._connection, schema.layout, entries)

@@ -65,3 +65,8 @@ class TestATable:
     def test_gives_a_spreadsheet_no_formula_to_run(self, page):
         _, rows = table(ask(page, "csvOf", {"columns": ["step", "=HYPERLINK(1)"], "rows": [[0, -1.5]]}))
         assert rows == [["step", "'=HYPERLINK(1)"], ["0", "-1.5"]]
+
+    def test_gives_it_none_in_the_lines_above_the_rows_either(self, page):
+        """There, a comma in a name begins another cell."""
+        comments, _ = table(ask(page, "csvOf", {"runs": ["a,=1+1", "@x", "b-c;+1", "1-1"]}))
+        assert comments[0] == "# run: a,'=1+1, '@x, b-c;'+1, 1-1"

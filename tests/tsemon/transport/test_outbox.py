@@ -502,6 +502,14 @@ class TestARefusedFrame:
         assert peer.state() == "finished"
         assert find_spools(tmp_path) == []
 
+    def test_is_sent_once_more_because_it_may_have_been_altered_on_its_way(self, peer, open_outbox, sample):
+        peer.faults.append((422, {"error": "invalid_frame", "detail": "crc must be 1, got 2"}, {}))
+        outbox = open_outbox(peer.url)
+        outbox.put(sample(0))
+        outbox.close(20)
+        assert peer.seqs() == [0]
+        assert (outbox.stats().num_sent, outbox.stats().num_refused) == (1, 0)
+
     def test_is_not_a_body_that_was_too_large(self, peer, open_outbox, sample):
         port = peer.port
         peer.stop()

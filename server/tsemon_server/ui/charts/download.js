@@ -42,16 +42,19 @@ const tame = (text) => text.replace(/[^\p{L}\p{N}._-]+/gu, "-").replace(/^[-.]+|
 /** A table after three lines of comment. `pandas.read_csv(path, comment="#")` and most programs read it as it is. */
 export function csvOf({ runs, metric, steps, columns, rows }) {
   const head = [`run: ${runs.join(", ")}`, `metric: ${metric}`, `steps: ${steps[0]} to ${steps[1]}`];
-  return `${[...head.map((line) => `# ${oneLine(line)}`), ...[columns, ...rows].map((row) => row.map(cell).join(","))].join("\r\n")}\r\n`;
+  return `${[...head.map((line) => `# ${inert(oneLine(line))}`), ...[columns, ...rows].map((row) => row.map(cell).join(","))].join("\r\n")}\r\n`;
 }
 
 const oneLine = (text) => text.replace(/[\r\n\u0085\u2028\u2029]+/g, " ");
+
+// In a comment, a comma of a name begins another cell.
+const inert = (text) => text.replace(/([,;\t]\s*)([=+\-@＝＋－＠])/g, "$1'$2");
 
 function cell(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "number") return String(value);
   // What begins like a formula would be run as one by a spreadsheet, and names come from clients.
-  const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
+  const text = /^[=+\-@\t\r\n＝＋－＠]/.test(value) ? `'${value}` : value;
   return /[",#\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
