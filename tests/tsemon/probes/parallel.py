@@ -1,4 +1,4 @@
-"""What several processes do for `test_ranks`: `python -m tests.tsemon.probes.parallel RANK SIZE FOLDER`.
+"""What several processes do for `test_ranks`, each by `main`.
 
 Each function below is one scenario, run by all ranks one after the other in one process group; what it returns is kept in
 FOLDER/<scenario>.<rank>.pt.
@@ -6,7 +6,6 @@ FOLDER/<scenario>.<rank>.pt.
 
 import copy
 import datetime
-import sys
 import traceback
 
 import torch
@@ -468,9 +467,3 @@ def main(rank, size, folder):
             result = traceback.format_exc()
         torch.save(copy.deepcopy(result), folder / f"{scenario.__name__}.{rank}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    from pathlib import Path
-
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -3,18 +3,16 @@
 import itertools
 import math
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.processes import Program
 from tests.tsemon.probes import parallel
 from tests.tsemon.test_monitor import frames_in, values_of
 from tsemon.errors import InvalidArgument
 from tsemon.probes.ranks import arrange
 
-ROOT = Path(__file__).parents[3]
 OF_ITS_OWN_BATCH = {"centred_token_similarity", "global_diversity", "batch_similarity", "batch_rank"}
 OF_ITS_OWN_BATCH |= {"output_variation", "dead_units"}
 """Metrics that compare the samples of a batch with each other: a rank has only its own."""
@@ -33,11 +31,7 @@ class Results:
         self.size = size
         self._folder = folder
         self._frames = {}
-        command = [sys.executable, "-m", "tests.tsemon.probes.parallel"]
-        ranks = [
-            subprocess.Popen([*command, str(rank), str(size), str(folder)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-            for rank in range(size)
-        ]
+        ranks = [Program(parallel.main, rank, size, folder, stderr=subprocess.PIPE) for rank in range(size)]
         for rank in ranks:
             _, errors = rank.communicate(timeout=300)
             assert rank.returncode == 0, errors
