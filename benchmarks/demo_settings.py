@@ -10,8 +10,8 @@ import time
 
 import torch
 
-from tsemon.demo.twins import DIGITS, TEXT
-from tsemon.train.training import Training
+from tsemon.lab.demo.twins import DIGITS, TEXT
+from tsemon.lab.train.training import Training
 
 SHOWN_STEPS = (0, 10, 20, 30, 50, 100, 200, 299)
 

@@ -8,8 +8,8 @@ Charts, rules, REST and /metrics treat it like a metric of the catalogue.
 import torch
 
 import tsemon
+from tsemon.lab.train import standard_library_text, text_batches
 from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
-from tsemon.train import standard_library_text, text_batches
 
 
 def kurtosis(x, valid):

@@ -6,8 +6,8 @@ Frames go to the service at TSEMON_SERVER; without one they wait in ./.tsemon un
 import torch
 
 import tsemon
+from tsemon.lab.train import standard_library_text, text_batches
 from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
-from tsemon.train import standard_library_text, text_batches
 
 torch.manual_seed(0)
 model = CausalLanguageModel(CausalLanguageModelConfig(vocab=256, context=64, depth=6, width=64, heads=4, ffn=256))

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 import tsemon
+from tsemon.lab.train import standard_library_text, text_batches
 from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
-from tsemon.train import standard_library_text, text_batches
 from tsemon.transport import Spool, find_spools
 
 CHECKPOINT, SPOOL = Path("resume_plain_loop.pt"), Path("resume_plain_loop_spool")

@@ -37,7 +37,7 @@ from typing import Any
 
 import yaml
 
-from tsemon.demo.service import end_with
+from tsemon.lab.demo.service import end_with
 
 SHIPPED = Path(__file__).parent.parent / "clients/prometheus"
 PROGRAMS = {"prometheus": "prometheus", "alertmanager": "prometheus-alertmanager"}
@@ -315,8 +315,8 @@ def train(plant: Plant, people: People, report: Report, patience_s: float) -> tu
     import torch
 
     import tsemon
-    from tsemon.demo.twins import DIGITS
-    from tsemon.train.training import Training
+    from tsemon.lab.demo.twins import DIGITS
+    from tsemon.lab.train.training import Training
     from tsemon_client import Client
 
     torch.set_num_threads(1)  # the others need a core, too

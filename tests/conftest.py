@@ -44,7 +44,7 @@ LONG = (
     "tests/test_stack.py",
     "tests/test_compose.py",
     "tests/fuzz",
-    "tests/tsemon/reproduce/test_command.py",
+    "tests/tsemon/lab/reproduce/test_command.py",
 )
 """What takes minutes goes first: a file goes to one process, and the others would wait for it at the end."""
 

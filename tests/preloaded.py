@@ -6,8 +6,8 @@ import torch
 from transformers import Trainer
 
 import tsemon.cli
-import tsemon.demo
-import tsemon.train.training
+import tsemon.lab.demo
+import tsemon.lab.train.training
 import tsemon_server.main
 
 __all__ = ["Trainer", "torch", "tsemon", "tsemon_server"]

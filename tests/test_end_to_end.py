@@ -23,9 +23,9 @@ import tsemon
 from tests import commands, zoo
 from tests.processes import start_tsemon
 from tests.service import ServiceProcess, await_service
-from tsemon.demo import summarize
-from tsemon.demo.board import Board, Row
-from tsemon.demo.twins import DIGITS
+from tsemon.lab.demo import summarize
+from tsemon.lab.demo.board import Board, Row
+from tsemon.lab.demo.twins import DIGITS
 from tsemon.models import VisionTransformer, VisionTransformerConfig
 from tsemon.transport import Outbox, sync
 from tsemon_client import Client
@@ -255,7 +255,7 @@ class TestARunThatIsWatched:
 SHORT = """
 import dataclasses
 from tsemon.__main__ import main
-from tsemon.demo import twins
+from tsemon.lab.demo import twins
 
 recipe = twins.DIGITS.recipe
 recipe = dataclasses.replace(recipe, sizes={"depth": 32}, batch_size=8, learning_rate=1e-3, warmup=20, steps=50)

@@ -38,17 +38,18 @@ PICTURE = {
     "tsemon.probes": "torch tsemon.measures tsemon.quantity",
     "tsemon.measures": "torch",
     "tsemon.models": "torch",
-    "tsemon.train": "torch numpy PIL rich sklearn tokenizers zstandard tsemon tsemon.attaching tsemon.models",
-    "tsemon.reproduce": "torch numpy matplotlib transformers tsemon tsemon.transport tsemon.measures tsemon.models "
-    "tsemon.train",
+    "tsemon.lab.train": "torch numpy PIL rich sklearn tokenizers zstandard tsemon tsemon.attaching tsemon.models",
+    "tsemon.lab.reproduce": "torch numpy matplotlib transformers tsemon tsemon.transport tsemon.measures tsemon.models "
+    "tsemon.lab.train",
     "tsemon.importing": "google pyarrow rich tensorboard tsemon.terminal tsemon.transport wandb",
     "tsemon.scanning": "torch rich safetensors transformers tsemon.registration tsemon.terminal tsemon.transport "
-    "tsemon.measures tsemon.probes tsemon.train",
+    "tsemon.measures tsemon.probes tsemon.lab.train",
     "tsemon.integrations": "torch tsemon transformers lightning accelerate",
-    "tsemon.demo": "torch rich tsemon tsemon.train tsemon_client",
-    "tsemon.cli": "typer tsemon tsemon.terminal tsemon_client tsemon.demo tsemon.importing tsemon.reproduce tsemon.scanning "
-    "tsemon.train tsemon.transport tsemon_server.main tsemon_server.settings tsemon_server.access tsemon_server.admin "
-    "tsemon_server.notify tsemon_server.services.replay tsemon_server.rule_commands tsemon_server.logs",
+    "tsemon.lab.demo": "torch rich tsemon tsemon.lab.train tsemon_client",
+    "tsemon.cli": "typer tsemon tsemon.terminal tsemon_client tsemon.lab.demo tsemon.importing tsemon.lab.reproduce "
+    "tsemon.scanning tsemon.lab.train tsemon.transport tsemon_server.main tsemon_server.settings tsemon_server.access "
+    "tsemon_server.admin tsemon_server.notify tsemon_server.services.replay tsemon_server.rule_commands "
+    "tsemon_server.logs",
     "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.access tsemon_server.errors "
     "tsemon_server.exposition tsemon_server.limits tsemon_server.logs tsemon_server.parts tsemon_server.request_log "
     "tsemon_server.routes tsemon_server.settings tsemon_server.spools tsemon_server.store tsemon_server.workers",
@@ -97,6 +98,8 @@ PICTURE = {
     "tsemon_answers": "pydantic pydantic_core pandas polars pyarrow",
     "tsemon_client": "httpx pydantic rich tsemon.terminal tsemon_answers typer",
 }
+ROOMS = ("tsemon_server.services.", "tsemon.lab.", "tsemon.tools.")
+"""Packages of units."""
 ALLOWED = {unit: set(names.split()) for unit, names in PICTURE.items()}
 
 
@@ -123,7 +126,7 @@ def is_module(name):
 
 def unit_of(module):
     """`tsemon.probes.blocks` belongs to `tsemon.probes`; of others' packages, the client and the migrations, all is one."""
-    depth = 3 if module.startswith("tsemon_server.services.") else 2
+    depth = 3 if module.startswith(ROOMS) else 2
     return ".".join(module.split(".")[: depth if module.startswith(("tsemon.", "tsemon_server.")) else 1])
 
 

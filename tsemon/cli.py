@@ -148,8 +148,8 @@ def demo(
     """Train a deep post-norm transformer and its de-escalated twin, and watch the first one fail."""
     _require("fastapi", "uvicorn", "sqlalchemy", "alembic", "httpx", "sklearn", "torch", extra="demo")
     with _leaving_at_ctrl_c():
-        from tsemon.demo import run_demo
-        from tsemon.demo.twins import DIGITS, TEXT
+        from tsemon.lab.demo import run_demo
+        from tsemon.lab.demo.twins import DIGITS, TEXT
 
     run_demo(TEXT if text else DIGITS, port=port, database=database)
 
@@ -175,8 +175,8 @@ def reproduce(
     """
     _require("matplotlib", "numpy", "sklearn", "torch", "transformers", extra="reproduce")
     with _leaving_at_ctrl_c():
-        from tsemon.reproduce import EXPERIMENTS, available
-        from tsemon.reproduce import reproduce as run
+        from tsemon.lab.reproduce import EXPERIMENTS, available
+        from tsemon.lab.reproduce import reproduce as run
 
     if name == "list":
         print_table(
@@ -238,9 +238,9 @@ def train(
     """
     _require("numpy", "rich", "torch", extra="train")
     with _leaving_at_ctrl_c():
-        from tsemon.train.command import Options, run_recipe
-        from tsemon.train.recipe import changed
-        from tsemon.train.recipes import RECIPES, recipe_named
+        from tsemon.lab.train.command import Options, run_recipe
+        from tsemon.lab.train.recipe import changed
+        from tsemon.lab.train.recipes import RECIPES, recipe_named
     if show_list or recipe is None:
         for known in RECIPES.values():
             say(f"{known.name}\n    {known.about}")

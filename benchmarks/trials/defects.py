@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from trials.subjects import Subject
+from tsemon.lab.train.batches import Batch
 from tsemon.models.attention import SelfAttention
-from tsemon.train.batches import Batch
 
 
 @dataclass

@@ -16,11 +16,11 @@ import transformers
 from torch import Tensor, nn
 
 from tsemon import models
+from tsemon.lab.train import digits, image_batches, standard_library_text, text_batches
+from tsemon.lab.train.batches import Batch, generator
+from tsemon.lab.train.tasks import RecurrentTask, cross_entropy
+from tsemon.lab.train.text import text_streams
 from tsemon.models.attention import SelfAttention
-from tsemon.train import digits, image_batches, standard_library_text, text_batches
-from tsemon.train.batches import Batch, generator
-from tsemon.train.tasks import RecurrentTask, cross_entropy
-from tsemon.train.text import text_streams
 
 MASK, HIDDEN_RATIO = 255, 0.25
 PADDING = 0

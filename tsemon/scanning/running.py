@@ -293,8 +293,8 @@ def _encode(folder: Path, text: str) -> list[int]:
 
 
 def _ours(weights: Weights, source: Source, make: Make) -> Runner:
-    from tsemon.train.recipe import Recipe, TextData
-    from tsemon.train.training import build_model
+    from tsemon.lab.train.recipe import Recipe, TextData
+    from tsemon.lab.train.training import build_model
 
     saved, sizes = weights.extra["recipe"], weights.extra.get("sizes")
     if not isinstance(sizes, Mapping):

@@ -7,12 +7,12 @@ import torch
 
 from tests import zoo
 from tsemon.errors import InvalidArgument, MissingData
+from tsemon.lab.train.recipe import ImageData, Recipe, TextData
+from tsemon.lab.train.training import Training
 from tsemon.scanning import Scanner
 from tsemon.scanning.inputs import Source, token_ids
 from tsemon.scanning.opening import open_weights
 from tsemon.scanning.running import CannotRun, build_runner
-from tsemon.train.recipe import ImageData, Recipe, TextData
-from tsemon.train.training import Training
 
 
 def cosines(plain, scaled):

@@ -1,0 +1,221 @@
+import numpy as np
+import pytest
+import torch
+
+from tsemon.lab.reproduce.oversmoothing import claims_of_training
+from tsemon.lab.reproduce.oversmoothing_repeating import KINDS as KINDS_REPEATED
+from tsemon.lab.reproduce.oversmoothing_repeating import MATRICES, NORMS, claims_of_repetition, repeating_curve
+from tsemon.lab.reproduce.oversmoothing_theory import (
+    ATTENTION,
+    Pairs,
+    claims_of_theory,
+    in_the_limit,
+    random_attention,
+    random_pairs,
+    random_weights,
+)
+from tsemon.lab.reproduce.oversmoothing_training import (
+    KINDS,
+    SUBLAYERS,
+    Sizes,
+    Trained,
+    is_raised,
+    measured,
+    sublayer_passes,
+    train,
+)
+from tsemon.lab.train.images import digits
+from tsemon.measures import hfc_lfc
+
+SIZES = Sizes(width=24, depth=2, steps=10, batch_size=8)
+REPEATED = {"depth": 12, "width": 16, "num_tokens": 8, "num_seeds": 2}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return digits()
+
+
+@pytest.fixture(scope="module")
+def model(data):
+    return train(None, data, SIZES, norm_affine=True)
+
+
+class TestPassesThroughSublayers:
+    def test_are_those_of_the_blocks_equations(self, model, data):
+        passes = sublayer_passes(model, data.val_images[:4])
+        (x, y), (y_again, z) = passes["attention"][0], passes["MLP"][0]
+        block = model.blocks[0]
+        with torch.no_grad():
+            torch.testing.assert_close(y, x + block.attention(block.norm1(x)))
+            torch.testing.assert_close(z, y_again + block.feed_forward(block.norm2(y_again)))
+        assert torch.equal(y, y_again)
+        assert torch.equal(z, passes["attention"][1][0])
+
+    def test_hold_two_norms_a_block_and_leave_no_hook(self, model, data):
+        passes = sublayer_passes(model, data.val_images[:4])
+        assert {sublayer: len(passes[sublayer]) for sublayer in SUBLAYERS} == {"attention": 2, "LayerNorm": 4, "MLP": 2}
+        assert not any(module._forward_hooks for module in model.modules())
+
+    def test_end_where_the_probes_measure(self, model, data):
+        images, labels = data.val_images[:16], data.val_labels[:16]
+        states = [after_BTD for _, after_BTD in sublayer_passes(model, images)["MLP"]]
+        curve = measured(model, images, labels).curves["hfc_lfc"]
+        # Sums run in another order.
+        assert curve[1:] == pytest.approx([hfc_lfc(x_BTD).mean().item() for x_BTD in states], rel=1e-5)
+
+    def test_raise_what_is_larger_behind_them(self):
+        x_BTD = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
+        smoother_BTD = x_BTD + 10
+        assert is_raised(hfc_lfc, smoother_BTD, x_BTD)
+        assert not is_raised(hfc_lfc, x_BTD, smoother_BTD)
+
+
+class TestTraining:
+    def test_without_norm_weights_has_none(self, data):
+        model = train("sharpening", data, SIZES, norm_affine=False)
+        assert all(block.norm1.weight is None for block in model.blocks)
+        assert model.blocks[0].attention.eigenvalues_D().max() <= 0
+
+
+class TestRandomPairs:
+    @pytest.mark.parametrize("kind", ATTENTION)
+    def test_have_positive_rows_that_sum_to_one(self, kind):
+        a_NTT = random_attention(kind, 5, 6, torch.Generator().manual_seed(0))
+        assert (a_NTT > 0).all()
+        torch.testing.assert_close(a_NTT.sum(dim=2), torch.ones(5, 6, dtype=torch.float64))
+
+    def test_have_symmetric_attention_where_it_is_said(self):
+        a_NTT = random_attention("symmetric", 5, 6, torch.Generator().manual_seed(0))
+        torch.testing.assert_close(a_NTT, a_NTT.mT)
+
+    @pytest.mark.parametrize(("kind", "low", "high"), [("sharpening", -1, 0), ("smoothing", 0, 1)])
+    def test_have_weights_with_real_eigenvalues_of_their_sign(self, kind, low, high):
+        eigenvalues = torch.linalg.eigvals(random_weights(kind, 5, 4, torch.Generator().manual_seed(0)))
+        # The basis is not orthogonal: eigenvalues are found to 1e-9 only.
+        assert eigenvalues.imag.abs().max() < 1e-9
+        assert low - 1e-9 <= eigenvalues.real.min() <= eigenvalues.real.max() <= high + 1e-9
+
+    def test_follow_the_update_they_stand_for(self, monkeypatch):
+        monkeypatch.setattr("tsemon.lab.reproduce.oversmoothing_theory.DOUBLINGS", 2)
+        generator = torch.Generator().manual_seed(0)
+        a, h = random_attention("Dirichlet rows", 3, 4, generator), random_weights("normal", 3, 5, generator)
+        x = torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
+        expected = x
+        for _ in range(4):
+            expected = expected + a @ expected @ h
+        limit = in_the_limit(a, h, x)
+        unit, expected_unit = (y / torch.linalg.matrix_norm(y)[:, None, None] for y in (limit, expected))
+        torch.testing.assert_close(unit, expected_unit)
+
+    def test_smooth_exactly_where_the_eigenvalue_one_dominates(self):
+        for pairs in random_pairs(4, num_tokens=5, width=4).values():
+            assert pairs.smoothed("perron") == pairs.count("perron")
+            assert pairs.smoothed("lowest") == pairs.smoothed("other") == 0
+
+    def test_are_all_of_one_type_where_corollary_3_holds(self):
+        pairs = random_pairs(4, num_tokens=5, width=4)
+        assert all(pairs[kind, "smoothing"].count("perron") == 4 for kind in ATTENTION)
+        assert pairs["symmetric", "sharpening"].count("lowest") == 4
+
+
+class TestARepeatingModel:
+    def test_smooths_and_sharpens_as_its_eigenvalues_say(self):
+        smoothing, sharpening = (
+            repeating_curve(kind, "no norm", "A and H symmetric", **REPEATED) for kind in ("smoothing", "sharpening")
+        )
+        assert smoothing[-1] < 0.2 * smoothing[0]
+        assert sharpening[-1] > sharpening[0]
+
+    def test_does_not_know_the_sign_of_post_norm_weights(self):
+        curves = [
+            repeating_curve("smoothing", f"post-LN, gamma {sign} 0", "A of Eq. 1", **REPEATED) for sign in (">", "<")
+        ]
+        # In float32; collapsed tokens amplify rounding.
+        assert curves[0] == pytest.approx(curves[1], rel=1e-2)
+
+
+def trained_by_hand(hfc_lfc, cosine_similarity, effective_rank, *, accuracy=0.9):
+    """A model that was not trained: share of attention layers that raise each measure, and how each ends, at once."""
+    values = {"hfc_lfc": hfc_lfc, "cosine_similarity": cosine_similarity, "effective_rank": effective_rank}
+    return Trained(
+        shares={(name, "attention"): value for name, value in values.items()},
+        curves={name: np.array([value]) for name, value in values.items()},
+        accuracy=accuracy,
+    )
+
+
+SHARP, MIDDLE, SMOOTH = (1.0, 0.0, 1.0), (0.5, 0.5, 0.5), (0.0, 1.0, 0.0)
+
+
+def training_verdicts(original, sharpening, smoothing, plain_sharpening):
+    trained = dict(zip(KINDS, (original, sharpening, smoothing), strict=True))
+    return [claim.agrees for claim in claims_of_training(trained, {"sharpening": plain_sharpening})]
+
+
+class TestTheVerdictsOnTraining:
+    def test_are_yes_where_kinds_do_as_they_are_made_and_no_where_they_do_the_opposite(self):
+        middle, sharp, smooth = (trained_by_hand(*values) for values in (MIDDLE, SHARP, SMOOTH))
+        assert training_verdicts(middle, sharp, smooth, trained_by_hand(1.1, -0.1, 1.0))[:4] == ["yes"] * 4
+        assert training_verdicts(middle, smooth, sharp, trained_by_hand(-0.1, 1.1, 0.0))[:4] == ["no"] * 4
+
+    @pytest.mark.parametrize(
+        ("accuracies", "answers"),
+        [
+            ((0.9, 0.92, 0.95), ["yes", "yes", "no"]),
+            ((0.9, 0.85, 0.8), ["no", "no", "yes"]),
+            ((0.9, 0.95, 0.85), ["no", "in part", "in part"]),
+        ],
+    )
+    def test_on_accuracy_say_who_beats_the_original(self, accuracies, answers):
+        models = [trained_by_hand(*MIDDLE, accuracy=accuracy) for accuracy in accuracies]
+        assert training_verdicts(*models, models[1])[4:] == answers
+
+
+def curves_by_hand(smoothing, sharpening):
+    """From 1 to these values: without a norm, post-LN and pre-LN with positive and with negative weights."""
+    ends = {
+        kind: dict(zip(NORMS, (none, post, post, pre, flipped), strict=True))
+        for kind, (none, post, pre, flipped) in {"smoothing": smoothing, "sharpening": sharpening}.items()
+    }
+    return {
+        (m, kind, norm): np.array([1.0, ends[kind][norm]])
+        for m in MATRICES
+        for kind in KINDS_REPEATED
+        for norm in NORMS
+    }
+
+
+class TestTheVerdictsOnRepetition:
+    @pytest.mark.parametrize(
+        ("answer", "smoothing", "sharpening"),
+        [
+            ("yes", (1e-6, 1e-6, 0.1, 1.0), (100, 10, 5.0, 0.5)),
+            ("no", (0.5, 0.5, 1.0, 0.1), (0.5, 0.5, 0.1, 1.0)),
+        ],
+    )
+    def test_are_as_the_curves_end(self, answer, smoothing, sharpening):
+        claims = claims_of_repetition(curves_by_hand(smoothing, sharpening))
+        assert [claim.agrees for claim in claims] == [answer] * 3
+
+
+def pairs_by_hand(kind, hfc_lfc, *, real):
+    return Pairs(kinds=(kind,), hfc_lfc_N=torch.tensor([hfc_lfc]), spectrum_is_real_N=torch.tensor([real]))
+
+
+class TestTheVerdictsOnTheTheory:
+    @pytest.mark.parametrize(
+        ("answer", "of_weights", "real"),
+        [
+            ("yes", {"normal": ("perron", 0.0), "sharpening": ("lowest", 1.0), "smoothing": ("perron", 0.0)}, True),
+            ("no", {"normal": ("other", 0.0), "sharpening": ("perron", 1.0), "smoothing": ("lowest", 0.0)}, False),
+        ],
+    )
+    def test_are_as_the_eigenvalues(self, answer, of_weights, real):
+        pairs = {(a, w): pairs_by_hand(*of_weights[w], real=real) for a in ATTENTION for w in of_weights}
+        assert [claim.agrees for claim in claims_of_theory(pairs)] == [answer] * 3
+
+    def test_come_with_the_number_of_sharpening_pairs_that_lose_all(self):
+        kinds = {"normal": ("perron", 0.0), "sharpening": ("lowest", 0.0), "smoothing": ("perron", 1.0)}
+        pairs = {(a, w): pairs_by_hand(*kinds[w], real=True) for a in ATTENTION for w in kinds}
+        assert "goes to 0 in 0 of the former and in 3 of the latter" in list(claims_of_theory(pairs))[2].seen

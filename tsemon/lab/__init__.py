@@ -1,0 +1,1 @@
+"""Trains and studies reference models: training, the papers' experiments, and the demo. The guest never imports it."""
