@@ -27,7 +27,7 @@ NUM_SCALARS = 15
 IMPORT = """
 import re, time
 from pathlib import Path
-from tsemon.cli import app
+from tsemon.tools.cli import app
 app(standalone_mode=False)
 print(time.process_time(), re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 """

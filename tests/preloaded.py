@@ -5,9 +5,9 @@ import gc
 import torch
 from transformers import Trainer
 
-import tsemon.cli
 import tsemon.lab.demo
 import tsemon.lab.train.training
+import tsemon.tools.cli
 import tsemon_server.main
 
 __all__ = ["Trainer", "torch", "tsemon", "tsemon_server"]

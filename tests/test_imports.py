@@ -22,7 +22,7 @@ COMMON = {"tsemon.catalogue", "tsemon.wire", "tsemon.errors"}
 # imports nothing else.
 PICTURE = {
     "tsemon": "torch tsemon.attaching tsemon.monitor tsemon.quantity tsemon.status",
-    "tsemon.__main__": "tsemon.cli tsemon.terminal",
+    "tsemon.__main__": "tsemon.tools.cli tsemon.terminal",
     "tsemon.actions": "torch",
     "tsemon.attaching": "torch tsemon.actions tsemon.mirrors tsemon.monitor tsemon.probes tsemon.transport "
     "tsemon.quantity tsemon.schedule tsemon.faults tsemon.registration",
@@ -41,15 +41,15 @@ PICTURE = {
     "tsemon.lab.train": "torch numpy PIL rich sklearn tokenizers zstandard tsemon tsemon.attaching tsemon.models",
     "tsemon.lab.reproduce": "torch numpy matplotlib transformers tsemon tsemon.transport tsemon.measures tsemon.models "
     "tsemon.lab.train",
-    "tsemon.importing": "google pyarrow rich tensorboard tsemon.terminal tsemon.transport wandb",
-    "tsemon.scanning": "torch rich safetensors transformers tsemon.registration tsemon.terminal tsemon.transport "
+    "tsemon.tools.importing": "google pyarrow rich tensorboard tsemon.terminal tsemon.transport wandb",
+    "tsemon.tools.scanning": "torch rich safetensors transformers tsemon.registration tsemon.terminal tsemon.transport "
     "tsemon.measures tsemon.probes tsemon.lab.train",
     "tsemon.integrations": "torch tsemon transformers lightning accelerate",
     "tsemon.lab.demo": "torch rich tsemon tsemon.lab.train tsemon_client",
-    "tsemon.cli": "typer tsemon tsemon.terminal tsemon_client tsemon.lab.demo tsemon.importing tsemon.lab.reproduce "
-    "tsemon.scanning tsemon.lab.train tsemon.transport tsemon_server.main tsemon_server.settings tsemon_server.access "
-    "tsemon_server.admin tsemon_server.notify tsemon_server.services.replay tsemon_server.rule_commands "
-    "tsemon_server.logs",
+    "tsemon.tools.cli": "typer tsemon tsemon.terminal tsemon_client tsemon.lab.demo tsemon.tools.importing "
+    "tsemon.lab.reproduce tsemon.tools.scanning tsemon.lab.train tsemon.transport tsemon_server.main "
+    "tsemon_server.settings tsemon_server.access tsemon_server.admin tsemon_server.notify tsemon_server.services.replay "
+    "tsemon_server.rule_commands tsemon_server.logs",
     "tsemon_server.main": "fastapi starlette uvicorn tsemon_server.access tsemon_server.errors "
     "tsemon_server.exposition tsemon_server.limits tsemon_server.logs tsemon_server.parts tsemon_server.request_log "
     "tsemon_server.routes tsemon_server.settings tsemon_server.spools tsemon_server.store tsemon_server.workers",
@@ -209,7 +209,7 @@ class TestTheTrainingSide:
 class TestTheCommandLine:
     def test_loads_what_a_command_needs_when_it_is_used(self):
         run_python(
-            "import sys, tsemon.cli\n"
+            "import sys, tsemon.tools.cli\n"
             "needed = {'torch', 'numpy', 'httpx', 'pydantic', 'sqlalchemy', 'yaml'}\n"
             "assert not needed & set(sys.modules), needed & set(sys.modules)\n"
         )

@@ -26,7 +26,7 @@ def main() -> None:
     out = sys.stdout
     try:
         try:
-            from tsemon.cli import app
+            from tsemon.tools.cli import app
 
             app(prog_name="tsemon")
         finally:

@@ -10,8 +10,8 @@ import typer
 from typer.testing import CliRunner
 
 from tests.clients.command_line import HOSTILE, filled_service, in_this_process, tsemon
-from tsemon.cli import app
 from tsemon.terminal import printable
+from tsemon.tools.cli import app
 from tsemon_server.store import Retention, Store
 
 PAGE = (Path(__file__).parents[2] / "docs/cli.md").read_text()
@@ -144,5 +144,5 @@ class TestTheStart:
     def test_loads_nothing_that_takes_long(self, arguments):
         done = tsemon(None, *arguments, PYTHONPROFILEIMPORTTIME="1")
         loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-        assert "tsemon.cli" in loaded
+        assert "tsemon.tools.cli" in loaded
         assert not loaded & {"torch", "numpy", "httpx", "sqlalchemy", "fastapi"}

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from tests.server.conftest import loss_frame
 from tests.server.frames import frames_of_a_long_run
-from tsemon.cli import app
 from tsemon.errors import InvalidArgument, MissingPackage, StoreError
+from tsemon.tools.cli import app
 from tsemon_server.durations import seconds_of, written_out
 from tsemon_server.store import Retention, RunFilter, Store, schema
 from tsemon_server.store.engine import MIGRATIONS

@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.server.test_rulebook import RULE, YAML
-from tsemon.cli import app
 from tsemon.errors import UnknownRule
+from tsemon.tools.cli import app
 from tsemon_server.rules import PACK, load
 
 

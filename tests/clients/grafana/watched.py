@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from tests.server.replay.runs import read_runs
 from tests.service import ServiceProcess
-from tsemon.cli import app
+from tsemon.tools.cli import app
 from tsemon.wire import frames_to_body
 from tsemon_server.store import Store
 

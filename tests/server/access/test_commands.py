@@ -6,8 +6,8 @@ import stat
 import pytest
 from typer.testing import CliRunner
 
-from tsemon.cli import app
 from tsemon.errors import InvalidArgument
+from tsemon.tools.cli import app
 from tsemon_client import Client
 from tsemon_server.access.tokens import is_secret_of, parts_of
 from tsemon_server.store import Store

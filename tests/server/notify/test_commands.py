@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.server.notify.receivers import await_that
-from tsemon.cli import app
 from tsemon.errors import InvalidArgument, InvalidDocument
+from tsemon.tools.cli import app
 
 
 def notify(*arguments):

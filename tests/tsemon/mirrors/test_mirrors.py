@@ -11,13 +11,13 @@ import tsemon
 import tsemon.mirrors
 from tests import zoo
 from tests.frames import frames_in
-from tests.tsemon.importing.sources import end_of
+from tests.tsemon.tools.importing.sources import end_of
 from tsemon.errors import InvalidArgument, MissingPackage, SpoolError
-from tsemon.importing import tfevents, wandb_files, work
-from tsemon.importing.naming import Naming
-from tsemon.importing.source import Notes
 from tsemon.mirrors import Mirrored, TensorBoard, WandB, as_mirrors
 from tsemon.mirrors.numbers import numbers_of
+from tsemon.tools.importing import tfevents, wandb_files, work
+from tsemon.tools.importing.naming import Naming
+from tsemon.tools.importing.source import Notes
 from tsemon.wire import Array, Frame
 
 

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 from tests import commands
 from tests.frames import frames_in
 from tests.processes import start_tsemon
-from tsemon.cli import app
 from tsemon.errors import TsemonError
 from tsemon.lab.train.checkpoints import Checkpoints
 from tsemon.lab.train.recipe import changed
 from tsemon.lab.train.recipes import SMALL_TEXT
 from tsemon.lab.train.training import Training
+from tsemon.tools.cli import app
 
 TINY = {
     "sizes.depth": "2",

@@ -1,5 +1,0 @@
-"""Computes from a folder of checkpoints what a run would have kept of its parameters: see docs/scan.md."""
-
-from tsemon.scanning.scanner import Record, Scanner
-
-__all__ = ["Record", "Scanner"]
