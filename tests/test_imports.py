@@ -1,6 +1,7 @@
 """The picture of docs/architecture.md, held against the import statements."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -182,6 +183,25 @@ class TestModules:
 
 def run_python(code):
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+GUEST = sorted(unit for unit in ALLOWED if re.match(r"tsemon(?!_)(?!\.(lab|tools|models|__main__)\b)", unit))
+"""What lives in a training run."""
+
+
+class TestTheGuest:
+    @pytest.mark.parametrize("unit", GUEST)
+    def test_imports_neither_lab_nor_tools_nor_models(self, unit):
+        assert not {name for name in ALLOWED[unit] if name.startswith(("tsemon.lab", "tsemon.tools", "tsemon.models"))}
+
+    def test_loads_none_of_them(self):
+        run_python(
+            "import sys, tsemon\n"
+            "tsemon.attach\n"
+            "rooms = ('tsemon.lab', 'tsemon.tools', 'tsemon.models')\n"
+            "loaded = [name for name in sys.modules if name.startswith(rooms)]\n"
+            "assert not loaded, loaded\n"
+        )
 
 
 class TestTheTrainingSide:
