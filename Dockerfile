@@ -1,5 +1,5 @@
 # The server, without PyTorch, which would make the image ten times as large.
-# `make compose-check` runs these steps by hand on a machine without a container engine.
+# `make compose-check` runs the installation and the server on a machine without a container engine.
 
 FROM python:3.11.14-slim-bookworm AS build
 WORKDIR /src

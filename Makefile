@@ -36,10 +36,10 @@ stack-check: .venv/dev.done
 	$(BIN)/python scripts/system_parts.py
 	$(BIN)/python scripts/stack_check.py
 
-# docker-compose.yml and the Dockerfile, done by hand on the programs of this machine.
+# docker-compose.yml and the Dockerfile: their schema and contents, the installation, and each service's command on this machine.
 compose-check: .venv/dev.done
 	$(BIN)/python scripts/system_parts.py
-	$(BIN)/python scripts/compose_check.py
+	$(BIN)/python -m pytest --all tests/test_compose.py
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("tsemon needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; call make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'

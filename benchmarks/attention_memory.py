@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 
-from tsemon.probes.rows import MAX_ROWS, Rows, choose, weigh
-from tsemon.probes.scores import DotProducts
+from tsemon.measures.rows import MAX_ROWS, Rows, choose, weigh
+from tsemon.measures.scores import DotProducts
 
 HEADS, WIDTH = 8, 64
 LONGEST_FULL = 8192

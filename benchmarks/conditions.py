@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from workload import Workload
 
 import tsemon
-from tsemon.catalogue import TIERS
 
 NEVER = 10**12
 """A step that no run reaches."""
@@ -93,7 +92,7 @@ class Sampled(Unsampled):
 
     def step(self) -> None:
         self.monitor._next_sample = self.monitor._step
-        self.monitor._probe.arm({name for name in self.monitor._measures if TIERS[name] in self.tiers})
+        self.monitor._probe.arm({name for name, tier in self.monitor._tiers.items() if tier in self.tiers})
         super().step()
 
     def forget(self) -> None:

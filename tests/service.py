@@ -4,18 +4,21 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from contextlib import suppress
 
+from tests.processes import start_tsemon
 from tsemon.errors import ServerUnreachable, Unauthorized
 from tsemon_client import Client
 
 
 class ServiceProcess:
-    """`database` is a URL, or the path of an SQLite file; `options` are further ones of `tsemon serve`."""
+    """`database` is a URL, or the path of an SQLite file; `options` are further ones of `tsemon serve`.
 
-    def __init__(self, database, *options, python=sys.executable):
+    `python` is the interpreter, if it is not to be forked (tests/processes.py).
+    """
+
+    def __init__(self, database, *options, python=None):
         self._options = options
         self._python = python
         self.database = database if "://" in str(database) else f"sqlite:///{database}"
@@ -35,7 +38,7 @@ class ServiceProcess:
     def kill(self):
         """SIGKILL: no handler runs, nothing is flushed."""
         self._process.kill()
-        self._wait()
+        self._process.wait()
 
     def pause(self):
         """SIGSTOP: connections stay open, and nobody answers on them."""
@@ -50,15 +53,14 @@ class ServiceProcess:
 
     def __exit__(self, *_):
         self._process.terminate()
-        self._wait()
+        self._process.wait()
 
     def _launch(self):
-        command = [self._python, "-m", "tsemon", "serve", "--port", str(self.port), "--database", self.database]
-        command += self._options
+        arguments = ["serve", "--port", str(self.port), "--database", self.database, *self._options]
+        if self._python is None:
+            return start_tsemon(*arguments)
+        command = [self._python, "-m", "tsemon", *arguments]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def _wait(self):
-        self._process.wait()
 
 
 def await_service(url, timeout_s=60, process=None):

@@ -1,25 +1,29 @@
-"""The benchmarks run, in their smallest size. What they measure is not judged here."""
+"""The benchmarks run, in their smallest size: in `make test` the short ones. What they measure is not judged here."""
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import processes
 from tests.databases import PostgresServer
 
 ROOT = Path(__file__).parent.parent
 
 
 def run(script, *arguments):
-    command = [sys.executable, ROOT / "benchmarks" / script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = processes.run(processes.start_python, ROOT / "benchmarks" / script, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+def is_command(path):
+    return "ArgumentParser" in path.read_text()
+
+
+@pytest.mark.thorough
 class TestStepOverhead:
     def test_has_a_row_and_a_dot_for_every_condition(self, tmp_path):
         svg = tmp_path / "ratios.svg"
@@ -56,6 +60,7 @@ class TestSoak:
         assert printed.endswith("180 frames made, 180 confirmed, 180 stored\n")
 
 
+@pytest.mark.thorough
 class TestIngestRate:
     def test_has_a_row_for_every_number_of_runs_and_frames_on_each_engine(self):
         engines = ["SQLite"] + ["PostgreSQL"] * PostgresServer.is_installed()
@@ -93,6 +98,7 @@ def peers_in(printed):
     return re.findall(rf"^\| ({'|'.join(PEERS)})(?: \d[\w.]*)? \| ", printed, re.MULTILINE)
 
 
+@pytest.mark.thorough
 class TestStorageSize:
     def test_has_a_row_for_every_size_and_every_way_to_keep_values(self, tmp_path):
         engines = ["SQLite"] + ["PostgreSQL"] * (shutil.which("initdb") is not None)
@@ -111,6 +117,7 @@ class TestStorageSize:
         assert "bytes a value" in svg.read_text()
 
 
+@pytest.mark.thorough
 class TestQueryLatency:
     def test_has_a_cell_for_every_question_and_a_row_for_every_tool(self, tmp_path):
         svg = tmp_path / "latency.svg"
@@ -154,6 +161,7 @@ class TestFirstPaint:
         assert rows[0] == "first paint, nothing in the cache"
 
 
+@pytest.mark.thorough
 class TestDetection:
     def test_says_when_a_run_began_to_fail_and_when_that_was_called(self, tmp_path):
         folder, traces, svg = tmp_path / "trainings", tmp_path / "traces", tmp_path / "detection.svg"
@@ -179,14 +187,21 @@ class TestDetection:
         assert num_misled in (0, 1)
 
 
+@pytest.mark.thorough
 class TestFalseAlarms:
     def test_counts_steps_samples_and_alarms(self):
         printed = run("false_alarms.py", "--only", "BERT-2")
         assert "| Hugging Face, as they start | 1 | 60 | 12 | 0 | 0.000 |" in printed
 
 
+@pytest.mark.thorough
 class TestAttacks:
     def test_has_a_row_for_every_attack(self):
         printed = run("attacks.py", "--scale", "0.01", "--seconds", "0.2")
         rows = re.findall(r"^\| ([0-9][^|]+) \| [\d.]+ \| \d+ \| [\d.]+ \|$", printed, re.MULTILINE)
         assert len(rows) == len(set(rows)) == 9
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if is_command(path)))
+def test_every_benchmark_tells_its_options(script):
+    assert run(script, "--help").startswith(f"usage: {script} ")

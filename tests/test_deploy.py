@@ -8,7 +8,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +15,9 @@ import httpx
 import kubernetes_validate
 import pytest
 import yaml
+
+from tests import commands
+from tests.processes import start_tsemon
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 NAME = "tsemon.example.org"
@@ -30,12 +32,10 @@ def free_port():
 def service(tmp_path):
     """`tsemon serve` as behind a proxy; its port, its log, and a token."""
     database = f"sqlite:///{tmp_path}/tsemon.db"
-    tsemon = [sys.executable, "-m", "tsemon"]
-    create = [*tsemon, "token", "create", "me", "--scope", "admin", "--database", database]
-    token = subprocess.run(create, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    token = commands.tsemon("token", "create", "me", "--scope", "admin", "--database", database).stdout.strip()
     port, log = free_port(), tmp_path / "service.log"
-    command = [*tsemon, "serve", "--tokens", "--allowed-host", NAME, "--port", str(port), "--database", database]
-    with log.open("w") as stderr, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr) as process:
+    serve = ["serve", "--tokens", "--allowed-host", NAME, "--port", port, "--database", database]
+    with log.open("w") as stderr, start_tsemon(*serve, stdout=subprocess.PIPE, stderr=stderr) as process:
         process.stdout.readline()
         yield port, log, token
         process.terminate()

@@ -2,12 +2,11 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import processes
 from tests.service import ServiceProcess
 
 ROOT = Path(__file__).parent.parent
@@ -21,15 +20,7 @@ def service(tmp_path_factory):
 
 def run(arguments, folder, service):
     environment = os.environ | {"TSEMON_SERVER": service.url}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = processes.run(processes.start_python, *arguments, folder=folder, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -79,6 +70,7 @@ PRELUDE_OF_INTEGRATIONS = (
         ("docs/actions.md", PRELUDE + PRELUDE_OF_INTEGRATIONS),
         ("docs/client.md", PRELUDE + A_RUN),
         ("docs/integrations.md", PRELUDE_OF_INTEGRATIONS),
+        ("docs/measures.md", PRELUDE),
         ("docs/mirrors.md", "import os\nos.environ['WANDB_MODE'] = 'offline'\n" + PRELUDE),
         ("docs/models.md", "import torch\n"),
         ("docs/sagemaker-debugger.md", PRELUDE),
@@ -90,6 +82,7 @@ PRELUDE_OF_INTEGRATIONS = (
         "actions",
         "client",
         "integrations",
+        "measures",
         "mirrors",
         "models",
         "sagemaker-debugger",

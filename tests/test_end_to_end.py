@@ -20,7 +20,8 @@ import torch
 from rich.console import Console
 
 import tsemon
-from tests import zoo
+from tests import commands, zoo
+from tests.processes import start_tsemon
 from tests.service import ServiceProcess, await_service
 from tsemon.demo import summarize
 from tsemon.demo.board import Board, Row
@@ -34,13 +35,14 @@ from tsemon_server.store import Store
 TSE = "token-similarity-escalation"
 
 
-@pytest.fixture
-def service(tmp_path):
-    with ServiceProcess(tmp_path / "tsemon.db") as service:
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    """For all tests that leave it alone: each has a run of its own."""
+    with ServiceProcess(tmp_path_factory.mktemp("service") / "tsemon.db") as service:
         yield service
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(service):
     with Client(service.url) as client:
         yield client
@@ -167,33 +169,34 @@ class TestARunThatIsWatched:
         fired, resolved = alert.firing_step, alert.resolved_step
         assert f"  {TSE} at step {fired}, resolved at step {resolved}: " in output.getvalue()
 
-    def test_loses_no_frame_when_the_service_is_killed(self, service, client, tmp_path):
+    def test_loses_no_frame_when_the_service_is_killed(self, tmp_path):
         model, forward = zoo.torch_encoder()
         optimizer = torch.optim.AdamW(model.parameters())
-        monitor = tsemon.attach(
-            model, optimizer, run="survivor", server=service.url, every=1, spool_dir=tmp_path / "spool"
-        )
+        with ServiceProcess(tmp_path / "tsemon.db") as service, Client(service.url) as client:
+            monitor = tsemon.attach(
+                model, optimizer, run="survivor", server=service.url, every=1, spool_dir=tmp_path / "spool"
+            )
 
-        def train(num_steps):
-            for _ in range(num_steps):
-                optimizer.zero_grad()
-                loss = forward().square().mean()
-                loss.backward()
-                optimizer.step()
-                monitor.step(loss=loss)
+            def train(num_steps):
+                for _ in range(num_steps):
+                    optimizer.zero_grad()
+                    loss = forward().square().mean()
+                    loss.backward()
+                    optimizer.step()
+                    monitor.step(loss=loss)
 
-        train(30)
-        service.kill()
-        train(30)
-        assert monitor.status.num_faults == 0
-        service.start()
-        train(30)
-        monitor.close(timeout_s=60)
+            train(20)
+            service.kill()
+            train(20)
+            assert monitor.status.num_faults == 0
+            service.start()
+            train(20)
+            monitor.close(timeout_s=60)
 
-        run_id = client.find_run("survivor").run_id
-        assert client.series(run_id, "loss").step == list(range(90))
-        assert client.run(run_id).num_frames == 90
-        assert client.run(run_id).state == "finished"
+            run_id = client.find_run("survivor").run_id
+            assert client.series(run_id, "loss").step == list(range(60))
+            assert client.run(run_id).num_frames == 60
+            assert client.run(run_id).state == "finished"
 
     def test_is_delivered_by_sync_when_there_was_no_service(self, service, client, tmp_path):
         spool = tmp_path / "spool"
@@ -249,11 +252,24 @@ class TestARunThatIsWatched:
         assert got == pytest.approx(expected, rel=1e-5)
 
 
+SHORT = """
+import dataclasses
+from tsemon.__main__ import main
+from tsemon.demo import twins
+
+recipe = twins.DIGITS.recipe
+recipe = dataclasses.replace(recipe, sizes={"depth": 32}, batch_size=8, learning_rate=1e-3, warmup=20, steps=50)
+twins.DIGITS = dataclasses.replace(twins.DIGITS, recipe=recipe)
+main()
+"""
+"""`tsemon` with a smaller demo: at twice the learning rate, its alert fires at step 30."""
+
+
 @contextlib.contextmanager
-def demo_process(folder, *arguments, **streams):
+def demo_process(folder, *arguments, program=("-m", "tsemon"), **streams):
     """`tsemon demo` in a folder of its own. Whatever works in that folder must be gone at the end."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL} | streams
-    command = [sys.executable, "-m", "tsemon", "demo", "--port", "0", *arguments]
+    command = [sys.executable, *program, "demo", "--port", "0", *arguments]
     try:
         with subprocess.Popen(command, cwd=folder, text=True, start_new_session=True, **streams) as demo:
             try:
@@ -320,20 +336,24 @@ class TestAServiceThatAsksForTokens:
 
 
 class TestTheDemo:
-    def test_survives_its_service_being_killed_and_ends_with_the_verdict(self, tmp_path):
-        """The whole command as a user runs it without a terminal; its service dies in the middle and comes back."""
-        with demo_process(tmp_path) as demo:
+    @pytest.mark.parametrize(
+        ("program", "steps", "kill_at"),
+        [(("-c", SHORT), 50, 15), pytest.param(("-m", "tsemon"), 300, 140, marks=pytest.mark.thorough)],
+        ids=["short", "whole"],
+    )
+    def test_survives_its_service_being_killed_and_ends_with_the_verdict(self, program, steps, kill_at, tmp_path):
+        """The command as a user runs it without a terminal; its service dies in the middle and comes back."""
+        with demo_process(tmp_path, program=program) as demo:
             lines = read_until(demo.stdout, lambda line: "The service runs at" in line)
             url = lines[0].split()[4].rstrip(":/")
             # Rows tell the newest sample that the service has, which need not be the newest there is.
-            lines = read_until(demo.stdout, lambda line: is_row(line) and int(line[:5]) >= 140, lines)
+            lines = read_until(demo.stdout, lambda line: is_row(line) and int(line[:5]) >= kill_at, lines)
             old = next(p for p in psutil.Process(demo.pid).children() if "serve" in p.cmdline())
             port, database = url.rpartition(":")[2], tmp_path / ".tsemon/demo.db"
             old.send_signal(signal.SIGKILL)
-            command = [sys.executable, "-m", "tsemon", "serve", "--port", port, "--database", f"sqlite:///{database}"]
             while psutil.pid_exists(old.pid) and old.status() != psutil.STATUS_ZOMBIE:
                 time.sleep(0.01)
-            new = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            new = start_tsemon("serve", "--port", port, "--database", f"sqlite:///{database}")
             try:
                 await_service(url)
                 output = "".join(lines) + demo.communicate()[0]
@@ -342,7 +362,7 @@ class TestTheDemo:
                     runs = {run.run: run for run in client.runs(project="demo")}
                     assert {run.state for run in runs.values()} == {"finished"}
                     for run in runs.values():
-                        assert client.series(run.run_id, "loss").step == list(range(0, 300, 5)), run.run
+                        assert client.series(run.run_id, "loss").step == list(range(0, steps, 5)), run.run
                     failing, healthy = runs["digits-post-norm"], runs["digits-de-escalated"]
                     stood = {a.rule for a in client.alerts(run_id=failing.run_id) if a.resolved_reason == "run ended"}
                     assert TSE in stood
@@ -384,11 +404,10 @@ class TestTheDemo:
     def test_says_at_once_that_its_database_cannot_be_used(self, database, text, tmp_path):
         (tmp_path / "docs").mkdir()
         (tmp_path / "notes.txt").write_text("no database\n" * 100)
-        with demo_process(tmp_path, "--database", database) as demo:
-            output = demo.communicate()[0]
-        assert demo.returncode == 1
-        assert text in output
-        assert output.count("\n") == 1
+        code, out, err = commands.tsemon("demo", "--port", "0", "--database", database, folder=tmp_path)
+        assert (code, out) == (1, "")
+        assert text in err
+        assert err.count("\n") == 1
         assert not (tmp_path / "docs.log").exists()
 
     def test_ends_quietly_at_ctrl_c_in_a_terminal(self, tmp_path):
@@ -415,6 +434,7 @@ class TestTheDemo:
             sync(tmp_path / ".tsemon", service.url)  # on a busy machine, what was not delivered in time
             assert {run.state for run in client.runs(project="demo")} == {"failed"}
 
+    @pytest.mark.thorough
     def test_on_text_trains_and_can_be_stopped(self, tmp_path):
         with demo_process(tmp_path, "--text") as demo:
             lines = read_until(demo.stdout, lambda line: "text-de-escalated" in line and is_row(line))

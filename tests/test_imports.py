@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -20,20 +21,21 @@ COMMON = {"tsemon.catalogue", "tsemon.wire", "tsemon.errors"}
 # Who imports whom, ours and others', besides the standard library, COMMON and its own unit. Who is not named here
 # imports nothing else.
 PICTURE = {
-    "tsemon": "torch tsemon.attaching tsemon.monitor tsemon.status",
+    "tsemon": "torch tsemon.attaching tsemon.monitor tsemon.quantity tsemon.status",
     "tsemon.__main__": "tsemon.cli tsemon.terminal",
     "tsemon.actions": "torch",
     "tsemon.attaching": "torch tsemon.actions tsemon.mirrors tsemon.monitor tsemon.probes tsemon.transport "
-    "tsemon.schedule tsemon.faults tsemon.registration",
+    "tsemon.quantity tsemon.schedule tsemon.faults tsemon.registration",
     "tsemon.mirrors": "torch tsemon.terminal wandb",
     "tsemon.monitor": "torch tsemon.actions tsemon.relay tsemon.probes tsemon.transport tsemon.schedule tsemon.sample "
     "tsemon.status tsemon.tokens tsemon.faults tsemon.registration",
-    "tsemon.registration": "torch",
+    "tsemon.quantity": "",
+    "tsemon.registration": "torch tsemon.quantity",
     "tsemon.sample": "torch tsemon.probes",
     "tsemon.status": "tsemon.transport",
     "tsemon.terminal": "rich",
     "tsemon.tokens": "torch",
-    "tsemon.probes": "torch tsemon.measures",
+    "tsemon.probes": "torch tsemon.measures tsemon.quantity",
     "tsemon.measures": "torch",
     "tsemon.models": "torch",
     "tsemon.train": "torch numpy PIL rich sklearn tokenizers zstandard tsemon tsemon.attaching tsemon.models",
@@ -125,18 +127,33 @@ def unit_of(module):
     return ".".join(module.split(".")[: depth if module.startswith(("tsemon.", "tsemon_server.")) else 1])
 
 
-def arrows():
-    """{unit: {what it imports: files that do}}"""
-    found = defaultdict(lambda: defaultdict(set))
+def modules():
+    """Yield the name and the file of every module."""
     for package, folder in SOURCES.items():
         for path in folder.rglob("*.py"):
             parts = path.relative_to(folder).with_suffix("").parts
-            unit = unit_of(".".join((package, *parts)).removesuffix(".__init__"))
-            for name in map(unit_of, imports_of(path)):
-                is_free = name in sys.stdlib_module_names or (name in COMMON and unit not in COMMON) or name == unit
-                if not is_free:
-                    found[unit][name].add(str(path.relative_to(ROOT)))
+            yield ".".join((package, *parts)).removesuffix(".__init__"), path
+
+
+def arrows():
+    """{unit: {what it imports: files that do}}"""
+    found = defaultdict(lambda: defaultdict(set))
+    for module, path in modules():
+        unit = unit_of(module)
+        for name in map(unit_of, imports_of(path)):
+            is_free = name in sys.stdlib_module_names or (name in COMMON and unit not in COMMON) or name == unit
+            if not is_free:
+                found[unit][name].add(str(path.relative_to(ROOT)))
     return found
+
+
+def cycle_in(imports):
+    """Return modules of which each imports the next and the last the first, or none. `imports` maps names to names."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return error.args[1][::-1]
+    return []
 
 
 FOUND = arrows()
@@ -149,6 +166,15 @@ class TestImportsPointFromWhatActsToWhatIsTrue:
 
     def test_and_every_arrow_is_used(self, unit):
         assert ALLOWED.get(unit, set()) - {*FOUND[unit]} == set()
+
+
+class TestModules:
+    def test_do_not_import_each_other_in_a_cycle(self):
+        """Imports inside functions and imports for type checkers count."""
+        assert cycle_in({name: {*filter(is_module, imports_of(path))} - {name} for name, path in modules()}) == []
+
+    def test_would_not_pass_with_a_cycle(self):
+        assert cycle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) in (["b", "c", "b"], ["c", "b", "c"])
 
 
 def run_python(code):

@@ -31,7 +31,16 @@ from tsemon.probes import (
     find_blocks,
     why_trains_nothing,
 )
-from tsemon.registration import as_optimizers, check_arguments, chosen_measures, chosen_rows, collection, registration
+from tsemon.quantity import Quantity
+from tsemon.registration import (
+    Chosen,
+    as_optimizers,
+    check_arguments,
+    chosen_measures,
+    chosen_rows,
+    collection,
+    registration,
+)
 from tsemon.schedule import NUM_WARM_UP, Cadence
 from tsemon.transport import HttpDelivery, MemorySpool, Outbox, SilentOutbox, Spool
 
@@ -48,7 +57,7 @@ def attach(
     server: str | None = None,
     every: int | None = None,
     budget: float = 0.01,
-    measures: Collection[str] | None = None,
+    measures: Collection[str | Quantity] | None = None,
     blocks: Sequence[nn.Module | str] | None = None,
     attention: Sequence[nn.Module | str] | None = None,
     attention_rows: int | Literal["all"] = 64,
@@ -69,7 +78,8 @@ def attach(
     server: base URL of the service, by default that of TSEMON_SERVER. Without one the spool folder is the run.
     every: sample each so many optimizer steps. Without it, as often as tsemon's own cost stays within `budget`.
     budget: tsemon's share of wall time on the training thread, more than 0 and at most 1.
-    measures: names of the catalogue, by default all but those that it has on demand only.
+    measures: names of metrics, and `tsemon.Quantity` objects for metrics of your own. If no metric is named, all metrics of
+        the catalogue are measured except those on demand.
     blocks, attention: the transformer blocks in depth order and the self-attention of each, as modules or dotted names,
         for models where they are not found. A block that is applied several times is named once for each.
     attention_rows: how many query rows of attention are weighed, per head and at the most, to stand for all; "all" weighs
@@ -100,7 +110,7 @@ def attach(
     together = _alone if ranks is None else ranks.together
 
     def check() -> tuple[
-        list[torch.optim.Optimizer], list[Handler], set[str], int | Literal["all"], Cadence, list[Block]
+        list[torch.optim.Optimizer], list[Handler], Chosen, int | Literal["all"], Cadence, list[Block]
     ]:
         check_arguments(model, stage, has_group=ranks is not None)
         if probe_batch is not None:
@@ -120,14 +130,21 @@ def attach(
     names, frozen = [block.name for block in found], _frozen(found)
     attention_names = [block.name for block in found if block.attention is not None]
     if ranks is not None:
-        agree(ranks, every=every, budget=budget, measures=sorted(chosen), resume=resume, on_alert=in_words(on_alert))
+        agree(ranks, every=every, budget=budget, measures=chosen.in_words(), resume=resume, on_alert=in_words(on_alert))
         stages = arrange(ranks.exchange((stage, names)), ranks.rank)
         ranks.stage_size, names = stages.size, stages.names
         found = [replace(block, number=stages.first + block.number) for block in found]
         frozen = sorted({number for of_rank in ranks.exchange(_frozen(found)) for number in of_rank})
     body = together(
         lambda: registration(
-            project=project, run=run, config=config, tags=tags, blocks=names, frozen_blocks=frozen, resume=resume
+            project=project,
+            run=run,
+            config=config,
+            tags=tags,
+            blocks=names,
+            frozen_blocks=frozen,
+            resume=resume,
+            quantities=chosen.quantities,
         )
     )
     server = server or os.environ.get("TSEMON_SERVER") or None
@@ -144,6 +161,7 @@ def attach(
             ranks=ranks,
             attention_rows=rows,
             probe_batch=probe_batch,
+            quantities=chosen.quantities,
         )
     )
     # Last, since it starts threads and opens files.
@@ -154,7 +172,7 @@ def attach(
         outbox,
         faults,
         ranks=ranks,
-        measures=chosen,
+        tiers=chosen.tiers,
         optimizers=optimizers,
         handlers=handlers,
         project=project,

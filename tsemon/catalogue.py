@@ -742,6 +742,16 @@ CATALOGUE: tuple[Metric, ...] = (
     ),
 )
 
+NOT_OF_TENSORS = {
+    "loss": "the number that the user passes to monitor.step",
+    "learning_rate": "a setting of the optimizer",
+    "saturation_scale": "the factor that the probe chose for `saturation`",
+    "overhead_ratio": "measured by clocks",
+    "contained_faults": "a count of exceptions",
+    "dropped_frames": "a count of frames",
+}
+"""Metrics that are not a quantity of tensors, and why. `tsemon.measures` has a function for every other metric."""
+
 SCALARS = {metric.name: metric for metric in CATALOGUE if metric.axis == "run"}
 """Metrics of a run as a whole, by name."""
 

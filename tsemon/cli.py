@@ -149,8 +149,9 @@ def demo(
     _require("fastapi", "uvicorn", "sqlalchemy", "alembic", "httpx", "sklearn", "torch", extra="demo")
     with _leaving_at_ctrl_c():
         from tsemon.demo import run_demo
+        from tsemon.demo.twins import DIGITS, TEXT
 
-    run_demo(text=text, port=port, database=database)
+    run_demo(TEXT if text else DIGITS, port=port, database=database)
 
 
 @app.command(

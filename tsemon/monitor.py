@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tsemon.actions import Handler, checked_count
-from tsemon.catalogue import TIERS
+from tsemon.catalogue import Tier
 from tsemon.faults import Faults
 from tsemon.probes import (
     Probe,
@@ -65,7 +65,7 @@ class Monitor:
         faults: Faults,
         *,
         ranks: Ranks | None,
-        measures: Collection[str],
+        tiers: Mapping[str, Tier],
         optimizers: Sequence[torch.optim.Optimizer],
         handlers: Sequence[Handler],
         project: str,
@@ -81,7 +81,7 @@ class Monitor:
         self._outbox = outbox
         self._faults = faults
         self._ranks = ranks
-        self._measures = frozenset(measures)
+        self._tiers = dict(tiers)
         self._handlers = handlers
         self._relay = None if ranks is None else Relay()
         self._to_hear: deque[tuple[int, Sample]] = deque()
@@ -261,6 +261,7 @@ class Monitor:
             gap=self._cadence.gap,
             overhead_ratio=self._overhead_ratio(),
             sample_s=self._newest.spent.cost_s,
+            tiers=self._tiers,
             faults=self._faults.recent,
             num_faults=self._faults.count,
         )
@@ -299,7 +300,7 @@ class Monitor:
 
     def _arm(self, probe: Probe) -> None:
         tiers = {"every", "slow", "demand"} if self._cadence.is_slow else {"every"}
-        probe.arm({name for name in self._measures if TIERS[name] in tiers})
+        probe.arm({name for name, tier in self._tiers.items() if tier in tiers})
 
     def _sample(self, probe: Probe, loss: Tensor | float | None, scalars: Mapping[str, Tensor | float]) -> None:
         start, in_hooks_s = time.perf_counter(), probe.cost_s

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
-from tsemon.catalogue import TIERS, nearest
+from tsemon.catalogue import TIERS, Tier, nearest
 from tsemon.errors import InvalidArgument, UnknownMetric
-from tsemon.wire import MAX_BLOCK_NAME, MAX_BLOCKS, MAX_CONFIG_BYTES, MAX_STEP, MAX_TAGS, NAME
+from tsemon.quantity import Quantity
+from tsemon.wire import MAX_BLOCK_NAME, MAX_BLOCKS, MAX_CONFIG_BYTES, MAX_QUANTITIES, MAX_STEP, MAX_TAGS, NAME
 
 
 def registration(
@@ -25,6 +27,7 @@ def registration(
     blocks: list[str],
     frozen_blocks: list[int],
     resume: int | None,
+    quantities: Sequence[Quantity] = (),
 ) -> dict[str, Any]:
     """The body of `POST /runs`. Raises InvalidArgument for what the service would not take."""
     tags = collection("tags", tags)
@@ -50,6 +53,8 @@ def registration(
         "frozen_blocks": frozen_blocks,
         "resume_step": resume,
         "attempt_key": uuid.uuid4().hex,
+        # An older server rejects the key, so it is left out when it is empty.
+        **({"quantities": [quantity.described() for quantity in quantities]} if quantities else {}),
     }
 
 
@@ -69,17 +74,44 @@ def step_of_state(state: object, *, project: str, run: str) -> int:
     return int(step)
 
 
-def chosen_measures(measures: Collection[str] | None) -> set[str]:
-    """The names of the metrics to measure, by default all but those on demand. Raises UnknownMetric."""
-    if measures is None:
-        return {name for name, tier in TIERS.items() if tier != "demand"}
-    chosen = collection("measures", measures)
-    for name in chosen:
+class Chosen(NamedTuple):
+    """The metrics to measure."""
+
+    names: frozenset[str]
+    quantities: tuple[Quantity, ...]
+
+    @property
+    def tiers(self) -> dict[str, Tier]:
+        """The tier of each metric."""
+        own: dict[str, Tier] = {quantity.name: quantity.tier for quantity in self.quantities}
+        return {name: own.get(name) or TIERS[name] for name in self.names}
+
+    def in_words(self) -> list[str]:
+        """The same on all ranks that measure the same. Functions cannot be compared."""
+        own = [f"{q.name} of={q.of} axis={q.axis} merge={q.merge} tier={q.tier}" for q in self.quantities]
+        return sorted([*self.names, *own])
+
+
+def chosen_measures(measures: Collection[str | Quantity] | None) -> Chosen:
+    """Metrics by name, and quantities of the user's own. Raises UnknownMetric and InvalidArgument.
+
+    If no metric is named, these are all metrics of the catalogue except those on demand.
+    """
+    given = [] if measures is None else collection("measures", measures)
+    quantities = [each for each in given if isinstance(each, Quantity)]
+    named = [each for each in given if not isinstance(each, Quantity)]
+    for name in named:
         if not isinstance(name, str) or name not in TIERS:
             raise UnknownMetric(
                 f"measures= names {name!r}, which is not in the catalogue; {nearest(str(name), list(TIERS))}"
             )
-    return set(chosen)
+    if twice := [name for name, count in Counter(quantity.name for quantity in quantities).items() if count > 1]:
+        raise InvalidArgument(f"measures= has two quantities named {twice[0]!r}; give each a name of its own")
+    if len(quantities) > MAX_QUANTITIES:
+        raise InvalidArgument(f"measures= has at most {MAX_QUANTITIES} quantities, got {len(quantities)}")
+    is_default = not named and (measures is None or quantities)
+    names = {name for name, tier in TIERS.items() if tier != "demand"} if is_default else {*named}
+    return Chosen(frozenset(names | {quantity.name for quantity in quantities}), tuple(quantities))
 
 
 def chosen_rows(attention_rows: object) -> int | Literal["all"]:

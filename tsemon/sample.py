@@ -54,7 +54,7 @@ class Sample:
                     if isinstance(value, float | int):
                         self._scalars[name] = float(value)
                         continue
-                    raw, finish = value if isinstance(value, OnHost) else (value, None)
+                    raw, finish = (value.raw, value.finish) if isinstance(value, OnHost) else (value, None)
                     if not isinstance(raw, Tensor):
                         self._scalars[name] = float(raw)
                         continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tsemon.catalogue import TIERS
+from tsemon.catalogue import TIERS, Tier
 from tsemon.transport import OutboxStats
 
 
@@ -31,6 +31,8 @@ class Status:
     """tsemon's own share of wall time on the training thread since attach."""
     sample_s: float
     """Seconds that the newest sample took of the training thread."""
+    tiers: Mapping[str, Tier]
+    """How often each metric is measured."""
     faults: Sequence[str]
     """What went wrong inside tsemon and was contained, the newest last."""
     num_faults: int
@@ -67,7 +69,7 @@ class Status:
         if not whole:
             yield "every", "nothing" if self.measured else "nothing yet"
         for tier in ("every", "slow", "demand"):
-            if names := [name for name in whole if TIERS.get(name, "every") == tier]:
+            if names := [name for name in whole if self.tiers.get(name, "every") == tier]:
                 yield tier, ", ".join(names)
 
     def _on_demand(self) -> list[str]:

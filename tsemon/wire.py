@@ -50,6 +50,9 @@ MAX_BLOCKS = 10_000
 MAX_BLOCK_NAME = 256
 """Characters in the name of a block."""
 
+MAX_QUANTITIES = 100
+"""Metrics of the user's own that a run describes."""
+
 MAX_NOT_MEASURED = 200
 """Metrics of which one frame says why they are not measured."""
 MAX_REASON = 300

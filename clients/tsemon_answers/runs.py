@@ -188,6 +188,25 @@ class Latest(Record):
     """Its numbers; null where they are not finite."""
 
 
+class OwnQuantity(Record):
+    """A metric of the user's own."""
+
+    axis: Literal["activation", "block", "run"]
+    """activation: a value per block and one for the first block's input. block: one per block. run: one per step."""
+    title: str
+    """Its meaning in a few words."""
+    equation: str
+    """How it is defined."""
+    unit: str
+    """Its unit."""
+    low: float | None
+    """Smallest possible value; null if there is no bound."""
+    high: float | None
+    """Largest possible value; null if there is no bound."""
+    log_scale: bool
+    """True if charts should use a logarithmic scale."""
+
+
 class RunDetail(Run):
     """A training run with all that is known about it besides its frames."""
 
@@ -199,6 +218,8 @@ class RunDetail(Run):
     """Why metrics are not measured, by name, as the current attempt's writers said last."""
     config: dict[str, Any]
     """Configuration that the user registered with the run."""
+    quantities: dict[str, OwnQuantity] = Field({})
+    """Metrics of the user's own, by name."""
     attempts: list[Attempt]
     """All attempts, oldest first."""
     metrics: Recorded

@@ -1,24 +1,21 @@
-"""Services and trainers in processes of their own, forked from one that has everything imported: up in 50 ms.
+"""Services and trainers in processes of their own.
 
 A trainer here has no model. It puts frames of known values into a real Outbox as fast as it is told, so that each frame
 that should have arrived can be looked for afterwards.
 """
 
 import ctypes
-import multiprocessing
 import os
 import threading
 import time
 
+from tests.processes import CONTEXT, Program
 from tests.service import ServiceProcess
 from tsemon.transport import HttpDelivery, Outbox, Spool
 from tsemon.wire import Array, Frame
 from tsemon_server.main import serve
 from tsemon_server.settings import Settings
 from tsemon_server.store import Sizes, Store
-
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["__main__", "tests.faults.processes"])
 
 TIMEOUT_S = 90
 """How long a condition may take to come true on a busy machine before the test fails."""
@@ -59,22 +56,14 @@ class Service(ServiceProcess):
 
     def _launch(self):
         num_settled = self._num_settled if self._settles else None
-        arguments = (self.port, self.database, self._log, num_settled, self._settings)
-        process = CONTEXT.Process(target=_serve, args=arguments, daemon=True)
-        process.start()
-        return process
-
-    def _wait(self):
-        self._process.join()
+        with open(self._log, "a") as log:
+            return Program(_serve, self.port, self.database, num_settled, self._settings, stderr=log)
 
     def __exit__(self, *_):
         self.kill()
 
 
-def _serve(port, database, log, num_settled, settings):
-    with open(log, "a") as said, open(os.devnull, "w") as nothing:
-        os.dup2(said.fileno(), 2)
-        os.dup2(nothing.fileno(), 1)
+def _serve(port, database, num_settled, settings):
     if num_settled is not None:
         threading.Thread(target=_settle, args=(Store(database), num_settled), daemon=True).start()
     serve(Settings(port=port, database=database, **settings))

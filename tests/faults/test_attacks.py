@@ -219,23 +219,24 @@ class TestConnectionsThatSayNothing:
         idle = [connect(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") for _ in range(50)]
         await_true(lambda: all(map(is_over, idle)), "all are cut")
 
-    def test_and_are_10000_leave_the_service_to_others(self, serve, train):
+    @pytest.mark.parametrize("number", [2000, pytest.param(10_000, marks=pytest.mark.thorough)])
+    def test_and_are_thousands_leave_the_service_to_others(self, serve, train, number):
         service = serve(limits=Limits())  # as it comes
         trainer = train(service.url)
         trainer.await_sent(20)
         memory = psutil.Process(service.pid)
         before_bytes, most = memory.memory_info().rss, 0
         with contextlib.ExitStack() as opened:
-            for number in range(10_000):
+            for count in range(1, number + 1):
                 opened.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=20))
-                if number % 1000 == 999:
+                if count % 1000 == 0:
                     assert is_well(service)
                     trainer.await_sent(1)
                     most = max(most, memory.num_fds())
             grown_bytes = memory.memory_info().rss - before_bytes
         assert most < 1000 + 512 + 100, "those that are taken, those that are just coming, and files"
         assert grown_bytes < 100 * 2**20
-        print(f"10,000 connections: {most} descriptors, {grown_bytes / 2**20:.1f} MiB more")
+        print(f"{number:,} connections: {most} descriptors, {grown_bytes / 2**20:.1f} MiB more")
         assert_all_arrived(service, {"rank0": trainer.finish()})
 
 
@@ -272,7 +273,9 @@ def large_run(service):
 
 
 class TestAnAnswerThatNobodyReads:
-    @pytest.mark.parametrize("question", ["heatmap?metric=grad_norm&columns=250", "export"])
+    @pytest.mark.parametrize(
+        "question", [pytest.param("heatmap?metric=grad_norm&columns=250", marks=pytest.mark.thorough), "export"]
+    )
     def test_is_not_kept_for_long(self, service, connect, large_run, question):
         memory = psutil.Process(service.pid)
         ask = f"GET /api/v1/runs/{large_run}/{question} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()

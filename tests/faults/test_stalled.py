@@ -33,6 +33,7 @@ class TestAServiceThatIsStoppedForHalfAMinute:
     def database(self, sqlite_file):
         return sqlite_file
 
+    @pytest.mark.thorough
     def test_gets_everything_once_though_its_clients_gave_up_twice(self, service, train):
         trainers = [train(service.url, f"rank{number}") for number in range(2)]
         for trainer in trainers:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from hypothesis import HealthCheck, given, settings
 
-QUICK_S, THOROUGH_S = 10, 40
+QUICK_S, THOROUGH_S = 4, 40
 """Seconds that `make test` and `make test-all` spend on the REST interface."""
 
 

@@ -129,6 +129,7 @@ class TestADatabaseOfAnEarlierVersion:
     def test_can_do_what_came_since(self, api):
         assert api.get("/runs/aa11")["frozen_blocks"] == []
         assert api.get("/runs/aa11")["not_measured"] == {}
+        assert api.get("/runs/aa11")["quantities"] == {}
         path = "/api/v1/alerts/1/ack"
         assert api.http.post(path, json={"by": "on-call"}).json()["state"] == "acknowledged"
         with api.app.state.parts.store.write() as writer:

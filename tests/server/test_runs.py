@@ -60,6 +60,15 @@ class TestRegistering:
             ({"run": "gpt", "tags": ["\x00"]}, r"tags\.0: String should match"),
             ({"run": "gpt", "blocks": ["a", "b"], "frozen_blocks": [2]}, "frozen_blocks: Each .* of the 2 blocks, got"),
             ({"run": "gpt", "blocks": ["a"], "frozen_blocks": [-1]}, r"frozen_blocks\.0: Input should be greater"),
+            (
+                {"run": "gpt", "quantities": [{"name": "a b", "axis": "run"}]},
+                r"quantities\.0\.name: String should match",
+            ),
+            ({"run": "gpt", "quantities": [{"name": "a", "axis": "head"}]}, r"quantities\.0\.axis: Input should be"),
+            (
+                {"run": "gpt", "quantities": [{"name": "a", "axis": "run"}] * 101},
+                "quantities: List should have at most 100",
+            ),
             ({"run": "gpt", "resume_step": -1}, "resume_step: Input should be greater than or equal to 0, got -1"),
             ([], "expected|Input should be an object"),
         ],
@@ -96,6 +105,7 @@ class TestARun:
             "frozen_blocks": [0, 2],
             "not_measured": {},
             "config": {"lr": 0.1, "deep": {"a": [None, True]}},
+            "quantities": {},
             "metrics": {"scalars": ["loss"], "layers": {}, "heads": {}},
             "latest": {"step": 7, "time": 1007.0, "scalars": {"loss": 2.5}},
         }
@@ -115,6 +125,16 @@ class TestARun:
         assert api.get(f"/runs/{run_id}")["not_measured"] == {"grad_norm": "no gradient"}
         api.register()
         assert api.get(f"/runs/{run_id}")["not_measured"] == {}
+
+    def test_describes_metrics_of_the_users_own_as_the_newest_registration_that_does(self, api):
+        described = {"axis": "activation", "title": "tails", "equation": "m4 / m2^2", "unit": "1", "low": 1.0}
+        described |= {"high": None, "log_scale": True}
+        run_id = api.register(quantities=[{"name": "kurtosis", **described}])
+        assert api.get(f"/runs/{run_id}")["quantities"] == {"kurtosis": described}
+        api.register()
+        assert api.get(f"/runs/{run_id}")["quantities"] == {"kurtosis": described}, "absent, they stay as they were"
+        api.register(quantities=[{"name": "skewness", "axis": "run"}])
+        assert list(api.get(f"/runs/{run_id}")["quantities"]) == ["skewness"]
 
     def test_does_not_name_as_not_measured_what_another_writer_measures(self, api):
         """Of a pipeline only the last stage has a loss, and only the first an embedding."""

@@ -19,6 +19,9 @@ from tests.setups.matrix import (
     UPDATES,
 )
 
+NUM_BLOCKS = 2
+"""Each is compiled again for every training."""
+
 
 class Counting:
     """A backend of torch.compile that keeps the graphs it is given."""
@@ -51,10 +54,14 @@ def uncompiled(model, backend):
     return model
 
 
-def training_of(compile_model, backend, is_called_first, **options):
+def small_gpt(**options):
     """Without dropout by default: where tsemon looks at a pass of its own, that has other masks."""
+    return GPT(**{"dropout": 0.0, "depth": NUM_BLOCKS, **options})
+
+
+def training_of(compile_model, backend, is_called_first, **options):
     backend = Counting(backend)
-    model = compile_model(GPT(**{"dropout": 0.0, **options}), backend)
+    model = compile_model(small_gpt(**options), backend)
     training = plain_loop(lambda: model, graphs=backend.graphs)
     if is_called_first:
         training.step()
@@ -70,7 +77,7 @@ def model_inside(is_called_first):
 def compiled_after_attach(**options):
     """Where the model is called for the first time, it has been attached."""
     backend = Counting("eager")
-    model = GPT(dropout=0.0)
+    model = small_gpt()
     compiled = torch.compile(model, backend=backend)
     return plain_loop(
         lambda: model, loss_of=lambda _, ids_BT: next_token_loss(compiled, ids_BT), graphs=backend.graphs, **options
@@ -83,9 +90,13 @@ def with_less_overhead():
     return training_of(wrapped, functools.partial(compile_fx, config_patches=settings), False, depth=1)
 
 
-def optimizer_step():
+def uncompiled_step(**more):
+    return plain_loop(small_gpt, functools.partial(torch.optim.SGD, lr=0.1), **more)
+
+
+def compiled_step():
     backend = Counting("eager")
-    training = plain_loop(lambda: GPT(dropout=0.0, depth=1), graphs=backend.graphs)
+    training = uncompiled_step(graphs=backend.graphs)
     training.optimizer.step = torch.compile(training.optimizer.step, backend=backend)
     return training
 
@@ -93,9 +104,7 @@ def optimizer_step():
 def the_loss(is_called_first):
     """The model is called from a compiled function; it is not compiled itself."""
     backend = Counting("eager")
-    training = plain_loop(
-        lambda: GPT(dropout=0.0), loss_of=torch.compile(next_token_loss, backend=backend), graphs=backend.graphs
-    )
+    training = plain_loop(small_gpt, loss_of=torch.compile(next_token_loss, backend=backend), graphs=backend.graphs)
     if is_called_first:
         training.step()
     return training
@@ -103,14 +112,19 @@ def the_loss(is_called_first):
 
 def compiled(name, build, **more):
     more.setdefault("twin", functools.partial(training_of, uncompiled, "eager", False))
+    more.setdefault("num_blocks", NUM_BLOCKS)
     return Setup(kind="torch.compile", name=name, columns=COLUMNS, build=build, **more)
 
 
-def before_and_after(name, build, more_graphs="", **more):
+BEFORE, AFTER = "attached before the first call", "attached after the first call"
+
+
+def before_and_after(name, build, more_graphs="", likes=("", ""), **more):
     """Attached to what has not been compiled yet, and to what has."""
-    yield compiled(f"{name}, attached before the first call", lambda: build(False), more_graphs=more_graphs, **more)
+    before, after = likes
+    yield compiled(f"{name}, {BEFORE}", lambda: build(False), more_graphs=more_graphs, like=before, **more)
     more["twin"] = functools.partial(training_of, uncompiled, "eager", True)
-    yield compiled(f"{name}, attached after the first call", lambda: build(True), **more)
+    yield compiled(f"{name}, {AFTER}", lambda: build(True), like=after, **more)
 
 
 LOOKED_INTO = (HIDDEN_STATES, ATTENTION, FEED_FORWARD, OUTPUTS, SATURATION)
@@ -121,39 +135,49 @@ PROBE_BATCH = {"probe_batch": next(batches(3))}
 UNSEEN_STEP = dict.fromkeys((GRADIENTS, UPDATES), "is its step compiled")
 ONCE_MORE = "compiled once more, for steps without hooks: torch looks at the hooks of a module that compiled code calls"
 
+WHOLE, IN_PLACE = f"torch.compile(model), {BEFORE}", f"model.compile(), {AFTER}"
+INSIDE, CALLING = "torch.compile(model), the model inside", "a compiled function that calls the model"
+GIVEN = "attach(probe_batch=...)"
+
 SETUPS = [
-    *before_and_after("torch.compile(model)", lambda first: training_of(wrapped, "aot_eager", first), held_batch=0),
-    *before_and_after("torch.compile(model), the model inside", model_inside, held_batch=1, lacks=LATE),
+    *before_and_after(
+        "torch.compile(model)",
+        lambda first: training_of(wrapped, "aot_eager", first),
+        held_batch=0,
+        likes=("", IN_PLACE),
+    ),
+    *before_and_after(INSIDE, model_inside, held_batch=1, lacks=LATE, likes=("", f"{INSIDE}, {BEFORE}")),
     compiled(
-        "torch.compile(model), the model inside, attach(probe_batch=...)",
+        f"{INSIDE}, {GIVEN}",
         lambda: compiled_after_attach(options=PROBE_BATCH),
         twin=lambda: dataclasses.replace(training_of(uncompiled, "eager", False), options=PROBE_BATCH),
         held_batch=0,
+        like=f"{CALLING}, {GIVEN}",
     ),
-    *before_and_after("model.compile()", lambda first: training_of(in_place, "eager", first), held_batch=0),
     *before_and_after(
-        "block.compile() of each block", lambda first: training_of(per_block, "eager", first), held_batch=0
+        "model.compile()", lambda first: training_of(in_place, "eager", first), held_batch=0, likes=(WHOLE, "")
     ),
-    *before_and_after("a compiled function that calls the model", the_loss, ONCE_MORE, lacks=UNSEEN),
+    *before_and_after(
+        "block.compile() of each block",
+        lambda first: training_of(per_block, "eager", first),
+        held_batch=0,
+        likes=("", IN_PLACE),
+    ),
+    *before_and_after(CALLING, the_loss, ONCE_MORE, lacks=UNSEEN, likes=("", f"{CALLING}, {BEFORE}")),
     compiled(
-        "a compiled function that calls the model, attach(probe_batch=...)",
+        f"{CALLING}, {GIVEN}",
         lambda: dataclasses.replace(the_loss(False), options=PROBE_BATCH),
         twin=lambda: dataclasses.replace(training_of(uncompiled, "eager", False), options=PROBE_BATCH),
         held_batch=0,
         more_graphs=ONCE_MORE,
     ),
-    compiled(
-        "a compiled optimizer step",
-        optimizer_step,
-        twin=lambda: training_of(uncompiled, "eager", False, depth=1),
-        num_blocks=1,
-        lacks=UNSEEN_STEP,
-    ),
+    compiled("a compiled optimizer step", compiled_step, twin=uncompiled_step, lacks=UNSEEN_STEP),
     compiled(
         "torch.compile(model), dropout",
         lambda: training_of(wrapped, "eager", False, dropout=0.1),
         twin=lambda: training_of(uncompiled, "eager", False, dropout=0.1),
         held_batch=0,
+        like=WHOLE,
     ),
     compiled(
         "torch.compile(model), inductor",
@@ -162,6 +186,7 @@ SETUPS = [
         held_batch=0,
         num_blocks=1,
         needs_program="g++",
+        like=WHOLE,
     ),
     compiled(
         'torch.compile(model, mode="reduce-overhead")',
@@ -170,5 +195,6 @@ SETUPS = [
         held_batch=0,
         num_blocks=1,
         needs_program="g++",
+        like=WHOLE,
     ),
 ]

@@ -464,7 +464,14 @@ def assert_measured_as(plain, frames, family, may_lack=False):
             seen.add(metric)
             if (got := values(frame, metric)) is not None:
                 measured.add(metric)
-                torch.testing.assert_close(got, expected[metric], rtol=TOLERANCE[family], atol=1e-7, equal_nan=True)
+                torch.testing.assert_close(
+                    got,
+                    expected[metric],
+                    rtol=TOLERANCE[family],
+                    atol=1e-7,
+                    equal_nan=True,
+                    msg=lambda text, metric=metric: f"{metric}: {text}",
+                )
     assert may_lack or measured == seen
 
 

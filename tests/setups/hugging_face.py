@@ -51,11 +51,22 @@ NAMES = {
     zoo.vit: "ViT",
     zoo.t5: "T5",
 }
+WITH_SDPA = (zoo.gpt2, zoo.llama, zoo.t5)
+"""Whose fused attention is always tried: plain, with grouped queries, and across to an encoder."""
 NUM_BLOCKS = {zoo.t5: 4}
+LIKE = {zoo.qwen2: zoo.llama}
 LACKS = {
     zoo.albert: dict.fromkeys((PARAMETERS, GRADIENTS, UPDATES), "what several share is counted in the first"),
     zoo.gpt_neox: {HIDDEN_STATES: "the feed-forward part runs beside attention"},
 }
+
+
+def like(make, attention):
+    if make in LIKE:
+        return f"{NAMES[LIKE[make]]}, {attention}"
+    return "" if attention == "eager" or make in WITH_SDPA else f"{NAMES[make]}, eager"
+
+
 PAIRS = {
     make: [
         hugging_face(
@@ -65,6 +76,7 @@ PAIRS = {
             lacks=LACKS.get(make, {}),
             attention_twin=fine_tuning(make, "eager"),
             shows_weights=True,
+            like=like(make, attention),
         )
         for attention in ("eager", "sdpa")
     ]
@@ -77,6 +89,7 @@ SETUPS = [
         hugging_face(
             f"GPT-2, gradient checkpointing, {kind}",
             fine_tuning(zoo.gpt2, "sdpa", {"use_reentrant": kind == "reentrant"}),
+            like="GPT-2, sdpa",
         )
         for kind in ("reentrant", "not reentrant")
     ),

@@ -124,20 +124,20 @@ def checkpointed(use_reentrant):
     return build
 
 
-def loop(name, build):
-    return Setup(kind="Loops", name=name, build=build, attention_twin=lambda: build(manual))
+def loop(name, build, **more):
+    return Setup(kind="Loops", name=name, build=build, attention_twin=lambda: build(manual), **more)
 
 
 SETUPS = [
     loop("plain loop", plain_loop),
-    loop("gradient accumulation", accumulating(3)),
+    loop("gradient accumulation", accumulating(3), like="gradient accumulation, the last of an epoch shorter"),
     loop("gradient accumulation, the last of an epoch shorter", accumulating(3, 3, 1)),
     loop("gradient clipping", clipping),
-    loop("learning rate schedule", scheduled),
+    loop("learning rate schedule", scheduled, like="plain loop"),
     loop("evaluation between steps", evaluating),
     loop("DataLoader with two workers", loading),
     loop("training in eval mode", in_eval_mode),
-    loop('attach(attention_rows="all")', with_all_rows),
+    loop('attach(attention_rows="all")', with_all_rows, like="plain loop"),
     loop("gradient checkpointing, reentrant", checkpointed(True)),
     loop("gradient checkpointing, not reentrant", checkpointed(False)),
 ]

@@ -20,9 +20,12 @@ class Row:
     """One line of the table."""
 
     kind: str
+    """One file has the tests of a kind, so one process has seen all of it."""
     name: str
     columns: Sequence[str] = EAGER
     """What is tried on it; the other cells hold a dash."""
+    like: str = ""
+    """The row of which this is a variation. That one is tried in `make test`, both are in `make test-all`."""
 
 
 @dataclass(frozen=True)
@@ -50,27 +53,32 @@ def family_cell(found, metrics: Sequence[str], not_measured: Mapping[str, str]) 
 
 
 class Matrix:
-    """Cells as the tests fill them. A row whose tests did not all run, or pass, is not complete."""
+    """Cells as the tests fill them. A row whose tests did not all run, or did not come so far, is not complete."""
 
     def __init__(self) -> None:
         self._cells: dict[Row, dict[str, Cell]] = {}
+        self._documented = compatibility.read(compatibility.DOCUMENT.read_text())
 
     def record(self, row: Row, column: str, cell: Cell) -> None:
+        """Keep what a test has seen. Fails where the document says otherwise."""
         self._cells.setdefault(row, {})[column] = cell
+        documented = self._documented.get(row.name, {}).get(column)
+        assert documented == [cell.answer, cell.words], (
+            f"{compatibility.DOCUMENT.name} says otherwise; write it anew: {compatibility.COMMAND}"
+        )
 
-    def cells(self, row: Row) -> list[list[str]]:
-        """The row as it stands in the document, column by column; empty where it is not complete."""
+    def keep(self, cache: pytest.Cache, rows: Sequence[Row]) -> None:
+        """For scripts/compatibility.py, beside what was seen at other times."""
+        for kind in {row.kind for row in self._cells}:
+            key = f"{compatibility.CACHE_KEY}/{kind}"
+            kept = {row["name"]: row["cells"] for row in cache.get(key, [])}
+            cells = {row.name: self._row(row) or kept.get(row.name, []) for row in rows if row.kind == kind}
+            cache.set(key, [{"kind": kind, "name": name, "cells": cells} for name, cells in cells.items()])
+
+    def _row(self, row: Row) -> list[list[str]]:
+        """As it stands in the document, column by column; empty where it is not complete."""
         seen = self._cells.get(row, {})
         if any(column not in seen for column in row.columns):
             return []
-        cells = [seen[column] if column in row.columns else NOTHING for column in COLUMNS]
+        cells = [seen.get(column, NOTHING) for column in COLUMNS]
         return [[cell.answer, cell.words] for cell in cells]
-
-    def assert_documented(self, row: Row) -> None:
-        """The document says of a set-up what its tests have seen."""
-        if not (cells := self.cells(row)):
-            pytest.skip("its tests did not all run, or pass")
-        committed = compatibility.read(compatibility.DOCUMENT.read_text())[row.name]
-        assert cells == committed, (
-            f"{compatibility.DOCUMENT.name} says otherwise; write it anew: {compatibility.COMMAND}"
-        )

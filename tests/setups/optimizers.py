@@ -103,29 +103,39 @@ NO_OPTIMIZER = dict.fromkeys((GRADIENTS, UPDATES), "no optimizer was given")
 ANOTHERS = {UPDATES: "which another optimizer must train"}
 
 
-def of_two(name, make_first):
-    yield optimizer(f"{name}, both given", two_optimizers(make_first, are_both_given=True))
-    given_first = two_optimizers(make_first, are_both_given=False)
-    yield optimizer(f"{name}, the first given", given_first, lacks=ANOTHERS, partial=[UPDATES])
+def of_two(name, make_first, like=""):
+    for how, is_other_given, more in (
+        ("both given", True, {}),
+        ("the first given", False, {"lacks": ANOTHERS, "partial": [UPDATES]}),
+    ):
+        build = two_optimizers(make_first, are_both_given=is_other_given)
+        yield optimizer(f"{name}, {how}", build, like=like and f"{like}, {how}", **more)
 
 
 SETUPS = [
-    optimizer("AdamW", with_optimizer(lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=False))),
+    optimizer("AdamW", with_optimizer(lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=False)), like="AdamW, foreach"),
     optimizer("AdamW, foreach", with_optimizer(lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=True))),
     optimizer("AdamW, fused", with_optimizer(lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True))),
     optimizer("AdamW, parameter groups", parameter_groups),
-    optimizer("Adam, amsgrad", with_optimizer(lambda p: torch.optim.Adam(p, lr=1e-3, amsgrad=True))),
-    optimizer("SGD, momentum", with_optimizer(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))),
-    optimizer("Adafactor", with_optimizer(lambda p: torch.optim.Adafactor(p, lr=1e-2))),
+    optimizer(
+        "Adam, amsgrad",
+        with_optimizer(lambda p: torch.optim.Adam(p, lr=1e-3, amsgrad=True)),
+        like="AdamW, foreach",
+    ),
+    optimizer(
+        "SGD, momentum", with_optimizer(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)), like="AdamW, foreach"
+    ),
+    optimizer("Adafactor", with_optimizer(lambda p: torch.optim.Adafactor(p, lr=1e-2)), like="AdamW, foreach"),
     *of_two("Muon and AdamW", torch.optim.Muon),
-    *of_two("SGD and AdamW", lambda p: torch.optim.SGD(p, lr=0.1)),
-    *of_two("two AdamW", lambda p: torch.optim.AdamW(p, lr=1e-3)),
+    *of_two("SGD and AdamW", lambda p: torch.optim.SGD(p, lr=0.1), like="Muon and AdamW"),
+    *of_two("two AdamW", lambda p: torch.optim.AdamW(p, lr=1e-3), like="Muon and AdamW"),
     optimizer("LBFGS, with its closure", with_closure, lacks={GRADIENTS: "the last gradient of LBFGS"}),
     optimizer("an optimizer in the backward pass for each parameter, all given", functools.partial(in_backward, True)),
     optimizer(
         "an optimizer in the backward pass for each parameter, none given",
         functools.partial(in_backward, False),
         lacks=NO_OPTIMIZER,
+        like="no optimizer given to attach",
     ),
     optimizer("no optimizer given to attach", without_optimizer, lacks=NO_OPTIMIZER),
 ]

@@ -63,11 +63,20 @@ def narrow(name, build, **more):
 
 SETUPS = [
     narrow("autocast to bfloat16", autocast(torch.bfloat16)),
-    narrow("autocast to float16, GradScaler", scaled(1024.0)),
-    narrow("autocast to float16, GradScaler, fused AdamW", scaled(1024.0, fused=True)),
+    narrow("autocast to float16, GradScaler", scaled(1024.0), like="GradScaler that skips a step"),
+    narrow(
+        "autocast to float16, GradScaler, fused AdamW",
+        scaled(1024.0, fused=True),
+        like="GradScaler that skips a step, fused AdamW",
+    ),
     narrow("GradScaler that skips a step", scaled(2.0**100)),
     narrow("GradScaler that skips a step, fused AdamW", scaled(2.0**100, fused=True)),
     narrow("GradScaler, unscaled and clipped by hand", unscaled_by_hand),
     narrow("parameters in bfloat16", in_dtype(torch.bfloat16)),
-    narrow("parameters in float64", in_dtype(torch.float64), attention_twin=lambda: in_dtype(torch.float64)(manual)),
+    narrow(
+        "parameters in float64",
+        in_dtype(torch.float64),
+        attention_twin=lambda: in_dtype(torch.float64)(manual),
+        like="parameters in bfloat16",
+    ),
 ]

@@ -159,14 +159,24 @@ BY_STAGE = dict.fromkeys((HIDDEN_STATES, ATTENTION), "this process's stage alone
 
 SETUPS = [
     ranked("DistributedDataParallel, attached on rank 0", data_parallel, watching=(0,)),
-    ranked("DistributedDataParallel, attached on every rank", data_parallel),
+    ranked(
+        "DistributedDataParallel, attached on every rank",
+        data_parallel,
+        like="DistributedDataParallel, attached on rank 0",
+    ),
     ranked(
         "DistributedDataParallel, attach(process_group=...)",
         together(data_parallel),
         whole=HALVES,
         partial=HALF_OUTPUTS,
     ),
-    ranked("FSDP2 (fully_shard), attached on rank 0", sharded, watching=(0,), lacks=SHARDED),
+    ranked(
+        "FSDP2 (fully_shard), attached on rank 0",
+        sharded,
+        watching=(0,),
+        lacks=SHARDED,
+        like="FSDP2 (fully_shard), attached on every rank",
+    ),
     ranked("FSDP2 (fully_shard), attached on every rank", sharded, lacks=SHARDED),
     ranked(
         "FSDP2 (fully_shard), attach(process_group=...)",
@@ -184,11 +194,11 @@ SETUPS = [
 ]
 
 
-def work(rank, folder):
-    """One of the processes: goes through all set-ups and leaves what it saw."""
+def work(rank, folder, names):
+    """One of the processes: goes through these set-ups and leaves what it saw."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=NUM_RANKS)
-    seen = {setup.name: see(setup, rank in setup.watching) for setup in SETUPS}
+    seen = {setup.name: see(setup, rank in setup.watching) for setup in SETUPS if setup.name in names}
     torch.save(seen, f"{folder}/rank{rank}")
     distributed.destroy_process_group()
 

@@ -1,9 +1,12 @@
 import pytest
 
 import tsemon
-from tests.setups.handwritten import POINTED_AT
+from tests.setups.contract import TestEverySetup
+from tests.setups.handwritten import POINTED_AT, SETUPS
 from tests.setups.models import Tower
 from tsemon.errors import InvalidArgument, NoBlocksFound
+
+__all__ = ["SETUPS", "TestEverySetup"]
 
 
 class TestAModelInWhichNothingIsFound:

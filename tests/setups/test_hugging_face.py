@@ -2,7 +2,11 @@ import pytest
 import torch
 
 from tests.setups import hugging_face
+from tests.setups.contract import TestEverySetup
 from tests.setups.harness import values, watched
+from tests.setups.hugging_face import SETUPS
+
+__all__ = ["SETUPS", "TestEverySetup"]
 
 
 @pytest.mark.parametrize(

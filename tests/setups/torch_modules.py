@@ -76,7 +76,11 @@ NO_LOGITS = {OUTPUTS: "holds no tensor named logits"}
 SETUPS = [
     module("TransformerEncoder", regression(encoder, apply, shape=(12, 4, 32))),
     module("TransformerEncoder, batch_first", regression(lambda: encoder(batch_first=True), apply)),
-    module("TransformerEncoder, norm_first", regression(lambda: encoder(batch_first=True, norm_first=True), apply)),
+    module(
+        "TransformerEncoder, norm_first",
+        regression(lambda: encoder(batch_first=True, norm_first=True), apply),
+        like="TransformerEncoder, batch_first",
+    ),
     module("TransformerDecoder, causal", regression(decoder, causal)),
     module("Transformer, encoder and decoder", regression(both, lambda model, x: model(x, x.flip(1))), num_blocks=4),
     module(

@@ -1,12 +1,10 @@
-"""What two processes do for `test_acting_ranks`: `python -m tests.tsemon.acting RANK SIZE FOLDER SERVER`.
+"""What two processes do for `test_acting_ranks`, each by `main`.
 
 They train by DDP until an alert stops them. What each saw is kept in FOLDER/RANK.json.
 """
 
 import datetime
 import json
-import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -73,7 +71,3 @@ def main(rank, size, folder, server):
         seen["faults"] = monitor.status.faults
     (folder / f"{rank}.json").write_text(json.dumps(seen))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

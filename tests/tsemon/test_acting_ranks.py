@@ -3,16 +3,14 @@
 import contextlib
 import json
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.processes import Program
 from tests.tsemon import acting
 from tests.tsemon.test_actions import as_json
 from tests.tsemon.transport.conftest import Peer
 
-ROOT = Path(__file__).parents[2]
 SIZE = 2
 TSE = as_json("tse", evidence={"layers": {"last": 8}}, summary="Ähnlichkeit " * 200)
 
@@ -30,14 +28,10 @@ def burst_in(steps):
 def trained(tmp_path_factory):
     """What each rank saw, and the service that they delivered to."""
     folder = tmp_path_factory.mktemp("acting")
-    command = [sys.executable, "-m", "tests.tsemon.acting"]
     with contextlib.ExitStack() as stack:
         peer = Peer().start()
         stack.callback(peer.stop)
-        ranks = [
-            subprocess.Popen([*command, str(rank), str(SIZE), str(folder), peer.url], cwd=ROOT, stderr=subprocess.PIPE)
-            for rank in range(SIZE)
-        ]
+        ranks = [Program(acting.main, rank, SIZE, folder, peer.url, stderr=subprocess.PIPE) for rank in range(SIZE)]
         try:
             wait_for(peer, ranks, lambda: len(peer.frames) >= 4)
             peer.alerts = [TSE]
@@ -45,7 +39,7 @@ def trained(tmp_path_factory):
             peer.alerts = [TSE, as_json("loss", family="loss", severity="critical")]
             for rank in ranks:
                 _, errors = rank.communicate(timeout=120)
-                assert rank.returncode == 0, errors.decode()
+                assert rank.returncode == 0, errors
         finally:
             for rank in ranks:
                 rank.kill()
@@ -57,7 +51,7 @@ def wait_for(peer, ranks, is_true):
     """Until that is so, unless a rank has ended."""
     with peer.changed:
         while not is_true():
-            ended = [rank.communicate()[1].decode() for rank in ranks if rank.poll() is not None]
+            ended = [rank.communicate()[1] for rank in ranks if rank.poll() is not None]
             assert not ended, ended
             peer.changed.wait(0.5)
 

@@ -4,24 +4,25 @@ import sys
 import pytest
 
 import tsemon
+from tests import commands
 
 
-def run(*arguments, cwd=None, code=None):
-    command = [sys.executable, "-m", "tsemon", *arguments] if code is None else [sys.executable, "-c", code]
+def run_process(*command, cwd=None):
+    command = [sys.executable, *command]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
 
 
 class TestTheCommandLine:
     def test_tells_its_version(self):
-        assert run("--version").stdout.strip() == tsemon.__version__
+        assert run_process("-m", "tsemon", "--version").stdout.strip() == tsemon.__version__
 
     def test_lists_its_commands(self):
-        shown = run("--help").stdout
+        shown = commands.tsemon("--help").stdout
         assert all(name in shown for name in ("serve", "demo", "train", "sync"))
 
     def test_says_what_to_install_where_typer_is_missing(self):
         code = "import sys; sys.modules['typer'] = None; sys.argv = ['tsemon']; import tsemon.__main__ as m; m.main()"
-        done = run(code=code)
+        done = run_process("-c", code)
         assert done.returncode == 1
         assert "pip install 'tsemon[server]'" in done.stderr
 
@@ -40,14 +41,14 @@ class TestTheCommandLine:
         ],
     )
     def test_ends_with_one_clear_line(self, arguments, code, text, tmp_path):
-        done = run(*arguments, cwd=tmp_path)
+        done = commands.tsemon(*arguments, folder=tmp_path)
         assert done.returncode == code
         assert text in done.stderr
         assert done.stderr.startswith("tsemon: ")
         assert done.stderr.count("\n") == 1, done.stderr
 
     def test_tells_the_variables_and_defaults_of_serve(self):
-        shown = " ".join(run("serve", "--help").stdout.replace("│", " ").split())
+        shown = " ".join(commands.tsemon("serve", "--help").stdout.replace("│", " ").split())
         for text in (
             "(TSEMON_HOST, default 127.0.0.1)",
             "(TSEMON_PORT, default 8731)",
@@ -70,9 +71,9 @@ sys.argv = ["tsemon", "demo"]
 from tsemon.__main__ import main
 main()
 """
-        done = run(code=code, cwd=tmp_path)
+        done = run_process("-c", code, cwd=tmp_path)
         assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
     def test_says_that_a_folder_holds_nothing_to_sync(self, tmp_path):
-        done = run("sync", str(tmp_path), "--server", "http://127.0.0.1:9")
+        done = commands.tsemon("sync", tmp_path, "--server", "http://127.0.0.1:9")
         assert (done.returncode, done.stdout) == (0, f"no spools in {tmp_path}: nothing to send\n")

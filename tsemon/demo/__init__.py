@@ -22,7 +22,7 @@ from rich.console import Console
 import tsemon
 from tsemon.demo.board import Board, Row, first_clause
 from tsemon.demo.service import service
-from tsemon.demo.twins import DIGITS, TEXT, Twins
+from tsemon.demo.twins import Twins
 from tsemon.train.training import Training
 from tsemon_client import Alert, Client
 
@@ -31,12 +31,11 @@ EVERY = 5
 LOSS_WINDOW = 50
 
 
-def run_demo(*, text: bool, port: int, database: Path) -> None:
+def run_demo(twins: Twins, *, port: int, database: Path) -> None:
     """Train both models and print what the service sees. Ends after the summary, in a terminal only after Ctrl-C."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.soft_wrap = True  # a file or a pipe has no width
-    twins = TEXT if text else DIGITS
     for received in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(received, lambda number, _: sys.exit(128 + number))
     with service(port, database, console) as (url, server):

@@ -13,27 +13,33 @@ from tsemon.errors import ShapeError
 from tsemon.measures.linear import (
     Centred,
     as_attention,
-    as_tokens,
     centred,
+    checked_tokens,
     is_triangular,
     length,
     ratio,
     spectral_norm,
     spectral_radius,
+    widened,
 )
+from tsemon.measures.tokens import TokenStatistics, token_similarity, token_statistics
 
 
 def escalation_rate(x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
     """How much faster than not at all the tokens lose their diversity from X to Y.
 
-    r(X, Y) = t_div(X) / t_div(Y)                                                        (Definition 2, Eq. 5)
+    r(X, Y) = t_div(X) / t_div(Y)                   (Classic Transformers, arXiv 2312.06182, Definition 2, Eq. 5)
 
     Takes X and Y (..., T, D), returns (...): above 1 tokens grow alike, below 1 apart, from 0 to infinity. Near
     collapse it stays as precise as the tokens' differences. NaN where either is zero or Y's tokens all agree. Raises
     ShapeError where the two differ in shape.
     """
-    x, y = _pair(x_BTD, y_BTD)
-    return (ratio(x.own_B, y.own_B) * ratio(y.total_B, x.total_B)).square()
+    return rate_of(*_pair(x_BTD, y_BTD))
+
+
+def rate_of(x: TokenStatistics, y: TokenStatistics) -> Tensor:
+    """The escalation rate of two token matrices from the statistics of each."""
+    return (ratio(x.own, y.own) * ratio(torch.hypot(y.shared, y.own), torch.hypot(x.shared, x.own))).square()
 
 
 def xi(x_BTD: Tensor, y_BTD: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,12 +52,12 @@ def xi(x_BTD: Tensor, y_BTD: Tensor) -> tuple[Tensor, Tensor]:
     in shape.
     """
     x, y = _pair(x_BTD, y_BTD)
-    growth_B = y.scale_B / x.scale_B
-    return (ratio(y.shared_B, x.shared_B) * growth_B).square(), (ratio(y.own_B, x.own_B) * growth_B).square()
+    growth_B = y.unit / x.unit
+    return (ratio(y.shared, x.shared) * growth_B).square(), (ratio(y.own, x.own) * growth_B).square()
 
 
 def mu_squared(x_BTD: Tensor, p_BHTT: Tensor) -> tuple[Tensor, Tensor]:
-    """What attention does to the energy that tokens share and to the energy that they do not, mean over heads.
+    """How attention changes the energy that tokens share and the energy that they do not, mean over heads.
 
     mu_i^2 = mean over heads k of |Pi_i P_k X|^2 / |Pi_i X|^2, Pi_1 = 11'/T, Pi_2 = I - Pi_1    (Eq. 10, Proposition 9)
 
@@ -162,21 +168,20 @@ def estimate2_rate(x_BTD: Tensor, p_BHTT: Tensor, alpha: float = 1.0) -> Tensor:
 
 def _rate(mu_1_squared_B: Tensor, mu_2_squared_B: Tensor, alpha: float, x_BTD: Tensor) -> Tensor:
     gain_B = alpha**2 / (1 + alpha**2 * mu_2_squared_B) * (mu_1_squared_B - mu_2_squared_B)
-    x = centred(as_tokens(x_BTD))
-    return 1 + gain_B * ratio(x.shared_B, x.total_B).square()
+    return 1 + gain_B * token_similarity(x_BTD)
 
 
-def _pair(x_BTD: Tensor, y_BTD: Tensor) -> tuple[Centred, Centred]:
+def _pair(x_BTD: Tensor, y_BTD: Tensor) -> tuple[TokenStatistics, TokenStatistics]:
     if x_BTD.shape != y_BTD.shape:
         raise ShapeError(
             f"a layer's input and output need the same axes, got {tuple(x_BTD.shape)} and {tuple(y_BTD.shape)}"
         )
-    return centred(as_tokens(x_BTD)), centred(as_tokens(y_BTD))
+    return token_statistics(x_BTD), token_statistics(y_BTD)
 
 
 def _step(x_BTD: Tensor, p_BHTT: Tensor) -> tuple[Centred, Tensor]:
     """X centred, and P with a head axis."""
-    x_BTD, p_BHTT = as_tokens(x_BTD), as_attention(p_BHTT, square=True)
+    x_BTD, p_BHTT = widened(checked_tokens(x_BTD)), as_attention(p_BHTT, square=True)
     if p_BHTT.ndim == x_BTD.ndim:
         p_BHTT = p_BHTT.unsqueeze(-3)
     if p_BHTT.shape[:-3] != x_BTD.shape[:-2] or p_BHTT.shape[-1] != x_BTD.shape[-2]:

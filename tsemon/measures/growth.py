@@ -1,4 +1,4 @@
-"""How parameters grow over training, and what that does to the network. Axes: B any leading axes, N points of a curve."""
+"""How parameters grow over training. Axes: B any leading axes, N points of a curve."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from tsemon.errors import ShapeError
-from tsemon.measures.linear import as_tokens, length, ratio
+from tsemon.measures.linear import ratio
+
+MIN_POINTS = 8
+"""Points after the first that an exponent of growth takes: a line through two points fits perfectly."""
 
 
 class SqrtFit(NamedTuple):
@@ -17,7 +20,7 @@ class SqrtFit(NamedTuple):
     slope: Tensor
     intercept: Tensor
     r2: Tensor
-    """Share of the variance that the line explains, 0 to 1; NaN for a constant curve."""
+    """Fraction of the variance that the line explains, 0 to 1; NaN for a constant curve."""
 
 
 class PowerLawFit(NamedTuple):
@@ -26,7 +29,7 @@ class PowerLawFit(NamedTuple):
     exponent: Tensor
     log_c: Tensor
     r2: Tensor
-    """Share of the variance of log y that the line explains, 0 to 1; NaN for a constant curve."""
+    """Fraction of the variance of log y that the line explains, 0 to 1; NaN for a constant curve."""
 
 
 def sqrt_fit(t_BN: Tensor, norm_BN: Tensor) -> SqrtFit:
@@ -57,24 +60,38 @@ def power_law_fit(t_BN: Tensor, y_BN: Tensor) -> PowerLawFit:
     return PowerLawFit(*_line(log_t_BN, log_y_BN, ~is_left_out_BN))
 
 
-def saturation(f_BTD: Tensor, f_scaled_BTD: Tensor) -> Tensor:
-    """How near a network is to its limit of infinitely large parameters: mean cosine of its tokens in both.
+def norm_growth_exponent(t_BN: Tensor, norm_BN: Tensor) -> Tensor:
+    """Return the exponent of a norm's growth from its first value.
 
-    mean over i of cos(f_i(x; theta), f_i(x; c theta)), c large      (Parameter Norm Growth, arXiv 2010.09697, Section
-    4.1)
+    p in |theta_t| - |theta_0| = c t^p, least squares on logarithms        (Parameter Norm Growth, arXiv 2010.09697, App. E)
 
-    Takes both representations (..., T, D), returns (...) in [-1, 1]: 1 saturated. Comparable only within one
-    architecture. NaN where a token is zero, or holds NaN or infinities. Raises ShapeError where the two differ in
-    shape.
+    Takes steps (N,) or (..., N) and norms (..., N) in the order of steps; the first step is t = 0. Returns (...) in
+    float64. Points that are not above the first have no logarithm and do not count. NaN unless 8 of the later
+    points are above the first, and at least half of them. Raises ShapeError if the axes do not fit.
     """
-    if f_BTD.shape != f_scaled_BTD.shape:
-        raise ShapeError(
-            f"both representations need the same axes (..., tokens, width), got {tuple(f_BTD.shape)} and "
-            f"{tuple(f_scaled_BTD.shape)}"
-        )
-    f_BTD, f_scaled_BTD = as_tokens(f_BTD), as_tokens(f_scaled_BTD)
-    unit_BTD, unit_scaled_BTD = (ratio(x, length(x, -1)[..., None]) for x in (f_BTD, f_scaled_BTD))
-    return (unit_BTD * unit_scaled_BTD).sum(dim=-1).mean(dim=-1).clamp(-1, 1)
+    return norm_growth_fit(t_BN, norm_BN).exponent
+
+
+def norm_growth_r2(t_BN: Tensor, norm_BN: Tensor) -> Tensor:
+    """Return how well a power law fits a norm's growth from its first value.
+
+    1 - sum of squared residuals / sum of squares around the mean, of log(|theta_t| - |theta_0|)      (tsemon)
+
+    Takes what `norm_growth_exponent` takes and is NaN where that is; returns (...) in float64, at most 1.
+    """
+    return norm_growth_fit(t_BN, norm_BN).r2
+
+
+def norm_growth_fit(t_BN: Tensor, norm_BN: Tensor) -> PowerLawFit:
+    """The power law of a norm's growth from its first value: `norm_growth_exponent` and `norm_growth_r2` are parts of it."""
+    t_BN, norm_BN = _curve(t_BN, norm_BN)
+    t_BN, growth_BN = t_BN[..., 1:] - t_BN[..., :1], norm_BN[..., 1:] - norm_BN[..., :1]
+    if growth_BN.shape[-1] < MIN_POINTS:
+        return PowerLawFit(*[norm_BN.new_full(norm_BN.shape[:-1], torch.nan)] * 3)
+    num_grown_B = (growth_BN > 0).sum(dim=-1)
+    is_defined_B = (num_grown_B >= MIN_POINTS) & (2 * num_grown_B >= growth_BN.shape[-1])
+    fit = power_law_fit(t_BN, growth_BN)
+    return PowerLawFit(*(torch.where(is_defined_B, value_B, torch.nan) for value_B in fit))
 
 
 def _curve(t_BN: Tensor, y_BN: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +104,7 @@ def _curve(t_BN: Tensor, y_BN: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _line(x_BN: Tensor, y_BN: Tensor, keep_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Slope, intercept and r2 over the points to keep. What is left out counts as 0."""
+    """Slope, intercept and r2 over the points to keep. Other points count as 0."""
     num_B1 = keep_BN.sum(dim=-1, keepdim=True)
     # Differences to one kept value first: of a constant curve they are exactly zero.
     reference = keep_BN.to(torch.int8).argmax(dim=-1, keepdim=True)

@@ -18,20 +18,23 @@ EXACT = 256
 
 
 class Centred(NamedTuple):
-    """A token matrix, in units of `scale_B`, as its mean token and what is left of each token."""
+    """A token matrix, in units of `unit_B`, split into its mean token and the rest of each token."""
 
+    x_BTD: Tensor
+    """Padding is zero."""
     mean_BD: Tensor
     own_BTD: Tensor
+    """X - P X with P = 11'/T. Padding is zero."""
     shared_B: Tensor
-    """|P X| with P = 11'/T."""
+    """|P X|."""
     own_B: Tensor
     """|X - P X|."""
-    scale_B: Tensor
-
-    @property
-    def total_B(self) -> Tensor:
-        """|X|."""
-        return torch.hypot(self.shared_B, self.own_B)
+    count_B: Tensor
+    """Number of valid tokens."""
+    largest_B: Tensor
+    """Largest |x|, not divided by the unit. NaN or infinite if X is not finite."""
+    unit_B: Tensor
+    """A power of two near `largest_B`, so that no square over- or underflows and the division rounds nothing."""
 
 
 def widened(x: Tensor) -> Tensor:
@@ -43,10 +46,15 @@ def undefined_unless_finite(x_BMN: Tensor) -> Tensor:
     return torch.where(x_BMN.isfinite().all(dim=-1, keepdim=True).all(dim=-2, keepdim=True), x_BMN, torch.nan)
 
 
-def as_tokens(x_BTD: Tensor) -> Tensor:
+def checked_tokens(x_BTD: Tensor) -> Tensor:
+    """The same tensor. Raises ShapeError unless it has at least two axes, none of the last two empty."""
     if x_BTD.ndim < 2 or 0 in x_BTD.shape[-2:]:
         raise ShapeError(f"a token matrix needs axes (..., tokens >= 1, width >= 1), got {tuple(x_BTD.shape)}")
-    return undefined_unless_finite(widened(x_BTD))
+    return x_BTD
+
+
+def as_tokens(x_BTD: Tensor) -> Tensor:
+    return undefined_unless_finite(widened(checked_tokens(x_BTD)))
 
 
 def as_attention(p_BQK: Tensor, *, square: bool = False) -> Tensor:
@@ -58,9 +66,13 @@ def as_attention(p_BQK: Tensor, *, square: bool = False) -> Tensor:
 
 def power_of_two(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """The largest power of two that is at most max |x|, with `dim` kept as 1. Dividing by it rounds nothing."""
-    largest = torch.linalg.vector_norm(x, ord=torch.inf, dim=dim, keepdim=True)
-    scale = largest / (2 * torch.frexp(largest).mantissa)
-    return torch.where((largest > 0) & largest.isfinite(), scale, 1.0)
+    unit = unit_of(torch.linalg.vector_norm(x, ord=torch.inf, dim=dim, keepdim=True))
+    return torch.where(unit.isnan(), 1.0, unit)
+
+
+def unit_of(largest: Tensor) -> Tensor:
+    """The largest power of two that is at most `largest`; 1 for 0 and NaN, and NaN for infinity."""
+    return torch.where(largest > 0, largest / (2 * torch.frexp(largest).mantissa), 1.0)
 
 
 def length(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
@@ -70,28 +82,46 @@ def length(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     return norm
 
 
-def centred(x_BTD: Tensor) -> Centred:
-    """Split X into its mean token and the rest.
+def centred(x_BTD: Tensor, valid_BT: Tensor | None = None) -> Centred:
+    """Split X, whose tokens count where `valid_BT` is true, into its mean token and the rest.
 
-    The rest is taken from differences to the first token: where tokens nearly agree these are exact, and where they do
-    agree the rest is exactly zero. A mean of T equal floats need not equal them.
+    The rest is taken from differences to the first token: if tokens nearly agree these are exact, and if they do agree the
+    rest is exactly zero. A mean of T equal floats need not equal them.
     """
-    scale_B11 = power_of_two(x_BTD, (-2, -1))
-    x_BTD = x_BTD / scale_B11
-    difference_BTD = x_BTD - x_BTD[..., :1, :]
-    own_BTD = difference_BTD - difference_BTD.mean(dim=-2, keepdim=True)
-    mean_BD = x_BTD.mean(dim=-2)
+    x_BTD = widened(x_BTD)
+    if valid_BT is not None:
+        # A padding row may hold anything, NaN too, and NaN * 0 is NaN.
+        x_BTD = torch.where(valid_BT.bool().unsqueeze(-1), x_BTD, 0.0)
+    # On a CPU the infinity norm takes as long as everything else here together.
+    largest_B = torch.maximum(x_BTD.amax(dim=(-2, -1)), -x_BTD.amin(dim=(-2, -1)))
+    unit_B = unit_of(largest_B)
+    x_BTD = x_BTD / unit_B[..., None, None]
+    if valid_BT is None:
+        count_B = x_BTD.new_full(x_BTD.shape[:-2], x_BTD.shape[-2])
+        own_BTD = x_BTD - x_BTD[..., :1, :]
+        own_BTD -= own_BTD.mean(dim=-2, keepdim=True)
+    else:
+        weight_BT1 = valid_BT.to(x_BTD.dtype).unsqueeze(-1)
+        count_B = weight_BT1.sum(dim=(-2, -1))
+        first_B1D = x_BTD.take_along_dim(valid_BT.int().argmax(dim=-1)[..., None, None], dim=-2)
+        own_BTD = (x_BTD - first_B1D).mul_(weight_BT1)
+        own_BTD -= own_BTD.sum(dim=-2, keepdim=True) / count_B[..., None, None]
+        own_BTD *= weight_BT1
+    mean_BD = x_BTD.sum(dim=-2) / count_B[..., None]
     return Centred(
+        x_BTD=x_BTD,
         mean_BD=mean_BD,
         own_BTD=own_BTD,
-        shared_B=length(mean_BD, -1) * x_BTD.shape[-2] ** 0.5,
-        own_B=length(own_BTD, (-2, -1)),
-        scale_B=scale_B11[..., 0, 0],
+        shared_B=torch.linalg.vector_norm(mean_BD, dim=-1) * count_B.sqrt(),
+        own_B=torch.linalg.vector_norm(own_BTD, dim=(-2, -1)),
+        count_B=count_B,
+        largest_B=largest_B,
+        unit_B=unit_B,
     )
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """NaN, not infinity, over zero: what is divided by nothing is undefined."""
+    """The quotient; NaN, not infinity, over zero."""
     return torch.where(denominator == 0, torch.nan, numerator / denominator)
 
 
@@ -101,11 +131,27 @@ def singular_values(x_BMN: Tensor) -> Tensor:
     Up to EXACT on the shorter side they are right to 1e-15 of the largest, beyond it, from the Gram matrix, to 3e-8.
     """
     x_BMN, is_finite_B, scale_B = _prepared(x_BMN)
-    if min(x_BMN.shape[-2:]) <= EXACT:
-        sigma_BN = torch.linalg.svdvals(x_BMN)
-    else:
-        sigma_BN = torch.linalg.eigvalsh(_gram(x_BMN)).clamp_min(0).sqrt().flip(-1)
+    is_small = min(x_BMN.shape[-2:]) <= EXACT
+    sigma_BN = torch.linalg.svdvals(x_BMN) if is_small else values_of_gram(gram(x_BMN))
     return torch.where(is_finite_B[..., None], sigma_BN * scale_B[..., None], torch.nan)
+
+
+def gram(x_BMN: Tensor) -> Tensor:
+    """X'X or XX', whichever is smaller: (..., K, K) with the squares of the singular values for eigenvalues."""
+    return x_BMN.mT @ x_BMN if x_BMN.shape[-1] <= x_BMN.shape[-2] else x_BMN @ x_BMN.mT
+
+
+def values_of_gram(gram_BKK: Tensor) -> Tensor:
+    """The singular values, descending, of matrices with these Gram matrices, which are finite."""
+    sigma_BK: Tensor = torch.linalg.eigvalsh(gram_BKK).clamp_min(0).sqrt().flip(-1)
+    return sigma_BK
+
+
+def rank_of(sigma_BK: Tensor) -> Tensor:
+    """exp(-sum_i p_i log p_i), p_i = sigma_i / sum_j sigma_j: effective rank from singular values. NaN if all are 0."""
+    share_BK = ratio(sigma_BK, sigma_BK.sum(dim=-1, keepdim=True))
+    entropy_B: Tensor = torch.special.entr(share_BK).sum(dim=-1)
+    return entropy_B.exp()
 
 
 def spectral_norm(x_BMN: Tensor) -> Tensor:
@@ -117,7 +163,7 @@ def spectral_norm(x_BMN: Tensor) -> Tensor:
     """
     x_BMN, is_finite_B, scale_B = _prepared(x_BMN)
     if min(x_BMN.shape[-2:]) <= EXACT:
-        gram_BNN = _gram(x_BMN)
+        gram_BNN = gram(x_BMN)
     else:
         generator = torch.Generator().manual_seed(0)  # its own: the run's random numbers stay as they are
         block_BNK = torch.randn(x_BMN.shape[-1], 8, generator=generator, dtype=torch.float64).to(x_BMN.device)
@@ -125,7 +171,7 @@ def spectral_norm(x_BMN: Tensor) -> Tensor:
         for _ in range(12):
             block_BNK = torch.linalg.qr(x_BMN.mT @ (x_BMN @ block_BNK)).Q
             blocks.append(block_BNK)
-        gram_BNN = _gram(x_BMN @ torch.linalg.qr(torch.cat(blocks, dim=-1)).Q)
+        gram_BNN = gram(x_BMN @ torch.linalg.qr(torch.cat(blocks, dim=-1)).Q)
     sigma_B = torch.linalg.eigvalsh(gram_BNN)[..., -1].clamp_min(0).sqrt()
     return torch.where(is_finite_B, sigma_B * scale_B, torch.nan)
 
@@ -161,7 +207,7 @@ def arnoldi(multiply: Callable[[Tensor], Tensor], start_BN: Tensor, num_steps: i
     """A matrix seen from the Krylov space of a vector: its Hessenberg matrix (..., num_steps + 1, num_steps).
 
     `multiply` is all that is known of it. The eigenvalues without the last row come near the matrix's outermost ones. An
-    entry below the diagonal that is nearly 0 ends the space: what comes after it is noise.
+    entry below the diagonal that is nearly 0 ends the space: all entries after it are noise.
     """
     basis_BNK = start_BN.new_zeros(*start_BN.shape, num_steps + 1)
     basis_BNK[..., 0] = _unit(start_BN)
@@ -192,10 +238,6 @@ def _prepared(x_BMN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     x_BMN = torch.where(is_finite_B[..., None, None], x_BMN, 0.0)
     scale_B11 = power_of_two(x_BMN, (-2, -1))
     return x_BMN / scale_B11, is_finite_B, scale_B11[..., 0, 0]
-
-
-def _gram(x_BMN: Tensor) -> Tensor:
-    return x_BMN.mT @ x_BMN if x_BMN.shape[-1] <= x_BMN.shape[-2] else x_BMN @ x_BMN.mT
 
 
 def _unit(x_BN: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""Norms of parameters and of their updates. Each takes one tensor or a list of them, seen as one flat vector."""
+"""Norms of parameters, gradients and updates, and the angles between them.
+
+Each function takes one tensor or a list of tensors, seen as one flat vector. Axes: P tensors of a list.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +11,62 @@ import torch
 from torch import Tensor
 
 from tsemon.errors import ShapeError
+from tsemon.measures.linear import unit_of
 
 Vector = Tensor | Sequence[Tensor]
+
+
+def squares(tensors: Sequence[Tensor]) -> Tensor:
+    """|x|^2 of each (P,), in float64 from norms in float32 or wider, on the device of the first."""
+    is_narrow = any(t.dtype in (torch.float16, torch.bfloat16) for t in tensors)
+    norms = torch._foreach_norm(list(tensors), 2, torch.float32 if is_narrow else None)
+    return _stack(list(norms)).square()
+
+
+def dots(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
+    """x . y of each pair (P,), in float64 from products in float32 or wider, on the device of the first."""
+    return _stack([torch.dot(_flat(x), _flat(y)) for x, y in zip(xs, ys, strict=True)])
+
+
+def ratio_of(squared: Tensor, other: Tensor) -> Tensor:
+    """The ratio of two norms from the sums of `squares`. NaN if both are zero."""
+    return (squared / other).sqrt()
+
+
+def cosine_of(dot: Tensor, squared: Tensor, other: Tensor) -> Tensor:
+    """The cosine of two vectors from the sums of `dots` and `squares`. NaN if either is zero."""
+    return (dot / (squared * other).sqrt()).clamp(-1, 1)  # rounding may leave it outside
 
 
 def param_norm(theta: Vector) -> Tensor:
     """Euclidean norm of all entries, a scalar tensor >= 0: |theta|
 
     (Parameter Norm Growth, arXiv 2010.09697, Section 3)
+
+    Also the metric of this name, of the parameters of one block.
     """
-    tensors = _wide(theta)
-    scale = torch.stack([torch.linalg.vector_norm(t, ord=torch.inf) for t in tensors]).amax()
-    divisor = torch.where(scale > 0, scale, 1.0)  # the square of 1e20 is no float32
-    norm: Tensor = scale * torch.linalg.vector_norm(
-        torch.stack([torch.linalg.vector_norm(t / divisor) for t in tensors])
-    )
-    return norm
+    tensors, unit = _scaled(_wide(theta))
+    return (squares(tensors).sum().sqrt() * unit).to(tensors[0].dtype)
 
 
 def step_size(theta: Vector, theta_next: Vector) -> Tensor:
     """Norm of one update: |theta' - theta|          (Parameter Norm Growth, arXiv 2010.09697, Section 5.5).
 
-    Raises ShapeError where the two differ in shape.
+    Also the metric of this name, of all parameters but embeddings and scalars. Raises ShapeError where the two differ in
+    shape.
     """
     return param_norm(_difference(theta, theta_next))
+
+
+def update_ratio(theta: Vector, theta_next: Vector) -> Tensor:
+    """Return the size of an update relative to the parameters that it changes, a scalar tensor >= 0.
+
+    |theta' - theta| / |theta|                                                             (tsemon)
+
+    Infinite if only theta is zero, NaN if both are. Raises ShapeError where the two differ in shape.
+    """
+    (change, change_unit), (before, unit) = _scaled(_difference(theta, theta_next)), _scaled(_wide(theta))
+    return (ratio_of(squares(change).sum(), squares(before).sum()) * change_unit / unit).to(before[0].dtype)
 
 
 def alignment(theta: Vector, theta_next: Vector) -> Tensor:
@@ -41,12 +76,17 @@ def alignment(theta: Vector, theta_next: Vector) -> Tensor:
 
     NaN when either is zero. Raises ShapeError where the two differ in shape.
     """
-    delta = _difference(theta, theta_next)
-    norm_delta, norm_theta = param_norm(delta), param_norm(theta)
-    # Each is scaled to unit length first: products of entries of 1e20 overflow float32, and of 1e-20 vanish.
-    return torch.stack(
-        [((d / norm_delta) * (t / norm_theta)).sum() for d, t in zip(delta, _wide(theta), strict=True)]
-    ).sum()
+    return _cosine(_difference(theta, theta_next), _wide(theta))
+
+
+def gradient_alignment(gradient: Vector, theta: Vector) -> Tensor:
+    """Return the cosine of a gradient with its parameters, a scalar tensor in [-1, 1].
+
+    g . theta / (|g| |theta|)                        (Parameter Norm Growth, arXiv 2010.09697, Section 5.5)
+
+    NaN when either is zero. Raises ShapeError where the two differ in shape.
+    """
+    return _cosine(*_paired(gradient, theta))
 
 
 def checkpoint_cosine(theta: Vector, theta_next: Vector) -> Tensor:
@@ -54,12 +94,41 @@ def checkpoint_cosine(theta: Vector, theta_next: Vector) -> Tensor:
 
     theta' . theta / (|theta'| |theta|)              (Parameter Norm Growth, arXiv 2010.09697, Section 3)
 
-    It depends on how far the checkpoints are apart: say so beside it. NaN when either is zero. Raises ShapeError where
-    the two differ in shape.
+    It depends on how far the checkpoints are apart: state the distance beside it. NaN when either is zero.
+    Raises ShapeError where the two differ in shape.
     """
-    norm, norm_next = param_norm(theta), param_norm(theta_next)
-    pairs = _pairs(theta, theta_next)
-    return torch.stack([((t / norm) * (u / norm_next)).sum() for t, u in pairs]).sum().clamp(-1, 1)
+    return _cosine(*_paired(theta, theta_next))
+
+
+# Metrics that are one of these of other tensors.
+
+update_norm = step_size
+"""|theta' - theta| of the parameters of one block."""
+update_alignment = alignment
+"""Cosine of the update with the parameters, of one block or of all parameters but embeddings and scalars."""
+direction_cosine = checkpoint_cosine
+"""Cosine of the parameters with the parameters at the sample before, of one block or of all but embeddings and scalars."""
+gradient_cosine = checkpoint_cosine
+"""Cosine of the gradient with the gradient at the sample before, of all parameters but embeddings and scalars."""
+grad_norm = grad_norm_qk = param_norm
+"""|g| of one block, and of the weights and biases in it that make queries and keys."""
+total_param_norm = embedding_param_norm = head_param_norm = param_norm
+"""|theta| of all parameters but embeddings and scalars, of the embeddings, and of the output head."""
+total_grad_norm = embedding_grad_norm = head_grad_norm = param_norm
+"""|g| of the same."""
+embedding_update_norm = head_update_norm = step_size
+"""|theta' - theta| of the embeddings, and of the output head."""
+
+
+def _cosine(xs: list[Tensor], ys: list[Tensor]) -> Tensor:
+    xs, ys = _scaled(xs)[0], _scaled(ys)[0]
+    return cosine_of(dots(xs, ys).sum(), squares(xs).sum(), squares(ys).sum()).to(xs[0].dtype)
+
+
+def _scaled(tensors: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """The same over a power of two: the square of 1e20 is no float32. A sampled step does without this second pass."""
+    unit = unit_of(torch.stack([torch.linalg.vector_norm(t, ord=torch.inf) for t in tensors]).amax())
+    return [t / unit for t in tensors], unit
 
 
 def _wide(theta: Vector) -> list[Tensor]:
@@ -68,14 +137,22 @@ def _wide(theta: Vector) -> list[Tensor]:
 
 
 def _difference(theta: Vector, theta_next: Vector) -> list[Tensor]:
-    return [after - before for before, after in _pairs(theta, theta_next)]
+    return [after - before for before, after in zip(*_paired(theta, theta_next), strict=True)]
 
 
-def _pairs(theta: Vector, theta_next: Vector) -> list[tuple[Tensor, Tensor]]:
+def _paired(theta: Vector, theta_next: Vector) -> tuple[list[Tensor], list[Tensor]]:
     before, after = _wide(theta), _wide(theta_next)
     if [t.shape for t in before] != [t.shape for t in after]:
         raise ShapeError(
-            f"an update needs parameters of the same shapes before and after, got {[tuple(t.shape) for t in before]} "
-            f"and {[tuple(t.shape) for t in after]}"
+            f"two vectors need tensors of the same shapes, got {[tuple(t.shape) for t in before]} and "
+            f"{[tuple(t.shape) for t in after]}"
         )
-    return list(zip(before, after, strict=True))
+    return before, after
+
+
+def _stack(values: list[Tensor]) -> Tensor:
+    return torch.stack([value.to(values[0].device, non_blocking=True) for value in values]).double()
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.reshape(-1).to(torch.promote_types(x.dtype, torch.float32))

@@ -12,38 +12,52 @@ import torch
 from torch import Tensor
 
 from tsemon.errors import InvalidArgument, ShapeError
-from tsemon.measures.linear import as_tokens, centred, ratio, singular_values, spectral_norm
+from tsemon.measures.linear import (
+    centred,
+    checked_tokens,
+    rank_of,
+    ratio,
+    singular_values,
+    spectral_norm,
+    widened,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenStatistics:
-    """What one pass over X (..., T, D) yields per sample; every field has the leading axes of X.
+    """Results of one pass over X (..., T, D), per sample; every field has the leading axes of X.
 
-    The functions below are ratios of these, so a hook that needs several reads the activation once.
+    The functions below and in `tsemon.measures.states` are made of these, so a hook reads an activation once.
     """
 
     shared: Tensor
-    """Energy of the mean token, |P X|^2 with P = 11'/T, in units of `scale`^2."""
+    """Length of the mean token times sqrt(T), |P X| with P = 11'/T, in units of `unit`."""
     own: Tensor
-    """Energy around the mean token, |X - P X|^2, in units of `scale`^2."""
+    """Distance of the tokens from their mean, |X - P X|, in units of `unit`."""
     unit_mean: Tensor
     """Squared length of the mean of the tokens' directions x_i / |x_i|."""
     mean_token: Tensor
-    """The mean token (..., D), in units of `scale`."""
+    """The mean token (..., D), in units of `unit`."""
     count: Tensor
     """Number of valid tokens."""
-    scale: Tensor
-    """Largest |x|. Energies are held relative to it, so that no square over- or underflows. NaN or inf if X is."""
+    largest: Tensor
+    """Largest |x|. NaN or infinite if X is not finite."""
+    unit: Tensor
+    """The power of two that the lengths are divided by, so that no square over- or underflows."""
     first_ratio: Tensor
-    """Length of the first valid token against the mean length of the others; NaN of one token, or of zero others."""
+    """Length of the first valid token divided by the mean length of the others. NaN for one token, or for zero others."""
 
     @property
     def similarity(self) -> Tensor:
-        return self.shared / (self.shared + self.own)
+        return self.shared.square() / (self.shared.square() + self.own.square())
 
     @property
     def diversity(self) -> Tensor:
-        return self.own / (self.shared + self.own)
+        return self.own.square() / (self.shared.square() + self.own.square())
+
+    @property
+    def hfc_lfc(self) -> Tensor:
+        return ratio(self.own, self.shared)
 
     @property
     def cosine(self) -> Tensor:
@@ -58,51 +72,31 @@ def token_statistics(x_BTD: Tensor, valid_BT: Tensor | None = None, *, skip_zero
     `skip_zero` leaves zero rows out of the mean direction (a zero vector has none, so otherwise the cosine is NaN).
     Raises ShapeError unless x has at least two axes, with at least one token and one feature.
     """
-    if x_BTD.ndim < 2 or 0 in x_BTD.shape[-2:]:
-        raise ShapeError(f"a token matrix needs axes (..., tokens >= 1, width >= 1), got {tuple(x_BTD.shape)}")
-    x_BTD = x_BTD.detach().to(torch.promote_types(x_BTD.dtype, torch.float32))
-    if valid_BT is None:
-        count_B = x_BTD.new_full(x_BTD.shape[:-2], x_BTD.shape[-2])
-        weight_BT1 = None
-    else:
-        weight_BT1 = valid_BT.to(x_BTD.dtype).unsqueeze(-1)
-        # A padding row may hold anything, NaN too, and NaN * 0 is NaN.
-        x_BTD = torch.where(valid_BT.bool().unsqueeze(-1), x_BTD, 0.0)
-        count_B = weight_BT1.sum(dim=(-2, -1))
-
-    # Largest |x|. On a CPU the infinity norm takes as long as everything else here together.
-    scale_B = torch.maximum(x_BTD.amax(dim=(-2, -1)), -x_BTD.amin(dim=(-2, -1)))
-    # Not x / scale: dividing zeros by their scale 0 gives NaN, and a matrix of zeros still has a (zero) energy.
-    x_BTD = x_BTD / torch.where(scale_B > 0, scale_B, 1.0)[..., None, None].clamp_min(torch.finfo(x_BTD.dtype).tiny)
-    mean_BD = x_BTD.sum(dim=-2) / count_B[..., None]
-
-    length_BT = torch.linalg.vector_norm(x_BTD, dim=-1)
-    if skip_zero or weight_BT1 is not None:
+    x = centred(checked_tokens(x_BTD), valid_BT)
+    length_BT = torch.linalg.vector_norm(x.x_BTD, dim=-1)
+    if skip_zero or valid_BT is not None:
         has_length_BT = length_BT > 0
         if not skip_zero and valid_BT is not None:
             has_length_BT = has_length_BT | valid_BT.bool()
         inverse_BT = torch.where(has_length_BT, 1 / length_BT, 0.0)
-        num_directions_B = has_length_BT.sum(dim=-1).to(x_BTD.dtype) if skip_zero else count_B
+        num_directions_B = has_length_BT.sum(dim=-1).to(length_BT.dtype) if skip_zero else x.count_B
     else:
-        inverse_BT, num_directions_B = 1 / length_BT, count_B
-    unit_mean_BD = (inverse_BT.unsqueeze(-2) @ x_BTD).squeeze(-2) / num_directions_B[..., None]
-
-    own_BTD = x_BTD - mean_BD.unsqueeze(-2)
-    if weight_BT1 is not None:
-        own_BTD = own_BTD * weight_BT1
+        inverse_BT, num_directions_B = 1 / length_BT, x.count_B
+    unit_mean_BD = (inverse_BT.unsqueeze(-2) @ x.x_BTD).squeeze(-2) / num_directions_B[..., None]
     return TokenStatistics(
-        shared=count_B * mean_BD.square().sum(dim=-1),
-        own=torch.linalg.vector_norm(own_BTD, dim=(-2, -1)).square(),
+        shared=x.shared_B,
+        own=x.own_B,
         unit_mean=unit_mean_BD.square().sum(dim=-1),
-        mean_token=mean_BD,
-        count=num_directions_B if skip_zero else count_B,
-        scale=scale_B,
-        first_ratio=_first_ratio(length_BT, valid_BT),
+        mean_token=x.mean_BD,
+        count=num_directions_B if skip_zero else x.count_B,
+        largest=x.largest_B,
+        unit=x.unit_B,
+        first_ratio=first_ratio(length_BT, valid_BT),
     )
 
 
-def _first_ratio(length_BT: Tensor, valid_BT: Tensor | None) -> Tensor:
-    """The lengths of padding are 0."""
+def first_ratio(length_BT: Tensor, valid_BT: Tensor | None) -> Tensor:
+    """Length of the first valid vector divided by the mean length of the other valid ones; padding has length 0."""
     if valid_BT is None:
         others_B = length_BT[..., 1:].sum(dim=-1) / (length_BT.shape[-1] - 1 or torch.nan)
         return ratio(length_BT[..., 0], others_B)
@@ -137,7 +131,8 @@ def token_diversity(x_BTD: Tensor, valid_BT: Tensor | None = None) -> Tensor:
 def cosine_similarity(x_BTD: Tensor, valid_BT: Tensor | None = None, *, skip_zero: bool = False) -> Tensor:
     """Mean cosine between two different tokens.
 
-    t_cos(X) = 1/(T(T-1)) sum over i != j of x_i . x_j / (|x_i| |x_j|)    (Classic Transformers, Section 1)
+    t_cos(X) = 1/(T(T-1)) sum over i != j of x_i . x_j / (|x_i| |x_j|)    (Classic Transformers, arXiv
+    2312.06182, Section 1)
 
     Takes X (..., T, D), returns (...) in [-1, 1], in O(T D) from the mean direction. One token has no pair and gives
     NaN; a zero token has no direction and gives NaN unless `skip_zero`. Raises ShapeError for fewer than two axes.
@@ -178,9 +173,8 @@ def hfc_lfc(x_BTD: Tensor, norm: Literal["frobenius", "spectral"] = "frobenius")
     """
     if norm not in ("frobenius", "spectral"):
         raise InvalidArgument(f"norm is 'frobenius' or 'spectral', got {norm!r}")
-    x = centred(as_tokens(x_BTD))
-    own_B = x.own_B if norm == "frobenius" else spectral_norm(x.own_BTD).to(x.own_B.dtype)
-    return ratio(own_B, x.shared_B)
+    x = centred(checked_tokens(x_BTD))
+    return ratio(x.own_B if norm == "frobenius" else spectral_norm(x.own_BTD).to(x.own_B.dtype), x.shared_B)
 
 
 def effective_rank(x_BTD: Tensor) -> Tensor:
@@ -188,13 +182,10 @@ def effective_rank(x_BTD: Tensor) -> Tensor:
 
     exp(-sum_i p_i log p_i), p_i = sigma_i / sum_j sigma_j          (Transformer Oversmoothing, Definition 3)
 
-    The singular values themselves, not their squares, of X as it is, not centred; the paper's second minus sign inside
-    the sum is a slip. Takes X (..., T, D), returns (...), from 1 (rank one) to min(T, D). Exact up to 256 tokens or
-    features; beyond that from the Gram matrix, whose smallest singular values are 3e-8 of the largest, not 0. NaN for
+    The singular values themselves, not their squares, of X as it is, without centering; the paper's second minus sign
+    inside the sum is a misprint. Takes X (..., T, D), returns (...), from 1 (rank one) to min(T, D). Exact up to 256 tokens
+    or features; beyond that from the Gram matrix, whose smallest singular values are 3e-8 of the largest, not 0. NaN for
     X = 0. Raises ShapeError for fewer than two axes.
     """
-    x_BTD = as_tokens(x_BTD)
-    sigma_BK = singular_values(x_BTD)
-    share_BK = ratio(sigma_BK, sigma_BK.sum(dim=-1, keepdim=True))
-    entropy_B: Tensor = torch.special.entr(share_BK).sum(dim=-1)
-    return entropy_B.exp().to(x_BTD.dtype)
+    x_BTD = checked_tokens(x_BTD)
+    return rank_of(singular_values(x_BTD)).to(widened(x_BTD).dtype)

@@ -4,9 +4,9 @@ from tsemon.probes.discovery import Block, find_blocks
 from tsemon.probes.held import ProbeBatch, check_probe_batch
 from tsemon.probes.hooks import Span, ThreadState
 from tsemon.probes.parameters import why_trains_nothing
-from tsemon.probes.part import OnHost, Reading
 from tsemon.probes.probe import Probe
 from tsemon.probes.ranks import Ranks, agree, arrange
+from tsemon.probes.reading import OnHost, Reading
 
 __all__ = [
     "Block",

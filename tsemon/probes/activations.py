@@ -5,20 +5,22 @@ Axes: B samples, T tokens, D width, K the shorter side of the tokens of which a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tsemon.measures import TokenStatistics
-from tsemon.measures.linear import ratio
+from tsemon.measures.spectra import batch_gram, effective_ranks, token_gram
+from tsemon.measures.states import MEANS as STATE_MEANS
+from tsemon.measures.states import Batch, state_metrics, state_sums
+from tsemon.measures.sums import Partials, counted, mean
 from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import Block, hides_from_hooks
 from tsemon.probes.hooks import Hooks
-from tsemon.probes.part import COUNT, OnHost, Part, Partial, Reading, counted, mean, stacked
-from tsemon.probes.spectra import batch_gram, effective_ranks, token_gram
+from tsemon.probes.part import Part
+from tsemon.probes.quantities import with_padding
+from tsemon.probes.reading import OnHost, Reading, by_entry, stacked
 from tsemon.probes.states import HiddenStates, hidden_state
 
 
@@ -26,20 +28,8 @@ class ActivationProbe(Part):
     """Token statistics of one forward pass, entry 0 being the first block's input."""
 
     DEESCALATED = "deescalated_token_similarity"
-    MEANS = (
-        "token_similarity",
-        "token_diversity",
-        "centred_token_similarity",
-        "cosine_similarity",
-        "hfc_lfc",
-        "first_hidden_norm_ratio",
-        "batch_similarity",
-        "nonfinite",
-        DEESCALATED,
-    )
-    """Those that are a mean over samples; `batch_similarity` over processes, each with a batch of its own."""
     RANKS = ("effective_rank", "batch_rank")
-    METRICS = (*MEANS, "global_diversity", "hidden_rms", "hidden_max", *RANKS)
+    METRICS = (*STATE_MEANS, DEESCALATED, "global_diversity", "hidden_rms", "hidden_max", *RANKS)
 
     def __init__(self, blocks: list[Block], depth: int, states: HiddenStates, calls: Calls) -> None:
         self._blocks = blocks
@@ -47,8 +37,8 @@ class ActivationProbe(Part):
         self._states = states
         self._calls = calls
         self._shapes: dict[int, torch.Size] = {}
-        self._entries: dict[int, dict[str, Tensor]] = {}
-        self._deescalated: dict[int, dict[str, Tensor]] = {}
+        self._entries: dict[int, Partials] = {}
+        self._deescalated: dict[int, Partials] = {}
         self._grams_KK: dict[str, dict[int, Tensor]] = {}
 
     def forget(self) -> None:
@@ -77,21 +67,21 @@ class ActivationProbe(Part):
                 )
 
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
-        """Take the first block's input from its arguments."""
+        """Take the first block's input from its arguments, and the inputs of all blocks for the user's own quantities."""
         if block is self._blocks[0]:
             self._take(block.number, block, (args, kwargs))
+        if self.own.of("input") and (x := hidden_state((args, kwargs))) is not None:
+            x_BTD = self._states.oriented(block, x)
+            self.own.see("input", block.number, *with_padding(x_BTD, self._states.valid(block, x_BTD)))
 
-    def collect(self) -> dict[str, Partial]:
-        found: dict[str, Partial] = {}
-        for entries, first in ((self._entries, 0), (self._deescalated, 1)):
-            for name in {name for sums in entries.values() for name in sums}:
-                values = [entries.get(entry, {}).get(name) for entry in range(first, self._depth + 1)]
-                is_max = name == "hidden_max"
-                found[name] = Partial(stacked(values, -math.inf), "max") if is_max else Partial(stacked(values))
-        return found
+    def collect(self) -> Partials:
+        entries = range(self._depth + 1)
+        return by_entry(self._entries, entries) | by_entry(self._deescalated, entries[1:])
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
-        reading = Reading(dict(_metrics(sums)))
+        reading = Reading(dict(state_metrics(sums)))
+        if self.DEESCALATED in sums:
+            reading.layers[self.DEESCALATED] = mean(sums, self.DEESCALATED)
         for name, grams_KK in self._grams_KK.items():
             if grams_KK:
                 gram_LKK = stacked(grams_KK.get(entry) for entry in range(self._depth + 1))
@@ -123,15 +113,19 @@ class ActivationProbe(Part):
 
     def _take(self, entry: int, block: Block, value: Any) -> None:
         # A block that runs again in the same pass is recomputed.
-        if entry in self._entries or (x := hidden_state(value)) is None:
+        if entry in self._shapes or (x := hidden_state(value)) is None:
             return
         self._shapes[entry] = x.shape
-        statistics = self._states.statistics(block, x)
-        batch = _batch(statistics)
-        self._entries[entry] = _sums(statistics, width=x.shape[-1])
         x_BTD = self._states.oriented(block, x)
+        if self.own.of("output"):
+            self.own.see_state(entry, x_BTD, self._states.valid(block, x_BTD))
+        if not self.wanted:
+            return
+        statistics = self._states.statistics(block, x)
+        batch = Batch.of(statistics)
+        self._entries[entry] = state_sums(statistics, batch, x.shape[-1])
         if "effective_rank" in self.wanted:
-            gram_KK = token_gram(x_BTD, self._states.valid(block, x_BTD), statistics.scale, batch.counts_B)
+            gram_KK = token_gram(x_BTD, self._states.valid(block, x_BTD), statistics.unit, batch.counts_B)
             self._grams_KK["effective_rank"][entry] = gram_KK
         if "batch_rank" in self.wanted:
             self._grams_KK["batch_rank"][entry] = batch_gram(batch.mean_BD, batch.counts_B)
@@ -155,82 +149,7 @@ class ActivationProbe(Part):
         ):
             self._states.turn_round()
             # Measured before this could be known; right from the next on.
-            self._entries.pop(self._blocks[0].number, None)
-
-
-ENERGY = "energy"
-"""Of the hidden states, over tokens and width: the root of its mean is `hidden_rms`."""
-OWN_ENERGY = "own_energy"
-"""The part of it around the mean token of the batch. Each process has a batch of its own."""
-
-
-class _Batch(NamedTuple):
-    """The samples of a batch in units of its largest entry, so that no square overflows; zeros where one does not count."""
-
-    counts_B: Tensor
-    """Which samples are finite and not all padding."""
-    count_B: Tensor
-    """Number of tokens."""
-    scale: Tensor
-    unit_B: Tensor
-    mean_BD: Tensor
-
-
-def _batch(stats: TokenStatistics) -> _Batch:
-    counts_B = stats.scale.isfinite() & (stats.count > 0)
-    scale = torch.where(counts_B, stats.scale, 0.0).amax()
-    unit_B = torch.where(counts_B, stats.scale / torch.where(scale > 0, scale, 1.0), 0.0)
-    return _Batch(
-        counts_B=counts_B,
-        count_B=torch.where(counts_B, stats.count, 0.0),
-        scale=scale,
-        unit_B=unit_B,
-        mean_BD=torch.where(counts_B[:, None], stats.mean_token, 0.0) * unit_B[:, None],
-    )
-
-
-def _sums(stats: TokenStatistics, width: int) -> dict[str, Tensor]:
-    """Sums over samples of each sample's ratio; a sample that is not finite, or all padding, does not count."""
-    batch = _batch(stats)
-    counts_B, count_B, mean_BD = batch.counts_B, batch.count_B, batch.mean_BD
-    own_B = torch.where(counts_B, stats.own, 0.0) * batch.unit_B.square()
-    energy = (torch.where(counts_B, stats.shared, 0.0) * batch.unit_B.square() + own_B).sum()
-    common_D = (mean_BD * count_B[:, None]).sum(dim=0) / count_B.sum()
-    centred_B = count_B * (mean_BD - common_D).square().sum(dim=-1)
-    own_energy = torch.where(counts_B, centred_B + own_B, 0.0).sum()
-    # One sample is its own mean: nothing is left of it to be shared.
-    centred_B = torch.where(counts_B & (counts_B.sum() > 1), centred_B / (centred_B + own_B), torch.nan)
-    squared = batch.scale.double().square()  # the square of 1e20 is no float32
-    return {
-        **counted("token_similarity", stats.similarity),
-        **counted("token_diversity", stats.diversity),
-        **counted("centred_token_similarity", centred_B),
-        **counted("cosine_similarity", stats.cosine),
-        **counted("hfc_lfc", ratio(stats.own, stats.shared).sqrt()),
-        **counted("first_hidden_norm_ratio", stats.first_ratio),
-        **counted("batch_similarity", _batch_similarity(batch)[None]),
-        **counted("nonfinite", 1 - stats.scale.isfinite().to(stats.scale.dtype)),
-        "hidden_max": torch.where(counts_B, stats.scale, -math.inf).amax(),
-        OWN_ENERGY: squared * own_energy,
-        ENERGY: squared * energy,
-        ENERGY + COUNT: count_B.sum().double() * width,
-    }
-
-
-def _batch_similarity(batch: _Batch) -> Tensor:
-    """Token similarity of the matrix of mean tokens; one alone has nobody to share with."""
-    count = batch.counts_B.sum()
-    mean_D = batch.mean_BD.sum(dim=0) / count
-    own_BD = torch.where(batch.counts_B[:, None], batch.mean_BD - mean_D, 0.0)
-    shared = count * mean_D.square().sum()
-    return torch.where(count > 1, shared / (shared + own_BD.square().sum()), torch.nan)
-
-
-def _metrics(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `_sums`, those of all ranks together, come to."""
-    found = {name: mean(sums, name) for name in ActivationProbe.MEANS if name in sums}
-    if ENERGY in sums:
-        found["global_diversity"] = (sums[OWN_ENERGY] / sums[ENERGY]).float()
-        found["hidden_rms"] = mean(sums, ENERGY).sqrt().float()
-        found["hidden_max"] = torch.where(sums["hidden_max"].isfinite(), sums["hidden_max"], torch.nan)
-    return found
+            first = self._blocks[0].number
+            self._entries.pop(first, None)
+            self._shapes.pop(first, None)
+            self.own.drop(first)

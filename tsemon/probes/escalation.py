@@ -19,11 +19,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tsemon.measures.linear import ratio
+from tsemon.measures.escalation import rate_of
+from tsemon.measures.sums import Partials, counted, mean
 from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import Block, hides_from_hooks, innermost_attention, is_compiled, is_linear
 from tsemon.probes.hooks import Hooks
-from tsemon.probes.part import Part, Partial, Reading, counted, mean, stacked
+from tsemon.probes.part import Part
+from tsemon.probes.reading import Reading, by_entry
 from tsemon.probes.states import HiddenStates, Seen, hidden_state
 
 
@@ -41,7 +43,7 @@ class EscalationProbe(Part):
         self._layer: _Layer | None = None
         self._seen = set[int]()
         """Blocks that ran, whether or not Y was found in them."""
-        self._sums: dict[int, dict[str, Tensor]] = {}
+        self._sums: dict[int, Partials] = {}
 
     def forget(self) -> None:
         self._layer, self._hooked, self._seen, self._sums = None, set(), set(), {}
@@ -73,12 +75,8 @@ class EscalationProbe(Part):
             self._seen.add(block.number)
             self._layer = _Layer(block, x, self._states)
 
-    def collect(self) -> dict[str, Partial]:
-        names = {name for sums in self._sums.values() for name in sums}
-        return {
-            name: Partial(stacked(self._sums.get(layer, {}).get(name) for layer in range(self._depth)))
-            for name in names
-        }
+    def collect(self) -> Partials:
+        return by_entry(self._sums, range(self._depth))
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         return Reading({name: mean(sums, name) for name in self.METRICS if name in sums})
@@ -117,9 +115,9 @@ class EscalationProbe(Part):
             self._layer = None
         elif self._layer.is_sum(module, value):
             layer, self._layer = self._layer, None
-            diversity_B = self._states.statistics(layer.block, value).diversity
+            y = self._states.statistics(layer.block, value)
             if layer.has_tokens_first == self._states.has_tokens_first(layer.block):
-                self._sums[layer.block.number] = counted("escalation_rate", ratio(layer.diversity_B, diversity_B))
+                self._sums[layer.block.number] = counted("escalation_rate", rate_of(layer.x, y))
 
 
 class _Layer:
@@ -127,13 +125,13 @@ class _Layer:
 
     def __init__(self, block: Block, x: Tensor, states: HiddenStates) -> None:
         self.block = block
-        self.diversity_B = states.statistics(block, x).diversity
+        self.x = states.statistics(block, x)
         self.has_tokens_first = states.has_tokens_first(block)
         self.has_attended = False
         self._shape = x.shape
         self._is_normalised = False
         """Whether what attention returned met a norm before it met the residual."""
-        self._x = Seen(x)
+        self._input = Seen(x)
         self._made = list[Seen]()
         """What modules returned."""
 
@@ -147,7 +145,7 @@ class _Layer:
 
     def is_new(self, value: Tensor) -> bool:
         """Whether a hidden state was computed in this block, outside of its modules."""
-        return value.shape == self._shape and not any(seen.is_still(value) for seen in (self._x, *self._made))
+        return value.shape == self._shape and not any(seen.is_still(value) for seen in (self._input, *self._made))
 
     def is_sum(self, module: nn.Module, value: Tensor) -> bool:
         """Whether the module, a norm or a linear layer, gets Y."""
@@ -155,7 +153,7 @@ class _Layer:
             return False
         if self.is_new(value):
             return _is_norm(module) or self._is_normalised
-        self._is_normalised |= _is_norm(module) and not self._x.is_still(value)
+        self._is_normalised |= _is_norm(module) and not self._input.is_still(value)
         return False
 
 

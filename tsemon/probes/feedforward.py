@@ -1,17 +1,17 @@
 """Listen to the feed-forward part of every block: what its last layer gets.
 
-Axes: B samples, T tokens, F units, L layers.
+Axes: B samples, T tokens, F units.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from tsemon.measures.feedforward import dead_units
+from tsemon.measures.sums import Partials, counted, mean
 from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import (
     ATTENTION_NAME,
@@ -24,7 +24,8 @@ from tsemon.probes.discovery import (
 )
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.padding import Padding
-from tsemon.probes.part import Part, Partial, Reading, counted, mean, stacked
+from tsemon.probes.part import Part
+from tsemon.probes.reading import Reading, by_entry
 
 
 class FeedForwardProbe(Part):
@@ -40,7 +41,7 @@ class FeedForwardProbe(Part):
         self._depth = depth
         self._padding = padding
         self._calls = calls
-        self._dead: dict[int, dict[str, Tensor]] = {}
+        self._dead: dict[int, Partials] = {}
 
     def forget(self) -> None:
         self._dead = {}
@@ -52,11 +53,8 @@ class FeedForwardProbe(Part):
             if last is not None and not hides_from_hooks(block) and not is_compiled(block.module):
                 hooks.before(last, lambda _, args, kwargs, block=block: self._take(block, args))
 
-    def collect(self) -> dict[str, Partial]:
-        return {
-            name: Partial(stacked(self._dead.get(layer, {}).get(name) for layer in range(self._depth)))
-            for name in {name for sums in self._dead.values() for name in sums}
-        }
+    def collect(self) -> Partials:
+        return by_entry(self._dead, range(self._depth))
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         return Reading({"dead_units": mean(sums, "dead_units")} if "dead_units" in sums else {})
@@ -79,25 +77,10 @@ class FeedForwardProbe(Part):
             return
         z = args[0].detach()
         if z.ndim == 3:
-            share = self._dead_share(layer, z.transpose(0, 1) if block.tokens_first else z)
-            self._dead[layer.number] = counted("dead_units", share)
-
-    def _dead_share(self, block: Block, z_BTF: Tensor) -> Tensor:
-        """Of the units, over valid tokens of samples that are finite. Ranks average it: each unit's range on all of them
-        would be a large message."""
-        valid_BT = self._padding.valid(block.stack, *z_BTF.shape[:2])
-        if valid_BT is None:
-            lowest_BF, highest_BF = z_BTF.amin(dim=1), z_BTF.amax(dim=1)
-            count_B = z_BTF.new_full(z_BTF.shape[:1], z_BTF.shape[1], dtype=torch.float32)
-        else:
-            lowest_BF = torch.where(valid_BT[..., None], z_BTF, math.inf).amin(dim=1)
-            highest_BF = torch.where(valid_BT[..., None], z_BTF, -math.inf).amax(dim=1)
-            count_B = valid_BT.sum(dim=1, dtype=torch.float32)
-        counts_B = lowest_BF.isfinite().all(dim=1) & highest_BF.isfinite().all(dim=1)
-        highest_F = torch.where(counts_B[:, None], highest_BF, -math.inf).amax(dim=0)
-        lowest_F = torch.where(counts_B[:, None], lowest_BF, math.inf).amin(dim=0)
-        share = (highest_F == lowest_F).float().mean()
-        return torch.where(torch.where(counts_B, count_B, 0.0).sum() > 1, share, torch.nan)  # one token cannot move
+            z_BTF = z.transpose(0, 1) if block.tokens_first else z
+            # Ranks average the share: each unit's range on all of them would be a large message.
+            share = dead_units(z_BTF, self._padding.valid(layer.stack, *z_BTF.shape[:2]))
+            self._dead[layer.number] = counted("dead_units", share[None])
 
 
 def last_layer(block: Block) -> nn.Module | None:

@@ -7,13 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from tsemon.measures import power_law_fit
-from tsemon.measures.growth import PowerLawFit
+from tsemon.measures.growth import PowerLawFit, norm_growth_fit
 
 MAX_POINTS = 512
 """Kept of the curve, evenly in log t."""
-MIN_POINTS = 8
-"""Fewer have no exponent: a line through two points fits perfectly."""
 
 
 class NormGrowth:
@@ -43,7 +40,8 @@ class NormGrowth:
         if math.isfinite(value):
             self._points.append((step, value))
             self._thin()
-            self._fit = self._refit()
+            t, norms = torch.tensor(self._points, dtype=torch.float64).unbind(1)
+            self._fit = norm_growth_fit(t, norms)
         return self._fit
 
     def _thin(self) -> None:
@@ -51,11 +49,3 @@ class NormGrowth:
         if len(self._points) > MAX_POINTS:
             t = [step - self._points[0][0] for step, _ in self._points]
             del self._points[min(range(2, len(t) - 1), key=lambda i: t[i + 1] / t[i - 1])]
-
-    def _refit(self) -> PowerLawFit | None:
-        (first, start), *later = self._points
-        num_grown = sum(norm > start for _, norm in later)
-        if num_grown < MIN_POINTS or 2 * num_grown < len(later):
-            return None
-        t, norm = torch.tensor(later, dtype=torch.float64).unbind(1)
-        return power_law_fit(t - first, norm - start)

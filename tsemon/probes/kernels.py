@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsemon.probes.scores import DotProducts, Modified, Scores
+from tsemon.measures.scores import DotProducts, Modified, Scores
 
 Mod = Callable[..., Tensor]
 

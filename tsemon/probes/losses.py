@@ -11,7 +11,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tsemon.probes.part import Part, Partial, Reading
+from tsemon.measures.losses import loss_metrics, loss_sums
+from tsemon.measures.sums import Partials
+from tsemon.probes.part import Part
+from tsemon.probes.reading import Reading
 from tsemon.probes.states import version_of
 
 MAX_STEPS = 4096
@@ -76,40 +79,22 @@ class LossProbe(Part):
         tensors = [loss if isinstance(loss, Tensor) else tensor.new_full((), loss) for loss in losses]
         self._stacks.append(torch.stack([loss.reshape(()) if loss.ndim else loss for loss in tensors]))
 
-    def collect(self) -> dict[str, Partial]:
+    def collect(self) -> Partials:
         if self._pending:
             self.stack()
         stacks = list(self._stacks)
         self._stacks.clear()
         if not stacks:
             return {}
-        losses_N = torch.cat(stacks).double()
-        is_finite_N = losses_N.isfinite()
-        finite_N = torch.where(is_finite_N, losses_N, 0.0)
-        return {
-            "count": Partial(is_finite_N.sum().double()),
-            "sum": Partial(finite_N.sum()),
-            "squares": Partial(finite_N.square().sum()),
-            "min": Partial(torch.where(is_finite_N, losses_N, torch.inf).min(), "min"),
-            "max": Partial(torch.where(is_finite_N, losses_N, -torch.inf).max(), "max"),
-            "nonfinite": Partial((~is_finite_N).sum().double(), "max"),
-        }
+        return loss_sums(torch.cat(stacks))
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         self._is_given = "count" in sums
         if not self._is_given:
             return Reading()
-        count = sums["count"]
-        mean = sums["sum"] / count
-        found = {
-            "loss_mean": mean,
-            "loss_min": torch.where(count > 0, sums["min"], torch.nan),
-            "loss_max": torch.where(count > 0, sums["max"], torch.nan),
-            "loss_std": (sums["squares"] / count - mean.square()).clamp_min(0.0).sqrt(),
-            "loss_nonfinite": sums["nonfinite"],
-        }
+        found = loss_metrics(sums)
         # A run on a GPU may give its losses as floats: what is on the host already need not go there and back.
-        is_here = count.device.type == "cpu"
+        is_here = sums["count"].device.type == "cpu"
         return Reading(scalars={name: value.item() if is_here else value for name, value in found.items()})
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:

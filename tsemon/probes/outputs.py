@@ -1,7 +1,4 @@
-"""Listen to what the model answers: how much its predictions depend on the input.
-
-Axes: B samples, T tokens, N predictions, R chosen ones, V classes.
-"""
+"""Listen to what the model answers: how much its predictions depend on the input."""
 
 from __future__ import annotations
 
@@ -11,17 +8,17 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
-import torch
 from torch import Tensor, nn
 
-from tsemon.measures.linear import ratio
+from tsemon.measures.outputs import output_variation
+from tsemon.measures.sums import Partials, counted, mean
 from tsemon.probes.discovery import Block, hidden_width, is_linear, widths
 from tsemon.probes.held import PARALLEL
 from tsemon.probes.hooks import Hooks
-from tsemon.probes.padding import Padding, evenly_spread
-from tsemon.probes.part import Part, Partial, Reading, counted, mean
+from tsemon.probes.padding import Padding
+from tsemon.probes.part import Part
+from tsemon.probes.reading import Reading
 
-MAX_PREDICTIONS = 256
 HEAD_NAMES = ("lm_head", "head", "classifier")
 
 
@@ -72,10 +69,10 @@ class OutputProbe(Part):
         self._measured, self._masks = set(), self._padding
         self._variation = self._why_missing = None
 
-    def collect(self) -> dict[str, Partial]:
+    def collect(self) -> Partials:
         if self._variation is None or self._measured:
             return {}
-        return {name: Partial(value) for name, value in counted("output_variation", self._variation[None]).items()}
+        return counted("output_variation", self._variation[None])
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         return Reading(scalars={name: mean(sums, name) for name in self.METRICS if name in sums})
@@ -106,7 +103,7 @@ class OutputProbe(Part):
         self._measured.discard(running)
         logits = _logits(output, self._width)
         if logits is not None:
-            self._variation = _variation(logits.detach(), self._masks.valid(self._blocks[-1].stack, *logits.shape[:2]))
+            self._variation = output_variation(logits, self._masks.valid(self._blocks[-1].stack, *logits.shape[:2]))
         elif self._variation is None:
             self._why_missing = self._why_no_logits(module, output)
 
@@ -117,23 +114,6 @@ class OutputProbe(Part):
             f"the output of {name} holds no tensor named logits, nor one that is known to be logits by the size of its last "
             f"axis: {head}"
         )
-
-
-def _variation(logits: Tensor, valid_BT: Tensor | None) -> Tensor:
-    """token_diversity of evenly spread rows of probabilities; rows with NaN do not count, and one alone varies nothing."""
-    logits_NV = logits.flatten(0, -2)
-    if valid_BT is None or logits.ndim != 3:
-        valid_N = torch.ones(logits_NV.shape[:1], dtype=torch.bool, device=logits.device)
-    else:
-        valid_N = valid_BT.flatten()
-    index_R, is_chosen_R = evenly_spread(valid_N, MAX_PREDICTIONS)
-    p_RV = logits_NV.index_select(0, index_R).float().softmax(dim=-1)
-    counts_R1 = (is_chosen_R & p_RV.sum(dim=-1).isfinite())[:, None]
-    count = counts_R1.sum()
-    p_RV = torch.where(counts_R1, p_RV, 0.0)
-    own_RV = torch.where(counts_R1, p_RV - p_RV.sum(dim=0) / count, 0.0)
-    variation = ratio(torch.linalg.vector_norm(own_RV), torch.linalg.vector_norm(p_RV)).square()
-    return torch.where(count > 1, variation, torch.nan)
 
 
 def _logits(output: Any, width: int | None) -> Tensor | None:

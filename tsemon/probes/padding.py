@@ -1,6 +1,6 @@
 """Which tokens are padding, from what the modules on the way to the blocks were given.
 
-Axes: B samples, T tokens, N entries, R chosen ones.
+Axes: B samples, T tokens.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 FIRST_STACK: tuple[str, ...] = ("attention_mask", "src_key_padding_mask", "padding_mask")
@@ -54,16 +53,3 @@ def _masks_in(given: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
             yield from _masks_in(value)
         elif name in FIRST_STACK + LATER_STACKS and isinstance(value, Tensor) and value.ndim == 2:
             yield name, value
-
-
-def evenly_spread(valid_N: Tensor, at_most: int) -> tuple[Tensor, Tensor]:
-    """Indices of up to `at_most` true entries, one from the middle of each of equally long stretches of them.
-
-    Returns as many indices as fit, whatever the entries are, and which of them to use: how many are true is known to the
-    device alone.
-    """
-    size = min(valid_N.shape[0], at_most)
-    nth_N = valid_N.cumsum(dim=0)
-    rank_R = (torch.arange(size, device=valid_N.device) * 2 + 1) * nth_N[-1].clamp_min(size) // (2 * size)
-    index_R = torch.searchsorted(nth_N, rank_R, right=True).clamp_max(valid_N.shape[0] - 1)
-    return index_R, rank_R < nth_N[-1]

@@ -15,6 +15,11 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from tsemon.measures.growth import MIN_POINTS
+from tsemon.measures.linear import widened
+from tsemon.measures.parameters import cosine_of, dots, ratio_of, squares
+from tsemon.measures.sums import COUNT, Partial, Partials
+from tsemon.measures.updates import Update
 from tsemon.probes.coordinates import Coordinates, stride_of
 from tsemon.probes.discovery import Block
 from tsemon.probes.groups import (
@@ -29,21 +34,20 @@ from tsemon.probes.groups import (
     output_head,
     share,
 )
-from tsemon.probes.growth import MIN_POINTS, NormGrowth
+from tsemon.probes.growth import NormGrowth
 from tsemon.probes.hooks import Hooks
-from tsemon.probes.part import COUNT, OnHost, Part, Partial, Reading, stacked
+from tsemon.probes.part import Part
 from tsemon.probes.query_key import Slices, queries_and_keys
 from tsemon.probes.ranks import Ranks
+from tsemon.probes.reading import OnHost, Reading, stacked
 from tsemon.probes.updates import (
-    Update,
     after_adam,
     before_sgd,
     by_setting,
-    dots,
     follows_from_gradient,
     follows_from_state,
-    squares,
 )
+from tsemon.quantity import Where
 
 MAX_COPY_BYTES = 256 * 2**20
 """Largest parameters that are copied for one step to measure an update that does not follow from the optimizer's state."""
@@ -138,11 +142,13 @@ class ParameterProbe(Part):
         self._groups, self._steppers, self._sums, self._query_key = {}, [], {}, {}
         self._strangers, self._strides, self._shares, self._no_query_key = {}, {}, {}, {}
 
-    def collect(self) -> dict[str, Partial]:
+    def collect(self) -> Partials:
         self._num_samples += 1
         if self._why_unreadable() is None:
             self._read_what_stood_still()
             self._leave_strangers_out()
+            for group, params in self._groups.items():
+                self._see_own("parameters", group, params, [local(p) for p in params])
             if "direction_cosine" in self.wanted:
                 self._expect("direction")
                 for group, params in self._groups.items():
@@ -173,7 +179,7 @@ class ParameterProbe(Part):
                     if group in self._groups or self._ranks is not None:
                         scalars[f"{end}_{metric}"] = found[kind][group].sqrt()
         if "update" in found:
-            layers["update_ratio"] = (found.blocks("update") / found.blocks("before")).sqrt()
+            layers["update_ratio"] = ratio_of(found.blocks("update"), found.blocks("before"))
         for metric, kinds in (
             ("update_alignment", ("update_dot", "update", "before")),
             ("gradient_alignment", ("grad_dot", "grad", "before")),
@@ -181,8 +187,8 @@ class ParameterProbe(Part):
             ("gradient_cosine", ("turn", "turn_now", "turn_before")),
         ):
             if all(kind in found for kind in kinds):
-                layers[metric] = _cosine(*(found.blocks(kind) for kind in kinds))
-                scalars[metric] = _cosine(*(found.total(kind) for kind in kinds))
+                layers[metric] = cosine_of(*(found.blocks(kind) for kind in kinds))
+                scalars[metric] = cosine_of(*(found.total(kind) for kind in kinds))
         layers.pop("gradient_cosine", None)  # a run's alone
         lost_layers, lost_scalars = self._lost_to_strangers()
         for metric in lost_layers if self._has_no_known_update() else ():
@@ -228,6 +234,10 @@ class ParameterProbe(Part):
         return missing | self._why_no_gradients() | self._why_no_updates()
 
     # Why not.
+
+    def why_not_own(self, where: Where, why_unseen: str) -> str:
+        without = "the block has no parameters of its own, or its parameters had no gradient"
+        return self._why_unreadable() or (self._why_no_step() if where == "gradients" else None) or without
 
     def _why_unreadable(self) -> str | None:
         if self._ranks is None and any(is_sharded(p) for p in self._all()):
@@ -455,12 +465,23 @@ class ParameterProbe(Part):
             if params:
                 gradients = _gradients(params)
                 by = 1.0 if scale is None else scale.to(gradients[0].device).double()
+                unscaled = gradients if scale is None else [gradient / by for gradient in gradients]
+                self._see_own("gradients", group, params, unscaled)
                 self._add("grad", group, params, squares(gradients) / by**2)
                 if not stepper.has_closure and "gradient_alignment" in self.wanted:
                     self._add("grad_dot", group, params, dots(gradients, [local(p) for p in params]) / by)
                 if "gradient_cosine" in self.wanted:
                     self._compare(self._gradients, "turn", group, (group, id(stepper.optimizer)), params, gradients)
             self._read_queries_and_keys(group, params, scale)
+
+    def _see_own(self, where: Where, group: int, params: Sequence[nn.Parameter], tensors: Sequence[Tensor]) -> None:
+        """Of a block; each part of it by itself whose values as many processes hold."""
+        if group >= 0 and self.own.of(where):
+            shares = self._shares_of(params)
+            for share in dict.fromkeys(shares):
+                part = [widened(t) for t, of in zip(tensors, shares, strict=True) if of == share and t.numel()]
+                if part:
+                    self.own.see(where, group, part, share=share)
 
     def _read_queries_and_keys(self, group: int, params: list[nn.Parameter], scale: Tensor | None) -> None:
         own = {id(p) for p in params}
@@ -592,10 +613,6 @@ def why_trains_nothing(model: nn.Module, optimizers: Sequence[torch.optim.Optimi
         f"{subject} 0 of the model's {len(params)} parameters, so no updates are measured; was it made for another copy of "
         "the model? Give attach() the optimizer of this one, several as a list"
     )
-
-
-def _cosine(dot: Tensor, squared: Tensor, other: Tensor) -> Tensor:
-    return (dot / (squared * other).sqrt()).clamp(-1, 1)  # rounding may leave it outside
 
 
 def _moving(stepper: _Stepper) -> frozenset[int]:

@@ -5,46 +5,17 @@ hooks -> collect: sums of this process -> ranks: sums of all processes -> finish
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
+from tsemon.measures.sums import Partials
 from tsemon.probes.discovery import Block
 from tsemon.probes.hooks import Hooks
-
-Merge = Literal["sum", "max", "min"]
-
-
-class Partial(NamedTuple):
-    """One process's share of a quantity, and how the shares of several processes become the whole."""
-
-    value: Tensor
-    merge: Merge = "sum"
-
-
-class OnHost(NamedTuple):
-    """A metric whose last step a device could not do without being waited for: the exporter's thread does it.
-
-    Such a metric is of this process's own samples alone.
-    """
-
-    raw: Tensor
-    finish: Callable[[Tensor], Tensor]
-    """Gets `raw` in host memory, returns the metric."""
-
-
-@dataclass(slots=True)
-class Reading:
-    """What one sampled step gave, still on the device."""
-
-    layers: dict[str, Tensor | OnHost] = field(default_factory=dict)
-    heads: dict[str, Tensor | OnHost] = field(default_factory=dict)
-    scalars: dict[str, Tensor | OnHost | float] = field(default_factory=dict)
-    agreed: Tensor | None = None
-    """The largest of what each of several ranks passed to `Probe.collect`."""
+from tsemon.probes.quantities import NONE
+from tsemon.probes.reading import Reading
+from tsemon.quantity import Where
 
 
 class Part:
@@ -52,8 +23,11 @@ class Part:
 
     METRICS: ClassVar[tuple[str, ...]] = ()
 
+    own = NONE
+    """The user's own quantities of the tensors that this part sees."""
+
     wanted: frozenset[str] = frozenset()
-    """Which of METRICS this step should give. A part from which none is wanted is left out of the step."""
+    """Which of METRICS this step should give. A part from which nothing is wanted is left out of the step."""
     step: int = 0
     """The number of the step that is collected."""
 
@@ -63,13 +37,22 @@ class Part:
     def listen(self, hooks: Hooks) -> None:
         """Hook the blocks for the pass that begins."""
 
+    def want(self, names: Collection[str]) -> None:
+        """Say which metrics the next step should give."""
+        self.wanted = frozenset(self.METRICS) & frozenset(names)
+        self.own.wanted = frozenset(self.own.names) & frozenset(names)
+
+    @property
+    def is_wanted(self) -> bool:
+        return bool(self.wanted or self.own.wanted)
+
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
         """A block of the pass is about to run with these arguments."""
 
     def forget(self) -> None:
         """Let go of what was seen."""
 
-    def collect(self) -> dict[str, Partial]:
+    def collect(self) -> Partials:
         """Raw sums on the device, empty where nothing was seen."""
         return {}
 
@@ -85,35 +68,6 @@ class Part:
         """Metric to the reason why this step lacks it, in whole or in part. `why_unseen`: why no hook fired."""
         return {}
 
-
-COUNT = "/n"
-"""Ends the name of the number of values in the sum of the name before it."""
-
-
-def counted(name: str, values: Tensor, dim: int = 0) -> dict[str, Tensor]:
-    """The sum and the number of those of `values` along `dim` that are not NaN: a mean that ranks can merge."""
-    is_known = ~values.isnan()
-    return {name: torch.where(is_known, values, 0.0).sum(dim), name + COUNT: is_known.sum(dim).to(values.dtype)}
-
-
-def mean(sums: Mapping[str, Tensor], name: str) -> Tensor:
-    """The mean that `counted` began; NaN of nothing."""
-    return sums[name] / sums[name + COUNT]
-
-
-def stacked(values: Iterable[Tensor | None], absent: float = 0.0) -> Tensor:
-    """One tensor from one value per entry, on the device of the first, with `absent` for entries that are None.
-
-    Where the values are of different sizes (heads), the shorter are filled up with `absent`.
-    """
-    values = list(values)
-    first = next(value for value in values if value is not None)
-    shape = [max(sizes) for sizes in zip(*(value.shape for value in values if value is not None), strict=True)]
-    result = first.new_full((len(values), *shape), absent)
-    for entry, value in enumerate(values):
-        if value is not None:
-            own = result[entry]
-            for axis, size in enumerate(value.shape):
-                own = own.narrow(axis, 0, size)
-            own.copy_(value, non_blocking=True)
-    return result
+    def why_not_own(self, where: Where, why_unseen: str) -> str:
+        """Why no tensors came for the user's own quantities of them."""
+        return why_unseen

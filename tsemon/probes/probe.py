@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from tsemon.measures.rows import MAX_ROWS, Rows
+from tsemon.measures.sums import Partial, Partials
 from tsemon.probes.activations import ActivationProbe
 from tsemon.probes.attention import AttentionProbe
 from tsemon.probes.calls import Calls
@@ -25,15 +27,24 @@ from tsemon.probes.mixing import MixingProbe
 from tsemon.probes.outputs import OutputProbe
 from tsemon.probes.padding import Padding
 from tsemon.probes.parameters import ParameterProbe
-from tsemon.probes.part import OnHost, Part, Partial, Reading
+from tsemon.probes.part import Part
+from tsemon.probes.quantities import Quantities
 from tsemon.probes.ranks import Ranks, given_means, given_partials
-from tsemon.probes.rows import MAX_ROWS, Rows
+from tsemon.probes.reading import OnHost, Reading
 from tsemon.probes.saturation import SaturationProbe
 from tsemon.probes.states import HiddenStates
 from tsemon.probes.values import ValueProbe
+from tsemon.quantity import Quantity, Where
 
 AGREED = "agreed"
 EXTRA = "extra pass"
+PLACES: Mapping[str, tuple[Where, ...]] = {
+    "activations": ("output", "input"),
+    "attention": ("attention", "queries", "keys"),
+    "values": ("values",),
+    "parameters": ("gradients", "parameters"),
+}
+"""Which part sees the tensors of a user's own quantity."""
 MAX_SEARCHES = 3
 """Samples after which nothing that was compiled later is looked for any more."""
 V = TypeVar("V")
@@ -60,6 +71,7 @@ class Probe:
         ranks: Ranks | None = None,
         attention_rows: Rows = MAX_ROWS,
         probe_batch: ProbeBatch | None = None,
+        quantities: Sequence[Quantity] = (),
     ) -> None:
         depth = len(blocks) if depth is None else depth
         self._blocks = blocks
@@ -91,6 +103,9 @@ class Probe:
             "losses": self._losses,
             "inputs": self._inputs,
         }
+        for name, where in PLACES.items():
+            of_part = [quantity for quantity in quantities if quantity.of in where]
+            self._parts[name].own = Quantities(of_part, blocks, depth, on_fault)
         self._saw_train_mode: bool | None = None
         self._is_open = self._is_hidden = self._is_in_extra_pass = False
         self._num_searches = 0
@@ -116,9 +131,9 @@ class Probe:
         self._guard.has_met_transform = False
         self.wanted = frozenset(wanted)
         for part in self._parts.values():
-            part.wanted = frozenset(part.METRICS) & frozenset(wanted)
+            part.want(wanted)
         for part in self._parts.values():
-            if part.wanted and part not in self._listening():
+            if part.is_wanted and part not in self._listening():
                 part.arm(self._outer)
         if not self._runs_compiled():
             self._watch_passes(self._outer)
@@ -136,7 +151,7 @@ class Probe:
 
     def _watch_passes(self, hooks: Hooks) -> None:
         """Be there when a pass comes through the gate."""
-        listening = [part for part in self._listening() if part.wanted]
+        listening = [part for part in self._listening() if part.is_wanted]
         if not listening:
             return
         for module in self._path:
@@ -171,10 +186,10 @@ class Probe:
         self.not_measured = {}
         self._guard.run(self._drop_failed_pass)
         self._pass_again()
-        partials: dict[str, Partial] = {}
+        partials: Partials = {}
         for name, part in self._parts.items():  # each by itself: a fault in one leaves the others
             part.step = step
-            if part.wanted:
+            if part.is_wanted:
                 self._guard.run(self._gather, name, part, partials)
         sums = {name: partial.value for name, partial in partials.items()}
         if self._ranks is not None:
@@ -182,19 +197,20 @@ class Probe:
             reading.agreed = sums.get(AGREED)
             reading.scalars |= given_means(sums)
         for name, part in self._parts.items():
-            if part.wanted:
+            if part.is_wanted:
                 self._guard.run(self._finish, name, part, sums, reading)
         self._guard.run(self._check_gate)
         self._guard.run(self._find_compiled)
         return reading
 
-    def _gather(self, name: str, part: Part, partials: dict[str, Partial]) -> None:
-        partials |= {f"{name}.{key}": partial for key, partial in part.collect().items()}
+    def _gather(self, name: str, part: Part, partials: Partials) -> None:
+        found = part.collect() | part.own.collect()
+        partials |= {f"{name}.{key}": partial for key, partial in found.items()}
 
     def _merge(
         self,
         ranks: Ranks,
-        partials: dict[str, Partial],
+        partials: Partials,
         sums: dict[str, Tensor],
         given: Mapping[str, Tensor | float],
         to_agree: Sequence[float],
@@ -206,11 +222,11 @@ class Probe:
 
     def _finish(self, name: str, part: Part, sums: Mapping[str, Tensor], reading: Reading) -> None:
         own = {key.removeprefix(f"{name}."): value for key, value in sums.items() if key.startswith(f"{name}.")}
-        found = part.finish(own)
-        reading.layers |= _wanted(found.layers, part.wanted)
+        found, of_user, why_unseen = part.finish(own), part.own.finish(own), self._why_unseen()
+        reading.layers |= _wanted(found.layers, part.wanted) | of_user.layers
         reading.heads |= _wanted(found.heads, part.wanted)
-        reading.scalars |= _wanted(found.scalars, part.wanted)
-        why = part.why_missing(self._why_unseen())
+        reading.scalars |= _wanted(found.scalars, part.wanted) | of_user.scalars
+        why = part.why_missing(why_unseen)
         self.how[name] = part.how()
         if self._ranks is not None and self._ranks.stage_size < self._ranks.size:
             why |= {
@@ -219,6 +235,7 @@ class Probe:
                 if isinstance(value, OnHost)
             }
         self.not_measured |= {metric: reason for metric, reason in why.items() if metric in part.wanted}
+        self.not_measured |= part.own.why_missing(lambda where: part.why_not_own(where, why_unseen))
 
     def _watch_inputs(self, takers: Collection[Callable[..., None]]) -> None:
         """Show them the inputs of the outermost modules through which a training pass comes."""
@@ -239,7 +256,7 @@ class Probe:
     def _pass_again(self) -> None:
         """Run the model on the held batch where that is the only way to what is wanted."""
         self._is_hidden = self._runs_compiled() or (self._held.is_given and self._saw_train_mode is None)
-        is_worth_it = self._is_hidden and any(part.wanted for part in self._listening())
+        is_worth_it = self._is_hidden and any(part.is_wanted for part in self._listening())
         if not (is_worth_it or self._saturation.needs_passes):
             return
         plain, scaled = self._plain_pass, self._scaled_pass
@@ -288,7 +305,7 @@ class Probe:
 
     def _find_compiled(self) -> None:
         """A model that was compiled after it was attached is called by a module that nobody has told us of."""
-        looks_inside = self._saturation.wanted or any(part.wanted for part in self._listening())
+        looks_inside = self._saturation.wanted or any(part.is_wanted for part in self._listening())
         is_lost = looks_inside and self._saw_train_mode is None and self._held.inputs is None
         if is_lost and self._num_searches < MAX_SEARCHES:  # it looks at every object there is
             self._num_searches += 1
@@ -314,6 +331,7 @@ class Probe:
     def _forget(self) -> None:
         for part in self._parts.values():
             part.forget()
+            part.own.forget()
 
     @property
     def _is_elsewhere(self) -> bool:
@@ -350,7 +368,8 @@ class Probe:
                 self._inner.before(block.module, functools.partial(self._enter, block))
         for part in self._listening():
             part.forget()
-            if part.wanted:
+            part.own.forget()
+            if part.is_wanted:
                 part.listen(self._inner)
 
     def _open_at_first_block(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -363,7 +382,7 @@ class Probe:
         self._calls.enter(module)
         layer = self._calls.current(block)
         for part in self._listening():
-            if layer is not None and part.wanted and type(part).enter is not Part.enter:
+            if layer is not None and part.is_wanted and type(part).enter is not Part.enter:
                 self._guard.run(part.enter, layer, args, kwargs)
 
     def _close(self, gate: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -385,6 +404,7 @@ class Probe:
             self._saw_train_mode = None
             for part in self._listening():
                 part.forget()
+                part.own.forget()
 
     def _why_unseen(self) -> str:
         if self._is_hidden and self._plain_pass.why_not is not None:

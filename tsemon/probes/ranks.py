@@ -16,12 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tsemon.errors import InvalidArgument, RanksDisagree
-from tsemon.probes.part import Merge, Partial
+from tsemon.measures.sums import NOTHING, Merge, Partial
 
 T = TypeVar("T")
-
-NOTHING: dict[Merge, float] = {"sum": 0.0, "max": -math.inf, "min": math.inf}
-"""What a process adds that has not measured something."""
 
 MAX_SLOTS = 4096
 """More names than that are not merged: a loop that invents a name a step would have them agreed on at each sample."""

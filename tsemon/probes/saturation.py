@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tsemon.measures import saturation
+from tsemon.measures.choosing import evenly_spread
+from tsemon.measures.saturation import saturation_sums
+from tsemon.measures.sums import Partials, mean
 from tsemon.probes.discovery import Block
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.padding import Padding
-from tsemon.probes.part import Part, Partial, Reading, counted, mean, stacked
+from tsemon.probes.part import Part
+from tsemon.probes.reading import Reading, by_entry
 from tsemon.probes.states import hidden_state
 
 MAX_TOKENS = 64
@@ -39,7 +42,7 @@ class SaturationProbe(Part):
         self.why_not: str | None = None
         """Why the passes did not come about."""
         self._plain_RD: dict[int, Tensor] = {}
-        self._sums: dict[int, dict[str, Tensor]] = {}
+        self._sums: dict[int, Partials] = {}
 
     @property
     def needs_passes(self) -> bool:
@@ -63,12 +66,8 @@ class SaturationProbe(Part):
         self._sums = {}
         self._hook(hooks, self._sums, self._compare)
 
-    def collect(self) -> dict[str, Partial]:
-        names = {name for sums in self._sums.values() for name in sums}
-        return {
-            name: Partial(stacked(self._sums.get(entry, {}).get(name) for entry in range(self._depth + 1)))
-            for name in names
-        }
+    def collect(self) -> Partials:
+        return by_entry(self._sums, range(self._depth + 1))
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         if "saturation" not in sums:
@@ -108,28 +107,19 @@ class SaturationProbe(Part):
                 hooks.before(block.deescalation, lambda _, args, kwargs, b=block, e=outputs: see(b, e, (args, kwargs)))
 
     def _rows(self, block: Block, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """A few tokens (R, D), and which of them are none: padding, or more than there are."""
+        """A few tokens (R, D), and which of them are tokens at all: there may be fewer."""
         x_BTD = x.detach().transpose(0, 1) if block.tokens_first else x.detach()
         valid_BT = self._padding.valid(block.stack, *x_BTD.shape[:2])
         x_ND = x_BTD.flatten(0, 1)
-        size = min(x_ND.shape[0], MAX_TOKENS)
-        middle_R = torch.arange(size, device=x.device) * 2 + 1
         if valid_BT is None:
+            size = min(x_ND.shape[0], MAX_TOKENS)
+            middle_R = torch.arange(size, device=x.device) * 2 + 1
             return x_ND[middle_R * x_ND.shape[0] // (2 * size)], None
-        nth_N = valid_BT.flatten().cumsum(dim=0)
-        rank_R = middle_R * nth_N[-1].clamp_min(size) // (2 * size)
-        index_R = torch.searchsorted(nth_N, rank_R, right=True).clamp_max(x_ND.shape[0] - 1)
-        return x_ND[index_R], rank_R >= nth_N[-1]
+        index_R, is_token_R = evenly_spread(valid_BT.flatten(), MAX_TOKENS)
+        return x_ND[index_R], is_token_R
 
-    def _compare(self, entry: int, scaled_RD: Tensor, is_none_R: Tensor | None) -> None:
-        cosine_R = saturation(self._plain_RD[entry][:, None], scaled_RD[:, None])  # of one token each
-        has_overflowed_R = ~scaled_RD.isfinite().all(dim=-1)
-        if is_none_R is not None:
-            cosine_R = cosine_R.masked_fill(is_none_R, torch.nan)
-            has_overflowed_R = has_overflowed_R & ~is_none_R
-        sums = counted("saturation", cosine_R)
-        # Without the tokens that have overflowed it would be the mean of the tame ones.
-        self._sums[entry] = sums | {"saturation": sums["saturation"].masked_fill(has_overflowed_R.any(), torch.nan)}
+    def _compare(self, entry: int, scaled_RD: Tensor, is_token_R: Tensor | None) -> None:
+        self._sums[entry] = saturation_sums(self._plain_RD[entry], scaled_RD, is_token_R)
 
 
 Take = Callable[[int, Tensor, Tensor | None], None]

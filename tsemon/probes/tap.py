@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from tsemon.measures.scores import DotProducts, Materialised, Scores, with_heads
 from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import Block, is_compiled, may_take_fast_path
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.kernels import flex_scores, interface_scores
 from tsemon.probes.padding import Padding
 from tsemon.probes.part import Part
-from tsemon.probes.scores import DotProducts, Materialised, Scores, with_heads
 
 
 class Seen(NamedTuple):

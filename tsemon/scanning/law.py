@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tsemon.measures import power_law_fit, sqrt_fit
-from tsemon.probes.growth import MIN_POINTS
+from tsemon.measures.growth import MIN_POINTS, norm_growth_fit, sqrt_fit
 
 MIN_R2 = 0.9
 """Of the logarithms. Below that the curve has another form, whatever the exponent."""
@@ -30,11 +29,10 @@ class Law:
 
 def growth_law(steps: Sequence[int], norms: Sequence[float]) -> Law | None:
     """None where the norm was seen above the first one fewer than 8 times, or less often than not."""
-    num_grown = sum(norm > norms[0] for norm in norms[1:])
-    if num_grown < MIN_POINTS or 2 * num_grown < len(norms) - 1 or not all(map(math.isfinite, norms)):
-        return None
     t, norm = torch.tensor(steps, dtype=torch.float64), torch.tensor(norms, dtype=torch.float64)
-    power, root = power_law_fit(t - t[0], norm - norm[0]), sqrt_fit(t, norm)
+    power, root = norm_growth_fit(t, norm), sqrt_fit(t, norm)
+    if power.exponent.isnan():
+        return None
     return Law(power.exponent.item(), power.r2.item(), root.slope.item(), root.r2.item())
 
 

@@ -28,7 +28,7 @@ from tsemon.terminal import (
     say,
     terminal,
 )
-from tsemon_client.commands.completion import complete_project, complete_rule
+from tsemon_client.commands.completion import complete_project, complete_rule, complete_run
 from tsemon_client.commands.finding import find_run
 from tsemon_client.commands.listening import looks
 from tsemon_client.commands.options import (
@@ -36,7 +36,6 @@ from tsemon_client.commands.options import (
     LOOK,
     AsCsv,
     AsJson,
-    OneRun,
     Server,
     check_formats,
     connect,
@@ -72,7 +71,9 @@ STATES = ("pending", "firing", "acknowledged", "resolved")
 )
 def alerts(
     alert: Annotated[str | None, typer.Argument(metavar="[ALERT]", help="Show all of this alert, by its id.")] = None,
-    run: OneRun = None,
+    run: Annotated[
+        str | None, typer.Option(help="Only of this run: its name, project/name, or id.", autocompletion=complete_run)
+    ] = None,
     project: Annotated[str | None, typer.Option(help="Only of this project.", autocompletion=complete_project)] = None,
     rule: Annotated[str | None, typer.Option(help="Only of this rule.", autocompletion=complete_rule)] = None,
     family: Annotated[str | None, typer.Option(help="Only of this family of rules: tse, entropy, loss, ...")] = None,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from tsemon_client.commands.options import DEFAULT_SERVER
+
 if TYPE_CHECKING:
     from tsemon_client import Client
 
@@ -72,7 +74,6 @@ def complete_tag(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def _client(ctx: typer.Context) -> Client:
     from tsemon_client import Client
-    from tsemon_client.commands.options import DEFAULT_SERVER
 
     server = ctx.params.get("server") or os.environ.get("TSEMON_SERVER") or DEFAULT_SERVER
     return Client(server, timeout_s=TIMEOUT_S, retries=0)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from tsemon.errors import InvalidArgument, MissingPackage
-from tsemon_client.commands.completion import complete_run
 
 if TYPE_CHECKING:
     from tsemon_client import Client
@@ -27,14 +26,6 @@ Server = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document, with all that the service says.")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Comma-separated values, with a line of names.")]
-RunName = Annotated[
-    str,
-    typer.Argument(metavar="RUN", help="A run: its name, project/name, or its id.", autocompletion=complete_run),
-]
-OneRun = Annotated[
-    str | None,
-    typer.Option("--run", help="Only of this run: its name, project/name, or id.", autocompletion=complete_run),
-]
 
 
 def connect(server: str, *, retries: int = 3) -> Client:

@@ -9,10 +9,10 @@ import typer
 
 from tsemon.errors import InvalidArgument, UnknownMetric
 from tsemon.terminal import Cell, Column, count, examples, number, print_csv, print_json, print_table, say, terminal
-from tsemon_client.commands.completion import complete_metric
+from tsemon_client.commands.completion import complete_metric, complete_run
 from tsemon_client.commands.drawing import bars_for, fitted, is_ascii, plot, sparkline
 from tsemon_client.commands.finding import find_run
-from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, AsCsv, AsJson, RunName, Server, check_formats, connect
+from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, AsCsv, AsJson, Server, check_formats, connect
 
 if TYPE_CHECKING:
     from tsemon_client.models import Heatmap, RunDetail, Series
@@ -36,7 +36,10 @@ COLUMNS = 200
     ),
 )
 def series(
-    run: RunName,
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="A run: its name, project/name, or its id.", autocompletion=complete_run),
+    ],
     metric: Annotated[
         str | None,
         typer.Argument(help="What to show; without, the run's metrics are listed.", autocompletion=complete_metric),

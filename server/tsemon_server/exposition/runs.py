@@ -138,12 +138,12 @@ def _add_run(
     for alert in alerts:
         names = labels_of(alert._asdict())
         page.add("tsemon_alert_firing", f"tsemon_alert_firing{names} 1\n", "gauge", "1 per alert that fires")
-    _add_scalars(page, labels, values["scalars"], limits.max_scalars)
+    _add_scalars(page, run, labels, values["scalars"], limits.max_scalars)
     arrays = {**values["heads"], **values["layers"]}  # what has a value per layer is taken as it is
     chosen, left_out = _chosen(arrays, frozenset(), limits.max_scalars)
     page.left_out.series += len(AGGREGATES) * len(left_out)
     arrays = {name: arrays[name] for name in chosen if len(arrays[name])}
-    _add_aggregates(page, labels, arrays)
+    _add_aggregates(page, run, labels, arrays)
     num_digits = max(2, len(str(max(map(len, arrays.values()), default=1) - 1)))
     for name, array in arrays.items():
         if name in limits.layers or ALL in limits.layers:
@@ -153,7 +153,7 @@ def _add_run(
                 used[key] = templates.get(key) or _template(*key)
                 lines = used[key] % tuple(_over_heads(array).tolist())
                 lines = lines if np.isfinite(array).all() else as_spelled(lines)
-                about = f"{_title(key[1])}, by layer"
+                about = f"{_title(key[1], run)}, by layer"
                 page.add(f"tsemon_layer_{sanitised(key[1])}", lines, "gauge", about)
 
             layered.append((len(array), run_id, add))
@@ -173,7 +173,7 @@ def _add_own(page: _Page, run: LiveRun, labels: str, num_nonfinite: int | None) 
             page.add(name, f"{name}{labels}{value!r}\n", *OF_RUNS[name])
 
 
-def _add_scalars(page: _Page, labels: str, scalars: Mapping[str, Floats], most: int) -> None:
+def _add_scalars(page: _Page, run: LiveRun, labels: str, scalars: Mapping[str, Floats], most: int) -> None:
     names, left_out = _chosen(scalars, RESERVED, most)
     page.left_out.scalars += len(left_out)
     for name in names:
@@ -181,10 +181,10 @@ def _add_scalars(page: _Page, labels: str, scalars: Mapping[str, Floats], most: 
             page.left_out.scalars += 1
             continue
         family = f"tsemon_run_{sanitised(name)}"
-        page.add(family, f"{family}{labels}{number(float(scalars[name]))}\n", "gauge", _title(name))
+        page.add(family, f"{family}{labels}{number(float(scalars[name]))}\n", "gauge", _title(name, run))
 
 
-def _add_aggregates(page: _Page, labels: str, arrays: Mapping[str, Floats]) -> None:
+def _add_aggregates(page: _Page, run: LiveRun, labels: str, arrays: Mapping[str, Floats]) -> None:
     by_shape: dict[tuple[int, ...], list[str]] = {}
     for name, array in arrays.items():
         by_shape.setdefault(array.shape, []).append(name)
@@ -196,7 +196,7 @@ def _add_aggregates(page: _Page, labels: str, arrays: Mapping[str, Floats]) -> N
             if not page.has_room(sum(is_known)):
                 page.left_out.series += sum(is_known)
                 continue
-            family, title = f"tsemon_layers_{sanitised(name)}_", _title(name)
+            family, title = f"tsemon_layers_{sanitised(name)}_", _title(name, run)
             for (aggregate, about), value in zip(AGGREGATES.items(), row, strict=True):
                 if value is not None:
                     full = family + aggregate
@@ -282,5 +282,5 @@ def _template(run_id: str, metric: str, num_layers: int, num_digits: int) -> str
     return "".join(f'{name}{{layer="{n:0{num_digits}}",run_id="{run_id}"}} %.9g\n' for n in range(num_layers))
 
 
-def _title(metric: str) -> str:
-    return _TITLES.get(metric, "A metric that is not tsemon's own")
+def _title(metric: str, run: LiveRun) -> str:
+    return _TITLES.get(metric) or run.titles.get(metric, "A metric that is not tsemon's own")

@@ -1,4 +1,5 @@
-"""Yes, no or unknown. What was not measured makes a comparison unknown, and `all`, `any` and `not` pass that on (Kleene).
+"""The nodes of conditions: comparisons, and what joins them. A comparison with a value that was not measured is unknown,
+and `all`, `any` and `not` pass that on (Kleene).
 
 A node of a condition gives True, False or None; a mask, which is a comparison layer by layer, gives 1, 0 or NaN.
 """
@@ -14,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from tsemon_server.rules import values
-from tsemon_server.rules.memory import MAX_SAMPLES, HowOften
-from tsemon_server.rules.parts import Mistake, Part
+from tsemon_server.rules.memory import HowOften
+from tsemon_server.rules.parts import Part
 from tsemon_server.rules.program import Program, Slots, Term, View
 from tsemon_server.rules.reductions import Array
+from tsemon_server.rules.values import aligned
 
 Answer = bool | None
+Bound = tuple[str, Term]
 
 BOUNDS: dict[str, Callable[[Any, Any], Any]] = {
     "above": operator.gt,
@@ -36,38 +38,19 @@ class Comparison:
     """A value held against bounds: what an alert shows of a condition."""
 
     value: Term
-    bounds: tuple[tuple[str, Term], ...]
+    bounds: tuple[Bound, ...]
     holds: Term
 
 
-def condition(part: Part, program: Program, found: list[Comparison] | None = None) -> Term:
-    """The node of a definition; its comparisons are added to `found`. Raises Mistake."""
-    found = [] if found is None else found
-    if "value" in part:
-        return _comparison(part, program, found)
-    if "condition" in part:
-        return _k_of_n(part, program, found)
-    if not isinstance(part.data, dict) or len(part.data) != 1 or next(iter(part.data)) not in ("all", "any", "not"):
-        raise part.wrong("a mapping with value, or with condition, or with one of all, any, not")
-    name = str(next(iter(part.data)))
-    if name == "not":
-        term = condition(part["not"], program, [])  # what must not hold is no evidence
-        return program.add(
-            f"not ({term.key})",
-            lambda view, slots: _negated(slots[term.index]),
-            of=[term],
-            axes=0,
-            says=f"not {term.says}",
-        )
-    terms = [condition(item, program, found) for item in part[name].items()]
-    return _joined(terms, name, program)
+def negated(term: Term, program: Program) -> Term:
+    def compute(view: View, slots: Slots) -> Answer:
+        answer: Answer = slots[term.index]
+        return None if answer is None else not answer
+
+    return program.add(f"not ({term.key})", compute, of=[term], axes=0, says=f"not {term.says}")
 
 
-def _negated(answer: Answer) -> Answer:
-    return None if answer is None else not answer
-
-
-def _joined(terms: Sequence[Term], name: str, program: Program) -> Term:
+def joined(terms: Sequence[Term], name: str, program: Program) -> Term:
     indices, decisive = [term.index for term in terms], name == "any"
 
     def compute(view: View, slots: Slots) -> Answer:
@@ -84,11 +67,7 @@ def _joined(terms: Sequence[Term], name: str, program: Program) -> Term:
     return program.add(key, compute, of=terms, axes=0, says=says)
 
 
-def _k_of_n(part: Part, program: Program, found: list[Comparison]) -> Term:
-    part.has_keys(["condition", "in_last", "at_least"])
-    num_samples = part["in_last"].whole(1, MAX_SAMPLES)
-    least = part["at_least"].whole(1, num_samples)
-    term = condition(part["condition"], program, found)
+def repeated(term: Term, num_samples: int, least: int, program: Program) -> Term:
     how_often = program.remember(term, f"in the last {num_samples}", HowOften(num_samples), says=term.says)
 
     def compute(view: View, slots: Slots) -> Answer:
@@ -102,52 +81,7 @@ def _k_of_n(part: Part, program: Program, found: list[Comparison]) -> Term:
 # Comparisons
 
 
-def _comparison(part: Part, program: Program, found: list[Comparison]) -> Term:
-    part.has_keys(["value"], [*BOUNDS, "is", "in"])
-    value = values.value(part["value"], program)
-    if value.axes == 2:
-        raise Mistake(part.path, "a comparison expects one number or layers, got blocks and heads; reduce over heads")
-    if value.axes == 1 and "in" not in part:
-        raise Mistake(
-            part.path, "the value has layers: say in which, `in: any`, all, first, last, {layers: 3}, {share: 0.5}"
-        )
-    if value.axes == 0 and "in" in part:
-        raise Mistake((*part.path, "in"), "the value is one number: expected no `in`")
-    if "is" in part:
-        holds = _of_kind(part, value, program)
-        bounds: tuple[tuple[str, Term], ...] = ()
-    else:
-        bounds = _bounds(part, value, program)
-        holds = _held_against(value, bounds, program)
-    if value.axes:
-        holds = _in_layers(part["in"], holds, program)
-    found.append(Comparison(value, bounds, holds))
-    return holds
-
-
-def mask(part: Part, program: Program) -> Term:
-    """A comparison layer by layer."""
-    part.has_keys(["value"], [*BOUNDS])
-    value = values.value(part["value"], program)
-    if value.axes == 0:
-        raise Mistake((*part.path, "value"), "expected a value with layers, got one number")
-    return _held_against(value, _bounds(part, value, program), program)
-
-
-def _bounds(part: Part, value: Term, program: Program) -> tuple[tuple[str, Term], ...]:
-    names = [name for name in BOUNDS if name in part]
-    if not names:
-        raise Mistake(part.path, f"nothing to hold the value against; expected one of {', '.join(BOUNDS)}, is")
-    bounds = tuple((name, values.value(part[name], program)) for name in names)
-    for name, bound in bounds:
-        if bound.axes not in (0, value.axes):
-            raise Mistake(
-                (*part.path, name), "the bound has other axes than the value; expected one number, or the same"
-            )
-    return bounds
-
-
-def _held_against(value: Term, bounds: Sequence[tuple[str, Term]], program: Program) -> Term:
+def held_against(value: Term, bounds: Sequence[Bound], program: Program) -> Term:
     tests = [(BOUNDS[name], bound.index) for name, bound in bounds]
     source = value.index
 
@@ -168,7 +102,7 @@ def _held_against(value: Term, bounds: Sequence[tuple[str, Term]], program: Prog
         for test, index in tests:
             limit = slots[index]
             if isinstance(limit, np.ndarray):
-                holds = values.aligned(np.multiply, holds, _answers(test, x, limit))
+                holds = aligned(np.multiply, holds, _answers(test, x, limit))
             else:
                 holds *= test(x, limit) if limit == limit else np.nan
         return holds
@@ -180,12 +114,12 @@ def _held_against(value: Term, bounds: Sequence[tuple[str, Term]], program: Prog
 
 
 def _answers(test: Callable[[Any, Any], Any], x: Array, limit: Array) -> Array:
-    answers: Array = values.aligned(lambda x, limit: np.where(np.isnan(limit), np.nan, test(x, limit)), x, limit)
+    answers: Array = aligned(lambda x, limit: np.where(np.isnan(limit), np.nan, test(x, limit)), x, limit)
     return answers
 
 
-def _of_kind(part: Part, value: Term, program: Program) -> Term:
-    kind, source = part["is"].one_of(KINDS), value.index
+def of_kind(part: Part, value: Term, program: Program) -> Term:
+    kind, source = part.one_of(KINDS), value.index
 
     def layers(view: View, slots: Slots) -> Array:
         answers: Array = _is_of_kind(kind, slots[source]).astype(float)
@@ -214,7 +148,7 @@ def _is_of_kind(kind: str, x: Any) -> Any:
     return np.isfinite(x) if kind == "finite" else ~np.isfinite(x)
 
 
-def _in_layers(part: Part, mask: Term, program: Program) -> Term:
+def in_layers(part: Part, mask: Term, program: Program) -> Term:
     decide, says = _quantifier(part)
     source = mask.index
 

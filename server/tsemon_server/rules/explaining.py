@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tsemon_server.rules.conditions import condition
+from tsemon_server.rules.grammar import condition
 from tsemon_server.rules.parts import Part
 from tsemon_server.rules.program import Program
 from tsemon_server.rules.rule import Hold, Rule

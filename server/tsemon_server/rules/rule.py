@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal, cast
 
-from tsemon_server.rules import values
-from tsemon_server.rules.conditions import Comparison, condition
+from tsemon_server.rules.conditions import Comparison
+from tsemon_server.rules.grammar import condition, value
 from tsemon_server.rules.parts import Mistake, Part
 from tsemon_server.rules.program import Measure, Program, Term
 
@@ -152,7 +152,7 @@ def _evidence(part: Part, program: Program) -> dict[str, Term]:
         return {}
     if not isinstance(part["evidence"].data, dict):
         raise part["evidence"].wrong("a mapping from names to values")
-    terms = {str(name): values.value(part["evidence"][name], program) for name in part["evidence"].data}
+    terms = {str(name): value(part["evidence"][name], program) for name in part["evidence"].data}
     for name, term in terms.items():
         if not _EVIDENCE.fullmatch(name):
             raise Mistake((*part.path, "evidence", name), f"expected small letters, digits and _, got {name[:80]!r}")

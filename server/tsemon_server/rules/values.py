@@ -1,87 +1,22 @@
-"""Numbers that a rule speaks of: a measure, and what is made of it step by step.
-
-A definition is a number, or a list: a source and then stages, each applied to what the one before gave.
-"""
+"""The nodes of values: constants, and the stages that are applied to a value, one after the other."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tsemon_server.rules import conditions
-from tsemon_server.rules.memory import (
-    MAX_SAMPLES,
-    OVER_TIME,
-    Best,
-    Previous,
-    Start,
-    StepsIn,
-    StepsSince,
-    Window,
-    ZScore,
-)
+from tsemon_server.rules.memory import MAX_SAMPLES, OVER_TIME, Best, Previous, Start, StepsSince, Window, ZScore
 from tsemon_server.rules.parts import Mistake, Part
-from tsemon_server.rules.program import NOTHING, Measure, Program, Slots, Term, View
+from tsemon_server.rules.program import NOTHING, Program, Slots, Term, View
 from tsemon_server.rules.reductions import Array, quantile, reduction
-
-SOURCES = "scalar", "layers", "heads", "steps_in"
-
-
-def value(part: Part, program: Program, own: Term | None = None) -> Term:
-    """The node of a definition; `own` is what the word stands for in it. Raises Mistake."""
-    if isinstance(part.data, int | float):
-        return constant(part.number(), program)
-    if not isinstance(part.data, list):
-        raise part.wrong("a number, or a list that begins with a measure, such as [{scalar: loss}]")
-    parts = list(part.items())
-    term = _source(parts[0], program, own)
-    for stage in parts[1:]:
-        term = _stage(term, stage, program)
-    return term
 
 
 def constant(number: float, program: Program) -> Term:
     return program.add(json.dumps(number), lambda view, slots: number, axes=0, says=f"{number:g}")
-
-
-def _source(part: Part, program: Program, own: Term | None) -> Term:
-    if part.data == "own" and own is not None:
-        return own
-    if isinstance(part.data, list | int | float):
-        return value(part, program)
-    kind = _kind(part, SOURCES)
-    if kind == "steps_in":
-        condition = conditions.condition(part[kind], program)
-        return program.remember(condition, "steps in", StepsIn(), says=f"steps in which {condition.says}")
-    return program.read(Measure(kind, part.has_keys([kind])[kind].text(most=128)))
-
-
-def _kind(part: Part, options: Sequence[str]) -> str:
-    """Which of `options` it is; keys may come in any order."""
-    found = [key for key in options if key in part]
-    if len(found) == 1:
-        return found[0]
-    if isinstance(part.data, dict) and part.data and not found:
-        key = str(next(iter(part.data)))
-        raise Mistake((*part.path, key), f"no {key!r} here; expected one of {', '.join(options)}")
-    raise part.wrong(f"a mapping with one of {', '.join(options)}")
-
-
-# Stages
-
-
-def _stage(term: Term, part: Part, program: Program) -> Term:
-    if isinstance(part.data, str):
-        if part.data == "skip_frozen":
-            return _skip_frozen(term, part, program)
-        name = part.one_of([*_OF_ONE, "skip_frozen"])
-        return _elementwise(term, name, _OF_ONE[name], program)
-    name = _kind(part, list(_STAGES))
-    return _STAGES[name](term, part, program)
 
 
 _OF_ONE: dict[str, Callable[[Any], Any]] = {
@@ -107,8 +42,12 @@ def _log_odds(share: Any) -> Any:
     return np.log10(share / (1 - share))
 
 
-def _elementwise(term: Term, name: str, function: Callable[[Any], Any], program: Program) -> Term:
-    source = term.index
+def named(term: Term, part: Part, program: Program) -> Term:
+    """Add the node of a stage that is a single word."""
+    if part.data == "skip_frozen":
+        return _skip_frozen(term, part, program)
+    name = part.one_of([*_OF_ONE, "skip_frozen"])
+    function, source = _OF_ONE[name], term.index
 
     def compute(view: View, slots: Slots) -> Any:
         x = slots[source]
@@ -123,10 +62,8 @@ def _elementwise(term: Term, name: str, function: Callable[[Any], Any], program:
     )
 
 
-def _arithmetic(term: Term, part: Part, program: Program) -> Term:
-    name = _only_key(part)
-    other = value(part[name], program, own=term)
-    left, right, function = term.index, other.index, _OF_TWO[name]
+def combined(term: Term, name: str, other: Term, part: Part, program: Program) -> Term:
+    left, right, function = term.index, other.index, OF_TWO[name]
     if term.axes and other.axes and term.axes != other.axes:
         raise part.wrong(f"values with as many axes on both sides, {_AXES[term.axes]} or one number")
     return program.add(
@@ -164,7 +101,7 @@ def _divided(left: Any, right: Any) -> Any:
     return left / right if right else math.nan
 
 
-_OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
+OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
     "plus": lambda left, right: left + right,
     "minus": lambda left, right: left - right,
     "times": lambda left, right: left * right,
@@ -176,8 +113,8 @@ _SIGNS = {"plus": "+", "minus": "-", "times": "×", "over": "/", "min_with": "or
 _AXES = {0: "one number", 1: "layers", 2: "blocks and heads"}
 
 
-def _layers(term: Term, part: Part, program: Program) -> Term:
-    name = _only_key(part)
+def layers(term: Term, part: Part, program: Program) -> Term:
+    name = only_key(part)
     if term.axes != 1:
         hint = "; reduce over heads first" if term.axes == 2 else ""
         raise Mistake(part.path, f"{name!r} expects a value with layers, got {_AXES[term.axes]}{hint}")
@@ -202,8 +139,8 @@ def _over_layers(part: Part, says: str) -> str:
     return f"{named[word]} of {says}" if word in named else f"{says} ({word} of layers)"
 
 
-def _heads(term: Term, part: Part, program: Program) -> Term:
-    name = _only_key(part)
+def heads(term: Term, part: Part, program: Program) -> Term:
+    name = only_key(part)
     if term.axes != 2:
         raise Mistake(part.path, f"{name!r} expects a value with heads, got {_AXES[term.axes]}")
     reduce, source = reduction(part[name], along=name), term.index
@@ -215,9 +152,9 @@ def _heads(term: Term, part: Part, program: Program) -> Term:
     return program.add(key, compute, of=[term], axes=1, says=says)
 
 
-def _slice(term: Term, part: Part, program: Program) -> Term:
+def sliced(term: Term, part: Part, program: Program) -> Term:
     ends = list(part.has_keys(["slice"])["slice"].items())
-    _needs_layers(term, part)
+    needs_layers(term, part)
     if len(ends) != 2:
         raise part["slice"].wrong("the first layer and the one after the last, such as [1, null]")
     span = slice(*(None if end.data is None else end.whole(-10_000, 10_000) for end in ends))
@@ -227,7 +164,7 @@ def _slice(term: Term, part: Part, program: Program) -> Term:
 
 
 def _skip_frozen(term: Term, part: Part, program: Program) -> Term:
-    _needs_layers(term, part)
+    needs_layers(term, part)
     source = term.index
 
     def compute(view: View, slots: Slots) -> Any:
@@ -241,9 +178,7 @@ def _skip_frozen(term: Term, part: Part, program: Program) -> Term:
     return program.add(f"{term.key} | skip_frozen", compute, of=[term], axes=term.axes, says=term.says)
 
 
-def _where(term: Term, part: Part, program: Program) -> Term:
-    _needs_layers(term, part)
-    mask = conditions.mask(part.has_keys(["where"])["where"], program)
+def kept_where(term: Term, mask: Term, program: Program) -> Term:
     source, condition = term.index, mask.index
     return program.add(
         f"{term.key} | where ({mask.key})",
@@ -258,12 +193,12 @@ def _kept_where(values: Array, holds: Array) -> Array:
     return np.where(holds == 1, values, np.nan)
 
 
-def _needs_layers(term: Term, part: Part) -> None:
+def needs_layers(term: Term, part: Part) -> None:
     if not term.axes:
         raise Mistake(part.path, "this stage expects a value with layers, got one number")
 
 
-def _window(term: Term, part: Part, program: Program) -> Term:
+def window(term: Term, part: Part, program: Program) -> Term:
     part.has_keys(["window", "samples"])
     num_samples = part["samples"].whole(2, MAX_SAMPLES)
     take, says = _over_time(part["window"])
@@ -275,7 +210,7 @@ def _window(term: Term, part: Part, program: Program) -> Term:
     )
 
 
-def _start(term: Term, part: Part, program: Program) -> Term:
+def start(term: Term, part: Part, program: Program) -> Term:
     part.has_keys(["start"], ["samples"])
     num_samples = part["samples"].whole(1, MAX_SAMPLES) if "samples" in part else 3
     take, _ = _over_time(part["start"])
@@ -291,25 +226,25 @@ def _over_time(part: Part) -> tuple[Any, str]:
     return OVER_TIME[part.one_of(list(OVER_TIME))], str(part.data)
 
 
-def _best(term: Term, part: Part, program: Program) -> Term:
+def best(term: Term, part: Part, program: Program) -> Term:
     end = part.has_keys(["best"])["best"].one_of(_ENDS)
     return program.remember(term, f"best {end}", Best(end == "lowest"), says=f"the {end} {_grouped(term)} so far")
 
 
-def _z_score(term: Term, part: Part, program: Program) -> Term:
+def z_score(term: Term, part: Part, program: Program) -> Term:
     num_samples = part.has_keys(["z_score"])["z_score"].whole(3, MAX_SAMPLES)
     says = f"standard deviations of {_grouped(term)} off the {num_samples} samples before"
     return program.remember(term, f"z_score {num_samples}", ZScore(num_samples), says=says)
 
 
-def _previous(term: Term, part: Part, program: Program) -> Term:
+def previous(term: Term, part: Part, program: Program) -> Term:
     num_samples = part.has_keys(["previous"])["previous"].whole(1, MAX_SAMPLES)
     samples = "sample" if num_samples == 1 else "samples"
     says = f"{_grouped(term)} {num_samples} {samples} ago"
     return program.remember(term, f"previous {num_samples}", Previous(num_samples), says=says)
 
 
-def _steps_since(term: Term, part: Part, program: Program) -> Term:
+def steps_since(term: Term, part: Part, program: Program) -> Term:
     end = part.has_keys(["steps_since"], ["by"])["steps_since"].one_of(_ENDS)
     by_ratio = part["by"].share() if "by" in part else 0.0
     says = f"steps since {_grouped(term)} was last {end} by {by_ratio:.1%}"
@@ -319,22 +254,7 @@ def _steps_since(term: Term, part: Part, program: Program) -> Term:
 _ENDS = "lowest", "highest"
 
 
-_STAGES: dict[str, Callable[[Term, Part, Program], Term]] = {
-    "heads": _heads,
-    "layers": _layers,
-    "slice": _slice,
-    "where": _where,
-    **dict.fromkeys(_OF_TWO, _arithmetic),
-    "window": _window,
-    "start": _start,
-    "best": _best,
-    "z_score": _z_score,
-    "previous": _previous,
-    "steps_since": _steps_since,
-}
-
-
-def _only_key(part: Part) -> str:
+def only_key(part: Part) -> str:
     key = str(next(iter(part.data)))
     part.has_keys([key])
     return key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Table, case, func, literal_column, select
@@ -34,6 +34,8 @@ class LiveRun(NamedTuple):
     """The newest frame of each writer, the newest first: what pipeline stages sent of one step, for instance."""
     others: list[Values]
     """Frames that hold what those do not, the newest first."""
+    titles: Mapping[str, str] = {}
+    """Titles of metrics of the user's own, by name."""
 
 
 class LiveRuns(NamedTuple):
@@ -70,7 +72,7 @@ class Live:
         # By age, which does not change: or those that are left out would be others at each look.
         youth = (run.created_at.desc(), run.run_id)
         seen = (run.last_step, run.process_step, run.updated_at, run.stepped_at)
-        newest = (run.last_attempt, run.last_writer, run.last_seq)
+        newest = (run.last_attempt, run.last_writer, run.last_seq, run.quantities)
         rows = self._connection.execute(
             select(run.run_id, run.project, run.run, *seen, *newest, func.count().over().label("num_live"))
             .where(run.updated_at >= case((run.state == "running", running_since), else_=ended_since))
@@ -84,7 +86,7 @@ class Live:
         ]
         found = self._series.live(self._unit, addresses)
         runs = [
-            LiveRun(*row[:7], *_by_writer(found.get(row.run_id, ())))
+            LiveRun(*row[:7], *_by_writer(found.get(row.run_id, ())), _titles(row.quantities))
             for row in sorted(rows, key=lambda row: row.run_id)
         ]
         return LiveRuns(runs, (rows[0].num_live if rows else 0) - len(rows))
@@ -101,6 +103,10 @@ class Live:
     def _count(self, table: Table, *where: ColumnElement[bool]) -> int:
         found = select(literal_column("1")).select_from(table).where(*where).limit(COUNTED_AT_MOST).subquery()
         return int(self._connection.execute(select(func.count()).select_from(found)).scalar_one())
+
+
+def _titles(quantities: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
+    return {name: quantity["title"] for name, quantity in quantities.items() if quantity["title"]}
 
 
 def _by_writer(frames: Sequence[Measured]) -> tuple[list[Values], list[Values]]:

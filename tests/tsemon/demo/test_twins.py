@@ -19,7 +19,7 @@ def last_block_diversity(training):
     return seen
 
 
-@pytest.mark.parametrize("twins", [DIGITS, TEXT], ids=["digits", "text"])
+@pytest.mark.parametrize("twins", [DIGITS, pytest.param(TEXT, marks=pytest.mark.thorough)], ids=["digits", "text"])
 class TestTheTwinsOfTheDemo:
     @pytest.fixture(autouse=True)
     def scikit_learn(self, twins):

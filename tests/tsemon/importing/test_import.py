@@ -1,8 +1,6 @@
 import json
 import math
 import re
-import subprocess
-import sys
 from contextlib import suppress
 from itertools import islice
 
@@ -12,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
+from tests import commands
 from tests.clients.command_line import HOSTILE, Terminal
 from tests.service import ServiceProcess
 from tests.tsemon.importing.sources import MlflowStore, write_events, write_wandb
@@ -528,8 +527,7 @@ class TestWhatCannotBeMeant:
 
 class TestTheCommand:
     def run(self, *arguments, cwd):
-        command = [sys.executable, "-m", "tsemon", "import", *map(str, arguments)]
-        return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+        return commands.tsemon("import", *arguments, folder=cwd)
 
     def test_says_what_it_would_do(self, tmp_path):
         write_events(tmp_path / "exp", range(3))

@@ -1,10 +1,14 @@
-"""Two processes of a data-parallel training each, on one machine, by the launcher that comes with PyTorch."""
+"""Two processes of a data-parallel training each, on one machine."""
 
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from torch.distributed import TCPStore
 
+from tests.processes import run, start_python
 from tests.tsemon.integrations.recording import recorded
 
 TRANSFORMERS = """
@@ -31,16 +35,35 @@ monitor = attached.monitor
 """
 
 
+def by_torchrun(program):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def as_by_torchrun(program):
+    """With what torchrun gives each of them, forked."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    place |= {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}
+    place |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    environments = [os.environ | place | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    with ThreadPoolExecutor(2) as pool:
+        for done in pool.map(lambda environment: run(start_python, program, environment=environment), environments):
+            assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("launch", [as_by_torchrun, pytest.param(by_torchrun, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     ("training", "block", "num_steps"),
     [
         (TRANSFORMERS, "transformer.h.0", 5),
-        (LIGHTNING, "gpt.transformer.h.0", 5),
+        pytest.param(LIGHTNING, "gpt.transformer.h.0", 5, marks=pytest.mark.thorough),
         (ACCELERATE, "transformer.h.0", 6),
     ],
     ids=["transformers", "lightning", "accelerate"],
 )
-def test_only_the_main_process_attaches(training, block, num_steps, tmp_path):
+def test_only_the_main_process_attaches(launch, training, block, num_steps, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         f"import os; folder = {str(tmp_path)!r}\n{training}\n"
@@ -48,9 +71,7 @@ def test_only_the_main_process_attaches(training, block, num_steps, tmp_path):
         # A process that ends without this is aborted by PyTorch now and then: the Trainer leaves its group behind.
         "import torch.distributed as dist; dist.is_initialized() and dist.destroy_process_group()\n"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    launch(program)
     assert [(tmp_path / f"watched-{rank}").read_text() for rank in (0, 1)] == [block, "nothing"]
     run = recorded(tmp_path / "run")
     assert (run.state, run.steps) == ("finished", [*range(num_steps)])

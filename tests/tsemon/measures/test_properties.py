@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsemon import measures as m
+from tsemon.catalogue import CATALOGUE, NOT_OF_TENSORS
 from tsemon.errors import InvalidArgument, ShapeError
 from tsemon.measures import linear
 
@@ -554,5 +555,24 @@ class TestLinear:
 
 
 def test_every_function_has_a_row_in_the_documents():
-    rows = re.findall(r"^\| `(\w+)\(", (ROOT / "docs/measures.md").read_text(), re.MULTILINE)
-    assert sorted(rows) == [name for name in m.__all__ if name[0].islower()]
+    rows = re.findall(r"^\| (`\w+\(.*?) \|", (ROOT / "docs/measures.md").read_text(), re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)\(", row)]
+    assert sorted(named) == [name for name in m.__all__ if name[0].islower()]
+
+
+class TestTheCatalogue:
+    NAMES = frozenset(metric.name for metric in CATALOGUE)
+
+    def test_has_a_function_for_every_metric_that_is_a_quantity_of_tensors(self):
+        assert {name for name in self.NAMES - NOT_OF_TENSORS.keys() if name not in m.__all__} == set()
+
+    def test_says_of_every_other_metric_why_it_has_none(self):
+        assert NOT_OF_TENSORS.keys() <= self.NAMES
+        assert {name for name in NOT_OF_TENSORS if hasattr(m, name)} == set()
+        assert all(NOT_OF_TENSORS.values())
+
+    def test_has_functions_that_say_what_they_take_and_return_and_where_that_is_from(self):
+        for name in self.NAMES - NOT_OF_TENSORS.keys():
+            text = " ".join(getattr(m, name).__doc__.split())
+            assert re.search(r"arXiv \d{4}\.\d{5}|Transformer Oversmoothing|\(tsemon\)|Cochran", text), name
+            assert re.search(r"\(\.\.\.|scalar", text), f"{name} does not give its shapes"

@@ -269,7 +269,12 @@ class TestTraining:
         F.cross_entropy(logits.float().flatten(0, 1), tokens(seed=1).flatten()).backward()
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
-    def test_compiles_to_one_graph(self, rule):
+
+class TestACompiledModel:
+    @pytest.mark.parametrize(
+        "rule", [*(pytest.param(rule, marks=pytest.mark.thorough) for rule in VALUE_RULES), "everything"]
+    )
+    def test_is_one_graph(self, rule):
         torch.compiler.reset()
         model = llama(rule, depth=3)
         compiled = torch.compile(model, fullgraph=True, backend="eager")

@@ -1,4 +1,4 @@
-"""What several processes do for `test_ranks`: `python -m tests.tsemon.probes.parallel RANK SIZE FOLDER`.
+"""What several processes do for `test_ranks`, each by `main`.
 
 Each function below is one scenario, run by all ranks one after the other in one process group; what it returns is kept in
 FOLDER/<scenario>.<rank>.pt.
@@ -6,7 +6,6 @@ FOLDER/<scenario>.<rank>.pt.
 
 import copy
 import datetime
-import sys
 import traceback
 
 import torch
@@ -19,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tsemon
 from tsemon.errors import TsemonError
+from tsemon.measures.sums import Partial
 from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
 from tsemon.probes import Probe, Ranks, find_blocks
-from tsemon.probes.part import Partial
 
 STEPS = 4
 SIZES = {"vocab": 30, "context": 8, "depth": 4, "width": 12, "heads": 3, "ffn": 20}
@@ -118,6 +117,65 @@ def fsdp_sgd(rank, size, folder):
         return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
 
     return twice(make, rank, size, folder)
+
+
+def own_quantities(rank=0):
+    """Of the user's own; one of them fails in rank 1, one in the second block of it."""
+
+    def energy(x, valid):
+        return x.square().mean(dim=(1, 2))
+
+    def squares(tensors):
+        return sum(tensor.square().sum() for tensor in tensors)
+
+    def fails(x, valid):
+        return energy(x, valid) if rank == 0 else x.nothing
+
+    def sums(x, valid):
+        return torch.stack([valid.sum() * x.shape[-1], x.sum(), x.square().sum()])
+
+    def deviation(sums):
+        count, total, squares = sums.tolist()
+        return (squares / count - (total / count) ** 2) ** 0.5
+
+    return [
+        tsemon.Quantity(name="energy", of="output", axis="activation", function=energy),
+        tsemon.Quantity(name="highest", of="output", function=lambda x, _: x.amax(dim=(1, 2)), merge="max"),
+        tsemon.Quantity(name="lowest", of="values", function=lambda x, _: x.amin(), merge="min"),
+        tsemon.Quantity(name="deviation", of="output", axis="run", function=sums, merge="sum", finish=deviation),
+        tsemon.Quantity(name="parameter_squares", of="parameters", function=squares, merge="sum"),
+        tsemon.Quantity(name="gradient_squares", of="gradients", function=squares, merge="sum"),
+        tsemon.Quantity(name="fails", of="output", function=fails, merge="sum"),
+    ]
+
+
+def quantities_of_ddp(rank, size, folder):
+    model = language_model()
+    model.blocks[0].lone.requires_grad_(False)
+    model = DistributedDataParallel(model)
+    optimizer = adamw(model.parameters())
+    with attached(model, optimizer, folder, measures=own_quantities(rank)) as monitor:
+        train(model, optimizer, monitor, rank, size)
+        return told(monitor)
+
+
+def quantities_of_fsdp(rank, size, folder):
+    model, optimizer = fsdp_model()
+    with attached(model, optimizer, folder, measures=own_quantities(rank)) as monitor:
+        train(model, optimizer, monitor, rank, size)
+        return told(monitor)
+
+
+def quantities_of_pipeline(rank, size, folder):
+    return run_pipeline(rank, folder, ("early", "late"), measures=own_quantities(rank))
+
+
+def quantities_that_differ(rank, size, folder):
+    model = language_model()
+    try:
+        attached(model, None, folder, measures=own_quantities()[rank:])
+    except TsemonError as error:
+        return {"text": str(error)}
 
 
 def fsdp_alone(rank, size, folder):
@@ -376,6 +434,10 @@ OF_TWO = (
     ddp,
     fsdp,
     fsdp_sgd,
+    quantities_of_ddp,
+    quantities_of_fsdp,
+    quantities_of_pipeline,
+    quantities_that_differ,
     fsdp_alone,
     ddp_of_rank_0,
     pipeline,
@@ -405,9 +467,3 @@ def main(rank, size, folder):
             result = traceback.format_exc()
         torch.save(copy.deepcopy(result), folder / f"{scenario.__name__}.{rank}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    from pathlib import Path
-
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

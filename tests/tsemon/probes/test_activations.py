@@ -8,7 +8,8 @@ from torch.nn import functional as F
 from tests import zoo
 from tests.tsemon.probes.probing import ALL, hidden_states, num_hooks, probe_of, reading_of
 from tsemon.measures import effective_rank, token_similarity, token_statistics
-from tsemon.probes.activations import _metrics, _sums
+from tsemon.measures.states import Batch, state_metrics, state_sums
+from tsemon.measures.sums import values_of
 
 EVERY_SAMPLE = (
     "token_similarity",
@@ -22,6 +23,12 @@ EVERY_SAMPLE = (
     "hidden_max",
     "first_hidden_norm_ratio",
 )
+
+
+def metrics_of(x_BTD, valid_BT=None):
+    """What a probe makes of one hidden state."""
+    stats = token_statistics(x_BTD, valid_BT)
+    return state_metrics(values_of(state_sums(stats, Batch.of(stats), x_BTD.shape[-1])))
 
 
 def on_host(value):
@@ -97,7 +104,7 @@ class TestActivations:
         x_BTD = torch.randn(2, 6, 8)
         x_BTD[:, 2] *= 100
         valid_BT = (torch.arange(6) >= 2).expand(2, 6)
-        got = _metrics(_sums(token_statistics(x_BTD, valid_BT), width=8))["first_hidden_norm_ratio"]
+        got = metrics_of(x_BTD, valid_BT)["first_hidden_norm_ratio"]
         norms = x_BTD.norm(dim=-1)
         torch.testing.assert_close(got, (norms[:, 2] / norms[:, 3:].mean(dim=1)).mean())
 
@@ -105,8 +112,8 @@ class TestActivations:
     def test_do_not_depend_on_the_scale_but_where_they_measure_it(self, scale):
         torch.manual_seed(0)
         x_BTD = torch.randn(4, 6, 8) + torch.randn(8)
-        usual = _metrics(_sums(token_statistics(x_BTD), width=8))
-        scaled = _metrics(_sums(token_statistics(x_BTD * scale), width=8))
+        usual = metrics_of(x_BTD)
+        scaled = metrics_of(x_BTD * scale)
         for name, value in usual.items():
             expected = value * scale if name in ("hidden_max", "hidden_rms") else value
             torch.testing.assert_close(scaled[name], expected, msg=name)
@@ -116,7 +123,7 @@ class TestActivations:
         torch.manual_seed(0)
         own_BTD = 1e-5 * torch.randn(4, 6, 8, dtype=torch.float64)
         x_BTD = (1 + own_BTD).float()
-        got = _metrics(_sums(token_statistics(x_BTD), width=8))["global_diversity"]
+        got = metrics_of(x_BTD)["global_diversity"]
         centred = x_BTD.double() - x_BTD.double().mean(dim=(0, 1))
         expected = centred.square().sum() / x_BTD.double().square().sum()
         # The mean is right to 6e-8 of 1, the differences from it are 1e-5.
@@ -217,16 +224,16 @@ class TestActivations:
     def test_leave_a_sequence_out_that_is_not_finite_or_all_padding(self):
         torch.manual_seed(0)
         x_BTD = torch.randn(4, 6, 8) + torch.randn(4, 1, 8)
-        good = _metrics(_sums(token_statistics(x_BTD[:2]), width=8))
+        good = metrics_of(x_BTD[:2])
         x_BTD[2, 0, 0] = math.inf
         valid_BT = torch.ones(4, 6, dtype=torch.bool)
         valid_BT[3] = False
-        got = _metrics(_sums(token_statistics(x_BTD, valid_BT), width=8))
+        got = metrics_of(x_BTD, valid_BT)
         for name in EVERY_SAMPLE:
             torch.testing.assert_close(got[name], good[name], msg=name)
 
     def test_are_undefined_where_no_sequence_is_finite(self):
-        got = _metrics(_sums(token_statistics(torch.full((2, 6, 8), math.nan)), width=8))
+        got = metrics_of(torch.full((2, 6, 8), math.nan))
         assert got.pop("nonfinite") == 1
         assert all(value.isnan() for value in got.values())
 
@@ -235,7 +242,7 @@ class TestActivations:
         x_BTD = torch.randn(2, 6, 8) + torch.randn(2, 1, 8)
         valid_BT = torch.ones(2, 6, dtype=torch.bool)
         valid_BT[1, 2:] = False
-        got = _metrics(_sums(token_statistics(x_BTD, valid_BT), width=8))["centred_token_similarity"]
+        got = metrics_of(x_BTD, valid_BT)["centred_token_similarity"]
         centred = [x_BTD[0], x_BTD[1, :2]]
         common = torch.cat(centred).mean(dim=0)
         torch.testing.assert_close(got, torch.stack([token_similarity(x - common) for x in centred]).mean())
@@ -243,12 +250,12 @@ class TestActivations:
     def test_know_of_a_single_sequence_nothing_that_needs_several(self):
         torch.manual_seed(0)
         x_BTD = torch.randn(1, 6, 8)
-        got = _metrics(_sums(token_statistics(x_BTD), width=8))
+        got = metrics_of(x_BTD)
         assert {name for name, value in got.items() if value.isnan()} == {
             "centred_token_similarity",
             "batch_similarity",
         }
-        torch.testing.assert_close(got["global_diversity"], got["token_diversity"])
+        torch.testing.assert_close(got["global_diversity"].float(), got["token_diversity"])
 
     def test_find_the_mask_whoever_on_the_way_was_given_it(self):
         class Wrapped(nn.Module):

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from tests import zoo
 from tests.tsemon.probes.probing import ALL, num_hooks, probe_of, reading_of
-from tsemon.probes.rows import choose, weigh
-from tsemon.probes.scores import DotProducts
+from tsemon.measures.rows import choose, weigh
+from tsemon.measures.scores import DotProducts
 
 
 class TestAttentionEntropy:

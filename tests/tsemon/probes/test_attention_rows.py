@@ -23,12 +23,12 @@ from tests.tsemon.probes.recording import recorded
 from tsemon.errors import InvalidArgument
 from tsemon.measures import first_value_norm_ratio as norm_ratio
 from tsemon.measures import importance_entropy, positions_attended, second_eigenvalue, value_spectrum
+from tsemon.measures.scores import DotProducts
 from tsemon.probes import find_blocks
 from tsemon.probes.attention import AttentionProbe
 from tsemon.probes.calls import Calls
 from tsemon.probes.mixing import MixingProbe
 from tsemon.probes.padding import Padding
-from tsemon.probes.scores import DotProducts
 from tsemon.probes.tap import Seen
 
 MODELS = (
@@ -139,8 +139,8 @@ class TestAttentionMeasures:
         valid = torch.arange(40) < torch.tensor([40, 31, 7, 1, 0])[:, None]
         readings = []
         for num_weights in (2**20, 2 * 40 * 3, 1):  # all in one, three rows a chunk, one row a chunk
-            monkeypatch.setattr("tsemon.probes.rows.CHUNK_WEIGHTS", num_weights)
-            monkeypatch.setattr("tsemon.probes.mixing.CHUNK_WEIGHTS", num_weights)
+            monkeypatch.setattr("tsemon.measures.rows.CHUNK_WEIGHTS", num_weights)
+            monkeypatch.setattr("tsemon.measures.mixing.CHUNK_WEIGHTS", num_weights)
             readings.append(reading_of_attention(query, key, value, is_causal=True, attention_mask=valid.long()))
         for name in MEASURES:
             for reading in readings[1:]:
@@ -153,11 +153,12 @@ class TestAttentionMeasures:
         "make", [functools.partial(AttentionProbe, rows="all"), MixingProbe], ids=["rows", "mixing"]
     )
     def test_never_hold_a_matrix_of_tokens_by_tokens(self, make, monkeypatch):
-        monkeypatch.setattr("tsemon.probes.rows.CHUNK_WEIGHTS", 2**14)
-        monkeypatch.setattr("tsemon.probes.mixing.CHUNK_WEIGHTS", 2**14)
+        monkeypatch.setattr("tsemon.measures.rows.CHUNK_WEIGHTS", 2**14)
+        monkeypatch.setattr("tsemon.measures.mixing.CHUNK_WEIGHTS", 2**14)
         query = torch.randn(1, 2, 512, 4, generator=torch.Generator().manual_seed(0))
         (block,) = find_blocks(OneAttention(Attending(None)))
         part = make([block], 1, Padding(num_stacks=1), Calls([block]))
+        part.want(part.METRICS)
         with LargestTensor() as largest:  # not through a hook, which would keep its tensors from other modes
             assert part.look(block, Seen(scores=lambda: DotProducts(query, query)))
         assert 2**14 <= largest.numel < 512**2 / 4

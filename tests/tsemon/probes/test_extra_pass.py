@@ -27,7 +27,7 @@ from tsemon.probes.attention import AttentionProbe
 from tsemon.probes.escalation import EscalationProbe
 from tsemon.probes.feedforward import FeedForwardProbe
 from tsemon.probes.outputs import OutputProbe
-from tsemon.probes.part import OnHost
+from tsemon.probes.reading import OnHost
 
 PARTS = (ActivationProbe, AttentionProbe, EscalationProbe, FeedForwardProbe, OutputProbe)
 FORWARD = {metric for part in PARTS for metric in part.METRICS}

@@ -10,7 +10,7 @@ import tsemon
 from tests import zoo
 from tests.frames import frames_in
 from tests.tsemon.probes.probing import probe_of
-from tsemon.probes.inputs import MAX_ELEMENTS, MAX_SEQUENCES
+from tsemon.measures.inputs import MAX_ELEMENTS, MAX_SEQUENCES
 
 VOCABULARY = 90
 

@@ -40,7 +40,7 @@ class TestFlexAttention:
     @pytest.mark.parametrize("called_as", ["a name", "compiled", "of its module"])
     @pytest.mark.parametrize("num_weights", [2**20, 500])
     def test_is_seen_with_its_score_mod_and_its_block_mask(self, called_as, num_weights, monkeypatch):
-        monkeypatch.setattr("tsemon.probes.rows.CHUNK_WEIGHTS", num_weights)
+        monkeypatch.setattr("tsemon.measures.rows.CHUNK_WEIGHTS", num_weights)
         torch.manual_seed(0)
         query, key, value = torch.randn(2, 4, 40, 8), torch.randn(2, 2, 40, 8), torch.randn(2, 2, 40, 8)
         slopes_H, start_B = torch.tensor([0.5, 0.25, 0.1, 0.05]), torch.tensor([0, 9])

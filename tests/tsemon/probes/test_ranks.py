@@ -3,18 +3,16 @@
 import itertools
 import math
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.processes import Program
 from tests.tsemon.probes import parallel
 from tests.tsemon.test_monitor import frames_in, values_of
 from tsemon.errors import InvalidArgument
 from tsemon.probes.ranks import arrange
 
-ROOT = Path(__file__).parents[3]
 OF_ITS_OWN_BATCH = {"centred_token_similarity", "global_diversity", "batch_similarity", "batch_rank"}
 OF_ITS_OWN_BATCH |= {"output_variation", "dead_units"}
 """Metrics that compare the samples of a batch with each other: a rank has only its own."""
@@ -33,11 +31,7 @@ class Results:
         self.size = size
         self._folder = folder
         self._frames = {}
-        command = [sys.executable, "-m", "tests.tsemon.probes.parallel"]
-        ranks = [
-            subprocess.Popen([*command, str(rank), str(size), str(folder)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-            for rank in range(size)
-        ]
+        ranks = [Program(parallel.main, rank, size, folder, stderr=subprocess.PIPE) for rank in range(size)]
         for rank in ranks:
             _, errors = rank.communicate(timeout=300)
             assert rank.returncode == 0, errors
@@ -150,6 +144,48 @@ class TestShardedParameters:
     def test_are_not_measured_by_a_group_that_lacks_some(self, two):
         for result in two.of("part_of_a_mesh"):
             assert "hold only some of the shards" in result["not_measured"]["param_norm"]
+
+
+class TestTheUsersOwnQuantities:
+    NAMES = ("energy", "highest", "lowest", "parameter_squares", "gradient_squares")
+
+    @pytest.fixture(scope="class")
+    def of_one(self, tmp_path_factory):
+        """Frames of one process with the whole batch and the whole model."""
+        folder = tmp_path_factory.mktemp("own")
+        model = parallel.language_model()
+        optimizer = parallel.adamw(model.parameters())
+        own = parallel.own_quantities()
+        with parallel.attached(model, optimizer, folder, process_group=None, measures=own) as monitor:
+            parallel.train(model, optimizer, monitor)
+        return frames_in(folder)
+
+    @pytest.mark.parametrize("scenario", ["quantities_of_ddp", "quantities_of_fsdp", "quantities_of_pipeline"])
+    def test_are_merged_to_what_one_process_finds_in_the_whole(self, two, of_one, scenario):
+        for frame, whole in zip(two.frames(scenario), of_one, strict=True):
+            for name in self.NAMES:
+                got, want = (torch.tensor(values_of(each, name)) for each in (frame, whole))
+                torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+            assert frame["scalars"]["deviation"] == pytest.approx(whole["scalars"]["deviation"], rel=1e-4)
+
+    @pytest.mark.parametrize("scenario", ["quantities_of_ddp", "quantities_of_fsdp"])
+    def test_of_parameters_count_what_every_rank_holds_once(self, two, scenario):
+        for frame in two.frames(scenario):
+            for name, norm in (("parameter_squares", "param_norm"), ("gradient_squares", "grad_norm")):
+                got, norms = (torch.tensor(values_of(frame, each)) for each in (name, norm))
+                torch.testing.assert_close(got, norms.square(), rtol=1e-4, atol=1e-9)
+
+    @pytest.mark.parametrize("scenario", ["quantities_of_ddp", "quantities_of_fsdp"])
+    def test_that_fail_in_one_rank_are_of_no_rank(self, two, scenario):
+        """The sum over the others would be a made-up number."""
+        assert all(all(map(math.isnan, values_of(frame, "fails"))) for frame in two.frames(scenario))
+        first, second = two.of(scenario)
+        assert first["faults"] == []
+        assert "AttributeError" in second["not_measured"]["fails"]
+
+    def test_are_the_same_on_all_ranks(self, two):
+        for result in two.of("quantities_that_differ"):
+            assert "attach(measures=) is the same on all ranks" in result["text"]
 
 
 class TestPipeline:

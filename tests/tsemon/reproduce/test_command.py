@@ -4,40 +4,44 @@ import sys
 
 import pytest
 
+from tests import commands
 from tsemon.reproduce import EXPERIMENTS, MODULES, available
 
-
-def tsemon(*arguments, folder):
-    command = [sys.executable, "-m", "tsemon", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+ONE, TWO = ("concentration",), ("concentration", "escalation")
+one_and_two = pytest.mark.parametrize("done", [ONE, pytest.param(TWO, marks=pytest.mark.thorough)], indirect=True)
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    """Two of all, as `tsemon reproduce all --quick` runs them."""
+def done(tmp_path_factory, request):
+    """One or two of all, as `tsemon reproduce all --quick` runs them."""
     folder = tmp_path_factory.mktemp("reproduce")
-    for name in ("concentration", "escalation"):
-        done = tsemon("reproduce", name, "--quick", "--out", "pages", folder=folder)
+    for name in request.param:
+        done = commands.tsemon("reproduce", name, "--quick", "--out", "pages", folder=folder)
         assert done.returncode == 0, done.stderr
-    return folder / "pages", done.stdout
+    return folder / "pages", done.stdout, request.param
 
 
 class TestTheCommand:
+    @one_and_two
     def test_writes_a_page_with_figures_and_numbers(self, done):
-        folder, _ = done
-        for name in ("concentration", "escalation"):
+        folder, _, names = done
+        for name in names:
             body = json.loads((folder / f"{name}.json").read_text())
             assert body["is_quick"]
             assert {claim["agrees"] for claim in body["claims"]} <= {"yes", "in part", "no"}
             assert (folder / f"{name}.md").read_text().startswith(f"# {EXPERIMENTS[name].title}\n")
             assert list(folder.glob(f"{name}-*.png"))
 
+    @one_and_two
     def test_gathers_all_pages_of_the_folder_in_one_table(self, done):
-        folder, said = done
+        folder, said, names = done
         index = (folder / "README.md").read_text()
-        assert index.index("(escalation.md)") < index.index("(concentration.md)")
+        places = [index.index(f"({name}.md)") for name in names]
+        assert places == sorted(places, reverse=True), "as MODULES lists them"
         assert "pages/README.md" in said
 
+    @pytest.mark.thorough
+    @pytest.mark.parametrize("done", [TWO], indirect=True)
     def test_finds_the_escalation_of_the_classic_block(self, done):
         """That attention doubles xi_1 / xi_2 is what all else in the paper rests on."""
         body = json.loads((done[0] / "escalation.json").read_text())
@@ -49,20 +53,22 @@ class TestTheCommand:
 
 class TestNames:
     def test_an_unknown_one_gets_the_nearest(self, tmp_path):
-        done = tsemon("reproduce", "escalaton", folder=tmp_path)
+        done = commands.tsemon("reproduce", "escalaton", folder=tmp_path)
         assert done.returncode == 2
         assert "did you mean 'escalation'?" in done.stderr
         assert "Traceback" not in done.stderr
 
     def test_pages_need_a_folder(self, tmp_path):
         (tmp_path / "file").touch()
-        done = tsemon("reproduce", "concentration", "--quick", "--out", "file", folder=tmp_path)
+        done = commands.tsemon("reproduce", "concentration", "--quick", "--out", "file", folder=tmp_path)
         assert done.returncode == 2
         assert "expected a folder to write pages to, got file" in done.stderr
         assert "Traceback" not in done.stderr
 
     def test_all_are_listed(self, tmp_path):
-        done = tsemon("reproduce", "list", folder=tmp_path)
+        """In a process of its own, as everything else here need not be."""
+        command = [sys.executable, "-m", "tsemon", "reproduce", "list"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
         assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == list(EXPERIMENTS)
         assert "TSEMON_TEXT: its text" in done.stdout.splitlines()[-1]
 

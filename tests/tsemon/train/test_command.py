@@ -11,7 +11,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tests import commands
 from tests.frames import frames_in
+from tests.processes import start_tsemon
 from tsemon.cli import app
 from tsemon.errors import TsemonError
 from tsemon.train.checkpoints import Checkpoints
@@ -33,19 +35,16 @@ SETTINGS = [part for key, value in TINY.items() for part in ("--set", f"{key}={v
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def command(*arguments, launcher=()):
-    return [sys.executable, *launcher, "-m", "tsemon", "train", *arguments]
+def train(folder, *arguments):
+    return commands.tsemon("train", *arguments, folder=folder)
 
 
-def train(folder, *arguments, launcher=()):
+def train_twice_at_once(folder, *arguments):
+    """On two processes, as torchrun starts them."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    command = [sys.executable, *launcher, "-m", "tsemon", "train", *arguments]
     return subprocess.run(
-        command(*arguments, launcher=launcher),
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+        command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False
     )
 
 
@@ -82,13 +81,8 @@ class TestTrain:
 
     def test_goes_on_after_a_kill_as_if_nothing_had_been(self, tmp_path):
         settings = ["small-text", "--steps", "400", *SETTINGS, "--no-monitor", "--run", "killed"]
-        process = subprocess.Popen(
-            command(*settings, "--checkpoint-every", "15"),
-            cwd=tmp_path,
-            env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        often = ["--checkpoint-every", "15"]
+        process = start_tsemon("train", *settings, *often, folder=tmp_path, stdout=subprocess.PIPE)
         with process:
             assert any(line.startswith("step 50/400") for line in process.stdout)
             process.kill()
@@ -113,13 +107,8 @@ class TestTrain:
     )
     def test_tells_at_ctrl_c_where_it_is(self, checkpoint_every, told, tmp_path):
         settings = ["small-text", "--steps", "4000", *SETTINGS, "--no-monitor", "--run", "stopped"]
-        process = subprocess.Popen(
-            command(*settings, "--checkpoint-every", checkpoint_every),
-            cwd=tmp_path,
-            env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        settings += ["--checkpoint-every", checkpoint_every]
+        process = start_tsemon("train", *settings, folder=tmp_path, stdout=subprocess.PIPE)
         with process:
             assert any(line.startswith("step 30/4000") for line in process.stdout)
             process.send_signal(signal.SIGINT)
@@ -158,9 +147,8 @@ class TestTrain:
 
 class TestTrainOnTwoProcesses:
     def test_does_what_one_process_does(self, tmp_path):
-        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-        settings = [*SETTINGS, "--set", "accumulation=2", "--set", "learning_rate=1e-3"]
-        done = train(tmp_path, "small-text", "--steps", "10", "--run-name", "two", *settings, launcher=launcher)
+        settings = ["--steps", "10", *SETTINGS, "--set", "accumulation=2", "--set", "learning_rate=1e-3"]
+        done = train_twice_at_once(tmp_path, "small-text", "--run-name", "two", *settings)
         assert done.returncode == 0, done.stderr
         assert len(re.findall(r"^step 10/10  loss", done.stdout, re.MULTILINE)) == 1  # rank 0 alone
         assert "tsemon run: train/two" in done.stdout
@@ -173,8 +161,11 @@ class TestTrainOnTwoProcesses:
         for name, tensor in one.model.state_dict().items():
             # Adam's steps are of the size of the learning rate even where a gradient is rounding alone.
             torch.testing.assert_close(state["model"][name], tensor, rtol=0, atol=1e-4, msg=name)
-        resumed = train(
-            tmp_path, "small-text", "--steps", "10", "--run-name", "two", "--resume", *settings, launcher=launcher
-        )
+
+    @pytest.mark.thorough
+    def test_goes_on_as_one_process_does(self, tmp_path):
+        settings = ["small-text", "--steps", "10", "--run-name", "two", *SETTINGS]
+        assert train_twice_at_once(tmp_path, *settings).returncode == 0
+        resumed = train_twice_at_once(tmp_path, *settings, "--resume")
         assert resumed.returncode == 0, resumed.stderr
         assert "goes on from step 10" in resumed.stdout

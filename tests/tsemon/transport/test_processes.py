@@ -1,13 +1,13 @@
 """Trainers in processes of their own: they start at one moment, have children, and end while the service hangs."""
 
+import contextlib
 import os
-import signal
 import subprocess
-import sys
 from collections import defaultdict
 
 import pytest
 
+from tests.processes import start_python
 from tests.service import ServiceProcess
 from tsemon.transport import find_spools, sync
 from tsemon_client import Client
@@ -83,22 +83,20 @@ for _ in range(3):
 @pytest.fixture
 def start(tmp_path):
     """Start a trainer that spools to `tmp_path / "spool"`."""
-    trainers = []
 
     def start(program, server=""):
         path = tmp_path / "trainer.py"
         path.write_text(program)
-        command = [sys.executable, str(path), str(tmp_path / "spool"), server]
         environment = {name: value for name, value in os.environ.items() if name != "TSEMON_SERVER"}
-        trainers.append(
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        trainer = started.enter_context(
+            start_python(path, tmp_path / "spool", server, environment=environment, **pipes)
         )
-        return trainers[-1]
+        started.callback(trainer.kill)
+        return trainer
 
-    yield start
-    for trainer in trainers:
-        trainer.kill()
-        trainer.communicate()
+    with contextlib.ExitStack() as started:
+        yield start
 
 
 def go_on(*trainers):
@@ -140,13 +138,13 @@ class TestATrainerThatExitsWhileTheServiceHangs:
         with ServiceProcess(tmp_path / "tsemon.db") as service, Client(service.url) as client:
             trainer = start(EXITING, service.url)
             assert trainer.stdout.readline() == "delivered\n"
-            service._process.send_signal(signal.SIGSTOP)
+            service.pause()
             try:
                 trainer.stdin.write("\n")
                 trainer.stdin.flush()
                 assert trainer.wait(120) == 0  # without an end to its delivery it would be there for ever
             finally:
-                service._process.send_signal(signal.SIGCONT)
+                service.resume()
             (synced,) = sync(tmp_path / "spool", service.url)
             assert (synced.error, synced.num_remaining) == (None, 0)
             run = client.find_run("r")

@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from tsemon.catalogue import LAYERED, num_entries
+from tsemon.catalogue import LAYERED, Axis, num_entries
 from tsemon.errors import InvalidFrame
 from tsemon.wire import (
     MAX_BLOCK_NAME,
@@ -34,6 +34,7 @@ from tsemon.wire import (
     MAX_CONFIG_BYTES,
     MAX_FRAMES,
     MAX_NOT_MEASURED,
+    MAX_QUANTITIES,
     MAX_REASON,
     MAX_SCALARS,
     MAX_STEP,
@@ -125,6 +126,30 @@ class FramesBody(Body):
     """In any order; frames that are stored already are counted and left alone."""
 
 
+Line = Annotated[str, Field(pattern=f"^({NAME})?$", max_length=128)]
+
+
+class QuantityBody(Body):
+    """A metric of the user's own, as charts show it."""
+
+    name: MetricName
+    """Its name. If the catalogue has a metric of this name, the catalogue's description is shown."""
+    axis: Axis
+    """activation: a value per block and one for the first block's input. block: one per block. run: one per step."""
+    title: Line = ""
+    """Its meaning in a few words."""
+    equation: Line = ""
+    """How it is defined."""
+    unit: Line = "1"
+    """Its unit."""
+    low: FiniteFloat | None = None
+    """Smallest possible value; null if there is no bound."""
+    high: FiniteFloat | None = None
+    """Largest possible value; null if there is no bound."""
+    log_scale: bool = False
+    """True if charts should use a logarithmic scale."""
+
+
 class Registration(Body):
     """A training process that starts."""
 
@@ -140,6 +165,8 @@ class Registration(Body):
     """The names of the model's blocks in depth order; their number is the model's depth."""
     frozen_blocks: Annotated[list[BlockIndex], Field(max_length=MAX_BLOCKS)] = []
     """Indexes of the blocks that are not trained, on purpose: rules do not expect them to move."""
+    quantities: Annotated[list[QuantityBody], Field(max_length=MAX_QUANTITIES)] | None = None
+    """Metrics of the user's own; absent, they stay as they were."""
     resume_step: Count | None = None
     """The step that this attempt starts at: it hides, and keeps, what earlier attempts wrote from there on."""
     attempt_key: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")] | None = None

@@ -34,6 +34,7 @@ def register(writer: Writer, body: schemas.Registration) -> Registered:
         frozen_blocks=body.frozen_blocks,
         config=body.config,
         tags=body.tags,
+        quantities=None if body.quantities is None else {q.name: q.model_dump() for q in body.quantities},
         resume_step=body.resume_step,
         attempt_key=body.attempt_key,
     )

@@ -92,6 +92,7 @@ class Runs:
             frozen_blocks=row.frozen_blocks,
             not_measured=_not_measured([told["why"] for told in row.not_measured.values()], recorded),
             config=row.config,
+            quantities=row.quantities,
             attempts=[
                 Attempt(attempt=a.attempt, resume_step=a.resume_step, started_at=utc(a.started_at)) for a in attempts
             ],
@@ -173,7 +174,7 @@ class Runs:
 
     def _row(self, run_id: str) -> Row[Any]:
         query = _runs().add_columns(
-            _run.config, _run.latest, _attempt.blocks, _attempt.frozen_blocks, _attempt.not_measured
+            _run.config, _run.quantities, _run.latest, _attempt.blocks, _attempt.frozen_blocks, _attempt.not_measured
         )
         row = self._connection.execute(query.where(_run.run_id == run_id)).one_or_none()
         if row is None:
@@ -208,10 +209,11 @@ class RunChanges(Runs):
         tags: Sequence[str] | None,
         resume_step: int | None,
         attempt_key: str | None,
+        quantities: Mapping[str, Any] | None = None,
     ) -> Registration:
         """Open a new attempt of (project, run); one that has `attempt_key` already is found again, unchanged.
 
-        `config` and `tags` stay as they were where None is given.
+        `config`, `tags` and `quantities` stay as they were where None is given.
         """
         run_id = self._run_named(project, run)
         if attempt_key is not None:
@@ -240,7 +242,8 @@ class RunChanges(Runs):
         process = {"process_step": None, "stepped_at": None}  # the new one has not been heard of
         # Once per attempt the newest frame that is not hidden is looked for; frames that come later keep it up to date.
         newest = columns_of(self._frames.newest(run_id))
-        self._set(run_id, attempt=attempt, state="running", **process, **newest, **_given(config=config, tags=tags))
+        given = _given(config=config, tags=tags, quantities=quantities)
+        self._set(run_id, attempt=attempt, state="running", **process, **newest, **given)
         self._journal.tell("run registered", run_id, project=project, run=run, attempt=attempt, resume_step=resume_step)
         return Registration(run_id, attempt)
 

@@ -28,6 +28,7 @@ run = Table(
     Column("attempt", Integer, nullable=False),  # the current one
     Column("config", Json, nullable=False),
     Column("tags", Json, nullable=False),
+    Column("quantities", Json, nullable=False, server_default="{}"),  # metrics of the user's own, by name
     Column("created_at", Float(53), nullable=False),
     Column("updated_at", Float(53), nullable=False),
     # Summaries for lists and /metrics, kept by the transaction that stores the frames: a list reads no frame.

@@ -71,4 +71,7 @@ async function ask(url, signal, options = {}) {
 /** What a record of the service has under a name that somebody chose: every object has a `constructor`, and no run measures one. */
 export const own = (record, name) => (Object.hasOwn(record, name) ? record[name] : undefined);
 
+/** What a metric is: from the catalogue, else from the runs, which describe metrics of the user's own; null if nobody knows. */
+export const metricOf = (catalogue, name, runs) => own(catalogue, name) ?? runs.map((run) => own(run.quantities, name)).find(Boolean) ?? null;
+
 export const runPath = (runId) => `runs/${encodeURIComponent(runId)}`;

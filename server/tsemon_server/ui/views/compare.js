@@ -1,6 +1,6 @@
 // Several runs by step, by token or by wall time, how far they are from one of them, and their layers side by side.
 
-import { Refused, get, getCatalogue, own, runPath } from "../base/api.js";
+import { Refused, get, getCatalogue, metricOf, own, runPath } from "../base/api.js";
 import { h, keyed, put } from "../base/dom.js";
 import { count, duration, number, statePill } from "../base/format.js";
 import { along as byX, difference, lookOf, valueAt } from "../base/series.js";
@@ -504,7 +504,7 @@ export class CompareView {
     this.profileNote.replaceChildren(...notes.map((note) => h("span", {}, note)));
     this.profileBox.hidden = panels.length === 0;
     this.profileBox.setAttribute("aria-label", `${this.shownProfile} by layer of ${numRuns(panels.length)}`);
-    if (panels.length) this.profiles.show({ metric: this.shownProfile, isLog: Boolean(own(catalogue, this.shownProfile)?.log_scale), panels });
+    if (panels.length) this.profiles.show({ metric: this.shownProfile, isLog: Boolean(metricOf(catalogue, this.shownProfile, this.#known())?.log_scale), panels });
   }
 
   // What is chosen

@@ -1,6 +1,6 @@
 // One run: who it is, what the rules say, its loss and its layers over the steps, and one step, one layer, one cell of them.
 
-import { Refused, get, getCatalogue, own, runPath } from "../base/api.js";
+import { Refused, get, getCatalogue, metricOf, own, runPath } from "../base/api.js";
 import { gradientOf, scaleOf } from "../base/colour.js";
 import { h, keyed } from "../base/dom.js";
 import { count, number, refreshAges } from "../base/format.js";
@@ -314,12 +314,12 @@ export class RunView {
     const { run } = this;
     const { map, alerts, history } = this.#data;
     const name = map?.metric ?? this.metric; // another one may be on its way
-    const metric = own(catalogue, name) ?? null;
+    const metric = metricOf(catalogue, name, [run]);
     const scale = scaleOf(metric, (this.shows === "farthest" ? map?.farthest : map?.values)?.flat() ?? [], { fit: this.fit, log: this.log });
     this.scale = scale;
     keyed(this.note, this.#noteOf(run, map), (note) => note.text, (note) => this.#noteElement(note));
     this.note.hidden = !this.note.hasChildNodes();
-    this.meaning.textContent = map && metric ? `${metric.title}: ${metric.equation}` : "";
+    this.meaning.textContent = map && metric ? meaningOf(metric) : "";
     this.unzoom.hidden = this.zoom === null;
     this.logBox.checked = scale.log;
     this.logLabel.hidden = scale.isDiverging;
@@ -593,6 +593,9 @@ const normsIn = (scalars) => [...NORMS.keys()].filter((name) => scalars.includes
 
 /** What else than the loss can be shown below it. */
 const othersIn = (scalars) => scalars.filter((name) => name !== "loss").sort();
+
+/** What a metric says, in a sentence under the heat map. */
+const meaningOf = ({ title, unit, equation }) => `${title}${unit === "1" ? "" : ` [${unit}]`}${equation ? `: ${equation}` : ""}`;
 
 /** The first of the run's metrics that the evidence names, in a value or as a key, at any depth. */
 function metricIn(evidence, recorded) {

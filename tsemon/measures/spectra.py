@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tsemon.probes.padding import evenly_spread
+from tsemon.measures.choosing import evenly_spread
+from tsemon.measures.linear import gram, rank_of, values_of_gram
 
 MAX_ROWS = 256
 """Tokens, or mean tokens, that an effective rank is of."""
@@ -23,7 +24,7 @@ def token_gram(x_BTD: Tensor, valid_BT: Tensor | None, scale_B: Tensor, counts_B
     valid_BT = x_BTD.new_ones(x_BTD.shape[:2], dtype=torch.bool) if valid_BT is None else valid_BT
     index_R, is_chosen_R = evenly_spread(valid_BT[first][0], MAX_ROWS)
     x_RD = torch.where(is_chosen_R[:, None], _wide(x_BTD[first, index_R]) / scale_B[first], 0.0)
-    return torch.where(counts_B.any(), _gram(x_RD), torch.nan)
+    return torch.where(counts_B.any(), gram(x_RD), torch.nan)
 
 
 def batch_gram(mean_BD: Tensor, counts_B: Tensor) -> Tensor:
@@ -31,26 +32,20 @@ def batch_gram(mean_BD: Tensor, counts_B: Tensor) -> Tensor:
     index_R, is_chosen_R = evenly_spread(counts_B, MAX_ROWS)
     x_RD = torch.where(is_chosen_R[:, None], _wide(mean_BD.index_select(0, index_R)), 0.0)
     x_RD = torch.where(is_chosen_R[:, None], x_RD - x_RD.sum(dim=0) / is_chosen_R.sum(), 0.0)
-    return _gram(x_RD)
+    return gram(x_RD)
 
 
 def effective_ranks(gram_LKK: Tensor) -> Tensor:
-    """`measures.effective_rank` of the rows of which these are the Gram matrices, for the host.
+    """Return the effective ranks of rows from their Gram matrices. For the host: it decomposes them.
 
-    In float64 within 2e-4 of it: where rows do not span all directions, the singular values that are 0 come out as up to
-    3e-8 of the largest. In float32, which is all that MPS has, as up to 1e-3. NaN for zeros and for what is not finite.
+    `measures.effective_rank` takes singular values of the rows themselves. From a float64 Gram matrix the rank is within
+    2e-4 of that: singular values that are 0 come out as up to 3e-8 of the largest. From float32, which is all that MPS has,
+    as up to 1e-3. NaN for zeros, NaN and infinities.
     """
     gram_LKK = gram_LKK.double()
     is_finite_L = gram_LKK.isfinite().all(dim=-1).all(dim=-1)
-    gram_LKK = torch.where(is_finite_L[:, None, None], gram_LKK, 0.0)
-    sigma_LK = torch.linalg.eigvalsh(gram_LKK).clamp_min(0).sqrt()
-    share_LK = sigma_LK / sigma_LK.sum(dim=-1, keepdim=True)  # 0 / 0 of zeros
-    entropy_L: Tensor = torch.special.entr(share_LK).sum(dim=-1)
-    return entropy_L.exp().float()
-
-
-def _gram(x_RD: Tensor) -> Tensor:
-    return x_RD @ x_RD.mT if x_RD.shape[0] <= x_RD.shape[1] else x_RD.mT @ x_RD
+    rank_L = rank_of(values_of_gram(torch.where(is_finite_L[..., None, None], gram_LKK, 0.0)))
+    return rank_L.float()
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What goes into the softmax of one attention call, at any of its query rows and never at all of them at once.
+"""The input of the softmax of one attention call, for some of its query rows at a time.
 
 Axes: B samples, H heads, T queries, R of them, S keys, K width of a head.
 """
@@ -27,11 +27,16 @@ class Scores(Protocol):
 
     size: Size
     device: torch.device
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        """Queries (B, H, T, K) and keys (B, G, S, K) of G heads that the scores are made of. None if not known."""
+
     is_causal: bool
     """Whether the call itself says that no query sees a later key. A mask may do the same; that is not known here."""
 
     def of(self, samples: slice) -> Scores:
-        """Those of some of the samples, made ready to be read in several chunks."""
+        """Scores of some of the samples, made ready to be read in several chunks."""
 
     def at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Scores (B, H, R, S) in float32 or wider, and what may be broadcast to that: which keys each query may see."""
@@ -43,7 +48,7 @@ class Scores(Protocol):
 class DotProducts:
     """Scores of `scaled_dot_product_attention`, whose dropout is no part of attention's measures.
 
-    Fewer key heads than query heads (grouped queries) are matched up by their shapes: callers differ in whether they say so.
+    Fewer key heads than query heads (grouped queries) are matched by their shapes: not all callers pass `enable_gqa`.
     """
 
     def __init__(
@@ -67,6 +72,10 @@ class DotProducts:
         self.device = query.device
         self.is_causal = is_causal
         self._scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        return self._query_BHTK, self._key_BGSK
 
     def of(self, samples: slice) -> DotProducts:
         mask = self._mask_BHTS
@@ -114,6 +123,10 @@ class Modified:
         self._first_sample = first_sample
         self.size, self.device, self.is_causal = scores.size, scores.device, scores.is_causal
 
+    @property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        return self._scores.factors
+
     def of(self, samples: slice) -> Modified:
         first_sample = self._first_sample + samples.start
         return Modified(self._scores.of(samples), self._score_mod, self._mask_mod, first_sample)
@@ -150,6 +163,7 @@ def _over_places(mod: Callable[..., Tensor], num_places: int, *, with_score: boo
 class Materialised:
     """Scores that the model has computed itself, (B, H, T, S) or (B * H, T, S), masked by very negative numbers."""
 
+    factors = None
     is_causal = False
 
     def __init__(self, scores: Tensor, num_heads: int | None = None) -> None:
@@ -169,7 +183,7 @@ class Materialised:
 
 
 MASKED = 9e3
-"""Masks are -inf, the dtype's lowest number, -1e9 or -1e4: so far below what the query scores highest."""
+"""Masks are -inf, the dtype's lowest number, -1e9 or -1e4: so far below the highest score of the query."""
 
 
 def is_visible(scores: Tensor) -> Tensor:
@@ -179,7 +193,7 @@ def is_visible(scores: Tensor) -> Tensor:
 
 
 def with_heads(x: Tensor, num_heads: int | None) -> Tensor:
-    """(B * H, ...) as (B, H, ...); what has four axes is that already."""
+    """(B * H, ...) as (B, H, ...); a tensor with four axes is returned as it came."""
     if x.ndim > 3:
         return x
     num_heads = num_heads if num_heads and x.shape[0] % num_heads == 0 else 1

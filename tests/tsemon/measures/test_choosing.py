@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tsemon.probes.padding import evenly_spread
+from tsemon.measures.choosing import evenly_spread
 
 
 class TestEvenlySpread:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tsemon.measures import effective_rank, token_statistics
-from tsemon.probes.spectra import batch_gram, effective_ranks, token_gram
+from tsemon.measures.spectra import batch_gram, effective_ranks, token_gram
 
 TOLERANCE = {"rtol": 2e-4, "atol": 0.0}
 """The Gram matrix squares singular values: those that are 0 come out as up to 3e-8 of the largest, 256 of them at most."""
@@ -12,8 +12,8 @@ TOLERANCE = {"rtol": 2e-4, "atol": 0.0}
 
 def rank_of_tokens(x_BTD, valid_BT=None):
     stats = token_statistics(x_BTD, valid_BT)
-    counts_B = stats.scale.isfinite() & (stats.count > 0)
-    return effective_ranks(token_gram(x_BTD, valid_BT, stats.scale, counts_B)[None])[0]
+    counts_B = stats.largest.isfinite() & (stats.count > 0)
+    return effective_ranks(token_gram(x_BTD, valid_BT, stats.unit, counts_B)[None])[0]
 
 
 class TestEffectiveRankOfTokens:
