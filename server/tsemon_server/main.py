@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import uvicorn
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,7 +31,6 @@ from tsemon_server.parts import Parts, make_parts
 from tsemon_server.request_log import RequestLog
 from tsemon_server.routes import NEEDS, OF_A_FOLDER, ROUTES
 from tsemon_server.routes.openapi import describe
-from tsemon_server.routes.parameters import refuse_unknown_parameters
 from tsemon_server.settings import Settings
 from tsemon_server.spools import ReadOnly
 from tsemon_server.store import without_password
@@ -99,7 +98,6 @@ class Application(FastAPI):
             description=DESCRIPTION,
             lifespan=_at_work,
             routes=[*ROUTES, *(OF_A_FOLDER if parts.view is not None else ())],
-            dependencies=[Depends(refuse_unknown_parameters)],
             docs_url=None,
             redoc_url=None,
             openapi_url=None,

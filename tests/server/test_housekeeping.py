@@ -2,10 +2,11 @@
 
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
-from tests.server.conftest import loss_frame
+from tests.server.conftest import Api, loss_frame
 from tsemon.errors import StoreError
 from tsemon_server.housekeeping import Housekeeping
 from tsemon_server.rounds import LEASE_S
@@ -163,10 +164,16 @@ class TestHousekeeping:
         housekeeping.stop()
         assert before <= settled_at()[0][0] <= time.time()
 
-    def test_has_its_lease_before_the_service_answers(self, api):
-        assert "housekeeping" in [work for (work,) in api.database.execute("SELECT work FROM lease")]
+    @pytest.fixture
+    def at_work(self, database):
+        """A service that does what no request asks for, too."""
+        with closing(Api(database, housekeeping_pause_s=3600.0)) as api:
+            yield api
 
-    def test_is_part_of_the_service(self, api):
+    def test_has_its_lease_before_the_service_answers(self, at_work):
+        assert "housekeeping" in [work for (work,) in at_work.database.execute("SELECT work FROM lease")]
+
+    def test_is_part_of_the_service(self, at_work):
         names = [thread.name for thread in threading.enumerate()]
         assert names.count("tsemon-housekeeping") == 1
 

@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 from tests.databases import SqliteFile
 from tsemon.errors import Busy, InvalidArgument, TsemonError
 from tsemon_server.main import create_app
+from tsemon_server.routes.parameters import refuse_unknown_parameters
 from tsemon_server.settings import Settings, settings_from_environment
 
 from .conftest import loss_frame, problem
@@ -128,7 +129,7 @@ class TestUnknownParameters:
         def place(layer: Annotated[int, Depends(chosen_layer)], head: int = 0):
             return layer, head
 
-        @api.app.get("/declared")
+        @api.app.get("/declared", dependencies=[Depends(refuse_unknown_parameters)])
         def declared(
             window: Annotated[Window, Query()],
             place: Annotated[tuple, Depends(place)],

@@ -27,6 +27,7 @@ FRAMES = [*frames_of_a_long_run(200)]
 NUM_SETTLED, RESUME_AT = 120, 150
 OF_ATTEMPTS = {1: FRAMES[:180], 2: FRAMES[RESUME_AT:]}
 """The second attempt begins with the 150th frame."""
+KURTOSIS = {"axis": "block", "title": "tails", "equation": "", "unit": "1", "low": 0.0, "high": None, "log_scale": True}
 
 
 class Old:
@@ -52,6 +53,7 @@ def fill(old):
     last = FRAMES[-1]
     has_segments = "segment" in old.columns
     about = {"project": "pretrain", "run": "gpt", "state": "running", "config": '{"lr":0.1}', "tags": '["old"]'}
+    about |= {"quantities": json.dumps({"kurtosis": KURTOSIS})}
     newest = {"last_attempt": 2, "last_writer": "w", "last_seq": last.seq, "last_step": last.step}
     heard = {"created_at": 1000.5, "updated_at": 2000.5, "process_step": last.step, "stepped_at": 1900.0}
     newest |= {"loss": last.scalars["loss"], "latest": json.dumps({"time": last.time, "scalars": last.scalars})}
@@ -147,7 +149,7 @@ class TestADatabaseOfEachEarlierVersion:
             assert findings == []
             assert checked.num_hot + checked.num_settled == 230
             assert checked.num_settled == (NUM_SETTLED if "segment" in has else 0)
-            self.has_its_run(store, has)
+            self.has_its_run(store, has, "quantities" in old.columns["run"])
             self.has_its_frames(store)
             self.has_what_came_with_its_version(store, has)
             self.goes_on(store)
@@ -155,13 +157,15 @@ class TestADatabaseOfEachEarlierVersion:
         code, shown = admin_of_url(old.database.url)("check")
         assert (code, "all is whole" in shown) == (0, True)
 
-    def has_its_run(self, store, has):
+    def has_its_run(self, store, has, has_quantities):
         with store.read() as reader:
             run = reader.runs.detail(RUN)
         assert (run.run, run.num_frames, run.last_step, run.attempt) == ("gpt", 230, FRAMES[-1].step, 2)
         assert (run.config, run.tags, run.attempts[0].resume_step) == ({"lr": 0.1}, ["old"], None)
         assert run.latest.time == FRAMES[-1].time
         assert run.latest.scalars.keys() == FRAMES[-1].scalars.keys()
+        own = {name: quantity.model_dump() for name, quantity in run.quantities.items()}
+        assert own == ({"kurtosis": KURTOSIS} if has_quantities else {})
         assert run.frozen_blocks == ([1] if "rule_checkpoint" in has else [])
 
     def has_its_frames(self, store):
