@@ -20,7 +20,8 @@ def run(script, *arguments):
 
 
 def is_command(path):
-    return "ArgumentParser" in path.read_text()
+    text = path.read_text()
+    return '__name__ == "__main__"' in text and "parse_args(" in text
 
 
 @pytest.mark.thorough
