@@ -9,7 +9,9 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 demo: .venv/demo.done
 	$(BIN)/tsemon demo
 
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
+# One more than there are cores: tests often wait for a browser, a database or another process.
+WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4
 
 test: .venv/dev.done
 	$(BIN)/python scripts/system_parts.py

@@ -70,7 +70,9 @@ def main(url: str, *names: str) -> None:
     runs = httpx.get(f"{url}/api/v1/runs", params={"project": "demo"}).raise_for_status().json()["runs"]
     ids = {run["run"]: run["run_id"] for run in runs}
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium-headless-shell") or shutil.which("chromium"), args=["--no-sandbox"]
+        )
         for picture in [known[name] for name in names] or PICTURES:
             width, height = picture.size
             page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=picture.scheme)

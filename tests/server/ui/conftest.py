@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Download, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Download, Locator, Page, expect, sync_playwright
 
 from tests.databases import SqliteFile
 from tests.serving import serving
@@ -104,7 +104,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """For one file: while it is there an event loop runs, so that tests of other files can run none."""
-    executable = shutil.which("chromium")
+    executable = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if executable is None:
         if os.environ.get("CI"):
             pytest.fail("Chromium is not installed; scripts/system_parts.py installs it")
@@ -127,9 +127,12 @@ def opened(browser: Browser, service: Service, but: str | None = None) -> Iterat
     context = browser.new_context(base_url=service.url, viewport={"width": 1280, "height": 900})
     page = context.new_page()
     complaints: list[str] = []
-    page.on(
-        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
-    )
+
+    def complain(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            complaints.append(f"{message.text} {message.location['url']}")
+
+    page.on("console", complain)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     expect.set_options(timeout=25_000)  # less than a view waits that hears of all changes
     yield page
