@@ -205,7 +205,9 @@ class TestWorkers:
         while {path.name for path in folder.iterdir()} != names:  # one may be starting
             pass
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+    @pytest.mark.parametrize(
+        "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGKILL]
+    )
     def test_end_with_the_service(self, serve, number):
         service = serve(workers=2)
         service.register()

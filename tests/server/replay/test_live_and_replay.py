@@ -85,7 +85,7 @@ def differences(told, expected):
 
 
 class TestLiveAlerts:
-    @pytest.mark.parametrize("deliver", [twice, late])
+    @pytest.mark.parametrize("deliver", [late, pytest.param(twice, marks=pytest.mark.thorough)])
     def test_are_those_of_a_replay_on_every_run(self, deliver, runs, expected, tmp_path):
         with closing(Api(SqliteFile(tmp_path / "tsemon.db"), rules=PACK)) as api:
             deliveries = Deliveries(api, runs, deliver)
