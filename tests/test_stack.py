@@ -72,10 +72,11 @@ def test_leaves_nothing_running_however_it_ends(check, tmp_path):
     folders = {number: tmp_path / number.name for number in ends}
     for folder in folders.values():
         folder.mkdir()
-    scripts = {number: check(folder=folder) for number, folder in folders.items()}
-    children = {number: children_of(script) for number, script in scripts.items()}
-    for number, script in scripts.items():
-        script.send_signal(number)
+    scripts, children = {}, {}
+    for number, folder in folders.items():  # one after the other: one that waits might come to its end
+        scripts[number] = check(folder=folder)
+        children[number] = children_of(scripts[number])
+        scripts[number].send_signal(number)
     for number, script in scripts.items():
         script.communicate(timeout=60)
         assert script.returncode == ends[number]
