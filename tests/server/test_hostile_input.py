@@ -349,24 +349,26 @@ class TestBodiesThatAreMuchOfOneThing:
     """Each takes a moment and some memory, and changes nothing."""
 
     BODIES = {  # noqa: RUF012
-        "lists in lists": b"[" * 15_000_000,
-        "objects in objects": b'{"a":' * 3_000_000,
-        "a config of lists in lists": b'{"run":"r","config":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
-        "1e6 keys of a config": b'{"run":"r","config":{' + b",".join(b'"%d":1' % n for n in range(MANY)) + b"}}",
-        "1e6 tags": b'{"run":"r","tags":[' + b'"x",' * MANY + b'"x"]}',
-        "1e6 blocks": b'{"run":"r","blocks":[' + b'"x",' * MANY + b'"x"]}',
-        "1e6 frozen blocks": b'{"run":"r","blocks":["x"],"frozen_blocks":[' + b"0," * MANY + b"0]}",
-        "1e6 unknown keys": b'{"run":"r",' + b",".join(b'"%d":1' % n for n in range(MANY)) + b"}",
-        "the same key 1e6 times": b"{" + b'"run":"r",' * MANY + b'"x":1}',
+        "lists in lists": lambda: b"[" * 15_000_000,
+        "objects in objects": lambda: b'{"a":' * 3_000_000,
+        "a config of lists in lists": lambda: b'{"run":"r","config":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
+        "1e6 keys of a config": lambda: (
+            b'{"run":"r","config":{' + b",".join(b'"%d":1' % n for n in range(MANY)) + b"}}"
+        ),
+        "1e6 tags": lambda: b'{"run":"r","tags":[' + b'"x",' * MANY + b'"x"]}',
+        "1e6 blocks": lambda: b'{"run":"r","blocks":[' + b'"x",' * MANY + b'"x"]}',
+        "1e6 frozen blocks": lambda: b'{"run":"r","blocks":["x"],"frozen_blocks":[' + b"0," * MANY + b"0]}",
+        "1e6 unknown keys": lambda: b'{"run":"r",' + b",".join(b'"%d":1' % n for n in range(MANY)) + b"}",
+        "the same key 1e6 times": lambda: b"{" + b'"run":"r",' * MANY + b'"x":1}',
     }
 
     FRAMES = {  # noqa: RUF012
-        "1e6 scalars": b'"scalars":{' + b",".join(b'"m%d":1' % n for n in range(MANY)) + b"}",
-        "1e6 layered metrics": b'"layers":{' + b",".join(b'"m%d":[]' % n for n in range(MANY)) + b"}",
-        "5e6 values": b'"layers":{"m":[' + b"1," * 5_000_000 + b"1]}",
-        "1e6 rows": b'"heads":{"m":[' + b"[1]," * MANY + b"[1]]}",
-        "5e6 heads": b'"heads":{"m":[[' + b"1," * 5_000_000 + b"1],[1]]}",
-        "rows in rows": b'"heads":{"m":' + b"[" * 1_000_000 + b"]" * 1_000_000 + b"}",
+        "1e6 scalars": lambda: b'"scalars":{' + b",".join(b'"m%d":1' % n for n in range(MANY)) + b"}",
+        "1e6 layered metrics": lambda: b'"layers":{' + b",".join(b'"m%d":[]' % n for n in range(MANY)) + b"}",
+        "5e6 values": lambda: b'"layers":{"m":[' + b"1," * 5_000_000 + b"1]}",
+        "1e6 rows": lambda: b'"heads":{"m":[' + b"[1]," * MANY + b"[1]]}",
+        "5e6 heads": lambda: b'"heads":{"m":[[' + b"1," * 5_000_000 + b"1],[1]]}",
+        "rows in rows": lambda: b'"heads":{"m":' + b"[" * 1_000_000 + b"]" * 1_000_000 + b"}",
     }
 
     @pytest.fixture(params=["sqlite"])
@@ -385,7 +387,7 @@ class TestBodiesThatAreMuchOfOneThing:
 
     @pytest.mark.parametrize("kind", BODIES)
     def test_of_a_registration_are_refused(self, api, kind):
-        body = self.BODIES[kind]
+        body = self.BODIES[kind]()
         assert len(body) <= MAX_BODY_BYTES
         self.check(api, lambda: api.http.post("/api/v1/runs", content=body))
         assert api.get("/runs")["runs"] == []
@@ -393,7 +395,7 @@ class TestBodiesThatAreMuchOfOneThing:
     @pytest.mark.parametrize("kind", FRAMES)
     def test_of_frames_are_refused(self, api, kind):
         run_id = api.register()
-        body = b'{"writer":"w","attempt":1,"frames":[{"seq":0,"step":0,"time":1,' + self.FRAMES[kind] + b"}]}"
+        body = b'{"writer":"w","attempt":1,"frames":[{"seq":0,"step":0,"time":1,' + self.FRAMES[kind]() + b"}]}"
         assert len(body) <= MAX_BODY_BYTES
         self.check(api, lambda: api.post_raw(run_id, body))
         assert api.get(f"/runs/{run_id}")["num_frames"] == 0
