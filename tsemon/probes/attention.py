@@ -36,14 +36,13 @@ class AttentionProbe(AttentionPart):
     )
 
     def __init__(self, blocks: list[Block], depth: int, padding: Padding, calls: Calls, rows: Rows) -> None:
-        super().__init__(blocks, depth, padding, calls)
         self._rows = rows
-        self._sums: dict[int, Partials] = {}
-        self._chosen = ""
+        super().__init__(blocks, depth, padding, calls)
 
     def forget(self) -> None:
         super().forget()
-        self._sums, self._chosen = {}, ""
+        self._sums: dict[int, Partials] = {}
+        self._chosen = ""
 
     def look(self, block: Block, seen: Seen) -> bool:
         if seen.scores is None:

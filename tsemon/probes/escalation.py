@@ -35,18 +35,16 @@ class EscalationProbe(Part):
     METRICS = ("escalation_rate",)
 
     def __init__(self, blocks: list[Block], depth: int, states: HiddenStates, calls: Calls) -> None:
-        self._blocks = blocks
-        self._depth = depth
         self._states = states
         self._calls = calls
+        super().__init__(blocks, depth)
+
+    def forget(self) -> None:
         self._hooked = set[nn.Module]()
         self._layer: _Layer | None = None
         self._seen = set[int]()
         """Blocks that ran, whether or not Y was found in them."""
         self._sums: dict[int, Partials] = {}
-
-    def forget(self) -> None:
-        self._layer, self._hooked, self._seen, self._sums = None, set(), set(), {}
 
     def listen(self, hooks: Hooks) -> None:
         self.forget()

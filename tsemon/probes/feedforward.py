@@ -37,14 +37,12 @@ class FeedForwardProbe(Part):
     METRICS = ("dead_units",)
 
     def __init__(self, blocks: list[Block], depth: int, padding: Padding, calls: Calls) -> None:
-        self._blocks = blocks
-        self._depth = depth
         self._padding = padding
         self._calls = calls
-        self._dead: dict[int, Partials] = {}
+        super().__init__(blocks, depth)
 
     def forget(self) -> None:
-        self._dead = {}
+        self._dead: dict[int, Partials] = {}
 
     def listen(self, hooks: Hooks) -> None:
         self.forget()

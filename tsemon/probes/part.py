@@ -5,7 +5,7 @@ hooks -> collect: sums of this process -> ranks: sums of all processes -> finish
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -31,6 +31,12 @@ class Part:
     step: int = 0
     """The number of the step that is collected."""
 
+    def __init__(self, blocks: Sequence[Block] = (), depth: int = 0) -> None:
+        self._blocks = blocks
+        self._depth = depth
+        """Number of blocks of the whole model, of which these may be one stage of a pipeline."""
+        self.forget()
+
     def arm(self, hooks: Hooks) -> None:
         """Hook what is called once a step."""
 
@@ -50,7 +56,7 @@ class Part:
         """A block of the pass is about to run with these arguments."""
 
     def forget(self) -> None:
-        """Let go of what was seen."""
+        """Let go of what was seen. What a part remembers of one step is named here."""
 
     def collect(self) -> Partials:
         """Raw sums on the device, empty where nothing was seen."""

@@ -15,9 +15,7 @@ from tsemon.measures.choosing import evenly_spread
 from tsemon.measures.sums import Partials, counted, mean
 from tsemon.measures.tokens import first_ratio
 from tsemon.measures.values import heads_side_by_side, second_moment, top_eigenvalues, value_lengths
-from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import Block
-from tsemon.probes.padding import Padding
 from tsemon.probes.quantities import with_padding
 from tsemon.probes.reading import OnHost, Reading, by_entry, stacked
 from tsemon.probes.tap import AttentionPart, Seen
@@ -32,14 +30,10 @@ class ValueProbe(AttentionPart):
     RATIO, TOP = "first_value_norm_ratio", "value_top_eigenvalue"
     METRICS = (RATIO, TOP)
 
-    def __init__(self, blocks: list[Block], depth: int, padding: Padding, calls: Calls) -> None:
-        super().__init__(blocks, depth, padding, calls)
-        self._ratios: dict[int, Partials] = {}
-        self._moments_NN: dict[int, Tensor] = {}
-
     def forget(self) -> None:
         super().forget()
-        self._ratios, self._moments_NN = {}, {}
+        self._ratios: dict[int, Partials] = {}
+        self._moments_NN: dict[int, Tensor] = {}
 
     def look(self, block: Block, seen: Seen) -> bool:
         values_BHSK = None if seen.values is None else seen.values()
