@@ -41,13 +41,7 @@ def read_cifar10(path: Path) -> Images:
     read = _read_binary if suffix else _read_pickle
     parts = [[read(folder / (name + suffix)) for name in names] for names in (TRAIN, VALIDATION)]
     (train_images, train_labels), (val_images, val_labels) = (map(torch.cat, zip(*part, strict=True)) for part in parts)
-    return Images(
-        train_images=train_images,
-        train_labels=train_labels,
-        val_images=val_images,
-        val_labels=val_labels,
-        num_classes=10,
-    )
+    return Images(train_images, train_labels, val_images, val_labels, num_classes=10)
 
 
 def _place(path: Path) -> tuple[Path, str]:

@@ -47,15 +47,8 @@ def _from_folders(path: Path, image_size: int, validation_ratio: float, seed: in
         classes = _classes(path)
         return _split(*_read_classes(path, classes, image_size), validation_ratio, len(classes), seed)
     classes = _classes(path / "train")
-    train_images, train_labels = _read_classes(path / "train", classes, image_size)
-    val_images, val_labels = _read_classes(validation, classes, image_size)
-    return Images(
-        train_images=train_images,
-        train_labels=train_labels,
-        val_images=val_images,
-        val_labels=val_labels,
-        num_classes=len(classes),
-    )
+    of_training, of_validation = (_read_classes(part, classes, image_size) for part in (path / "train", validation))
+    return Images(*of_training, *of_validation, num_classes=len(classes))
 
 
 def _split(images: Tensor, labels: Tensor, validation_ratio: float, num_classes: int, seed: int) -> Images:
@@ -126,13 +119,7 @@ def _from_arrays(path: Path, validation_ratio: float, seed: int) -> Images:
             f"{path} has the label {int(val_labels.max())} to validate with; expected labels up to {num_classes - 1}, "
             "the largest one to train on"
         )
-    return Images(
-        train_images=train_images,
-        train_labels=train_labels,
-        val_images=val_images,
-        val_labels=val_labels,
-        num_classes=num_classes,
-    )
+    return Images(train_images, train_labels, val_images, val_labels, num_classes=num_classes)
 
 
 def _as_images(path: Path, images: Any, labels: Any) -> tuple[Tensor, Tensor]:

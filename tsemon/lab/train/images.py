@@ -19,7 +19,7 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 """Images (B, C, S, S) to images of the same shape and kind."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Images:
     """Images (N, C, S, S), uint8 or float32 in [-1, 1], and labels (N,) int64 from 0 to num_classes - 1."""
 
@@ -65,13 +65,7 @@ def split_images(images: Tensor, labels: Tensor, *, num_val: int, num_classes: i
         raise InvalidArgument(f"expected from 0 to {len(images) - 1} images to validate with, got {num_val}")
     order = torch.randperm(len(images), generator=generator(seed))
     train, val = order[: len(order) - num_val], order[len(order) - num_val :]
-    return Images(
-        train_images=images[train],
-        train_labels=labels[train],
-        val_images=images[val],
-        val_labels=labels[val],
-        num_classes=num_classes,
-    )
+    return Images(images[train], labels[train], images[val], labels[val], num_classes=num_classes)
 
 
 def image_batches(
