@@ -122,7 +122,7 @@ class Table(FileLog):
         return ""
 
     def rows(self, notes: Notes) -> Iterator[Row]:
-        modified = self.path.stat().st_mtime
+        modified = self.modified
         for ordinal, (record, place, where) in enumerate(self._records(notes)):
             column = self.step_of(record)
             said = record.get(column or "")
