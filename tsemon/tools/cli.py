@@ -7,8 +7,7 @@ import dataclasses
 import importlib.util
 import os
 import signal
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -522,6 +521,10 @@ def _require(*packages: str, extra: str) -> None:
         raise MissingPackage(f"this command needs {', '.join(missing)}; pip install 'tsemon[{extra}]'")
 
 
+def _requiring(*packages: str) -> Callable[[], None]:
+    return lambda: _require(*packages, extra="server")
+
+
 for known in (runs, series, alerts, tail):
     app.add_typer(known.app)
 for name, commands, needed in (
@@ -530,4 +533,4 @@ for name, commands, needed in (
     ("notify", notify_commands.app, ("sqlalchemy", "alembic", "yaml")),
     ("rules", rule_commands.app, ("numpy", "yaml")),
 ):
-    app.add_typer(commands, name=name, rich_help_panel=SERVE, callback=partial(_require, *needed, extra="server"))
+    app.add_typer(commands, name=name, rich_help_panel=SERVE, callback=_requiring(*needed))
