@@ -174,7 +174,7 @@ def claims(full: Trials, causal: Trials) -> Sequence[Claim]:
 
 
 def figure(full: Trials, by_width: Trials, causal: Trials) -> Plot:
-    drawing, (left, middle, right) = panels("Token similarity", "xi_1 / xi_2", "Attention")
+    drawing, (left, middle, right) = panels("Token similarity", "xi_1 / xi_2", "Attention", x="block")
     blocks = np.arange(1, full["delta"].shape[1] + 1)
     for label, found, style in (
         ("full", full, "-"),
@@ -192,7 +192,6 @@ def figure(full: Trials, by_width: Trials, causal: Trials) -> Plot:
     right.plot([], [], "--", color="grey", label="causal")
     left.set_ylabel("t_sim of the block's output")
     for panel in (left, middle, right):
-        panel.set_xlabel("block")
         panel.set_xticks(range(0, len(blocks) + 1, 5))
         panel.legend(fontsize=8)
     return Plot(
