@@ -40,13 +40,7 @@ from tsemon.probes.part import Part
 from tsemon.probes.query_key import Slices, queries_and_keys
 from tsemon.probes.ranks import Ranks
 from tsemon.probes.reading import OnHost, Reading, stacked
-from tsemon.probes.updates import (
-    after_adam,
-    before_sgd,
-    by_setting,
-    follows_from_gradient,
-    follows_from_state,
-)
+from tsemon.probes.updates import after_adam, before_sgd, by_setting, follows_from_gradient, follows_from_state
 from tsemon.quantity import Where
 
 MAX_COPY_BYTES = 256 * 2**20
