@@ -26,6 +26,7 @@ class InputProbe(Part):
     _hashes_before: set[float] | None = None
 
     def forget(self) -> None:
+        super().forget()
         self._hashes_B: Tensor | None = None
         self._is_of_training = False
         self._why_missing: str | None = None

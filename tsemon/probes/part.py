@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from tsemon.measures.sums import Partials
+from tsemon.measures.sums import Partials, mean
 from tsemon.probes.discovery import Block
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.quantities import NONE
-from tsemon.probes.reading import Reading
+from tsemon.probes.reading import Reading, by_entry
 from tsemon.quantity import Where
 
 
@@ -57,14 +57,16 @@ class Part:
 
     def forget(self) -> None:
         """Let go of what was seen. What a part remembers of one step is named here."""
+        self._of_layers: dict[int, Partials] = {}
+        """Sums of each layer that was seen, by its number."""
 
     def collect(self) -> Partials:
         """Raw sums on the device, empty where nothing was seen."""
-        return {}
+        return by_entry(self._of_layers, range(self._depth))
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         """Metrics from the sums of all processes, and from what cannot be summed."""
-        return Reading()
+        return Reading({name: mean(sums, name) for name in self.METRICS if name in sums})
 
     def how(self) -> str:
         """In a few words, what the numbers of this step were made from."""

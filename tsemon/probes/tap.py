@@ -51,6 +51,7 @@ class AttentionPart(Part, ABC):
         super().__init__(blocks, depth)
 
     def forget(self) -> None:
+        super().forget()
         self._seen = set[int]()
 
     def listen(self, hooks: Hooks) -> None:
