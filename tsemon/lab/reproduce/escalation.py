@@ -204,10 +204,5 @@ def figure(full: Trials, by_width: Trials, causal: Trials) -> Plot:
 
 def table(title: str, found: Trials) -> Table:
     names = ("token similarity", *STEPS, "delta", "omega", "lambda_2", "escalation rate")
-    means = np.stack([found[name].mean(0) for name in names], axis=1)
-    spread = found["step 1"].std(0, ddof=1)
-    return Table(
-        title=f"{title}, means over trials",
-        columns=("block", *names, "sd of step 1"),
-        rows=[(block + 1, *map(float, row), float(spread[block])) for block, row in enumerate(means)],
-    )
+    columns = {name: found[name].mean(0) for name in names} | {"sd of step 1": found["step 1"].std(0, ddof=1)}
+    return Table.numbered(f"{title}, means over trials", "block", columns)

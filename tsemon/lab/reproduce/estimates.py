@@ -155,9 +155,4 @@ def figure(found: Mapping[str, Values]) -> Plot:
 
 
 def table(found: Mapping[str, Values]) -> Table:
-    rows = np.stack(list(found.values()), axis=1)
-    return Table(
-        title="Step 1 of each block",
-        columns=("block", *found),
-        rows=[(block + 1, *map(float, row)) for block, row in enumerate(rows)],
-    )
+    return Table.numbered("Step 1 of each block", "block", found)

@@ -248,19 +248,11 @@ def decoder_figure(decoded: Mapping[str, Decoded]) -> Plot:
 
 
 def encoder_table(encoded: Encoded) -> Table:
-    rows = np.stack(list(encoded.values()), axis=1)
-    return Table(
-        title="Pre-norm encoder",
-        columns=("block", *encoded),
-        rows=[(block + 1, *map(float, row)) for block, row in enumerate(rows)],
-    )
+    return Table.numbered("Pre-norm encoder", "block", encoded)
 
 
 def decoder_table(decoded: Mapping[str, Decoded]) -> Table:
-    columns = [f"{name} {what}" for name in decoded for what in ("t_sim", "gap")]
-    values = [value for each in decoded.values() for value in (each.similarity[1:], each.gap)]
-    return Table(
-        title="Language models",
-        columns=("layer", *columns),
-        rows=[(layer + 1, *map(float, row)) for layer, row in enumerate(np.stack(values, axis=1))],
-    )
+    columns: dict[str, Values] = {}
+    for name, each in decoded.items():
+        columns |= {f"{name} t_sim": each.similarity[1:], f"{name} gap": each.gap}
+    return Table.numbered("Language models", "layer", columns)
