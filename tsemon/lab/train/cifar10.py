@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsemon.errors import InvalidArgument, MissingData, MissingPackage
+from tsemon.errors import InvalidArgument, MissingData, MissingPackage, needing
 from tsemon.lab.train.images import Images
 
 HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -108,8 +108,6 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _numpy() -> Any:
-    try:
+    with needing("CIFAR-10's Python files need NumPy; pip install 'tsemon[train]'"):
         import numpy
-    except ImportError as error:
-        raise MissingPackage("CIFAR-10's Python files need NumPy; pip install 'tsemon[train]'") from error
     return numpy

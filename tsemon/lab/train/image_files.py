@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsemon.errors import InvalidArgument, MissingData, MissingPackage
+from tsemon.errors import InvalidArgument, MissingData, needing
 from tsemon.lab.train.cifar10 import is_cifar10, read_cifar10
 from tsemon.lab.train.images import Images, split_images
 
@@ -79,10 +79,8 @@ def _read_classes(folder: Path, classes: list[str], image_size: int) -> tuple[Te
 
 def _read_image(path: Path, side: int) -> Tensor:
     """(3, S, S) uint8."""
-    try:
+    with needing("image files need Pillow; pip install 'tsemon[train]'"):
         from PIL import Image, ImageOps
-    except ImportError as error:
-        raise MissingPackage("image files need Pillow; pip install 'tsemon[train]'") from error
     try:
         with Image.open(path) as image:
             fitted = ImageOps.fit(image.convert("RGB"), (side, side))
@@ -92,10 +90,8 @@ def _read_image(path: Path, side: int) -> Tensor:
 
 
 def _from_arrays(path: Path, validation_ratio: float, seed: int) -> Images:
-    try:
+    with needing("an .npz needs NumPy; pip install 'tsemon[train]'"):
         import numpy
-    except ImportError as error:
-        raise MissingPackage("an .npz needs NumPy; pip install 'tsemon[train]'") from error
     try:
         with path.open("rb") as file, numpy.load(file, allow_pickle=False) as arrays:
             pairs = [

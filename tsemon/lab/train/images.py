@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsemon.errors import InvalidArgument, MissingPackage, ShapeError
+from tsemon.errors import InvalidArgument, ShapeError, needing
 from tsemon.lab.train.batches import Batch, Batches, generator
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
@@ -47,12 +47,8 @@ def digits(seed: int = 0) -> Images:
 
     `seed` draws which go where. Raises MissingPackage without scikit-learn.
     """
-    try:
+    with needing("the digits come with scikit-learn, which is not installed; pip install 'tsemon[train]'"):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingPackage(
-            "the digits come with scikit-learn, which is not installed; pip install 'tsemon[train]'"
-        ) from error
     pixels, classes = load_digits(return_X_y=True)
     small = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 8 - 1  # pixels are 0 to 16
     images = torch.nn.functional.interpolate(small, scale_factor=2, mode="bilinear", align_corners=False)
