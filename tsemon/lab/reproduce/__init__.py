@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
@@ -15,15 +14,36 @@ import torch
 
 from tsemon.catalogue import nearest
 from tsemon.errors import InvalidArgument
+from tsemon.lab.reproduce import (
+    bert,
+    concentration,
+    de_escalation,
+    deep_transformer_xl,
+    deep_vit,
+    escalation,
+    estimates,
+    norm_growth,
+    oversmoothing,
+    pre_norm,
+    value_residual,
+    value_residual_82m,
+)
 from tsemon.lab.reproduce.report import write, write_index
 from tsemon.lab.reproduce.result import Experiment, Result
 
-MODULES: tuple[ModuleType, ...] = tuple(
-    import_module(f"{__name__}.{name}")
-    for name in (
-        *("bert", "escalation", "estimates", "pre_norm", "de_escalation", "deep_vit", "deep_transformer_xl"),
-        *("concentration", "norm_growth", "oversmoothing", "value_residual", "value_residual_82m"),
-    )
+MODULES: tuple[ModuleType, ...] = (
+    bert,
+    escalation,
+    estimates,
+    pre_norm,
+    de_escalation,
+    deep_vit,
+    deep_transformer_xl,
+    concentration,
+    norm_growth,
+    oversmoothing,
+    value_residual,
+    value_residual_82m,
 )
 """Each has an EXPERIMENT, and `run(quick)`, which gives its result."""
 EXPERIMENTS: Mapping[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import importlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,14 +23,7 @@ from tsemon.transport import RunWriter, run_writer
 
 PATIENCE_S = 120.0
 """For so long a service is asked again that is busy, or does not answer."""
-KINDS = {
-    "tfevents": "tfevents",
-    "wandb": "wandb_files",
-    "mlflow": "mlflow_store",
-    "table": "tables",
-    "neptune": "neptune",
-}
-"""Each kind, and the module that reads it."""
+KINDS = ("tfevents", "wandb", "mlflow", "table", "neptune")
 
 _SQLITE = b"SQLite format 3\x00"
 
@@ -329,12 +321,29 @@ def _is_neptune(path: Path) -> bool:
 
 def _finder(kind: str, step_column: str | None) -> Callable[[Path], Found]:
     """What finds the runs of a kind. The packages of other tools are imported where their files are to be read."""
+    if kind == "mlflow":
+        from tsemon.tools.importing import mlflow_store
+
+        return mlflow_store.find_runs
+    if kind == "table":
+        from tsemon.tools.importing import tables
+
+        return lambda path: tables.find_runs(path, step_column)
     try:
-        reader = importlib.import_module(f"tsemon.tools.importing.{KINDS[kind]}")
+        if kind == "tfevents":
+            from tsemon.tools.importing import tfevents
+
+            return tfevents.find_runs
+        if kind == "wandb":
+            from tsemon.tools.importing import wandb_files
+
+            return wandb_files.find_runs
+        from tsemon.tools.importing import neptune
+
+        return neptune.find_runs
     except ImportError as error:
         extra = "export" if kind == "neptune" else "import"
         raise MissingPackage(f"files of {kind} need {error.name}; pip install 'tsemon[{extra}]'") from None
-    return partial(reader.find_runs, step_column=step_column) if kind == "table" else reader.find_runs
 
 
 @contextmanager
