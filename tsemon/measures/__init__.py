@@ -2,7 +2,7 @@
 
 Undefined is NaN, never a made-up number. Half precision is widened to float32 first. Nothing here has a gradient. Every
 metric of `tsemon.catalogue` that is a quantity of tensors is a function with its name; the others are in
-`catalogue.NOT_OF_TENSORS`. The public names are those that each module lists in `__all__`.
+`catalogue.NOT_OF_TENSORS`. Each module lists its public names in `__all__`.
 """
 
 from tsemon.measures.attention import *

@@ -34,7 +34,7 @@ class Part:
     def __init__(self, blocks: Sequence[Block] = (), depth: int = 0) -> None:
         self._blocks = blocks
         self._depth = depth
-        """Number of blocks of the whole model, of which these may be one stage of a pipeline."""
+        """Number of blocks in the whole model; `blocks` may be one pipeline stage."""
         self.forget()
 
     def arm(self, hooks: Hooks) -> None:
@@ -56,9 +56,9 @@ class Part:
         """A block of the pass is about to run with these arguments."""
 
     def forget(self) -> None:
-        """Let go of what was seen. What a part remembers of one step is named here."""
+        """Let go of what was seen. Subclasses set up the state of one step here."""
         self._of_layers: dict[int, Partials] = {}
-        """Sums of each layer that was seen, by its number."""
+        """Sums by block number."""
 
     def collect(self) -> Partials:
         """Raw sums on the device, empty where nothing was seen."""
