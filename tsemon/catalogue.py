@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 Axis = Literal["activation", "block", "run"]
@@ -32,13 +33,13 @@ class Metric:
     title: str
     """What it says, in a few words, for a chart."""
     equation: str
-    source: str
-    flops: str
+    source: str = "tsemon"
+    flops: str = "0"
     """Floating point operations of one sample, per layer where there are layers; 0 where another's pass gives it."""
-    traffic: str
+    traffic: str = "0"
     """Bytes read and written by the same. The letters of both are explained in `COST_LEGEND`."""
     tier: Tier = "every"
-    low: float | None = None
+    low: float | None = 0.0
     """The smallest value it can take; None where there is no bound."""
     high: float | None = None
     unit: str = "1"
@@ -47,6 +48,10 @@ class Metric:
     log_scale: bool = False
     """Whether charts should use a logarithmic scale."""
 
+
+_per_activation = partial(Metric, axis="activation")
+_per_block = partial(Metric, axis="block")
+_per_run = partial(Metric, axis="run")
 
 COST_LEGEND = (
     "B sequences in the batch, T tokens in each, D width, F width of the feed-forward part, H heads, K width of a head, "
@@ -58,99 +63,75 @@ COST_LEGEND = (
 
 CATALOGUE: tuple[Metric, ...] = (
     # Activations: X is (T tokens, D width), m its mean token, P = 11'/T. Mean over the samples of the batch.
-    Metric(
+    _per_activation(
         name="token_similarity",
-        axis="activation",
         title="energy that tokens share",
         equation="|P X|^2 / |X|^2, before a de-escalation step where the block has one",
         source=f"{TSE}, Definition 1",
         flops="14 B T D",
         traffic="44 B T D",
-        low=0.0,
         high=1.0,
     ),
-    Metric(
+    _per_activation(
         name="token_diversity",
-        axis="activation",
         title="energy that tokens do not share",
         equation="|X - P X|^2 / |X|^2",
         source=f"{TSE}, Definition 1",
-        flops="0",
-        traffic="0",
-        low=0.0,
         high=1.0,
         log_scale=True,
     ),
-    Metric(
+    _per_activation(
         name="centred_token_similarity",
-        axis="activation",
         title="shared energy without the batch's common mean",
         equation="token_similarity of X - c, where c is the mean over all tokens of all samples",
         source="tsemon: tells a harmless shared direction from collapse",
         flops="4 B D",
         traffic="8 B D",
-        low=0.0,
         high=1.0,
     ),
-    Metric(
+    _per_activation(
         name="global_diversity",
-        axis="activation",
         title="energy that is not the mean of the whole batch",
         equation="sum of |x - c|^2 / sum of |x|^2 over all tokens of all samples, c their mean",
         source="tsemon: tells collapse over samples, too",
-        flops="0",
-        traffic="0",
-        low=0.0,
         high=1.0,
         log_scale=True,
     ),
-    Metric(
+    _per_block(
         name="deescalated_token_similarity",
-        axis="block",
         title="token similarity after de-escalation",
         equation="token_similarity of (I - tau P) X; blocks without the step give NaN",
         source=f"{TSE}, Eq. 21",
         flops="14 B T D",
         traffic="44 B T D",
-        low=0.0,
         high=1.0,
     ),
-    Metric(
+    _per_block(
         name="escalation_rate",
-        axis="block",
         title="how much attention and residual escalate similarity",
         equation="t_div(X) / t_div(Y), X the block's input, Y = X + SA(X), what the next norm gets",
         source=f"{TSE}, Eq. 5",
         flops="14 B T D",
         traffic="44 B T D",
-        low=0.0,
         log_scale=True,
     ),
-    Metric(
+    _per_activation(
         name="cosine_similarity",
-        axis="activation",
         title="mean cosine between two tokens",
         equation="mean over i != j of x_i . x_j / (|x_i| |x_j|)",
         source=f"{TSE}, Section 1",
-        flops="0",
-        traffic="0",
         low=-1.0,
         high=1.0,
     ),
-    Metric(
+    _per_activation(
         name="hfc_lfc",
-        axis="activation",
         title="high- against low-frequency content",
         equation="|X - P X| / |P X|, Frobenius norms",
         source=f"{OVERSMOOTHING}, Definition 1",
-        flops="0",
-        traffic="0",
-        low=0.0,
         log_scale=True,
     ),
-    Metric(
+    _per_activation(
         name="effective_rank",
-        axis="activation",
         title="directions that the tokens use",
         equation="exp(-sum_i p_i log p_i), p_i = sigma_i / sum_j sigma_j, of up to 256 evenly spread tokens of one sequence",
         source=f"{OVERSMOOTHING}, Definition 3",
@@ -159,20 +140,17 @@ CATALOGUE: tuple[Metric, ...] = (
         tier="slow",
         low=1.0,
     ),
-    Metric(
+    _per_activation(
         name="batch_similarity",
-        axis="activation",
         title="energy that sequences share",
         equation="token_similarity of the matrix of mean tokens, one per sequence",
         source="tsemon: tells collapse over samples",
         flops="6 B D",
         traffic="12 B D",
-        low=0.0,
         high=1.0,
     ),
-    Metric(
+    _per_activation(
         name="batch_rank",
-        axis="activation",
         title="directions that the sequences use",
         equation="effective_rank of the mean tokens, one per sequence, less their mean",
         source="tsemon: tells collapse over samples",
@@ -181,50 +159,30 @@ CATALOGUE: tuple[Metric, ...] = (
         tier="slow",
         low=1.0,
     ),
-    Metric(
+    _per_activation(
         name="hidden_rms",
-        axis="activation",
         title="root mean square of the hidden state",
         equation="sqrt(mean of x^2 over tokens and width)",
-        source="tsemon",
-        flops="0",
-        traffic="0",
-        low=0.0,
     ),
-    Metric(
+    _per_activation(
         name="hidden_max",
-        axis="activation",
         title="largest entry of the hidden state",
         equation="max of |x| over tokens, width and the samples that are finite",
-        source="tsemon",
-        flops="0",
-        traffic="0",
-        low=0.0,
     ),
-    Metric(
+    _per_activation(
         name="first_hidden_norm_ratio",
-        axis="activation",
         title="length of the first token against the others'",
         equation="|x_1| / mean over i > 1 of |x_i|",
         source=f"{VALUES}, Figure 2",
-        flops="0",
-        traffic="0",
-        low=0.0,
     ),
-    Metric(
+    _per_activation(
         name="nonfinite",
-        axis="activation",
         title="share of sequences that hold a NaN or an infinity",
         equation="mean over samples of [X is not finite]",
-        source="tsemon",
-        flops="0",
-        traffic="0",
-        low=0.0,
         high=1.0,
     ),
-    Metric(
+    _per_activation(
         name="saturation",
-        axis="activation",
         title="how near the network is to its saturated limit",
         equation="mean over tokens of cos(f(x; theta), f(x; c theta)), c = 1024 or as large as the dtype allows",
         source=f"{MERRILL}, Section 4.1",
@@ -235,100 +193,76 @@ CATALOGUE: tuple[Metric, ...] = (
         high=1.0,
     ),
     # The feed-forward part: Z is what its last layer gets, (T tokens, F units).
-    Metric(
+    _per_block(
         name="dead_units",
-        axis="block",
         title="share of feed-forward units that never move",
         equation="mean over units of [max over tokens - min over tokens of z is 0]",
-        source="tsemon",
         flops="2 B T F",
         traffic="8 B T F",
         tier="slow",
-        low=0.0,
         high=1.0,
     ),
     # Attention: A is (T queries, T keys), rows sum to 1; V is (T tokens, width of the values).
-    Metric(
+    _per_block(
         name="attention_entropy",
-        axis="block",
         title="row entropy of attention, 1 uniform, 0 one-hot",
         equation="mean over rows i of -sum_j A_ij log A_ij / log(visible keys of i)",
         source=f"{ZHAI}, Section 3, divided by its largest value",
         flops="2 b H m T K + 12 b H m T",
         traffic="4 b H T K + 60 b H m T",
-        low=0.0,
         high=1.0,
         per_head=True,
     ),
-    Metric(
+    _per_block(
         name="attention_entropy_min",
-        axis="block",
         title="attention entropy of the lowest head",
         equation="min over heads of attention_entropy",
         source=f"{ZHAI}, Section 3",
-        flops="0",
-        traffic="0",
-        low=0.0,
         high=1.0,
     ),
-    Metric(
+    _per_block(
         name="attention_entropy_se",
-        axis="block",
         title="standard error of attention_entropy",
         equation="sqrt((1 - b/B) s_b^2 / b + b/B (1 - m/T) s_w^2 / (b m)), s_b between the weighed sequences' means, s_w "
         "between rows within one",
         source="tsemon: two-stage sampling; 0 where all rows were weighed",
-        flops="0",
-        traffic="0",
-        low=0.0,
     ),
-    Metric(
+    _per_block(
         name="importance_entropy",
-        axis="block",
         title="entropy of what each token receives of attention, 1 uniform",
         equation="-sum_j a_j log a_j / log T, a_j = mean over heads and weighed rows i of A_ij",
         source=f"{VALUES}, Eq. 11, divided by its largest value",
         flops="2 b H m T",
         traffic="8 b H m T",
-        low=0.0,
         high=1.0,
     ),
-    Metric(
+    _per_block(
         name="sink_share",
-        axis="block",
         title="share of attention that the first token receives",
         equation="mean over rows i > 1 of A_i1",
         source=f"{VALUES}, Figure 2",
-        flops="0",
-        traffic="0",
-        low=0.0,
         high=1.0,
         per_head=True,
     ),
-    Metric(
+    _per_block(
         name="max_attention_logit",
-        axis="block",
         title="largest attention logit",
         equation="max over weighed rows and visible keys of q_i . k_j * scale + bias",
         source=f"{ZHAI}, Section 3",
-        flops="0",
-        traffic="0",
+        low=None,
         per_head=True,
     ),
-    Metric(
+    _per_block(
         name="positions_attended",
-        axis="block",
         title="tokens that a query attends to",
         equation="mean over rows i of #{j : A_ij > 1e-5}, in the network as it is; the paper counts in the saturated one",
         source=f"{MERRILL}, Section 4.3",
         flops="2 b H m T",
         traffic="5 b H m T",
-        low=0.0,
         per_head=True,
     ),
-    Metric(
+    _per_block(
         name="spectral_gap",
-        axis="block",
         title="how fast attention alone would mix the tokens",
         equation="1 - |lambda_2(A)|, mean over heads, of one sequence",
         source=f"{TSE}, Section 2.2",
@@ -338,86 +272,67 @@ CATALOGUE: tuple[Metric, ...] = (
         low=-1.0,
         high=1.0,
     ),
-    Metric(
+    _per_block(
         name="first_value_norm_ratio",
-        axis="block",
         title="length of the first token's value against the others'",
         equation="|v_1| / mean over i > 1 of |v_i|, heads side by side",
         source=f"{VALUES}, Figure 2",
         flops="2 B T D",
         traffic="8 B T D",
-        low=0.0,
     ),
-    Metric(
+    _per_block(
         name="value_top_eigenvalue",
-        axis="block",
         title="largest eigenvalue of the values' second moment",
         equation="lambda_1 of 1/T sum_i v_i v_i', heads side by side, of up to 256 evenly spread tokens of one sequence",
         source=f"{VALUES}, Eq. 12",
         flops="2 * 256^2 D + 10 * 256^3 on the host",
         traffic="8 * 256 D",
         tier="slow",
-        low=0.0,
         log_scale=True,
     ),
     # Parameters: w are those of the block, g their gradient, d their change in this optimizer step.
-    Metric(
+    _per_block(
         name="param_norm",
-        axis="block",
         title="norm of the block's parameters",
         equation="|w|",
         source=f"{MERRILL}, Section 3",
         flops="2 N",
         traffic="4 N",
-        low=0.0,
     ),
-    Metric(
+    _per_block(
         name="grad_norm",
-        axis="block",
         title="norm of the block's gradient",
         equation="|g|",
-        source="tsemon",
         flops="2 N",
         traffic="4 N",
-        low=0.0,
         log_scale=True,
     ),
-    Metric(
+    _per_block(
         name="grad_norm_qk",
-        axis="block",
         title="norm of the gradient of queries and keys",
         equation="|g| of the weights and biases that make queries and keys",
         source="tsemon: the first to vanish under token similarity escalation",
         flops="2 N / 6",
         traffic="4 N / 6",
-        low=0.0,
         log_scale=True,
     ),
-    Metric(
+    _per_block(
         name="update_norm",
-        axis="block",
         title="norm of the block's update",
         equation="|d|",
         source=f"{MERRILL}, Section 5.5",
         flops="16 N",
         traffic="60 N",
-        low=0.0,
         log_scale=True,
     ),
-    Metric(
+    _per_block(
         name="update_ratio",
-        axis="block",
         title="update against parameters",
         equation="|d| / |w|",
-        source="tsemon",
-        flops="0",
-        traffic="0",
-        low=0.0,
         log_scale=True,
     ),
-    Metric(
+    _per_block(
         name="update_alignment",
-        axis="block",
         title="cosine of the update with the parameters",
         equation="d . w / (|d| |w|)",
         source=f"{MERRILL}, Section 5.5",
@@ -426,9 +341,8 @@ CATALOGUE: tuple[Metric, ...] = (
         low=-1.0,
         high=1.0,
     ),
-    Metric(
+    _per_block(
         name="gradient_alignment",
-        axis="block",
         title="cosine of the gradient with the parameters",
         equation="g . w / (|g| |w|)",
         source=f"{MERRILL}, Section 5.5",
@@ -437,9 +351,8 @@ CATALOGUE: tuple[Metric, ...] = (
         low=-1.0,
         high=1.0,
     ),
-    Metric(
+    _per_block(
         name="direction_cosine",
-        axis="block",
         title="cosine of the parameters with those of the sample before",
         equation="w . w' / (|w| |w'|), w' those of the sample before",
         source=f"{MERRILL}, Section 3",
@@ -449,296 +362,206 @@ CATALOGUE: tuple[Metric, ...] = (
         high=1.0,
     ),
     # The run: all parameters but embeddings and scalars.
-    Metric(
+    _per_run(
         name="loss",
-        axis="run",
         title="training loss",
         equation="as passed to monitor.step",
         source="the user",
-        flops="0",
-        traffic="0",
+        low=None,
     ),
-    Metric(
+    _per_run(
         name="loss_mean",
-        axis="run",
         title="mean training loss since the last sample",
         equation="mean of the finite ones of the last n losses passed to monitor.step, n = min(steps since the last sample, "
         "4096), this step's among them",
-        source="tsemon",
         flops="n",
         traffic="30 n",
+        low=None,
     ),
-    Metric(
+    _per_run(
         name="loss_min",
-        axis="run",
         title="lowest training loss since the last sample",
         equation="min over the same",
-        source="tsemon",
-        flops="0",
-        traffic="0",
+        low=None,
     ),
-    Metric(
+    _per_run(
         name="loss_max",
-        axis="run",
         title="highest training loss since the last sample",
         equation="max over the same",
-        source="tsemon",
-        flops="0",
-        traffic="0",
+        low=None,
     ),
-    Metric(
+    _per_run(
         name="loss_std",
-        axis="run",
         title="standard deviation of the training loss since the last sample",
         equation="sqrt(mean of squares - square of mean) over the same; 0 of one step",
-        source="tsemon",
         flops="n",
-        traffic="0",
-        low=0.0,
     ),
-    Metric(
+    _per_run(
         name="loss_nonfinite",
-        axis="run",
         title="steps since the last sample whose loss was not finite",
         equation="number of NaN and infinities among the n",
-        source="tsemon",
-        flops="0",
-        traffic="0",
-        low=0.0,
     ),
-    Metric(
+    _per_run(
         name="total_param_norm",
-        axis="run",
         title="norm of all parameters",
         equation="|w| without embeddings and scalars",
         source=f"{MERRILL}, Appendix A",
-        flops="0",
-        traffic="0",
-        low=0.0,
     ),
-    Metric(
+    _per_run(
         name="total_grad_norm",
-        axis="run",
         title="norm of the whole gradient",
         equation="|g| without embeddings and scalars",
-        source="tsemon",
-        flops="0",
-        traffic="0",
-        low=0.0,
         log_scale=True,
     ),
-    Metric(
+    _per_run(
         name="step_size",
-        axis="run",
         title="norm of the whole update",
         equation="|d| without embeddings and scalars",
         source=f"{MERRILL}, Section 5.5",
-        flops="0",
-        traffic="0",
-        low=0.0,
         log_scale=True,
     ),
-    Metric(
+    _per_run(
         name="update_alignment",
-        axis="run",
         title="cosine of the whole update with the parameters",
         equation="d . w / (|d| |w|) without embeddings and scalars",
         source=f"{MERRILL}, Section 5.5",
-        flops="0",
-        traffic="0",
         low=-1.0,
         high=1.0,
     ),
-    Metric(
+    _per_run(
         name="gradient_alignment",
-        axis="run",
         title="cosine of the whole gradient with the parameters",
         equation="g . w / (|g| |w|) without embeddings and scalars",
         source=f"{MERRILL}, Section 5.5",
-        flops="0",
-        traffic="0",
         low=-1.0,
         high=1.0,
     ),
-    Metric(
+    _per_run(
         name="direction_cosine",
-        axis="run",
         title="cosine of all parameters with those of the sample before",
         equation="w . w' / (|w| |w'|) without embeddings and scalars",
         source=f"{MERRILL}, Section 3",
-        flops="0",
-        traffic="0",
         low=-1.0,
         high=1.0,
     ),
-    Metric(
+    _per_run(
         name="gradient_cosine",
-        axis="run",
         title="cosine of the gradient with that of the sample before",
         equation="g . g' / (|g| |g'|) without embeddings and scalars",
-        source="tsemon",
         flops="6 c",
         traffic="12 c",
         low=-1.0,
         high=1.0,
     ),
-    Metric(
+    _per_run(
         name="embedding_param_norm",
-        axis="run",
         title="norm of the embeddings",
         equation="|w| of the embeddings",
         source=f"{MERRILL}, Appendix A: given apart",
         flops="2 N",
         traffic="4 N",
-        low=0.0,
     ),
-    Metric(
+    _per_run(
         name="embedding_grad_norm",
-        axis="run",
         title="norm of the gradient of the embeddings",
         equation="|g| of the embeddings",
-        source="tsemon",
         flops="2 N",
         traffic="4 N",
-        low=0.0,
         log_scale=True,
     ),
-    Metric(
+    _per_run(
         name="embedding_update_norm",
-        axis="run",
         title="norm of the update of the embeddings",
         equation="|d| of the embeddings",
-        source="tsemon",
         flops="16 N",
         traffic="60 N",
-        low=0.0,
         log_scale=True,
     ),
-    Metric(
+    _per_run(
         name="head_param_norm",
-        axis="run",
         title="norm of the output head",
         equation="|w| of the output head where it is not tied to the embeddings",
         source=f"{MERRILL}, Appendix A: given apart",
         flops="2 N",
         traffic="4 N",
-        low=0.0,
     ),
-    Metric(
+    _per_run(
         name="head_grad_norm",
-        axis="run",
         title="norm of the gradient of the output head",
         equation="|g| of the output head",
-        source="tsemon",
         flops="2 N",
         traffic="4 N",
-        low=0.0,
         log_scale=True,
     ),
-    Metric(
+    _per_run(
         name="head_update_norm",
-        axis="run",
         title="norm of the update of the output head",
         equation="|d| of the output head",
-        source="tsemon",
         flops="16 N",
         traffic="60 N",
-        low=0.0,
         log_scale=True,
     ),
-    Metric(
+    _per_run(
         name="norm_growth_exponent",
-        axis="run",
         title="exponent of the norm's growth",
         equation="p in |w_t| - |w_0| = c t^p, least squares on logarithms over the samples so far",
         source=f"{MERRILL}, Appendix E",
         flops="1 on the host, per sample so far",
         traffic="8 per sample so far",
+        low=None,
     ),
-    Metric(
+    _per_run(
         name="norm_growth_r2",
-        axis="run",
         title="how well the power law fits",
         equation="share of the variance of the logarithm that it explains",
-        source="tsemon",
-        flops="0",
-        traffic="0",
+        low=None,
         high=1.0,
     ),
-    Metric(
+    _per_run(
         name="output_variation",
-        axis="run",
         title="how much the answer depends on the input",
         equation="token_diversity of the softmax outputs of up to 256 predictions; 0 when all inputs get the same answer",
-        source="tsemon",
         flops="16 r V",
         traffic="60 r V",
-        low=0.0,
         high=1.0,
     ),
-    Metric(
+    _per_run(
         name="input_overlap",
-        axis="run",
         title="sequences of the batch that were in the batch of the sample before",
         equation="share of up to 256 sequences whose hash is among those of the sample before: about batch / data set where "
         "samples are drawn at random, 1 where a loader is stuck (and under full-batch training)",
-        source="tsemon",
         flops="2 B T",
         traffic="40 B T",
-        low=0.0,
         high=1.0,
     ),
-    Metric(
+    _per_run(
         name="learning_rate",
-        axis="run",
         title="learning rate of the first parameter group",
         equation="as the optimizer used it",
         source="the user",
-        flops="0",
-        traffic="0",
-        low=0.0,
     ),
-    Metric(
+    _per_run(
         name="saturation_scale",
-        axis="run",
         title="the c of saturation",
         equation="1024 where the dtype allows it",
-        source="tsemon",
-        flops="0",
-        traffic="0",
         tier="slow",
         low=1.0,
     ),
-    Metric(
+    _per_run(
         name="overhead_ratio",
-        axis="run",
         title="tsemon's own share of wall time",
         equation="seconds in tsemon on the training thread / seconds since attach",
-        source="tsemon",
-        flops="0",
-        traffic="0",
-        low=0.0,
         high=1.0,
     ),
-    Metric(
+    _per_run(
         name="contained_faults",
-        axis="run",
         title="faults inside tsemon so far",
         equation="number of exceptions caught",
-        source="tsemon",
-        flops="0",
-        traffic="0",
-        low=0.0,
     ),
-    Metric(
+    _per_run(
         name="dropped_frames",
-        axis="run",
         title="frames given up so far",
         equation="samples and frames dropped unsent, because what holds them was full or was deleted",
-        source="tsemon",
-        flops="0",
-        traffic="0",
-        low=0.0,
     ),
 )
 

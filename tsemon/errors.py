@@ -7,6 +7,8 @@ the wire, `status` the HTTP status that goes with it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class TsemonError(Exception):
@@ -259,3 +261,12 @@ class RanksDisagree(TsemonError):
 def reason(error: BaseException) -> str:
     """The first sentence of another library's error: what follows is often advice that does not fit."""
     return re.split(r"\n|\. ", str(error))[0].strip() or type(error).__name__
+
+
+@contextmanager
+def needing(text: str) -> Iterator[None]:
+    """Raises MissingPackage with this text where an import in the block fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingPackage(text) from error

@@ -20,14 +20,7 @@ from torch import Tensor
 from tsemon.actions import Handler, checked_count
 from tsemon.catalogue import Tier
 from tsemon.faults import Faults
-from tsemon.probes import (
-    Probe,
-    Ranks,
-    Reading,
-    Span,
-    ThreadState,
-    agree,
-)
+from tsemon.probes import Probe, Ranks, Reading, Span, ThreadState, agree
 from tsemon.registration import step_of_state
 from tsemon.relay import NUM_NUMBERS, Relay
 from tsemon.sample import Sample

@@ -106,13 +106,5 @@ class Quantity:
 
     def described(self) -> dict[str, Any]:
         """The description that charts use, as JSON."""
-        return {
-            "name": self.name,
-            "axis": self.axis,
-            "title": self.title or self.name,
-            "equation": self.equation,
-            "unit": self.unit,
-            "low": self.low,
-            "high": self.high,
-            "log_scale": bool(self.log_scale),
-        }
+        told = {name: getattr(self, name) for name in ("name", "axis", "title", "equation", "unit", "low", "high")}
+        return told | {"title": self.title or self.name, "log_scale": bool(self.log_scale)}

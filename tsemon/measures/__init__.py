@@ -2,170 +2,20 @@
 
 Undefined is NaN, never a made-up number. Half precision is widened to float32 first. Nothing here has a gradient. Every
 metric of `tsemon.catalogue` that is a quantity of tensors is a function with its name; the others are in
-`catalogue.NOT_OF_TENSORS`.
+`catalogue.NOT_OF_TENSORS`. Each module lists its public names in `__all__`.
 """
 
-from tsemon.measures.attention import (
-    attention_entropy,
-    attention_entropy_min,
-    attention_entropy_se,
-    first_token_importance,
-    importance,
-    importance_entropy,
-    max_attention_logit,
-    positions_attended,
-    row_entropy,
-    saturated_attention,
-    sink_share,
-)
-from tsemon.measures.escalation import (
-    delta,
-    escalation_rate,
-    estimate1_rate,
-    estimate2_rate,
-    expected_rate,
-    mu_squared,
-    omega,
-    second_eigenvalue,
-    xi,
-)
-from tsemon.measures.feedforward import dead_units
-from tsemon.measures.growth import (
-    PowerLawFit,
-    SqrtFit,
-    norm_growth_exponent,
-    norm_growth_r2,
-    power_law_fit,
-    sqrt_fit,
-)
-from tsemon.measures.inputs import input_overlap
-from tsemon.measures.losses import loss_max, loss_mean, loss_min, loss_nonfinite, loss_std
-from tsemon.measures.mixing import spectral_gap
-from tsemon.measures.outputs import output_variation
-from tsemon.measures.parameters import (
-    alignment,
-    checkpoint_cosine,
-    direction_cosine,
-    embedding_grad_norm,
-    embedding_param_norm,
-    embedding_update_norm,
-    grad_norm,
-    grad_norm_qk,
-    gradient_alignment,
-    gradient_cosine,
-    head_grad_norm,
-    head_param_norm,
-    head_update_norm,
-    param_norm,
-    step_size,
-    total_grad_norm,
-    total_param_norm,
-    update_alignment,
-    update_norm,
-    update_ratio,
-)
-from tsemon.measures.saturation import saturation
-from tsemon.measures.states import (
-    batch_rank,
-    batch_similarity,
-    centred_token_similarity,
-    deescalated_token_similarity,
-    first_hidden_norm_ratio,
-    global_diversity,
-    hidden_max,
-    hidden_rms,
-    nonfinite,
-)
-from tsemon.measures.tokens import (
-    TokenStatistics,
-    cosine_similarity,
-    deescalate,
-    effective_rank,
-    hfc_lfc,
-    token_diversity,
-    token_similarity,
-    token_statistics,
-)
-from tsemon.measures.values import first_value_norm_ratio, value_spectrum, value_top_eigenvalue
-from tsemon.measures.weights import DominatingEigenvalue, dominating_eigenvalue
-
-__all__ = [
-    "DominatingEigenvalue",
-    "PowerLawFit",
-    "SqrtFit",
-    "TokenStatistics",
-    "alignment",
-    "attention_entropy",
-    "attention_entropy_min",
-    "attention_entropy_se",
-    "batch_rank",
-    "batch_similarity",
-    "centred_token_similarity",
-    "checkpoint_cosine",
-    "cosine_similarity",
-    "dead_units",
-    "deescalate",
-    "deescalated_token_similarity",
-    "delta",
-    "direction_cosine",
-    "dominating_eigenvalue",
-    "effective_rank",
-    "embedding_grad_norm",
-    "embedding_param_norm",
-    "embedding_update_norm",
-    "escalation_rate",
-    "estimate1_rate",
-    "estimate2_rate",
-    "expected_rate",
-    "first_hidden_norm_ratio",
-    "first_token_importance",
-    "first_value_norm_ratio",
-    "global_diversity",
-    "grad_norm",
-    "grad_norm_qk",
-    "gradient_alignment",
-    "gradient_cosine",
-    "head_grad_norm",
-    "head_param_norm",
-    "head_update_norm",
-    "hfc_lfc",
-    "hidden_max",
-    "hidden_rms",
-    "importance",
-    "importance_entropy",
-    "input_overlap",
-    "loss_max",
-    "loss_mean",
-    "loss_min",
-    "loss_nonfinite",
-    "loss_std",
-    "max_attention_logit",
-    "mu_squared",
-    "nonfinite",
-    "norm_growth_exponent",
-    "norm_growth_r2",
-    "omega",
-    "output_variation",
-    "param_norm",
-    "positions_attended",
-    "power_law_fit",
-    "row_entropy",
-    "saturated_attention",
-    "saturation",
-    "second_eigenvalue",
-    "sink_share",
-    "spectral_gap",
-    "sqrt_fit",
-    "step_size",
-    "token_diversity",
-    "token_similarity",
-    "token_statistics",
-    "total_grad_norm",
-    "total_param_norm",
-    "update_alignment",
-    "update_norm",
-    "update_ratio",
-    "value_spectrum",
-    "value_top_eigenvalue",
-    "xi",
-]
+from tsemon.measures.attention import *
+from tsemon.measures.escalation import *
+from tsemon.measures.feedforward import *
+from tsemon.measures.growth import *
+from tsemon.measures.inputs import *
+from tsemon.measures.losses import *
+from tsemon.measures.mixing import *
+from tsemon.measures.outputs import *
+from tsemon.measures.parameters import *
+from tsemon.measures.saturation import *
+from tsemon.measures.states import *
+from tsemon.measures.tokens import *
+from tsemon.measures.values import *
+from tsemon.measures.weights import *

@@ -15,6 +15,20 @@ from tsemon.measures import rows
 from tsemon.measures.linear import as_attention, ratio, widened
 from tsemon.measures.sums import known
 
+__all__ = [
+    "attention_entropy",
+    "attention_entropy_min",
+    "attention_entropy_se",
+    "first_token_importance",
+    "importance",
+    "importance_entropy",
+    "max_attention_logit",
+    "positions_attended",
+    "row_entropy",
+    "saturated_attention",
+    "sink_share",
+]
+
 
 def row_entropy(weights_BQK: Tensor) -> Tensor:
     """Mean over queries of the entropy of their attention, in nats.

@@ -24,6 +24,18 @@ from tsemon.measures.linear import (
 )
 from tsemon.measures.tokens import TokenStatistics, token_similarity, token_statistics
 
+__all__ = [
+    "delta",
+    "escalation_rate",
+    "estimate1_rate",
+    "estimate2_rate",
+    "expected_rate",
+    "mu_squared",
+    "omega",
+    "second_eigenvalue",
+    "xi",
+]
+
 
 def escalation_rate(x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
     """How much faster than not at all the tokens lose their diversity from X to Y.

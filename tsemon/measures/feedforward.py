@@ -9,6 +9,8 @@ from torch import Tensor
 
 from tsemon.errors import ShapeError
 
+__all__ = ["dead_units"]
+
 
 def dead_units(z_BTF: Tensor, valid_BT: Tensor | None = None) -> Tensor:
     """Return the fraction of units that have the same value at every token.

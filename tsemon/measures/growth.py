@@ -10,6 +10,8 @@ from torch import Tensor
 from tsemon.errors import ShapeError
 from tsemon.measures.linear import ratio
 
+__all__ = ["PowerLawFit", "SqrtFit", "norm_growth_exponent", "norm_growth_r2", "power_law_fit", "sqrt_fit"]
+
 MIN_POINTS = 8
 """Points after the first that an exponent of growth takes: a line through two points fits perfectly."""
 

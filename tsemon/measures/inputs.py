@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
+__all__ = ["input_overlap"]
+
 MAX_SEQUENCES = 256
 MAX_ELEMENTS = 4096
 """Number of elements of each tensor of a sequence that are hashed, evenly spread: all of a text, a part of an image."""

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from tsemon.measures.sums import Partial, Partials, known, values_of
 
+__all__ = ["loss_max", "loss_mean", "loss_min", "loss_nonfinite", "loss_std"]
+
 
 def loss_sums(losses_N: Tensor) -> Partials:
     """Sums over losses (..., N), in float64. The number of losses that are not finite merges as a maximum."""

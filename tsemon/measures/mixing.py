@@ -14,6 +14,8 @@ from tsemon.measures.linear import arnoldi, as_attention, eigenvalues
 from tsemon.measures.rows import CHUNK_WEIGHTS
 from tsemon.measures.scores import Scores
 
+__all__ = ["spectral_gap"]
+
 NUM_STEPS = 32
 """Steps of Arnoldi's method, each a pass over all attention weights."""
 EXHAUSTED = 1e-9

@@ -9,6 +9,8 @@ from tsemon.errors import ShapeError
 from tsemon.measures.choosing import evenly_spread
 from tsemon.measures.linear import ratio
 
+__all__ = ["output_variation"]
+
 MAX_PREDICTIONS = 256
 
 

@@ -13,6 +13,29 @@ from torch import Tensor
 from tsemon.errors import ShapeError
 from tsemon.measures.linear import unit_of
 
+__all__ = [
+    "alignment",
+    "checkpoint_cosine",
+    "direction_cosine",
+    "embedding_grad_norm",
+    "embedding_param_norm",
+    "embedding_update_norm",
+    "grad_norm",
+    "grad_norm_qk",
+    "gradient_alignment",
+    "gradient_cosine",
+    "head_grad_norm",
+    "head_param_norm",
+    "head_update_norm",
+    "param_norm",
+    "step_size",
+    "total_grad_norm",
+    "total_param_norm",
+    "update_alignment",
+    "update_norm",
+    "update_ratio",
+]
+
 Vector = Tensor | Sequence[Tensor]
 
 

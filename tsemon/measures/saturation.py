@@ -10,6 +10,8 @@ from tsemon.errors import ShapeError
 from tsemon.measures.linear import as_tokens, length, ratio
 from tsemon.measures.sums import Partial, Partials, counted
 
+__all__ = ["saturation"]
+
 
 def saturation(f_BTD: Tensor, f_scaled_BTD: Tensor) -> Tensor:
     """How near a network is to its limit of infinitely large parameters: mean cosine of its tokens in both.

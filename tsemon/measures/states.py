@@ -17,6 +17,18 @@ from tsemon.measures.spectra import batch_gram, effective_ranks
 from tsemon.measures.sums import COUNT, Partial, Partials, counted, known, mean, values_of
 from tsemon.measures.tokens import TokenStatistics, deescalate, token_similarity, token_statistics
 
+__all__ = [
+    "batch_rank",
+    "batch_similarity",
+    "centred_token_similarity",
+    "deescalated_token_similarity",
+    "first_hidden_norm_ratio",
+    "global_diversity",
+    "hidden_max",
+    "hidden_rms",
+    "nonfinite",
+]
+
 MEANS = (
     "token_similarity",
     "token_diversity",

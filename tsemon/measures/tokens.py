@@ -12,15 +12,18 @@ import torch
 from torch import Tensor
 
 from tsemon.errors import InvalidArgument, ShapeError
-from tsemon.measures.linear import (
-    centred,
-    checked_tokens,
-    rank_of,
-    ratio,
-    singular_values,
-    spectral_norm,
-    widened,
-)
+from tsemon.measures.linear import centred, checked_tokens, rank_of, ratio, singular_values, spectral_norm, widened
+
+__all__ = [
+    "TokenStatistics",
+    "cosine_similarity",
+    "deescalate",
+    "effective_rank",
+    "hfc_lfc",
+    "token_diversity",
+    "token_similarity",
+    "token_statistics",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from tsemon.measures.linear import (
 )
 from tsemon.measures.tokens import first_ratio
 
+__all__ = ["first_value_norm_ratio", "value_spectrum", "value_top_eigenvalue"]
+
 
 def value_spectrum(v_BTD: Tensor) -> Tensor:
     """How the energy of the values spreads over directions.

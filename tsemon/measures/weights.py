@@ -14,6 +14,8 @@ from torch import Tensor
 from tsemon.errors import ShapeError
 from tsemon.measures.linear import eigenvalues
 
+__all__ = ["DominatingEigenvalue", "dominating_eigenvalue"]
+
 Kinds: TypeAlias = "str | list[Kinds]"
 _KINDS = ("perron", "lowest", "tie", "other", "undefined")
 _TOLERANCE = 1e-6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tsemon.errors import InvalidArgument, MissingPackage
+from tsemon.errors import InvalidArgument, MissingPackage, needing
 from tsemon.mirrors.numbers import PREFIX, Layers, checked_layers, numbers_of
 from tsemon.wire import Frame
 
@@ -29,10 +29,8 @@ class WandB:
     def __init__(
         self, run: Any = None, *, layers: Layers = "aggregates", commit: bool | None = None, **init: Any
     ) -> None:
-        try:
+        with needing("a mirror in W&B needs wandb; pip install wandb"):
             import wandb
-        except ImportError:
-            raise MissingPackage("a mirror in W&B needs wandb; pip install wandb") from None
         if _numbers(wandb.__version__) < _numbers(OLDEST):
             raise MissingPackage(
                 f"a mirror in W&B needs wandb {OLDEST} or newer, got {wandb.__version__}; pip install -U wandb"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from tsemon.errors import InvalidArgument
 from tsemon.models import presets
 from tsemon.models.blocks import BlockConfig, last_norm, stack
 from tsemon.models.cache import positions
-from tsemon.models.presets import Presets, Sizes
+from tsemon.models.presets import OfPreset, Presets, Sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,18 +27,16 @@ class EncoderConfig(BlockConfig, Presets):
     """How many blocks have weights of their own; None: all. ALBERT has 1."""
 
 
-class Encoder(nn.Module):
+class Encoder(OfPreset, nn.Module):
     """A stack of blocks and nothing else: takes and returns hidden states (B, T, D)."""
+
+    CONFIG = EncoderConfig
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
         self.blocks = stack(config, config.depth, config.num_weights)
         self.norm = last_norm(config)
-
-    @classmethod
-    def from_preset(cls, name: str, **overrides: Any) -> Self:
-        return cls(EncoderConfig.from_preset(name, **overrides))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         for block in self.blocks:
@@ -70,7 +68,7 @@ class TextEncoderConfig(BlockConfig, Presets):
             )
 
 
-class TextEncoder(nn.Module):
+class TextEncoder(OfPreset, nn.Module):
     """BERT (arXiv 1810.04805), or with few `num_weights` and a narrow `embedding` ALBERT (1909.11942), to fill in masks.
 
     Takes tokens (B, T) with T up to `context`, and the segment of each, 0 by default. Returns logits (B, T, V). The head
@@ -78,6 +76,8 @@ class TextEncoder(nn.Module):
     and there is no dropout. Norms add PyTorch's 1e-5 to the variance, where BERT has 1e-12; ALBERT's GELU is exact here.
     Raises InvalidArgument for sizes that do not fit together, ShapeError for a sequence longer than the context.
     """
+
+    CONFIG = TextEncoderConfig
 
     def __init__(self, config: TextEncoderConfig) -> None:
         super().__init__()
@@ -94,10 +94,6 @@ class TextEncoder(nn.Module):
         self.embedding_norm = nn.LayerNorm(embedding)
         self.bias = nn.Parameter(torch.zeros(config.vocab))
         self.apply(self._start)
-
-    @classmethod
-    def from_preset(cls, name: str, **overrides: Any) -> Self:
-        return cls(TextEncoderConfig.from_preset(name, **overrides))
 
     def forward(self, tokens_BT: Tensor, types_BT: Tensor | None = None) -> Tensor:
         positions_T = torch.arange(*positions(tokens_BT, None, self.config.context), device=tokens_BT.device)

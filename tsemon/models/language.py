@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from tsemon.errors import InvalidArgument
 from tsemon.models import presets
 from tsemon.models.blocks import BlockConfig, last_norm, stack
 from tsemon.models.cache import Cache, positions
-from tsemon.models.presets import Presets, Sizes
+from tsemon.models.presets import OfPreset, Presets, Sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +37,15 @@ class CausalLanguageModelConfig(BlockConfig, Presets):
             raise InvalidArgument("a CausalLanguageModel is causal; a TextEncoder sees the whole sequence")
 
 
-class CausalLanguageModel(nn.Module):
+class CausalLanguageModel(OfPreset, nn.Module):
     """Decoder with learned positions and an output layer of its own.
 
     Takes token numbers (B, T), returns logits (B, T, V) for the token that follows each. With a cache, T counts the tokens
     that it has read too; all in all they are up to `context`. With a `tau` it is de-escalated by prefix means.
     Raises InvalidArgument for sizes that do not fit together, ShapeError for a sequence longer than the context.
     """
+
+    CONFIG = CausalLanguageModelConfig
 
     def __init__(self, config: CausalLanguageModelConfig) -> None:
         super().__init__()
@@ -53,10 +55,6 @@ class CausalLanguageModel(nn.Module):
         self.blocks = stack(config, config.depth)
         self.norm = last_norm(config)
         self.head = nn.Linear(config.width, config.vocab)
-
-    @classmethod
-    def from_preset(cls, name: str, **overrides: Any) -> Self:
-        return cls(CausalLanguageModelConfig.from_preset(name, **overrides))
 
     def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
         start, end = positions(tokens_BT, cache, self.config.context)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from tsemon.errors import InvalidArgument
 from tsemon.models import presets
 from tsemon.models.attention import AttentionPath, attend, visible
 from tsemon.models.cache import Cache, positions
-from tsemon.models.presets import Presets, Sizes
+from tsemon.models.presets import OfPreset, Presets, Sizes
 from tsemon.models.values import DepthWeighted, Earlier, ValueRule
 
 
@@ -214,7 +214,7 @@ class LlamaBlock(nn.Module):
         return self.over_depth(states), left._replace(states=states)
 
 
-class Llama(nn.Module):
+class Llama(OfPreset, nn.Module):
     """Decoder with RMS norms before each branch, SwiGLU, rotary positions, no biases, and an output layer of its own.
 
     Takes token numbers (B, T), returns logits (B, T, V) for the token that follows each. With a cache, T counts the tokens
@@ -222,6 +222,8 @@ class Llama(nn.Module):
     weights whatever the value rule, which adds or leaves out only its own.
     Raises ShapeError for a sequence longer than the context.
     """
+
+    CONFIG = LlamaConfig
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -231,10 +233,6 @@ class Llama(nn.Module):
         self.blocks = nn.ModuleList(LlamaBlock(config, layer) for layer in range(config.depth))
         self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
         self.head = linear(config.width, config.vocab)
-
-    @classmethod
-    def from_preset(cls, name: str, **overrides: Any) -> Self:
-        return cls(LlamaConfig.from_preset(name, **overrides))
 
     def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
         start, end = positions(tokens_BT, cache, self.config.context)

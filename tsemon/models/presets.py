@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 from tsemon.catalogue import nearest
@@ -28,6 +28,17 @@ class Presets:
             if field not in fields:
                 raise InvalidArgument(f"{cls.__name__} has no field named {field!r}; {nearest(field, fields)}")
         return cls(**{**cls.PRESETS[name], **overrides})
+
+
+class OfPreset:
+    """Gives a model its `from_preset`."""
+
+    CONFIG: ClassVar[type[Presets]]
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> Self:
+        make: Callable[[Presets], Self] = cls
+        return make(cls.CONFIG.from_preset(name, **overrides))
 
 
 _CIFAR = {"image_size": 32, "patch": 4, "channels": 3}

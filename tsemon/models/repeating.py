@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from tsemon.errors import InvalidArgument, ShapeError
 from tsemon.models import presets
-from tsemon.models.presets import Presets, Sizes
+from tsemon.models.presets import OfPreset, Presets, Sizes
 from tsemon.models.reparameterised import Reparameterisation, ReparameterisedWeights
 
 
@@ -45,7 +45,7 @@ class RepeatingTransformerConfig(Presets):
             )
 
 
-class RepeatingTransformer(nn.Module):
+class RepeatingTransformer(OfPreset, nn.Module):
     """Eq. 2 of Transformer Oversmoothing with the same A and H in every layer (its Figure 4).
 
     Takes and returns hidden states (B, T, D). A is computed from the input by Eq. 1, once, or handed in as `weights_BTT`:
@@ -55,15 +55,13 @@ class RepeatingTransformer(nn.Module):
     Raises InvalidArgument for sizes below one, ShapeError when the input has another width.
     """
 
+    CONFIG = RepeatingTransformerConfig
+
     def __init__(self, config: RepeatingTransformerConfig) -> None:
         super().__init__()
         self.config = config
         self.to_query_key = nn.Linear(config.width, 2 * config.width, bias=False)
         self.blocks = nn.ModuleList([RepeatingLayer(config)] * config.depth)
-
-    @classmethod
-    def from_preset(cls, name: str, **overrides: Any) -> Self:
-        return cls(RepeatingTransformerConfig.from_preset(name, **overrides))
 
     def forward(self, x_BTD: Tensor, weights_BTT: Tensor | None = None) -> Tensor:
         if x_BTD.ndim != 3 or x_BTD.shape[2] != self.config.width:

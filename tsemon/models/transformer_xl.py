@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from tsemon.models import presets
 from tsemon.models.attention import AttentionPath, attend, check_heads, visible
 from tsemon.models.blocks import BlockConfig, last_norm, stack
 from tsemon.models.cache import Cache
-from tsemon.models.presets import Presets, Sizes
+from tsemon.models.presets import OfPreset, Presets, Sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +201,7 @@ def _chosen(log_probabilities: Tensor, column_N: Tensor) -> Tensor:
     return log_probabilities.gather(1, column_N[:, None]).sum()
 
 
-class TransformerXL(nn.Module):
+class TransformerXL(OfPreset, nn.Module):
     """Blocks of relative attention over a segment and the memory of those before; the embedding is the output's weight.
 
     The memory is one tensor (B, up to M, D) for each block: what its attention read last, which is the block's input (of a
@@ -216,6 +216,8 @@ class TransformerXL(nn.Module):
     Raises InvalidArgument for sizes that do not fit together, ShapeError for a memory of another batch or model.
     """
 
+    CONFIG = TransformerXLConfig
+
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
         self.config = config
@@ -227,10 +229,6 @@ class TransformerXL(nn.Module):
         for attention in others:
             attention.u_HK, attention.v_HK = first.u_HK, first.v_HK
         self.apply(self._start)
-
-    @classmethod
-    def from_preset(cls, name: str, **overrides: Any) -> Self:
-        return cls(TransformerXLConfig.from_preset(name, **overrides))
 
     def forward(
         self, tokens_BT: Tensor, memory: Sequence[Tensor] | None = None, targets_BT: Tensor | None = None

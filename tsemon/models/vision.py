@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tsemon.errors import InvalidArgument, ShapeError
 from tsemon.models import presets
 from tsemon.models.blocks import BlockConfig, last_norm, stack
-from tsemon.models.presets import Presets, Sizes
+from tsemon.models.presets import OfPreset, Presets, Sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +42,14 @@ class VisionTransformerConfig(BlockConfig, Presets):
             )
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(OfPreset, nn.Module):
     """ViT, as in Section 3.3 of Classic Transformers (arXiv 2312.06182).
 
     Takes images (B, C, S, S), returns logits (B, K), read from the class token: at tau = 1 a mean over tokens is zero.
     Raises InvalidArgument for sizes that do not fit together, ShapeError when the images have another size.
     """
+
+    CONFIG = VisionTransformerConfig
 
     def __init__(self, config: VisionTransformerConfig) -> None:
         super().__init__()
@@ -60,10 +62,6 @@ class VisionTransformer(nn.Module):
         self.blocks = stack(config, config.depth)
         self.norm = last_norm(config)
         self.head = nn.Linear(config.width, config.num_classes)
-
-    @classmethod
-    def from_preset(cls, name: str, **overrides: Any) -> Self:
-        return cls(VisionTransformerConfig.from_preset(name, **overrides))
 
     def forward(self, images_BCSS: Tensor) -> Tensor:
         size = self.config.image_size

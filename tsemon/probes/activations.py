@@ -32,18 +32,15 @@ class ActivationProbe(Part):
     METRICS = (*STATE_MEANS, DEESCALATED, "global_diversity", "hidden_rms", "hidden_max", *RANKS)
 
     def __init__(self, blocks: list[Block], depth: int, states: HiddenStates, calls: Calls) -> None:
-        self._blocks = blocks
-        self._depth = depth
         self._states = states
         self._calls = calls
+        super().__init__(blocks, depth)
+
+    def forget(self) -> None:
         self._shapes: dict[int, torch.Size] = {}
         self._entries: dict[int, Partials] = {}
         self._deescalated: dict[int, Partials] = {}
-        self._grams_KK: dict[str, dict[int, Tensor]] = {}
-
-    def forget(self) -> None:
-        self._shapes, self._entries, self._deescalated = {}, {}, {}
-        self._grams_KK = {name: {} for name in self.RANKS}
+        self._grams_KK: dict[str, dict[int, Tensor]] = {name: {} for name in self.RANKS}
         self._states.forget()
 
     def listen(self, hooks: Hooks) -> None:

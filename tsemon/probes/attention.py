@@ -12,12 +12,11 @@ from torch import Tensor
 
 from tsemon.measures.rows import MAX_ROWS, Rows, choose, row_metrics, row_sums, softmaxed, weigh
 from tsemon.measures.scores import Scores
-from tsemon.measures.sums import Partials
 from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import Block
 from tsemon.probes.padding import Padding
 from tsemon.probes.quantities import with_padding
-from tsemon.probes.reading import Reading, by_entry
+from tsemon.probes.reading import Reading
 from tsemon.probes.tap import AttentionPart, Seen
 from tsemon.quantity import Where
 
@@ -36,14 +35,12 @@ class AttentionProbe(AttentionPart):
     )
 
     def __init__(self, blocks: list[Block], depth: int, padding: Padding, calls: Calls, rows: Rows) -> None:
-        super().__init__(blocks, depth, padding, calls)
         self._rows = rows
-        self._sums: dict[int, Partials] = {}
-        self._chosen = ""
+        super().__init__(blocks, depth, padding, calls)
 
     def forget(self) -> None:
         super().forget()
-        self._sums, self._chosen = {}, ""
+        self._chosen = ""
 
     def look(self, block: Block, seen: Seen) -> bool:
         if seen.scores is None:
@@ -60,7 +57,7 @@ class AttentionProbe(AttentionPart):
         chosen = choose(scores.size, self._rows, scores.device)
         self._chosen = f"{len(chosen.rows)} of {queries} query rows per head, {chosen.num_samples} of {batch} sequences"
         sums = weigh(scores, chosen, valid_BT, first_B)
-        self._sums[block.number] = row_sums(sums, num_keys_B, chosen)
+        self._of_layers[block.number] = row_sums(sums, num_keys_B, chosen)
         return True
 
     def _see_own(self, block: Block, scores: Scores, valid_BT: Tensor) -> None:
@@ -83,9 +80,6 @@ class AttentionProbe(AttentionPart):
             return "the model computes scores by itself, from queries and keys that tsemon does not see"
         return super().why_not_own(where, why_unseen)
 
-    def collect(self) -> Partials:
-        return by_entry(self._sums, range(self._depth))
-
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         if "attention_entropy" not in sums:
             return Reading()
@@ -93,7 +87,7 @@ class AttentionProbe(AttentionPart):
         return Reading(dict(layers), dict(heads))
 
     def how(self) -> str:
-        return f"in {len(self._sums)} of {len(self._blocks)} blocks, {self._chosen}" if self._chosen else ""
+        return f"in {len(self._of_layers)} of {len(self._blocks)} blocks, {self._chosen}" if self._chosen else ""
 
 
 def _tokens(scores: Scores, valid_BS: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -14,18 +14,16 @@ Axes: B samples, T tokens, D width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from tsemon.measures.escalation import rate_of
-from tsemon.measures.sums import Partials, counted, mean
+from tsemon.measures.sums import counted
 from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import Block, hides_from_hooks, innermost_attention, is_compiled, is_linear
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.part import Part
-from tsemon.probes.reading import Reading, by_entry
 from tsemon.probes.states import HiddenStates, Seen, hidden_state
 
 
@@ -35,18 +33,16 @@ class EscalationProbe(Part):
     METRICS = ("escalation_rate",)
 
     def __init__(self, blocks: list[Block], depth: int, states: HiddenStates, calls: Calls) -> None:
-        self._blocks = blocks
-        self._depth = depth
         self._states = states
         self._calls = calls
+        super().__init__(blocks, depth)
+
+    def forget(self) -> None:
+        super().forget()
         self._hooked = set[nn.Module]()
         self._layer: _Layer | None = None
         self._seen = set[int]()
         """Blocks that ran, whether or not Y was found in them."""
-        self._sums: dict[int, Partials] = {}
-
-    def forget(self) -> None:
-        self._layer, self._hooked, self._seen, self._sums = None, set(), set(), {}
 
     def listen(self, hooks: Hooks) -> None:
         self.forget()
@@ -75,16 +71,10 @@ class EscalationProbe(Part):
             self._seen.add(block.number)
             self._layer = _Layer(block, x, self._states)
 
-    def collect(self) -> Partials:
-        return by_entry(self._sums, range(self._depth))
-
-    def finish(self, sums: Mapping[str, Tensor]) -> Reading:
-        return Reading({name: mean(sums, name) for name in self.METRICS if name in sums})
-
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         if missed := len(self._blocks) - len(self._seen):
             reason = f"{missed} of {len(self._blocks)} blocks were not seen: {why_unseen}"
-        elif missed := len(self._blocks) - len(self._sums):
+        elif missed := len(self._blocks) - len(self._of_layers):
             reason = (
                 f"in {missed} of {len(self._blocks)} blocks no norm gets the sum of the block's input and its attention "
                 "(the feed-forward part runs beside attention or before it, or attention returns the sum itself)"
@@ -117,7 +107,7 @@ class EscalationProbe(Part):
             layer, self._layer = self._layer, None
             y = self._states.statistics(layer.block, value)
             if layer.has_tokens_first == self._states.has_tokens_first(layer.block):
-                self._sums[layer.block.number] = counted("escalation_rate", rate_of(layer.x, y))
+                self._of_layers[layer.block.number] = counted("escalation_rate", rate_of(layer.x, y))
 
 
 class _Layer:

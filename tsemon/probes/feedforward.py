@@ -5,13 +5,12 @@ Axes: B samples, T tokens, F units.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from tsemon.measures.feedforward import dead_units
-from tsemon.measures.sums import Partials, counted, mean
+from tsemon.measures.sums import counted
 from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import (
     ATTENTION_NAME,
@@ -25,7 +24,6 @@ from tsemon.probes.discovery import (
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.padding import Padding
 from tsemon.probes.part import Part
-from tsemon.probes.reading import Reading, by_entry
 
 
 class FeedForwardProbe(Part):
@@ -37,14 +35,9 @@ class FeedForwardProbe(Part):
     METRICS = ("dead_units",)
 
     def __init__(self, blocks: list[Block], depth: int, padding: Padding, calls: Calls) -> None:
-        self._blocks = blocks
-        self._depth = depth
         self._padding = padding
         self._calls = calls
-        self._dead: dict[int, Partials] = {}
-
-    def forget(self) -> None:
-        self._dead = {}
+        super().__init__(blocks, depth)
 
     def listen(self, hooks: Hooks) -> None:
         self.forget()
@@ -53,18 +46,12 @@ class FeedForwardProbe(Part):
             if last is not None and not hides_from_hooks(block) and not is_compiled(block.module):
                 hooks.before(last, lambda _, args, kwargs, block=block: self._take(block, args))
 
-    def collect(self) -> Partials:
-        return by_entry(self._dead, range(self._depth))
-
-    def finish(self, sums: Mapping[str, Tensor]) -> Reading:
-        return Reading({"dead_units": mean(sums, "dead_units")} if "dead_units" in sums else {})
-
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         if without := [block.name for block in self._blocks if last_layer(block) is None]:
             return {
                 "dead_units": f"found no layer that leads a feed-forward part back to the width in {', '.join(without)}"
             }
-        if (missed := len(self._blocks) - len(self._dead)) == 0:
+        if (missed := len(self._blocks) - len(self._of_layers)) == 0:
             return {}
         return {
             "dead_units": f"the last feed-forward layer was not seen in {missed} of {len(self._blocks)} blocks: "
@@ -73,14 +60,14 @@ class FeedForwardProbe(Part):
 
     def _take(self, block: Block, args: tuple[Any, ...]) -> None:
         layer = self._calls.current(block)
-        if layer is None or layer.number in self._dead or not args or not isinstance(args[0], Tensor):
+        if layer is None or layer.number in self._of_layers or not args or not isinstance(args[0], Tensor):
             return
         z = args[0].detach()
         if z.ndim == 3:
             z_BTF = z.transpose(0, 1) if block.tokens_first else z
             # Ranks average the share: each unit's range on all of them would be a large message.
             share = dead_units(z_BTF, self._padding.valid(layer.stack, *z_BTF.shape[:2]))
-            self._dead[layer.number] = counted("dead_units", share[None])
+            self._of_layers[layer.number] = counted("dead_units", share[None])
 
 
 def last_layer(block: Block) -> nn.Module | None:

@@ -23,10 +23,12 @@ class InputProbe(Part):
 
     METRICS = ("input_overlap",)
 
-    def __init__(self) -> None:
+    _hashes_before: set[float] | None = None
+
+    def forget(self) -> None:
+        super().forget()
         self._hashes_B: Tensor | None = None
         self._is_of_training = False
-        self._hashes_before: set[float] | None = None
         self._why_missing: str | None = None
 
     def take(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -37,9 +39,6 @@ class InputProbe(Part):
         tensors = list(_by_sequence(Inputs(args, kwargs)))
         self._hashes_B = hashes(tensors) if tensors else None
         self._why_missing = f"{type(module).__name__} was given no tensor with an axis of sequences"
-
-    def forget(self) -> None:
-        self._hashes_B, self._is_of_training, self._why_missing = None, False, None
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         if self._hashes_B is None:

@@ -36,6 +36,7 @@ class LossProbe(Part):
     METRICS = ("loss_mean", "loss_min", "loss_max", "loss_std", "loss_nonfinite")
 
     def __init__(self) -> None:
+        super().__init__()
         self._pending: list[tuple[Tensor | float, int | None]] = []
         """Losses, and the versions that the tensors among them had when they were given."""
         self._stacks: deque[Tensor] = deque(maxlen=MAX_STEPS // NUM_PER_STACK)

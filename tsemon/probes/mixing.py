@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from tsemon.measures.mixing import Chunks, gaps, spectrum
-from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import Block
-from tsemon.probes.padding import Padding
 from tsemon.probes.reading import OnHost, Reading, stacked
 from tsemon.probes.tap import AttentionPart, Seen
 
@@ -20,13 +18,9 @@ class MixingProbe(AttentionPart):
 
     METRICS = ("spectral_gap",)
 
-    def __init__(self, blocks: list[Block], depth: int, padding: Padding, calls: Calls) -> None:
-        super().__init__(blocks, depth, padding, calls)
-        self._spectra: dict[int, Tensor] = {}
-
     def forget(self) -> None:
         super().forget()
-        self._spectra = {}
+        self._spectra: dict[int, Tensor] = {}
 
     def look(self, block: Block, seen: Seen) -> bool:
         if seen.scores is None:

@@ -40,15 +40,9 @@ class OutputProbe(Part):
 
     def __init__(self, path: Sequence[nn.Module], blocks: list[Block], depth: int, padding: Padding) -> None:
         self._path = path
-        self._blocks = blocks
-        self._depth = depth
         self._padding = padding
         self._running = set[Running]()
-        self._measured = set[Running]()
-        """Modules through which the pass that is measured came, and that have not returned yet."""
-        self._masks = padding
-        self._variation: Tensor | None = None
-        self._why_missing: str | None = None
+        super().__init__(blocks, depth)
 
     def arm(self, hooks: Hooks) -> None:
         self._running.clear()
@@ -66,8 +60,11 @@ class OutputProbe(Part):
         self._masks = copy.copy(self._padding)
 
     def forget(self) -> None:
-        self._measured, self._masks = set(), self._padding
-        self._variation = self._why_missing = None
+        self._measured = set[Running]()
+        """Modules through which the pass that is measured came, and that have not returned yet."""
+        self._masks = self._padding
+        self._variation: Tensor | None = None
+        self._why_missing: str | None = None
 
     def collect(self) -> Partials:
         if self._variation is None or self._measured:

@@ -40,13 +40,7 @@ from tsemon.probes.part import Part
 from tsemon.probes.query_key import Slices, queries_and_keys
 from tsemon.probes.ranks import Ranks
 from tsemon.probes.reading import OnHost, Reading, stacked
-from tsemon.probes.updates import (
-    after_adam,
-    before_sgd,
-    by_setting,
-    follows_from_gradient,
-    follows_from_state,
-)
+from tsemon.probes.updates import after_adam, before_sgd, by_setting, follows_from_gradient, follows_from_state
 from tsemon.quantity import Where
 
 MAX_COPY_BYTES = 256 * 2**20
@@ -106,14 +100,15 @@ class ParameterProbe(Part):
         optimizers: Sequence[torch.optim.Optimizer],
         ranks: Ranks | None = None,
     ) -> None:
+        super().__init__(blocks, depth)
         self._model = model
-        self._blocks = blocks
-        self._depth = depth
         self._ranks = ranks
         self._optimizers = [_inner(optimizer) for optimizer in optimizers]
         self._weights, self._gradients = Coordinates(), Coordinates()
         self._growth = NormGrowth()
         self._num_samples = 0
+
+    def forget(self) -> None:
         self._groups: dict[int, list[nn.Parameter]] = {}
         self._steppers: list[_Stepper] = []
         self._strangers: dict[int, int] = {}
@@ -137,10 +132,6 @@ class ParameterProbe(Part):
             for stepper in self._steppers:
                 before, after = partial(self._before_step, stepper), partial(self._after_step, stepper)
                 hooks.around_step(stepper.optimizer, before, after)
-
-    def forget(self) -> None:
-        self._groups, self._steppers, self._sums, self._query_key = {}, [], {}, {}
-        self._strangers, self._strides, self._shares, self._no_query_key = {}, {}, {}, {}
 
     def collect(self) -> Partials:
         self._num_samples += 1

@@ -5,16 +5,16 @@ hooks -> collect: sums of this process -> ranks: sums of all processes -> finish
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from tsemon.measures.sums import Partials
+from tsemon.measures.sums import Partials, mean
 from tsemon.probes.discovery import Block
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.quantities import NONE
-from tsemon.probes.reading import Reading
+from tsemon.probes.reading import Reading, by_entry
 from tsemon.quantity import Where
 
 
@@ -30,6 +30,12 @@ class Part:
     """Which of METRICS this step should give. A part from which nothing is wanted is left out of the step."""
     step: int = 0
     """The number of the step that is collected."""
+
+    def __init__(self, blocks: Sequence[Block] = (), depth: int = 0) -> None:
+        self._blocks = blocks
+        self._depth = depth
+        """Number of blocks in the whole model; `blocks` may be one pipeline stage."""
+        self.forget()
 
     def arm(self, hooks: Hooks) -> None:
         """Hook what is called once a step."""
@@ -50,15 +56,17 @@ class Part:
         """A block of the pass is about to run with these arguments."""
 
     def forget(self) -> None:
-        """Let go of what was seen."""
+        """Let go of what was seen. Subclasses set up the state of one step here."""
+        self._of_layers: dict[int, Partials] = {}
+        """Sums by block number."""
 
     def collect(self) -> Partials:
         """Raw sums on the device, empty where nothing was seen."""
-        return {}
+        return by_entry(self._of_layers, range(self._depth))
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         """Metrics from the sums of all processes, and from what cannot be summed."""
-        return Reading()
+        return Reading({name: mean(sums, name) for name in self.METRICS if name in sums})
 
     def how(self) -> str:
         """In a few words, what the numbers of this step were made from."""

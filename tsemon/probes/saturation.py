@@ -35,14 +35,11 @@ class SaturationProbe(Part):
     METRICS = ("saturation", "saturation_scale")
 
     def __init__(self, model: nn.Module, blocks: list[Block], depth: int, padding: Padding) -> None:
-        self._blocks = blocks
-        self._depth = depth
+        super().__init__(blocks, depth)
         self._padding = padding
         self._model = model
         self.why_not: str | None = None
         """Why the passes did not come about."""
-        self._plain_RD: dict[int, Tensor] = {}
-        self._sums: dict[int, Partials] = {}
 
     @property
     def needs_passes(self) -> bool:
@@ -54,7 +51,8 @@ class SaturationProbe(Part):
         return HALF_SCALE if any(p.dtype == torch.float16 for p in self._model.parameters()) else SCALE
 
     def forget(self) -> None:
-        self._plain_RD, self._sums = {}, {}
+        self._plain_RD: dict[int, Tensor] = {}
+        self._sums: dict[int, Partials] = {}
 
     def listen_to_plain(self, hooks: Hooks) -> None:
         """Hook the blocks for the pass of the model as it is."""

@@ -46,14 +46,13 @@ class AttentionPart(Part, ABC):
     """A part that looks at the first attention of each block's self-attention module."""
 
     def __init__(self, blocks: list[Block], depth: int, padding: Padding, calls: Calls) -> None:
-        self._blocks = blocks
-        self._calls = calls
-        self._depth = depth
         self._padding = padding
-        self._seen: set[int] = set()
+        self._calls = calls
+        super().__init__(blocks, depth)
 
     def forget(self) -> None:
-        self._seen = set()
+        super().forget()
+        self._seen = set[int]()
 
     def listen(self, hooks: Hooks) -> None:
         """Tap the blocks' attention for the pass that begins."""

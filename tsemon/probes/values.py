@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 
 from tsemon.measures.choosing import evenly_spread
-from tsemon.measures.sums import Partials, counted, mean
+from tsemon.measures.sums import counted, mean
 from tsemon.measures.tokens import first_ratio
 from tsemon.measures.values import heads_side_by_side, second_moment, top_eigenvalues, value_lengths
-from tsemon.probes.calls import Calls
 from tsemon.probes.discovery import Block
-from tsemon.probes.padding import Padding
 from tsemon.probes.quantities import with_padding
-from tsemon.probes.reading import OnHost, Reading, by_entry, stacked
+from tsemon.probes.reading import OnHost, Reading, stacked
 from tsemon.probes.tap import AttentionPart, Seen
 
 MAX_TOKENS = 256
@@ -32,14 +30,9 @@ class ValueProbe(AttentionPart):
     RATIO, TOP = "first_value_norm_ratio", "value_top_eigenvalue"
     METRICS = (RATIO, TOP)
 
-    def __init__(self, blocks: list[Block], depth: int, padding: Padding, calls: Calls) -> None:
-        super().__init__(blocks, depth, padding, calls)
-        self._ratios: dict[int, Partials] = {}
-        self._moments_NN: dict[int, Tensor] = {}
-
     def forget(self) -> None:
         super().forget()
-        self._ratios, self._moments_NN = {}, {}
+        self._moments_NN: dict[int, Tensor] = {}
 
     def look(self, block: Block, seen: Seen) -> bool:
         values_BHSK = None if seen.values is None else seen.values()
@@ -53,15 +46,12 @@ class ValueProbe(AttentionPart):
             self.own.see("values", block.number, *with_padding(values_BHSK, valid_BS))
         if self.RATIO in self.wanted:
             ratio_B = first_ratio(value_lengths(values_BHSK, valid_BS), valid_BS)
-            self._ratios[block.number] = counted(self.RATIO, ratio_B)
+            self._of_layers[block.number] = counted(self.RATIO, ratio_B)
         if self.TOP in self.wanted:
             tokens_N, is_token_N = evenly_spread(valid_BS[0], MAX_TOKENS)
             values_ND = heads_side_by_side(values_BHSK[0].index_select(1, tokens_N))
             self._moments_NN[block.number] = second_moment(values_ND, is_token_N)
         return True
-
-    def collect(self) -> Partials:
-        return by_entry(self._ratios, range(self._depth))
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         reading = Reading()

@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -521,26 +521,16 @@ def _require(*packages: str, extra: str) -> None:
         raise MissingPackage(f"this command needs {', '.join(missing)}; pip install 'tsemon[{extra}]'")
 
 
+def _requiring(*packages: str) -> Callable[[], None]:
+    return lambda: _require(*packages, extra="server")
+
+
 for known in (runs, series, alerts, tail):
     app.add_typer(known.app)
-app.add_typer(
-    admin.app,
-    name="admin",
-    rich_help_panel=SERVE,
-    callback=lambda: _require("sqlalchemy", "alembic", "numpy", "zstandard", extra="server"),
-)
-app.add_typer(
-    token_commands.app,
-    name="token",
-    rich_help_panel=SERVE,
-    callback=lambda: _require("sqlalchemy", "alembic", extra="server"),
-)
-app.add_typer(
-    notify_commands.app,
-    name="notify",
-    rich_help_panel=SERVE,
-    callback=lambda: _require("sqlalchemy", "alembic", "yaml", extra="server"),
-)
-app.add_typer(
-    rule_commands.app, name="rules", rich_help_panel=SERVE, callback=lambda: _require("numpy", "yaml", extra="server")
-)
+for name, commands, needed in (
+    ("admin", admin.app, ("sqlalchemy", "alembic", "numpy", "zstandard")),
+    ("token", token_commands.app, ("sqlalchemy", "alembic")),
+    ("notify", notify_commands.app, ("sqlalchemy", "alembic", "yaml")),
+    ("rules", rule_commands.app, ("numpy", "yaml")),
+):
+    app.add_typer(commands, name=name, rich_help_panel=SERVE, callback=_requiring(*needed))

@@ -55,22 +55,22 @@ class FrameTaker(Protocol):
 class OutboxStats:
     """What became of the samples so far: `Status.delivery`."""
 
-    num_sent: int
+    num_sent: int = 0
     """Frames that the service has confirmed."""
-    num_pending: int
+    num_pending: int = 0
     """Samples and frames that wait: in the queue, on disk, in memory."""
-    num_dropped: int
+    num_dropped: int = 0
     """Samples and frames that were given up, unsent, because what holds them was full or was deleted."""
-    num_refused: int
+    num_refused: int = 0
     """Frames that the service will not take; they are in the spool folder's `refused.jsonl`."""
-    num_failed_samples: int
+    num_failed_samples: int = 0
     """Samples that could not be made into a frame."""
-    last_error: str | None
-    connected: bool
+    last_error: str | None = None
+    connected: bool = False
     """Is the run registered, and did the service answer when last asked?"""
-    num_failures: int
+    num_failures: int = 0
     """Tries in a row that failed. From 5 on, a small request is tried first, and frames only where it is answered."""
-    spool_folder: Path | None
+    spool_folder: Path | None = None
     """None while frames are kept in memory alone."""
     mirrors: Sequence[str] = ()
     """What became of the frames that go elsewhere as well."""

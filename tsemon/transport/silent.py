@@ -36,17 +36,7 @@ class SilentOutbox:
         return []
 
     def stats(self) -> OutboxStats:
-        return OutboxStats(
-            num_sent=0,
-            num_pending=0,
-            num_dropped=0,
-            num_refused=0,
-            num_failed_samples=0,
-            last_error=None,
-            connected=False,
-            num_failures=0,
-            spool_folder=None,
-        )
+        return OutboxStats()
 
     def close(self, timeout_s: float = 5.0, state: RunState = "finished") -> None:
         pass

@@ -146,7 +146,7 @@ def reached(t_sim: Values, level: float) -> str:
 
 def figure(found: Mapping[str, Frame]) -> Plot:
     drawing, (left, second, third, right) = panels(
-        "Token similarity", "Cosine similarity", "Token diversity", "Gradient norm, BERT"
+        "Token similarity", "Cosine similarity", "Token diversity", "Gradient norm, BERT", x="layer"
     )
     for name, frame in found.items():
         for panel, metric in zip((left, second, third), MEASURES, strict=True):
@@ -158,8 +158,6 @@ def figure(found: Mapping[str, Frame]) -> Plot:
     left.legend(fontsize=8, loc="lower right")
     left.set_ylabel("mean over sequences")
     right.set_ylabel("|g| of a layer's weights")
-    for panel in (left, second, third, right):
-        panel.set_xlabel("layer")
     return Plot(
         figure=drawing,
         caption="BERT and ALBERT at random initialisation, by layer; layer 0 is the first layer's input.",

@@ -149,13 +149,11 @@ def claims(found: Mapping[int, Eta], sizes_S: Values) -> Sequence[Claim]:
 
 def figure(found: Mapping[int, Eta], sizes_S: Values) -> Plot:
     drawing, axes = panels(
-        "Mean eta, E from the draws' means", "Mean eta, E from Eq. 9", "Standard deviation of eta, Eq. 9"
+        "Mean eta, E from the draws' means", "Mean eta, E from Eq. 9", "Standard deviation of eta, Eq. 9", x="t"
     )
     for width, eta in found.items():
         for panel, values_S in zip(axes, (eta.sampled_S, eta.mean_S, eta.spread_S), strict=True):
             panel.plot(sizes_S, values_S, "o-", ms=3, label=f"d = {width}")
-    for panel in axes:
-        panel.set_xlabel("t")
     axes[2].legend(fontsize=8, loc="lower right")
     axes[2].set_ylim(bottom=0)
     return Plot(

@@ -175,11 +175,11 @@ def figure(curves: Curves) -> Plot:
         "Operator at the output, seen after it",
         "Operator at the feed-forward input",
         "Operator after attention",
+        x="block",
     )
     for panel, label in zip(axes, labels, strict=True):
         for tau, mean in curves[label].items():
             panel.plot(np.arange(1, len(mean) + 1), mean, label=f"tau = {tau}")
-        panel.set_xlabel("block")
         panel.set_ylim(0, 1.02)
     axes[0].set_ylabel("t_div of the block's output")
     axes[-1].legend(fontsize=8)
@@ -191,7 +191,7 @@ def figure(curves: Curves) -> Plot:
 
 
 def critical_figure(growth: Table) -> Plot:
-    drawing, (panel, right) = panels("Growth of the odds per block", "Diversity at the last block")
+    drawing, (panel, right) = panels("Growth of the odds per block", "Diversity at the last block", x="tau")
     for alpha, colour in zip(ALPHAS, COLOURS, strict=False):
         rows = np.array([row for row in growth.rows if row[0] == alpha], dtype=float)
         _, _, tau, _, measured, end = rows.T
@@ -203,8 +203,6 @@ def critical_figure(growth: Table) -> Plot:
             each.axvline(critical(alpha), color=colour, linestyle=":")
     panel.set_ylabel("growth of t_sim / t_div")
     right.set_ylabel("t_div")
-    for each in (panel, right):
-        each.set_xlabel("tau")
     right.legend(fontsize=8, loc="lower left")
     return Plot(
         figure=drawing,

@@ -154,7 +154,7 @@ def first_gradients(sizes: Sizes, variant: str, **overrides: Any) -> np.ndarray[
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     batches = text_streams(standard_library_text(), sizes.context, sizes.batch)
     training = train(model, optimizer, batches, 1, every=1, measures=["grad_norm"], task=RecurrentTask())
-    return training.recording.frames[0].layers["grad_norm"]
+    return training.first_gradients
 
 
 def frequency_loss() -> float:
@@ -212,8 +212,7 @@ def claims(sizes: Sizes, outcomes: Mapping[str, Outcome], exploding: np.ndarray[
 def training_plot(outcomes: Mapping[str, Outcome]) -> Plot:
     figure, (loss, diversity) = panels("training loss", "token diversity, last block")
     for name, outcome in outcomes.items():
-        losses = outcome.training.losses[: len(outcome.training.losses) // 10 * 10].reshape(-1, 10).mean(axis=1)
-        loss.plot(np.arange(len(losses)) * 10 + 5, losses, label=name)
+        loss.plot(*outcome.training.smoothed(), label=name)
         diversity.semilogy(*outcome.training.recording.series("token_diversity", -1), label=name)
     loss.axhline(frequency_loss(), color="grey", linestyle=":", label="frequencies of bytes")
     loss.set(xlabel="step", ylabel="nats per byte, mean of 10 steps")
@@ -246,9 +245,8 @@ def leak_plot(outcomes: Mapping[str, Outcome]) -> Plot:
 def table(sizes: Sizes, outcomes: Mapping[str, Outcome]) -> Table:
     rows: list[Sequence[float | str]] = []
     for name, outcome in outcomes.items():
-        frames = outcome.training.recording.frames
         t_div = outcome.training.recording.series("token_diversity", -1)[1]
-        gradients = frames[0].layers["grad_norm"]
+        gradients = outcome.training.first_gradients
         rows.append(
             (
                 *(name, outcome.training.mean_loss(sizes.window), outcome.teacher_forced, outcome.honest),

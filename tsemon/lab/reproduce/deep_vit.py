@@ -141,7 +141,8 @@ def claims(sizes: Sizes, trainings: Mapping[str, Training], xavier: Mapping[str,
     losses = {name: training.mean_loss(sizes.window) for name, training in trainings.items()}
     accuracies = {name: training.evaluations[1][-1] for name, training in trainings.items()}
     diversity = {name: last(training, "token_diversity") for name, training in trainings.items()}
-    gradients = post.recording.frames[0].layers["grad_norm"]
+    gradients = post.first_gradients
+    started = xavier["de-escalated"].first_gradients
     explosion = {
         name: backward_growth(t) for name, t in {"PyTorch": deescalated, "Xavier": xavier["de-escalated"]}.items()
     }
@@ -180,7 +181,7 @@ def claims(sizes: Sizes, trainings: Mapping[str, Training], xavier: Mapping[str,
             paper="De-escalation makes a deep post-norm model trainable (how weights start is not said)",
             seen="going back through a block the gradient of the de-escalated model grows by a factor of "
             f"{explosion['PyTorch']:.3f} with PyTorch's initial weights and {explosion['Xavier']:.3f} with Xavier's: from "
-            f"{gradient(xavier['de-escalated'], -1):.2g} in the last block to {gradient(xavier['de-escalated'], 0):.2g} in "
+            f"{started[-1]:.2g} in the last block to {started[0]:.2g} in "
             f"the first; after {sizes.num_xavier_steps} steps its loss is {xavier['de-escalated'].mean_loss(5):.2f}",
             agrees=verdict(explosion["PyTorch"] < 1.02, explosion["Xavier"] < 1.02),
         ),
@@ -192,20 +193,16 @@ def last(training: Training, metric: str) -> np.ndarray[Any, np.dtype[np.float64
     return training.recording.series(metric, -1)[1]
 
 
-def gradient(training: Training, block: int) -> float:
-    return float(training.recording.frames[0].layers["grad_norm"][block])
-
-
 def backward_growth(training: Training) -> float:
     """By what factor the gradient's norm grows from one block to the one before it, at step 0."""
-    norms = training.recording.frames[0].layers["grad_norm"]
+    norms = training.first_gradients
     return float((norms[0] / norms[-1]) ** (1 / (len(norms) - 1)))
 
 
 def training_plot(trainings: Mapping[str, Training]) -> Plot:
     figure, (loss, right, diversity) = panels("training loss", "validation accuracy", "token diversity, last block")
     for name, training in trainings.items():
-        loss.plot(*smoothed(training), label=name)
+        loss.plot(*training.smoothed(), label=name)
         right.plot(*training.evaluations, "o-", label=name)
         diversity.semilogy(*training.recording.series("token_diversity", -1), label=name)
     loss.axhline(CHANCE, color="grey", linestyle=":", label="chance")
@@ -220,16 +217,11 @@ def training_plot(trainings: Mapping[str, Training]) -> Plot:
     )
 
 
-def smoothed(training: Training, width: int = 10) -> tuple[Any, Any]:
-    losses = training.losses[: len(training.losses) // width * width].reshape(-1, width)
-    return np.arange(len(losses)) * width + width / 2, losses.mean(axis=1)
-
-
 def gradient_plot(trainings: Mapping[str, Training], xavier: Mapping[str, Training]) -> Plot:
     figure, (default, started) = panels("gradient at step 0, PyTorch's weights", "the same, Xavier's weights")
     for panel, those in ((default, trainings), (started, xavier)):
         for name, training in those.items():
-            norms = training.recording.frames[0].layers["grad_norm"]
+            norms = training.first_gradients
             colour = COLOURS[list(VARIANTS).index(name)]
             panel.semilogy(np.arange(1, len(norms) + 1), norms, label=name, color=colour)
         panel.set(xlabel="block", ylabel="norm of its parameters' gradient")
@@ -273,7 +265,7 @@ def xavier_table(xavier: Mapping[str, Training]) -> Table:
         title="Xavier's weights",
         columns=("model", "gradient norm, first block", "last block", "t_div of the last block, step 0", "last loss"),
         rows=[
-            [name, gradient(t, 0), gradient(t, -1), f"{last(t, 'token_diversity')[0]:.2g}", float(t.losses[-1])]
+            [name, *t.first_gradients[[0, -1]].tolist(), f"{last(t, 'token_diversity')[0]:.2g}", float(t.losses[-1])]
             for name, t in xavier.items()
         ],
     )

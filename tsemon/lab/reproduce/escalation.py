@@ -174,7 +174,7 @@ def claims(full: Trials, causal: Trials) -> Sequence[Claim]:
 
 
 def figure(full: Trials, by_width: Trials, causal: Trials) -> Plot:
-    drawing, (left, middle, right) = panels("Token similarity", "xi_1 / xi_2", "Attention")
+    drawing, (left, middle, right) = panels("Token similarity", "xi_1 / xi_2", "Attention", x="block")
     blocks = np.arange(1, full["delta"].shape[1] + 1)
     for label, found, style in (
         ("full", full, "-"),
@@ -192,7 +192,6 @@ def figure(full: Trials, by_width: Trials, causal: Trials) -> Plot:
     right.plot([], [], "--", color="grey", label="causal")
     left.set_ylabel("t_sim of the block's output")
     for panel in (left, middle, right):
-        panel.set_xlabel("block")
         panel.set_xticks(range(0, len(blocks) + 1, 5))
         panel.legend(fontsize=8)
     return Plot(
@@ -205,10 +204,5 @@ def figure(full: Trials, by_width: Trials, causal: Trials) -> Plot:
 
 def table(title: str, found: Trials) -> Table:
     names = ("token similarity", *STEPS, "delta", "omega", "lambda_2", "escalation rate")
-    means = np.stack([found[name].mean(0) for name in names], axis=1)
-    spread = found["step 1"].std(0, ddof=1)
-    return Table(
-        title=f"{title}, means over trials",
-        columns=("block", *names, "sd of step 1"),
-        rows=[(block + 1, *map(float, row), float(spread[block])) for block, row in enumerate(means)],
-    )
+    columns = {name: found[name].mean(0) for name in names} | {"sd of step 1": found["step 1"].std(0, ddof=1)}
+    return Table.numbered(f"{title}, means over trials", "block", columns)

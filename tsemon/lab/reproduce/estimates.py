@@ -131,7 +131,9 @@ def claims(found: Mapping[str, Values], draws: int) -> Sequence[Claim]:
 
 
 def figure(found: Mapping[str, Values]) -> Plot:
-    drawing, (left, middle, right) = panels("Token similarity of X", "xi_1 / xi_2 - 1", "Escalation rate r of step 1")
+    drawing, (left, middle, right) = panels(
+        "Token similarity of X", "xi_1 / xi_2 - 1", "Escalation rate r of step 1", x="block"
+    )
     blocks = np.arange(1, len(found["r"]) + 1)
     left.plot(blocks, found["token similarity"])
     middle.errorbar(
@@ -142,7 +144,6 @@ def figure(found: Mapping[str, Values]) -> Plot:
         middle.plot(blocks, found[f"{name}, factor"], style, label=name)
         right.plot(blocks, found[f"{name}, r"], style, label=name)
     for panel in (left, middle, right):
-        panel.set_xlabel("block")
         panel.set_xticks(range(0, len(blocks) + 1, 5))
     for panel in (middle, right):
         panel.legend(fontsize=8)
@@ -154,9 +155,4 @@ def figure(found: Mapping[str, Values]) -> Plot:
 
 
 def table(found: Mapping[str, Values]) -> Table:
-    rows = np.stack(list(found.values()), axis=1)
-    return Table(
-        title="Step 1 of each block",
-        columns=("block", *found),
-        rows=[(block + 1, *map(float, row)) for block, row in enumerate(rows)],
-    )
+    return Table.numbered("Step 1 of each block", "block", found)

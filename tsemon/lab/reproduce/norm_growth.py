@@ -164,19 +164,18 @@ def drawn(panel: Axes, runs: Mapping[tuple[str, str], Grown], curve: Callable[[G
     panel.set_xlabel("step")
 
 
+def grown_since_start(steps: Values, norms: Values) -> Curve:
+    return np.sqrt(steps), norms - norms[0]
+
+
 def norm_plot(runs: Mapping[tuple[str, str], Grown], decayed: Grown) -> Plot:
     figure, (norm, layers, decay) = panels(
         "growth of the norm since step 0", "by layer: pre-norm, inverse sqrt", "weight decay: pre-norm, constant rate"
     )
-    for (block, schedule), run in runs.items():
-        steps, norms = run.norms
-        style = "-" if schedule == "constant" else "--"
-        colour = COLOURS[list(BLOCKS).index(block)]
-        norm.plot(np.sqrt(steps), norms - norms[0], style, color=colour, label=f"{block}, {schedule}")
+    drawn(norm, runs, lambda run: grown_since_start(*run.norms))
     run = runs["pre-norm", "inverse sqrt"]
     for layer in range(len(run.training.recording.frames[0].layers["param_norm"])):
-        steps, norms = run.series("param_norm", layer)
-        layers.plot(np.sqrt(steps), norms - norms[0], label=f"layer {layer + 1}")
+        layers.plot(*grown_since_start(*run.series("param_norm", layer)), label=f"layer {layer + 1}")
     decay.plot(*runs["pre-norm", "constant"].norms, label="0.01")
     decay.plot(*decayed.norms, label=f"{DECAYED.weight_decay:g}")
     for panel, x, y in ((norm, "sqrt(step)", "|w_t| - |w_0|"), (layers, "sqrt(step)", ""), (decay, "step", "|w_t|")):

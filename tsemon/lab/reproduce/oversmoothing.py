@@ -173,12 +173,11 @@ def claims_of_accuracy(trained: Mapping[str, Trained], plain: Mapping[str, Train
 
 
 def depth_plot(trained: Mapping[str, Trained], plain: Mapping[str, Trained]) -> Plot:
-    figure, axes = panels(*TITLES.values())
+    figure, axes = panels(*TITLES.values(), x="block")
     for panel, measure in zip(axes, MEASURES, strict=True):
         for colour, name in zip(COLOURS, trained, strict=False):
             panel.plot(trained[name].curves[measure], color=colour, label=name)
             panel.plot(plain[name].curves[measure], color=colour, linestyle="--", label=f"{name}, no LN weights")
-        panel.set_xlabel("block")
     legend_beside(figure, axes[1])
     return Plot(
         figure=figure,

@@ -120,12 +120,11 @@ def claims_of_repetition(curves: Curves) -> Iterator[Claim]:
 
 def repeating_plot(curves: Curves) -> Plot:
     shown = [(matrices, kind) for matrices in MATRICES for kind in KINDS]
-    figure, axes = panels(*(f"{kind}, {matrices}" for matrices, kind in shown))
+    figure, axes = panels(*(f"{kind}, {matrices}" for matrices, kind in shown), x="layer")
     for panel, (matrices, kind) in zip(axes, shown, strict=True):
         for colour, norm in zip((6, 0, 4, 2, 1), NORMS, strict=True):
             style = "--" if norm == "post-LN, gamma < 0" else "-"
             panel.semilogy(curves[matrices, kind, norm], style, color=COLOURS[colour], label=norm)
-        panel.set_xlabel("layer")
         panel.set_ylim(1e-8, 1e9)
     axes[0].set_ylabel("HFC/LFC")
     legend_beside(figure, axes[0])

@@ -9,12 +9,13 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's, which colour-blind readers can tell apart."""
 
 
-def panels(*titles: str, height: float = 3.4) -> tuple[Figure, list[Axes]]:
-    """A row of panels with these titles."""
-    figure = Figure(figsize=(4.2 * len(titles), height), layout="constrained")
+def panels(*titles: str, x: str = "") -> tuple[Figure, list[Axes]]:
+    """A row of panels with these titles, and `x` as the label of their horizontal axes."""
+    figure = Figure(figsize=(4.2 * len(titles), 3.4), layout="constrained")
     axes = [figure.add_subplot(1, len(titles), number) for number in range(1, len(titles) + 1)]
     for panel, title in zip(axes, titles, strict=True):
         panel.set_title(title, fontsize=10)
+        panel.set_xlabel(x)
         panel.set_prop_cycle(color=COLOURS)
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)

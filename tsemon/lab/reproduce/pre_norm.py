@@ -211,7 +211,7 @@ def rises_ever_more_slowly(t_sim: Values) -> bool:
 
 
 def encoder_figure(encoded: Encoded) -> Plot:
-    drawing, (left, middle, right) = panels("Token similarity", "Frobenius norms", "Share of attention")
+    drawing, (left, middle, right) = panels("Token similarity", "Frobenius norms", "Share of attention", x="block")
     blocks = np.arange(1, len(encoded["|X|"]) + 1)
     left.plot(blocks, encoded["token similarity"])
     left.set_ylabel("t_sim of the block's output")
@@ -221,7 +221,6 @@ def encoder_figure(encoded: Encoded) -> Plot:
     right.plot(blocks, encoded["|P LN(X) W|"] / encoded["|X|"])
     right.set_ylabel("|P LN(X) W| / |X|")
     for panel in (left, middle, right):
-        panel.set_xlabel("block")
         panel.set_ylim(bottom=0)
     return Plot(
         figure=drawing,
@@ -231,7 +230,7 @@ def encoder_figure(encoded: Encoded) -> Plot:
 
 
 def decoder_figure(decoded: Mapping[str, Decoded]) -> Plot:
-    drawing, (left, right) = panels("Token similarity", "Spectral gap")
+    drawing, (left, right) = panels("Token similarity", "Spectral gap", x="layer")
     for name, each in decoded.items():
         style = "-" if name.startswith("llama") else "--"
         left.plot(np.arange(len(each.similarity)), each.similarity, style, label=name)
@@ -242,8 +241,6 @@ def decoder_figure(decoded: Mapping[str, Decoded]) -> Plot:
     left.set_ylim(0, 1)
     right.set_ylim(0, 1)
     right.legend(fontsize=8, loc="upper right", ncols=2)
-    for panel in (left, right):
-        panel.set_xlabel("layer")
     return Plot(
         figure=drawing,
         caption="Llama and Qwen2 at random initialisation, by width; dotted: the 0.8 of the paper.",
@@ -251,19 +248,11 @@ def decoder_figure(decoded: Mapping[str, Decoded]) -> Plot:
 
 
 def encoder_table(encoded: Encoded) -> Table:
-    rows = np.stack(list(encoded.values()), axis=1)
-    return Table(
-        title="Pre-norm encoder",
-        columns=("block", *encoded),
-        rows=[(block + 1, *map(float, row)) for block, row in enumerate(rows)],
-    )
+    return Table.numbered("Pre-norm encoder", "block", encoded)
 
 
 def decoder_table(decoded: Mapping[str, Decoded]) -> Table:
-    columns = [f"{name} {what}" for name in decoded for what in ("t_sim", "gap")]
-    values = [value for each in decoded.values() for value in (each.similarity[1:], each.gap)]
-    return Table(
-        title="Language models",
-        columns=("layer", *columns),
-        rows=[(layer + 1, *map(float, row)) for layer, row in enumerate(np.stack(values, axis=1))],
-    )
+    columns: dict[str, Values] = {}
+    for name, each in decoded.items():
+        columns |= {f"{name} t_sim": each.similarity[1:], f"{name} gap": each.gap}
+    return Table.numbered("Language models", "layer", columns)

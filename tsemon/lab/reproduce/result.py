@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from tsemon.errors import InvalidArgument
 
@@ -51,6 +53,12 @@ class Table:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[float | int | str]]
+
+    @classmethod
+    def numbered(cls, title: str, counted: str, columns: Mapping[str, NDArray[np.float64]]) -> Table:
+        """Columns of numbers of one length; the rows are `counted` from 1."""
+        rows = np.stack(list(columns.values()), axis=1).tolist()
+        return cls(title=title, columns=(counted, *columns), rows=[(n, *row) for n, row in enumerate(rows, start=1)])
 
 
 @dataclass(frozen=True, kw_only=True)

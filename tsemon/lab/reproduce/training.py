@@ -25,6 +25,17 @@ class Training:
     evaluations: tuple[Values, Values]
     """The steps after which the model was evaluated, and what that gave."""
 
+    @property
+    def first_gradients(self) -> Values:
+        """The norm of each block's gradient at step 0."""
+        return self.recording.frames[0].layers["grad_norm"]
+
+    def smoothed(self, width: int = 10) -> tuple[Values, Values]:
+        """Steps, and the mean loss of each `width` of them."""
+        losses = self.losses[: len(self.losses) // width * width].reshape(-1, width)
+        middles: Values = np.arange(width / 2, len(self.losses) // width * width, width)
+        return middles, losses.mean(axis=1)
+
     def mean_loss(self, num_steps: int) -> float:
         """Over the last so many steps."""
         return float(self.losses[-num_steps:].mean())

@@ -187,7 +187,7 @@ def uniform_sink_share(num_tokens: int) -> float:
 
 
 def loss_plot(trained: Mapping[str, Trained], window: int) -> Plot:
-    figure, (left, right) = panels("Training loss", "Training loss, less the vanilla model's")
+    figure, (left, right) = panels("Training loss", "Training loss, less the vanilla model's", x="step")
     longest = len(smoothed(trained["vanilla"].loss, window))
     for rule in trained:
         loss = smoothed(trained[rule].loss, window)
@@ -196,7 +196,6 @@ def loss_plot(trained: Mapping[str, Trained], window: int) -> Plot:
         left.plot(steps, loss, style, label=rule)
         right.plot(steps, relative(trained, rule, window), style, label=rule)
     for panel in (left, right):
-        panel.set_xlabel("step")
         panel.set_ylabel(f"nats, mean of {window} steps")
     legend_beside(figure, left)
     return Plot(
@@ -207,7 +206,9 @@ def loss_plot(trained: Mapping[str, Trained], window: int) -> Plot:
 
 
 def attention_plot(trained: Mapping[str, Trained], context: int) -> Plot:
-    figure, axes = panels("Token similarity at the start", "Importance entropy", "Attention to the first token")
+    figure, axes = panels(
+        "Token similarity at the start", "Importance entropy", "Attention to the first token", x="layer"
+    )
     for rule in (rule for rule in trained if len(trained[rule].loss) == len(trained["vanilla"].loss)):
         start, end = trained[rule].start, trained[rule].end
         layers = np.arange(1, len(end.layers["sink_share"]) + 1)
@@ -219,7 +220,6 @@ def attention_plot(trained: Mapping[str, Trained], context: int) -> Plot:
     axes[1].axhline(uniform_entropy(context), color="0.6", linestyle="--", label="uniform causal attention")
     axes[2].axhline(uniform_sink_share(context), color="0.6", linestyle="--", label="uniform causal attention")
     for panel, label in zip(axes, ("ratio", "nats", "share of rows 2 and on"), strict=True):
-        panel.set_xlabel("layer")
         panel.set_ylabel(label)
     legend_beside(figure, axes[1])
     return Plot(
@@ -231,7 +231,7 @@ def attention_plot(trained: Mapping[str, Trained], context: int) -> Plot:
 
 def value_plot(trained: Mapping[str, Trained]) -> Plot:
     figure, axes = panels(
-        "First token's value", "First token's hidden state", "Values' top eigenvalue", "Values, layer 1"
+        "First token's value", "First token's hidden state", "Values' top eigenvalue", "Values, layer 1", x="layer"
     )
     for rule in (rule for rule in trained if len(trained[rule].loss) == len(trained["vanilla"].loss)):
         end = trained[rule].end.layers
@@ -246,8 +246,6 @@ def value_plot(trained: Mapping[str, Trained]) -> Plot:
     for panel in axes[2:]:
         panel.set_ylabel("eigenvalue")
     axes[3].set_ylim(bottom=1e-5 * max(float(run.spectrum[0]) for run in trained.values()))
-    for panel in axes[:3]:
-        panel.set_xlabel("layer")
     axes[3].set_xlabel("rank")
     legend_beside(figure, axes[0])
     return Plot(

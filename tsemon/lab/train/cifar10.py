@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsemon.errors import InvalidArgument, MissingData, MissingPackage
+from tsemon.errors import InvalidArgument, MissingData, MissingPackage, needing
 from tsemon.lab.train.images import Images
 
 HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -41,13 +41,7 @@ def read_cifar10(path: Path) -> Images:
     read = _read_binary if suffix else _read_pickle
     parts = [[read(folder / (name + suffix)) for name in names] for names in (TRAIN, VALIDATION)]
     (train_images, train_labels), (val_images, val_labels) = (map(torch.cat, zip(*part, strict=True)) for part in parts)
-    return Images(
-        train_images=train_images,
-        train_labels=train_labels,
-        val_images=val_images,
-        val_labels=val_labels,
-        num_classes=10,
-    )
+    return Images(train_images, train_labels, val_images, val_labels, num_classes=10)
 
 
 def _place(path: Path) -> tuple[Path, str]:
@@ -114,8 +108,6 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _numpy() -> Any:
-    try:
+    with needing("CIFAR-10's Python files need NumPy; pip install 'tsemon[train]'"):
         import numpy
-    except ImportError as error:
-        raise MissingPackage("CIFAR-10's Python files need NumPy; pip install 'tsemon[train]'") from error
     return numpy

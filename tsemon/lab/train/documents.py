@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from tsemon.errors import InvalidArgument, MissingData, MissingPackage
+from tsemon.errors import InvalidArgument, MissingData, needing
 
 SUFFIXES = (".txt", ".md", ".py", ".tokens", ".jsonl", ".jsonl.zst")
 PIECE_CHARACTERS = 1 << 20
@@ -129,10 +129,8 @@ def _json_lines(path: Path) -> Iterator[str]:
 def _lines(raw: IO[bytes], path: Path) -> Iterator[bytes]:
     if not path.name.endswith(".zst"):
         return iter(raw)
-    try:
+    with needing(f"{path.name} needs zstandard; pip install 'tsemon[train]'"):
         import zstandard
-    except ImportError as error:
-        raise MissingPackage(f"{path.name} needs zstandard; pip install 'tsemon[train]'") from error
     return _decompressed(raw, path, zstandard)
 
 

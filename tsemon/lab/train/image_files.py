@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsemon.errors import InvalidArgument, MissingData, MissingPackage
+from tsemon.errors import InvalidArgument, MissingData, needing
 from tsemon.lab.train.cifar10 import is_cifar10, read_cifar10
 from tsemon.lab.train.images import Images, split_images
 
@@ -47,15 +47,8 @@ def _from_folders(path: Path, image_size: int, validation_ratio: float, seed: in
         classes = _classes(path)
         return _split(*_read_classes(path, classes, image_size), validation_ratio, len(classes), seed)
     classes = _classes(path / "train")
-    train_images, train_labels = _read_classes(path / "train", classes, image_size)
-    val_images, val_labels = _read_classes(validation, classes, image_size)
-    return Images(
-        train_images=train_images,
-        train_labels=train_labels,
-        val_images=val_images,
-        val_labels=val_labels,
-        num_classes=len(classes),
-    )
+    of_training, of_validation = (_read_classes(part, classes, image_size) for part in (path / "train", validation))
+    return Images(*of_training, *of_validation, num_classes=len(classes))
 
 
 def _split(images: Tensor, labels: Tensor, validation_ratio: float, num_classes: int, seed: int) -> Images:
@@ -86,10 +79,8 @@ def _read_classes(folder: Path, classes: list[str], image_size: int) -> tuple[Te
 
 def _read_image(path: Path, side: int) -> Tensor:
     """(3, S, S) uint8."""
-    try:
+    with needing("image files need Pillow; pip install 'tsemon[train]'"):
         from PIL import Image, ImageOps
-    except ImportError as error:
-        raise MissingPackage("image files need Pillow; pip install 'tsemon[train]'") from error
     try:
         with Image.open(path) as image:
             fitted = ImageOps.fit(image.convert("RGB"), (side, side))
@@ -99,10 +90,8 @@ def _read_image(path: Path, side: int) -> Tensor:
 
 
 def _from_arrays(path: Path, validation_ratio: float, seed: int) -> Images:
-    try:
+    with needing("an .npz needs NumPy; pip install 'tsemon[train]'"):
         import numpy
-    except ImportError as error:
-        raise MissingPackage("an .npz needs NumPy; pip install 'tsemon[train]'") from error
     try:
         with path.open("rb") as file, numpy.load(file, allow_pickle=False) as arrays:
             pairs = [
@@ -126,13 +115,7 @@ def _from_arrays(path: Path, validation_ratio: float, seed: int) -> Images:
             f"{path} has the label {int(val_labels.max())} to validate with; expected labels up to {num_classes - 1}, "
             "the largest one to train on"
         )
-    return Images(
-        train_images=train_images,
-        train_labels=train_labels,
-        val_images=val_images,
-        val_labels=val_labels,
-        num_classes=num_classes,
-    )
+    return Images(train_images, train_labels, val_images, val_labels, num_classes=num_classes)
 
 
 def _as_images(path: Path, images: Any, labels: Any) -> tuple[Tensor, Tensor]:

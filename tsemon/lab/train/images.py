@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsemon.errors import InvalidArgument, MissingPackage, ShapeError
+from tsemon.errors import InvalidArgument, ShapeError, needing
 from tsemon.lab.train.batches import Batch, Batches, generator
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """Images (B, C, S, S) to images of the same shape and kind."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Images:
     """Images (N, C, S, S), uint8 or float32 in [-1, 1], and labels (N,) int64 from 0 to num_classes - 1."""
 
@@ -47,12 +47,8 @@ def digits(seed: int = 0) -> Images:
 
     `seed` draws which go where. Raises MissingPackage without scikit-learn.
     """
-    try:
+    with needing("the digits come with scikit-learn, which is not installed; pip install 'tsemon[train]'"):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingPackage(
-            "the digits come with scikit-learn, which is not installed; pip install 'tsemon[train]'"
-        ) from error
     pixels, classes = load_digits(return_X_y=True)
     small = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 8 - 1  # pixels are 0 to 16
     images = torch.nn.functional.interpolate(small, scale_factor=2, mode="bilinear", align_corners=False)
@@ -65,13 +61,7 @@ def split_images(images: Tensor, labels: Tensor, *, num_val: int, num_classes: i
         raise InvalidArgument(f"expected from 0 to {len(images) - 1} images to validate with, got {num_val}")
     order = torch.randperm(len(images), generator=generator(seed))
     train, val = order[: len(order) - num_val], order[len(order) - num_val :]
-    return Images(
-        train_images=images[train],
-        train_labels=labels[train],
-        val_images=images[val],
-        val_labels=labels[val],
-        num_classes=num_classes,
-    )
+    return Images(images[train], labels[train], images[val], labels[val], num_classes=num_classes)
 
 
 def image_batches(

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from tsemon.errors import InvalidArgument, MissingData, MissingPackage
+from tsemon.errors import InvalidArgument, MissingData, needing
 
 SEPARATORS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>")
 """Names that tokenizers give to the end of a document, the first of which is ours."""
@@ -141,8 +141,6 @@ def in_groups(pieces: Iterable[Any], size: int) -> Iterator[list[Any]]:
 
 
 def _library() -> Any:
-    try:
+    with needing("a BPE needs the tokenizers library; pip install 'tsemon[train]'"):
         import tokenizers
-    except ImportError as error:
-        raise MissingPackage("a BPE needs the tokenizers library; pip install 'tsemon[train]'") from error
     return tokenizers

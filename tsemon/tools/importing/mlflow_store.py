@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from tsemon.tools.importing.source import WRONG_STEPS, Found, Log, Notes, Row, SourceRun, as_step, as_time, digest, some
+from tsemon.tools.importing.source import Found, Log, Notes, Row, SourceRun, as_time, digest, some
 
 _INFINITE = 1.7976931348623157e308
 """What MLflow writes for an infinity, since its databases have none."""
@@ -83,12 +83,10 @@ class MetricRows(Log):
                 for ordinal, (key, value, timestamp_ms, step, is_nan) in enumerate(found):
                     if key in unnumbered:
                         step, unnumbered[key] = unnumbered[key], unnumbered[key] + 1
-                    known = as_step(step)
-                    if known is None:
-                        notes.leave_out(WRONG_STEPS, str(key))
-                    elif not isinstance(value, int | float):
+                    known = notes.step(step, str(key))
+                    if known is not None and not isinstance(value, int | float):
                         notes.leave_out("values that are no numbers", str(key))
-                    else:
+                    elif known is not None:
                         number = (
                             math.nan if is_nan else math.copysign(math.inf, value) if abs(value) >= _INFINITE else value
                         )

@@ -6,18 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tsemon.tools.importing.source import (
-    WRONG_STEPS,
-    FileLog,
-    Found,
-    Notes,
-    Row,
-    SourceRun,
-    as_step,
-    as_time,
-    digest,
-    files_in,
-)
+from tsemon.tools.importing.source import FileLog, Found, Notes, Row, SourceRun, as_time, digest, files_in
 from tsemon.tools.importing.tables import read_parquet
 
 COLUMNS = {"project_id", "run_id", "attribute_path", "attribute_type", "step", "timestamp"}
@@ -89,7 +78,7 @@ class Part(FileLog):
                 )
 
     def rows(self, notes: Notes) -> Iterator[Row]:
-        modified = self.path.stat().st_mtime
+        modified = self.modified
         columns = ["attribute_path", "attribute_type", "step", "timestamp", "float_value"]
         for ordinal, record in enumerate(read_parquet(self.path, columns)):
             name, kind = str(record["attribute_path"]), record["attribute_type"]
@@ -98,9 +87,7 @@ class Part(FileLog):
             if kind != "float_series" or record["float_value"] is None:
                 notes.leave_out(str(kind), name)
                 continue
-            step = as_step(float(record["step"])) if record["step"] is not None else None
-            if step is None:
-                notes.leave_out(WRONG_STEPS, name)
-                continue
+            step = notes.step(None if record["step"] is None else float(record["step"]), name)
             when = record["timestamp"].timestamp() if record["timestamp"] is not None else None
-            yield Row(ordinal, step, as_time(when, modified), [(name, float(record["float_value"]))], self.size)
+            if step is not None:
+                yield Row(ordinal, step, as_time(when, modified), [(name, float(record["float_value"]))], self.size)

@@ -17,7 +17,6 @@ from tsemon.wire import MAX_STEP, RunState
 GROWING_S = 30.0
 """A file that was written to so lately may be in the middle of a record."""
 
-WRONG_STEPS = "steps that are no whole numbers from 0 to 2^53 - 1"
 
 MOST_NAMED = 1000
 """Of each kind of thing left out, so many are remembered by name."""
@@ -59,6 +58,13 @@ class Notes:
         if len(names) < MOST_NAMED:
             names.add(name)
 
+    def step(self, value: object, name: str) -> int | None:
+        """A step that a frame can have; None for any other, whose value of this name is left out."""
+        step = as_step(value)
+        if step is None:
+            self.leave_out("steps that are no whole numbers from 0 to 2^53 - 1", name)
+        return step
+
     def left_out(self) -> list[str]:
         """One line for each kind."""
         return [f"left out, {what}: {some(sorted(names))}" for what, names in sorted(self._left_out.items())]
@@ -91,6 +97,11 @@ class FileLog(Log):
         self.name = path.name
         self.size = path.stat().st_size
 
+    @property
+    def modified(self) -> float:
+        """When it was written to, in seconds since 1970: the time of rows that tell none."""
+        return self.path.stat().st_mtime
+
     def is_torn(self, notes: Notes) -> None:
         """Note that the file ends in the middle of a record."""
         if not self.is_growing(notes):
@@ -98,7 +109,7 @@ class FileLog(Log):
 
     def is_growing(self, notes: Notes) -> bool:
         """Whether the file was written to just now; if so, note that its end is left out."""
-        is_growing = abs(time.time() - self.path.stat().st_mtime) < GROWING_S
+        is_growing = abs(time.time() - self.modified) < GROWING_S
         if is_growing:
             notes.remark(f"{self.path} is being written: what is not complete yet is left for the next time")
         return is_growing

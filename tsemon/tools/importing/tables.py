@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from tsemon.errors import InvalidArgument, MissingPackage
+from tsemon.errors import InvalidArgument, needing
 from tsemon.tools.importing.source import FileLog, Found, Notes, Row, SourceRun, as_step, as_time, digest, files_in
 
 ENDINGS = (".csv", ".jsonl", ".json", ".parquet")
@@ -122,7 +122,7 @@ class Table(FileLog):
         return ""
 
     def rows(self, notes: Notes) -> Iterator[Row]:
-        modified = self.path.stat().st_mtime
+        modified = self.modified
         for ordinal, (record, place, where) in enumerate(self._records(notes)):
             column = self.step_of(record)
             said = record.get(column or "")
@@ -228,11 +228,9 @@ class Table(FileLog):
 
 def read_parquet(path: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
     """The rows of a Parquet file, a few thousand at a time in memory. Raises OSError or ValueError."""
-    try:
+    with needing("Parquet needs pyarrow; pip install 'tsemon[export]'"):
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ImportError:
-        raise MissingPackage("Parquet needs pyarrow; pip install 'tsemon[export]'") from None
     try:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=8192, columns=columns):

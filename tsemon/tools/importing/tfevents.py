@@ -14,18 +14,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto import event_pb2
 
-from tsemon.tools.importing.source import (
-    WRONG_STEPS,
-    FileLog,
-    Found,
-    Notes,
-    Row,
-    SourceRun,
-    as_step,
-    as_time,
-    digest,
-    files_in,
-)
+from tsemon.tools.importing.source import FileLog, Found, Notes, Row, SourceRun, as_time, digest, files_in
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
@@ -75,7 +64,7 @@ class EventFile(FileLog):
 
     def rows(self, notes: Notes) -> Iterator[Row]:
         plugins: dict[str, str] = {}
-        modified = self.path.stat().st_mtime
+        modified = self.modified
         with open(self.path, "rb") as file:
             for ordinal, (record, place) in enumerate(_records(file.fileno(), self, notes)):
                 try:
@@ -84,10 +73,7 @@ class EventFile(FileLog):
                     notes.damage(f"{self.path}: record {ordinal} is no event, and is left out")
                     continue
                 values = list(_scalars(event, plugins, notes))
-                step = as_step(event.step)
-                if values and step is None:
-                    notes.leave_out(WRONG_STEPS, values[0][0])
-                elif values and step is not None:
+                if values and (step := notes.step(event.step, values[0][0])) is not None:
                     yield Row(ordinal, step, as_time(event.wall_time, modified), values, place)
 
 

@@ -13,18 +13,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
-from tsemon.tools.importing.source import (
-    WRONG_STEPS,
-    FileLog,
-    Found,
-    Notes,
-    Row,
-    SourceRun,
-    as_step,
-    as_time,
-    digest,
-    files_in,
-)
+from tsemon.tools.importing.source import FileLog, Found, Notes, Row, SourceRun, as_time, digest, files_in
 from tsemon.wire import RunState
 
 _FILE_HEADER = b":W&B\xe1\xbe\x00"
@@ -108,7 +97,7 @@ class WandbFile(FileLog):
 
     def rows(self, notes: Notes) -> Iterator[Row]:
         ordinal = 0
-        modified = self.path.stat().st_mtime
+        modified = self.modified
         for record, place in self._records(notes):
             if record.WhichOneof("record_type") != "history":
                 continue
@@ -130,9 +119,8 @@ class WandbFile(FileLog):
                     step = value
                 elif name != "_runtime":
                     values.extend(numbers(name, value, notes))
-            if (known := as_step(step)) is None:
-                notes.leave_out(WRONG_STEPS, f"{step}"[:40])
-            elif values:
+            known = notes.step(step, f"{step}"[:40])
+            if values and known is not None:
                 yield Row(ordinal, known, as_time(when, modified), values, place)
             ordinal += 1
 

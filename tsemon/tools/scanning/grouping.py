@@ -111,14 +111,7 @@ def _is_embedding(parts: Sequence[str], entry: Entry, modules: Collection[str], 
 
 def _found(parts: Mapping[str, list[str]]) -> list[tuple[str, int]]:
     """The outermost stacks with their sizes, in the order of names."""
-    attended: dict[str, dict[int, bool]] = {}
-    for path in parts.values():
-        for place, part in enumerate(path[:-1]):
-            if part.isdecimal():
-                stack = attended.setdefault(".".join(path[:place]), {})
-                has_attention = any(map(_is_attention, path[place + 1 : -1]))
-                stack[int(part)] = stack.get(int(part), False) or has_attention
-    sizes = {name: len(stack) for name, stack in attended.items() if _is_whole(stack) and all(stack.values())}
+    sizes = {name: len(stack) for name, stack in _numbered(parts).items() if _is_whole(stack) and all(stack.values())}
     outermost = [name for name in sizes if not any(_is_within(name, other) for other in sizes)]
     has_encoder = any("encoder" in name for name in outermost)
     # Names in a safetensors file are sorted, which puts the decoder first.
@@ -127,17 +120,25 @@ def _found(parts: Mapping[str, list[str]]) -> list[tuple[str, int]]:
 
 
 def _given(parts: Mapping[str, list[str]], stacks: Sequence[str]) -> list[tuple[str, int]]:
-    numbered: dict[str, dict[int, bool]] = {}
-    for path in parts.values():
-        for place, part in enumerate(path[:-1]):
-            if part.isdecimal():
-                numbered.setdefault(".".join(path[:place]), {})[int(part)] = True
+    numbered = _numbered(parts)
     for stack in stacks:
         if stack not in numbered:
             raise InvalidArgument(f"no parameter's name begins with {stack}.0; {nearest(stack, list(numbered))}")
         if not _is_whole(numbered[stack]):
             raise InvalidArgument(f"the blocks of {stack} are not numbered from 0 on: {sorted(numbered[stack])}")
     return [(stack, len(numbered[stack])) for stack in stacks]
+
+
+def _numbered(parts: Mapping[str, list[str]]) -> dict[str, dict[int, bool]]:
+    """The numbers that follow each beginning of a name, and whether a self-attention is below them."""
+    found: dict[str, dict[int, bool]] = {}
+    for path in parts.values():
+        for place, part in enumerate(path[:-1]):
+            if part.isdecimal():
+                stack = found.setdefault(".".join(path[:place]), {})
+                has_attention = any(map(_is_attention, path[place + 1 : -1]))
+                stack[int(part)] = stack.get(int(part), False) or has_attention
+    return found
 
 
 def _blocks(stack: str, size: int) -> Iterator[str]:
