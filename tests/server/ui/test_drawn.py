@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tsemon.wire import Array, Frame, frames_to_body
 from tsemon_server.settings import Settings
 from tsemon_server.store import Store
 
-from .conftest import GROWING, START_S, Service, opened, served
+from .conftest import GROWING, START_S, Browser, Service, opened, served
 
 WIDTHS = {"desktop": 1280, "phone": 400}
 LATE = 2000

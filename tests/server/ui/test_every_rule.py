@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from tests.server.replay.runs import FOLDER, RecordedRun, wire_frame
 from tests.serving import serving
@@ -25,7 +25,7 @@ from tsemon_server.rules import PACK, View
 from tsemon_server.settings import Settings
 from tsemon_server.store import Store
 
-from .conftest import Service, opened
+from .conftest import Browser, Service, opened
 
 RULES = {rule.name: rule for rule in PACK}
 RECORDED = {
