@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastapi import FastAPI
-from starlette.types import Receive, Scope, Send
+from starlette.datastructures import MutableHeaders
+from starlette.types import Message, Receive, Scope, Send
 
 from tests.databases import SqliteFile
 from tsemon_server.limits.values import Limits
@@ -53,7 +54,10 @@ def served_from(path: Path) -> Iterator[Served]:
 
 
 class Stage(Application):
-    """An application that can pass its requests to another one, so that several tests can share a running server."""
+    """An application that can pass its requests to another one, so that several tests can share a running server.
+
+    The browser may keep the files of the web UI without asking again: forty requests for each page that a test opens.
+    """
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(make_parts(settings), settings)
@@ -67,9 +71,15 @@ class Stage(Application):
             await super().__call__(scope, receive, send)
             return
         self._loop = asyncio.get_running_loop()
+
+        async def send_to_keep(message: Message) -> None:
+            if message["type"] == "http.response.start" and scope["path"].startswith("/ui/"):
+                MutableHeaders(scope=message)["Cache-Control"] = "max-age=3600, immutable"
+            await send(message)
+
         self._count(1)
         try:
-            await shown(scope, receive, send)
+            await shown(scope, receive, send_to_keep)
         finally:
             self._count(-1)
 

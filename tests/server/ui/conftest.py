@@ -108,9 +108,10 @@ class Server:
         self._stage, self._service = stage, service
 
     @contextmanager
-    def showing(self, settings: Settings) -> Iterator[Service]:
+    def showing(self, settings: Settings, **options: Any) -> Iterator[Service]:
+        """`options` are those of `create_app`."""
         _migrate(settings)
-        with self._stage.showing(create_app(settings)):
+        with self._stage.showing(create_app(settings, **options)):
             yield self._service
 
 

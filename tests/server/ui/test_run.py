@@ -17,7 +17,7 @@ from tsemon.wire import MAX_BLOCK_NAME, MAX_REASON, Array, Frame, frames_to_body
 from tsemon_server.settings import Settings
 from tsemon_server.store import Store
 
-from .conftest import START_S, axis_of, num_coloured, opened, option_of, served
+from .conftest import START_S, axis_of, num_coloured, opened, option_of
 
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script>'
 RIGHT_TO_LEFT = "\u202eتدريب\u2066 abc"
@@ -35,8 +35,8 @@ def database(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def service(database):
-    with served(Settings(database=database)) as service:
+def service(server, database):
+    with server.showing(Settings(database=database)) as service:
         yield service
 
 
