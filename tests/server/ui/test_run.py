@@ -170,6 +170,7 @@ class TestARun:
         page.route(re.compile("vendor/echarts"), lambda route: held.append(route))
         with page.expect_response(re.compile("/heatmap")):
             page.goto(f"/#/run/{rich}")
+        assert held
         for route in held:
             route.continue_()
         wait_for_charts(page)
@@ -328,7 +329,7 @@ class TestTheColours:
         expect(page).to_have_url(re.compile("fit=1"))
 
     def test_are_told_apart_by_their_lightness(self, page):
-        page.goto("/docs")
+        page.goto("/ui/catalogue.json")  # a document of the same origin, without scripts of its own
         lightness = page.evaluate("""async () => {
             const { scaleOf } = await import("/ui/base/colour.js");
             const light = (colour) => {
@@ -586,7 +587,7 @@ class TestARunThatGoesOn:
         assert "depth" in page.evaluate("getSelection().toString()")
 
     def test_keeps_the_keyboard_where_it_is_in_a_part_that_is_made_again(self, page):
-        page.goto("/docs")
+        page.goto("/ui/catalogue.json")  # a document of the same origin, without scripts of its own
         focused = page.evaluate("""async () => {
             const { h, keyed } = await import("/ui/base/dom.js");
             const list = document.body.appendChild(h("div"));
