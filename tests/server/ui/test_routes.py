@@ -72,7 +72,7 @@ class TestTheFilesOfThePage:
             expect(page.get_by_role("heading", name="No runs yet")).to_be_visible()
             again = page.evaluate(FETCHED)
         assert first.keys() == again.keys()
-        assert first["/ui/app.js"][1] > 1000
+        assert first["/ui/app.js"][1] > 1000, "it is not in the cache yet"
         for path, (status, _) in first.items():
             assert status == 200, path
         for path, (_, sent_bytes) in again.items():
