@@ -16,10 +16,11 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, ConsoleMessage, Download, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser as PlaywrightBrowser
+from playwright.sync_api import ConsoleMessage, Download, Locator, Page, ViewportSize, expect, sync_playwright
 
 from tests.databases import SqliteFile
-from tests.serving import serving
+from tests.serving import Stage, serving
 from tsemon.wire import API, Array, Frame, frames_to_body
 from tsemon_server.main import create_app
 from tsemon_server.settings import Settings
@@ -35,7 +36,7 @@ CHROMIUM_FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-
+VIEWPORT: ViewportSize = {"width": 1280, "height": 900}
 
 START_S = 1_700_000_000.0
 GROWING = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -86,19 +87,120 @@ def _float(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-@contextmanager
-def served(settings: Settings, port: int = 0) -> Iterator[Service]:
+def _migrate(settings: Settings) -> None:
     file = SqliteFile(settings.database.removeprefix("sqlite:///"))
     if not file.path.exists():
         file.migrate()
+
+
+@contextmanager
+def served(settings: Settings, port: int = 0) -> Iterator[Service]:
+    """A server of its own."""
+    _migrate(settings)
     with serving(create_app(settings), settings.limits, port) as url, closing(Service(url)) as service:
         yield service
 
 
+class Server:
+    """A running server, whose address the tests of a file share: each shows a database of its own there."""
+
+    def __init__(self, stage: Stage, service: Service) -> None:
+        self._stage, self._service = stage, service
+
+    @contextmanager
+    def showing(self, settings: Settings, **options: Any) -> Iterator[Service]:
+        """`options` are those of `create_app`."""
+        _migrate(settings)
+        with self._stage.showing(create_app(settings, **options)):
+            yield self._service
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    settings = Settings(database=f"sqlite:///{tmp_path_factory.mktemp('stage')}/tsemon.db")
+    _migrate(settings)
+    stage = Stage(settings)
+    with serving(stage) as url, closing(Service(url)) as service:
+        yield Server(stage, service)
+
+
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
-    with served(Settings(database=f"sqlite:///{tmp_path}/tsemon.db")) as service:
+def service(server: Server, tmp_path: Path) -> Iterator[Service]:
+    with server.showing(Settings(database=f"sqlite:///{tmp_path}/tsemon.db")) as service:
         yield service
+
+
+class Window:
+    """A page and its context. The page can be emptied for the next test: a new one would compile all modules again."""
+
+    def __init__(self, browser: PlaywrightBrowser, url: str) -> None:
+        self._url = url
+        self.context = browser.new_context(base_url=url, viewport=VIEWPORT)
+        self.page = self.context.new_page()
+        self._devtools = self.context.new_cdp_session(self.page)
+        self.complaints: list[str] = []
+        self.page.on("console", self._complain)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self._listeners: list[tuple[Any, Any]] = []
+        vars(self.page)["on"] = self._listen
+
+    def _complain(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(f"{message.text} {message.location['url']}")
+
+    def _listen(self, event: Any, listener: Any) -> None:
+        """In place of `page.on`: the listeners of a test end with it."""
+        type(self.page).on(self.page, event, listener)
+        self._listeners.append((event, listener))
+
+    def empty(self) -> None:
+        """Leave nothing of a test: no view that still asks the server, no listener, nothing stored, the usual size."""
+        page, context = self.page, self.context
+        page.evaluate("origin === 'null' || sessionStorage.clear()")
+        page.goto("about:blank")
+        page.unroute_all()
+        context.unroute_all()
+        for event, listener in self._listeners:
+            page.remove_listener(event, listener)
+        self._listeners.clear()
+        for other in context.pages:
+            if other is not page:
+                other.close()
+        context.set_offline(False)
+        context.clear_cookies()
+        self._devtools.send("Storage.clearDataForOrigin", {"origin": self._url, "storageTypes": "all"})
+        page.mouse.move(0, 0)
+        page.set_viewport_size(VIEWPORT)
+        page.emulate_media(media="null", color_scheme="light", reduced_motion="no-preference", forced_colors="none")
+
+    @property
+    def is_as_new(self) -> bool:
+        """False where a test has set its own clock, which Playwright cannot take back."""
+        return bool(self.page.evaluate("Function.prototype.toString.call(Date).includes('[native code]')"))
+
+
+class Browser:
+    """Chromium, with windows that the tests of a file share."""
+
+    def __init__(self, browser: PlaywrightBrowser) -> None:
+        self._browser = browser
+        self._free: dict[str, Window] = {}
+
+    @contextmanager
+    def window(self, url: str) -> Iterator[Window]:
+        """One at this address, which no other test has now, with the complaints of this test only."""
+        window = self._free.pop(url, None) or Window(self._browser, url)
+        window.complaints.clear()
+        is_reusable = False
+        try:
+            yield window
+            window.empty()
+            is_reusable = window.is_as_new
+        finally:
+            if is_reusable:
+                self._free[url] = window
+            else:
+                window.context.close()
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +212,9 @@ def browser() -> Iterator[Browser]:
             pytest.fail("Chromium is not installed; scripts/system_parts.py installs it")
         pytest.skip("Chromium is not installed")
     with sync_playwright() as playwright:
+        expect.set_options(timeout=25_000)  # less than a view waits that hears of all changes
         browser = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_FLAGS)
-        yield browser
+        yield Browser(browser)
         browser.close()
 
 
@@ -124,20 +227,9 @@ def page(browser: Browser, service: Service) -> Iterator[Page]:
 @contextmanager
 def opened(browser: Browser, service: Service, but: str | None = None) -> Iterator[Page]:
     """A page on the service. Whatever it complains of in the console is a failure, `but` what has that in it."""
-    context = browser.new_context(base_url=service.url, viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    complaints: list[str] = []
-
-    def complain(message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
-            complaints.append(f"{message.text} {message.location['url']}")
-
-    page.on("console", complain)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    expect.set_options(timeout=25_000)  # less than a view waits that hears of all changes
-    yield page
-    context.close()
-    assert [complaint for complaint in complaints if but is None or but not in complaint] == []
+    with browser.window(service.url) as window:
+        yield window.page
+    assert [complaint for complaint in window.complaints if but is None or but not in complaint] == []
 
 
 def num_coloured(picture: Download) -> int:

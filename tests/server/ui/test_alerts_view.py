@@ -63,8 +63,8 @@ def database(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def service(database):
-    with served(Settings(database=database)) as service:
+def service(server, database):
+    with server.showing(Settings(database=database)) as service:
         yield service
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.ui.conftest import START_S, axis_of, num_coloured, opened, option_of, served
+from tests.server.ui.conftest import START_S, axis_of, num_coloured, opened, option_of
 from tsemon.wire import Array, Frame, frames_to_body
 from tsemon_server.settings import Settings
 
@@ -50,9 +50,9 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
+def service(server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare")
-    with served(Settings(database=f"sqlite:///{folder}/tsemon.db")) as service:
+    with server.showing(Settings(database=f"sqlite:///{folder}/tsemon.db")) as service:
         yield service
 
 

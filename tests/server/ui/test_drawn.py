@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tsemon.wire import Array, Frame, frames_to_body
 from tsemon_server.settings import Settings
 from tsemon_server.store import Store
 
-from .conftest import GROWING, START_S, Service, opened, served
+from .conftest import GROWING, START_S, Browser, Server, Service, opened
 
 WIDTHS = {"desktop": 1280, "phone": 400}
 LATE = 2000
@@ -94,8 +94,8 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def service(database: str) -> Iterator[Service]:
-    with served(Settings(database=database)) as service:
+def service(server: Server, database: str) -> Iterator[Service]:
+    with server.showing(Settings(database=database)) as service:
         yield service
 
 

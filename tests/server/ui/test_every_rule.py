@@ -13,19 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from tests.server.replay.runs import FOLDER, RecordedRun, wire_frame
-from tests.serving import serving
 from tsemon.wire import API
 from tsemon_server.alerts import ActiveRules
 from tsemon_server.alerts.liveness import LOOK_EVERY_S, Liveness
-from tsemon_server.main import create_app
 from tsemon_server.rules import PACK, View
 from tsemon_server.settings import Settings
 from tsemon_server.store import Store
 
-from .conftest import Service, opened
+from .conftest import Browser, Server, Service, opened
 
 RULES = {rule.name: rule for rule in PACK}
 RECORDED = {
@@ -109,8 +107,8 @@ class Clock:
 class Told:
     """A server on which every rule has an alert that fires, and one of a run that has ended."""
 
-    def __init__(self, url: str, clock: Clock, liveness: Liveness) -> None:
-        self.service = Service(url)
+    def __init__(self, service: Service, clock: Clock, liveness: Liveness) -> None:
+        self.service = service
         self._clock, self._liveness = clock, liveness
         self.running, self.ended = (
             [self.service.register(f"{name}{copy}") for name in ("hangs", "never-heard")] for copy in ("", "-ended")
@@ -145,15 +143,13 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def told(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     settings, clock = Settings(database=f"sqlite:///{tmp_path_factory.mktemp('rules')}/tsemon.db"), Clock()
     with (
-        serving(create_app(settings, clock=clock), settings.limits) as url,
+        server.showing(settings, clock=clock) as service,
         closing(Store(settings.database, clock)) as store,
     ):
-        told = Told(url, clock, Liveness(store, ActiveRules(PACK), clock=clock, monotonic=clock))
-        with closing(told.service):
-            yield told
+        yield Told(service, clock, Liveness(store, ActiveRules(PACK), clock=clock, monotonic=clock))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 from sqlalchemy import create_engine, delete, insert, select
 
-from tests.server.ui.conftest import GROWING, START_S, opened, served
+from tests.server.ui.conftest import GROWING, START_S, opened
 from tsemon.wire import Array, Frame
 from tsemon_server.settings import Settings
 from tsemon_server.store import Store
@@ -59,9 +59,9 @@ def cpu_of(page):
 
 
 @pytest.fixture(scope="class")
-def three_runs(tmp_path_factory):
+def three_runs(server, tmp_path_factory):
     """They differ in all that can be asked for."""
-    with served(Settings(database=f"sqlite:///{tmp_path_factory.mktemp('three')}/tsemon.db")) as service:
+    with server.showing(Settings(database=f"sqlite:///{tmp_path_factory.mktemp('three')}/tsemon.db")) as service:
         for name, project, tags, loss, state in (
             ("alpha", "vision", ["vit", "bf16"], 3.0, "running"),
             ("beta", "vision", ["vit"], 1.0, "finished"),
@@ -94,7 +94,7 @@ def loss_of(i):
 
 
 @pytest.fixture(scope="class")
-def large_fleet(tmp_path_factory):
+def large_fleet(server, tmp_path_factory):
     """A run is stored as usual, and then copied with its newest frame; those that are looked at have all frames."""
     database = f"sqlite:///{tmp_path_factory.mktemp('fleet')}/tsemon.db"
     with closing(Store(database)) as store, store.write() as writer:
@@ -115,7 +115,7 @@ def large_fleet(tmp_path_factory):
                 for row in (rows[-about["num_frames"] :] if table is series.frame else rows)
             ]
             connection.execute(insert(table), copies)
-    with served(Settings(database=database)) as service:
+    with server.showing(Settings(database=database)) as service:
         yield service
 
 

@@ -278,8 +278,8 @@ class TestAService:
 class TestEachView:
     @pytest.fixture(scope="class")
     @classmethod
-    def service(cls, tmp_path_factory):
-        with served(Settings(database=f"sqlite:///{tmp_path_factory.mktemp('views')}/tsemon.db")) as service:
+    def service(cls, server, tmp_path_factory):
+        with server.showing(Settings(database=f"sqlite:///{tmp_path_factory.mktemp('views')}/tsemon.db")) as service:
             yield service
 
     @pytest.fixture(scope="class")

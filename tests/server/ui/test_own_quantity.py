@@ -17,7 +17,7 @@ from tests import zoo
 from tests.tsemon.probes.probing import hidden_states
 from tsemon_server.settings import MetricsSettings, Settings
 
-from .conftest import num_coloured, opened, served
+from .conftest import num_coloured, opened
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[3] / "examples/own_quantity.py"))
 KURTOSIS = EXAMPLE["KURTOSIS"]
@@ -36,12 +36,12 @@ STEPS = range(0, 12, 2)
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
+def service(server, tmp_path_factory):
     settings = Settings(
         database=f"sqlite:///{tmp_path_factory.mktemp('own')}/tsemon.db",
         metrics=MetricsSettings(layers=("hidden_kurtosis",)),
     )
-    with served(settings) as service:
+    with server.showing(settings) as service:
         yield service
 
 

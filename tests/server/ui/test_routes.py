@@ -6,10 +6,24 @@ import re
 from urllib.parse import urlsplit
 
 import pytest
+from playwright.sync_api import expect
 
 from tsemon.catalogue import LAYERED
+from tsemon_server.settings import Settings
+
+from .conftest import opened, served
 
 VENDORED = "/ui/vendor/echarts-6.1.0.esm.min.mjs"
+FETCHED = """() => Object.fromEntries(performance.getEntriesByType("resource")
+    .filter(({ name }) => /\\.m?js$/.test(name))
+    .map(({ name, responseStatus, transferSize }) => [new URL(name).pathname, [responseStatus, transferSize]]))"""
+"""The modules of the page: status and bytes of each response."""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with served(Settings(database=f"sqlite:///{tmp_path_factory.mktemp('routes')}/tsemon.db")) as service:
+        yield service
 
 
 def get_as_written(url, target):
@@ -47,6 +61,22 @@ class TestTheFilesOfThePage:
         again = service.request("GET", path, headers={"If-None-Match": first.headers["etag"]})
         assert first.headers["cache-control"] == "no-cache"
         assert (again.status_code, again.content) == (304, b"")
+
+    def test_are_asked_after_and_not_sent_again_by_a_browser(self, browser, service):
+        with opened(browser, service) as page:
+            page.goto("/")
+            expect(page.get_by_role("heading", name="No runs yet")).to_be_visible()
+            first = page.evaluate(FETCHED)
+            page.goto("about:blank")
+            page.goto("/")
+            expect(page.get_by_role("heading", name="No runs yet")).to_be_visible()
+            again = page.evaluate(FETCHED)
+        assert first.keys() == again.keys()
+        assert first["/ui/app.js"][1] > 1000, "it is not in the cache yet"
+        for path, (status, _) in first.items():
+            assert status == 200, path
+        for path, (_, sent_bytes) in again.items():
+            assert sent_bytes < 1000, path
 
     def test_are_kept_for_good_where_their_name_carries_a_version(self, service):
         assert "immutable" in service.request("GET", VENDORED).headers["cache-control"]

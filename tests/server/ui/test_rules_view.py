@@ -6,7 +6,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.ui.conftest import opened, served
+from tests.server.ui.conftest import opened
 from tsemon_server.rules import PACK
 from tsemon_server.settings import Settings
 
@@ -36,8 +36,8 @@ MINE = {
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    with served(Settings(database=f"sqlite:///{tmp_path_factory.mktemp('rules')}/tsemon.db")) as service:
+def service(server, tmp_path_factory):
+    with server.showing(Settings(database=f"sqlite:///{tmp_path_factory.mktemp('rules')}/tsemon.db")) as service:
         yield service
 
 

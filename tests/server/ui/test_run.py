@@ -17,7 +17,7 @@ from tsemon.wire import MAX_BLOCK_NAME, MAX_REASON, Array, Frame, frames_to_body
 from tsemon_server.settings import Settings
 from tsemon_server.store import Store
 
-from .conftest import START_S, axis_of, num_coloured, opened, option_of, served
+from .conftest import START_S, axis_of, num_coloured, opened, option_of
 
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script>'
 RIGHT_TO_LEFT = "\u202eتدريب\u2066 abc"
@@ -35,8 +35,8 @@ def database(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def service(database):
-    with served(Settings(database=database)) as service:
+def service(server, database):
+    with server.showing(Settings(database=database)) as service:
         yield service
 
 
@@ -170,6 +170,7 @@ class TestARun:
         page.route(re.compile("vendor/echarts"), lambda route: held.append(route))
         with page.expect_response(re.compile("/heatmap")):
             page.goto(f"/#/run/{rich}")
+        assert held
         for route in held:
             route.continue_()
         wait_for_charts(page)
@@ -328,7 +329,7 @@ class TestTheColours:
         expect(page).to_have_url(re.compile("fit=1"))
 
     def test_are_told_apart_by_their_lightness(self, page):
-        page.goto("/docs")
+        page.goto("/ui/catalogue.json")  # a document of the same origin, without scripts of its own
         lightness = page.evaluate("""async () => {
             const { scaleOf } = await import("/ui/base/colour.js");
             const light = (colour) => {
@@ -586,7 +587,7 @@ class TestARunThatGoesOn:
         assert "depth" in page.evaluate("getSelection().toString()")
 
     def test_keeps_the_keyboard_where_it_is_in_a_part_that_is_made_again(self, page):
-        page.goto("/docs")
+        page.goto("/ui/catalogue.json")  # a document of the same origin, without scripts of its own
         focused = page.evaluate("""async () => {
             const { h, keyed } = await import("/ui/base/dom.js");
             const list = document.body.appendChild(h("div"));

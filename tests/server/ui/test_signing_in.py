@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.ui.conftest import opened, served
+from tests.server.ui.conftest import opened
 from tsemon_server.access.tokens import new_token
 from tsemon_server.settings import Settings
 from tsemon_server.store import Store
@@ -17,8 +17,8 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def guarded(store, tmp_path):
-    with served(Settings(database=f"sqlite:///{tmp_path}/guarded.db", tokens=True)) as service:
+def guarded(server, store, tmp_path):
+    with server.showing(Settings(database=f"sqlite:///{tmp_path}/guarded.db", tokens=True)) as service:
         yield service
 
 
