@@ -3,7 +3,7 @@ import math
 import pytest
 
 from tsemon_server.rules import Evaluator, load
-from tsemon_server.store import RuleChanges
+from tsemon_server.store.ledger.rules import RuleChanges
 
 from .conftest import layer_frame, loss_frame
 

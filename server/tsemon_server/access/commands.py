@@ -13,7 +13,8 @@ from tsemon.errors import InvalidArgument
 from tsemon.terminal import Cell, Column, examples, moment, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from tsemon_server.store import Store, StoredToken
+    from tsemon_server.store import Store
+    from tsemon_server.store.ledger.tokens import StoredToken
 
 app = typer.Typer(help="Make, show and revoke the tokens that let programs and people in.", no_args_is_help=True)
 

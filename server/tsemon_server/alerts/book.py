@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsemon_server.rules import Event, Rule
-from tsemon_server.store import AlertChanges, TakenBack
+from tsemon_server.store.ledger.alerts import AlertChanges, TakenBack
 
 
 class AlertBook:

@@ -22,7 +22,10 @@ from tsemon_server.alerts.active import ActiveRules
 from tsemon_server.alerts.book import AlertBook
 from tsemon_server.alerts.pulse import Pulse
 from tsemon_server.rules import Evaluator, Event, State, UnreadableState, View
-from tsemon_server.store import Reader, RunningRun, Store, Watched, Writer
+from tsemon_server.store import Store
+from tsemon_server.store.ledger.liveness import RunningRun, Watched
+from tsemon_server.store.reading import Reader
+from tsemon_server.store.writing import Writer
 
 LOOK_EVERY_S = 15.0
 """Between two looks."""

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from tsemon.errors import InvalidArgument, InvalidDocument, InvalidRules, UnknownRule
-from tsemon_answers.rules import ExplainedRule, RuleHistory, Rules
+from tsemon_answers.rules import ExplainedRule, RuleHistory, Rules, RuleVersion
 from tsemon_server.rules import Rule, load
 from tsemon_server.rules.explaining import explain
-from tsemon_server.store import Definition, RuleChanges, RuleVersion, Store, Writer
-from tsemon_server.store import Rules as KnownRules
+from tsemon_server.store import Store
+from tsemon_server.store.ledger.rules import Definition, RuleChanges
+from tsemon_server.store.ledger.rules import Rules as KnownRules
+from tsemon_server.store.writing import Writer
 
 
 class Rulebook:

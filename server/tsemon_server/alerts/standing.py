@@ -12,7 +12,7 @@ from tsemon_server.alerts.active import InForce
 from tsemon_server.rules import Evaluator, Rule, RuleStatus, State, UnreadableState
 from tsemon_server.rules.program import Program
 from tsemon_server.rules.rule import compile_rule
-from tsemon_server.store import Reader
+from tsemon_server.store.reading import Reader
 
 
 def standings(reader: Reader, in_force: InForce, run_id: str) -> RuleStandings:

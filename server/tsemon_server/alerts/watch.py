@@ -17,7 +17,7 @@ from tsemon_server.alerts.active import ActiveRules, InForce
 from tsemon_server.alerts.book import AlertBook
 from tsemon_server.rules import Evaluator, State, UnreadableState
 from tsemon_server.rules.views import views_of
-from tsemon_server.store import Writer
+from tsemon_server.store.writing import Writer
 
 log = logging.getLogger(__name__)
 

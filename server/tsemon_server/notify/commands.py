@@ -10,8 +10,8 @@ import typer
 from tsemon.terminal import examples, print_json, say
 
 if TYPE_CHECKING:
+    from tsemon_answers.alerts import Notification
     from tsemon_server.notify.messages import Message
-    from tsemon_server.store import Notification
 
 app = typer.Typer(help="Tell people and programs of alerts.", no_args_is_help=True)
 
@@ -99,8 +99,8 @@ def _line_of(found: Notification) -> str:
 def _test_message(base_url: str | None) -> Message:
     from datetime import UTC, datetime
 
+    from tsemon_answers.alerts import Alert
     from tsemon_server.notify.messages import Message, Notice
-    from tsemon_server.store import Alert
 
     now = datetime.now(UTC)
     alert = Alert(

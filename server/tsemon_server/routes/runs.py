@@ -28,7 +28,7 @@ from tsemon_server.routes.signature import Asked, RunId, TheLines, TheStore, api
 from tsemon_server.services import ingest
 from tsemon_server.services.ingest import Registration, RunChange
 from tsemon_server.services.queries import glances, service
-from tsemon_server.store import Writer
+from tsemon_server.store.writing import Writer
 
 router = api_router("readers")
 writers = api_router("writers")

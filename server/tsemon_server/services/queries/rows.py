@@ -20,10 +20,10 @@ from tsemon_answers.rows import (
     SeriesRows,
     SeriesRowsQuery,
 )
-from tsemon_answers.runs import Run, RunDetail
+from tsemon_answers.runs import Run, RunDetail, RunFilter
 from tsemon_answers.series import CompareQuery, Comparison, Heatmap, HeatmapQuery
 from tsemon_server.services.queries import service
-from tsemon_server.store import RunFilter, Store
+from tsemon_server.store import Store
 
 
 def run_rows(store: Store, asked: RunRowsQuery) -> RunRows:

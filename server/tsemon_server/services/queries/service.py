@@ -28,7 +28,13 @@ from tsemon_answers.series import (
 )
 from tsemon_server.services.queries.export import MEDIA_TYPES, PARTS, check_format, file_name
 from tsemon_server.services.queries.reduce import bucketed
-from tsemon_server.store import Cells, Frames, Kind, Place, Points, Reader, Store, shift_of
+from tsemon_server.store import Store
+from tsemon_server.store.frames import Frames
+from tsemon_server.store.ledger.listing import Place
+from tsemon_server.store.reading import Reader
+from tsemon_server.store.series.cells import Cells
+from tsemon_server.store.series.metric import Points, shift_of
+from tsemon_server.store.series.packing import Kind
 
 COUNTED_RUNS = 10_000
 """What is more than that is not counted."""
