@@ -16,8 +16,7 @@ from tsemon_server.alerts import ActiveRules
 from tsemon_server.bodies import WHOLE, Body, read_body
 from tsemon_server.rules import MAX_CHARACTERS, Evaluator, load
 from tsemon_server.rules.views import views_of
-from tsemon_server.services.ingest import FrameBody, to_frame
-from tsemon_server.services.ingest.schemas import BlockIndex
+from tsemon_server.services.ingest.schemas import BlockIndex, FrameBody, to_frame
 from tsemon_server.services.replay import Attempt, Recording, replay
 from tsemon_server.services.replay.stored import StoredRun
 from tsemon_server.store import Store
