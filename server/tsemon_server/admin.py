@@ -10,6 +10,7 @@ import typer
 
 from tsemon.errors import InvalidArgument
 from tsemon.terminal import Column, examples, print_json, print_table, say
+from tsemon_server.options import AnyDatabase, AsJson, url_of
 
 if TYPE_CHECKING:
     from tsemon_server.store import Store
@@ -17,11 +18,6 @@ if TYPE_CHECKING:
     from tsemon_server.store.series.checks import Finding
 
 app = typer.Typer(help="Look after the service's database.", no_args_is_help=True)
-
-AnyDatabase = Annotated[
-    str | None, typer.Option("--database", help="Database URL (TSEMON_DATABASE, default sqlite:///tsemon.db).")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
 @app.command(
@@ -88,7 +84,7 @@ def backup(
     """Copy the database as it is now into a file, while the service goes on."""
     from tsemon_server.store.backups import backup as write_backup
 
-    write_backup(_url(database), file)
+    write_backup(url_of(database), file)
     say(f"{file}: {file.stat().st_size / 1e6:,.1f} MB")
 
 
@@ -103,7 +99,7 @@ def restore(
 
     from tsemon_server.store.backups import restore as read_backup
 
-    read_backup(_url(database), file, time.time(), force=force)
+    read_backup(url_of(database), file, time.time(), force=force)
     store = _open(database)
     say(f"{store.where}: as in {file}")
     store.close()
@@ -181,13 +177,7 @@ def _line_of(kept: Retention) -> str:
     return f"{kept.project}: " + ", ".join(f"{name} {written_out(age_s)}" for name, age_s in ages)
 
 
-def _url(database: str | None) -> str:
-    from tsemon_server.settings import settings_from_environment
-
-    return settings_from_environment().database if database is None else database
-
-
 def _open(database: str | None) -> Store:
     from tsemon_server.store import Store
 
-    return Store(_url(database), migrate=False)
+    return Store(url_of(database), migrate=False)
