@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from tsemon_server.rules import Evaluator, load
+from tsemon_server.rules.documents import load
+from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.store.ledger.rules import RuleChanges
 
 from .conftest import layer_frame, loss_frame
