@@ -1,6 +1,8 @@
 # Two commands do everything on a fresh machine with Python 3.11 and pip: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
+# A machine that keeps no compiled Python would compile all of tsemon again for each process that a test starts.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .PHONY: demo test test-all fuzz lint stack-check compose-check clean

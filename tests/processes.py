@@ -132,6 +132,7 @@ def _run(function, arguments, folder, environment, ends):
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    tempfile.tempdir = None  # it may be another one there
     for number, end in enumerate(ends):
         os.dup2(end.fileno(), number)
         end.close()

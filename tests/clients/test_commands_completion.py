@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests import processes
 from tests.clients.command_line import environment, filled_service, register
 
 
@@ -28,14 +29,8 @@ def offered(service, line, shell="bash", **more):
         "zsh": {"_TYPER_COMPLETE_ARGS": line},
         "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
     }[shell]
-    done = subprocess.run(
-        [sys.executable, "-m", "tsemon"],
-        env=environment(service, **variables, _TSEMON_COMPLETE=f"complete_{shell}", **more),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    variables["_TSEMON_COMPLETE"] = f"complete_{shell}"
+    done = processes.run(processes.start_tsemon, environment=environment(service, **variables, **more))
     assert done.stderr == ""
     return done.stdout
 

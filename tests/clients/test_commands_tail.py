@@ -1,8 +1,8 @@
 """`tsemon tail` and `tsemon alerts --follow`: what goes on, as it goes on."""
 
+import functools
 import json
 import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 
@@ -21,6 +21,7 @@ from tests.clients.command_line import (
     resolve_alerts,
     send,
 )
+from tests.processes import start_python, start_tsemon
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +45,10 @@ def going_on(service, request):
 
 
 @contextmanager
-def piped(service, *arguments, program=("-m", "tsemon")):
+def piped(service, *arguments, start=start_tsemon):
     """The command while it runs, its output in a pipe."""
-    command = [sys.executable, *program, *arguments]
-    process = subprocess.Popen(
-        command, env=environment(service), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = start(*arguments, environment=environment(service), **streams)
     too_late = threading.Timer(60, process.kill)  # else a line that does not come is waited for without an end
     too_late.start()
     try:
@@ -271,7 +270,7 @@ class TestAlertsThatAreFollowed:
             process.send_signal(2)
         assert process.returncode == 0
 
-    def test_are_told_whatever_the_clock_of_this_machine_says(self, service, going_on):
+    def test_are_told_whatever_the_clock_of_this_machine_says(self, service, going_on, tmp_path):
         """It is two hours ahead."""
         name, run_id = going_on
         code = (
@@ -284,7 +283,9 @@ class TestAlertsThatAreFollowed:
             "from tsemon.__main__ import main\n"
             "main()\n"
         )
-        with piped(service, "alerts", "--run", name, "--follow", "--json", program=("-c", code)) as process:
+        (program := tmp_path / "program.py").write_text(code)
+        ahead = functools.partial(start_python, program)
+        with piped(service, "alerts", "--run", name, "--follow", "--json", start=ahead) as process:
             send(service.url, run_id, [frame(20, NAN)])
             assert json.loads(process.stdout.readline())["state"] == "firing"
             change(service.url, run_id, "finished")

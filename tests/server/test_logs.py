@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,6 +14,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from tests import processes
 from tests.databases import SqliteFile
 from tsemon.errors import InvalidArgument
 from tsemon.wire import frames_to_body
@@ -398,9 +398,8 @@ class TestSettings:
 
 class TestTheProcess:
     def start(self, tmp_path, stderr, *options):
-        command = [sys.executable, "-m", "tsemon", "serve", "--port", "0", *options]
-        command += ["--database", f"sqlite:///{tmp_path}/tsemon.db"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
+        arguments = ["serve", "--port", "0", "--database", f"sqlite:///{tmp_path}/tsemon.db", *options]
+        with processes.start_tsemon(*arguments, stdout=subprocess.PIPE, stderr=stderr) as process:
             try:
                 url = process.stdout.readline().split()[2]
                 asked = httpx.get(f"{url}/api/v1/runs?project=secret", headers={"X-Request-ID": "mine"}, timeout=60)
@@ -427,7 +426,6 @@ class TestTheProcess:
         assert (tmp_path / "log").read_text() == ""
 
     def test_refuses_a_level_that_is_none(self, tmp_path):
-        command = [sys.executable, "-m", "tsemon", "serve", "--log-level", "loud"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+        done = processes.run(processes.start_tsemon, "serve", "--log-level", "loud", folder=tmp_path)
         assert done.returncode == 2
         assert "--log-level must be one of debug, info, warning, error, got 'loud'" in done.stderr

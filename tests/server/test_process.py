@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, product
 from pathlib import Path
@@ -19,6 +20,7 @@ import psutil
 import pytest
 
 from tests.databases import SqliteFile
+from tests.processes import start_tsemon
 from tsemon.wire import MAX_BODY_BYTES, frames_to_body
 from tsemon_server.main import _listen
 from tsemon_server.main import serve as serve_forever
@@ -27,18 +29,19 @@ from tsemon_server.settings import Settings
 from .conftest import loss_frame
 from .test_built_in_rules import recorded, replayed
 
-SERVE = """
-import sys
-from tsemon_server.main import serve
-from tsemon_server.settings import Settings
-serve(Settings(port=int(sys.argv[1]), database=sys.argv[2], workers=int(sys.argv[3]), log_level="warning"))
-"""
-
 
 class Process:
-    def __init__(self, database, port=0, workers=1):
-        command = [sys.executable, "-c", SERVE, str(port), database, str(workers)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    """`tsemon serve`, forked (tests/processes.py) unless it is to have an `interpreter` of its own."""
+
+    def __init__(self, database, port=0, workers=1, interpreter=False):
+        arguments = ["serve", "--port", str(port), "--database", database, "--log-level", "warning"]
+        arguments += ["--workers", str(workers)]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        if interpreter:
+            self.process = subprocess.Popen([sys.executable, "-m", "tsemon", *arguments], text=True, **streams)
+        else:
+            self.process = start_tsemon(*arguments, **streams)
+        self._said = None
         self.greeting = self.process.stdout.readline()
         if self.greeting:
             self.port = int(self.greeting.split()[2].rpartition(":")[2])
@@ -61,16 +64,17 @@ class Process:
             self.http.close()
         if self.process.poll() is None:
             self.process.send_signal(number)
-        _, errors = self.process.communicate(timeout=30)
-        return self.process.returncode, errors
+        if self._said is None:
+            _, self._said = self.process.communicate(timeout=30)
+        return self.process.returncode, self._said
 
 
 @pytest.fixture
 def serve(database):
     started = []
 
-    def serve(port=0, workers=1):
-        started.append(Process(database.url, port, workers))
+    def serve(port=0, **options):
+        started.append(Process(database.url, port, **options))
         return started[-1]
 
     yield serve
@@ -168,7 +172,7 @@ class TestWorkers:
         psutil.wait_procs(killed, 30)
         assert service.register() == service.register()  # the port stays open meanwhile, so this waits
         while len(workers_of(service)) < 2:
-            pass
+            time.sleep(0.02)
         assert not set(killed) & set(workers_of(service))
 
     def test_count_together_what_any_of_them_does(self, serve):
@@ -203,7 +207,7 @@ class TestWorkers:
         folder, kinds = folder_of(service), ("counter", "histogram", "gauge_livesum")
         names = {f"{kind}_{number}.db" for kind in kinds for number in range(2)}  # of the two, whoever they are
         while {path.name for path in folder.iterdir()} != names:  # one may be starting
-            pass
+            time.sleep(0.02)
 
     @pytest.mark.parametrize(
         "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGKILL]
@@ -258,7 +262,7 @@ def alerts_of(service):
 class TestStopping:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_is_quiet(self, serve, number):
-        service = serve()
+        service = serve(interpreter=True)
         status, errors = service.stop(number)
         assert errors == ""
         assert status in (0, -number)

@@ -20,6 +20,7 @@ from starlette.testclient import TestClient
 import tsemon
 from tests import zoo
 from tests.frames import frames_in, values_of
+from tests.processes import start_tsemon
 from tsemon.errors import InvalidArgument, SpoolError
 from tsemon.transport import Spool, SpoolReader
 from tsemon.transport.spool import parse_records
@@ -485,12 +486,9 @@ class Process:
     """`tsemon serve --spool` with a TMPDIR of its own."""
 
     def __init__(self, folder, scratch, *arguments):
-        command = [sys.executable, "-m", "tsemon", "serve", "--port", "0", "--spool", folder, *arguments]
-        command += ["--log-level", "warning"]
-        environment = os.environ | {"TMPDIR": str(scratch)}
-        self.process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        arguments = ["serve", "--port", "0", "--spool", folder, "--log-level", "warning", *arguments]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = start_tsemon(*arguments, environment=os.environ | {"TMPDIR": str(scratch)}, **streams)
         self.greeting = self.process.stdout.readline()
 
     def stop(self, number):

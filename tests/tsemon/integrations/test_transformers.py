@@ -1,15 +1,13 @@
 import copy
 import gc
 import pickle
-import subprocess
-import sys
 import weakref
 
 import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from tests import zoo
+from tests import processes, zoo
 from tests.tsemon.integrations.recording import count_steps, ids, recorded
 from tsemon.actions import LowerLearningRate
 from tsemon.errors import InvalidArgument, NoBlocksFound
@@ -209,7 +207,9 @@ class TestATrainingThatRaises:
             "except RuntimeError:\n"
             "    pass\n"
         )
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=300)
+        (program := tmp_path / "program.py").write_text(code)
+        done = processes.run(processes.start_python, program)
+        assert done.returncode == 0, done.stderr
         assert recorded(tmp_path / "run").state == "failed"
 
 

@@ -1,10 +1,8 @@
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests import commands
+from tests import commands, processes
 from tsemon.lab.reproduce import EXPERIMENTS, MODULES, available
 
 ONE, TWO = ("concentration",), ("concentration", "escalation")
@@ -67,8 +65,7 @@ class TestNames:
 
     def test_all_are_listed(self, tmp_path):
         """In a process of its own, as everything else here need not be."""
-        command = [sys.executable, "-m", "tsemon", "reproduce", "list"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+        done = processes.run(processes.start_tsemon, "reproduce", "list", folder=tmp_path)
         assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == list(EXPERIMENTS)
         assert "TSEMON_TEXT: its text" in done.stdout.splitlines()[-1]
 
