@@ -24,10 +24,13 @@ import numpy as np
 from recorded import Recorded, read_all
 from trials.judging import Alarm, Summary, Verdict, judge
 
-from tsemon_server.rules import PACK, Evaluator, Rule, View, load
+from tsemon_server.rules import PACK
+from tsemon_server.rules.documents import load
+from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.rules.grammar import value
 from tsemon_server.rules.parts import Part
-from tsemon_server.rules.program import Program
+from tsemon_server.rules.program import Program, View
+from tsemon_server.rules.rule import Rule
 
 TRACES = Path(__file__).parents[1] / "tests/data/traces"
 FARTHEST = 1e4

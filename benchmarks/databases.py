@@ -105,9 +105,9 @@ class PostgreSQL:
         _execute(self._url(database), "VACUUM ANALYZE", "CHECKPOINT")
 
     def size_bytes(self, database: str) -> int:
-        (found,) = self._query(
-            database, "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relkind = 'r' AND oid > 16383"
-        )  # tables of ours, with their indexes
+        # Tables of ours, with their indexes.
+        size = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relkind = 'r' AND oid > 16383"
+        (found,) = self._query(database, size)
         return int(found)
 
     def drop(self, database: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tsemon_server.rules import View
+from tsemon_server.rules.program import View
 from tsemon_server.services.replay.traces import Trace, loss_scalars
 
 

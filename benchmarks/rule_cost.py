@@ -17,7 +17,11 @@ from typing import Any
 from values import LAYERS, METRICS, Size, blocks
 
 from tsemon.catalogue import LAYERED
-from tsemon_server.rules import PACK, Evaluator, Rule, View, load
+from tsemon_server.rules import PACK
+from tsemon_server.rules.documents import load
+from tsemon_server.rules.evaluator import Evaluator
+from tsemon_server.rules.program import View
+from tsemon_server.rules.rule import Rule
 
 MEASURED_FRAMES = 500
 """Frames in one figure."""

@@ -17,7 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from tsemon_server.rules import PACK, Evaluator
+from tsemon_server.rules import PACK
+from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.services.replay.traces import Trace
 
 ROOT = Path(__file__).parent.parent

@@ -67,10 +67,12 @@ PICTURE = {
     "tsemon_server.bodies tsemon_server.rules tsemon_server.services.ingest tsemon_server.services.replay "
     "tsemon_server.store",
     "tsemon_server.access": "starlette typer tsemon.terminal tsemon_server.durations tsemon_server.errors "
-    "tsemon_server.settings tsemon_server.store",
+    "tsemon_server.options tsemon_server.store",
     "tsemon_server.settings": "tsemon_server.limits tsemon_server.logs",
+    "tsemon_server.options": "typer tsemon_server.settings",
     "tsemon_server.request_log": "starlette tsemon_server.logs",
-    "tsemon_server.admin": "typer tsemon.terminal tsemon_server.store tsemon_server.settings tsemon_server.durations",
+    "tsemon_server.admin": "typer tsemon.terminal tsemon_answers tsemon_server.store tsemon_server.options "
+    "tsemon_server.durations",
     "tsemon_server.rule_commands": "typer yaml tsemon.terminal tsemon_server.rules",
     "tsemon_server.errors": "fastapi starlette tsemon_answers tsemon_server.logs",
     "tsemon_server.bodies": "pydantic pydantic_core",
@@ -78,15 +80,14 @@ PICTURE = {
     "tsemon_server.services.ingest": "pydantic pydantic_core typing_extensions tsemon_answers tsemon_server.bodies "
     "tsemon_server.store",
     "tsemon_server.alerts": "tsemon_answers tsemon_server.rules tsemon_server.store",
-    "tsemon_server.services.replay": "numpy pydantic tsemon.terminal tsemon.transport tsemon_client "
-    "tsemon_server.services.ingest "
-    "tsemon_server.rules tsemon_server.store",
+    "tsemon_server.services.replay": "numpy pydantic tsemon.terminal tsemon.transport tsemon_answers "
+    "tsemon_client tsemon_server.services.ingest tsemon_server.rules tsemon_server.store",
     "tsemon_server.filling": "numpy",
     "tsemon_server.rules": "numpy tsemon_server.filling tsemon_server.yaml_lines",
     "tsemon_server.events": "starlette tsemon_answers tsemon_server.store",
     "tsemon_server.services.queries": "numpy pyarrow tsemon.terminal tsemon_answers tsemon_server.filling "
     "tsemon_server.store",
-    "tsemon_server.notify": "pydantic typer tsemon.terminal tsemon_server.store tsemon_server.settings "
+    "tsemon_server.notify": "pydantic typer tsemon.terminal tsemon_answers tsemon_server.store tsemon_server.options "
     "tsemon_server.durations tsemon_server.yaml_lines",
     "tsemon_server.exposition": "starlette numpy prometheus_client tsemon tsemon_server.filling "
     "tsemon_server.settings tsemon_server.store",

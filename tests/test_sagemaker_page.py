@@ -10,7 +10,9 @@ import tsemon
 from tests.server.rules.definitions import events, layers_view
 from tsemon import actions
 from tsemon.catalogue import LAYERED, SCALARS
-from tsemon_server.rules import PACK, View, load
+from tsemon_server.rules import PACK
+from tsemon_server.rules.documents import load
+from tsemon_server.rules.program import View
 
 PAGE = (Path(__file__).parent.parent / "docs" / "sagemaker-debugger.md").read_text()
 RULES = {rule.name: rule for rule in PACK}

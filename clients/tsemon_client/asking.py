@@ -97,13 +97,6 @@ class Download:
             partial.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True)
-class Listening:
-    """A stream of events."""
-
-    request: Request[Any]
-
-
 class Waits(Protocol):
     """A client whose methods return the answer."""
 
@@ -244,6 +237,6 @@ def saves(make: Callable[P, Download]) -> Method[P, Path, Coroutine[Any, Any, Pa
     return Method(make, "_save", "Path")
 
 
-def hears(make: Callable[P, Listening]) -> Method[P, Generator[Event, None, None], AsyncGenerator[Event, None]]:
+def hears(make: Callable[P, Request[Record]]) -> Method[P, Generator[Event, None, None], AsyncGenerator[Event, None]]:
     """A stream of events."""
     return Method(make, "_hear", "Generator[Event, None, None]")

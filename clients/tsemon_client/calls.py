@@ -41,7 +41,7 @@ from tsemon_answers.series import (
     Series,
     SeriesQuery,
 )
-from tsemon_client.asking import Download, Listening, Listing, Request, Talk, asks, hears, lists, saves
+from tsemon_client.asking import Download, Listing, Request, Talk, asks, hears, lists, saves
 from tsemon_client.checking import checked, made_of
 from tsemon_client.models import Records
 
@@ -201,7 +201,7 @@ def _test_rules(run_id: str, rules: str | None = None) -> Talk[Tried]:
 
 
 @checked
-def _events(*run_ids: str, kinds: Sequence[EventKind] = ()) -> Listening:
+def _events(*run_ids: str, kinds: Sequence[EventKind] = ()) -> Request[Record]:
     """Changes of these runs, up to 100, from now on; without any, of all runs that the token may read. It has no end.
 
     With `kinds` of events no others are told, but for RunDeleted.
@@ -211,7 +211,7 @@ def _events(*run_ids: str, kinds: Sequence[EventKind] = ()) -> Listening:
     connection fails; Unauthorized, Forbidden and UnknownRun at any time.
     """
     asked = EventsQuery(run_ids=run_ids, kinds=kinds)
-    return Listening(Request("/events", Record, asked.params(), timeout_s=SILENCE_S))
+    return Request("/events", Record, asked.params(), timeout_s=SILENCE_S)
 
 
 class Calls:

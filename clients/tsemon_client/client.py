@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -25,7 +24,7 @@ from tsemon_answers.record import Record
 from tsemon_answers.runs import Source
 from tsemon_answers.series import Heatmap
 from tsemon_client import answers
-from tsemon_client.asking import AsyncFound, Download, Found, Listening, Listing, Request, Talk
+from tsemon_client.asking import AsyncFound, Download, Found, Listing, Request, Talk
 from tsemon_client.calls import Calls
 from tsemon_client.live import Stream
 from tsemon_client.models import Event
@@ -52,6 +51,9 @@ def _is_address(url: object) -> bool:
 class _Connection:
     """Where the service is, and how it is asked. Reads nothing by itself."""
 
+    _kind: type[httpx.Client] | type[httpx.AsyncClient]
+    _http: Any
+
     def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 10.0, retries: int = 3) -> None:
         if isinstance(url, str) and re.match(r"(?:[^/]*//)?[^/]*@", url):
             raise errors.InvalidArgument(
@@ -74,33 +76,29 @@ class _Connection:
         self._retries = retries
         self._token = token
         self._source = Source(self._show_heatmap)
+        self._http = self._kind(
+            base_url=self.url + API,
+            timeout=timeout_s,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            # As training does it: straight to the service, so that the token goes nowhere else, and trusting what the
+            # system trusts or SSL_CERT_FILE names.
+            trust_env=False,
+            verify=ssl.create_default_context(),
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    @property
-    def _options(self) -> dict[str, Any]:
-        """What both kinds of httpx client are made of."""
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        return {
-            "base_url": self.url + API,
-            "timeout": self._timeout_s,
-            "headers": headers,
-            # As training does it: straight to the service, so that the token goes nowhere else, and trusting what the
-            # system trusts or SSL_CERT_FILE names.
-            "trust_env": False,
-            "verify": ssl.create_default_context(),
-        }
-
-    def _asked(self, http: httpx.Client | httpx.AsyncClient, request: Request[Any]) -> httpx.Request:
+    def _asked(self, request: Request[Any]) -> httpx.Request:
         """A request as httpx takes it. Raises InvalidArgument where the client is closed."""
-        if http.is_closed:
+        if self._http.is_closed:
             raise errors.InvalidArgument("the client is closed; make another one")
         timeout = httpx.Timeout(self._timeout_s, read=request.timeout_s or self._timeout_s)
         try:
-            return http.build_request(
+            asked: httpx.Request = self._http.build_request(
                 request.method, request.path, params=request.params, json=request.body, timeout=timeout
             )
+            return asked
         except httpx.InvalidURL as error:
             raise errors.InvalidArgument(f"what was asked for has no address: {error}") from error
 
@@ -126,9 +124,8 @@ class Client(_Connection, Calls):
     One client may be used by several threads.
     """
 
-    def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 10.0, retries: int = 3) -> None:
-        super().__init__(url, token, timeout_s=timeout_s, retries=retries)
-        self._http = httpx.Client(**self._options)
+    _kind = httpx.Client
+    _http: httpx.Client
 
     def close(self) -> None:
         """Close its connections."""
@@ -137,9 +134,7 @@ class Client(_Connection, Calls):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _talk(self, talk: Talk[T]) -> T:
@@ -163,7 +158,7 @@ class Client(_Connection, Calls):
         while True:
             outcome: Outcome
             try:
-                outcome = self._http.send(self._asked(self._http, request), stream=stream)
+                outcome = self._http.send(self._asked(request), stream=stream)
                 if not outcome.is_success:
                     with closing(outcome):
                         outcome.read()
@@ -183,11 +178,11 @@ class Client(_Connection, Calls):
                 raise answers.ours(self.url, error) from error
         return download.path
 
-    def _hear(self, listening: Listening) -> Generator[Event, None, None]:
+    def _hear(self, request: Request[Any]) -> Generator[Event, None, None]:
         stream, retries = Stream(self._source), self._retries
         while True:
             try:
-                with closing(self._send(listening.request, retries, stream=True)) as response:
+                with closing(self._send(request, retries, stream=True)) as response:
                     answers.check_stream(self.url, response)
                     retries = 0  # from now on the stream says when to come back
                     for part in response.iter_bytes():
@@ -204,10 +199,9 @@ class AsyncClient(_Connection, Calls):
     `async for` reads runs, alerts and events. One client is for one event loop.
     """
 
-    def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 10.0, retries: int = 3) -> None:
-        super().__init__(url, token, timeout_s=timeout_s, retries=retries)
-        self._http = httpx.AsyncClient(**self._options)
-        self._loop: asyncio.AbstractEventLoop | None = None
+    _kind = httpx.AsyncClient
+    _http: httpx.AsyncClient
+    _loop: asyncio.AbstractEventLoop | None = None
 
     async def close(self) -> None:
         """Close its connections."""
@@ -216,9 +210,7 @@ class AsyncClient(_Connection, Calls):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _stay_in_loop(self) -> None:
@@ -251,7 +243,7 @@ class AsyncClient(_Connection, Calls):
         while True:
             outcome: Outcome
             try:
-                outcome = await self._http.send(self._asked(self._http, request), stream=stream)
+                outcome = await self._http.send(self._asked(request), stream=stream)
                 if not outcome.is_success:
                     async with aclosing(outcome):
                         await outcome.aread()
@@ -272,11 +264,11 @@ class AsyncClient(_Connection, Calls):
                     raise answers.ours(self.url, error) from error
         return download.path
 
-    async def _hear(self, listening: Listening) -> AsyncGenerator[Event, None]:
+    async def _hear(self, request: Request[Any]) -> AsyncGenerator[Event, None]:
         stream, retries = Stream(self._source), self._retries
         while True:
             try:
-                async with aclosing(await self._send(listening.request, retries, stream=True)) as response:
+                async with aclosing(await self._send(request, retries, stream=True)) as response:
                     answers.check_stream(self.url, response)
                     retries = 0
                     async for part in response.aiter_bytes():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from pydantic import ValidationError
 
-from tsemon_answers.record import Record
 from tsemon_answers.runs import Source
 from tsemon_client.models import AlertChanged, Connected, Event, RunChanged, RunDeleted
 
@@ -56,26 +55,16 @@ class Stream:
         self._next_pause_s, self.has_spoken = self._first_pause_s, True
         if name in _READ:  # a newer service may tell of more
             try:
-                yield _READ[name](data, self._source)
+                kind, document = _READ[name]
+                yield kind.model_validate_json(document % data, context=self._source)
             except ValidationError:  # a service of another version: an event that cannot be read is none
                 return
 
 
-def _run(data: str, source: Source | None) -> Event:
-    return RunChanged.model_validate_json(f'{{"run": {data}}}', context=source)
-
-
-def _alert(data: str, source: Source | None) -> Event:
-    return AlertChanged.model_validate_json(f'{{"alert": {data}}}', context=source)
-
-
-def _as(model: type[Record]) -> Callable[[str, Source | None], Event]:
-    return lambda data, source: model.model_validate_json(data)  # type: ignore[return-value]
-
-
-_READ: Mapping[str, Callable[[str, Source | None], Event]] = {
-    "ready": _as(Connected),
-    "run": _run,
-    "alert": _alert,
-    "deleted": _as(RunDeleted),
+_READ: Mapping[str, tuple[type[Event], str]] = {
+    "ready": (Connected, "%s"),
+    "run": (RunChanged, '{"run": %s}'),
+    "alert": (AlertChanged, '{"alert": %s}'),
+    "deleted": (RunDeleted, "%s"),
 }
+"""By the name of an event its record, and the record's JSON around the event's data."""

@@ -10,16 +10,14 @@ import typer
 
 from tsemon.errors import InvalidArgument
 from tsemon.terminal import Column, examples, print_json, print_table, say
+from tsemon_server.options import AnyDatabase, AsJson, url_of
 
 if TYPE_CHECKING:
-    from tsemon_server.store import Finding, Retention, Store
+    from tsemon_server.store import Store
+    from tsemon_server.store.ledger.retention import Retention
+    from tsemon_server.store.series.checks import Finding
 
 app = typer.Typer(help="Look after the service's database.", no_args_is_help=True)
-
-AnyDatabase = Annotated[
-    str | None, typer.Option("--database", help="Database URL (TSEMON_DATABASE, default sqlite:///tsemon.db).")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
 @app.command(
@@ -84,9 +82,9 @@ def backup(
     database: AnyDatabase = None,
 ) -> None:
     """Copy the database as it is now into a file, while the service goes on."""
-    from tsemon_server.store import backup as write_backup
+    from tsemon_server.store.backups import backup as write_backup
 
-    write_backup(_url(database), file)
+    write_backup(url_of(database), file)
     say(f"{file}: {file.stat().st_size / 1e6:,.1f} MB")
 
 
@@ -99,9 +97,9 @@ def restore(
     """Put a backup in place of what the database holds. Stop the service first."""
     import time
 
-    from tsemon_server.store import restore as read_backup
+    from tsemon_server.store.backups import restore as read_backup
 
-    read_backup(_url(database), file, time.time(), force=force)
+    read_backup(url_of(database), file, time.time(), force=force)
     store = _open(database)
     say(f"{store.where}: as in {file}")
     store.close()
@@ -124,7 +122,7 @@ def retention(
     as_json: AsJson = False,
 ) -> None:
     """Show or set how long projects keep what they have. What is dropped does not come back."""
-    from tsemon_server.store import RunFilter
+    from tsemon_answers.runs import RunFilter
 
     is_set = forever or samples is not None or rollups is not None or runs is not None
     if is_set and project is None:
@@ -153,7 +151,7 @@ def _set_retention(
     store: Store, project: str, samples: str | None, rollups: str | None, runs: str | None, forever: bool
 ) -> None:
     from tsemon_server.durations import seconds_of
-    from tsemon_server.store import Retention
+    from tsemon_server.store.ledger.retention import Retention
 
     with store.write() as writer:
         known = next((kept for kept in writer.retention.all() if kept.project == project), Retention(project))
@@ -179,13 +177,7 @@ def _line_of(kept: Retention) -> str:
     return f"{kept.project}: " + ", ".join(f"{name} {written_out(age_s)}" for name, age_s in ages)
 
 
-def _url(database: str | None) -> str:
-    from tsemon_server.settings import settings_from_environment
-
-    return settings_from_environment().database if database is None else database
-
-
 def _open(database: str | None) -> Store:
     from tsemon_server.store import Store
 
-    return Store(_url(database), migrate=False)
+    return Store(url_of(database), migrate=False)

@@ -33,7 +33,7 @@ from tsemon_server.routes import NEEDS, OF_A_FOLDER, ROUTES
 from tsemon_server.routes.openapi import describe
 from tsemon_server.settings import Settings
 from tsemon_server.spools import ReadOnly
-from tsemon_server.store import without_password
+from tsemon_server.store.engine import without_password
 from tsemon_server.workers import Worker, run_workers
 
 POLICY = "default-src 'self'; frame-ancestors 'none'"

@@ -21,7 +21,8 @@ from tsemon_server.limits.values import Limits
 from tsemon_server.notify.configuration import load
 from tsemon_server.notify.notifier import Notifier
 from tsemon_server.rounds import Rounds
-from tsemon_server.rules import PACK, Rule
+from tsemon_server.rules import PACK
+from tsemon_server.rules.rule import Rule
 from tsemon_server.services.queries.glances import Lines
 from tsemon_server.settings import Settings
 from tsemon_server.spools import SpoolView

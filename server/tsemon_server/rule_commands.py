@@ -13,7 +13,7 @@ from tsemon.errors import InvalidArgument, UnknownRule
 from tsemon.terminal import Column, examples, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from tsemon_server.rules import Rule
+    from tsemon_server.rules.rule import Rule
 
 
 def _names(incomplete: str) -> list[str]:
@@ -36,7 +36,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
 ) -> None:
     """Say whether rule files can be read, or what is wrong first and in which line. Exits 1 where one cannot."""
-    from tsemon_server.rules import load_file
+    from tsemon_server.rules.documents import load_file
 
     found: list[dict[str, Any]] = []
     for file in files:

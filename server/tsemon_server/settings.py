@@ -80,25 +80,19 @@ def settings_from_environment(environment: Mapping[str, str] = os.environ) -> Se
     TSEMON_TOKENS is 1 or 0, TSEMON_HOSTS and TSEMON_METRICS_LAYERS have commas between names, TSEMON_LIMIT_ goes on with
     the name of a limit; there is none for `insecure`.
     """
-    port = environment.get("TSEMON_PORT", str(Settings.port))
-    if not port.isdecimal() or int(port) > 65535:
-        raise InvalidArgument(f"TSEMON_PORT must be a number from 0 to 65535, got {port!r}")
     if "TSEMON_DATABASE" in environment and "TSEMON_SPOOL" in environment:
         raise InvalidArgument(
             "expected TSEMON_DATABASE or TSEMON_SPOOL, got both; a spool folder is shown without a database, unset one"
         )
-    workers = environment.get("TSEMON_WORKERS", str(Settings.workers))
-    if not workers.isdecimal() or not 1 <= int(workers) <= MAX_WORKERS:
-        raise InvalidArgument(f"TSEMON_WORKERS must be a number from 1 to {MAX_WORKERS}, got {workers!r}")
     tokens = environment.get("TSEMON_TOKENS", "0")
     if tokens not in ("0", "1"):
         raise InvalidArgument(f"TSEMON_TOKENS must be 1, for tokens at a loopback address too, or 0, got {tokens!r}")
     return Settings(
         host=environment.get("TSEMON_HOST", Settings.host),
-        port=int(port),
+        port=_number(environment, "TSEMON_PORT", Settings.port, most=65535),
         database=environment.get("TSEMON_DATABASE", Settings.database),
         spool=environment.get("TSEMON_SPOOL"),
-        workers=int(workers),
+        workers=_number(environment, "TSEMON_WORKERS", Settings.workers, least=1, most=MAX_WORKERS),
         log_format=one_of(LOG_FORMATS, environment.get("TSEMON_LOG_FORMAT"), "TSEMON_LOG_FORMAT")
         or Settings.log_format,
         log_level=one_of(LOG_LEVELS, environment.get("TSEMON_LOG_LEVEL"), "TSEMON_LOG_LEVEL") or Settings.log_level,
@@ -115,17 +109,18 @@ def _metrics(environment: Mapping[str, str]) -> MetricsSettings:
     layers = environment.get("TSEMON_METRICS_LAYERS", ",".join(default.layers)).split(",")
     return MetricsSettings(
         layers=tuple(name.strip() for name in layers if name.strip()),
-        max_runs=_limit(environment, "TSEMON_METRICS_MAX_RUNS", default.max_runs),
-        max_scalars=_limit(environment, "TSEMON_METRICS_MAX_SCALARS", default.max_scalars),
-        max_series=_limit(environment, "TSEMON_METRICS_MAX_SERIES", default.max_series),
-        grace_s=_limit(environment, "TSEMON_METRICS_GRACE_S", default.grace_s),
+        max_runs=_number(environment, "TSEMON_METRICS_MAX_RUNS", default.max_runs),
+        max_scalars=_number(environment, "TSEMON_METRICS_MAX_SCALARS", default.max_scalars),
+        max_series=_number(environment, "TSEMON_METRICS_MAX_SERIES", default.max_series),
+        grace_s=_number(environment, "TSEMON_METRICS_GRACE_S", default.grace_s),
     )
 
 
-def _limit(environment: Mapping[str, str], name: str, default: int) -> int:
+def _number(environment: Mapping[str, str], name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
     number = environment.get(name, str(default))
-    if not number.isdecimal():
-        raise InvalidArgument(f"{name} must be a number from 0, got {number!r}")
+    if not number.isdecimal() or int(number) < least or (most is not None and int(number) > most):
+        bounds = f"from {least}" if most is None else f"from {least} to {most}"
+        raise InvalidArgument(f"{name} must be a number {bounds}, got {number!r}")
     return int(number)
 
 

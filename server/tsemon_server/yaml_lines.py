@@ -116,11 +116,8 @@ class _Reader:
         except yaml.MarkedYAMLError as error:
             where = f"{self._origin} line {_line(error.problem_mark)}"
             raise InvalidDocument(f"{where}: expected YAML: {error.problem}") from error
-        except (
-            yaml.YAMLError,
-            ValueError,
-            OverflowError,
-        ) as error:  # characters that may not stand in it, or that are none
+        # Characters that may not stand in it, or that are none.
+        except (yaml.YAMLError, ValueError, OverflowError) as error:
             raise InvalidDocument(f"{self._origin}: expected YAML: {error}") from error
 
     def _problem(self, event: Any, what: str) -> InvalidDocument:

@@ -94,7 +94,7 @@ class TestACall:
         monkeypatch.setattr(Client, "_talk", lambda _, talk: next(talk))
         monkeypatch.setattr(Client, "_list", lambda _, listing: listing.request)
         monkeypatch.setattr(Client, "_save", lambda _, download: download.request)
-        monkeypatch.setattr(Client, "_hear", lambda _, listening: listening.request)
+        monkeypatch.setattr(Client, "_hear", lambda _, request: request)
         return CLIENT
 
     @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from tests.clients.command_line import HOSTILE, filled_service, in_this_process, tsemon
 from tsemon.terminal import printable
 from tsemon.tools.cli import app
-from tsemon_server.store import Retention, Store
+from tsemon_server.store import Store
+from tsemon_server.store.ledger.retention import Retention
 
 PAGE = (Path(__file__).parents[2] / "docs/cli.md").read_text()
 

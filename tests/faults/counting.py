@@ -3,8 +3,9 @@
 from contextlib import closing
 
 from tests.faults.processes import known_frame
+from tsemon_answers.runs import RunFilter
 from tsemon_client import Client
-from tsemon_server.store import RunFilter, Store
+from tsemon_server.store import Store
 
 MAX_POINTS = 10_000
 """The most that a series over HTTP gives: up to so many samples it gives them as they are."""

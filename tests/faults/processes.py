@@ -15,7 +15,8 @@ from tsemon.transport import HttpDelivery, Outbox, Spool
 from tsemon.wire import Array, Frame
 from tsemon_server.main import serve
 from tsemon_server.settings import Settings
-from tsemon_server.store import Sizes, Store
+from tsemon_server.store import Store
+from tsemon_server.store.series.settling import Sizes
 
 TIMEOUT_S = 90
 """How long a condition may take to come true on a busy machine before the test fails."""

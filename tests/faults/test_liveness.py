@@ -13,7 +13,7 @@ from tests.faults.processes import CONTEXT, TIMEOUT_S, Service
 from tsemon_client import Client
 from tsemon_server.alerts import ActiveRules
 from tsemon_server.alerts.liveness import Liveness
-from tsemon_server.rules import load
+from tsemon_server.rules.documents import load
 from tsemon_server.store import Store
 
 RULES = """

@@ -18,7 +18,9 @@ from tests.server.conftest import Api, problem
 from tsemon.errors import InvalidDocument, InvalidRecording, InvalidRules
 from tsemon.wire import Array, Frame
 from tsemon_server.notify.configuration import load as load_receivers
-from tsemon_server.rules import PACK, Evaluator, load
+from tsemon_server.rules import PACK
+from tsemon_server.rules.documents import load
+from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.rules.views import views_of
 from tsemon_server.services.replay.replaying import replay
 from tsemon_server.services.replay.traces import Trace

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.fuzz.cases import ANY_JSON, AWKWARD, PAYLOADS, altered, record
 from tsemon.errors import TsemonError
 from tsemon.transport import Spool, SpoolReader, find_spools
-from tsemon_server.rules import Evaluator
+from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.services.replay.replaying import replay
 from tsemon_server.services.replay.spools import SpooledRun
 

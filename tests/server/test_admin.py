@@ -18,9 +18,11 @@ from tests.server.conftest import loss_frame
 from tests.server.frames import frames_of_a_long_run
 from tsemon.errors import InvalidArgument, MissingPackage, StoreError
 from tsemon.tools.cli import app
+from tsemon_answers.runs import RunFilter
 from tsemon_server.durations import seconds_of, written_out
-from tsemon_server.store import Retention, RunFilter, Store, schema
+from tsemon_server.store import Store, schema
 from tsemon_server.store.engine import MIGRATIONS
+from tsemon_server.store.ledger.retention import Retention
 
 
 def admin_of(path):

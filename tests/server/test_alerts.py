@@ -2,8 +2,9 @@ import math
 
 import pytest
 
-from tsemon_server.rules import Evaluator, load
-from tsemon_server.store import RuleChanges
+from tsemon_server.rules.documents import load
+from tsemon_server.rules.evaluator import Evaluator
+from tsemon_server.store.ledger.rules import RuleChanges
 
 from .conftest import layer_frame, loss_frame
 

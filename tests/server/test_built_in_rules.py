@@ -6,7 +6,8 @@ import math
 from pathlib import Path
 
 from tsemon.wire import Array, Frame
-from tsemon_server.rules import PACK, Evaluator
+from tsemon_server.rules import PACK
+from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.rules.views import views_of
 
 from .test_alerts import alerts

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from tsemon.wire import Array, Frame
-from tsemon_server.store import Sizes, Store
+from tsemon_server.store import Store
+from tsemon_server.store.series.settling import Sizes
 
 from .conftest import problem
 from .test_metrics import of_run

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tsemon_server.store import Cells, Sizes, Store
+from tsemon_server.store import Store
 from tsemon_server.store.series import chunks
-from tsemon_server.store.series.cells import joined, merged, of_samples, rolled_up, smallest_shift, starts_of
+from tsemon_server.store.series.cells import Cells, joined, merged, of_samples, rolled_up, smallest_shift, starts_of
 from tsemon_server.store.series.chunks import DamagedChunk, Frames, pack_chunk, pack_frames, unpack_frames
+from tsemon_server.store.series.settling import Sizes
 
 from .conftest import loss_frame
 

@@ -5,7 +5,8 @@ import pytest
 
 from tests.server.conftest import layer_frame, loss_frame, problem
 from tsemon.wire import Frame
-from tsemon_server.store import Sizes, Store
+from tsemon_server.store import Store
+from tsemon_server.store.series.settling import Sizes
 
 
 def send(api, run_id, frames, **where):

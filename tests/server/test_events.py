@@ -20,7 +20,7 @@ from tsemon_server.access.tokens import new_token
 from tsemon_server.events import Feed
 from tsemon_server.limits.values import Limits
 from tsemon_server.main import create_app
-from tsemon_server.rules import load
+from tsemon_server.rules.documents import load
 from tsemon_server.settings import Settings
 from tsemon_server.store import Store
 

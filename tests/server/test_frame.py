@@ -6,7 +6,9 @@ import pytest
 
 from tests.server.conftest import loss_frame
 from tsemon.wire import Array, Frame
-from tsemon_server.store import Retention, Sizes, Store
+from tsemon_server.store import Store
+from tsemon_server.store.ledger.retention import Retention
+from tsemon_server.store.series.settling import Sizes
 
 NAN, INF = math.nan, math.inf
 

@@ -8,7 +8,8 @@ import pytest
 from tests.server.conftest import layer_frame, loss_frame
 from tsemon.wire import Array, Frame
 from tsemon_server.services.queries.glances import Worst, worst_of
-from tsemon_server.store import Sizes, Store
+from tsemon_server.store import Store
+from tsemon_server.store.series.settling import Sizes
 
 NAN, INF = math.nan, math.inf
 

@@ -13,7 +13,7 @@ from tsemon.errors import StoreError
 from tsemon_server.alerts import ActiveRules
 from tsemon_server.alerts.liveness import LISTEN_S, LOOK_EVERY_S, Liveness
 from tsemon_server.main import create_app
-from tsemon_server.rules import load
+from tsemon_server.rules.documents import load
 from tsemon_server.settings import Settings
 from tsemon_server.store import Store
 

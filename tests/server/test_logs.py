@@ -21,9 +21,9 @@ from tsemon.wire import frames_to_body
 from tsemon_server.access.tokens import new_token
 from tsemon_server.logs import LogFormat, set_up_logs, without_secrets
 from tsemon_server.main import create_app
-from tsemon_server.rules import load
+from tsemon_server.rules.documents import load
 from tsemon_server.settings import Settings, settings_from_environment
-from tsemon_server.store import Retention
+from tsemon_server.store.ledger.retention import Retention
 
 from .conftest import loss_frame, problem
 

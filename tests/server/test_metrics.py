@@ -18,7 +18,8 @@ from tsemon.wire import Array, Frame
 from tsemon_server.exposition.runs import NEVER_UNDEFINED, shown
 from tsemon_server.exposition.text import OPEN_METRICS, PLAIN, content_type_for
 from tsemon_server.settings import MetricsSettings, settings_from_environment
-from tsemon_server.store import LiveRun, Store
+from tsemon_server.store import Store
+from tsemon_server.store.live import LiveRun
 
 from .conftest import layer_frame, loss_frame
 from .test_alerts import HIGH_LOSS

@@ -9,8 +9,9 @@ from alembic.config import Config
 from sqlalchemy import create_engine
 
 from tests.databases import with_driver
-from tsemon_server.store import Sizes, Store
+from tsemon_server.store import Store
 from tsemon_server.store.engine import MIGRATIONS
+from tsemon_server.store.series.settling import Sizes
 
 from .conftest import Api, loss_frame
 

@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 from tests.server.test_rulebook import RULE, YAML
 from tsemon.errors import UnknownRule
 from tsemon.tools.cli import app
-from tsemon_server.rules import PACK, load
+from tsemon_server.rules import PACK
+from tsemon_server.rules.documents import load
 
 
 def run(*arguments):

@@ -6,7 +6,8 @@ from contextlib import ExitStack, closing
 import pytest
 
 from tests.server.conftest import loss_frame
-from tsemon_server.store import Definition, RuleCheckpoint, RuleState, Store
+from tsemon_server.store import Store
+from tsemon_server.store.ledger.rules import Definition, RuleCheckpoint, RuleState
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import pytest
 
 from tests.server.conftest import Api, layer_frame, loss_frame, problem
 from tsemon_server.alerts import Rulebook
-from tsemon_server.rules import load
-from tsemon_server.store import Sizes, Store
+from tsemon_server.rules.documents import load
+from tsemon_server.store import Store
+from tsemon_server.store.series.settling import Sizes
 
 RULE = {
     "name": "high-loss",

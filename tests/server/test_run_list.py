@@ -7,8 +7,8 @@ import pytest
 
 from tests.server.conftest import loss_frame, problem
 from tsemon.wire import Frame
+from tsemon_answers.runs import RunFilter
 from tsemon_server.rules import PACK
-from tsemon_server.store import RunFilter
 from tsemon_server.store.ledger.listing import SILENT_RULES, STUCK_RULES
 
 RUNS = {

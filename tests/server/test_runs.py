@@ -7,7 +7,9 @@ import pytest
 from sqlalchemy import event
 
 from tsemon.wire import Frame
-from tsemon_server.store import Place, RunFilter, Store
+from tsemon_answers.runs import RunFilter
+from tsemon_server.store import Store
+from tsemon_server.store.ledger.listing import Place
 
 from .conftest import loss_frame, problem
 

@@ -6,8 +6,9 @@ import pytest
 
 from tsemon.wire import Array, Frame
 from tsemon_server.services.queries.reduce import bucketed
-from tsemon_server.store import Points, Store
+from tsemon_server.store import Store
 from tsemon_server.store.series.cells import of_samples, smallest_shift
+from tsemon_server.store.series.metric import Points
 
 from .conftest import layer_frame, loss_frame
 

@@ -6,7 +6,8 @@ from contextlib import ExitStack, closing
 import pytest
 
 from tests.server.conftest import problem
-from tsemon_server.store import Store, is_muted
+from tsemon_server.store import Store
+from tsemon_server.store.ledger.notices import is_muted
 
 LATER = "1970-01-01T01:00:00Z"
 

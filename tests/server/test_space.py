@@ -8,7 +8,8 @@ import pytest
 from tests.databases import SqliteFile
 from tests.server.conftest import loss_frame
 from tsemon.wire import Array, Frame
-from tsemon_server.store import Retention, Store, schema
+from tsemon_server.store import Store, schema
+from tsemon_server.store.ledger.retention import Retention
 
 DAY_S = 86400.0
 

@@ -14,7 +14,8 @@ from sqlalchemy.exc import OperationalError
 
 from tsemon.errors import InvalidArgument, MissingPackage, StoreError
 from tsemon.wire import Array, Frame
-from tsemon_server.store import RunFilter, Store, schema
+from tsemon_answers.runs import RunFilter
+from tsemon_server.store import Store, schema
 from tsemon_server.store.engine import POOL_SIZE, Database, _is_busy
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.builders import table
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models.dashboard import Panel
 
 from tsemon_dashboards.panels import dashboard, figure, labels, lines, property_of, renamed, rows, transformation
 from tsemon_dashboards.queries import PROMETHEUS, named, now, now_as_table, over_time
@@ -13,68 +17,55 @@ SILENT_S = 300
 
 
 def fleet() -> builders.Dashboard:
-    return (
-        dashboard(
-            "tsemon-fleet", "tsemon / fleet", "All runs that are in /metrics: those that run, or ended a minute ago."
-        )
-        .with_variable(labels("project", "Project", "label_values(tsemon_run_info, project)"))
-        .with_panel(
-            figure(
-                "Runs",
-                now('count(max by (run_id) (tsemon_run_info{project=~"$project"})) or vector(0)'),
-                about="Runs that train now.",
-            )
-        )
-        .with_panel(
-            figure(
-                "Alerts that fire",
-                now(f"sum({named(ALERTS)}) or vector(0)"),
-                bad_from=1,
-                about="tsemon's own rules, which look at every frame.",
-            )
-        )
-        .with_panel(
-            figure(
-                "Runs with NaN or Inf",
-                now(f"count({named('tsemon_run_nonfinite_values')} > 0) or vector(0)"),
-                bad_from=1,
-                about="Their newest frame has values that are not finite.",
-            )
-        )
-        .with_panel(
-            figure(
-                "Silent runs",
-                now(f"count({named(SINCE_SEEN)} > {SILENT_S}) or vector(0)"),
-                bad_from=1,
-                about=f"Not heard of for {SILENT_S // 60} minutes, and nobody said that they ended.",
-            )
-        )
-        .with_panel(table_of_runs())
-        .with_panel(table_of_alerts())
-        .with_panel(
-            lines(
-                "Token similarity, largest of the layers",
-                [over_time(named("tsemon_layers_token_similarity_max"), NAME)],
-                unit="percentunit",
-                about="Near 1 all tokens are the same vector: the model looks at nothing but their mean.",
-            ).max(1)
-        )
-        .with_panel(lines("Loss", [over_time(named("tsemon_run_loss"), NAME)]))
-        .with_panel(
-            lines(
-                "Steps per second",
-                [over_time(named("clamp_min(deriv(tsemon_run_process_step[5m]), 0)"), NAME)],
-                about="Where the process is, by its heartbeats: 0 is a run that is stuck.",
-            )
-        )
-        .with_panel(
-            lines(
-                "Alerts that fire, by family",
-                [over_time(f"sum by (family) ({ALERTS_BY_FAMILY})", "{{family}}")],
-                about="tse: token similarity. entropy, rank, norm, dead, diverge, data, loss, liveness.",
-            ).min(0)
-        )
+    return dashboard(
+        "tsemon-fleet",
+        "tsemon / fleet",
+        "All runs that are in /metrics: those that run, or ended a minute ago.",
+        panels(),
+        variables=[labels("project", "Project", "label_values(tsemon_run_info, project)")],
     )
+
+
+def panels() -> Iterator[Builder[Panel]]:
+    training = now('count(max by (run_id) (tsemon_run_info{project=~"$project"})) or vector(0)')
+    yield figure("Runs", training, about="Runs that train now.")
+    yield figure(
+        "Alerts that fire",
+        now(f"sum({named(ALERTS)}) or vector(0)"),
+        bad_from=1,
+        about="tsemon's own rules, which look at every frame.",
+    )
+    yield figure(
+        "Runs with NaN or Inf",
+        now(f"count({named('tsemon_run_nonfinite_values')} > 0) or vector(0)"),
+        bad_from=1,
+        about="Their newest frame has values that are not finite.",
+    )
+    yield figure(
+        "Silent runs",
+        now(f"count({named(SINCE_SEEN)} > {SILENT_S}) or vector(0)"),
+        bad_from=1,
+        about=f"Not heard of for {SILENT_S // 60} minutes, and nobody said that they ended.",
+    )
+    yield table_of_runs()
+    yield table_of_alerts()
+    yield lines(
+        "Token similarity, largest of the layers",
+        over_time(named("tsemon_layers_token_similarity_max"), NAME),
+        unit="percentunit",
+        about="Near 1 all tokens are the same vector: the model looks at nothing but their mean.",
+    ).max(1)
+    yield lines("Loss", over_time(named("tsemon_run_loss"), NAME))
+    yield lines(
+        "Steps per second",
+        over_time(named("clamp_min(deriv(tsemon_run_process_step[5m]), 0)"), NAME),
+        about="Where the process is, by its heartbeats: 0 is a run that is stuck.",
+    )
+    yield lines(
+        "Alerts that fire, by family",
+        over_time(f"sum by (family) ({ALERTS_BY_FAMILY})", "{{family}}"),
+        about="tse: token similarity. entropy, rank, norm, dead, diverge, data, loss, liveness.",
+    ).min(0)
 
 
 ALERTS = "sum by (run_id) (max by (run_id, rule, family, severity) (tsemon_alert_firing))"

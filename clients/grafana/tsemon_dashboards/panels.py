@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from grafana_foundation_sdk.builders import common, heatmap, stat, table, timeseries, trend
 from grafana_foundation_sdk.builders import dashboard as builders
@@ -34,11 +34,17 @@ TALL, LOW = 9, 4
 
 
 def dashboard(
-    uid: str, title: str, description: str, *, span: str = "now-6h", refresh: str = "30s"
+    uid: str,
+    title: str,
+    description: str,
+    panels: Iterable[Builder[models.Panel] | builders.Row],
+    *,
+    variables: Iterable[Builder[models.VariableModel]] = (),
+    span: str = "now-6h",
 ) -> builders.Dashboard:
-    """An empty dashboard with links to the others of tsemon."""
+    """A dashboard with links to the others of tsemon; a row is the heading of the panels after it."""
     others = builders.DashboardLink("tsemon").type(models.DashboardLinkType.DASHBOARDS).tags(["tsemon"])
-    return (
+    page = (
         builders.Dashboard(title)
         .uid(uid)
         .description(description)
@@ -47,33 +53,27 @@ def dashboard(
         .tooltip(models.DashboardCursorSync.CROSSHAIR)
         .time(span, "now")
         .timezone("browser")
-        .refresh(refresh)
+        .refresh("30s")
         .link(others.as_dropdown(True).include_vars(True).keep_time(True))
     )
+    for variable in variables:
+        page = page.with_variable(variable)
+    for panel in panels:
+        page = page.with_row(panel) if isinstance(panel, builders.Row) else page.with_panel(panel)
+    return page
 
 
 # Panels over time
 
 
-def lines(
-    title: str, queries: Sequence[Query], *, unit: str = "short", about: str = "", width: int = HALF
-) -> timeseries.Panel:
+def lines(title: str, *queries: Query, unit: str = "short", about: str = "", width: int = HALF) -> timeseries.Panel:
     """Lines over time."""
-    panel = (
-        timeseries.Panel().title(title).description(about).unit(unit).span(width).height(TALL).targets(list(queries))
-    )
+    panel = timeseries.Panel().title(title).description(about).unit(unit).span(width).height(TALL)
+    panel = panel.targets(list(queries))
     return panel.datasource(PROMETHEUS).fill_opacity(0).legend(_legend()).tooltip(_tooltip())
 
 
-def figure(
-    title: str,
-    query: Query,
-    *,
-    bad_from: float | None = None,
-    unit: str = "short",
-    about: str = "",
-    width: int = QUARTER,
-) -> stat.Panel:
+def figure(title: str, query: Query, *, bad_from: float | None = None, about: str = "") -> stat.Panel:
     """One number; red from `bad_from` on."""
     steps = [models.Threshold(value=None, color="green")]
     if bad_from is not None:
@@ -84,8 +84,8 @@ def figure(
         .description(about)
         .datasource(PROMETHEUS)
         .with_target(query)
-        .unit(unit)
-        .span(width)
+        .unit("short")
+        .span(QUARTER)
         .height(LOW)
         .graph_mode(BigValueGraphMode.NONE)
         .color_mode(BigValueColorMode.VALUE)
@@ -100,18 +100,17 @@ def rows(
     *,
     transformations: Transformations = (),
     about: str = "",
-    width: int = FULL,
     height: int = TALL,
 ) -> table.Panel:
     """A table."""
     panel = table.Panel().title(title).description(about).datasource(source).targets(list(queries))
-    return panel.transformations(list(transformations)).span(width).height(height).filterable(True)
+    return panel.transformations(list(transformations)).span(FULL).height(height).filterable(True)
 
 
-def answers(title: str, query: Built, *, about: str = "", height: int = TALL) -> table.Panel:
+def answers(title: str, query: Built, *, height: int = TALL) -> table.Panel:
     """A table of what the service answers, with columns in the order of the query: Infinity sorts them by name."""
     order = [column.text for column in query.query.columns]
-    return rows(title, [query], REST, transformations=[renamed({}, order=order)], about=about, height=height)
+    return rows(title, [query], REST, transformations=[renamed({}, order=order)], height=height)
 
 
 # Panels by step
@@ -119,8 +118,7 @@ def answers(title: str, query: Built, *, about: str = "", height: int = TALL) ->
 
 def curves(
     title: str,
-    queries: Sequence[Query],
-    *,
+    *queries: Query,
     x: str = "step",
     transformations: Transformations = (),
     source: DataSourceRef = REST,
@@ -148,9 +146,7 @@ def curves(
     )
 
 
-def cells(
-    title: str, query: Query, *, transformations: Transformations, about: str = "", width: int = FULL
-) -> heatmap.Panel:
+def cells(title: str, query: Query, *, transformations: Transformations, about: str = "") -> heatmap.Panel:
     """A heat map whose rows are the columns of the frame after the first, and whose x is the first, a step."""
     return (
         heatmap.Panel()
@@ -159,7 +155,7 @@ def cells(
         .datasource(REST)
         .with_target(query)
         .transformations(list(transformations))
-        .span(width)
+        .span(FULL)
         .height(TALL + 3)
         .calculate(False)
         .rows_frame(heatmap.RowsHeatmapOptions().layout(HeatmapCellLayout.UNKNOWN).value("value"))

@@ -121,18 +121,14 @@ ZOOM = {"from_step": "${from_step}", "to_step": "${to_step}"}
 """The steps that the dashboard is cut to; the service takes an empty text as none."""
 
 
-def series(
-    metric: str, run: str = "${run}", *, layer: str | None = None, points: int = 500, ref_id: str = "A"
-) -> Built:
+def series(metric: str, run: str = "${run}", *, layer: str | None = None) -> Built:
     """One metric by step: a row per bucket and run."""
-    params = (
-        {"run": run, "metric": metric} | ({} if layer is None else {"layer": layer}) | ZOOM | {"points": str(points)}
-    )
+    params = {"run": run, "metric": metric} | ({} if layer is None else {"layer": layer}) | ZOOM | {"points": "500"}
     columns = (number("step"), words("label"), number("min"), number("mean"), number("max"))
-    return rest("/rows/series", params, "rows", columns, ref_id)
+    return rest("/rows/series", params, "rows", columns)
 
 
-def heatmap(metric: str, columns: int, ref_id: str = "A") -> Built:
+def heatmap(metric: str, columns: int) -> Built:
     """One metric by step and layer: a row per cell."""
     params = {"run": "${run}", "metric": metric} | ZOOM | {"columns": str(columns)}
-    return rest("/rows/heatmap", params, "rows", (number("step"), number("layer"), number("value")), ref_id)
+    return rest("/rows/heatmap", params, "rows", (number("step"), number("layer"), number("value")))

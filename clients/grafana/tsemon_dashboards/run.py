@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from functools import partial
+
 from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.builders import table, trend
+from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models import dashboard as models
 
 from tsemon_dashboards.panels import (
-    HALF,
     THIRD,
     answers,
     by_step,
@@ -25,7 +28,6 @@ from tsemon_dashboards.panels import (
 from tsemon_dashboards.queries import (
     PROMETHEUS,
     REST,
-    Built,
     heatmap,
     moment,
     number,
@@ -38,135 +40,105 @@ from tsemon_dashboards.queries import (
 
 LAYERS = ["-1", "0", "1", "2", "3", "4", "5", "6", "7", "8", "10", "12", "16", "20", "24", "32", "47"]
 PROFILES = 6
+OF_RUN = '{run_id="$run"}'
 
 
 def run() -> builders.Dashboard:
-    page = (
-        dashboard(
-            "tsemon-run", "tsemon / run", "One run: its layers over steps, its loss, its alerts, what tsemon costs it."
-        )
-        .with_variable(choice("run", "Run", rest("/rows/runs", {"limit": "500"}, "rows", RUN_CHOICE)))
-        .with_variable(
-            choice(
-                "measure",
-                "Measure",
-                rest("/rows/metrics", {"run": "${run}", "kind": "layers"}, "rows", (words("metric"),)),
-                first="token_similarity",
-            )
-        )
-        .with_variable(listed("layer", "Layer", LAYERS, about="-1 is the last layer; any number may be typed."))
-        .with_variable(typed("from_step", "From step", "Cuts all charts by step; empty is the first step."))
-        .with_variable(typed("to_step", "To step", "Cuts all charts by step; empty is the last step."))
-        .annotation(alerts_as_annotations())
+    measures = rest("/rows/metrics", {"run": "${run}", "kind": "layers"}, "rows", (words("metric"),))
+    return dashboard(
+        "tsemon-run",
+        "tsemon / run",
+        "One run: its layers over steps, its loss, its alerts, what tsemon costs it.",
+        [
+            table_of_the_run(),
+            builders.Row("By step, from the service"),
+            *panels_by_step(),
+            builders.Row("Over time, from Prometheus"),
+            *panels_over_time(),
+            builders.Row("By step, from Prometheus alone: as exact as its scrapes"),
+            *panels_by_scraped_step(),
+        ],
+        variables=[
+            choice("run", "Run", rest("/rows/runs", {"limit": "500"}, "rows", RUN_CHOICE)),
+            choice("measure", "Measure", measures, first="token_similarity"),
+            listed("layer", "Layer", LAYERS, about="-1 is the last layer; any number may be typed."),
+            typed("from_step", "From step", "Cuts all charts by step; empty is the first step."),
+            typed("to_step", "To step", "Cuts all charts by step; empty is the last step."),
+        ],
+    ).annotation(alerts_as_annotations())
+
+
+def panels_by_step() -> Iterator[Builder[models.Panel]]:
+    yield cells(
+        "${measure}: layer x step",
+        heatmap("${measure}", columns=200),
+        transformations=matrix(row="step", column="layer", value="value"),
+        about="A column is a span of steps, a row a layer, the first below. Gray: no finite value.",
     )
-    page = page.with_panel(table_of_the_run())
-    page = (
-        page.with_row(builders.Row("By step, from the service"))
-        .with_panel(
-            cells(
-                "${measure}: layer x step",
-                heatmap("${measure}", columns=200),
-                transformations=matrix(row="step", column="layer", value="value"),
-                about="A column is a span of steps, a row a layer, the first below. Gray: no finite value.",
-            )
-        )
-        .with_panel(
-            curves(
-                "${measure}: profile over the layers",
-                [heatmap("${measure}", columns=PROFILES)],
-                x="layer",
-                transformations=matrix(row="layer", column="step", value="value"),
-                about=f"At most {PROFILES} spans of steps, from the first to the last: how the profile came to be.",
-            )
-        )
-        .with_panel(spread("${measure} of layer ${layer}", series("${measure}", layer="${layer}")))
-        .with_panel(spread("Loss", series("loss")))
-        .with_panel(spread("Norm of the gradient", series("total_grad_norm")))
-        .with_panel(spread("Norm of the parameters", series("total_param_norm"), width=THIRD))
-        .with_panel(spread("Learning rate", series("learning_rate"), width=THIRD))
-        .with_panel(
-            spread(
-                "What tsemon costs",
-                series("overhead_ratio"),
-                unit="percentunit",
-                about="tsemon's own time as a share of the training's.",
-                width=THIRD,
-            )
-        )
-        .with_panel(table_of_alerts())
+    yield curves(
+        "${measure}: profile over the layers",
+        heatmap("${measure}", columns=PROFILES),
+        x="layer",
+        transformations=matrix(row="layer", column="step", value="value"),
+        about=f"At most {PROFILES} spans of steps, from the first to the last: how the profile came to be.",
     )
-    of_run = '{run_id="$run"}'
-    return (
-        page.with_row(builders.Row("Over time, from Prometheus"))
-        .with_panel(lines("Loss", [over_time(f"max by (run_id) (tsemon_run_loss{of_run})", "loss")], about=MARKS))
-        .with_panel(
-            lines(
-                "Token similarity of each layer",
-                [over_time(f"max by (layer) (tsemon_layer_token_similarity{of_run})", "{{layer}}")],
-                unit="percentunit",
-                about=MARKS,
-            )
-        )
-        .with_panel(
-            lines(
-                "Steps per second",
-                [over_time(f"max by (run_id) (clamp_min(deriv(tsemon_run_process_step{of_run}[5m]), 0))", "steps")],
-                width=THIRD,
-            )
-        )
-        .with_panel(
-            lines(
-                "Alerts that fire",
-                [over_time(f"max by (rule, severity) (tsemon_alert_firing{of_run})", "{{rule}} ({{severity}})")],
-                width=THIRD,
-            )
-        )
-        .with_panel(
-            lines(
-                "What tsemon costs",
-                [over_time(f"max by (run_id) (tsemon_run_overhead_ratio{of_run})", "share of the time")],
-                unit="percentunit",
-                width=THIRD,
-            )
-        )
-        .with_row(builders.Row("By step, from Prometheus alone: as exact as its scrapes"))
-        .with_panel(
-            curves(
-                "Loss",
-                [
-                    over_time_as_table(f"max by (run_id) (tsemon_run_step{of_run})", "A"),
-                    over_time_as_table(f"max by (run_id) (tsemon_run_loss{of_run})", "B"),
-                ],
-                source=PROMETHEUS,
-                transformations=by_step({"Value #A": "step", "Value #B": "loss"}),
-            )
-        )
-        .with_panel(
-            curves(
-                "Token similarity: largest, mean, last layer",
-                [
-                    over_time_as_table(f"max by (run_id) (tsemon_run_step{of_run})", "A"),
-                    over_time_as_table(f"max by (run_id) (tsemon_layers_token_similarity_max{of_run})", "B"),
-                    over_time_as_table(f"max by (run_id) (tsemon_layers_token_similarity_mean{of_run})", "C"),
-                    over_time_as_table(f"max by (run_id) (tsemon_layers_token_similarity_last{of_run})", "D"),
-                ],
-                source=PROMETHEUS,
-                unit="percentunit",
-                transformations=by_step(
-                    {"Value #A": "step", "Value #B": "largest", "Value #C": "mean", "Value #D": "last layer"}
-                ),
-            )
-        )
+    # Least, mean and largest of each bucket of steps.
+    spread = partial(curves, transformations=[renamed({}, without=["label"])])
+    yield spread("${measure} of layer ${layer}", series("${measure}", layer="${layer}"))
+    yield spread("Loss", series("loss"))
+    yield spread("Norm of the gradient", series("total_grad_norm"))
+    yield spread("Norm of the parameters", series("total_param_norm"), width=THIRD)
+    yield spread("Learning rate", series("learning_rate"), width=THIRD)
+    yield spread(
+        "What tsemon costs",
+        series("overhead_ratio"),
+        unit="percentunit",
+        about="tsemon's own time as a share of the training's.",
+        width=THIRD,
+    )
+    yield table_of_alerts()
+
+
+def panels_over_time() -> Iterator[Builder[models.Panel]]:
+    yield lines("Loss", over_time(f"max by (run_id) (tsemon_run_loss{OF_RUN})", "loss"), about=MARKS)
+    yield lines(
+        "Token similarity of each layer",
+        over_time(f"max by (layer) (tsemon_layer_token_similarity{OF_RUN})", "{{layer}}"),
+        unit="percentunit",
+        about=MARKS,
+    )
+    speed = f"max by (run_id) (clamp_min(deriv(tsemon_run_process_step{OF_RUN}[5m]), 0))"
+    yield lines("Steps per second", over_time(speed, "steps"), width=THIRD)
+    firing = over_time(f"max by (rule, severity) (tsemon_alert_firing{OF_RUN})", "{{rule}} ({{severity}})")
+    yield lines("Alerts that fire", firing, width=THIRD)
+    cost = over_time(f"max by (run_id) (tsemon_run_overhead_ratio{OF_RUN})", "share of the time")
+    yield lines("What tsemon costs", cost, unit="percentunit", width=THIRD)
+
+
+def panels_by_scraped_step() -> Iterator[Builder[models.Panel]]:
+    yield scraped("Loss", {"loss": "tsemon_run_loss"})
+    similarity = {
+        "largest": "tsemon_layers_token_similarity_max",
+        "mean": "tsemon_layers_token_similarity_mean",
+        "last layer": "tsemon_layers_token_similarity_last",
+    }
+    yield scraped("Token similarity: largest, mean, last layer", similarity, unit="percentunit")
+
+
+def scraped(title: str, metrics: Mapping[str, str], *, unit: str = "short") -> trend.Panel:
+    """Metrics of Prometheus, by the names of their lines, over the step of the run."""
+    columns = dict(zip("ABCD", {"step": "tsemon_run_step", **metrics}.items(), strict=False))
+    return curves(
+        title,
+        *(over_time_as_table(f"max by (run_id) ({metric}{OF_RUN})", letter) for letter, (_, metric) in columns.items()),
+        source=PROMETHEUS,
+        unit=unit,
+        transformations=by_step({f"Value #{letter}": name for letter, (name, _) in columns.items()}),
     )
 
 
 RUN_CHOICE = (words("label", "__text"), words("run_id", "__value"))
 MARKS = "Marks are the alerts of tsemon's own rules, from opened to over."
-
-
-def spread(title: str, query: Built, *, unit: str = "short", about: str = "", width: int = HALF) -> trend.Panel:
-    """Least, mean and largest of each bucket of steps."""
-    return curves(title, [query], transformations=[renamed({}, without=["label"])], unit=unit, about=about, width=width)
 
 
 def table_of_the_run() -> table.Panel:

@@ -244,16 +244,8 @@ def _print_list(shown: Sequence[Alert]) -> None:
     if terminal() is not None:
         print_alerts(shown)
         return
-    columns = [
-        Column("id", right=True),
-        Column("state"),
-        Column("severity"),
-        Column("rule"),
-        Column("run"),
-        Column("step", right=True),
-        Column("changed"),
-        Column("summary"),
-    ]
+    names = ("id", "state", "severity", "rule", "run", "step", "changed", "summary")
+    columns = [Column(name, right=name in ("id", "step")) for name in names]
     print_table(columns, [_cells(alert) for alert in shown])
 
 

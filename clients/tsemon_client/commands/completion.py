@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import typer
@@ -20,24 +20,36 @@ MAX_OFFERED = 50
 HARMLESS = re.compile(r"[\w.][\w./+@,%:-]*")
 
 
-def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
-    try:
-        with _client(ctx) as client:
-            runs = list(client.runs(q=incomplete.rpartition("/")[2] or None, limit=MAX_OFFERED))
-    except Exception:  # a half-typed command line is no place for errors
-        return []
+Complete = Callable[[typer.Context, str], list[str]]
+
+
+def _asking(names: Callable[[Client, str], Iterable[str]]) -> Complete:
+    """Offer what `names` finds for the incomplete word. A half-typed command line is no place for errors."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        try:
+            with _client(ctx) as client:
+                return _offered(names(client, incomplete), incomplete)
+        except Exception:
+            return []
+
+    return complete
+
+
+def _runs(client: Client, incomplete: str) -> Iterable[str]:
+    runs = list(client.runs(q=incomplete.rpartition("/")[2] or None, limit=MAX_OFFERED))
+    with_project = [f"{run.project}/{run.run}" for run in runs]
     names = [run.run for run in runs]
-    return _offered(
-        [f"{run.project}/{run.run}" if names.count(run.run) > 1 else run.run for run in runs], incomplete
-    ) or (_offered([f"{run.project}/{run.run}" for run in runs], incomplete))
+    short = [name if names.count(name) == 1 else long for name, long in zip(names, with_project, strict=True)]
+    return short if _offered(short, incomplete) else with_project
 
 
-def complete_project(ctx: typer.Context, incomplete: str) -> list[str]:
-    try:
-        with _client(ctx) as client:
-            return _offered({run.project for run in client.runs(q=incomplete or None, limit=MAX_OFFERED)}, incomplete)
-    except Exception:
-        return []
+complete_run = _asking(_runs)
+complete_project = _asking(
+    lambda client, incomplete: (run.project for run in client.runs(q=incomplete or None, limit=MAX_OFFERED))
+)
+complete_rule = _asking(lambda client, _: (rule.name for rule in client.rules()))
+complete_tag = _asking(lambda client, _: (tag.tag for tag in client.tags()))
 
 
 def complete_metric(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -54,22 +66,6 @@ def complete_metric(ctx: typer.Context, incomplete: str) -> list[str]:
         return _offered([*recorded.scalars, *recorded.layers, *recorded.heads], incomplete)
     except Exception:
         return _offered([metric.name for metric in CATALOGUE], incomplete)
-
-
-def complete_rule(ctx: typer.Context, incomplete: str) -> list[str]:
-    try:
-        with _client(ctx) as client:
-            return _offered([rule.name for rule in client.rules()], incomplete)
-    except Exception:
-        return []
-
-
-def complete_tag(ctx: typer.Context, incomplete: str) -> list[str]:
-    try:
-        with _client(ctx) as client:
-            return _offered([tag.tag for tag in client.tags()], incomplete)
-    except Exception:
-        return []
 
 
 def _client(ctx: typer.Context) -> Client:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -74,31 +74,17 @@ def series(
             _list_metrics(found, as_json, as_csv)
             return
         _check_is_recorded(metric, found)
+        within: dict[str, Any] = {"from_step": from_step, "to_step": to_step, "attempt": attempt}
         if layer is None and metric in found.metrics.layers and metric not in found.metrics.scalars:
             if head is not None:
                 raise InvalidArgument("expected --layer with --head: heads are counted within a layer")
-            heat = client.heatmap(
-                found.run_id,
-                metric,
-                from_step=from_step,
-                to_step=to_step,
-                attempt=attempt,
-                columns=200 if points is None else min(points, 2000),
-            )
+            columns = COLUMNS if points is None else min(points, 2000)
+            heat = client.heatmap(found.run_id, metric, **within, columns=columns)
             _show_layers(heat, found, is_table, as_json, as_csv)
             return
         width = (console.width if console else 80) - AXIS_WIDTH
         wanted = points or (1000 if is_table or as_json or as_csv else 2 * width)
-        asked = client.series(
-            found.run_id,
-            metric,
-            layer=layer,
-            head=head,
-            from_step=from_step,
-            to_step=to_step,
-            attempt=attempt,
-            points=wanted,
-        )
+        asked = client.series(found.run_id, metric, layer=layer, head=head, **within, points=wanted)
     if as_json:
         print_json(asked.model_dump(mode="json"))
     elif as_csv:

@@ -11,18 +11,13 @@ import typer
 
 from tsemon.errors import InvalidArgument
 from tsemon.terminal import Cell, Column, examples, moment, print_json, print_table, say
+from tsemon_server.options import AnyDatabase, AsJson, url_of
 
 if TYPE_CHECKING:
-    from tsemon_server.store import Store, StoredToken
+    from tsemon_server.store import Store
+    from tsemon_server.store.ledger.tokens import StoredToken
 
 app = typer.Typer(help="Make, show and revoke the tokens that let programs and people in.", no_args_is_help=True)
-
-AnyDatabase = Annotated[
-    str | None, typer.Option("--database", help="Database URL (TSEMON_DATABASE, default sqlite:///tsemon.db).")
-]
-
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
 @app.command(
@@ -136,10 +131,9 @@ def revoke(
 
 
 def _open(database: str | None) -> Store:
-    from tsemon_server.settings import settings_from_environment
     from tsemon_server.store import Store
 
-    return Store(database or settings_from_environment().database)
+    return Store(url_of(database or None))
 
 
 def _scopes(given: list[str]) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ from starlette.concurrency import run_in_threadpool
 from tsemon.errors import Forbidden, StoreError, Unauthorized, UnknownAlert, UnknownRun
 from tsemon_server.access.needs import UNKNOWN, Need
 from tsemon_server.access.tokens import is_secret_of, parts_of
-from tsemon_server.store import Store, StoredToken
+from tsemon_server.store import Store
+from tsemon_server.store.ledger.tokens import StoredToken
 
 log = logging.getLogger(__name__)
 

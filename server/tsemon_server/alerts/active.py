@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tsemon.errors import InvalidDocument, InvalidRules
-from tsemon_server.rules import Evaluator, Rule, load
-from tsemon_server.store import Rules, RuleVersion
+from tsemon_answers.rules import RuleVersion
+from tsemon_server.rules.documents import load
+from tsemon_server.rules.evaluator import Evaluator
+from tsemon_server.rules.rule import Rule
+from tsemon_server.store.ledger.rules import Rules
 
 log = logging.getLogger(__name__)
 

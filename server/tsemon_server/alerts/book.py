@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tsemon_server.rules import Event, Rule
-from tsemon_server.store import AlertChanges, TakenBack
+from tsemon_server.rules.evaluator import Event
+from tsemon_server.rules.rule import Rule
+from tsemon_server.store.ledger.alerts import AlertChanges, TakenBack
 
 
 class AlertBook:
@@ -87,10 +88,4 @@ class AlertBook:
 
 
 def _seen(event: Event) -> dict[str, Any]:
-    return {
-        "pending_step": event.pending_step,
-        "firing_step": event.firing_step,
-        "summary": event.summary,
-        "evidence": event.evidence,
-        "advice": event.advice,
-    }
+    return {name: getattr(event, name) for name in ("pending_step", "firing_step", "summary", "evidence", "advice")}

@@ -21,8 +21,13 @@ from typing import Any
 from tsemon_server.alerts.active import ActiveRules
 from tsemon_server.alerts.book import AlertBook
 from tsemon_server.alerts.pulse import Pulse
-from tsemon_server.rules import Evaluator, Event, State, UnreadableState, View
-from tsemon_server.store import Reader, RunningRun, Store, Watched, Writer
+from tsemon_server.rules.evaluator import Evaluator, Event
+from tsemon_server.rules.program import View
+from tsemon_server.rules.state import State, UnreadableState
+from tsemon_server.store import Store
+from tsemon_server.store.ledger.liveness import RunningRun, Watched
+from tsemon_server.store.reading import Reader
+from tsemon_server.store.writing import Writer
 
 LOOK_EVERY_S = 15.0
 """Between two looks."""
@@ -95,7 +100,6 @@ class Liveness:
         active: ActiveRules,
         *,
         listen_s: float = LISTEN_S,
-        max_gap_s: float = MAX_GAP_S,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -103,7 +107,7 @@ class Liveness:
         self._active = active
         self._evaluator = Evaluator((), on="clock")
         self._versions: Mapping[str, int] = {}
-        self._listen_s, self._max_gap_s = listen_s, max_gap_s
+        self._listen_s = listen_s
         self._clock, self._monotonic = clock, monotonic
         self._runs: dict[str, _Run] = {}
         self._began_at = self._looked_at = -math.inf
@@ -120,7 +124,7 @@ class Liveness:
                 self._looked_at = -math.inf
 
     def _look(self, now: float, is_stopped: Callable[[], bool]) -> bool:
-        if now - self._looked_at > self._max_gap_s:
+        if now - self._looked_at > MAX_GAP_S:
             self._began_at = now
             self._runs.clear()
         with self._store.read() as reader:

@@ -7,11 +7,14 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from tsemon.errors import InvalidArgument, InvalidDocument, InvalidRules, UnknownRule
-from tsemon_answers.rules import ExplainedRule, RuleHistory, Rules
-from tsemon_server.rules import Rule, load
-from tsemon_server.rules.explaining import explain
-from tsemon_server.store import Definition, RuleChanges, RuleVersion, Store, Writer
-from tsemon_server.store import Rules as KnownRules
+from tsemon_answers.rules import ExplainedRule, RuleHistory, Rules, RuleVersion
+from tsemon_server.alerts.explaining import explain
+from tsemon_server.rules.documents import load
+from tsemon_server.rules.rule import Rule
+from tsemon_server.store import Store
+from tsemon_server.store.ledger.rules import Definition, RuleChanges
+from tsemon_server.store.ledger.rules import Rules as KnownRules
+from tsemon_server.store.writing import Writer
 
 
 class Rulebook:
@@ -91,7 +94,7 @@ class Rulebook:
                 continue
             with suppress(InvalidDocument, InvalidRules):
                 (rule,) = load(json.dumps({"rules": [version.definition]}), version.name)
-                known[version.digest] = ExplainedRule.model_validate(explain(rule), from_attributes=True)
+                known[version.digest] = explain(rule)
         return {version.name: known[version.digest] for version in versions if version.digest in known}
 
 

@@ -9,10 +9,11 @@ from tsemon_answers.alerts import Alert
 from tsemon_answers.rules import RuleStanding, RuleStandings
 from tsemon_answers.runs import Recorded
 from tsemon_server.alerts.active import InForce
-from tsemon_server.rules import Evaluator, Rule, RuleStatus, State, UnreadableState
+from tsemon_server.rules.evaluator import Evaluator, RuleStatus
 from tsemon_server.rules.program import Program
-from tsemon_server.rules.rule import compile_rule
-from tsemon_server.store import Reader
+from tsemon_server.rules.rule import Rule, compile_rule
+from tsemon_server.rules.state import State, UnreadableState
+from tsemon_server.store.reading import Reader
 
 
 def standings(reader: Reader, in_force: InForce, run_id: str) -> RuleStandings:

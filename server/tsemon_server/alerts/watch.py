@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from tsemon.wire import Frame
 from tsemon_server.alerts.active import ActiveRules, InForce
 from tsemon_server.alerts.book import AlertBook
-from tsemon_server.rules import Evaluator, State, UnreadableState
+from tsemon_server.rules.evaluator import Evaluator
+from tsemon_server.rules.state import State, UnreadableState
 from tsemon_server.rules.views import views_of
-from tsemon_server.store import Writer
+from tsemon_server.store.writing import Writer
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,9 @@ from tsemon.catalogue import CATALOGUE
 from tsemon_server.exposition.text import Family, FamilyKind, as_spelled, labels_of, number, sanitised
 from tsemon_server.filling import filled
 from tsemon_server.settings import MetricsSettings
-from tsemon_server.store import FiringAlert, LiveRun, Values
+from tsemon_server.store.ledger.alerts import FiringAlert
+from tsemon_server.store.live import LiveRun
+from tsemon_server.store.series.packing import Values
 
 Floats = NDArray[np.floating[Any]]
 

@@ -12,10 +12,10 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from typing import Any
 
+from tsemon_answers.alerts import Alert
 from tsemon_server.notify.configuration import Alertmanager, Discord, Email, Receiver, Slack, Webhook
 from tsemon_server.notify.messages import LEVELS, Message, Notice, evidence_of
 from tsemon_server.notify.sending import Post, mail, post
-from tsemon_server.store import Alert
 
 COLOURS = {"info": 0x3B82F6, "warning": 0xF59E0B, "critical": 0xDC2626}
 RESOLVED = 0x16A34A

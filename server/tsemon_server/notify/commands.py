@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tsemon.terminal import examples, print_json, say
+from tsemon_server.options import AnyDatabase, url_of
 
 if TYPE_CHECKING:
+    from tsemon_answers.alerts import Notification
     from tsemon_server.notify.messages import Message
-    from tsemon_server.store import Notification
 
 app = typer.Typer(help="Tell people and programs of alerts.", no_args_is_help=True)
 
@@ -68,15 +69,12 @@ def show_log(
     receiver: Annotated[str | None, typer.Option(help="Only of this receiver.")] = None,
     limit: Annotated[int, typer.Option(help="The last so many.", min=1, max=1000)] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print all that is known as JSON.")] = False,
-    database: Annotated[
-        str | None, typer.Option("--database", help="Database URL (TSEMON_DATABASE, default sqlite:///tsemon.db).")
-    ] = None,
+    database: AnyDatabase = None,
 ) -> None:
     """Show what was sent to whom, the newest last."""
-    from tsemon_server.settings import settings_from_environment
     from tsemon_server.store import Store
 
-    store = Store(settings_from_environment().database if database is None else database, migrate=False)
+    store = Store(url_of(database), migrate=False)
     try:
         log = [*reversed(store.notices.log(receiver=receiver, limit=limit))]
     finally:
@@ -99,8 +97,8 @@ def _line_of(found: Notification) -> str:
 def _test_message(base_url: str | None) -> Message:
     from datetime import UTC, datetime
 
+    from tsemon_answers.alerts import Alert
     from tsemon_server.notify.messages import Message, Notice
-    from tsemon_server.store import Alert
 
     now = datetime.now(UTC)
     alert = Alert(

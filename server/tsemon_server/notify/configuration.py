@@ -15,8 +15,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic import ValidationInfo as Info
 
 from tsemon.errors import InvalidArgument, InvalidDocument
+from tsemon_answers.alerts import Alert
 from tsemon_server.durations import seconds_of
-from tsemon_server.store import Alert, Plan
+from tsemon_server.store.ledger.notices import Plan
 from tsemon_server.yaml_lines import LineOf, parse, written
 
 SEVERITIES = ("info", "warning", "critical")

@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
+from tsemon_answers.alerts import Alert, NoticeKind
 from tsemon_server.notify.configuration import SEVERITIES
-from tsemon_server.store import Alert, NoticeKind
 
 MAX_SHOWN = 10
 """So many alerts a message names one by one, the worst first; of the others it says how many there are."""

@@ -25,7 +25,8 @@ from tsemon_server.notify.channels import send
 from tsemon_server.notify.configuration import Alertmanager, Configuration, Receiver
 from tsemon_server.notify.messages import Message, Notice
 from tsemon_server.notify.sending import TIMEOUT_S, NotDelivered
-from tsemon_server.store import Due, Store, is_firing, is_muted
+from tsemon_server.store import Store
+from tsemon_server.store.ledger.notices import Due, is_firing, is_muted
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from tsemon_server.parts import Parts
 from tsemon_server.routes.openapi import takes
 from tsemon_server.routes.reading import read_raw
 from tsemon_server.routes.signature import RunId, TheParts, TheStore, api_router, as_json
-from tsemon_server.services import ingest
-from tsemon_server.services.ingest import FramesBody, Heartbeat
+from tsemon_server.services.ingest import service
+from tsemon_server.services.ingest.schemas import FramesBody, Heartbeat, read_frames
 
 SMALL_BYTES = 2**16
 """Bodies up to this are read at once: in a millisecond, for which other requests wait."""
@@ -40,7 +40,7 @@ async def send_frames(run_id: RunId, request: Request, parts: TheParts) -> Respo
         visit_of(request).num_frames = len(batch.frames)
         with meters.committing():
             observe = parts.watch.observe
-            kept = store.write_soon(run_id, lambda writer: ingest.keep(writer, batch, observe), len(batch.frames))
+            kept = store.write_soon(run_id, lambda writer: service.keep(writer, batch, observe), len(batch.frames))
             receipt: Receipt = await asyncio.wrap_future(kept)
     except TsemonError:
         meters.count_refused()
@@ -49,16 +49,16 @@ async def send_frames(run_id: RunId, request: Request, parts: TheParts) -> Respo
     return as_json(receipt)
 
 
-async def _batch(parts: Parts, run_id: str, raw: bytearray) -> ingest.Batch:
+async def _batch(parts: Parts, run_id: str, raw: bytearray) -> service.Batch:
     """On the event loop where it takes less than another thread would."""
     if len(raw) > SMALL_BYTES:
         async with parts.large_bodies:
-            return await run_in_threadpool(ingest.read, parts.store, run_id, raw)
-    body = ingest.read_frames(raw)
+            return await run_in_threadpool(service.read, parts.store, run_id, raw)
+    body = read_frames(raw)
     num_blocks = parts.store.known_num_blocks(run_id, body.attempt)
     if num_blocks is None:
         num_blocks = await run_in_threadpool(parts.store.num_blocks, run_id, body.attempt)
-    return ingest.batch_of(run_id, body, num_blocks)
+    return service.batch_of(run_id, body, num_blocks)
 
 
 @router.post("/runs/{run_id}/heartbeat")
@@ -69,6 +69,6 @@ async def send_heartbeat(run_id: RunId, request: Request, store: TheStore) -> Pu
     raw = await read_raw(request)
     body = read_body(Heartbeat, raw)
     # Not on a thread of its own: where the database is locked, those that wait would soon have all of them.
-    heard = store.write_soon(run_id, lambda writer: ingest.heard_of(writer, run_id, body))
+    heard = store.write_soon(run_id, lambda writer: service.heard_of(writer, run_id, body))
     pulse: Pulse = await asyncio.wrap_future(heard)
     return pulse

@@ -16,7 +16,7 @@ from tsemon_server.alerts.standing import standings
 from tsemon_server.routes.openapi import takes
 from tsemon_server.routes.reading import read_raw
 from tsemon_server.routes.signature import RuleName, RunId, TheActiveRules, TheRulebook, TheStore, api_router
-from tsemon_server.rules import MAX_CHARACTERS
+from tsemon_server.rules.documents import MAX_CHARACTERS
 from tsemon_server.services import trials
 
 MAX_RULES_BYTES = 4 * MAX_CHARACTERS

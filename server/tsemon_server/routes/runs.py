@@ -25,10 +25,10 @@ from tsemon_server.bodies import read_body
 from tsemon_server.routes.openapi import takes
 from tsemon_server.routes.reading import read_raw
 from tsemon_server.routes.signature import Asked, RunId, TheLines, TheStore, api_router, as_json
-from tsemon_server.services import ingest
-from tsemon_server.services.ingest import Registration, RunChange
+from tsemon_server.services.ingest import service as ingest
+from tsemon_server.services.ingest.schemas import Registration, RunChange
 from tsemon_server.services.queries import glances, service
-from tsemon_server.store import Writer
+from tsemon_server.store.writing import Writer
 
 router = api_router("readers")
 writers = api_router("writers")

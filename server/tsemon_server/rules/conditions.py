@@ -92,9 +92,8 @@ def held_against(value: Term, bounds: Sequence[Bound], program: Program) -> Term
             if limit != limit:
                 return None
             holds = holds and test(x, limit)
-        return (
-            None if x != x else bool(holds)
-        )  # of NumPy's numbers it is no bool, and answers are told apart by identity
+        # Of NumPy's numbers `holds` is no bool, and answers are told apart by identity.
+        return None if x != x else bool(holds)
 
     def layers(view: View, slots: Slots) -> Array:
         x = slots[source]

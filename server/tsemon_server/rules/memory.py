@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 Cell = list[float]
 
@@ -164,12 +165,6 @@ class Recent(Memory):
         cell += (float(step), value)
         del cell[: -2 * self.num_samples]
         return value
-
-
-def median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def mean(values: Sequence[float]) -> float:

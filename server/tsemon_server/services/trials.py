@@ -14,11 +14,12 @@ from tsemon_answers.rules import Tried, TriedAlert
 from tsemon_answers.runs import Run
 from tsemon_server.alerts import ActiveRules
 from tsemon_server.bodies import WHOLE, Body, read_body
-from tsemon_server.rules import MAX_CHARACTERS, Evaluator, load
+from tsemon_server.rules.documents import MAX_CHARACTERS, load
+from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.rules.views import views_of
-from tsemon_server.services.ingest import FrameBody, to_frame
-from tsemon_server.services.ingest.schemas import BlockIndex
-from tsemon_server.services.replay import Attempt, Recording, replay
+from tsemon_server.services.ingest.schemas import BlockIndex, FrameBody, to_frame
+from tsemon_server.services.replay.recording import Attempt, Recording
+from tsemon_server.services.replay.replaying import replay
 from tsemon_server.services.replay.stored import StoredRun
 from tsemon_server.store import Store
 

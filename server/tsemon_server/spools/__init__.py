@@ -14,7 +14,7 @@ from tsemon.errors import SpoolError
 from tsemon.wire import API
 from tsemon_answers.runs import ShownSpools
 from tsemon_server.errors import problem_response
-from tsemon_server.services.ingest import Observe
+from tsemon_server.services.ingest.service import Observe
 from tsemon_server.spools.following import Follower
 from tsemon_server.spools.scratch import Scratch
 

@@ -17,7 +17,8 @@ from tsemon.transport import SpoolReader
 from tsemon.wire import RunState, frames_to_body
 from tsemon_answers.runs import ShownSpool, ShownSpools
 from tsemon_server.bodies import read_body
-from tsemon_server.services.ingest import Observe, schemas, service
+from tsemon_server.services.ingest import schemas, service
+from tsemon_server.services.ingest.service import Observe
 from tsemon_server.store import Store
 
 log = logging.getLogger(__name__)

@@ -11,95 +11,23 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from tsemon_answers.alerts import Alert, DeliveryStatus, NoticeKind, Notification, Silence
-from tsemon_answers.record import LARGEST, Record
-from tsemon_answers.rules import RuleVersion
-from tsemon_answers.runs import Condition, Recorded, Run, RunDetail, RunFilter, RunOrder
-from tsemon_server.store.backups import backup, restore
 from tsemon_server.store.checking import check
-from tsemon_server.store.engine import Database, Unit, without_password
-from tsemon_server.store.frames import Added, Frames
+from tsemon_server.store.engine import Database, Unit
 from tsemon_server.store.group_commit import GroupCommit
-from tsemon_server.store.ledger.alerts import AlertChanges, FiringAlert, TakenBack
 from tsemon_server.store.ledger.attempts import standings
 from tsemon_server.store.ledger.leases import SETTLING, drop_lease, hold_lease, note_done
-from tsemon_server.store.ledger.listing import Place
-from tsemon_server.store.ledger.liveness import RunningRun, Watched
-from tsemon_server.store.ledger.notices import Due, Notices, Plan, is_firing, is_muted
+from tsemon_server.store.ledger.notices import Notices
 from tsemon_server.store.ledger.retention import Retention, RetentionChanges, Retentions
-from tsemon_server.store.ledger.rules import Definition, RuleChanges, RuleCheckpoint, Rules, RuleState
-from tsemon_server.store.ledger.runs import FramesSeen, Limits
-from tsemon_server.store.ledger.tokens import StoredToken
+from tsemon_server.store.ledger.runs import Limits
 from tsemon_server.store.ledger.tokens import Tokens as _Tokens
 from tsemon_server.store.ledger.tombstones import forgotten_runs, remove_tombstone
-from tsemon_server.store.live import LiveRun
 from tsemon_server.store.reading import Reader
 from tsemon_server.store.series import Left, Series
-from tsemon_server.store.series.cells import Cells, merged
 from tsemon_server.store.series.checks import Checked, Finding
-from tsemon_server.store.series.exporting import Export, Piece
-from tsemon_server.store.series.frames import PastFrame
-from tsemon_server.store.series.metric import Points, shift_of
-from tsemon_server.store.series.packing import Kind, Values
 from tsemon_server.store.series.settling import Sizes
 from tsemon_server.store.series.sql import SqlSeries
 from tsemon_server.store.streams import Standing
 from tsemon_server.store.writing import Writer
-
-__all__ = [
-    "LARGEST",
-    "Added",
-    "Alert",
-    "AlertChanges",
-    "Cells",
-    "Condition",
-    "Definition",
-    "DeliveryStatus",
-    "Due",
-    "Export",
-    "Finding",
-    "FiringAlert",
-    "Frames",
-    "FramesSeen",
-    "Kind",
-    "LiveRun",
-    "NoticeKind",
-    "Notification",
-    "PastFrame",
-    "Piece",
-    "Place",
-    "Plan",
-    "Points",
-    "Reader",
-    "Record",
-    "Recorded",
-    "Retention",
-    "RuleChanges",
-    "RuleCheckpoint",
-    "RuleState",
-    "RuleVersion",
-    "Rules",
-    "Run",
-    "RunDetail",
-    "RunFilter",
-    "RunOrder",
-    "RunningRun",
-    "Silence",
-    "Sizes",
-    "Store",
-    "StoredToken",
-    "TakenBack",
-    "Values",
-    "Watched",
-    "Writer",
-    "backup",
-    "is_firing",
-    "is_muted",
-    "merged",
-    "restore",
-    "shift_of",
-    "without_password",
-]
 
 log = logging.getLogger(__name__)
 

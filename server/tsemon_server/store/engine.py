@@ -94,11 +94,11 @@ class Database:
             with connected(url, must_exist=True) as connection:
                 _refuse_other_version(connection)
         self.engine = _create_engine(url)
-        if self.engine.dialect.name == "sqlite" and migrate:
+        is_sqlite = self.engine.dialect.name == "sqlite"
+        if is_sqlite and migrate:
             _hide_from_others(self.engine.url.database)
         self._writing_engine = self.engine.execution_options(writes=True)
         self.where = without_password(self.engine.url)
-        is_sqlite = self.engine.dialect.name == "sqlite"
         self.num_writers = 1 if is_sqlite else 2
         """So many threads that write are of use."""
         self._turn: AbstractContextManager[Any] = _Turn(_timeout_s(self.engine.url)) if is_sqlite else nullcontext()
@@ -333,6 +333,15 @@ def _insert_missing(connection: Connection, table: Table) -> postgresql.Insert |
     return insert(table).on_conflict_do_nothing()
 
 
+def _spelled(function: type[FunctionElement[Any]], **sql: str) -> None:
+    """Tell how each engine spells the function, with its arguments as {0}, {1}."""
+    for engine, template in sql.items():
+
+        @compiles(function, engine)
+        def _in_sql(element: FunctionElement[Any], compiler: Any, template: str = template, **options: Any) -> str:
+            return template.format(*(compiler.process(clause, **options) for clause in element.clauses))
+
+
 class num_items(FunctionElement[int]):
     """How many items a list has that is kept as JSON, without reading it into this process."""
 
@@ -340,14 +349,7 @@ class num_items(FunctionElement[int]):
     inherit_cache = True
 
 
-@compiles(num_items, "sqlite")
-def _as_array_length(element: num_items, compiler: Any, **options: Any) -> str:
-    return f"json_array_length({compiler.process(element.clauses, **options)})"
-
-
-@compiles(num_items, "postgresql")
-def _as_array_length_of_json(element: num_items, compiler: Any, **options: Any) -> str:
-    return f"json_array_length(({compiler.process(element.clauses, **options)})::json)"
+_spelled(num_items, sqlite="json_array_length({0})", postgresql="json_array_length(({0})::json)")
 
 
 class fits_pattern(FunctionElement[bool]):
@@ -378,15 +380,8 @@ class contains_text(FunctionElement[bool]):
     inherit_cache = True
 
 
-@compiles(contains_text, "sqlite")
-def _as_our_own(element: contains_text, compiler: Any, **options: Any) -> str:
-    return f"tsemon_contains({compiler.process(element.clauses, **options)})"  # its own LIKE knows the letters of ASCII
-
-
-@compiles(contains_text, "postgresql")
-def _as_position(element: contains_text, compiler: Any, **options: Any) -> str:
-    text, part = element.clauses
-    return str(compiler.process(func.strpos(func.lower(text), part) > 0, **options))
+# SQLite's own LIKE knows the letters of ASCII.
+_spelled(contains_text, sqlite="tsemon_contains({0}, {1})", postgresql="(strpos(lower({0}), {1}) > 0)")
 
 
 def _contains(text: str, part: str) -> bool:
@@ -399,14 +394,7 @@ class items_of(FunctionElement[Any]):
     inherit_cache = True
 
 
-@compiles(items_of, "sqlite")
-def _as_each(element: items_of, compiler: Any, **options: Any) -> str:
-    return f"json_each({compiler.process(element.clauses, **options)})"
-
-
-@compiles(items_of, "postgresql")
-def _as_elements(element: items_of, compiler: Any, **options: Any) -> str:
-    return f"json_array_elements_text(({compiler.process(element.clauses, **options)})::json)"
+_spelled(items_of, sqlite="json_each({0})", postgresql="json_array_elements_text(({0})::json)")
 
 
 class item_at(FunctionElement[Any]):
@@ -415,16 +403,7 @@ class item_at(FunctionElement[Any]):
     inherit_cache = True
 
 
-@compiles(item_at, "sqlite")
-def _as_extract(element: item_at, compiler: Any, **options: Any) -> str:
-    items, place = (compiler.process(clause, **options) for clause in element.clauses)
-    return f"json_extract({items}, '$[' || {place} || ']')"
-
-
-@compiles(item_at, "postgresql")
-def _as_arrow(element: item_at, compiler: Any, **options: Any) -> str:
-    items, place = (compiler.process(clause, **options) for clause in element.clauses)
-    return f"(({items})::json ->> {place})"
+_spelled(item_at, sqlite="json_extract({0}, '$[' || {1} || ']')", postgresql="(({0})::json ->> {1})")
 
 
 def table_of(name: str, **columns: type[TypeEngine[Any]]) -> CTE:

@@ -4,9 +4,10 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.server.notify.receivers import HttpReceiver, MailReceiver, make_certificate
+from tsemon_answers.alerts import Alert
 from tsemon_server.notify.configuration import load
 from tsemon_server.notify.notifier import Notifier
-from tsemon_server.store import Alert, Store
+from tsemon_server.store import Store
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tsemon_server.notify.configuration import (
     Webhook,
     load,
 )
-from tsemon_server.store import Plan
+from tsemon_server.store.ledger.notices import Plan
 
 TWO = """\
 receivers:

@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 
 from tsemon.wire import Array, Frame
-from tsemon_server.rules import PACK, Evaluator
-from tsemon_server.services.replay import Trace, replay
+from tsemon_server.rules import PACK
+from tsemon_server.rules.evaluator import Evaluator
+from tsemon_server.services.replay.replaying import replay
+from tsemon_server.services.replay.traces import Trace
 
 FOLDER = Path(__file__).parents[2] / "data/traces"
 

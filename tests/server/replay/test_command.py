@@ -17,7 +17,7 @@ from tests.service import ServiceProcess
 from tsemon.__main__ import main
 from tsemon.transport import Spool
 from tsemon.wire import frames_to_body
-from tsemon_server.services.replay import replay_files
+from tsemon_server.services.replay.many import replay_files
 
 FAILING = FOLDER / "tse_post6_warm-s0.jsonl.gz"
 HEALTHY = FOLDER / "vit_pre4-s0.jsonl.gz"

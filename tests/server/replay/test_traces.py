@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tsemon.errors import InvalidRecording
-from tsemon_server.services.replay import Trace
+from tsemon_server.services.replay.traces import Trace
 
 RUN = {"t": "run", "format": "tsemon-trace/1", "name": "lm", "frozen_blocks": [-1, 0, 2]}
 LOSS = {"t": "loss", "loss": [4.0, 3.0, None, 2.0, 1.0, 6.0], "first_step": 0}

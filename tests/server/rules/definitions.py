@@ -4,7 +4,9 @@ import json
 
 import numpy as np
 
-from tsemon_server.rules import Evaluator, View, load
+from tsemon_server.rules.documents import load
+from tsemon_server.rules.evaluator import Evaluator
+from tsemon_server.rules.program import View
 
 ABOUT = {
     "family": "loss",

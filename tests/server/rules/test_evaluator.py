@@ -6,8 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from tsemon_server.rules import Evaluator, UnreadableState, View
+from tsemon_server.rules.evaluator import Evaluator
+from tsemon_server.rules.program import View
 from tsemon_server.rules.rule import filled
+from tsemon_server.rules.state import UnreadableState
 
 from .definitions import changes, events, layers_view, loss_view, rule
 

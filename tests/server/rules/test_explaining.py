@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from tsemon_server.rules import PACK, load
-from tsemon_server.rules.explaining import explain
+from tsemon_server.alerts.explaining import explain
+from tsemon_server.rules import PACK
+from tsemon_server.rules.documents import load
 
 X, Y = {"layers": "x"}, {"layers": "y"}
 LOSS = {"scalar": "loss"}
@@ -66,13 +67,13 @@ class TestAValue:
 class TestARule:
     def test_watches_what_it_reads_to_be_met(self):
         alone = {"value": [X, {"layers": "last"}], "above": 1}
-        assert explained(alone, evidence={"loss": [LOSS]}).watches == ("x",)
+        assert explained(alone, evidence={"loss": [LOSS]}).watches == ["x"]
 
     def test_has_the_defaults_of_what_it_does_not_say(self):
         found = explained({"value": [LOSS], "above": 2})
         assert (found.hold.samples, found.hold.steps) == (3, 10)
         assert (found.after.samples, found.after.steps) == (0, 0)
-        assert found.clear == found.only_while == ()
+        assert found.clear == found.only_while == []
 
     def test_of_the_pack_is_told_whole(self):
         for rule in PACK:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import traces
 
-from tsemon_server.rules import PACK, Evaluator, View
+from tsemon_server.rules import PACK
+from tsemon_server.rules.evaluator import Evaluator
+from tsemon_server.rules.program import View
 from tsemon_server.rules.rule import FAMILIES
 
 ALERTS = Path(__file__).parents[3] / "docs/alerts.md"

@@ -3,7 +3,9 @@
 import pytest
 
 from tsemon.errors import InvalidArgument, InvalidRules
-from tsemon_server.rules import PACK, Hold, load
+from tsemon_server.rules import PACK
+from tsemon_server.rules.documents import load
+from tsemon_server.rules.rule import Hold
 
 GOOD = """
 rules:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tsemon_server.rules import View
+from tsemon_server.rules.program import View
 
 from .definitions import answers, layers_view, loss_view, numbers
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tsemon_server.rules import View
+from tsemon_server.rules.program import View
 from tsemon_server.services.replay.traces import Trace as Recording
 
 FOLDER = Path(__file__).parents[2] / "data/traces"

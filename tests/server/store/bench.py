@@ -7,9 +7,10 @@ import numpy as np
 from tests.databases import SqliteFile
 from tests.server.store.memory import MemorySeries
 from tsemon_answers.alerts import AlertsQuery
+from tsemon_answers.runs import RunFilter
 from tsemon_server.alerts import ActiveRules, Watch
 from tsemon_server.services.queries.reduce import bucketed
-from tsemon_server.store import RunFilter, Store
+from tsemon_server.store import Store
 from tsemon_server.store.engine import Unit
 from tsemon_server.store.series.sql import SqlSeries
 from tsemon_server.store.streams import Stream

@@ -5,7 +5,7 @@ import pytest
 from tests.server.conftest import loss_frame
 from tests.server.frames import frames_of_a_long_run
 from tests.server.store.contract.test_settling import answers, close_to
-from tsemon_server.store import Sizes
+from tsemon_server.store.series.settling import Sizes
 
 pytestmark = pytest.mark.parametrize("engine", ["sqlite", "postgresql"], indirect=True)
 

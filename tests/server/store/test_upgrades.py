@@ -14,8 +14,9 @@ from tests.server.frames import frames_of_a_long_run
 from tests.server.store.contract.test_frames import exactly, values_of, written_out
 from tests.server.test_admin import admin_of_url
 from tests.server.test_migrations import upgrade
-from tsemon_server.store import Retention, Store
+from tsemon_server.store import Store
 from tsemon_server.store.engine import MIGRATIONS
+from tsemon_server.store.ledger.retention import Retention
 from tsemon_server.store.series.frames import HotFrame
 from tsemon_server.store.series.packing import layout_id, pack
 from tsemon_server.store.series.settling import marked, packed

@@ -19,7 +19,8 @@ from tests.server.replay.runs import FOLDER, RecordedRun, wire_frame
 from tsemon.wire import API
 from tsemon_server.alerts import ActiveRules
 from tsemon_server.alerts.liveness import LOOK_EVERY_S, Liveness
-from tsemon_server.rules import PACK, View
+from tsemon_server.rules import PACK
+from tsemon_server.rules.program import View
 from tsemon_server.settings import Settings
 from tsemon_server.store import Store
 

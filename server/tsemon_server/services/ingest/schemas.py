@@ -45,8 +45,8 @@ from tsemon.wire import (
     Frame,
     RunState,
 )
+from tsemon_answers.record import LARGEST
 from tsemon_server.bodies import WHOLE, Body, first_problem, place_of, shown
-from tsemon_server.store import LARGEST
 
 MetricName = Annotated[str, Field(pattern=f"^{METRIC_NAME}$", max_length=128)]
 Title = Annotated[str, Field(pattern=f"^{NAME}$", max_length=128)]

@@ -9,7 +9,9 @@ from tsemon.wire import Frame
 from tsemon_answers.alerts import Pulse, Receipt
 from tsemon_answers.runs import Registered
 from tsemon_server.services.ingest import schemas
-from tsemon_server.store import Added, Store, Writer
+from tsemon_server.store import Store
+from tsemon_server.store.frames import Added
+from tsemon_server.store.writing import Writer
 
 Observe = Callable[[Writer, str, int, Sequence[Frame]], Sequence[int]]
 """Looks at new frames of a run's current attempt in the transaction that stores them; the ids of alerts it resolved."""

@@ -14,8 +14,9 @@ import numpy as np
 
 from tsemon.errors import MissingPackage
 from tsemon.terminal import as_cell
+from tsemon_answers.runs import Run
 from tsemon_answers.series import ExportFormat
-from tsemon_server.store import Export, Piece, Run
+from tsemon_server.store.series.exporting import Export, Piece
 
 MEDIA_TYPES: dict[ExportFormat, str] = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
 

@@ -12,7 +12,8 @@ from tsemon.errors import UnknownFrame
 from tsemon_answers.series import FrameQuery, RecordedFrame
 from tsemon_server.filling import filled
 from tsemon_server.services.queries.service import checked_detail
-from tsemon_server.store import PastFrame, Store
+from tsemon_server.store import Store
+from tsemon_server.store.series.frames import PastFrame
 
 
 def frame(store: Store, run_id: str, asked: FrameQuery) -> RecordedFrame:

@@ -12,7 +12,9 @@ from tsemon_answers.runs import Glance, Glances, GlancesQuery, LossLine, Worst
 from tsemon_server.filling import filled
 from tsemon_server.services.queries.reduce import bucketed
 from tsemon_server.services.queries.service import middles, nullable
-from tsemon_server.store import Frames, FramesSeen, Store
+from tsemon_server.store import Store
+from tsemon_server.store.frames import Frames
+from tsemon_server.store.ledger.runs import FramesSeen
 
 MOST_LINES = 2000
 """That are remembered."""

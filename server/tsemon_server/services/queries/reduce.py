@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tsemon_server.store import Cells, Points, merged
+from tsemon_server.store.series.cells import Cells, merged
+from tsemon_server.store.series.metric import Points
 
 
 def bucketed(points: Points, *, ends_alone: bool) -> Cells:

@@ -28,7 +28,13 @@ from tsemon_answers.series import (
 )
 from tsemon_server.services.queries.export import MEDIA_TYPES, PARTS, check_format, file_name
 from tsemon_server.services.queries.reduce import bucketed
-from tsemon_server.store import Cells, Frames, Kind, Place, Points, Reader, Store, shift_of
+from tsemon_server.store import Store
+from tsemon_server.store.frames import Frames
+from tsemon_server.store.ledger.listing import Place
+from tsemon_server.store.reading import Reader
+from tsemon_server.store.series.cells import Cells
+from tsemon_server.store.series.metric import Points, shift_of
+from tsemon_server.store.series.packing import Kind
 
 COUNTED_RUNS = 10_000
 """What is more than that is not counted."""
@@ -106,15 +112,7 @@ def series(store: Store, run_id: str, asked: SeriesQuery) -> Series:
             num_recorded = of_attempt.num_rows()
         layer = _counted_from_the_start(detail, metric, layer, head, num_recorded)
         kind = _kind(detail, metric, layer, head)
-        values = reader.frames.metric(
-            run_id,
-            kind,
-            metric,
-            entry=(layer or 0, head or 0),
-            attempt=attempt,
-            from_step=asked.from_step,
-            to_step=asked.to_step,
-        )
+        values = reader.frames.metric(run_id, kind, metric, entry=(layer or 0, head or 0), **_which(asked))
         found = values.points(asked.points, ends_alone=True)
     return Series(metric=metric, layer=layer, head=head, **_buckets(found, ends_alone=True))
 
@@ -129,9 +127,7 @@ def compare(store: Store, asked: CompareQuery) -> Comparison:
     with store.read() as reader:
         details = [reader.runs.detail(run_id) for run_id in dict.fromkeys(asked.run_ids)]
         readers = {
-            run_id: reader.frames.metric(
-                run_id, kind, metric, entry=entry, from_step=asked.from_step, to_step=asked.to_step
-            )
+            run_id: reader.frames.metric(run_id, kind, metric, entry=entry, **_which(asked))
             for run_id, (kind, entry) in _places(details, asked).items()
         }
         extents = [extent for found in readers.values() if (extent := found.extent())]
@@ -163,7 +159,7 @@ def _along(frames: Frames, run_id: str, asked: CompareQuery, points: Points) -> 
         return nullable(steps)
     if asked.along == "time":
         return nullable(frames.seconds_at(run_id, steps))
-    counted = frames.metric(run_id, "scalars", "tokens", from_step=asked.from_step, to_step=asked.to_step)
+    counted = frames.metric(run_id, "scalars", "tokens", **_which(asked))
     of_tokens = bucketed(counted.points(len(steps), ends_alone=False, shift=points.shift), ends_alone=False)
     means = dict(zip((of_tokens.spans[:, 0] >> points.shift).tolist(), nullable(of_tokens.stats[:, 0, 1]), strict=True))
     return [means.get(bucket) for bucket in (spans[:, 0] >> points.shift).tolist()]
@@ -229,10 +225,7 @@ def heatmap(store: Store, run_id: str, asked: HeatmapQuery) -> Heatmap:
         detail = checked_detail(reader, run_id, asked.attempt)
         num_layers = _num_layers(detail, metric)
         columns = min(asked.columns, max(1, MAX_CELLS // max(num_layers, 1)))
-        values = reader.frames.metric(
-            run_id, "layers", metric, attempt=asked.attempt, from_step=asked.from_step, to_step=asked.to_step
-        )
-        found = values.points(columns, ends_alone=False)
+        found = reader.frames.metric(run_id, "layers", metric, **_which(asked)).points(columns, ends_alone=False)
     spans, stats = bucketed(found, ends_alone=False)
     return Heatmap(
         metric=metric,
@@ -272,13 +265,7 @@ def export(store: Store, run_id: str, asked: ExportQuery) -> Download:
 
     def parts() -> Generator[bytes, None, None]:
         with store.read() as reader:  # one state of the database, from the first part to the last
-            found = reader.frames.export(
-                run_id,
-                metrics=asked.metrics or None,
-                attempt=asked.attempt,
-                from_step=asked.from_step,
-                to_step=asked.to_step,
-            )
+            found = reader.frames.export(run_id, metrics=asked.metrics or None, **_which(asked))
             yield from PARTS[asked.format](detail, found)
 
     return Download(file_name(detail, asked.format), MEDIA_TYPES[asked.format], parts())
@@ -298,6 +285,11 @@ def _check_range(asked: Span) -> None:
         raise InvalidRange(f"expected from_step <= to_step, got {from_step} > {to_step}; swap them")
 
 
+def _which(asked: Span) -> dict[str, Any]:
+    """The steps that are asked for, and the attempt where the question has one: arguments of `Frames`."""
+    return asked.model_dump(include={"attempt", "from_step", "to_step"})
+
+
 def _kind(detail: RunDetail, metric: str, layer: int | None, head: int | None) -> Kind:
     """Where the values are recorded. Some names stand for a number per layer and for one of the run as a whole."""
     recorded = detail.metrics
@@ -305,11 +297,9 @@ def _kind(detail: RunDetail, metric: str, layer: int | None, head: int | None) -
         if head is not None:
             raise UnknownLayer(f"{metric!r} is one number per step without heads; leave head out")
         return "scalars"
-    if layer is not None and metric not in recorded.layers and metric not in LAYERED:
-        if metric in recorded.heads:
-            pass
-        elif metric in recorded.scalars or metric in SCALARS:
-            raise UnknownLayer(f"{metric!r} is one number per step without layers; leave layer out")
+    is_layered = metric in recorded.layers or metric in LAYERED or metric in recorded.heads
+    if layer is not None and not is_layered and (metric in recorded.scalars or metric in SCALARS):
+        raise UnknownLayer(f"{metric!r} is one number per step without layers; leave layer out")
     if head is None:
         _check_index("layer", metric, layer, _num_layers(detail, metric))
         return "layers"

@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from tsemon.errors import TsemonError
-from tsemon_server.rules import PACK, Evaluator, load_file
+from tsemon_server.rules import PACK
+from tsemon_server.rules.documents import load_file
+from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.services.replay.replaying import Replayed, replay
 from tsemon_server.services.replay.sources import Source, find_sources
 from tsemon_server.services.replay.stored import StoredRun, find_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from tsemon_server.rules import View
+from tsemon_server.rules.program import View
 
 
 class Attempt(NamedTuple):

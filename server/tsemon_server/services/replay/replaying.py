@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tsemon_server.rules import Evaluator, Event, View
+from tsemon_server.rules.evaluator import Evaluator, Event
+from tsemon_server.rules.program import View
 from tsemon_server.services.replay.recording import Recording
 
 

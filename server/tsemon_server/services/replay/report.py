@@ -22,10 +22,8 @@ def to_json(results: Sequence[Replayed], *, evidence: bool) -> str:
 
 
 def _alert(alert: Fired, evidence: bool) -> dict[str, Any]:
-    fields = (
-        alert.__dict__ if evidence else {k: v for k, v in alert.__dict__.items() if k not in ("evidence", "advice")}
-    )
-    return dict(fields)
+    hidden = () if evidence else ("evidence", "advice")
+    return {name: value for name, value in vars(alert).items() if name not in hidden}
 
 
 def print_found(results: Sequence[Replayed], *, evidence: bool) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tsemon_client import Client
 from tsemon_client.commands.finding import find_run
-from tsemon_server.rules import load_file
+from tsemon_server.rules.documents import load_file
 from tsemon_server.services.replay.replaying import Fired, Replayed
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tsemon.errors import UnknownRun
+from tsemon_answers.runs import RunFilter
 from tsemon_server.rules.views import views_in_order
 from tsemon_server.services.replay.recording import Attempt
-from tsemon_server.store import Reader, RunFilter
+from tsemon_server.store.reading import Reader
 
 
 class StoredRun:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tsemon.errors import InvalidRecording
-from tsemon_server.rules import View
+from tsemon_server.rules.program import View
 from tsemon_server.services.replay.recording import Attempt
 
 Number = float | None

@@ -23,6 +23,22 @@ export function get(path, query = {}, signal = undefined) {
   return ask(`api/v1/${path}${given.length ? `?${new URLSearchParams(given)}` : ""}`, signal);
 }
 
+/** The same; {problem: what the service says} of what is not there, or not for whoever asks. */
+export async function getOrProblem(path, query, signal) {
+  try {
+    return await get(path, query, signal);
+  } catch (error) {
+    if (error instanceof Refused && [403, 404, 422].includes(error.status)) return { problem: error.message };
+    throw error;
+  }
+}
+
+/** For `catch`: what retention has dropped cannot be shown; the rest can. */
+export function noneIfGone(error) {
+  if (error instanceof Refused && error.status === 404) return null;
+  throw error;
+}
+
 /** A page of a list. A list that has changed may have no place for a cursor any more; then `onLost()` is told, and it is the first page. */
 export async function getPage(path, { cursor, ...query }, signal, onLost) {
   try {

@@ -14,9 +14,8 @@ export function along(series) {
   return { x: kept.map(([x]) => x), step: pick(series.step), min: pick(series.min), mean: pick(series.mean), max: pick(series.max), nonfinite: pick(series.nonfinite) };
 }
 
-/** The mean of `series` at x, on the line between the two buckets around it; null outside, and where one of them is not finite. */
-export function valueAt({ x: xs, mean }, x) {
-  if (xs.length === 0 || x < xs[0] || x > xs.at(-1)) return null;
+/** The indices of the two entries of `xs` (rising) around x, or nearest to it. */
+export function neighbours(xs, x) {
   let low = 0;
   let high = xs.length - 1;
   while (high - low > 1) {
@@ -24,6 +23,13 @@ export function valueAt({ x: xs, mean }, x) {
     if (xs[middle] <= x) low = middle;
     else high = middle;
   }
+  return [low, high];
+}
+
+/** The mean of `series` at x, on the line between the two buckets around it; null outside, and where one of them is not finite. */
+export function valueAt({ x: xs, mean }, x) {
+  if (xs.length === 0 || x < xs[0] || x > xs.at(-1)) return null;
+  const [low, high] = neighbours(xs, x);
   if (x === xs[low]) return mean[low];
   if (x === xs[high]) return mean[high];
   if (mean[low] === null || mean[high] === null) return null;

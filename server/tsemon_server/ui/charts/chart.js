@@ -2,6 +2,7 @@
 
 import { h } from "../base/dom.js";
 import { count, number } from "../base/format.js";
+import { neighbours } from "../base/series.js";
 
 let echarts = null;
 
@@ -18,18 +19,96 @@ export function theme() {
   return Object.fromEntries(names.map((name) => [name, read(name)]));
 }
 
-/** A chart that fills `element` and follows its size. */
-export function chartIn(element) {
-  const chart = echarts.init(element, null, { renderer: "canvas" });
-  // An observer tells also of the size that was there when it began; to be drawn for it again would cost as much as the first time.
-  const observer = new ResizeObserver(() => (element.clientWidth === chart.getWidth() && element.clientHeight === chart.getHeight() ? null : chart.resize()));
-  observer.observe(element);
-  return Object.assign(chart, {
-    end() {
-      observer.disconnect();
-      chart.dispose();
-    },
-  });
+/** A chart that fills `element` and follows its size. A kind of chart has `show(model)`, which draws `this.model`. */
+export class Chart {
+  #observer;
+  model = null;
+
+  constructor(element) {
+    this.element = element;
+    this.chart = echarts.init(element, null, { renderer: "canvas" });
+    this.#observer = new ResizeObserver(() => this.resized());
+    this.#observer.observe(element);
+  }
+
+  /** An observer tells also of the size that was there when it began; to be drawn for it again would cost as much as the first time. */
+  resized() {
+    const { element, chart } = this;
+    if (element.clientWidth !== chart.getWidth() || element.clientHeight !== chart.getHeight()) chart.resize();
+  }
+
+  /** Let the chart be so many pixels high. */
+  setHeight(pixels) {
+    const height = `${pixels}px`;
+    if (this.element.style.height === height) return;
+    this.element.style.height = height;
+    this.chart.resize();
+  }
+
+  /** `onClick(x, y)` is told where the chart is clicked, in pixels. */
+  onClick(onClick) {
+    this.chart.getZr().on("click", ({ offsetX, offsetY }) => onClick(offsetX, offsetY));
+  }
+
+  redraw() {
+    if (this.model) this.show(this.model);
+  }
+
+  end() {
+    this.#observer.disconnect();
+    this.chart.dispose();
+  }
+}
+
+/** A chart of one list, `model.values`, along its x axis: `onPick(index)` is told which of them is clicked. */
+export class ListChart extends Chart {
+  constructor(element, { onPick }) {
+    super(element);
+    tooltipOver(element, this.chart, (x, y) => {
+      const index = this.#indexAt(x, y);
+      return index === null ? null : this.describe(index);
+    });
+    this.onClick((x, y) => {
+      const index = this.#indexAt(x, y);
+      if (index !== null) onPick(index);
+    });
+  }
+
+  #indexAt(x, y) {
+    if (!this.model || !this.chart.containPixel({ gridIndex: 0 }, [x, y])) return null;
+    const at = Math.round(this.chart.convertFromPixel({ gridIndex: 0 }, [x, y])[0]);
+    return Math.min(Math.max(at, 0), this.model.values.length - 1);
+  }
+}
+
+/** A chart whose axis is shown in part: `onZoom({from, to} or null)` is told when the part changes, null being all. */
+export class ZoomChart extends Chart {
+  #isDragging = false;
+
+  constructor(element, { onZoom }) {
+    super(element);
+    const zr = this.chart.getZr();
+    zr.on("mousedown", () => (this.#isDragging = true));
+    zr.on("mouseup", () => (this.#isDragging = false));
+    this.chart.on("datazoom", () => {
+      const { start, end, startValue, endValue } = this.chart.getOption().dataZoom[0];
+      onZoom(start <= 0 && end >= 100 ? null : { from: startValue, to: endValue });
+    });
+  }
+
+  /** The `dataZoom` of an option: wheel and dragging within the chart, and a slider below it. What is shown is set each time except during a drag: a chart keeps what it is not told. */
+  zoomOf(zoom, colours, { left, last, format, bottom, ...options }) {
+    const shown = zoom ? { startValue: zoom.from, endValue: zoom.to } : { start: 0, end: 100 };
+    const all = { filterMode: "none", ...options, ...(this.#isDragging ? {} : shown) };
+    return [
+      { id: "pan", type: "inside", zoomOnMouseWheel: "ctrl", preventDefaultMouseMove: false, ...all },
+      { ...slider(colours, { left, last, format, bottom }), ...all },
+    ];
+  }
+
+  resetZoom() {
+    this.chart.dispatchAction({ type: "dataZoom", start: 0, end: 100 });
+  }
 }
 
 export const base = (colours) => ({
@@ -48,13 +127,10 @@ export const axis = (colours, options) => ({
   ...options,
 });
 
-export const stepAxis = (colours, options) =>
-  axis(colours, {
-    minInterval: 1,
-    axisLabel: { color: colours.quiet, fontSize: 11, hideOverlap: true, showMinLabel: false, showMaxLabel: false, formatter: count },
-    axisPointer: { show: true, snap: false, lineStyle: { color: colours.quiet }, label: { show: false }, triggerTooltip: false },
-    ...options,
-  });
+export const stepLabels = (colours, formatter = count) => ({ color: colours.quiet, fontSize: 11, hideOverlap: true, showMinLabel: false, showMaxLabel: false, formatter });
+
+/** The line of the pointer, across all charts of one axis. */
+export const pointer = (colours) => ({ show: true, snap: false, lineStyle: { color: colours.quiet }, label: { show: false }, triggerTooltip: false });
 
 export const valueAxis = (colours, options) =>
   axis(colours, {
@@ -76,11 +152,12 @@ export function widthOf(text, font) {
 export const labelFont = (colours) => `11px ${colours.font}`;
 
 /** The slider below a chart that chooses which part of its axis is shown, with room at its right for the label of its end, `format(last)`. */
-export const slider = (colours, { left, last, format, ...options }) => ({
+const slider = (colours, { left, last, format, bottom }) => ({
   id: "slider",
   type: "slider",
   height: 16,
   left,
+  bottom,
   right: widthOf(format(last), labelFont(colours)) + 10,
   showDataShadow: false,
   brushSelect: false,
@@ -89,11 +166,7 @@ export const slider = (colours, { left, last, format, ...options }) => ({
   handleSize: "120%",
   textStyle: { color: colours.quiet, fontSize: 10 },
   labelFormatter: format,
-  ...options,
 });
-
-/** What a zoom shows of the axis, null being all. It is always said: a chart keeps what it is not told. */
-export const shownOf = (zoom) => (zoom ? { startValue: zoom.from, endValue: zoom.to } : { start: 0, end: 100 });
 
 /** A tooltip over `chart`; `describe(x, y)` gives its lines, as [label, value] or text, or null for none. */
 export function tooltipOver(element, chart, describe) {
@@ -116,13 +189,7 @@ export function tooltipOver(element, chart, describe) {
 
 /** The index of the entry of `steps` (rising) that is nearest to `step`. */
 export function nearestIndex(steps, step) {
-  let low = 0;
-  let high = steps.length - 1;
-  while (high - low > 1) {
-    const middle = (low + high) >> 1;
-    if (steps[middle] <= step) low = middle;
-    else high = middle;
-  }
+  const [low, high] = neighbours(steps, step);
   return Math.abs(steps[high] - step) < Math.abs(step - steps[low]) ? high : low;
 }
 

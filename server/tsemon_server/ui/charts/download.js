@@ -16,7 +16,7 @@ const LONGEST_NAME = 60;
  *   runs     names of the runs that are shown
  *   metric   what is shown, as in "token_similarity of layer 3"
  *   steps    [first, last] that are shown
- *   chart    the chart (of chartIn); `area` {top, height} where only a part of it is meant
+ *   chart    the chart (of a Chart); `area` {top, height} where only a part of it is meant
  *   scale    {low, high, gradient: [colours], note} of a heat map, drawn below the picture; optional
  *   columns  names of the table's columns
  *   rows     its rows; null is a value that is not finite or not there

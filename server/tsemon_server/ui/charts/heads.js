@@ -1,27 +1,12 @@
 // The heads of one layer at one step, as they were recorded.
 
-import { axis, base, chartIn, theme, tooltipOver, valueAxis } from "./chart.js";
+import { ListChart, axis, base, theme, valueAxis } from "./chart.js";
 import { number } from "../base/format.js";
 
-export class Heads {
-  #model = null;
-
-  /** `onPick(head)` is told which head is clicked. */
-  constructor(element, { onPick }) {
-    this.chart = chartIn(element);
-    tooltipOver(element, this.chart, (x, y) => {
-      const head = this.#headAt(x, y);
-      return head === null ? null : [["head", String(head)], [this.#model.metric, number(this.#model.values[head])]];
-    });
-    this.chart.getZr().on("click", ({ offsetX, offsetY }) => {
-      const head = this.#headAt(offsetX, offsetY);
-      if (head !== null) onPick(head);
-    });
-  }
-
+export class Heads extends ListChart {
   /** model: {metric name, values: one per head, head: the one that is picked or null} */
   show(model) {
-    this.#model = model;
+    this.model = model;
     const colours = theme();
     const bar = (value, head) => ({ value, itemStyle: { color: colours.accent, opacity: model.head === null || model.head === head ? 1 : 0.45 } });
     const gaps = model.values.flatMap((value, head) => (value === null ? [[head, 0]] : []));
@@ -41,17 +26,8 @@ export class Heads {
     );
   }
 
-  redraw() {
-    if (this.#model) this.show(this.#model);
-  }
-
-  end() {
-    this.chart.end();
-  }
-
-  #headAt(x, y) {
-    if (!this.#model || !this.chart.containPixel({ gridIndex: 0 }, [x, y])) return null;
-    const head = Math.round(this.chart.convertFromPixel({ gridIndex: 0 }, [x, y])[0]);
-    return Math.min(Math.max(head, 0), this.#model.values.length - 1);
+  describe(head) {
+    const { metric, values } = this.model;
+    return [["head", String(head)], [metric, number(values[head])]];
   }
 }

@@ -1,28 +1,18 @@
 // One metric of several runs, over each other along one axis, with the place that is looked at.
 
-import { axis, base, chartIn, linesOf, nearestIndex, shownOf, slider, theme, tooltipOver, valueAxis } from "./chart.js";
+import { ZoomChart, axis, base, linesOf, nearestIndex, pointer, stepLabels, theme, tooltipOver, valueAxis } from "./chart.js";
 import { number } from "../base/format.js";
 
 const SIDE = { left: 58, right: 16 };
 const MOST_BANDS = 3;
 
-export class Overlay {
-  #model = null;
-  #isDragging = false;
-
-  /** `onPick(x)` when a place is clicked, `onZoom({from, to} or null)` when what is shown of the axis changes. */
+export class Overlay extends ZoomChart {
+  /** `onPick(x)` when a place is clicked, `onZoom` as in `ZoomChart`. */
   constructor(element, { onPick, onZoom }) {
-    this.chart = chartIn(element);
-    const zr = this.chart.getZr();
-    zr.on("mousedown", () => (this.#isDragging = true));
-    zr.on("mouseup", () => (this.#isDragging = false));
-    zr.on("click", ({ offsetX, offsetY }) => {
+    super(element, { onZoom });
+    this.onClick((offsetX, offsetY) => {
       const x = this.#xAt(offsetX, offsetY);
       if (x !== null) onPick(x);
-    });
-    this.chart.on("datazoom", () => {
-      const { start, end, startValue, endValue } = this.chart.getOption().dataZoom[0];
-      onZoom(start <= 0 && end >= 100 ? null : { from: startValue, to: endValue });
     });
     tooltipOver(element, this.chart, (x, y) => this.#describe(x, y));
   }
@@ -32,10 +22,9 @@ export class Overlay {
    * isLog, isDifference, axisName, formatX}
    */
   show(model) {
-    this.#model = model;
+    this.model = model;
     const colours = theme();
     const [min, max] = model.extent;
-    const zoom = this.#isDragging ? {} : shownOf(model.zoom);
     const option = {
       ...base(colours),
       grid: { ...SIDE, top: 14, bottom: 74 },
@@ -45,29 +34,14 @@ export class Overlay {
         name: model.axisName,
         nameLocation: "middle",
         nameGap: 24,
-        axisLabel: { color: colours.quiet, fontSize: 11, hideOverlap: true, showMinLabel: false, showMaxLabel: false, formatter: model.formatX },
-        axisPointer: { show: true, snap: false, lineStyle: { color: colours.quiet }, label: { show: false }, triggerTooltip: false },
+        axisLabel: stepLabels(colours, model.formatX),
+        axisPointer: pointer(colours),
       }),
       yAxis: valueAxis(colours, { type: model.isLog ? "log" : "value" }),
-      dataZoom: [
-        { id: "pan", type: "inside", zoomOnMouseWheel: "ctrl", preventDefaultMouseMove: false, filterMode: "none", ...zoom },
-        slider(colours, { left: SIDE.left, last: max, format: model.formatX, bottom: 12, filterMode: "none", ...zoom }),
-      ],
+      dataZoom: this.zoomOf(model.zoom, colours, { left: SIDE.left, last: max, format: model.formatX, bottom: 12 }),
       series: [...this.#lines(model), ...this.#marks(model, colours)],
     };
     this.chart.setOption(option, { replaceMerge: ["series", "yAxis"] });
-  }
-
-  resetZoom() {
-    this.chart.dispatchAction({ type: "dataZoom", start: 0, end: 100 });
-  }
-
-  redraw() {
-    if (this.#model) this.show(this.#model);
-  }
-
-  end() {
-    this.chart.end();
   }
 
   #lines({ lines, isLog, isDifference }) {
@@ -90,13 +64,13 @@ export class Overlay {
   }
 
   #xAt(x, y) {
-    return this.#model && this.chart.containPixel({ gridIndex: 0 }, [x, y]) ? this.chart.convertFromPixel({ gridIndex: 0 }, [x, y])[0] : null;
+    return this.model && this.chart.containPixel({ gridIndex: 0 }, [x, y]) ? this.chart.convertFromPixel({ gridIndex: 0 }, [x, y])[0] : null;
   }
 
   #describe(offsetX, offsetY) {
     const x = this.#xAt(offsetX, offsetY);
     if (x === null) return null;
-    const { lines, formatX, axisName, extent } = this.#model;
+    const { lines, formatX, axisName, extent } = this.model;
     const near = (extent[1] - extent[0]) / 50;
     const values = lines.flatMap(({ title, series }) => {
       if (!series.x.length) return [];

@@ -1,27 +1,15 @@
 // One column of the heat map: the metric's value against depth, at one step.
 
-import { axis, base, chartIn, theme, tooltipOver, valueAxis } from "./chart.js";
+import { ListChart, axis, base, theme, valueAxis } from "./chart.js";
 import { number } from "../base/format.js";
 import { layerName } from "./timeline.js";
 
 const SPAN_FOR_LOG = 30;
 
-export class Profile {
-  #model = null;
-
-  /** `onPick(layer)` is told which layer is clicked. */
-  constructor(element, { onPick }) {
-    this.chart = chartIn(element);
-    tooltipOver(element, this.chart, (x, y) => this.#describe(x, y));
-    this.chart.getZr().on("click", ({ offsetX, offsetY }) => {
-      const layer = this.#layerAt(offsetX, offsetY);
-      if (layer !== null) onPick(layer);
-    });
-  }
-
+export class Profile extends ListChart {
   /** model: {metric name, log, values: one column, layer: the one that is picked or null, blocks, isActivation} */
   show(model) {
-    this.#model = model;
+    this.model = model;
     const colours = theme();
     // Within a decade or so, a logarithmic axis has no ticks to read by.
     const above = model.values.filter((value) => value > 0);
@@ -64,24 +52,8 @@ export class Profile {
     this.chart.setOption(option, { replaceMerge: ["yAxis", "series"] });
   }
 
-  redraw() {
-    if (this.#model) this.show(this.#model);
-  }
-
-  end() {
-    this.chart.end();
-  }
-
-  #layerAt(x, y) {
-    if (!this.#model || !this.chart.containPixel({ gridIndex: 0 }, [x, y])) return null;
-    const at = Math.round(this.chart.convertFromPixel({ gridIndex: 0 }, [x, y])[0]);
-    return Math.min(Math.max(at, 0), this.#model.values.length - 1);
-  }
-
-  #describe(x, y) {
-    const layer = this.#layerAt(x, y);
-    if (layer === null) return null;
-    const { values, metric, blocks, isActivation } = this.#model;
+  describe(layer) {
+    const { values, metric, blocks, isActivation } = this.model;
     return [["layer", `${layer} · ${layerName(layer, blocks, isActivation)}`], [metric, number(values[layer])]];
   }
 }

@@ -1,6 +1,6 @@
 // The layers of several runs at one place, a small chart each, on one scale; the baseline's stand behind those of the others.
 
-import { axis, base, chartIn, theme, tooltipOver, valueAxis } from "./chart.js";
+import { Chart, axis, base, theme, tooltipOver, valueAxis } from "./chart.js";
 import { inWords } from "../base/dom.js";
 import { count, number } from "../base/format.js";
 
@@ -13,30 +13,27 @@ const LEFT = 44;
 const RIGHT = 14;
 const SPAN_FOR_LOG = 30;
 
-export class Profiles {
-  #model = null;
+export class Profiles extends Chart {
   #columns = 0;
 
   constructor(element) {
-    this.element = element;
-    this.chart = chartIn(element);
-    // Other widths have room for another number of charts in a row.
-    this.observer = new ResizeObserver(() => this.#model && this.#numColumns() !== this.#columns && this.show(this.#model));
-    this.observer.observe(element);
+    super(element);
     tooltipOver(element, this.chart, (x, y) => this.#describe(x, y));
+  }
+
+  /** Other widths have room for another number of charts in a row. */
+  resized() {
+    super.resized();
+    if (this.model && this.#numColumns() !== this.#columns) this.show(this.model);
   }
 
   /** model: {metric, isLog, panels: [{id, title, note, colour, dash, values: a list or null, isBaseline}]} */
   show(model) {
-    this.#model = model;
+    this.model = model;
     this.#columns = this.#numColumns();
     const { panels } = model;
     const rows = Math.ceil(panels.length / this.#columns);
-    const height = `${rows * (HEAD + PLOT_HEIGHT + FOOT)}px`;
-    if (this.element.style.height !== height) {
-      this.element.style.height = height;
-      this.chart.resize();
-    }
+    this.setHeight(rows * (HEAD + PLOT_HEIGHT + FOOT));
     const colours = theme();
     const width = this.element.clientWidth / this.#columns;
     const all = panels.flatMap(({ values }) => values ?? []).filter((value) => value !== null);
@@ -78,24 +75,15 @@ export class Profiles {
     );
   }
 
-  redraw() {
-    if (this.#model) this.show(this.#model);
-  }
-
-  end() {
-    this.observer.disconnect();
-    this.chart.end();
-  }
-
   /** As many in a row as have room, and no more than fill the rows evenly. */
   #numColumns() {
-    const num = this.#model?.panels.length ?? 1;
+    const num = this.model?.panels.length ?? 1;
     const most = Math.max(1, Math.min(Math.floor(this.element.clientWidth / LEAST_WIDTH), MOST_COLUMNS));
     return Math.ceil(num / Math.ceil(num / most));
   }
 
   #describe(x, y) {
-    const { panels, metric } = this.#model ?? { panels: [] };
+    const { panels, metric } = this.model ?? { panels: [] };
     const at = panels.findIndex((_, i) => this.chart.containPixel({ gridIndex: i }, [x, y]));
     if (at < 0 || !panels[at].values) return null;
     const { title, note, values, isBaseline } = panels[at];

@@ -1,7 +1,7 @@
 // The run over its steps, on one axis: alerts, loss, further curves, the layer x step heat map, and the history of one layer.
 // What fires is a band in all of them, attempts are marks, and the pointer is in all of them at once.
 
-import { axis, base, chartIn, edgesOf, labelFont, linesOf, nearestIndex, shownOf, slider, stepAxis, theme, tooltipOver, valueAxis, widthOf } from "./chart.js";
+import { ZoomChart, axis, base, edgesOf, labelFont, linesOf, nearestIndex, pointer, stepLabels, theme, tooltipOver, valueAxis, widthOf } from "./chart.js";
 import { downloads } from "./download.js";
 import { hiddenIn, rasterOf } from "./raster.js";
 import { h } from "../base/dom.js";
@@ -29,21 +29,18 @@ export function layerName(index, blocks, isActivation) {
   return index === 0 ? `input of ${blocks[0] ?? "the first block"}` : (blocks[index - 1] ?? `layer ${index}`);
 }
 
-export class Timeline {
-  #model = null;
+export class Timeline extends ZoomChart {
   #panels = [];
   #edges = [];
   #spans = new Map(); // by alert: both ends of its bar with its name, in pixels
   #hides = null;
-  #isDragging = false;
 
   /**
    * `tools` are elements for the heads of panels, by the panel's key. `onPick({step, layer})` is told what is clicked, with the
    * layer only in the heat map; `onZoom({from, to} or null)` when the steps shown change; `onAlert(alert)` when a band is clicked.
    */
   constructor(element, { tools = {}, onPick, onZoom, onAlert }) {
-    this.element = element;
-    this.chart = chartIn(element);
+    super(element, { onZoom });
     this.heads = Object.fromEntries(
       Object.entries({ alerts: "Alerts", loss: "Loss", curves: "Curves", map: "Heat map", history: "Layer history" }).map(([key, name]) => {
         const title = h("h3", {});
@@ -52,22 +49,15 @@ export class Timeline {
       }),
     );
     element.append(...Object.values(this.heads).map((head) => head.element));
-    const zr = this.chart.getZr();
-    zr.on("mousedown", () => (this.#isDragging = true));
-    zr.on("mouseup", () => (this.#isDragging = false));
-    zr.on("click", ({ offsetX, offsetY }) => {
+    this.onClick((offsetX, offsetY) => {
       const at = this.#at(offsetX, offsetY);
       if (!at) return;
       if (at.alert) onAlert(at.alert);
       else if (at.panel.key !== "alerts") onPick({ step: at.step, layer: at.layer });
     });
-    zr.on("dblclick", ({ offsetX, offsetY }) => {
+    this.chart.getZr().on("dblclick", ({ offsetX, offsetY }) => {
       const at = this.#at(offsetX, offsetY);
       if (at && at.panel.key !== "alerts") this.zoomAround(at.step);
-    });
-    this.chart.on("datazoom", () => {
-      const { start, end, startValue, endValue } = this.chart.getOption().dataZoom[0];
-      onZoom(start <= 0 && end >= 100 ? null : { from: startValue, to: endValue });
     });
     tooltipOver(element, this.chart, (x, y) => this.#describe(x, y));
   }
@@ -79,14 +69,10 @@ export class Timeline {
    */
   show(model) {
     this.#hides = model.map && hiddenIn(model.map, model.scale);
-    this.#model = model;
+    this.model = model;
     this.#edges = model.map ? edgesOf(model.map.step) : [];
     this.#panels = this.#laidOut(model);
-    const height = `${this.#panels.at(-1).bottom + BELOW}px`;
-    if (this.element.style.height !== height) {
-      this.element.style.height = height;
-      this.chart.resize();
-    }
+    this.setHeight(this.#panels.at(-1).bottom + BELOW);
     for (const [key, { element, title }] of Object.entries(this.heads)) {
       const panel = this.#panels.find((one) => one.key === key);
       element.hidden = !panel;
@@ -101,13 +87,9 @@ export class Timeline {
     this.chart.setOption(this.#option(model), { replaceMerge: ["grid", "xAxis", "yAxis", "series"] });
   }
 
-  resetZoom() {
-    this.chart.dispatchAction({ type: "dataZoom", start: 0, end: 100 });
-  }
-
   /** Look closer at a step, so that what its column stands for falls apart into finer ones; by `factor` where that is given. */
   zoomAround(step, factor = null) {
-    const { map, zoom, extent } = this.#model;
+    const { map, zoom, extent } = this.model;
     const [from, to] = zoom ? [zoom.from, zoom.to] : extent;
     let reach = ((to - from) / 2) * (factor ?? 0.25);
     if (factor === null && map?.step.length) {
@@ -121,17 +103,9 @@ export class Timeline {
 
   /** The columns that hide a value far from their mean, or one that is not finite. */
   columnsWithSpikes() {
-    const { map } = this.#model;
+    const { map } = this.model;
     if (!map) return [];
     return map.step.map((_, column) => column).filter((column) => map.values[column].some((value, layer) => value !== null && (this.#hides(column, layer) || map.nonfinite[column][layer] > 0)));
-  }
-
-  redraw() {
-    if (this.#model) this.show(this.#model);
-  }
-
-  end() {
-    this.chart.end();
   }
 
   #laidOut(model) {
@@ -162,22 +136,18 @@ export class Timeline {
     // Half of the last label lies beyond the end of the axis.
     const right = Math.max(LEAST_RIGHT, widthOf(count(Math.floor(max)), labelFont(colours)) / 2 + 1);
     const format = (step) => count(Math.round(Math.min(Math.max(step, model.extent[0]), model.extent[1]))); // the axis ends half a column beyond them
-    const zoom = this.#isDragging ? {} : shownOf(model.zoom);
-    const all = { xAxisId: panels.map(({ key }) => `${key} x`), filterMode: "none", minValueSpan: 2, ...zoom };
+    const axes = { xAxisId: panels.map(({ key }) => `${key} x`), minValueSpan: 2 };
     return {
       ...base(colours),
       // No room is made for labels: the plots are to begin and end at the same place.
       grid: panels.map(({ key, top, height }) => ({ id: key, left: LEFT, right, top, height, outerBoundsMode: "none" })),
       axisPointer: { link: [{ xAxisIndex: "all" }] },
-      xAxis: panels.map(({ key }) => stepAxis(colours, { id: `${key} x`, gridId: key, min, max })),
+      xAxis: panels.map(({ key }) => axis(colours, { id: `${key} x`, gridId: key, min, max, minInterval: 1, axisLabel: stepLabels(colours), axisPointer: pointer(colours) })),
       yAxis: [
         ...panels.map((panel) => ({ alerts: () => this.#laneAxis(panel), map: () => this.#layerAxis(panel, colours) })[panel.key]?.() ?? this.#valueAxis(panel, colours)),
         ...panels.map(({ key }) => ({ id: `${key} marks`, gridId: key, min: 0, max: 1, show: false, type: "value" })),
       ],
-      dataZoom: [
-        { id: "pan", type: "inside", zoomOnMouseWheel: "ctrl", preventDefaultMouseMove: false, ...all },
-        slider(colours, { left: LEFT, last: max, format, bottom: 10, ...all }),
-      ],
+      dataZoom: this.zoomOf(model.zoom, colours, { left: LEFT, last: max, format, bottom: 10, ...axes }),
       series: panels.flatMap((panel) => ({ alerts: () => [this.#laneSeries(panel, colours, max)], map: () => [this.#mapSeries(panel, colours)] })[panel.key]?.() ?? this.#lineSeries(panel, colours, max)),
     };
   }
@@ -187,7 +157,7 @@ export class Timeline {
   }
 
   #layerAxis({ key }, colours) {
-    const { layers } = this.#model.map;
+    const { layers } = this.model.map;
     return axis(colours, {
       id: `${key} y`,
       gridId: key,
@@ -205,7 +175,7 @@ export class Timeline {
 
   /** Whether a line panel has a logarithmic axis: where the measure has one, or where its curves lie decades apart. */
   #isLog({ key, lines }) {
-    if (key === "loss" || (key === "history" && !this.#model.scale.log)) return false;
+    if (key === "loss" || (key === "history" && !this.model.scale.log)) return false;
     const values = lines.flatMap(({ series }) => [...series.min, ...series.max]).filter((value) => value !== null);
     const [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
     return low > 0 && high > SPAN_FOR_LOG * low && (lines.length > 1 || key === "history");
@@ -213,7 +183,7 @@ export class Timeline {
 
   #lineSeries(panel, colours, max) {
     const { key, lines } = panel;
-    const { tails, step } = this.#model;
+    const { tails, step } = this.model;
     const at = { xAxisId: `${key} x`, yAxisId: `${key} y` };
     const onMarks = { xAxisId: `${key} x`, yAxisId: `${key} marks`, silent: true };
     const inkOf = (i) => (key === "curves" ? COLOURS[i] : colours.accent);
@@ -240,7 +210,7 @@ export class Timeline {
   }
 
   #marks(colours, isNamed) {
-    const { alerts, starts, zoom, extent } = this.#model;
+    const { alerts, starts, zoom, extent } = this.model;
     const middle = zoom ? (zoom.from + zoom.to) / 2 : (extent[0] + extent[1]) / 2;
     return [
       ...alerts.map((alert) => ({
@@ -258,7 +228,7 @@ export class Timeline {
 
   /** Where anything fires: one band, however many alerts there are. */
   #bands(colours, max) {
-    const fired = this.#model.alerts.filter((alert) => alert.firing_step !== null);
+    const fired = this.model.alerts.filter((alert) => alert.firing_step !== null);
     const spans = fired.map((alert) => [alert.firing_step, alert.resolved_step ?? max]).sort(([a], [b]) => a - b);
     const joined = [];
     for (const [from, to] of spans) {
@@ -329,7 +299,7 @@ export class Timeline {
   }
 
   #paint({ width, height }, toX, colours) {
-    const { map, scale, shows, alerts, starts, step, layer } = this.#model;
+    const { map, scale, shows, alerts, starts, step, layer } = this.model;
     const density = window.devicePixelRatio || 1;
     const image = rasterOf({ map, scale, hides: this.#hides, shows, edges: this.#edges.map(toX), width, height, density, colours });
     const pen = image.getContext("2d");
@@ -379,7 +349,7 @@ export class Timeline {
     const panel = this.#panels.find(({ key }) => this.chart.containPixel({ gridId: key }, [pixelX, pixelY]));
     if (!panel) return null;
     const [x, y] = this.chart.convertFromPixel({ gridId: panel.key }, [pixelX, pixelY]);
-    const { map } = this.#model;
+    const { map } = this.model;
     if (panel.key === "alerts") {
       const lane = panel.lanes[Math.min(Math.max(Math.floor(y), 0), panel.lanes.length - 1)];
       const isAt = ([left, right] = []) => pixelX >= left && pixelX <= right;
@@ -393,11 +363,11 @@ export class Timeline {
   }
 
   #alertsAt(step) {
-    return this.#model.alerts.filter((alert) => step >= beginOf(alert) && (alert.resolved_step === null || step <= alert.resolved_step));
+    return this.model.alerts.filter((alert) => step >= beginOf(alert) && (alert.resolved_step === null || step <= alert.resolved_step));
   }
 
   #describe(pixelX, pixelY) {
-    const at = this.#model && this.#at(pixelX, pixelY);
+    const at = this.model && this.#at(pixelX, pixelY);
     if (!at) return null;
     if (at.panel.key === "alerts") return at.alert && this.#alertLines(at.alert);
     const lines = at.panel.key === "map" ? this.#cellLines(at) : this.#curveLines(at);
@@ -413,7 +383,7 @@ export class Timeline {
   }
 
   #cellLines({ nearest, layer }) {
-    const { map, metric, blocks, isActivation } = this.#model;
+    const { map, metric, blocks, isActivation } = this.model;
     const [value, farthest, bad, samples] = [map.values[nearest][layer], map.farthest[nearest][layer], map.nonfinite[nearest][layer], map.samples[nearest]];
     const lines = [["step", count(map.step[nearest])], ["layer", `${layer} · ${layerName(layer, blocks, isActivation)}`], [metric, number(value)]];
     if (samples > 1) {
@@ -434,7 +404,7 @@ export class Timeline {
       if (series.nonfinite[i]) lines.push(["not finite", `${series.nonfinite[i]} of this bucket`]);
     }
     if (panel.key !== "loss") return lines;
-    for (const { attempt, series } of this.#model.tails) {
+    for (const { attempt, series } of this.model.tails) {
       if (x < series.step[0] || x > series.step.at(-1)) continue;
       lines.push([`attempt ${attempt}, taken back`, number(series.mean[nearestIndex(series.step, x)])]);
     }
@@ -445,7 +415,7 @@ export class Timeline {
   #shownIn(key) {
     const panel = this.#panels.find((one) => one.key === key);
     if (!panel) return null;
-    const { run, metric, map, scale, shows, history, zoom, extent, blocks, isActivation } = this.#model;
+    const { run, metric, map, scale, shows, history, zoom, extent, blocks, isActivation } = this.model;
     const steps = zoom ? [Math.ceil(zoom.from), Math.floor(zoom.to)] : extent;
     const isIn = (step) => step >= steps[0] && step <= steps[1];
     const shown = { runs: [run], steps, chart: this.chart, area: { top: panel.top - 8, height: panel.height + FOOT + 8 } };
@@ -454,7 +424,7 @@ export class Timeline {
         ...shown,
         metric: "alerts",
         columns: ["rule", "severity", "state", "first seen", "firing from", "over at", "summary"],
-        rows: this.#model.alerts.map((alert) => [alert.rule, alert.severity, wordsOf(alert.state), alert.pending_step, alert.firing_step, alert.resolved_step, alert.summary]),
+        rows: this.model.alerts.map((alert) => [alert.rule, alert.severity, wordsOf(alert.state), alert.pending_step, alert.firing_step, alert.resolved_step, alert.summary]),
       };
     }
     if (key === "map") {

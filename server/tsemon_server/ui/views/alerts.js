@@ -1,6 +1,6 @@
 // The alerts of all runs: what is open, what is over, who has seen to what.
 
-import { Refused, get, getPage, runPath } from "../base/api.js";
+import { get, getOrProblem, getPage, runPath } from "../base/api.js";
 import { h, keyed, put } from "../base/dom.js";
 import { count, refreshAges } from "../base/format.js";
 import { addressOf, cardOf, shownState, stepOf } from "../parts/alert_cards.js";
@@ -23,7 +23,7 @@ const SILENCED = { true: "silenced", false: "not silenced" };
 
 export class AlertsView {
   #rules = null;
-  #run = null;
+  #run = null; // that has no alerts here, or {problem} where it is not there; null where all runs are looked at
   #trail = [];
   watched = null;
   kinds = ["alert"];
@@ -67,22 +67,11 @@ export class AlertsView {
     const asked = getPage("alerts", wanted, signal, () => this.#go(null));
     const [page, rules] = await Promise.all([asked, this.#rules ?? get("rules", {}, signal).then(({ rules }) => rules)]);
     this.#rules = rules;
-    this.#run = page.alerts.length ? null : await this.#runWithoutAlerts(signal);
+    this.#run = page.alerts.length || this.choice.run === null ? null : await getOrProblem(runPath(this.choice.run), {}, signal);
     if (!this.root?.isConnected) this.#build();
     document.title = "Alerts · tsemon";
     this.#show(page);
     return BUSY_MS;
-  }
-
-  /** {run: its name} or, of one that is not there, {problem}; null where all runs are looked at. */
-  async #runWithoutAlerts(signal) {
-    if (this.choice.run === null) return null;
-    try {
-      return await get(runPath(this.choice.run), {}, signal);
-    } catch (error) {
-      if (error instanceof Refused && [403, 404, 422].includes(error.status)) return { problem: error.message };
-      throw error;
-    }
   }
 
   #build() {

@@ -1,6 +1,6 @@
 // Several runs by step, by token or by wall time, how far they are from one of them, and their layers side by side.
 
-import { Refused, get, getCatalogue, metricOf, own, runPath } from "../base/api.js";
+import { get, getCatalogue, getOrProblem, metricOf, noneIfGone, own, runPath } from "../base/api.js";
 import { h, keyed, put } from "../base/dom.js";
 import { count, duration, number, statePill } from "../base/format.js";
 import { along as byX, difference, lookOf, valueAt } from "../base/series.js";
@@ -80,8 +80,7 @@ export class CompareView {
 
   destroy() {
     clearTimeout(this.#zoomTimer);
-    this.overlay?.end();
-    this.profiles?.end();
+    this.#tearDown();
     this.search?.close();
     document.title = "tsemon";
   }
@@ -121,15 +120,11 @@ export class CompareView {
   async #fetchDetails(signal) {
     const ask = async (id) => {
       this.#stale.delete(id); // what comes from now on may be newer than the answer
-      try {
-        this.#details.set(id, { run: await get(runPath(id), {}, signal), readAt: Date.now() });
-      } catch (error) {
-        if (!(error instanceof Refused) || ![403, 404, 422].includes(error.status)) {
-          this.#stale.add(id);
-          throw error;
-        }
-        this.#details.set(id, { problem: error.message });
-      }
+      const run = await getOrProblem(runPath(id), {}, signal).catch((error) => {
+        this.#stale.add(id);
+        throw error;
+      });
+      this.#details.set(id, run.problem ? run : { run, readAt: Date.now() });
     };
     await Promise.all(this.ids.filter((id) => this.#isDue(id)).map(ask));
     const free = [...Array(MOST_RUNS).keys()].filter((place) => ![...this.#looks].some(([id, taken]) => taken === place && this.ids.includes(id)));
@@ -222,10 +217,7 @@ export class CompareView {
 
   async #profileOf(run, metric, step, signal) {
     const path = runPath(run.run_id);
-    const frame = await get(`${path}/frame`, { step }, signal).catch((error) => {
-      if (error instanceof Refused && error.status === 404) return null; // retention has left only rollups
-      throw error;
-    });
+    const frame = await get(`${path}/frame`, { step }, signal).catch(noneIfGone); // where retention has left only rollups
     const values = frame === null ? undefined : own(frame.layers, metric);
     if (values) return { values, note: `step ${count(frame.step)}` };
     // Some measures are taken at every tenth sample only: the nearest of those.

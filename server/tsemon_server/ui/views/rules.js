@@ -1,6 +1,6 @@
 // The rules by the kind of trouble they look for: what each waits for, in words, and how it stands on a run.
 
-import { Refused, get, runPath } from "../base/api.js";
+import { get, getOrProblem, runPath } from "../base/api.js";
 import { h, keyed, put } from "../base/dom.js";
 import { count, refreshAges, time, wordsOf, worded } from "../base/format.js";
 import { Filter } from "../parts/pickers.js";
@@ -70,22 +70,14 @@ export class RulesView {
 
   async refresh(signal) {
     const { run: id } = this.choice;
-    const [known, run, standings] = await Promise.all([get("rules", {}, signal), ...(id === null ? [null, null] : [this.#ofRun(id, "", signal), this.#ofRun(id, "/rules", signal)])]);
+    // A run that is not there is told beside the field; the rules are there all the same.
+    const ofRun = (path) => (id === null ? null : getOrProblem(`${runPath(id)}${path}`, {}, signal));
+    const [known, run, standings] = await Promise.all([get("rules", {}, signal), ofRun(""), ofRun("/rules")]);
     [this.#known, this.#run, this.#standings] = [known, run, shownStandings(standings, run)];
     if (!this.root?.isConnected) this.#build();
     document.title = "Rules · tsemon";
     this.#show();
     return run?.state === "running" ? BUSY_MS : IDLE_MS;
-  }
-
-  /** A run that is not there is told beside the field; the rules are there all the same. */
-  async #ofRun(id, path, signal) {
-    try {
-      return await get(`${runPath(id)}${path}`, {}, signal);
-    } catch (error) {
-      if (error instanceof Refused && [403, 404, 422].includes(error.status)) return { problem: error.message };
-      throw error;
-    }
   }
 
   #build() {

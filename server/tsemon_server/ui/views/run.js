@@ -1,6 +1,6 @@
 // One run: who it is, what the rules say, its loss and its layers over the steps, and one step, one layer, one cell of them.
 
-import { Refused, get, getCatalogue, metricOf, own, runPath } from "../base/api.js";
+import { get, getCatalogue, metricOf, noneIfGone, own, runPath } from "../base/api.js";
 import { gradientOf, scaleOf } from "../base/colour.js";
 import { h, keyed } from "../base/dom.js";
 import { count, number, refreshAges } from "../base/format.js";
@@ -71,16 +71,16 @@ export class RunView {
 
   destroy() {
     clearTimeout(this.#zoomTimer);
-    this.timeline?.end();
-    this.profile?.end();
-    this.headsChart?.end();
+    for (const chart of this.#charts()) chart.end();
     document.title = "tsemon";
   }
 
   redraw() {
-    this.timeline?.redraw();
-    this.profile?.redraw();
-    this.headsChart?.redraw();
+    for (const chart of this.#charts()) chart.redraw();
+  }
+
+  #charts() {
+    return [this.timeline, this.profile, this.headsChart].filter(Boolean);
   }
 
   /** Told of a change (base/live.js); true asks for a round. */
@@ -272,9 +272,7 @@ export class RunView {
     this.chartCard = h("section", { class: "card" }, this.mapTools, this.meaning, this.viewTools, this.note, this.chartBox, this.readout);
     this.root = h("div", { class: "stack" }, this.header.element, h("div", { class: "split" }, h("div", { class: "stack" }, this.chartCard, this.profileCard, this.headsCard), this.alerts.element));
     this.main.replaceChildren(this.root);
-    this.timeline?.end();
-    this.profile?.end();
-    this.headsChart?.end();
+    for (const chart of this.#charts()) chart.end();
     this.timeline = new Timeline(this.chartBox, {
       tools: { curves: this.curvePicker, history: this.headPicker },
       onPick: (at) => this.#pick(at),
@@ -571,12 +569,6 @@ export class RunView {
     if (!frame?.values) return null;
     return { runs: [this.run.run], metric: `${this.metric} by head of layer ${history.layer}`, steps: [frame.step, frame.step], chart: this.headsChart.chart, columns: ["head", this.metric], rows: frame.values.map((value, head) => [head, value]) };
   }
-}
-
-/** What retention has dropped cannot be shown; the rest can. */
-function noneIfGone(error) {
-  if (error instanceof Refused && error.status === 404) return null;
-  throw error;
 }
 
 /** Fill a select with [value, text] pairs, unless it has them already: one that is open stays open. */

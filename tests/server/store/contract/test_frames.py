@@ -13,7 +13,8 @@ from tests.server.conftest import layer_frame, loss_frame
 from tests.server.frames import frames_of_a_long_run
 from tsemon.errors import InvalidFrame, UnknownRun
 from tsemon.wire import Array, Frame, crc_of
-from tsemon_server.store import Retention, Sizes
+from tsemon_server.store.ledger.retention import Retention
+from tsemon_server.store.series.settling import Sizes
 from tsemon_server.store.streams import At
 
 

@@ -5,7 +5,7 @@ import pytest
 from tests.server.conftest import layer_frame, loss_frame
 from tests.server.frames import frames_of_a_long_run
 from tsemon.wire import Frame
-from tsemon_server.store import Sizes
+from tsemon_server.store.series.settling import Sizes
 
 
 def answers(bench, run_id):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.server.conftest import loss_frame
 from tsemon.wire import Frame
-from tsemon_server.store import Retention
+from tsemon_server.store.ledger.retention import Retention
 
 DAY_S = 86_400.0
 

@@ -182,9 +182,8 @@ class SqlSeries:
     def _measured(self, unit: Unit, newest: Address, frames: Sequence[HotFrame]) -> Sequence[Measured]:
         run_id, attempt, writer = newest.stream
         is_there = any(frame.writer == writer and frame.seq == newest.seq for frame in frames)
-        if not is_there and not of_steps.is_hot(
-            unit.connection, newest
-        ):  # later ones were hidden, and this one had settled
+        # Where later ones were hidden, this one may have settled.
+        if not is_there and not of_steps.is_hot(unit.connection, newest):
             of_step = self.at(unit, {run_id: At(newest.step, attempt)}).get(run_id, ())
             return [measured(frame) for frame in of_step if (frame.writer, frame.seq) == (writer, newest.seq)]
         layouts = self._layouts(unit.connection, run_id, {frame.layout_id for frame in frames})

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, String, Table
+from sqlalchemy.types import TypeEngine
 
 from tsemon_server.store.schema import metadata
+
+# kind: scalars, layers or heads
+_KEYS: dict[str, TypeEngine[Any]] = {
+    "run_id": String(32),
+    "layout_id": BigInteger(),
+    "kind": String(8),
+    "metric": String(128),
+    "attempt": Integer(),
+    "writer": String(64),
+    "seq": BigInteger(),
+    "number": Integer(),
+    "part": Integer(),
+    "page": BigInteger(),
+}
+
+
+def _key(*names: str) -> list[Column[Any]]:
+    """The columns of a primary key."""
+    return [Column(name, _KEYS[name], primary_key=True, autoincrement=False) for name in names]
+
+
+def _extent() -> list[Column[Any]]:
+    """Which samples a chunk or a block holds, and their shape."""
+    types = {"num_samples": Integer, "first_step": BigInteger, "last_step": BigInteger}
+    shape = {"num_rows": Integer, "num_columns": Integer}
+    return [Column(name, of, nullable=False) for name, of in (types | shape).items()]
+
 
 layout = Table(
     "layout",
     metadata,
-    Column("run_id", String(32), primary_key=True),
-    Column("layout_id", BigInteger, primary_key=True, autoincrement=False),  # a digest of what the rows say
-    Column("kind", String(8), primary_key=True),  # scalars, layers or heads
-    Column("metric", String(128), primary_key=True),
+    *_key("run_id", "layout_id", "kind", "metric"),  # `layout_id` is a digest of what the rows say
     Column("offset_bytes", Integer, nullable=False),
     Column("num_rows", Integer, nullable=False),
     Column("num_columns", Integer, nullable=False),
@@ -21,10 +48,7 @@ layout = Table(
 frame = Table(
     "frame",
     metadata,
-    Column("run_id", String(32), primary_key=True),
-    Column("attempt", Integer, primary_key=True, autoincrement=False),
-    Column("writer", String(64), primary_key=True),
-    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    *_key("run_id", "attempt", "writer", "seq"),
     Column("step", BigInteger, nullable=False),
     Column("time", Float(53), nullable=False),
     Column("layout_id", BigInteger, nullable=False),
@@ -38,7 +62,7 @@ frame = Table(
 tally = Table(
     "tally",
     metadata,
-    Column("run_id", String(32), primary_key=True),
+    *_key("run_id"),
     Column("num_frames", BigInteger, nullable=False),
 )
 
@@ -48,10 +72,7 @@ tally = Table(
 segment = Table(
     "segment",
     metadata,
-    Column("run_id", String(32), primary_key=True),
-    Column("attempt", Integer, primary_key=True, autoincrement=False),
-    Column("writer", String(64), primary_key=True),
-    Column("number", Integer, primary_key=True, autoincrement=False),
+    *_key("run_id", "attempt", "writer", "number"),
     Column("num_frames", Integer, nullable=False),
     Column("num_chunks", Integer, nullable=False),
     Column("first_step", BigInteger, nullable=False),
@@ -66,18 +87,9 @@ segment = Table(
 chunk = Table(
     "chunk",
     metadata,
-    Column("run_id", String(32), primary_key=True),
-    Column("kind", String(8), primary_key=True),
-    Column("metric", String(128), primary_key=True),
-    Column("attempt", Integer, primary_key=True, autoincrement=False),
-    Column("writer", String(64), primary_key=True),
-    Column("number", Integer, primary_key=True, autoincrement=False),  # of its segment
-    Column("part", Integer, primary_key=True, autoincrement=False),  # one per shape that the metric has in the segment
-    Column("num_samples", Integer, nullable=False),
-    Column("first_step", BigInteger, nullable=False),
-    Column("last_step", BigInteger, nullable=False),
-    Column("num_rows", Integer, nullable=False),
-    Column("num_columns", Integer, nullable=False),
+    # `number` is that of its segment; there is a `part` per shape that the metric has in the segment.
+    *_key("run_id", "kind", "metric", "attempt", "writer", "number", "part"),
+    *_extent(),
     # Rollups: the least, the mean and the largest value of all samples whose steps are the same but for the last
     # `..._shift` bits. Those rows come first that a chart over a long run reads.
     Column("coarse_shift", Integer, nullable=False),
@@ -93,17 +105,8 @@ chunk = Table(
 block = Table(
     "block",
     metadata,
-    Column("run_id", String(32), primary_key=True),
-    Column("kind", String(8), primary_key=True),
-    Column("metric", String(128), primary_key=True),
-    Column("attempt", Integer, primary_key=True, autoincrement=False),
-    Column("writer", String(64), primary_key=True),
-    Column("number", Integer, primary_key=True, autoincrement=False),  # chunk.number // 16
-    Column("num_samples", Integer, nullable=False),
-    Column("first_step", BigInteger, nullable=False),
-    Column("last_step", BigInteger, nullable=False),
-    Column("num_rows", Integer, nullable=False),
-    Column("num_columns", Integer, nullable=False),
+    *_key("run_id", "kind", "metric", "attempt", "writer", "number"),  # `number` is chunk.number // 16
+    *_extent(),
     Column("shift", Integer, nullable=False),
     Column("crc", BigInteger, nullable=False),
     Column("cells", LargeBinary, nullable=False),
@@ -113,10 +116,7 @@ block = Table(
 settled = Table(
     "settled",
     metadata,
-    Column("run_id", String(32), primary_key=True),
-    Column("attempt", Integer, primary_key=True, autoincrement=False),
-    Column("writer", String(64), primary_key=True),
-    Column("page", BigInteger, primary_key=True, autoincrement=False),  # seq // 512
+    *_key("run_id", "attempt", "writer", "page"),  # `page` is seq // 512
     Column("seqs", LargeBinary, nullable=False),  # a bit per seq of the page
 )
 
