@@ -1,6 +1,7 @@
 import gc
 import signal
 
+import hypothesis
 import pytest
 import torch
 
@@ -26,6 +27,9 @@ def pytest_configure(config):
     # Ctrl-C would wait forever. A child of a process with a handler gets the default.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # On a machine that others use, too, any example may take long.
+    hypothesis.settings.register_profile("busy", deadline=None)
+    hypothesis.settings.load_profile("busy")
     share_compiled_statements()
 
 

@@ -530,7 +530,7 @@ class TestEvents:
             assert next(events) == Connected()
             proxy.end_all()
             proxy.cuts += [Cut("request", 0), Cut("reply", 30)]
-            assert next(events) == Connected()
+            assert Connected() in events  # after what may have come over the first connection
             writer.send(run_id, Frame(0, 0, 1.0, {"loss": 1.0}))
             assert next(events).run.run_id == run_id
             events.close()

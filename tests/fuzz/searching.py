@@ -25,7 +25,6 @@ class Search(NamedTuple):
             max_examples=max(1, num_examples * self.seconds // THOROUGH_S),
             derandomize=self.is_repeatable,
             database=None,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         )
         how(given(cases)(target))()

@@ -19,7 +19,7 @@ from tsemon.measures import linear
 ROOT = Path(__file__).parents[3]
 NAN = math.nan
 FUNCTIONS = sorted(name for name, value in vars(m).items() if inspect.isfunction(value))
-few = settings(max_examples=12, deadline=None)
+few = settings(max_examples=12)
 seeds = st.integers(0, 2**16)
 
 

@@ -353,7 +353,7 @@ class SpoolStory(RuleBasedStateMachine):
 
 
 TestSpoolStory = SpoolStory.TestCase
-TestSpoolStory.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestSpoolStory.settings = settings(max_examples=40, stateful_step_count=25)
 
 
 class TestAFolderThatCannotBeWritten:

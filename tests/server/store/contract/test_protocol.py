@@ -16,9 +16,9 @@ from tests.server.frames import frames_of_a_long_run
 from tests.server.store.contract.test_frames import exactly, values_of
 from tests.server.store.memory import MemorySeries
 from tsemon.wire import Array, Frame
-from tsemon_server.store import Sizes
 from tsemon_server.store.engine import Database, Unit
 from tsemon_server.store.ledger import tables as ledger
+from tsemon_server.store.series.settling import Sizes
 from tsemon_server.store.series.sql import SqlSeries
 from tsemon_server.store.streams import Address, At, Span, Standing, Stream
 
@@ -211,7 +211,6 @@ def compare(engine, deeds, run_id, visible, step):
 def told(max_examples):
     return settings(
         max_examples=max_examples,
-        deadline=None,
         derandomize=True,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

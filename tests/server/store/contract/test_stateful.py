@@ -24,7 +24,7 @@ from tests.server.naive import NaiveRun
 from tests.server.store.bench import Bench, opened
 from tsemon.errors import UnknownRun
 from tsemon.wire import MAX_STEP, Array, Frame, frames_to_body
-from tsemon_server.store import Sizes
+from tsemon_server.store.series.settling import Sizes
 
 NUMBERS = (0.0, 1.0, -2.5, 0.1, float("nan"), float("inf"), float("-inf"), 1e-45, 3e38, -3e38)
 SIZES = Sizes(segment=8, kept=2)
@@ -402,7 +402,6 @@ def settings_of(max_examples):
     return settings(
         max_examples=max_examples,
         stateful_step_count=30,
-        deadline=None,
         derandomize=True,
         suppress_health_check=list(HealthCheck),
     )
