@@ -5,11 +5,10 @@ comes what the spool folder holds: two attempts at one run. The second hides, an
 """
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -59,13 +58,12 @@ def show() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["train"]:
-        train()
-    else:
-        CHECKPOINT.unlink(missing_ok=True)
-        shutil.rmtree(SPOOL, ignore_errors=True)
-        os.environ.pop("TSEMON_SERVER", None)  # which would take what is to be seen here
-        for _ in range(2):
-            done = subprocess.run([sys.executable, __file__, "train"], check=False)
-            print("killed" if done.returncode else "finished")
-        show()
+    CHECKPOINT.unlink(missing_ok=True)
+    shutil.rmtree(SPOOL, ignore_errors=True)
+    os.environ.pop("TSEMON_SERVER", None)  # which would take what is to be seen here
+    for _ in range(2):
+        process = multiprocessing.Process(target=train)
+        process.start()
+        process.join()
+        print("killed" if process.exitcode else "finished")
+    show()

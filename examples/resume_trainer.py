@@ -5,11 +5,10 @@ is to be told to tsemon: the callback reads the step from the Trainer. Then come
 """
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +61,12 @@ def show() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["train"]:
-        train()
-    else:
-        for folder in (CHECKPOINTS, SPOOL):
-            shutil.rmtree(folder, ignore_errors=True)
-        os.environ.pop("TSEMON_SERVER", None)  # which would take what is to be seen here
-        for _ in range(2):
-            done = subprocess.run([sys.executable, __file__, "train"], check=False)
-            print("killed" if done.returncode else "finished")
-        show()
+    for folder in (CHECKPOINTS, SPOOL):
+        shutil.rmtree(folder, ignore_errors=True)
+    os.environ.pop("TSEMON_SERVER", None)  # which would take what is to be seen here
+    for _ in range(2):
+        process = multiprocessing.Process(target=train)
+        process.start()
+        process.join()
+        print("killed" if process.exitcode else "finished")
+    show()

@@ -4,8 +4,6 @@ import dataclasses
 import functools
 
 import torch
-from torch._dynamo.backends.registry import lookup_backend
-from torch._inductor.compile_fx import compile_fx
 
 from tests.setups.harness import GPT, Setup, batches, next_token_loss, plain_loop
 from tests.setups.matrix import (
@@ -28,7 +26,7 @@ class Counting:
 
     def __init__(self, backend):
         self.graphs = []
-        self._compile = lookup_backend(backend)
+        self._compile = torch._dynamo.lookup_backend(backend)
 
     def __call__(self, graph, inputs):
         self.graphs.append(graph)
@@ -86,6 +84,8 @@ def compiled_after_attach(**options):
 
 def with_less_overhead():
     """The settings of a mode, which a backend of one's own would not get."""
+    from torch._inductor.compile_fx import compile_fx  # a second of imports, which no other file needs
+
     settings = torch._inductor.list_mode_options("reduce-overhead")
     return training_of(wrapped, functools.partial(compile_fx, config_patches=settings), False, depth=1)
 
