@@ -14,6 +14,8 @@ demo: .venv/demo.done
 # One more than there are cores: tests often wait for a browser, a database or another process.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4
+# All models of the tests are tiny: a second thread of a process costs more than it brings.
+test test-all: export OMP_NUM_THREADS := 1
 
 test: .venv/dev.done
 	$(BIN)/python scripts/system_parts.py
