@@ -53,6 +53,7 @@ class TestCadence:
         ]
 
 
+@pytest.mark.thorough
 class TestSoak:
     def test_has_a_row_for_every_process_and_loses_no_frame(self):
         printed = run("soak.py", "--minutes", "0.05", "--runs", "3", "--trainers", "2", "--rate", "20")

@@ -81,9 +81,9 @@ class TestInputOverlap:
         model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 2)
         first, second = (random((MAX_SEQUENCES + 8, 2, 8), seed, torch.float32) for seed in (1, 2))
         assert overlaps(model, [first, torch.cat([first[:MAX_SEQUENCES], second[:8]])])[1] == 1.0
-        first = random((2, MAX_ELEMENTS, 8), 1, torch.float32)
+        first = random((2, MAX_ELEMENTS // 4, 8), 1, torch.float32)  # twice as many elements as are looked at
         late = first.clone()
-        late[0, MAX_ELEMENTS // 2 :] = 0
+        late[0, MAX_ELEMENTS // 8 :] = 0
         assert overlaps(model, [first, late])[1] == 0.5
 
     def test_is_of_the_training_pass_and_not_of_an_evaluation(self):

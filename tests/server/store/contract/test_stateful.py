@@ -415,7 +415,11 @@ TestTheService = StoryOverHttp.TestCase
 TestTheService.settings = settings_of(4)
 
 
-@pytest.mark.parametrize("story", [StoreStory, StoryOverHttp], ids=["the store", "the service"])
+@pytest.mark.parametrize(
+    "story",
+    [StoreStory, pytest.param(StoryOverHttp, marks=pytest.mark.thorough)],
+    ids=["the store", "the service"],
+)
 def test_on_postgresql(story, postgresql_server):
     class Story(story):
         opened = staticmethod(lambda: opened("postgresql", None, postgresql_server))

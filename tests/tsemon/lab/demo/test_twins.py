@@ -31,6 +31,7 @@ class TestTheTwinsOfTheDemo:
         recipe = dataclasses.replace(twins.recipe, sizes={"depth": 1}, steps=3)
         return dataclasses.replace(twins, recipe=recipe)
 
+    @pytest.mark.thorough
     def test_lose_their_token_diversity_only_without_de_escalation(self, twins):
         diversities = {}
         for tau in (None, twins.tau):
