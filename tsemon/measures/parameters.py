@@ -51,6 +51,11 @@ def dots(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
     return _stack([torch.dot(_flat(x), _flat(y)) for x, y in zip(xs, ys, strict=True)])
 
 
+def norm_of(squared: Tensor) -> Tensor:
+    """The norm of a vector from the sum of `squares`."""
+    return squared.sqrt()
+
+
 def ratio_of(squared: Tensor, other: Tensor) -> Tensor:
     """The ratio of two norms from the sums of `squares`. NaN if both are zero."""
     return (squared / other).sqrt()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tsemon.measures.growth import MIN_POINTS
 from tsemon.measures.linear import widened
-from tsemon.measures.parameters import cosine_of, dots, ratio_of, squares
+from tsemon.measures.parameters import cosine_of, dots, norm_of, ratio_of, squares
 from tsemon.measures.sums import COUNT, Partial, Partials
 from tsemon.measures.updates import Update
 from tsemon.probes.coordinates import Coordinates, stride_of
@@ -165,10 +165,10 @@ class ParameterProbe(Part):
             ("update", "update_norm", "step_size"),
         ):
             if kind in found:
-                layers[metric], scalars[total] = found.blocks(kind).sqrt(), found.total(kind).sqrt()
+                layers[metric], scalars[total] = norm_of(found.blocks(kind)), norm_of(found.total(kind))
                 for group, end in ((EMBEDDING, "embedding"), (HEAD, "head")):
                     if group in self._groups or self._ranks is not None:
-                        scalars[f"{end}_{metric}"] = found[kind][group].sqrt()
+                        scalars[f"{end}_{metric}"] = norm_of(found[kind][group])
         if "update" in found:
             layers["update_ratio"] = ratio_of(found.blocks("update"), found.blocks("before"))
         for metric, kinds in (
@@ -190,11 +190,11 @@ class ParameterProbe(Part):
             layers.pop(metric, None)
             scalars.pop(metric, None)
         if "qk" in found:
-            layers["grad_norm_qk"] = found.blocks("qk").sqrt()
+            layers["grad_norm_qk"] = norm_of(found.blocks("qk"))
         floats = {name: value.float() for name, value in scalars.items() if isinstance(value, Tensor)}
         reading = Reading({name: value.float() for name, value in layers.items()}, scalars=dict(floats))
         if "param" in found:
-            norm, growth, step = found.total("param").sqrt(), self._growth, self.step
+            norm, growth, step = norm_of(found.total("param")), self._growth, self.step
             reading.scalars["norm_growth_exponent"] = OnHost(norm, partial(growth.exponent, step))
             reading.scalars["norm_growth_r2"] = OnHost(norm, partial(growth.r2, step))
         rates = (stepper.learning_rate for stepper in self._steppers if stepper.learning_rate is not None)

@@ -6,10 +6,13 @@ Axes: N entries of a tensor, seen as one flat vector.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
+from tsemon.measures.parameters import cosine_of, dots, norm_of, squares
 from tsemon.probes.groups import EMBEDDING, HEAD, OTHER
 from tsemon.tools.scanning.grouping import Groups
 from tsemon.tools.scanning.opening import Weights
@@ -37,19 +40,19 @@ class Sums:
 
     @property
     def norm(self) -> float:
-        return math.sqrt(self.w_w)
+        return _finished(norm_of, self.w_w)
 
     @property
     def distance(self) -> float:
-        return math.sqrt(self.d_d)
+        return _finished(norm_of, self.d_d)
 
     @property
     def direction_cosine(self) -> float:
-        return _cosine(self.w_v, self.w_w, self.v_v)
+        return _finished(cosine_of, self.w_v, self.w_w, self.v_v)
 
     @property
     def alignment(self) -> float:
-        return _cosine(self.d_v, self.d_d, self.v_v)
+        return _finished(cosine_of, self.d_v, self.d_d, self.v_v)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +99,15 @@ def _sums(w: Tensor, v: Tensor | None) -> Sums:
     for start in range(0, w_N.numel(), PIECE):
         w_P = w_N[start : start + PIECE].double()
         sums.num_nonfinite += w_P.numel() - int(w_P.isfinite().sum())
-        sums.w_w += w_P.square().sum().item()
+        sums.w_w += squares([w_P]).item()
         if v_N is not None:
             v_P = v_N[start : start + PIECE].double()
             d_P = w_P - v_P
-            sums.v_v += v_P.square().sum().item()
-            sums.w_v += w_P.dot(v_P).item()
-            sums.d_d += d_P.square().sum().item()
-            sums.d_v += d_P.dot(v_P).item()
+            v_v, d_d = squares([v_P, d_P]).tolist()
+            w_v, d_v = dots([w_P, d_P], [v_P, v_P]).tolist()
+            sums += Sums(v_v=v_v, d_d=d_d, w_v=w_v, d_v=d_v)
     return sums
 
 
-def _cosine(dot: float, squared: float, other: float) -> float:
-    product = squared * other
-    if not (0 < product < math.inf and math.isfinite(dot)):
-        return math.nan
-    return max(-1.0, min(1.0, dot / math.sqrt(product)))
+def _finished(finish: Callable[..., Tensor], *sums: float) -> float:
+    return finish(*torch.tensor(sums, dtype=torch.float64)).item()
