@@ -63,6 +63,7 @@ def sorted_by(ids, value, descending):
     return sorted(has, key=lambda name: (value(name), ids[name]), reverse=descending) + has_none
 
 
+@pytest.mark.both_engines
 class TestOrders:
     @pytest.mark.parametrize("sign", ["", "-"])
     def test_are_those_of_the_values_page_by_page(self, api, fleet, sign):

@@ -45,5 +45,6 @@ class TestTheSeries:
 
     def test_is_a_protocol_without_an_engine(self):
         asked = {name for name, value in vars(Series).items() if callable(value) and not name.startswith("_")}
-        assert {"add", "known", "newest", "read", "export", "settle", "drop", "check"} <= asked
+        asking = {"known", "newest", "live", "at", "nearest", "seconds_at", "read", "export", "backlog", "run_ids"}
+        assert asked == {"add", *asking, "settle", "reduce", "drop", "check"}
         assert "Connection" not in (STORE / "series/__init__.py").read_text()

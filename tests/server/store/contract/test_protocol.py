@@ -16,6 +16,7 @@ from tests.server.frames import frames_of_a_long_run
 from tests.server.store.contract.test_frames import exactly, values_of
 from tests.server.store.memory import MemorySeries
 from tsemon.wire import Array, Frame
+from tsemon_server.services.queries.reduce import bucketed
 from tsemon_server.store.engine import Database, Unit
 from tsemon_server.store.ledger import tables as ledger
 from tsemon_server.store.series.settling import Sizes
@@ -182,6 +183,8 @@ class Pair:
             "pieces": values_of(again.pieces()),
             "missing": (export.num_damaged, again.num_damaged),
             "at": [(frame[:5], exactly([frame])) for frame in at if not _is_empty(frame)],
+            "nearest": series.nearest(unit, run_id, visible, step),
+            "live": self._live(series, unit, run_id),
             "seconds": repr(series.seconds_at(unit, run_id, visible, steps).tolist()),
             "backlog": series.backlog(unit, 1000),
             "run_ids": {of for _, of in series.run_ids(unit)},
@@ -192,8 +195,29 @@ class Pair:
                 samples = found.samples()
                 rows = sorted(zip(samples.steps.tolist(), map(repr, samples.values.tolist()), strict=True))
                 answers[f"{metric} {entry}"] = rows, found.extent()
+                answers[f"points of {metric} {entry}"] = buckets(found.points(5, ends_alone=True))
             answers[f"rows of {metric}"] = series.read(unit, run_id, ALL, kind, metric).num_rows()
         return answers
+
+    def _live(self, series, unit, run_id):
+        newest = self.reference.newest(None, run_id, [Span(attempt, 0, 10**6) for attempt in (1, 2)])
+        if newest is None:
+            return None
+        address = Address(Stream(run_id, newest.attempt, newest.writer), newest.seq, newest.step)
+        measured = series.live(unit, [address]).get(run_id, ())
+        return [
+            (
+                one.writer,
+                {name: repr(array) for arrays in one.values.values() for name, array in sorted(arrays.items())},
+            )
+            for one in measured
+        ]
+
+
+def buckets(points):
+    """What charts get. Means are kept in float32."""
+    cells = bucketed(points, ends_alone=True)
+    return cells.spans.tolist(), [f"{value:.4g}" for value in cells.stats.ravel()]
 
 
 def _is_empty(frame):

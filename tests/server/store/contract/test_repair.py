@@ -9,6 +9,8 @@ from tests.server.conftest import loss_frame
 from tests.server.store.bench import Bench
 from tests.server.test_alerts import HIGH_LOSS
 
+pytestmark = pytest.mark.both_engines  # transactions and locks
+
 
 @pytest.fixture
 def bench(engine, clock):

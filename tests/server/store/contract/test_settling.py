@@ -61,6 +61,7 @@ class TestSettledFrames:
         assert bench.store.settle(sizes=sizes) == num_segments
         assert answers(bench, run_id) == close_to(expected)
 
+    @pytest.mark.both_engines
     def test_of_a_deeper_model_leave_nothing_in_a_range_where_they_are_hidden(self, bench):
         """Their chunk reaches into the range, none of their samples does."""
         run_id = bench.register(num_blocks=2)
@@ -76,6 +77,7 @@ class TestSettledFrames:
         assert samples.steps.tolist() == [1000, 1001]
         assert repr(samples.values.tolist()) == "[[4.0, 5.0], [6.0, nan]]"
 
+    @pytest.mark.both_engines
     def test_of_several_writers_are_one_newest_frame_as_before(self, bench):
         run_id = bench.register()
         for writer, metric in (("stage0", "learning_rate"), ("stage1", "loss")):
@@ -89,6 +91,7 @@ class TestSettledFrames:
         bench.register(resume_step=80)
         assert bench.detail(run_id)["latest"] == expected
 
+    @pytest.mark.both_engines
     def test_leave_the_newest_frame_where_it_is(self, bench):
         run_id = bench.register()
         bench.fill(run_id, [loss_frame(step) for step in range(600)])
@@ -100,6 +103,7 @@ class TestSettledFrames:
             assert reader.frames.newest(run_id).step == 599
         assert bench.store.settle() == 0
 
+    @pytest.mark.both_engines
     def test_are_found_by_a_run_that_goes_back_to_them(self, bench):
         run_id = bench.register()
         bench.fill(run_id, [loss_frame(step, loss=float(step)) for step in range(600)])
@@ -109,6 +113,7 @@ class TestSettledFrames:
         assert (run["last_step"], run["loss"]) == (100, 100.0)
         assert run["latest"] == {"step": 100, "time": 1100.0, "scalars": {"loss": 100.0}}
 
+    @pytest.mark.both_engines
     def test_are_known_when_they_come_once_more(self, bench):
         run_id = bench.register()
         frames = [loss_frame(step) for step in range(1500)]
@@ -118,6 +123,7 @@ class TestSettledFrames:
         assert bench.detail(run_id)["num_frames"] == 1500
         assert len(bench.losses(run_id)) == 1500
 
+    @pytest.mark.both_engines
     def test_are_joined_by_late_ones(self, bench):
         run_id = bench.register()
         frames = [loss_frame(step, loss=float(step)) for step in range(2000)]
@@ -128,6 +134,7 @@ class TestSettledFrames:
         assert bench.losses(run_id) == {step: step for step in range(2000)}
 
     @pytest.mark.parametrize("points", [3, 20, 300])
+    @pytest.mark.both_engines
     def test_keep_a_spike_of_one_step_at_every_zoom(self, bench, points):
         run_id = bench.register()
         bench.fill(run_id, [loss_frame(step, loss=9.0 if step == 777 else 1.0) for step in range(3000)])
@@ -137,6 +144,7 @@ class TestSettledFrames:
         assert len(series["step"]) <= points
         assert (series["step"][0], series["step"][-1]) == (0, 2999)
 
+    @pytest.mark.both_engines
     def test_are_none_of_a_run_that_is_deleted(self, bench):
         run_id = bench.register()
         bench.fill(run_id, [loss_frame(step) for step in range(600)])

@@ -6,6 +6,8 @@ from tests.server.conftest import loss_frame
 from tsemon.wire import Frame
 from tsemon_server.store.ledger.retention import Retention
 
+pytestmark = pytest.mark.both_engines  # transactions and locks
+
 DAY_S = 86_400.0
 
 
