@@ -115,19 +115,26 @@ def gpt2(seed: int, *, layers: int = 4, width: int = 48) -> Subject:
     return Subject(transformers.GPT2LMHeadModel(config), batches, lambda m, x, y: cross_entropy(m(x).logits, y))
 
 
-def bert(seed: int) -> Subject:
+def bert(seed: int, *, layers: int = 4, width: int = 48) -> Subject:
     """Hugging Face's BERT on texts of 8 to 40 bytes, padded and masked."""
-    return Subject(transformers.BertForMaskedLM(_encoder(transformers.BertConfig)), _padded(seed), _masked_out)
+    return Subject(
+        transformers.BertForMaskedLM(_encoder(transformers.BertConfig, layers, width)), _padded(seed), _masked_out
+    )
 
 
-def albert(seed: int) -> Subject:
+def albert(seed: int, *, layers: int = 4, width: int = 48) -> Subject:
     """The same with one set of weights for all layers."""
-    config = _encoder(transformers.AlbertConfig, embedding_size=32)
+    config = _encoder(transformers.AlbertConfig, layers, width, embedding_size=32)
     return Subject(transformers.AlbertForMaskedLM(config), _padded(seed), _masked_out)
 
 
-def _encoder(kind: Any, **sizes: int) -> Any:
-    shape = {"num_hidden_layers": 4, "hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 144}
+def _encoder(kind: Any, layers: int, width: int, **sizes: int) -> Any:
+    shape = {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": 4,
+        "intermediate_size": 3 * width,
+    }
     return kind(vocab_size=256, **shape, **sizes)
 
 
@@ -142,10 +149,10 @@ def _masked_out(model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor) -> Tens
     return _score(model(inputs_BT, attention_mask=(inputs_BT != PADDING).long()).logits, targets_BT)
 
 
-def hugging_face_vit(seed: int) -> Subject:
+def hugging_face_vit(seed: int, *, layers: int = 4, width: int = 48) -> Subject:
     """Hugging Face's ViT on digits."""
     images = digits(seed)
-    config = _encoder(transformers.ViTConfig, image_size=16, patch_size=4, num_channels=1)
+    config = _encoder(transformers.ViTConfig, layers, width, image_size=16, patch_size=4, num_channels=1)
     config.num_labels = 10
     batches = image_batches(images.train_images, images.train_labels, 12, seed)
     model = transformers.ViTForImageClassification(config)
