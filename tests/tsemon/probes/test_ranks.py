@@ -1,6 +1,5 @@
 """Several processes against one: each scenario of `parallel` runs once, and is looked at from here."""
 
-import itertools
 import math
 import subprocess
 
@@ -242,8 +241,7 @@ class TestRanks:
     def test_sample_the_same_steps_however_different_their_speed(self, size, two, three):
         first, *others = [result["steps"] for result in {2: two, 3: three}[size].of("cadence")]
         assert all(steps == first for steps in others)
-        gaps = {later - earlier for earlier, later in itertools.pairwise(first[4:])}
-        assert len(gaps) > 1, "the interval followed the run"
+        assert len(parallel.gaps_of(first)) > 1, "the interval followed the run"
 
     def test_go_on_when_one_of_them_has_trouble(self, two):
         frames = two.frames("trouble_in_one_rank")
