@@ -1,6 +1,6 @@
 """The first tables.
 
-A migration repeats what the tables were when it was written; `tsemon_server/store/schema.py` is what they are now. A
+A migration repeats the tables of its own time. Those of today are in `tables.py` of `store/ledger` and `store/series/sql`. A
 test holds the last migration and the tables together.
 """
 
