@@ -161,6 +161,11 @@ class TestTheLossInItsFrames:
         mean = recorded(tmp_path / "run").frames[1]["scalars"]["loss_mean"]
         assert mean == pytest.approx(sum(logged_losses(trainer)[:3]) / 3)
 
+    def test_counts_once_in_the_mean_though_steps_without_a_log_follow(self, train, tmp_path):
+        trainer = train(callback(tmp_path / "run", every=4), logging_steps=2)
+        mean = recorded(tmp_path / "run").frames[1]["scalars"]["loss_mean"]
+        assert mean == pytest.approx(sum(logged_losses(trainer)[:2]) / 2)
+
 
 class TestATrainingThatGoesOnFromACheckpoint:
     def test_goes_on_counting_there(self, train, tmp_path):
