@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tsemon.errors import InvalidArgument
 from tsemon.wire import Array, Frame
 from tsemon_server.exposition.runs import NEVER_UNDEFINED, shown
-from tsemon_server.exposition.text import OPEN_METRICS, PLAIN, content_type_for
+from tsemon_server.exposition.text import OPEN_METRICS, PLAIN, content_type_for, escaped
 from tsemon_server.settings import MetricsSettings, settings_from_environment
 from tsemon_server.store import Store
 from tsemon_server.store.live import LiveRun
@@ -709,3 +709,7 @@ def named(samples, start):
 def left_out(api):
     found = scrape(api)
     return tuple(found[("tsemon_exposition_left_out", (("what", what),))] for what in ("runs", "series", "scalars"))
+
+
+def test_a_label_is_escaped_as_prometheus_reads_it():
+    assert escaped('a\\b"c\nd') == r"a\\b\"c\nd"

@@ -52,6 +52,27 @@ class TestWhatARouteNeeds:
         assert guarded.ask("GET", "/new", guarded.token("read")).status_code == 403
         assert guarded.ask("GET", "/new", guarded.token("admin")).json() == "secret"
 
+    def test_is_an_administrator_where_something_is_changed_that_is_not_a_trainings_own(self):
+        """A token of a training registers its run and sends what it measures. Whoever reads may try rules."""
+        changing = {
+            route: need for route, need in NEED_OF.items() if route.split()[0] in ("POST", "PUT", "PATCH", "DELETE")
+        }
+        others = {route for route, need in changing.items() if need.scopes not in ((), ("admin",))}
+        of_a_training = {
+            "POST /runs",
+            "PATCH /runs/{run_id}",
+            "POST /runs/{run_id}/frames",
+            "POST /runs/{run_id}/heartbeat",
+        }
+        assert {route.replace(API, "") for route in others} == {*of_a_training, "POST /rules/test"}
+        assert sum(need.scopes == ("admin",) for need in changing.values()) >= 10
+
+    def test_keeps_a_training_from_deleting_its_run(self, guarded):
+        token = guarded.token("ingest")
+        run_id = guarded.ask("POST", "/runs", token, json={"run": "gpt"}).json()["run_id"]
+        assert guarded.ask("DELETE", f"/runs/{run_id}", token).status_code == 403
+        assert guarded.ask("GET", f"/runs/{run_id}", token).status_code == 200
+
     def test_does_not_change_the_function_that_is_declared(self):
         def endpoint():
             return 1
