@@ -95,7 +95,8 @@ class Program:
 
     def send_signal(self, number):
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                os.kill(self.pid, number)
 
     def terminate(self):
         self._process.terminate()
