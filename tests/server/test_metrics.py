@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prometheus_client import values
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from tsemon.errors import InvalidArgument
 from tsemon.wire import Array, Frame
 from tsemon_server.exposition.runs import NEVER_UNDEFINED, shown
+from tsemon_server.exposition.sharing import share_counters
 from tsemon_server.exposition.text import OPEN_METRICS, PLAIN, content_type_for, escaped
 from tsemon_server.settings import MetricsSettings, settings_from_environment
 from tsemon_server.store import Store
@@ -713,3 +715,17 @@ def left_out(api):
 
 def test_a_label_is_escaped_as_prometheus_reads_it():
     assert escaped('a\\b"c\nd') == r"a\\b\"c\nd"
+
+
+def test_a_file_of_counters_is_there_only_when_it_is_whole(tmp_path, monkeypatch):
+    """Else whoever scrapes another worker just then gets no page."""
+
+    def write_a_part(path, data):
+        path.touch()
+        raise OSError("no space left")
+
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")
+    monkeypatch.setattr(values, "ValueClass", values.ValueClass)
+    monkeypatch.setattr(Path, "write_bytes", write_a_part)
+    share_counters(tmp_path, 1)
+    assert list(tmp_path.glob("*.db")) == []

@@ -27,7 +27,9 @@ def share_counters(folder: Path, number: int) -> None:
         file = folder / f"{kind}_{number}.db"
         with suppress(OSError):
             if not file.exists():
-                file.write_bytes(bytes(FILE_BYTES))
+                whole = file.with_suffix(".new")
+                whole.write_bytes(bytes(FILE_BYTES))
+                whole.rename(file)  # another worker that is scraped meanwhile reads each file that is there
     os.environ[_FOLDER] = str(folder)
     # By default it is a file per pid: those would pile up.
     values.ValueClass = values.MultiProcessValue(lambda: number)  # type: ignore[no-untyped-call]
