@@ -10,7 +10,7 @@ from tests.server.notify.receivers import SilentServer, await_that, hang
 from tsemon.errors import StoreError
 from tsemon_server.notify.notifier import MAX_SPLITS, Notifier
 from tsemon_server.store import Store
-from tsemon_server.store.ledger.notices import KEPT_DELIVERIES, KEPT_S, UNHEARD_S
+from tsemon_server.store.ledger.notices import KEPT_DELIVERIES, KEPT_S, UNHEARD_S, Notices
 
 HOOK = "{{name: hook, type: webhook, url: '{}/secret-path', allow_private: true, max_per_minute: {}}}"
 
@@ -187,6 +187,24 @@ class TestFiringAndOverTogether:
         alerts.resolve("gpt")
         await_that(lambda: log_of(store)[0] == ("firing", "merged", 1), "they are one")
         clock.now += 10
+        await_log(store, ("firing", "merged", 1), ("resolved", "sent", 1))
+
+    def test_is_not_the_beginning_while_nobody_has_planned_the_end(
+        self, store, alerts, start, hooked, http, clock, monkeypatch
+    ):
+        http.answers = [500]
+        start(hooked())
+        alerts.fire("gpt")
+        await_that(lambda: log_of(store) == [("firing", "waiting", 1)], "it was tried")
+        plans, due, find_due = [], [], Notices.due
+        with monkeypatch.context() as patch:
+            patch.setattr(Notices, "route", lambda *_: plans.append("none"))
+            await_that(lambda: plans, "nobody plans")
+            alerts.resolve("gpt")
+            patch.setattr(Notices, "due", lambda *of: due.append(find_due(*of)) or due[-1])
+            clock.now += 10
+            await_that(lambda: len([found for found in due if found]) > 2, "the first was due again and again")
+            assert len(http.requests) == 1
         await_log(store, ("firing", "merged", 1), ("resolved", "sent", 1))
 
     def test_is_nothing_where_the_first_was_given_up(self, store, alerts, start, hooked, http, await_idle):
