@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AlbertConfig, AlbertModel, BertConfig, BertForMaskedLM
 
 from tsemon.lab.reproduce.observing import Frame, Values, forward, observe
 from tsemon.lab.reproduce.plotting import panels
@@ -65,6 +64,8 @@ def run(quick: bool) -> Result:
 
 
 def experiment(*, depth: int, default_depth: int, narrow: tuple[int, int]) -> Mapping[str, Frame]:
+    from transformers import AlbertConfig, BertConfig  # an import of seconds, which other experiments need not
+
     base, default = narrowed(BASE, narrow[0]), narrowed(XXLARGE, narrow[1])
     return {
         BERT: bert(BertConfig(**base, **OFF, num_hidden_layers=depth), has_gradients=True),
@@ -80,6 +81,8 @@ def narrowed(sizes: Mapping[str, int], factor: int) -> dict[str, Any]:
 
 
 def bert(config: Any, *, has_gradients: bool = False) -> Frame:
+    from transformers import BertForMaskedLM
+
     torch.manual_seed(SEED)
     model: Any = BertForMaskedLM(config)
     ids_BT, labels_BT = torch.randint(config.vocab_size, (2, *SHAPE))
@@ -89,6 +92,8 @@ def bert(config: Any, *, has_gradients: bool = False) -> Frame:
 
 
 def albert(config: Any) -> Frame:
+    from transformers import AlbertModel
+
     torch.manual_seed(SEED)
     model: Any = AlbertModel(config).requires_grad_(False)
     ids_BT = torch.randint(config.vocab_size, SHAPE)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, LlamaConfig, Qwen2Config
 
 from tsemon.lab.reproduce.observing import Frame, Values, forward, observe
 from tsemon.lab.reproduce.plotting import panels
@@ -42,6 +41,8 @@ class Decoded:
 
 
 def run(quick: bool) -> Result:
+    from transformers import LlamaConfig, Qwen2Config  # an import of seconds, which other experiments need not
+
     runs = 2 if quick else 10
     llama, qwen2 = ((512, 1024), (512,)) if quick else ((512, 1024, 2048, 4096), (512, 1024, 2048))
     encoded = encoders(runs, depth=DEPTH, width=512, heads=8, ffn=2048)
@@ -122,8 +123,10 @@ def sized(kind: Any, width: int) -> Any:
 
 def decoder(config: Any, depth: int) -> Decoded:
     """A model of `depth` layers, drawn and run one at a time."""
+    from transformers import AutoModel
+
     torch.manual_seed(SEED)
-    model = AutoModel.from_config(config).requires_grad_(False)  # type: ignore[no-untyped-call]
+    model = AutoModel.from_config(config).requires_grad_(False)
     model.norm = nn.Identity()  # so that what the model returns is what the next layer gets
     x_BTD = model.embed_tokens(torch.randint(config.vocab_size, (1, NUM_TOKENS)))
     similarity, gap = [], []
