@@ -17,7 +17,7 @@ except ImportError as error:
     ) from error
 
 
-class TsemonCallback(TrainerCallback):
+class TsemonCallback(TrainerCallback):  # type: ignore[misc]
     """Attaches when the training begins, steps with `global_step`, and closes when the training ends.
 
     `options` are those of `tsemon.attach`. What is wrong in them, and a model in which no blocks are found, raises from

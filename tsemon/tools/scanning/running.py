@@ -266,7 +266,7 @@ def _of_transformers(folder: Path, source: Source, make: Make) -> Runner:
     kind = getattr(transformers, name, None) if isinstance(name, str) else None
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         raise CannotRun(f"config.json names {name!r} as its architecture, which transformers does not have")
-    model = make(lambda: kind._from_config(config, attn_implementation="eager"))  # type: ignore[no-untyped-call]
+    model = make(lambda: kind._from_config(config, attn_implementation="eager"))  # type: ignore[attr-defined]
     text = config.get_text_config()
     if model.main_input_name == MODEL_OF_IMAGES:
         images, on = random_images(config.num_channels, config.image_size)
