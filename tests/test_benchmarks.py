@@ -134,6 +134,7 @@ class TestQueryLatency:
         assert "CPU ms" in svg.read_text()
 
 
+@pytest.mark.thorough
 class TestFleet:
     def test_has_a_row_for_every_question(self):
         small = ["--runs", "120", "--glanced", "2", "--steps", "600", "--round-s", "0.01", "--engines", "sqlite"]
@@ -153,6 +154,7 @@ class TestEventFiles:
         assert re.search(r"^\| the import of these \| [\d.]+ s \| \d+ MiB of memory \|$", printed, re.MULTILINE)
 
 
+@pytest.mark.thorough
 class TestFirstPaint:
     def test_has_a_cell_for_every_question(self):
         if not (shutil.which("chromium-headless-shell") or shutil.which("chromium")):

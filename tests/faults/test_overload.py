@@ -69,7 +69,7 @@ class TestATrainerThatSendsTooOften:
 class TestBodiesThatWaitForTheDatabase:
     def test_are_few_and_others_are_answered_at_once(self, database, serve, train):
         service = serve(f"{database.url}?timeout=30", limits=Limits(commits=2))
-        trainers = [train(service.url, f"rank{number}", frames_per_s=100) for number in range(6)]
+        trainers = [train(service.url, f"rank{number}", frames_per_s=100) for number in range(3)]
         for trainer in trainers:
             trainer.await_sent(20)
         with httpx.Client(base_url=f"{service.url}/api/v1", timeout=60) as http, ThreadPoolExecutor(16) as pool:

@@ -154,7 +154,7 @@ def cut_off_in(chart: Locator) -> list[dict[str, Any]]:
 
 
 class TestTheLabelsOfAnAxis:
-    @pytest.mark.parametrize("last_step", [100_000, 1_000_000])
+    @pytest.mark.parametrize("last_step", [100_000, pytest.param(1_000_000, marks=pytest.mark.thorough)])
     @pytest.mark.parametrize(
         "view",
         [

@@ -87,6 +87,8 @@ def forward_of_the_model(model, **options):
 
 
 SETUPS = (whole, in_place, each_block, each_block_wrapped, forward_of_the_model)
+SOME = (whole, in_place, *(pytest.param(each, marks=pytest.mark.thorough) for each in SETUPS[2:]))
+"""The blocks one by one are trained in tests/setups, too."""
 
 
 class Counting:
@@ -128,7 +130,7 @@ def expected(model, inputs):
 
 
 class TestACompiledModel:
-    @pytest.mark.parametrize("is_called_first", [False, True])
+    @pytest.mark.parametrize("is_called_first", [False, pytest.param(True, marks=pytest.mark.thorough)])
     @pytest.mark.parametrize("compile_model", SETUPS)
     def test_is_measured_on_the_first_four_sequences(self, compile_model, is_called_first):
         eager = language_model()
@@ -147,7 +149,7 @@ class TestACompiledModel:
         assert not FORWARD & {*probe.not_measured}
         assert "eager and in eval mode, over 4 held sequences, not of the current batch" in probe.how["extra pass"]
 
-    @pytest.mark.parametrize("compile_model", SETUPS)
+    @pytest.mark.parametrize("compile_model", SOME)
     def test_trains_bit_for_bit_as_if_nobody_watched(self, compile_model, tmp_path):
         def trained(is_watched):
             torch._dynamo.reset()

@@ -10,7 +10,7 @@ import tsemon
 from tests import zoo
 from tests.frames import frames_in
 from tests.tsemon.probes.probing import probe_of
-from tsemon.measures.inputs import MAX_ELEMENTS, MAX_SEQUENCES
+from tsemon.measures.inputs import MAX_SEQUENCES
 
 VOCABULARY = 90
 
@@ -77,13 +77,14 @@ class TestInputOverlap:
         first, second = random((4, 12, 32), 1, dtype), random((4, 12, 32), 2, dtype)
         assert overlaps(model, [first, first, second])[1:] == [1.0, 0.0]
 
-    def test_is_of_a_few_sequences_of_a_large_batch_and_of_elements_spread_over_long_ones(self):
+    def test_is_of_a_few_sequences_of_a_large_batch_and_of_elements_spread_over_long_ones(self, monkeypatch):
         model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 2)
         first, second = (random((MAX_SEQUENCES + 8, 2, 8), seed, torch.float32) for seed in (1, 2))
         assert overlaps(model, [first, torch.cat([first[:MAX_SEQUENCES], second[:8]])])[1] == 1.0
-        first = random((2, MAX_ELEMENTS // 4, 8), 1, torch.float32)  # twice as many elements as are looked at
+        monkeypatch.setattr("tsemon.measures.inputs.MAX_ELEMENTS", 256)
+        first = random((2, 64, 8), 1, torch.float32)  # twice as many elements as are looked at
         late = first.clone()
-        late[0, MAX_ELEMENTS // 8 :] = 0
+        late[0, 32:] = 0
         assert overlaps(model, [first, late])[1] == 0.5
 
     def test_is_of_the_training_pass_and_not_of_an_evaluation(self):

@@ -118,6 +118,7 @@ class TestShardedParameters:
         assert [result["rows_of_lone"] for result in two.of("fsdp")] == [1, 0], "one shard is empty"
         assert_same(two.frames("fsdp"), alone["adamw"])
 
+    @pytest.mark.thorough
     def test_may_be_of_unequal_size(self, three, alone):
         assert_same(three.frames("fsdp"), alone["adamw"])
 
@@ -128,6 +129,7 @@ class TestShardedParameters:
     def test_train_the_same_to_the_bit(self, two, scenario):
         assert_unchanged(two.of(scenario))
 
+    @pytest.mark.thorough
     def test_count_once_where_several_ranks_hold_the_same(self, three):
         model = parallel.language_model()
         left_out = {id(p) for m in (model.embed, model.positions) for p in m.parameters()}

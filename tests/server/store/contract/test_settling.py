@@ -35,11 +35,12 @@ def close_to(answer):
     return pytest.approx(answer, rel=1e-5, abs=1e-6) if isinstance(answer, float) else answer
 
 
+TINY = Sizes(segment=8, kept=5)
+"""They make 186 segments, and 11 blocks of them."""
+
+
 class TestSettledFrames:
-    # The small ones make 186 segments and 11 blocks of them.
-    @pytest.mark.parametrize(
-        ("sizes", "num_segments"), [(Sizes(), 2), (Sizes(segment=8, kept=5), 186)], ids=["512", "8"]
-    )
+    @pytest.mark.parametrize(("sizes", "num_segments"), [(Sizes(), 2), (TINY, 186)], ids=["512", "8"])
     def test_give_the_same_answers_as_before(self, bench, sizes, num_segments):
         run_id = bench.register()
         bench.fill(run_id, frames_of_a_long_run())
@@ -48,7 +49,8 @@ class TestSettledFrames:
         assert answers(bench, run_id) == close_to(expected)
 
     @pytest.mark.parametrize(
-        ("sizes", "num_segments"), [(Sizes(), 4), (Sizes(segment=8, kept=5), 287)], ids=["512", "8"]
+        ("sizes", "num_segments"),
+        [pytest.param(Sizes(), 4, id="512", marks=pytest.mark.thorough), pytest.param(TINY, 287, id="8")],
     )
     def test_give_the_same_answers_where_a_later_attempt_hides_some(self, bench, sizes, num_segments):
         run_id = bench.register()

@@ -145,6 +145,7 @@ class TestTrain:
         assert all(f"{name}\n" in shown for name in ("small-text", "small-digits", "vit-80-cifar10"))
 
 
+@pytest.mark.thorough
 class TestTrainOnTwoProcesses:
     def test_does_what_one_process_does(self, tmp_path):
         settings = ["--steps", "10", *SETTINGS, "--set", "accumulation=2", "--set", "learning_rate=1e-3"]
@@ -162,7 +163,6 @@ class TestTrainOnTwoProcesses:
             # Adam's steps are of the size of the learning rate even where a gradient is rounding alone.
             torch.testing.assert_close(state["model"][name], tensor, rtol=0, atol=1e-4, msg=name)
 
-    @pytest.mark.thorough
     def test_goes_on_as_one_process_does(self, tmp_path):
         settings = ["small-text", "--steps", "10", "--run-name", "two", *SETTINGS]
         assert train_twice_at_once(tmp_path, *settings).returncode == 0
