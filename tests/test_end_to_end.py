@@ -410,6 +410,7 @@ class TestTheDemo:
         assert err.count("\n") == 1
         assert not (tmp_path / "docs.log").exists()
 
+    @pytest.mark.thorough
     def test_ends_quietly_at_ctrl_c_in_a_terminal(self, tmp_path):
         keyboard, terminal = pty.openpty()
 

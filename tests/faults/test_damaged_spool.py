@@ -46,7 +46,14 @@ class TestADamagedSegment:
     def database(self, sqlite_file):
         return sqlite_file
 
-    @pytest.mark.parametrize("damage", [flip, truncate, fill_with_zeros, flip_length])
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            flip,
+            truncate,
+            *(pytest.param(damage, marks=pytest.mark.thorough) for damage in (fill_with_zeros, flip_length)),
+        ],
+    )
     def test_is_found_and_told_and_the_rest_is_delivered(self, service, train, tmp_path, damage):
         service.kill()
         trainer = train(service.url, segment_bytes=8192, frames_per_s=2000)

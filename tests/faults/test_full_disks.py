@@ -44,7 +44,7 @@ def postgresql(_kind, request):
 
 
 class TestATrainerWhoseDiskIsFull:
-    @pytest.fixture(params=["small", "limited"])
+    @pytest.fixture(params=["small", pytest.param("limited", marks=pytest.mark.thorough)])
     def disk(self, request, tmp_path):
         with small_disk(request.param, tmp_path) as disk:
             yield disk

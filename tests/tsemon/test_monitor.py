@@ -61,7 +61,13 @@ def attached(tmp_path):
 
 class TestAttach:
     @pytest.mark.parametrize(
-        ("make", "every"), [(zoo.our_vision_transformer, 1), (zoo.our_language_model, 7), (zoo.gpt2, 1), (zoo.gpt2, 7)]
+        ("make", "every"),
+        [
+            (zoo.our_vision_transformer, 1),
+            (zoo.gpt2, 7),
+            pytest.param(zoo.our_language_model, 7, marks=pytest.mark.thorough),
+            pytest.param(zoo.gpt2, 1, marks=pytest.mark.thorough),
+        ],
     )
     def test_leaves_losses_and_parameters_bit_equal_over_50_steps(self, make, every, tmp_path):
         def run(attach):

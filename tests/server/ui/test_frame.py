@@ -302,7 +302,9 @@ class TestEachView:
             assert faint == []
         assert papers[0] != papers[1]
 
-    @pytest.mark.parametrize("view", VIEWS)
+    @pytest.mark.parametrize(
+        "view", [*[*VIEWS][:2], *(pytest.param(view, marks=pytest.mark.thorough) for view in [*VIEWS][2:])]
+    )
     def test_says_that_it_loads_and_that_the_service_fails_and_is_shown_after_that(self, browser, service, run, view):
         with opened(browser, service, but="status of 500") as page:
             held, answers = [], []

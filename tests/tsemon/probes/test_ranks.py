@@ -239,9 +239,9 @@ class TestRanks:
         expected = [["all_gather_object", *one], [], [], one, [], [], one, [], [], one]
         assert two.of("number_of_collectives") == [expected, expected]
 
-    @pytest.mark.parametrize("size", [2, 3])
-    def test_sample_the_same_steps_however_different_their_speed(self, size, two, three):
-        first, *others = [result["steps"] for result in {2: two, 3: three}[size].of("cadence")]
+    @pytest.mark.parametrize("size", ["two", pytest.param("three", marks=pytest.mark.thorough)])
+    def test_sample_the_same_steps_however_different_their_speed(self, size, request):
+        first, *others = [result["steps"] for result in request.getfixturevalue(size).of("cadence")]
         assert all(steps == first for steps in others)
         assert len(parallel.gaps_of(first)) > 1, "the interval followed the run"
 
