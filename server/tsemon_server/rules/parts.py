@@ -69,9 +69,10 @@ class Part:
         return value
 
     def whole(self, least: int, most: int) -> int:
-        if isinstance(self.data, bool) or not isinstance(self.data, int) or not least <= self.data <= most:
+        is_number = isinstance(self.data, int | float) and not isinstance(self.data, bool)
+        if not is_number or self.data % 1 or not least <= self.data <= most:
             raise self.wrong(f"a whole number from {least} to {most}")
-        return self.data
+        return int(self.data)
 
     def text(self, most: int = 4000) -> str:
         if not isinstance(self.data, str) or not self.data.strip() or len(self.data) > most:

@@ -35,6 +35,10 @@ class TestARuleFile:
         assert (rule.name, rule.title, rule.on) == ("loss-is-high", "The loss is high", "frame")
         assert (rule.hold, rule.clear_hold) == (Hold(samples=4, steps=0), Hold(samples=1, steps=7))
 
+    def test_may_have_an_integer_with_a_decimal_point(self):
+        (rule,) = load(GOOD.replace("samples: 4", "samples: 4.0"))
+        assert repr(rule.hold.samples) == "4"
+
     def test_has_a_digest_of_what_it_says(self):
         (rule,) = load(GOOD)
         assert load("# a comment\n" + GOOD)[0].digest == rule.digest
@@ -57,6 +61,8 @@ class TestARuleFile:
             ("{layers: last}]", "{window: mean}]", 11, "'samples' is missing"),
             ("{layers: last}]", "{slice: 3}, {layers: last}]", 11, "expected a list of at least 1, got 3"),
             ("samples: 4", "samples: 0", 13, "expected a whole number from 1"),
+            ("samples: 4", "samples: 4.5", 13, "expected a whole number from 1"),
+            ("samples: 4", "samples: .nan", 13, "expected a whole number from 1"),
             ("{start: mean}", "{start: mode}", 16, "expected one of mean, min"),
             ("It began at {start}", "It began at {begin}", 17, "{begin} is not in evidence"),
             ("    origin: convention\n", "", 3, "'origin' is missing"),
