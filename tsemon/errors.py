@@ -228,8 +228,8 @@ def reason(error: BaseException) -> str:
 
 @contextmanager
 def needing(text: str) -> Iterator[None]:
-    """Raises MissingPackage with this text where an import in the block fails."""
+    """Raises MissingPackage with this text, and why, where an import in the block fails."""
     try:
         yield
     except ImportError as error:
-        raise MissingPackage(text) from error
+        raise MissingPackage(f"{text} ({error})") from error

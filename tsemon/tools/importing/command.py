@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace as changed
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from tsemon.errors import InvalidArgument, MissingData, MissingPackage, ServerRefused
+from tsemon.errors import InvalidArgument, MissingData, ServerRefused, needing
 from tsemon.terminal import print_json, printable, say
 from tsemon.tools.importing import work
 from tsemon.tools.importing.naming import Naming
@@ -23,7 +24,15 @@ from tsemon.transport import RunWriter, run_writer
 
 PATIENCE_S = 120.0
 """For so long a service is asked again that is busy, or does not answer."""
-KINDS = ("tfevents", "wandb", "mlflow", "table", "neptune")
+MODULES = {
+    "tfevents": "tfevents",
+    "wandb": "wandb_files",
+    "mlflow": "mlflow_store",
+    "table": "tables",
+    "neptune": "neptune",
+}
+"""What finds the runs of each kind."""
+KINDS = tuple(MODULES)
 
 _SQLITE = b"SQLite format 3\x00"
 
@@ -118,11 +127,10 @@ def _begin(
     def refuse(text: str) -> None:
         raise InvalidArgument(f"the service does not take what was made of this source: {text}")
 
-    if spool is not None:
-        return run_writer(body, spool=spool, check=check, followers=followers, edition=edition)
     return run_writer(
         body,
-        server=server,
+        server=server if spool is None else None,
+        spool=spool,
         check=check,
         on_warning=refuse,
         patience_s=PATIENCE_S,
@@ -311,39 +319,19 @@ def _holds_neptune(folder: Path) -> bool:
 
 
 def _is_neptune(path: Path) -> bool:
-    try:
+    with needing("Parquet needs pyarrow; pip install 'tsemon[export]'"):
         from tsemon.tools.importing import neptune
 
         return neptune.is_export(path)
-    except ImportError:
-        raise MissingPackage("Parquet needs pyarrow; pip install 'tsemon[export]'") from None
 
 
 def _finder(kind: str, step_column: str | None) -> Callable[[Path], Found]:
     """What finds the runs of a kind. The packages of other tools are imported where their files are to be read."""
-    if kind == "mlflow":
-        from tsemon.tools.importing import mlflow_store
-
-        return mlflow_store.find_runs
-    if kind == "table":
-        from tsemon.tools.importing import tables
-
-        return lambda path: tables.find_runs(path, step_column)
-    try:
-        if kind == "tfevents":
-            from tsemon.tools.importing import tfevents
-
-            return tfevents.find_runs
-        if kind == "wandb":
-            from tsemon.tools.importing import wandb_files
-
-            return wandb_files.find_runs
-        from tsemon.tools.importing import neptune
-
-        return neptune.find_runs
-    except ImportError as error:
-        extra = "export" if kind == "neptune" else "import"
-        raise MissingPackage(f"files of {kind} need {error.name}; pip install 'tsemon[{extra}]'") from None
+    extra = "export" if kind == "neptune" else "import"
+    with needing(f"files of {kind} need another package; pip install 'tsemon[{extra}]'"):
+        module = import_module(f"tsemon.tools.importing.{MODULES[kind]}")
+    find_runs: Callable[..., Found] = module.find_runs
+    return partial(find_runs, step_column=step_column) if kind == "table" else find_runs
 
 
 @contextmanager
