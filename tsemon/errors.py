@@ -7,8 +7,11 @@ the wire, `status` the HTTP status that goes with it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+Word = TypeVar("Word", bound=str)
 
 
 class TsemonError(Exception):
@@ -224,6 +227,14 @@ class RanksDisagree(TsemonError):
 def reason(error: BaseException) -> str:
     """The first sentence of another library's error: what follows is often advice that does not fit."""
     return re.split(r"\n|\. ", str(error))[0].strip() or type(error).__name__
+
+
+def one_of(words: Iterable[Word], given: str | None, what: str) -> Word | None:
+    """The one of `words` that was given, or None where nothing was. Raises InvalidArgument where it is another."""
+    known = {str(word): word for word in words}
+    if given is not None and given not in known:
+        raise InvalidArgument(f"{what} must be one of {', '.join(known)}, got {given!r:.80}")
+    return None if given is None else known[given]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from tsemon.errors import UNANSWERED, InvalidArgument
+from tsemon.errors import UNANSWERED, InvalidArgument, one_of
 from tsemon.terminal import (
     Cell,
     Column,
@@ -39,7 +39,6 @@ from tsemon_client.commands.options import (
     Server,
     check_formats,
     connect,
-    one_of,
 )
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace as changed
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,7 @@ from tsemon.transport import RunWriter, run_writer
 
 PATIENCE_S = 120.0
 """For so long a service is asked again that is busy, or does not answer."""
-MODULES = {
-    "tfevents": "tfevents",
-    "wandb": "wandb_files",
-    "mlflow": "mlflow_store",
-    "table": "tables",
-    "neptune": "neptune",
-}
-"""What finds the runs of each kind."""
-KINDS = tuple(MODULES)
+KINDS = ("tfevents", "wandb", "mlflow", "table", "neptune")
 
 _SQLITE = b"SQLite format 3\x00"
 
@@ -327,11 +318,21 @@ def _is_neptune(path: Path) -> bool:
 
 def _finder(kind: str, step_column: str | None) -> Callable[[Path], Found]:
     """What finds the runs of a kind. The packages of other tools are imported where their files are to be read."""
+    if kind == "table":
+        from tsemon.tools.importing import tables
+
+        return partial(tables.find_runs, step_column=step_column)
     extra = "export" if kind == "neptune" else "import"
-    with needing(f"files of {kind} need another package; pip install 'tsemon[{extra}]'"):
-        module = import_module(f"tsemon.tools.importing.{MODULES[kind]}")
-    find_runs: Callable[..., Found] = module.find_runs
-    return partial(find_runs, step_column=step_column) if kind == "table" else find_runs
+    with needing(f"files of {kind} need a package that is not installed; pip install 'tsemon[{extra}]'"):
+        if kind == "mlflow":
+            from tsemon.tools.importing.mlflow_store import find_runs
+        elif kind == "tfevents":
+            from tsemon.tools.importing.tfevents import find_runs
+        elif kind == "wandb":
+            from tsemon.tools.importing.wandb_files import find_runs
+        else:
+            from tsemon.tools.importing.neptune import find_runs
+    return find_runs
 
 
 @contextmanager
