@@ -31,15 +31,7 @@ from tsemon.terminal import (
 from tsemon_client.commands.completion import complete_project, complete_rule, complete_run
 from tsemon_client.commands.finding import find_run
 from tsemon_client.commands.listening import looks
-from tsemon_client.commands.options import (
-    DEFAULT_SERVER,
-    LOOK,
-    AsCsv,
-    AsJson,
-    Server,
-    check_formats,
-    connect,
-)
+from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, AsCsv, AsJson, Server, check_formats, connect
 
 if TYPE_CHECKING:
     from tsemon_client import Client
