@@ -230,7 +230,7 @@ def reason(error: BaseException) -> str:
 
 
 def one_of(words: Iterable[Word], given: str | None, what: str) -> Word | None:
-    """The one of `words` that was given, or None where nothing was. Raises InvalidArgument where it is another."""
+    """Return the given word, or None if none is given. Raises InvalidArgument if it is not one of `words`."""
     known = {str(word): word for word in words}
     if given is not None and given not in known:
         raise InvalidArgument(f"{what} must be one of {', '.join(known)}, got {given!r:.80}")

@@ -254,13 +254,13 @@ class Harmless(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @functools.lru_cache(maxsize=1024)
 def _written(func: Any) -> list[tuple[int, str]]:
-    """Place and name of the arguments that an operation writes into."""
+    """Return the index and the name of each argument that the operation changes."""
     arguments = enumerate(func._schema.arguments)
     return [(place, a.name) for place, a in arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
 def _waits(func: Any, args: Sequence[Any]) -> bool:
-    """Whether the size or the value of its result must be known. Of x[i] only with a mask: how many entries does it have?"""
+    """Return True if the host must know the size or the value of the result. For x[i], only a mask requires this."""
     if func is torch.ops.aten.index.Tensor:
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
