@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 Axis = Literal["activation", "block", "run"]
 """`activation`: depth + 1 entries, entry 0 is the first block's input. `block`: one per block. `run`: one number."""
@@ -60,6 +60,10 @@ COST_LEGEND = (
     "kept (65,536 at most), r predictions (256 at most), V classes, n losses; activations of 2 or 4 bytes, "
     "everything else of 4"
 )
+
+COSINE: Mapping[str, Any] = {"low": -1.0, "high": 1.0}
+COST_OF_NORM: Mapping[str, Any] = {"flops": "2 N", "traffic": "4 N"}
+COST_OF_UPDATE: Mapping[str, Any] = {"flops": "16 N", "traffic": "60 N"}
 
 CATALOGUE: tuple[Metric, ...] = (
     # Activations: X is (T tokens, D width), m its mean token, P = 11'/T. Mean over the samples of the batch.
@@ -120,8 +124,7 @@ CATALOGUE: tuple[Metric, ...] = (
         title="mean cosine between two tokens",
         equation="mean over i != j of x_i . x_j / (|x_i| |x_j|)",
         source=f"{TSE}, Section 1",
-        low=-1.0,
-        high=1.0,
+        **COSINE,
     ),
     _per_activation(
         name="hfc_lfc",
@@ -189,8 +192,7 @@ CATALOGUE: tuple[Metric, ...] = (
         flops="2 forward passes of S sequences",
         traffic="the same",
         tier="slow",
-        low=-1.0,
-        high=1.0,
+        **COSINE,
     ),
     # The feed-forward part: Z is what its last layer gets, (T tokens, F units).
     _per_block(
@@ -296,15 +298,13 @@ CATALOGUE: tuple[Metric, ...] = (
         title="norm of the block's parameters",
         equation="|w|",
         source=f"{MERRILL}, Section 3",
-        flops="2 N",
-        traffic="4 N",
+        **COST_OF_NORM,
     ),
     _per_block(
         name="grad_norm",
         title="norm of the block's gradient",
         equation="|g|",
-        flops="2 N",
-        traffic="4 N",
+        **COST_OF_NORM,
         log_scale=True,
     ),
     _per_block(
@@ -321,8 +321,7 @@ CATALOGUE: tuple[Metric, ...] = (
         title="norm of the block's update",
         equation="|d|",
         source=f"{MERRILL}, Section 5.5",
-        flops="16 N",
-        traffic="60 N",
+        **COST_OF_UPDATE,
         log_scale=True,
     ),
     _per_block(
@@ -338,8 +337,7 @@ CATALOGUE: tuple[Metric, ...] = (
         source=f"{MERRILL}, Section 5.5",
         flops="2 N",
         traffic="8 N",
-        low=-1.0,
-        high=1.0,
+        **COSINE,
     ),
     _per_block(
         name="gradient_alignment",
@@ -348,8 +346,7 @@ CATALOGUE: tuple[Metric, ...] = (
         source=f"{MERRILL}, Section 5.5",
         flops="2 N",
         traffic="8 N",
-        low=-1.0,
-        high=1.0,
+        **COSINE,
     ),
     _per_block(
         name="direction_cosine",
@@ -358,8 +355,7 @@ CATALOGUE: tuple[Metric, ...] = (
         source=f"{MERRILL}, Section 3",
         flops="6 c",
         traffic="12 c",
-        low=-1.0,
-        high=1.0,
+        **COSINE,
     ),
     # The run: all parameters but embeddings and scalars.
     _per_run(
@@ -425,24 +421,21 @@ CATALOGUE: tuple[Metric, ...] = (
         title="cosine of the whole update with the parameters",
         equation="d . w / (|d| |w|) without embeddings and scalars",
         source=f"{MERRILL}, Section 5.5",
-        low=-1.0,
-        high=1.0,
+        **COSINE,
     ),
     _per_run(
         name="gradient_alignment",
         title="cosine of the whole gradient with the parameters",
         equation="g . w / (|g| |w|) without embeddings and scalars",
         source=f"{MERRILL}, Section 5.5",
-        low=-1.0,
-        high=1.0,
+        **COSINE,
     ),
     _per_run(
         name="direction_cosine",
         title="cosine of all parameters with those of the sample before",
         equation="w . w' / (|w| |w'|) without embeddings and scalars",
         source=f"{MERRILL}, Section 3",
-        low=-1.0,
-        high=1.0,
+        **COSINE,
     ),
     _per_run(
         name="gradient_cosine",
@@ -450,31 +443,27 @@ CATALOGUE: tuple[Metric, ...] = (
         equation="g . g' / (|g| |g'|) without embeddings and scalars",
         flops="6 c",
         traffic="12 c",
-        low=-1.0,
-        high=1.0,
+        **COSINE,
     ),
     _per_run(
         name="embedding_param_norm",
         title="norm of the embeddings",
         equation="|w| of the embeddings",
         source=f"{MERRILL}, Appendix A: given apart",
-        flops="2 N",
-        traffic="4 N",
+        **COST_OF_NORM,
     ),
     _per_run(
         name="embedding_grad_norm",
         title="norm of the gradient of the embeddings",
         equation="|g| of the embeddings",
-        flops="2 N",
-        traffic="4 N",
+        **COST_OF_NORM,
         log_scale=True,
     ),
     _per_run(
         name="embedding_update_norm",
         title="norm of the update of the embeddings",
         equation="|d| of the embeddings",
-        flops="16 N",
-        traffic="60 N",
+        **COST_OF_UPDATE,
         log_scale=True,
     ),
     _per_run(
@@ -482,23 +471,20 @@ CATALOGUE: tuple[Metric, ...] = (
         title="norm of the output head",
         equation="|w| of the output head where it is not tied to the embeddings",
         source=f"{MERRILL}, Appendix A: given apart",
-        flops="2 N",
-        traffic="4 N",
+        **COST_OF_NORM,
     ),
     _per_run(
         name="head_grad_norm",
         title="norm of the gradient of the output head",
         equation="|g| of the output head",
-        flops="2 N",
-        traffic="4 N",
+        **COST_OF_NORM,
         log_scale=True,
     ),
     _per_run(
         name="head_update_norm",
         title="norm of the update of the output head",
         equation="|d| of the output head",
-        flops="16 N",
-        traffic="60 N",
+        **COST_OF_UPDATE,
         log_scale=True,
     ),
     _per_run(

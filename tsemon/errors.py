@@ -7,21 +7,28 @@ the wire, `status` the HTTP status that goes with it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+Word = TypeVar("Word", bound=str)
 
 
 class TsemonError(Exception):
     """Root of all errors that tsemon raises on purpose."""
 
     code = "error"
+    """A class that names none has its own name in snake case: `UnknownRun` is `unknown_run`."""
     status = 500
+
+    def __init_subclass__(cls) -> None:
+        if "code" not in vars(cls):
+            cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
 class InvalidArgument(TsemonError, ValueError):
     """An argument is of the wrong kind or out of its range."""
 
-    code = "invalid_argument"
     status = 422
 
 
@@ -34,153 +41,122 @@ class ShapeError(InvalidArgument):
 class MissingPackage(TsemonError, ImportError):
     """Something that tsemon does not need by itself, and this call does, is not installed."""
 
-    code = "missing_package"
     status = 501
 
 
 class MissingData(TsemonError, FileNotFoundError):
     """A data set, a file of it or a checkpoint is not where it was looked for."""
 
-    code = "missing_data"
-
 
 class MissingDevice(TsemonError, RuntimeError):
     """Something needs a device, such as a GPU, that this machine does not have."""
-
-    code = "missing_device"
 
 
 class InvalidFrame(InvalidArgument):
     """A frame or a body of frames that the wire format does not allow."""
 
-    code = "invalid_frame"
-
 
 class InvalidRules(InvalidArgument):
     """A rule, or a file of rules, that says something which rules cannot say."""
-
-    code = "invalid_rules"
 
 
 class InvalidRange(InvalidArgument):
     """A range of steps that ends before it starts."""
 
-    code = "invalid_range"
-
 
 class InvalidDocument(InvalidArgument):
     """A YAML document that cannot be read, or that says what is not allowed; the text names the line."""
-
-    code = "invalid_document"
 
 
 class InvalidRecording(InvalidArgument):
     """A file that is no recorded run, or not one that can be read to its end."""
 
-    code = "invalid_recording"
-
 
 class NoBlocksFound(InvalidArgument):
     """The model holds nothing that looks like a stack of transformer blocks."""
-
-    code = "no_blocks_found"
 
 
 class UnknownRun(TsemonError, LookupError):
     """No run has this id."""
 
-    code = "unknown_run"
     status = 404
 
 
 class UnknownAttempt(TsemonError, LookupError):
     """The run has no attempt of this number."""
 
-    code = "unknown_attempt"
     status = 404
 
 
 class UnknownFrame(TsemonError, LookupError):
     """The run, or this attempt of it, has no frame."""
 
-    code = "unknown_frame"
     status = 404
 
 
 class UnknownMetric(TsemonError, LookupError):
     """Neither the catalogue nor the run knows this metric."""
 
-    code = "unknown_metric"
     status = 404
 
 
 class UnknownLayer(TsemonError, LookupError):
     """The metric has no such layer, or no such head."""
 
-    code = "unknown_layer"
     status = 404
 
 
 class UnknownAlert(TsemonError, LookupError):
     """No alert has this id."""
 
-    code = "unknown_alert"
     status = 404
 
 
 class UnknownSilence(TsemonError, LookupError):
     """No silence has this id."""
 
-    code = "unknown_silence"
     status = 404
 
 
 class UnknownRule(TsemonError, LookupError):
     """No rule has this name."""
 
-    code = "unknown_rule"
     status = 404
 
 
 class Unauthorized(TsemonError):
     """The service needs a token, and none came that it knows."""
 
-    code = "unauthorized"
     status = 401
 
 
 class Forbidden(TsemonError):
     """The token is not for this."""
 
-    code = "forbidden"
     status = 403
 
 
 class WrongAlertState(TsemonError):
     """The alert is not in a state in which this can be done to it."""
 
-    code = "wrong_alert_state"
     status = 409
 
 
 class BodyTooLarge(TsemonError):
     """A request's body is over the service's limit."""
 
-    code = "body_too_large"
     status = 413
 
 
 class LimitReached(TsemonError):
     """The service has as many things of a kind as it takes; nothing is wrong with this one."""
 
-    code = "limit_reached"
     status = 409
 
 
 class Busy(TsemonError):
     """The service has too much under way; the same request will do later."""
 
-    code = "busy"
     status = 503
 
     def __init__(self, text: str, *, retry_after_s: float = 1.0) -> None:
@@ -191,21 +167,18 @@ class Busy(TsemonError):
 class TooManyRequests(Busy):
     """Whoever asks has asked too often."""
 
-    code = "too_many_requests"
     status = 429
 
 
 class TooSlow(TsemonError):
     """What was to come did not come in time."""
 
-    code = "too_slow"
     status = 408
 
 
 class UnsupportedEncoding(TsemonError):
     """A request's body is compressed in a way that the service does not read."""
 
-    code = "unsupported_encoding"
     status = 415
 
 
@@ -225,8 +198,6 @@ class SpoolError(TsemonError, OSError):
 class SpoolInUse(SpoolError):
     """The spool belongs to a living process."""
 
-    code = "spool_in_use"
-
 
 class CheckpointError(TsemonError, OSError):
     """The folder of checkpoints cannot be made or written, or belongs to a living process."""
@@ -237,7 +208,6 @@ class CheckpointError(TsemonError, OSError):
 class ServerUnreachable(TsemonError, ConnectionError):
     """No answer from the service; what is spooled is kept and sent again."""
 
-    code = "server_unreachable"
     retry_after_s: float | None = None
     """How long the service asked to be left alone, where it did."""
 
@@ -249,13 +219,9 @@ UNANSWERED = (ServerUnreachable, Busy, StoreError)
 class ServerRefused(TsemonError):
     """The service answered, and will not take this request however often it is sent."""
 
-    code = "server_refused"
-
 
 class RanksDisagree(TsemonError):
     """The processes that train one model together do not attach in the same way, or one of them could not."""
-
-    code = "ranks_disagree"
 
 
 def reason(error: BaseException) -> str:
@@ -263,10 +229,18 @@ def reason(error: BaseException) -> str:
     return re.split(r"\n|\. ", str(error))[0].strip() or type(error).__name__
 
 
+def one_of(words: Iterable[Word], given: str | None, what: str) -> Word | None:
+    """Return the given word, or None if none is given. Raises InvalidArgument if it is not one of `words`."""
+    known = {str(word): word for word in words}
+    if given is not None and given not in known:
+        raise InvalidArgument(f"{what} must be one of {', '.join(known)}, got {given!r:.80}")
+    return None if given is None else known[given]
+
+
 @contextmanager
 def needing(text: str) -> Iterator[None]:
-    """Raises MissingPackage with this text where an import in the block fails."""
+    """Raises MissingPackage with this text, and why, where an import in the block fails."""
     try:
         yield
     except ImportError as error:
-        raise MissingPackage(text) from error
+        raise MissingPackage(f"{text} ({error})") from error

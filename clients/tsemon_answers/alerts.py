@@ -41,8 +41,7 @@ States = Annotated[
     _read_as(Annotated[list[AlertState], Field(max_length=4), BeforeValidator(_listed)] | None),
 ]
 Moment = Annotated[
-    datetime | str | None,
-    _read_as(Annotated[datetime, Field(strict=False), BeforeValidator(_written_out)] | None),
+    datetime | str | None, _read_as(Annotated[datetime, Field(strict=False), BeforeValidator(_written_out)] | None)
 ]
 
 

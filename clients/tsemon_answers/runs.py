@@ -7,10 +7,11 @@ from datetime import datetime
 from html import escape
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field, FiniteFloat, PrivateAttr
 
+from tsemon.catalogue import Axis
 from tsemon.errors import TsemonError
-from tsemon.wire import RunState
+from tsemon.wire import NAME, RunState
 from tsemon_answers import display
 from tsemon_answers.record import Newer, OfProject, Page, Query, Record
 from tsemon_answers.series import Heatmap
@@ -188,22 +189,25 @@ class Latest(Record):
     """Its numbers; null where they are not finite."""
 
 
+Line = Annotated[str, Field(pattern=f"^({NAME})?$", max_length=128)]
+
+
 class OwnQuantity(Record):
     """A metric of the user's own."""
 
-    axis: Literal["activation", "block", "run"]
+    axis: Axis
     """activation: a value per block and one for the first block's input. block: one per block. run: one per step."""
-    title: str
+    title: Line = ""
     """Its meaning in a few words."""
-    equation: str
+    equation: Line = ""
     """How it is defined."""
-    unit: str
+    unit: Line = "1"
     """Its unit."""
-    low: float | None
+    low: FiniteFloat | None = None
     """Smallest possible value; null if there is no bound."""
-    high: float | None
+    high: FiniteFloat | None = None
     """Largest possible value; null if there is no bound."""
-    log_scale: bool
+    log_scale: bool = False
     """True if charts should use a logarithmic scale."""
 
 

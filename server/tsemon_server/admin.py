@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Look after the service's database.", no_args_is_help=True)
 
 
-@app.command(
-    epilog=examples(
-        "tsemon admin check",
-        "tsemon admin check --json | jq '.findings | length'",
-    )
-)
+@app.command(epilog=examples("tsemon admin check", "tsemon admin check --json | jq '.findings | length'"))
 def check(database: AnyDatabase = None, as_json: AsJson = False) -> None:
     """Recount everything and decode every checksum. Changes nothing, works beside a service; exits 1 at damage."""
     findings: list[Finding] = []
@@ -77,10 +72,7 @@ def vacuum(database: AnyDatabase = None) -> None:
         "tsemon admin backup /backup/tsemon.dump --database postgresql://tsemon@db/tsemon",
     )
 )
-def backup(
-    file: Annotated[Path, typer.Argument(help="A new file.")],
-    database: AnyDatabase = None,
-) -> None:
+def backup(file: Annotated[Path, typer.Argument(help="A new file.")], database: AnyDatabase = None) -> None:
     """Copy the database as it is now into a file, while the service goes on."""
     from tsemon_server.store.backups import backup as write_backup
 

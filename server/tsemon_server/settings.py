@@ -6,22 +6,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-from tsemon.errors import InvalidArgument
+from tsemon.errors import InvalidArgument, one_of
 from tsemon_server.limits.values import Limits, limits_from
 from tsemon_server.logs import LOG_FORMATS, LOG_LEVELS, LogFormat, LogLevel
 
 MAX_WORKERS = 64
-Word = TypeVar("Word", bound=str)
-
-
-def one_of(words: Iterable[Word], found: str | None, what: str) -> Word | None:
-    """The one of `words` that was found, or None where nothing was. Raises InvalidArgument where it is another."""
-    known = {str(word): word for word in words}
-    if found is not None and found not in known:
-        raise InvalidArgument(f"{what} must be one of {', '.join(known)}, got {found!r:.80}")
-    return None if found is None else known[found]
 
 
 @dataclass(frozen=True, kw_only=True)

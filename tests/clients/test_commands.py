@@ -365,8 +365,8 @@ class TestWrongUsage:
         [
             (("runs", "--json", "--csv"), "--json or --csv, got both"),
             (("runs", "gpt", "--state", "running"), "a run or filters"),
-            (("runs", "--condition", "gone"), "--condition is one of running, silent"),
-            (("alerts", "--severity", "awful"), "--severity is one of info"),
+            (("runs", "--condition", "gone"), "--condition must be one of running, silent"),
+            (("alerts", "--severity", "awful"), "--severity must be one of info"),
             (("alerts", "--since", "yesterday"), "--since takes 30m"),
             (("alerts", "--since", "999999w"), "in the years 1 to 9999, got '999999w'"),
             (("alerts", "--firing", "--state", "resolved"), "--firing or --state"),

@@ -10,15 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import tsemon
-from tsemon.errors import MissingPackage
+from tsemon.errors import needing
 from tsemon.wire import RunState
 
-try:
+with needing("tsemon.integrations.accelerate needs accelerate; pip install 'tsemon[integrations]'"):
     from accelerate import Accelerator
-except ImportError as error:
-    raise MissingPackage(
-        f"tsemon.integrations.accelerate needs accelerate; pip install 'tsemon[integrations]' ({error})"
-    ) from error
 
 
 def attach(

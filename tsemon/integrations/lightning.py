@@ -6,14 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import tsemon
-from tsemon.errors import MissingPackage
+from tsemon.errors import needing
 
-try:
+with needing("tsemon.integrations.lightning needs lightning; pip install 'tsemon[integrations]'"):
     from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError as error:
-    raise MissingPackage(
-        f"tsemon.integrations.lightning needs lightning; pip install 'tsemon[integrations]' ({error})"
-    ) from error
 
 
 class TsemonCallback(Callback):

@@ -7,14 +7,10 @@ import weakref
 from typing import Any
 
 import tsemon
-from tsemon.errors import MissingPackage
+from tsemon.errors import needing
 
-try:
+with needing("tsemon.integrations.transformers needs transformers; pip install 'tsemon[integrations]'"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-except ImportError as error:
-    raise MissingPackage(
-        f"tsemon.integrations.transformers needs transformers; pip install 'tsemon[integrations]' ({error})"
-    ) from error
 
 
 class TsemonCallback(TrainerCallback):  # type: ignore[misc]

@@ -71,7 +71,7 @@ def attention_entropy_min(scores_BHQK: Tensor, visible_BHQK: Tensor) -> Tensor:
 def attention_entropy_se(entropy_BHQ: Tensor, *, num_samples: int, num_rows: int) -> Tensor:
     """Return the standard error of an attention entropy that stands for more rows than those it was computed on.
 
-    se^2 = (1 - b/B) s_b^2 / b + b/B (1 - n/N) s_w^2 / n         (Cochran, Sampling Techniques, Chapter 10)
+    sqrt((1 - b/B) s_b^2 / b + b/B (1 - n/N) s_w^2 / n)           (Cochran, Sampling Techniques, Chapter 10)
 
     s_b^2 is the variance of the samples' means, s_w^2 the variance of the rows of one sample, both of the mean over heads.
 

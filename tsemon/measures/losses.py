@@ -45,12 +45,12 @@ def loss_mean(losses_N: Tensor) -> Tensor:
 
 
 def loss_min(losses_N: Tensor) -> Tensor:
-    """Return the lowest of the losses (..., N) that are finite, (...) in float64. NaN if none is.      (tsemon)"""
+    """Return the min over the losses (..., N) that are finite, (...) in float64. NaN if none is.      (tsemon)"""
     return _of("loss_min", losses_N)
 
 
 def loss_max(losses_N: Tensor) -> Tensor:
-    """Return the highest of the losses (..., N) that are finite, (...) in float64. NaN if none is.     (tsemon)"""
+    """Return the max over the losses (..., N) that are finite, (...) in float64. NaN if none is.      (tsemon)"""
     return _of("loss_max", losses_N)
 
 

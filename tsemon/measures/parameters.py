@@ -130,22 +130,104 @@ def checkpoint_cosine(theta: Vector, theta_next: Vector) -> Tensor:
 
 # Metrics that are one of these of other tensors.
 
-update_norm = step_size
-"""|theta' - theta| of the parameters of one block."""
-update_alignment = alignment
-"""Cosine of the update with the parameters, of one block or of all parameters but embeddings and scalars."""
-direction_cosine = checkpoint_cosine
-"""Cosine of the parameters with the parameters at the sample before, of one block or of all but embeddings and scalars."""
-gradient_cosine = checkpoint_cosine
-"""Cosine of the gradient with the gradient at the sample before, of all parameters but embeddings and scalars."""
-grad_norm = grad_norm_qk = param_norm
-"""|g| of one block, and of the weights and biases in it that make queries and keys."""
-total_param_norm = embedding_param_norm = head_param_norm = param_norm
-"""|theta| of all parameters but embeddings and scalars, of the embeddings, and of the output head."""
-total_grad_norm = embedding_grad_norm = head_grad_norm = param_norm
-"""|g| of the same."""
-embedding_update_norm = head_update_norm = step_size
-"""|theta' - theta| of the embeddings, and of the output head."""
+
+def grad_norm(gradient: Vector) -> Tensor:
+    """Norm of the gradient of one block, a scalar tensor >= 0: |g|    (tsemon)"""
+    return param_norm(gradient)
+
+
+def grad_norm_qk(gradient: Vector) -> Tensor:
+    """Norm of the gradient of what makes one block's queries and keys, a scalar tensor >= 0: |g|    (tsemon)"""
+    return param_norm(gradient)
+
+
+def total_grad_norm(gradient: Vector) -> Tensor:
+    """Norm of the gradient of all parameters but embeddings and scalars, a scalar tensor >= 0: |g|    (tsemon)"""
+    return param_norm(gradient)
+
+
+def embedding_grad_norm(gradient: Vector) -> Tensor:
+    """Norm of the gradient of the embeddings, a scalar tensor >= 0: |g|    (tsemon)"""
+    return param_norm(gradient)
+
+
+def head_grad_norm(gradient: Vector) -> Tensor:
+    """Norm of the gradient of the output head, a scalar tensor >= 0: |g|    (tsemon)"""
+    return param_norm(gradient)
+
+
+def total_param_norm(theta: Vector) -> Tensor:
+    """Norm of all parameters but embeddings and scalars, a scalar tensor >= 0.
+
+    |theta|                                          (Parameter Norm Growth, arXiv 2010.09697, Appendix A)
+    """
+    return param_norm(theta)
+
+
+def embedding_param_norm(theta: Vector) -> Tensor:
+    """Norm of the embeddings, a scalar tensor >= 0: |theta|    (Parameter Norm Growth, arXiv 2010.09697, Appendix A)"""
+    return param_norm(theta)
+
+
+def head_param_norm(theta: Vector) -> Tensor:
+    """Norm of the output head, a scalar tensor >= 0: |theta|    (Parameter Norm Growth, arXiv 2010.09697, Appendix A)"""
+    return param_norm(theta)
+
+
+def update_norm(theta: Vector, theta_next: Vector) -> Tensor:
+    """Norm of the update of one block, a scalar tensor >= 0.
+
+    |theta' - theta|                                 (Parameter Norm Growth, arXiv 2010.09697, Section 5.5)
+
+    Raises ShapeError where the two differ in shape.
+    """
+    return step_size(theta, theta_next)
+
+
+def embedding_update_norm(theta: Vector, theta_next: Vector) -> Tensor:
+    """Norm of the update of the embeddings, a scalar tensor >= 0: |theta' - theta|    (tsemon)
+
+    Raises ShapeError where the two differ in shape.
+    """
+    return step_size(theta, theta_next)
+
+
+def head_update_norm(theta: Vector, theta_next: Vector) -> Tensor:
+    """Norm of the update of the output head, a scalar tensor >= 0: |theta' - theta|    (tsemon)
+
+    Raises ShapeError where the two differ in shape.
+    """
+    return step_size(theta, theta_next)
+
+
+def update_alignment(theta: Vector, theta_next: Vector) -> Tensor:
+    """Cosine of the update with the parameters, of one block or of all but embeddings and scalars.
+
+    (theta' - theta) . theta / (|theta' - theta| |theta|)        (Parameter Norm Growth, arXiv 2010.09697, Section 5.5)
+
+    Returns a scalar tensor in [-1, 1], NaN when either is zero. Raises ShapeError where the two differ in shape.
+    """
+    return alignment(theta, theta_next)
+
+
+def direction_cosine(theta: Vector, theta_next: Vector) -> Tensor:
+    """Cosine of the parameters with those at the sample before, of one block or of all but embeddings and scalars.
+
+    theta . theta' / (|theta| |theta'|)              (Parameter Norm Growth, arXiv 2010.09697, Section 3)
+
+    Returns a scalar tensor in [-1, 1], NaN when either is zero. Raises ShapeError where the two differ in shape.
+    """
+    return checkpoint_cosine(theta, theta_next)
+
+
+def gradient_cosine(gradient: Vector, gradient_next: Vector) -> Tensor:
+    """Cosine of the gradient with that at the sample before, of all parameters but embeddings and scalars.
+
+    g . g' / (|g| |g'|)                              (tsemon)
+
+    Returns a scalar tensor in [-1, 1], NaN when either is zero. Raises ShapeError where the two differ in shape.
+    """
+    return checkpoint_cosine(gradient, gradient_next)
 
 
 def _cosine(xs: list[Tensor], ys: list[Tensor]) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from tsemon.errors import InvalidArgument, MissingPackage
+from tsemon.errors import InvalidArgument, needing
 from tsemon.mirrors.numbers import Layers, checked_layers, numbers_of
 from tsemon.wire import Frame
 
@@ -17,12 +17,8 @@ class TensorBoard:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, layers: Layers = "aggregates") -> None:
-        try:
+        with needing("a mirror in TensorBoard needs tensorboard; pip install tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingPackage(
-                f"a mirror in TensorBoard needs tensorboard; pip install tensorboard ({error})"
-            ) from None
         self._layers = checked_layers(layers)
         self._folder = os.fspath(folder)
         try:

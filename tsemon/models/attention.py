@@ -87,13 +87,7 @@ class SelfAttention(nn.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        heads: int,
-        causal: bool = False,
-        *,
-        scale: float | None = None,
-        path: AttentionPath = "sdpa",
+        self, width: int, heads: int, causal: bool = False, *, scale: float | None = None, path: AttentionPath = "sdpa"
     ) -> None:
         super().__init__()
         check_heads(width, heads)

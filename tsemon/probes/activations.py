@@ -32,8 +32,7 @@ class ActivationProbe(Part):
     METRICS = (*STATE_MEANS, DEESCALATED, "global_diversity", "hidden_rms", "hidden_max", *RANKS)
 
     def __init__(self, blocks: list[Block], depth: int, states: HiddenStates, calls: Calls) -> None:
-        self._states = states
-        self._calls = calls
+        self._states, self._calls = states, calls
         super().__init__(blocks, depth)
 
     def forget(self) -> None:

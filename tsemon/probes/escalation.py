@@ -33,8 +33,7 @@ class EscalationProbe(Part):
     METRICS = ("escalation_rate",)
 
     def __init__(self, blocks: list[Block], depth: int, states: HiddenStates, calls: Calls) -> None:
-        self._states = states
-        self._calls = calls
+        self._states, self._calls = states, calls
         super().__init__(blocks, depth)
 
     def forget(self) -> None:

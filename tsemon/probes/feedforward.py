@@ -35,8 +35,7 @@ class FeedForwardProbe(Part):
     METRICS = ("dead_units",)
 
     def __init__(self, blocks: list[Block], depth: int, padding: Padding, calls: Calls) -> None:
-        self._padding = padding
-        self._calls = calls
+        self._padding, self._calls = padding, calls
         super().__init__(blocks, depth)
 
     def listen(self, hooks: Hooks) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -221,15 +221,6 @@ def _added(one: Partials | None, other: Partials) -> Partials:
     }
 
 
-class _Kind(NamedTuple):
-    """Side effects of an operation."""
-
-    written: Sequence[tuple[int, str]]
-    """Place and name of the arguments that it writes into."""
-    is_random: bool
-    waits: bool
-
-
 class Harmless(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises InvalidArgument before an operation that would change the training, or make it wait for the device."""
 
@@ -240,19 +231,18 @@ class Harmless(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        kind = _kind(func)
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        for place, name in kind.written:
+        for place, name in _written(func):
             written = args[place] if place < len(args) else kwargs.get(name)
             if any(_memory(leaf) not in self._own for leaf in tree_leaves(written) if isinstance(leaf, Tensor)):
                 raise InvalidArgument(
                     f"it must not write into a tensor that it has not made ({func}); write into a copy"
                 )
-        if kind.is_random and kwargs.get("generator") is None:
+        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
             raise InvalidArgument(
                 f"it must not draw from the global random state ({func}); use a torch.Generator of its own"
             )
-        if (kind.waits and not _is_harmless_index(func, args)) or _leaves_device(func, given, kwargs):
+        if _waits(func, args) or _leaves_device(func, given, kwargs):
             raise InvalidArgument(
                 f"it must not wait for the device ({func}); compute with tensors instead, as torch.where does"
             )
@@ -263,19 +253,17 @@ class Harmless(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @functools.lru_cache(maxsize=1024)
-def _kind(func: Any) -> _Kind:
+def _written(func: Any) -> list[tuple[int, str]]:
+    """Return the index and the name of each argument that the operation changes."""
     arguments = enumerate(func._schema.arguments)
-    return _Kind(
-        written=[(place, a.name) for place, a in arguments if a.alias_info is not None and a.alias_info.is_write],
-        is_random=torch.Tag.nondeterministic_seeded in func.tags,
-        waits=bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}),
-    )
+    return [(place, a.name) for place, a in arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
-def _is_harmless_index(func: Any, args: Sequence[Any]) -> bool:
-    """Whether it is x[i] with whole numbers: of a mask the device would have to say how many entries it has."""
-    is_index = func is torch.ops.aten.index.Tensor
-    return is_index and not any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+def _waits(func: Any, args: Sequence[Any]) -> bool:
+    """Return True if the host must know the size or the value of the result. For x[i], only a mask requires this."""
+    if func is torch.ops.aten.index.Tensor:
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
 def _leaves_device(func: Any, given: Collection[Tensor], kwargs: Mapping[str, Any]) -> bool:

@@ -46,8 +46,7 @@ class AttentionPart(Part, ABC):
     """A part that looks at the first attention of each block's self-attention module."""
 
     def __init__(self, blocks: list[Block], depth: int, padding: Padding, calls: Calls) -> None:
-        self._padding = padding
-        self._calls = calls
+        self._padding, self._calls = padding, calls
         super().__init__(blocks, depth)
 
     def forget(self) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 import tsemon
-from tsemon.errors import InvalidArgument, MissingPackage
+from tsemon.errors import InvalidArgument, MissingPackage, one_of
 from tsemon.terminal import Column, examples, print_json, print_table, say
 from tsemon_client.commands import alerts, runs, series, tail
 from tsemon_client.commands.completion import complete_run
@@ -106,7 +106,7 @@ def serve(
     _require("fastapi", "uvicorn", "sqlalchemy", "alembic", extra="server")
     from tsemon_server.logs import LOG_FORMATS, LOG_LEVELS
     from tsemon_server.main import serve as serve_forever
-    from tsemon_server.settings import host_names, one_of, settings_from_environment
+    from tsemon_server.settings import host_names, settings_from_environment
 
     if spool is not None and database is not None:
         raise InvalidArgument("expected --spool or --database, got both; a spool folder is shown without a database")

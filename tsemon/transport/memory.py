@@ -23,12 +23,7 @@ class MemorySpool:
     folder = None
 
     def __init__(
-        self,
-        registration: Mapping[str, Any],
-        writer: str,
-        *,
-        max_frames: int = 10_000,
-        max_bytes: int = 64 * 2**20,
+        self, registration: Mapping[str, Any], writer: str, *, max_frames: int = 10_000, max_bytes: int = 64 * 2**20
     ) -> None:
         self.registration = dict(registration)
         self.writer = writer

@@ -387,8 +387,7 @@ class Outbox:
             # Its alerts went with it.
             self._alerts, self._told_alerts = (), {}
             self._warn(
-                "server",
-                f"{error}; the run is registered again, but what had arrived before is gone with its database",
+                "server", f"{error}; the run is registered again, but what had arrived before is gone with its database"
             )
         else:
             self._warn("server", f"{self._last_error}; frames are kept and sent again until they arrive")

@@ -55,11 +55,7 @@ class Synced:
 
 
 def sync(
-    root: Path | str,
-    server: str,
-    *,
-    timeout_s: float = 10.0,
-    on_warning: Callable[[str], None] = lambda _text: None,
+    root: Path | str, server: str, *, timeout_s: float = 10.0, on_warning: Callable[[str], None] = lambda _text: None
 ) -> list[Synced]:
     """Deliver all spools under `root` whose writer is gone, the oldest first, and delete those that are drained.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from tsemon.errors import UNANSWERED, InvalidArgument
+from tsemon.errors import UNANSWERED, InvalidArgument, one_of
 from tsemon.terminal import (
     Cell,
     Column,
@@ -31,16 +31,7 @@ from tsemon.terminal import (
 from tsemon_client.commands.completion import complete_project, complete_rule, complete_run
 from tsemon_client.commands.finding import find_run
 from tsemon_client.commands.listening import looks
-from tsemon_client.commands.options import (
-    DEFAULT_SERVER,
-    LOOK,
-    AsCsv,
-    AsJson,
-    Server,
-    check_formats,
-    connect,
-    one_of,
-)
+from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, AsCsv, AsJson, Server, check_formats, connect
 
 if TYPE_CHECKING:
     from tsemon_client import Client

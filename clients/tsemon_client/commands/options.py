@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +11,6 @@ from tsemon.errors import InvalidArgument, MissingPackage
 if TYPE_CHECKING:
     from tsemon_client import Client
 
-T = TypeVar("T", bound=str)
 
 LOOK = "Look"
 """Where the help shows these commands."""
@@ -39,13 +37,3 @@ def connect(server: str, *, retries: int = 3) -> Client:
 def check_formats(as_json: bool, as_csv: bool) -> None:
     if as_json and as_csv:
         raise InvalidArgument("expected --json or --csv, got both")
-
-
-def one_of(words: Sequence[T], given: str | None, option: str) -> T | None:
-    """Raises InvalidArgument, which names them, for another word."""
-    for word in words:
-        if word == given:
-            return word
-    if given is None:
-        return None
-    raise InvalidArgument(f"{option} is one of {', '.join(words)}, got {given!r:.80}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from tsemon.errors import InvalidArgument, ServerRefused
+from tsemon.errors import InvalidArgument, ServerRefused, one_of
 from tsemon.terminal import (
     Cell,
     Column,
@@ -31,7 +31,7 @@ from tsemon_client.commands.alerts import print_alerts
 from tsemon_client.commands.completion import complete_project, complete_run, complete_tag
 from tsemon_client.commands.drawing import NOT_FINITE, bars_for, fitted, sparkline
 from tsemon_client.commands.finding import find_run
-from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, AsCsv, AsJson, Server, check_formats, connect, one_of
+from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, AsCsv, AsJson, Server, check_formats, connect
 
 if TYPE_CHECKING:
     from tsemon.wire import AlertState

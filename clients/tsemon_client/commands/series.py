@@ -176,8 +176,7 @@ def _show_layers(heat: Heatmap, run: RunDetail, is_table: bool, as_json: bool, a
     if is_table:
         columns = [Column("step", right=True), *(Column(str(layer), right=True) for layer in range(heat.layers))]
         print_table(
-            columns,
-            [[_step(step), *map(number, values)] for step, values in zip(heat.step, heat.values, strict=True)],
+            columns, [[_step(step), *map(number, values)] for step, values in zip(heat.step, heat.values, strict=True)]
         )
         return
     say(f"{run.project}/{run.run}: {heat.metric}, steps {heat.step[0]:,} to {heat.step[-1]:,}")

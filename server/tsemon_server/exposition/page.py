@@ -49,12 +49,7 @@ class Exposition:
     """The newest values of all live runs, and what the service counts of itself."""
 
     def __init__(
-        self,
-        store: Store,
-        meters: Meters,
-        settings: MetricsSettings,
-        *,
-        clock: Callable[[], float] = time.time,
+        self, store: Store, meters: Meters, settings: MetricsSettings, *, clock: Callable[[], float] = time.time
     ) -> None:
         self._store, self._meters, self._settings = store, meters, settings
         self._clock = clock
@@ -96,9 +91,7 @@ class Exposition:
         now = self._clock()
         with self._store.read() as reader:
             live = reader.live.runs(
-                running_since=now - SILENCE_S,
-                ended_since=now - self._settings.grace_s,
-                most=self._settings.max_runs,
+                running_since=now - SILENCE_S, ended_since=now - self._settings.grace_s, most=self._settings.max_runs
             )
             alerts = reader.alerts.firing()
         families, left_out = shown(live.runs, alerts, self._settings, self._templates)

@@ -27,11 +27,7 @@ def evidence(
         "conditions": [_held(comparison, slots) for comparison in compiled.comparisons],
         "layers": {m.name: _profile(m.of(view)) for m in _measures(compiled) if m.kind != "scalar"},
         "numbers": numbers(compiled, slots),
-        "held": {
-            "since_step": change.since_step,
-            "samples": change.samples,
-            "steps": view.step - change.since_step,
-        },
+        "held": {"since_step": change.since_step, "samples": change.samples, "steps": view.step - change.since_step},
         "window": _window(window),
         "also_firing": also,
         "not_measured": [measure.name for measure in _measures(compiled) if measure.of(view) is None],

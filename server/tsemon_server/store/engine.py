@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,7 @@ class Database:
         if is_sqlite and migrate:
             _hide_from_others(self.engine.url.database)
         self._writing_engine = self.engine.execution_options(writes=True)
+        self._explained = partial(_explained, self.engine)
         self.where = without_password(self.engine.url)
         self.num_writers = 1 if is_sqlite else 2
         """So many threads that write are of use."""
@@ -224,11 +225,6 @@ class Database:
                 return [text for (text,) in raw.execute("PRAGMA integrity_check") if text != "ok"]
         except sqlite3.DatabaseError as error:  # so bad that it cannot go on
             return [str(error)]
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        with _explained(self.engine):
-            yield
 
 
 @contextmanager

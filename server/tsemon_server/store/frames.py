@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from tsemon_server.store.series.exporting import Export
 from tsemon_server.store.series.frames import PastFrame
 from tsemon_server.store.series.metric import Metric
 from tsemon_server.store.series.packing import Kind
-from tsemon_server.store.streams import Address, At, Newest, Span, Stream
+from tsemon_server.store.streams import Address, At, Newest, Span, Stream, Which
 
 Layers = Mapping[str, NDArray[np.floating[Any]]]
 
@@ -42,32 +42,14 @@ class Frames:
         )
 
     def metric(
-        self,
-        run_id: str,
-        kind: Kind,
-        metric: str,
-        *,
-        entry: Shape | None = None,
-        from_step: int | None = None,
-        to_step: int | None = None,
-        attempt: int | None = None,
+        self, run_id: str, kind: Kind, metric: str, *, entry: Shape | None = None, **which: Unpack[Which]
     ) -> Metric:
         """What is stored of `metric`. `entry` is a row (layer) and a column (head); without it all rows are read."""
-        spans = self._visible(run_id, attempt, from_step, to_step)
-        return self._series.read(self._unit, run_id, spans, kind, metric, entry)
+        return self._series.read(self._unit, run_id, self._visible(run_id, **which), kind, metric, entry)
 
-    def export(
-        self,
-        run_id: str,
-        *,
-        metrics: Sequence[str] | None = None,
-        from_step: int | None = None,
-        to_step: int | None = None,
-        attempt: int | None = None,
-    ) -> Export:
+    def export(self, run_id: str, *, metrics: Sequence[str] | None = None, **which: Unpack[Which]) -> Export:
         """Whole frames, with some metrics or all."""
-        spans = self._visible(run_id, attempt, from_step, to_step)
-        return self._series.export(self._unit, run_id, spans, metrics)
+        return self._series.export(self._unit, run_id, self._visible(run_id, **which), metrics)
 
     def after(self, run_id: str, attempt: int, step: int) -> list[Frame]:
         """The attempt's frames after `step` in the order of steps; of one step, by writer and seq."""
@@ -75,7 +57,7 @@ class Frames:
 
     def nearest(self, run_id: str, step: int | None, attempt: int | None) -> At | None:
         """Where the nearest frame to `step` is, or the newest one."""
-        spans = self._visible(run_id, attempt)
+        spans = self._visible(run_id, attempt=attempt)
         return self._series.nearest(self._unit, run_id, spans, NEVER if step is None else step)
 
     def at(self, run_id: str, at: At) -> Sequence[PastFrame]:
@@ -102,10 +84,8 @@ class Frames:
         found = (one for one in of_step if (one.writer, one.seq) == (writer, seq))
         return next(((one.time, one.scalars) for one in found), (0.0, {}))
 
-    def _visible(
-        self, run_id: str, attempt: int | None = None, from_step: int | None = None, to_step: int | None = None
-    ) -> list[Span]:
-        return visible(self._unit.connection, run_id, attempt=attempt, from_step=from_step, to_step=to_step)
+    def _visible(self, run_id: str, **which: Unpack[Which]) -> list[Span]:
+        return visible(self._unit.connection, run_id, which)
 
 
 class Added(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 
 class Stream(NamedTuple):
@@ -12,6 +12,15 @@ class Stream(NamedTuple):
     run_id: str
     attempt: int
     writer: str
+
+
+class Which(TypedDict, total=False):
+    """Which frames of a run a question is about: all of one attempt, or what no later attempt hides."""
+
+    attempt: int | None
+    from_step: int | None
+    to_step: int | None
+    """The first and the last step are both included; without them, or with None, there is no bound."""
 
 
 class Span(NamedTuple):

@@ -578,3 +578,23 @@ class TestTheCatalogue:
             text = " ".join(getattr(m, name).__doc__.split())
             assert re.search(r"arXiv \d{4}\.\d{5}|Transformer Oversmoothing|\(tsemon\)|Cochran", text), name
             assert re.search(r"\(\.\.\.|scalar", text), f"{name} does not give its shapes"
+
+    def test_has_functions_of_their_own_names(self):
+        assert {name for name in self.NAMES - NOT_OF_TENSORS.keys() if getattr(m, name).__name__ != name} == set()
+
+    @pytest.mark.parametrize("metric", [metric for metric in CATALOGUE if metric.name not in NOT_OF_TENSORS])
+    def test_has_functions_that_give_its_equation(self, metric):
+        """Word for word for norms and cosines of w, g and d; of other metrics the operators."""
+        text = " ".join(getattr(m, metric.name).__doc__.split())
+        equation = metric.equation
+        if re.match(r"\|[wgd]\||[wgd] \.", equation):
+            vectors = {r"\bd \.": "(theta' - theta) .", r"\bd\b": "theta' - theta", r"\bw\b": "theta"}
+            equation = re.split(" without| of |,", equation)[0]
+            for symbol, written in vectors.items():
+                equation = re.sub(symbol, written, equation)
+            assert equation in text
+        else:
+            signs = re.findall(
+                r"\b(?:mean|max|min|sum|sqrt|exp|log|cos|softmax|lambda|number|hash)\b|#", equation.split(", ")[0]
+            )
+            assert [sign for sign in signs if sign not in text] == []

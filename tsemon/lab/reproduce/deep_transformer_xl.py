@@ -123,10 +123,7 @@ def trained(variant: str, sizes: Sizes) -> Outcome:
 
 @torch.no_grad()
 def val_loss(
-    model: TransformerXL,
-    text: Tensor,
-    sizes: Sizes,
-    predict: Callable[[TransformerXL, Tensor, list[Tensor]], Tensor],
+    model: TransformerXL, text: Tensor, sizes: Sizes, predict: Callable[[TransformerXL, Tensor, list[Tensor]], Tensor]
 ) -> float:
     """Of the second segment of each row; the first, which lies in the past as a whole, gives the memory."""
     batches = text_streams(text, sizes.context, sizes.num_val_rows)

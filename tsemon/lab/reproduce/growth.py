@@ -20,13 +20,7 @@ from tsemon.lab.train import standard_library_text, text_batches
 from tsemon.measures import checkpoint_cosine, power_law_fit, sqrt_fit
 from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
 
-MEASURES = (
-    "total_param_norm",
-    "norm_growth_exponent",
-    "step_size",
-    "update_alignment",
-    "param_norm",
-)
+MEASURES = ("total_param_norm", "norm_growth_exponent", "step_size", "update_alignment", "param_norm")
 SCALE = 1000.0
 """The paper's c: what parameters are multiplied by to see the saturated network."""
 BLOCKS: Mapping[str, Mapping[str, Any]] = {

@@ -71,8 +71,7 @@ def claims(sizes: Sizes, runs: Mapping[tuple[str, str], Grown], decayed: Grown) 
             f"{span(fit.exponent for fit in falling)}; r2 of a line in sqrt(t) is "
             f"{span(fit.sqrt_r2 for fit in falling)}, of a line in t {span(fit.linear_r2 for fit in falling)}",
             agrees=verdict(
-                all(map(is_square_root, falling)),
-                all(fit.sqrt_r2 > max(0.99, fit.linear_r2) for fit in falling),
+                all(map(is_square_root, falling)), all(fit.sqrt_r2 > max(0.99, fit.linear_r2) for fit in falling)
             ),
         ),
         Claim(

@@ -28,11 +28,7 @@ EXPERIMENT = Experiment(
 TITLES = {"hfc_lfc": "HFC/LFC", "cosine_similarity": "cosine similarity", "effective_rank": "effective rank"}
 PAPER: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
     # Tables 1 to 3, ViT-Ti on CIFAR-100: original, sharpening, smoothing.
-    "hfc_lfc": {
-        "attention": (0.000, 1.000, 0.083),
-        "LayerNorm": (0.500, 0.542, 0.125),
-        "MLP": (1.000, 0.167, 1.000),
-    },
+    "hfc_lfc": {"attention": (0.000, 1.000, 0.083), "LayerNorm": (0.500, 0.542, 0.125), "MLP": (1.000, 0.167, 1.000)},
     "cosine_similarity": {
         "attention": (1.000, 0.000, 1.000),
         "LayerNorm": (0.458, 0.458, 0.708),

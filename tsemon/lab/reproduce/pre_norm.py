@@ -245,8 +245,7 @@ def decoder_figure(decoded: Mapping[str, Decoded]) -> Plot:
     right.set_ylim(0, 1)
     right.legend(fontsize=8, loc="upper right", ncols=2)
     return Plot(
-        figure=drawing,
-        caption="Llama and Qwen2 at random initialisation, by width; dotted: the 0.8 of the paper.",
+        figure=drawing, caption="Llama and Qwen2 at random initialisation, by width; dotted: the 0.8 of the paper."
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from tsemon.errors import InvalidArgument, MissingData, MissingPackage, ServerRefused
+from tsemon.errors import InvalidArgument, MissingData, ServerRefused, needing
 from tsemon.terminal import print_json, printable, say
 from tsemon.tools.importing import work
 from tsemon.tools.importing.naming import Naming
@@ -118,11 +118,10 @@ def _begin(
     def refuse(text: str) -> None:
         raise InvalidArgument(f"the service does not take what was made of this source: {text}")
 
-    if spool is not None:
-        return run_writer(body, spool=spool, check=check, followers=followers, edition=edition)
     return run_writer(
         body,
-        server=server,
+        server=server if spool is None else None,
+        spool=spool,
         check=check,
         on_warning=refuse,
         patience_s=PATIENCE_S,
@@ -311,39 +310,29 @@ def _holds_neptune(folder: Path) -> bool:
 
 
 def _is_neptune(path: Path) -> bool:
-    try:
+    with needing("Parquet needs pyarrow; pip install 'tsemon[export]'"):
         from tsemon.tools.importing import neptune
 
         return neptune.is_export(path)
-    except ImportError:
-        raise MissingPackage("Parquet needs pyarrow; pip install 'tsemon[export]'") from None
 
 
 def _finder(kind: str, step_column: str | None) -> Callable[[Path], Found]:
     """What finds the runs of a kind. The packages of other tools are imported where their files are to be read."""
-    if kind == "mlflow":
-        from tsemon.tools.importing import mlflow_store
-
-        return mlflow_store.find_runs
     if kind == "table":
         from tsemon.tools.importing import tables
 
-        return lambda path: tables.find_runs(path, step_column)
-    try:
-        if kind == "tfevents":
-            from tsemon.tools.importing import tfevents
-
-            return tfevents.find_runs
-        if kind == "wandb":
-            from tsemon.tools.importing import wandb_files
-
-            return wandb_files.find_runs
-        from tsemon.tools.importing import neptune
-
-        return neptune.find_runs
-    except ImportError as error:
-        extra = "export" if kind == "neptune" else "import"
-        raise MissingPackage(f"files of {kind} need {error.name}; pip install 'tsemon[{extra}]'") from None
+        return partial(tables.find_runs, step_column=step_column)
+    extra = "export" if kind == "neptune" else "import"
+    with needing(f"files of {kind} need a package that is not installed; pip install 'tsemon[{extra}]'"):
+        if kind == "mlflow":
+            from tsemon.tools.importing.mlflow_store import find_runs
+        elif kind == "tfevents":
+            from tsemon.tools.importing.tfevents import find_runs
+        elif kind == "wandb":
+            from tsemon.tools.importing.wandb_files import find_runs
+        else:
+            from tsemon.tools.importing.neptune import find_runs
+    return find_runs
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from tsemon.catalogue import LAYERED, Axis, num_entries
+from tsemon.catalogue import LAYERED, num_entries
 from tsemon.errors import InvalidFrame
 from tsemon.wire import (
     MAX_BLOCK_NAME,
@@ -46,6 +46,7 @@ from tsemon.wire import (
     RunState,
 )
 from tsemon_answers.record import LARGEST
+from tsemon_answers.runs import OwnQuantity
 from tsemon_server.bodies import WHOLE, Body, first_problem, place_of, shown
 
 MetricName = Annotated[str, Field(pattern=f"^{METRIC_NAME}$", max_length=128)]
@@ -126,28 +127,11 @@ class FramesBody(Body):
     """In any order; frames that are stored already are counted and left alone."""
 
 
-Line = Annotated[str, Field(pattern=f"^({NAME})?$", max_length=128)]
-
-
-class QuantityBody(Body):
+class QuantityBody(OwnQuantity, Body):
     """A metric of the user's own, as charts show it."""
 
     name: MetricName
     """Its name. If the catalogue has a metric of this name, the catalogue's description is shown."""
-    axis: Axis
-    """activation: a value per block and one for the first block's input. block: one per block. run: one per step."""
-    title: Line = ""
-    """Its meaning in a few words."""
-    equation: Line = ""
-    """How it is defined."""
-    unit: Line = "1"
-    """Its unit."""
-    low: FiniteFloat | None = None
-    """Smallest possible value; null if there is no bound."""
-    high: FiniteFloat | None = None
-    """Largest possible value; null if there is no bound."""
-    log_scale: bool = False
-    """True if charts should use a logarithmic scale."""
 
 
 class Registration(Body):

@@ -40,8 +40,7 @@ _alert, _run = tables.alert.c, tables.run.c
 EVERY_ALERT = AlertsQuery()
 
 _SHOWN_STATE = case(
-    (and_(_alert.state == "firing", _alert.acknowledged_at.is_not(None)), "acknowledged"),
-    else_=_alert.state,
+    (and_(_alert.state == "firing", _alert.acknowledged_at.is_not(None)), "acknowledged"), else_=_alert.state
 )
 
 

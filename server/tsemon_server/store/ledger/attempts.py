@@ -13,7 +13,7 @@ from sqlalchemy import Connection, String, or_, select
 from tsemon_server.store.engine import table_of
 from tsemon_server.store.ledger import tables
 from tsemon_server.store.schema import NEVER
-from tsemon_server.store.streams import Address, Span, Standing, Stream
+from tsemon_server.store.streams import Address, Span, Standing, Stream, Which
 
 _attempt, _run = tables.attempt.c, tables.run.c
 ONE_OF = table_of("run_ids", run_id=String)
@@ -25,16 +25,10 @@ def values_of(run_ids: Collection[str]) -> str:
     return json.dumps([[run_id] for run_id in run_ids])
 
 
-def visible(
-    connection: Connection,
-    run_id: str,
-    *,
-    attempt: int | None = None,
-    from_step: int | None = None,
-    to_step: int | None = None,
-) -> list[Span]:
-    """The intervals that no later attempt hides, or all of one attempt, cut to these steps."""
-    first, last = 0 if from_step is None else from_step, NEVER if to_step is None else to_step
+def visible(connection: Connection, run_id: str, which: Which) -> list[Span]:
+    """The intervals that no later attempt hides, or all of one attempt, cut to the steps that are asked for."""
+    attempt, first, to_step = which.get("attempt"), which.get("from_step") or 0, which.get("to_step")
+    last = NEVER if to_step is None else to_step
     if attempt is not None:
         return [Span(attempt, first, last)]
     query = select(_attempt.attempt, _attempt.hidden_from).where(

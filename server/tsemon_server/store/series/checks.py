@@ -9,14 +9,7 @@ import numpy as np
 
 from tsemon_server.store.series.blocks import summed_up
 from tsemon_server.store.series.cells import Cells, Floats, Ints, merged, of_samples, starts_of
-from tsemon_server.store.series.chunks import (
-    DamagedChunk,
-    Frames,
-    crc_of,
-    unpack_coarse,
-    unpack_fine,
-    unpack_samples,
-)
+from tsemon_server.store.series.chunks import DamagedChunk, Frames, crc_of, unpack_coarse, unpack_fine, unpack_samples
 
 _TOLERANCE = 1e-5
 """Of rollups kept in float32, whose rounding is 6e-8 of a value, and whose sums may be added in another order."""

@@ -13,14 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, select
 
 from tsemon_server.store.engine import Database
-from tsemon_server.store.series.checks import (
-    Checked,
-    Finding,
-    Report,
-    is_sorted,
-    problem_of_block,
-    problems_of_chunk,
-)
+from tsemon_server.store.series.checks import Checked, Finding, Report, is_sorted, problem_of_block, problems_of_chunk
 from tsemon_server.store.series.chunks import DamagedChunk, unpack_frames
 from tsemon_server.store.series.frames import HotFrame
 from tsemon_server.store.series.packing import Kind, Layout, layout_id

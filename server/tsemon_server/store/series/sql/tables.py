@@ -59,12 +59,7 @@ frame = Table(
 )
 
 # How many frames a run has, hot and settled. Whoever adds frames to a run, and whoever packs some, takes its row first.
-tally = Table(
-    "tally",
-    metadata,
-    *_key("run_id"),
-    Column("num_frames", BigInteger, nullable=False),
-)
+tally = Table("tally", metadata, *_key("run_id"), Column("num_frames", BigInteger, nullable=False))
 
 # Frames that have settled are moved, a few hundred of one writer at a time, from `frame` into one segment and one chunk
 # per metric. `settled` tells which they were, so that a frame that comes once more is known at any age.
