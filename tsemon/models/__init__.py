@@ -1,29 +1,52 @@
 """Reference models of the papers: the classic post-norm transformer, which fails when deep, and all that its fate taught."""
 
-from tsemon.models.attention import SelfAttention as SelfAttention
-from tsemon.models.attention import attend as attend
-from tsemon.models.blocks import BlockConfig as BlockConfig
-from tsemon.models.blocks import BranchNormBlock as BranchNormBlock
-from tsemon.models.blocks import DeEscalatedBlock as DeEscalatedBlock
-from tsemon.models.blocks import DeEscalation as DeEscalation
-from tsemon.models.blocks import FeedForward as FeedForward
-from tsemon.models.blocks import PostNormBlock as PostNormBlock
-from tsemon.models.blocks import PreNormBlock as PreNormBlock
-from tsemon.models.cache import Cache as Cache
-from tsemon.models.encoder import Encoder as Encoder
-from tsemon.models.encoder import EncoderConfig as EncoderConfig
-from tsemon.models.encoder import TextEncoder as TextEncoder
-from tsemon.models.encoder import TextEncoderConfig as TextEncoderConfig
-from tsemon.models.generation import generate as generate
-from tsemon.models.language import CausalLanguageModel as CausalLanguageModel
-from tsemon.models.language import CausalLanguageModelConfig as CausalLanguageModelConfig
-from tsemon.models.llama import Llama as Llama
-from tsemon.models.llama import LlamaConfig as LlamaConfig
-from tsemon.models.reparameterised import ReparameterisedAttention as ReparameterisedAttention
-from tsemon.models.repeating import RepeatingTransformer as RepeatingTransformer
-from tsemon.models.repeating import RepeatingTransformerConfig as RepeatingTransformerConfig
-from tsemon.models.transformer_xl import TransformerXL as TransformerXL
-from tsemon.models.transformer_xl import TransformerXLConfig as TransformerXLConfig
-from tsemon.models.values import ValueRule as ValueRule
-from tsemon.models.vision import VisionTransformer as VisionTransformer
-from tsemon.models.vision import VisionTransformerConfig as VisionTransformerConfig
+from tsemon.models.attention import SelfAttention, attend
+from tsemon.models.blocks import (
+    BlockConfig,
+    BranchNormBlock,
+    DeEscalatedBlock,
+    DeEscalation,
+    FeedForward,
+    PostNormBlock,
+    PreNormBlock,
+)
+from tsemon.models.cache import Cache
+from tsemon.models.encoder import Encoder, EncoderConfig, TextEncoder, TextEncoderConfig
+from tsemon.models.generation import generate
+from tsemon.models.language import CausalLanguageModel, CausalLanguageModelConfig
+from tsemon.models.llama import Llama, LlamaConfig
+from tsemon.models.reparameterised import ReparameterisedAttention
+from tsemon.models.repeating import RepeatingTransformer, RepeatingTransformerConfig
+from tsemon.models.transformer_xl import TransformerXL, TransformerXLConfig
+from tsemon.models.values import ValueRule
+from tsemon.models.vision import VisionTransformer, VisionTransformerConfig
+
+__all__ = [
+    "BlockConfig",
+    "BranchNormBlock",
+    "Cache",
+    "CausalLanguageModel",
+    "CausalLanguageModelConfig",
+    "DeEscalatedBlock",
+    "DeEscalation",
+    "Encoder",
+    "EncoderConfig",
+    "FeedForward",
+    "Llama",
+    "LlamaConfig",
+    "PostNormBlock",
+    "PreNormBlock",
+    "ReparameterisedAttention",
+    "RepeatingTransformer",
+    "RepeatingTransformerConfig",
+    "SelfAttention",
+    "TextEncoder",
+    "TextEncoderConfig",
+    "TransformerXL",
+    "TransformerXLConfig",
+    "ValueRule",
+    "VisionTransformer",
+    "VisionTransformerConfig",
+    "attend",
+    "generate",
+]

@@ -64,9 +64,7 @@ class Training:
 
     def _losses(self) -> Iterator[Tensor]:
         steps = train_steps(
-            self.model
-            if self.processes.group is None
-            else DistributedDataParallel(self.model, process_group=self.processes.group),
+            self.model if self.processes.group is None else self._distributed(),
             self.optimizer,
             self._batches,
             self._schedule,
@@ -78,6 +76,9 @@ class Training:
         for loss in itertools.islice(steps, self.recipe.steps - self.step):
             self.step += 1
             yield loss
+
+    def _distributed(self) -> nn.Module:
+        return DistributedDataParallel(self.model, process_group=self.processes.group)
 
     def evaluate(self) -> dict[str, float]:
         """`validation_loss`, the mean in nats, and what it means; nothing where no data were set apart."""
@@ -154,7 +155,7 @@ def build_model(recipe: Recipe, data_sizes: Mapping[str, int]) -> nn.Module:
     """The recipe's model. Sizes that the data decide go where the model's config has them."""
     kind, config_kind = (getattr(models, name, None) for name in (recipe.model, f"{recipe.model}Config"))
     if kind is None or config_kind is None:
-        known = [name.removesuffix("Config") for name in dir(models) if name.endswith("Config")]
+        known = [name.removesuffix("Config") for name in models.__all__ if name.endswith("Config")]
         raise InvalidArgument(f"tsemon.models has no {recipe.model!r}; {nearest(recipe.model, known)}")
     fields = [field.name for field in dataclasses.fields(config_kind)]
     for name in recipe.sizes:
