@@ -266,9 +266,11 @@ class TestAService:
     def test_that_is_away_is_missed_also_after_it_told_something(self, browser, service):
         run_id = service.register("gpt")
         with opened(browser, service, but="Failed to load resource") as page, events_of(page) as await_event:
+            page.clock.install()
             page.goto("/")
             service.send_steps(run_id, [7], loss=1.5)
             expect(page.locator(".spark path").first).to_be_attached()
+            page.clock.pause_at(page.evaluate("Date.now()") + 1000)  # so that a later round does not notice it instead
             beat = {"writer": "writer", "attempt": 1, "step": 8}
             service.request("POST", f"/api/v1/runs/{run_id}/heartbeat", json=beat).raise_for_status()
             await_event("run", run_id=run_id, process_step=8)
