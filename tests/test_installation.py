@@ -1,9 +1,11 @@
 """Each extra brings what its commands need, and only those that run models bring PyTorch."""
 
+import json
 import os
 import subprocess
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from tests.installing import PROJECT, ROOT, environment, needed
 from tests.service import ServiceProcess
@@ -18,14 +20,14 @@ def with_tsemon(folder, *extras):
     return folder / "bin/python"
 
 
-def run(python, *arguments, **variables):
+def run(python, *arguments, timeout_s=120, **variables):
     return subprocess.run(
         [python, *arguments],
         cwd=python.parent,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout_s,
         check=False,
     )
 
@@ -74,6 +76,27 @@ class TestWithoutPyTorch:
         done = run(client, "-c", "import tsemon; tsemon.attach")
         assert "MissingPackage: tsemon.attach needs PyTorch 2.6 or newer, installed is none" in done.stderr
         assert "pip install 'tsemon[torch]'" in done.stderr
+
+
+@pytest.mark.thorough  # tests/test_readme.py does so with the server
+class TestPip:
+    def test_installs_the_client_with_what_these_tests_link_to_and_without_pytorch(self, tmp_path):
+        environment(tmp_path / "venv", with_pip=True)
+        python = tmp_path / "venv/bin/python"
+        variables = {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        done = run(python, "-m", "pip", "install", f"{ROOT}[client]", timeout_s=600, **variables)
+        if "No matching distribution" in done.stderr and "CI" not in os.environ:
+            pytest.skip("no package index answers")
+        assert done.returncode == 0, done.stderr
+        listed = json.loads(run(python, "-m", "pip", "list", "--format=json", **variables).stdout)
+        found = {canonicalize_name(package["name"]) for package in listed} - {"pip", "setuptools"}
+        assert "torch" not in found
+        assert found == needed(["tsemon[client]"]) | {"tsemon"}
+        with ServiceProcess(tmp_path / "runs.db") as service:
+            commands = run(tmp_path / "venv/bin/tsemon", "runs", "--json", "--server", service.url)
+            asked = run(python, "-c", f"import tsemon_client as t; print(list(t.Client('{service.url}').runs()))")
+        assert (commands.returncode, commands.stderr) == (0, "")
+        assert asked.stdout == "[]\n", asked.stderr
 
 
 class TestAnOldPyTorch:

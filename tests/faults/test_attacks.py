@@ -240,6 +240,20 @@ class TestConnectionsThatSayNothing:
         assert_all_arrived(service, {"rank0": trainer.finish()})
 
 
+class TestOneConnectionTooMany:
+    @pytest.fixture
+    def service(self, serve):
+        return serve(limits=Limits(connections=1))
+
+    def test_is_told_to_come_again_where_no_other_keeps_the_server_waiting(self, connect):
+        listener = connect(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert listener.recv(12) == b"HTTP/1.1 200"
+        said = all_it_says(connect())
+        assert said.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nretry-after: 1\r\n" in said
+        assert b'"error":"busy"' in said
+
+
 class TestManyRequestsAtOnceOnOneConnection:
     def test_are_answered_in_order_up_to_a_point(self, service, connect):
         few = connect(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 8)

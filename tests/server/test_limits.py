@@ -558,10 +558,12 @@ class TestWhatIsUnderWay:
         """How many of the requests that never end are answered at once, and with what."""
 
         async def statuses(app, path, number, client=STRANGER, chunk=b" ", headers=None):
-            statuses, release = [], asyncio.Event()
+            statuses, release, num_hanging = [], asyncio.Event(), 0
 
             async def endless():
+                nonlocal num_hanging
                 yield chunk
+                num_hanging += 1
                 await release.wait()
 
             transport = httpx.ASGITransport(app, client=client)
@@ -572,7 +574,9 @@ class TestWhatIsUnderWay:
                     statuses.append((reply.status_code, reply.json().get("error")))
 
                 asked = [asyncio.ensure_future(ask()) for _ in range(number)]
-                await asyncio.sleep(0.5)
+                async with asyncio.timeout(60):
+                    while len(statuses) + num_hanging < number:
+                        await asyncio.sleep(0.01)
                 answered = list(statuses)
                 healthy = (await http.get("/healthz")).status_code
                 release.set()

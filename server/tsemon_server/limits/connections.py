@@ -9,7 +9,6 @@ versions newer than the one that was checked, and `tests/server/test_uvicorn.py`
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from tsemon.wire import MAX_BODY_BYTES
+from tsemon_server.errors import problem_response
 from tsemon_server.limits.admission import MAX_HEAD_BYTES, MAX_TARGET_BYTES
 from tsemon_server.limits.values import Limits
 
@@ -213,12 +213,9 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing() or not may_speak:
             self.cut()
             return
-        body = json.dumps({"error": code, "detail": detail}).encode()
-        retry = b"retry-after: 1\r\n" if status == 503 else b""
-        self.transport.write(
-            b"HTTP/1.1 %d \r\ncontent-type: application/json\r\n%sconnection: close\r\ncontent-length: %d\r\n\r\n%s"
-            % (status, retry, len(body), body)
-        )
+        response = problem_response(status, code, detail, {"Connection": "close"})
+        head = b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
+        self.transport.write(b"HTTP/1.1 %d \r\n%s\r\n%s" % (status, head, response.body))
         self.transport.close()
 
     def cut(self) -> None:

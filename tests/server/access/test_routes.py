@@ -39,6 +39,14 @@ class TestWhatARouteNeeds:
         ):
             assert NEEDS.find(method, path) == (UNKNOWN, {})
 
+    def test_is_nothing_for_these_alone(self):
+        """Signing in and out, what watches over the process, and the files of the web UI."""
+        assert {route.replace(API, "") for route in OPEN} == {
+            *(f"{method} /session" for method in ("GET", "POST", "DELETE")),
+            *("GET /healthz", "GET /readyz", "GET /openapi.json", "GET /docs"),
+            *(f"{method} {path}" for method in ("GET", "HEAD") for path in ("/", "/ui/{name:path}")),
+        }
+
     def test_comes_with_what_the_path_names(self):
         assert NEEDS.find("GET", f"{API}/runs/a1/series") == (Need(("read",), "run"), {"run_id": "a1"})
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from tsemon.errors import InvalidFrame, LimitReached
 from tsemon.wire import MAX_WRITERS, crc_of
-from tsemon_server.store.series import Added
+from tsemon_server.store.series import WINDOW_STEPS, Added
 from tsemon_server.store.series.cells import Cells
 from tsemon_server.store.series.checks import Checked
 from tsemon_server.store.series.exporting import Piece
@@ -23,7 +23,6 @@ from tsemon_server.store.series.metric import Points, Samples, shift_of
 from tsemon_server.store.streams import At, Newest, Stream
 
 KINDS = ("scalars", "layers", "heads")
-WINDOW_STEPS = 32
 BITS = {"samples": None, "fine": 4, "coarse": 7}
 """How many samples make a cell of what retention has left."""
 

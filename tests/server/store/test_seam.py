@@ -1,4 +1,7 @@
-"""The ledger and the series know nothing of each other, and only an engine of the series knows its tables."""
+"""The ledger and the series know nothing of each other, and only an engine of the series knows its tables.
+
+These tests read imports only. The proof that an engine can be replaced is contract/test_protocol.py.
+"""
 
 import pytest
 from sqlalchemy import Table

@@ -1,4 +1,7 @@
-"""A database of each earlier version, filled as that version filled it, is whole after a start, and has all it had."""
+"""A database with the tables and columns of each earlier version is whole after a start, and has all it had.
+
+Its rows are made by today's code: a change of how frames are packed would not show here.
+"""
 
 import json
 from contextlib import closing

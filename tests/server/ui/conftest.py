@@ -7,7 +7,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,27 @@ def opened(browser: Browser, service: Service, but: str | None = None) -> Iterat
     with browser.window(service.url) as window:
         yield window.page
     assert [complaint for complaint in window.complaints if but is None or but not in complaint] == []
+
+
+@contextmanager
+def events_of(page: Page) -> Iterator[Callable[..., None]]:
+    """Wait until the server has told the page of something: `await_event("run", run_id=..., state="failed")`."""
+    events: list[tuple[str, dict[str, Any]]] = []
+    devtools = page.context.new_cdp_session(page)
+    devtools.on(
+        "Network.eventSourceMessageReceived",
+        lambda message: events.append((message["eventName"], json.loads(message["data"]))),
+    )
+    devtools.send("Network.enable")
+
+    def await_event(kind: str, **values: Any) -> None:
+        deadline = time.monotonic() + 25
+        while not any(name == kind and values.items() <= data.items() for name, data in events):
+            assert time.monotonic() < deadline, f"the page was told of {events}"
+            page.wait_for_timeout(20)
+
+    yield await_event
+    devtools.detach()
 
 
 def num_coloured(picture: Download) -> int:

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.ui.conftest import opened, served
+from tests.server.ui.conftest import events_of, opened, served
 from tsemon_answers.alerts import AlertsQuery
 from tsemon_server.access.tokens import new_token
 from tsemon_server.settings import Settings
@@ -86,6 +86,13 @@ def run(told):
 def look(page, query=""):
     page.goto(f"/#/alerts{query}")
     expect(page.get_by_role("heading", name="Alerts", exact=True)).to_be_visible()
+
+
+def ask_at_once(page):
+    """Let the page begin a round of requests in place of whatever it waits for, and wait until it has read the answer."""
+    with page.expect_event("requestfinished", lambda request: "/api/v1/alerts" in request.url):
+        page.evaluate("() => { dispatchEvent(new Event('online')) }")
+    page.evaluate("async () => { await fetch('/healthz') }")
 
 
 def cards(page):
@@ -210,9 +217,7 @@ class TestTheList:
             main.get_by_role("button", name="Look at all states"),
         ):
             button.focus()
-            with page.expect_response(re.compile("/alerts")):
-                page.get_by_role("main").evaluate("() => dispatchEvent(new Event('online'))")  # a round at once
-            page.wait_for_function("() => new Promise((done) => setTimeout(() => done(true), 50))")
+            ask_at_once(page)
             expect(button).to_be_focused(timeout=1)
 
     def test_listens_to_no_frames(self, page, told):
@@ -221,15 +226,16 @@ class TestTheList:
         assert request.value.url.endswith("/events?kind=alert")
 
     def test_lets_go_of_what_was_pending_and_did_not_come_to_fire(self, page, told, run):
-        told.open_alert(run, "may-be", state="pending")
         page.clock.install()
         look(page, f"?run={run}")
-        expect(card(page, "may-be")).to_be_visible()
         expect(page.locator("#pulse")).to_have_attribute("title", re.compile("tells what changes"))
-        page.wait_for_timeout(1500)  # that it was opened is told, and read once more
+        told.open_alert(run, "may-be", state="pending")
+        expect(card(page, "may-be")).to_be_visible()
+        page.clock.pause_at(page.evaluate("Date.now()") + 1000)
+        ask_at_once(page)
         told.withdraw(run, "may-be")
-        page.clock.fast_forward(11_000)
-        expect(card(page, "may-be")).to_have_count(0, timeout=3000)
+        page.clock.fast_forward(11_000)  # this view asks every ten seconds, others every thirty
+        expect(card(page, "may-be")).to_have_count(0)
 
     def test_shows_what_fires_meanwhile(self, page, told, run):
         page.clock.install()
@@ -237,14 +243,12 @@ class TestTheList:
         expect(page.get_by_text("No alert fits these filters.")).to_be_visible()
         expect(page.locator("#pulse")).to_have_attribute("title", re.compile("tells what changes"))
         page.clock.pause_at(page.evaluate("Date.now()") + 1000)
-        told.service.send_steps(run, range(10), similarity=[0.1] * 5, loss=float("nan"))
-        found = card(page, "loss-not-finite")
-        for _ in range(30):  # six seconds of the page's: after ten it asks by itself
-            page.clock.run_for(200)
-            if found.count():
-                break
-            page.wait_for_timeout(200)
-        expect(found).to_be_visible(timeout=1)
+        ask_at_once(page)
+        with events_of(page) as await_event, page.expect_response(re.compile("/alerts")):
+            told.service.send_steps(run, range(10), similarity=[0.1] * 5, loss=float("nan"))
+            await_event("alert", run_id=run, rule="loss-not-finite")
+            page.clock.run_for(6000)  # by itself it asks after ten seconds
+        expect(card(page, "loss-not-finite")).to_be_visible()
 
 
 class TestAnAlert:

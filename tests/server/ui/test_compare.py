@@ -3,12 +3,11 @@
 import csv
 import math
 import re
-import time
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.ui.conftest import START_S, axis_of, num_coloured, opened, option_of
+from tests.server.ui.conftest import START_S, axis_of, events_of, num_coloured, opened, option_of
 from tsemon.wire import Array, Frame, frames_to_body
 from tsemon_server.settings import Settings
 
@@ -295,27 +294,28 @@ class TestTheChart:
         over = service.register("told while asking")
         service.send_steps(over, range(3), loss=3.0)
         end(service, over, "finished")
-        compare(page, over)
-        expect(row(page, "told while asking")).to_contain_text("finished")
-        expect(page.locator("#pulse")).to_have_attribute("title", re.compile("tells what changes"))
-        held = []
+        with events_of(page) as await_event:
+            compare(page, over)
+            expect(row(page, "told while asking")).to_contain_text("finished")
+            expect(page.locator("#pulse")).to_have_attribute("title", re.compile("tells what changes"))
+            held = []
 
-        def hold(route):
-            """Answers with what was, after the page was told that it is so no more."""
-            if held:
-                route.continue_()
-                return
-            held.append(route)
-            end(service, over, "finished")
-            before = route.fetch()
-            end(service, over, "failed")
-            time.sleep(1)
-            route.fulfill(response=before)
+            def hold(route):
+                """Answers with what was, after the page was told that it is so no more."""
+                if held:
+                    route.continue_()
+                    return
+                held.append(route)
+                end(service, over, "finished")
+                before = route.fetch()
+                end(service, over, "failed")
+                await_event("run", run_id=over, state="failed")
+                route.fulfill(response=before)
 
-        page.route(f"**/api/v1/runs/{over}", hold)
-        service.register("told while asking", resume_step=3)
-        # The page rests four times as long as a round took.
-        expect(row(page, "told while asking")).to_contain_text("failed", timeout=25_000)
+            page.route(f"**/api/v1/runs/{over}", hold)
+            service.register("told while asking", resume_step=3)
+            # The page rests four times as long as a round took.
+            expect(row(page, "told while asking")).to_contain_text("failed", timeout=25_000)
 
 
 class TestTheLayersSideBySide:

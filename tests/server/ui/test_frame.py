@@ -1,11 +1,12 @@
 """The frame around the views: where one is, which keys there are, and what is said when the service is away."""
 
+import contextlib
 import re
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import TimeoutError, expect
 
-from tests.server.ui.conftest import opened, served
+from tests.server.ui.conftest import events_of, opened, served
 from tsemon_server.settings import Settings
 
 
@@ -245,7 +246,7 @@ class TestAService:
         requests = asked(page, "/api/")
         service.send_steps(run_id, [7], loss=1.5)
         page.clock.fast_forward("10:00")
-        page.wait_for_timeout(100)
+        page.wait_for_timeout(100)  # time for a request, which must not come
         assert requests == []
         hide(page, False)
         expect(page.get_by_role("row", name="gpt")).to_contain_text("1.5")
@@ -257,20 +258,22 @@ class TestAService:
         expect(status(page)).to_have_attribute("title", re.compile("tells what changes"))
         requests = asked(page, "/api/")
         page.clock.fast_forward(5000)  # a page that asks does so every two seconds
-        page.wait_for_timeout(100)
+        page.wait_for_timeout(100)  # time for a request, which must not come
         assert requests == []
         with page.expect_request(re.compile("/api/v1/runs")):
             page.clock.fast_forward(6000)
 
     def test_that_is_away_is_missed_also_after_it_told_something(self, browser, service):
         run_id = service.register("gpt")
-        with opened(browser, service, but="Failed to load resource") as page:
+        with opened(browser, service, but="Failed to load resource") as page, events_of(page) as await_event:
+            page.clock.install()
             page.goto("/")
             service.send_steps(run_id, [7], loss=1.5)
             expect(page.locator(".spark path").first).to_be_attached()
+            page.clock.pause_at(page.evaluate("Date.now()") + 1000)  # so that a later round does not notice it instead
             beat = {"writer": "writer", "attempt": 1, "step": 8}
             service.request("POST", f"/api/v1/runs/{run_id}/heartbeat", json=beat).raise_for_status()
-            page.wait_for_timeout(1000)  # it is told of, and asks for nothing
+            await_event("run", run_id=run_id, process_step=8)
             page.context.set_offline(True)
             expect(banner(page)).to_contain_text("This computer is offline")
 
@@ -295,11 +298,9 @@ class TestEachView:
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             papers.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-            for _ in range(100):
-                if not (faint := page.evaluate(FAINT)):
-                    break
-                page.wait_for_timeout(100)  # charts are drawn in the new colours a moment later
-            assert faint == []
+            with contextlib.suppress(TimeoutError):  # then the next line says which text is faint
+                page.wait_for_function(f"async () => (await ({FAINT})()).length === 0", polling=100)
+            assert page.evaluate(FAINT) == []
         assert papers[0] != papers[1]
 
     @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests import zoo
 from tests.tsemon.probes.probing import hidden_states
 from tsemon_server.settings import MetricsSettings, Settings
 
-from .conftest import num_coloured, opened
+from .conftest import num_coloured, opened, served
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[3] / "examples/own_quantity.py"))
 KURTOSIS = EXAMPLE["KURTOSIS"]
@@ -36,12 +36,13 @@ STEPS = range(0, 12, 2)
 
 
 @pytest.fixture(scope="module")
-def service(server, tmp_path_factory):
-    settings = Settings(
-        database=f"sqlite:///{tmp_path_factory.mktemp('own')}/tsemon.db",
-        metrics=MetricsSettings(layers=("hidden_kurtosis",)),
-    )
-    with server.showing(settings) as service:
+def database(tmp_path_factory):
+    return f"sqlite:///{tmp_path_factory.mktemp('own')}/tsemon.db"
+
+
+@pytest.fixture(scope="module")
+def service(server, database):
+    with server.showing(Settings(database=database)) as service:
         yield service
 
 
@@ -87,6 +88,14 @@ def expected(run_id, states):
     return (moments[0] / moments[1] ** 2).mean(axis=-1)
 
 
+def exported(database, **settings):
+    """What /metrics shows of the run, which has ended, by family."""
+    metrics = MetricsSettings(grace_s=3600, **settings)
+    with served(Settings(database=database, metrics=metrics)) as service:
+        families = text_string_to_metric_families(service.request("GET", "/metrics").text)
+        return {family.name: family for family in families}
+
+
 def get(service, path, **query):
     answer = service.request("GET", f"/api/v1{path}", params=query)
     assert answer.status_code == 200, answer.text
@@ -123,14 +132,19 @@ class TestAQuantityOfTheUsersOwn:
         values = [float(row["value"]) for row in table]
         np.testing.assert_allclose(sorted(values), sorted(expected.ravel()), rtol=1e-4)
 
-    def test_is_exported_to_prometheus(self, service, run_id, expected):
-        families = {f.name: f for f in text_string_to_metric_families(service.request("GET", "/metrics").text)}
-        layers = families["tsemon_layer_hidden_kurtosis"]
-        assert layers.documentation == "kurtosis of the hidden state, by layer"
-        assert [sample.value for sample in layers.samples] == pytest.approx(expected[-1], rel=1e-4)
+    def test_is_exported_to_prometheus_over_all_layers(self, database, run_id, expected):
+        families = exported(database)
+        assert "tsemon_layer_hidden_kurtosis" not in families
         highest = families["tsemon_layers_hidden_kurtosis_max"]
         assert highest.documentation == "Largest value over layers: kurtosis of the hidden state"
-        assert highest.samples[0].value == pytest.approx(expected[-1].max(), rel=1e-4)
+        for name, value in (("min", min), ("mean", np.mean), ("max", max), ("last", lambda values: values[-1])):
+            (sample,) = families[f"tsemon_layers_hidden_kurtosis_{name}"].samples
+            assert sample.value == pytest.approx(value(expected[-1]), rel=1e-4)
+
+    def test_is_exported_to_prometheus_by_layer_if_the_settings_name_it(self, database, run_id, expected):
+        layers = exported(database, layers=("hidden_kurtosis",))["tsemon_layer_hidden_kurtosis"]
+        assert layers.documentation == "kurtosis of the hidden state, by layer"
+        assert [sample.value for sample in layers.samples] == pytest.approx(expected[-1], rel=1e-4)
 
     def test_makes_a_rule_fire(self, service, run_id, expected):
         over = [step for step, values in zip(STEPS, expected, strict=True) if values.max() > 20]

@@ -1,4 +1,7 @@
-"""The catalogue's definitions in float64 NumPy, written from the papers and not from tsemon.
+"""The catalogue's definitions in float64 NumPy, written from the papers and not from tsemon's code.
+
+Where no paper has the definition, because tsemon itself is the source in docs/measures.md (`attention_entropy_se`,
+`output_variation`, `input_overlap`, `losses` and others), it is written from the equation there.
 
 Each function is the shortest literal form of its equation: full Gram matrices, all eigenvalues, loops over rows, no
 trick that saves time. What is undefined is NaN. X is (tokens, width), a batch is a list of such matrices without

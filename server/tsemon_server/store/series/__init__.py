@@ -31,6 +31,9 @@ Left = Literal["fine", "coarse"]
 Shape = tuple[int, int]
 """Rows (layers) and columns (heads)."""
 
+WINDOW_STEPS = 32
+"""`Series.live` reads this many of the newest steps of an attempt: metrics measured at each tenth sample are among them."""
+
 
 class Added(NamedTuple):
     """What came of storing frames."""
@@ -64,7 +67,7 @@ class Series(Protocol[Unit]):
     def live(self, unit: Unit, newest: Sequence[Address]) -> Mapping[str, Sequence[Measured]]:
         """Return what some runs measured last, by run and newest first, given the newest frame of each run.
 
-        This is the newest frame of each writer and each set of metrics among the last few steps of the attempt.
+        This is the newest frame of each writer and each set of metrics among the last WINDOW_STEPS steps of the attempt.
         """
 
     def at(

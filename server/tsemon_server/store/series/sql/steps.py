@@ -11,16 +11,12 @@ from typing import Any
 from sqlalchemy import BigInteger, Column, ColumnElement, Connection, Integer, Select, String, and_, func, select
 
 from tsemon_server.store.engine import table_of
+from tsemon_server.store.series import WINDOW_STEPS
 from tsemon_server.store.series.frames import HotFrame
 from tsemon_server.store.series.sql import tables
 from tsemon_server.store.series.sql.rows import HOT_FRAME
 from tsemon_server.store.series.sql.spans import is_of
 from tsemon_server.store.streams import Address, At
-
-WINDOW_STEPS = 32
-"""The frames of so many of the newest steps of a run are looked at: what is measured at each tenth sample only is among
-them, however many writers a step has frames of."""
-
 
 _frame = tables.frame
 _STEP = table_of("steps", run_id=String, step=BigInteger, attempt=Integer)
