@@ -80,7 +80,7 @@ class TestATokenThatIsNotEnough:
             yield page
 
     def sign_in(self, page, text):
-        page.get_by_label("Token").fill(text)
+        page.get_by_label("Token", exact=True).fill(text)  # another label is "Your token does not allow this"
         page.keyboard.press("Enter")
 
     def test_is_told_what_it_may_and_what_it_lacks(self, visitor, guarded, store):
