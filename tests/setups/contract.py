@@ -46,12 +46,14 @@ class TestEverySetup:
         for family in METRICS.keys() - {*setup.partial}:
             assert_measured_as(plain, watched(setup, 1).frames, family, may_lack=family in setup.lacks)
 
+    @pytest.mark.once_per_kind
     def test_is_left_as_it_was_found(self, setup, matrix):
         traces, (first, second) = attached_twice(setup)
         assert traces == [[], []]
         assert first <= second, "attached again, it is measured again"
         matrix.record(setup, CLEAN, Cell(YES))
 
+    @pytest.mark.once_per_kind
     def test_is_copied_and_pickled_while_armed_as_without_tsemon(self, setup, matrix):
         plain, plain_copies = copied(setup, watch=False)
         outcome, copies = copied(setup, watch=True)

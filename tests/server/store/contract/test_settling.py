@@ -40,7 +40,10 @@ TINY = Sizes(segment=8, kept=5)
 
 
 class TestSettledFrames:
-    @pytest.mark.parametrize(("sizes", "num_segments"), [(Sizes(), 2), (TINY, 186)], ids=["512", "8"])
+    @pytest.mark.parametrize(
+        ("sizes", "num_segments"),
+        [pytest.param(Sizes(), 2, id="512", marks=pytest.mark.thorough), pytest.param(TINY, 186, id="8")],
+    )
     def test_give_the_same_answers_as_before(self, bench, sizes, num_segments):
         run_id = bench.register()
         bench.fill(run_id, frames_of_a_long_run())

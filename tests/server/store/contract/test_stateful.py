@@ -409,7 +409,7 @@ def settings_of(max_examples):
 
 TestTheStore = StoreStory.TestCase
 TestTheStore.settings = settings_of(15)
-TestTheStoreInMemory = StoryInMemory.TestCase
+TestTheStoreInMemory = pytest.mark.thorough(StoryInMemory.TestCase)
 TestTheStoreInMemory.settings = settings_of(15)
 TestTheService = StoryOverHttp.TestCase
 TestTheService.settings = settings_of(4)
