@@ -11,8 +11,9 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 demo: .venv/demo.done
 	$(BIN)/tsemon demo
 
-# Two more than there are cores: tests often wait for a browser, a database or another process.
-WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# One more than there are cores: tests often wait for a browser, a database or another process. Each further one collects
+# all tests and imports all packages once more.
+WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4
 # All models of the tests are tiny: a second thread of a process costs more than it brings.
 test test-all: export OMP_NUM_THREADS := 1
