@@ -22,6 +22,8 @@ from tests.clients.command_line import (
     send,
 )
 from tests.processes import start_python, start_tsemon
+from tsemon_client import Client
+from tsemon_client.commands.tail import Lines, Watched
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +51,11 @@ def piped(service, *arguments, start=start_tsemon):
     """The command while it runs, its output in a pipe."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = start(*arguments, environment=environment(service), **streams)
-    too_late = threading.Timer(60, process.kill)  # else a line that does not come is waited for without an end
+    too_late = threading.Timer(240, process.kill)  # else a line that does not come is waited for without an end
     too_late.start()
     try:
         yield process
-        process.wait(timeout=20)
+        process.wait(timeout=120)
     finally:
         too_late.cancel()
         process.kill()
@@ -100,6 +102,29 @@ class TestTailInAPipe:
             assert process.stdout.readline().startswith("step=6 loss=9 ")
             change(service.url, run_id, "failed")
             assert process.stdout.readline() == "run=failed step=6\n"
+
+    def test_waits_with_a_sample_that_comes_while_it_asks(self, service, going_on, capsys, monkeypatch):
+        _, run_id = going_on
+        ask = Client.series
+
+        def series(client, *args, **kwargs):
+            found = ask(client, *args, **kwargs)
+            send(service.url, run_id, [frame(20, 2.0)])
+            return found
+
+        with Client(service.url) as client:
+            lines = Lines(Watched(client, run_id, ("token_similarity",), 1), num_first=10, as_json=False)
+            with monkeypatch.context() as patched:
+                patched.setattr(Client, "series", series)
+                lines.look()
+            lines.tell()
+            assert [line.split(" token")[0] for line in capsys.readouterr().out.splitlines()] == [
+                "step=0 loss=3",
+                "step=10 loss=2.5",
+            ]
+            lines.look()
+            lines.tell()
+            assert capsys.readouterr().out.startswith("step=20 loss=2 token_similarity.0-4=")
 
     def test_prints_json_lines(self, run):
         done = run("tail", "vision/vit", "--json", "--groups", "2")

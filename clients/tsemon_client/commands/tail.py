@@ -349,10 +349,11 @@ class Lines:
         return max(0, run.last_step - math.ceil(3 * (self._num_first + 1) * steps_per_frame))
 
     def tell(self) -> None:
-        samples = list(_samples(self._watched))
+        last_step = self._watched.run.last_step if self._watched.run else None
+        # Of a sample that came while the service was asked, only what was asked last is known. The next look has all of it.
+        samples = [one for one in _samples(self._watched) if last_step is not None and one["step"] <= last_step]
         if self._num_first >= 0:
             samples, self._num_first = samples[max(len(samples) - self._num_first, 0) :], -1
-            last_step = self._watched.run.last_step if self._watched.run else None
             self._next_step = self._next_step if last_step is None else last_step + 1
         for sample in samples:
             print_json_line(sample) if self._as_json else print(_as_line(sample), flush=True)
