@@ -1,6 +1,7 @@
 import gc
 import signal
 
+import httpx
 import hypothesis
 import pytest
 import torch
@@ -27,7 +28,9 @@ def pytest_configure(config):
     # Ctrl-C would wait forever. A child of a process with a handler gets the default.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # On a machine that others use, too, any example may take long.
+    # On a machine that others use, too, any answer and any example may take long.
+    for limit in ("connect", "read", "write", "pool"):
+        setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, limit, 60)
     hypothesis.settings.register_profile("busy", deadline=None)
     hypothesis.settings.load_profile("busy")
     share_compiled_statements()
@@ -50,11 +53,19 @@ LONG = (
     "tests/fuzz",
     "tests/tsemon/lab/reproduce/test_command.py",
 )
-"""What takes minutes goes first: a file goes to one process, and the others would wait for it at the end."""
+"""What takes longest. A file goes to one process: the others would wait for one of these at the end."""
 
 
 def pytest_collection_modifyitems(config, items):
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    # They wait more than they compute, so they are spread over the first half: there is always something to do beside them.
+    files = {True: [], False: []}
+    for file in dict.fromkeys(item.path for item in items):
+        is_long = file.relative_to(config.rootpath).as_posix().startswith(LONG)
+        files[is_long].append(file)
+    apart = max(1, len(files[False]) // (2 * len(files[True]) or 1))
+    places = {file: (place, 1) for place, file in enumerate(files[False])}
+    places |= {file: (place * apart, 0) for place, file in enumerate(files[True])}
+    items.sort(key=lambda item: places[item.path])
     if not config.option.all and (thorough := [item for item in items if is_thorough(item)]):
         config.hook.pytest_deselected(items=thorough)
         items[:] = [item for item in items if not is_thorough(item)]

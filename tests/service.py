@@ -63,7 +63,7 @@ class ServiceProcess:
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def await_service(url, timeout_s=60, process=None):
+def await_service(url, timeout_s=240, process=None):
     """Return when the server answers. `process` is the one that serves, if it may end before it does."""
     deadline = time.monotonic() + timeout_s
     with Client(url, retries=0) as client:

@@ -43,8 +43,8 @@ def check(tmp_path):
 
 
 def test_people_hear_of_it_and_that_it_is_over(check, tmp_path):
-    script = check()
-    printed, _ = script.communicate(timeout=240)
+    script = check("--patience", "300")
+    printed, _ = script.communicate(timeout=1000)
     assert script.returncode == 0, printed
     assert "the service says that token-similarity-escalation fires" in printed
     for alert in ("token-similarity-escalation", "TsemonAlertFiring of token-similarity-escalation"):
