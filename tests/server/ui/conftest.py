@@ -134,9 +134,9 @@ def service(server: Server, tmp_path: Path) -> Iterator[Service]:
 class Window:
     """A page and its context. The page can be emptied for the next test: a new one would compile all modules again."""
 
-    def __init__(self, browser: PlaywrightBrowser, url: str) -> None:
+    def __init__(self, chromium: PlaywrightBrowser, url: str) -> None:
         self._url = url
-        self.context = browser.new_context(base_url=url, viewport=VIEWPORT)
+        self.context = chromium.new_context(base_url=url, viewport=VIEWPORT)
         self.page = self.context.new_page()
         self._devtools = self.context.new_cdp_session(self.page)
         self.complaints: list[str] = []
@@ -181,16 +181,20 @@ class Window:
 
 
 class Browser:
-    """Chromium, with windows that the tests of a file share."""
+    """Chromium's windows that the tests of a file share."""
 
-    def __init__(self, browser: PlaywrightBrowser) -> None:
-        self._browser = browser
+    def __init__(self, chromium: PlaywrightBrowser) -> None:
+        self._chromium = chromium
         self._free: dict[str, Window] = {}
+
+    def close(self) -> None:
+        for window in self._free.values():
+            window.context.close()
 
     @contextmanager
     def window(self, url: str) -> Iterator[Window]:
         """One at this address, which no other test has now, with the complaints of this test only."""
-        window = self._free.pop(url, None) or Window(self._browser, url)
+        window = self._free.pop(url, None) or Window(self._chromium, url)
         window.complaints.clear()
         is_reusable = False
         try:
@@ -204,9 +208,9 @@ class Browser:
                 window.context.close()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """For one file: while it is there an event loop runs, so that tests of other files can run none."""
+@pytest.fixture(scope="package")
+def chromium() -> Iterator[PlaywrightBrowser]:
+    """For all files here: while it is there an event loop runs, so that tests of other folders can run none."""
     executable = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if executable is None:
         if os.environ.get("CI"):
@@ -214,9 +218,16 @@ def browser() -> Iterator[Browser]:
         pytest.skip("Chromium is not installed")
     with sync_playwright() as playwright:
         expect.set_options(timeout=25_000)  # less than a view waits that hears of all changes
-        browser = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_FLAGS)
-        yield Browser(browser)
-        browser.close()
+        chromium = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: PlaywrightBrowser) -> Iterator[Browser]:
+    browser = Browser(chromium)
+    yield browser
+    browser.close()
 
 
 @pytest.fixture
