@@ -311,12 +311,13 @@ class TestAlerts:
         assert max(map(len, shown.splitlines())) <= 60
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def burnt_id(service):
     run_id = register(service.url, "burnt", "burnt")
     send(service.url, run_id, [frame(step, NAN if step > 30 else 1.0) for step in range(0, 60, 10)])
     change(service.url, run_id, "failed")
-    return run_id
+    yield run_id
+    httpx.delete(f"{service.url}{API}/runs/{run_id}").raise_for_status()  # it is gone again for the other tests
 
 
 @pytest.mark.usefixtures("burnt_id")
