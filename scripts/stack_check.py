@@ -15,6 +15,7 @@ import argparse
 import io
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -226,8 +227,10 @@ class Plant:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """Below 32768: from there on the kernel may give it to an outgoing connection before the server is up."""
+    while True:
+        with suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(10_000, 32_768))) as listener:
+            return int(listener.getsockname()[1])
 
 
 def prometheus_configuration(ports: dict[str, int], token: Path) -> dict[str, Any]:

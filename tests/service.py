@@ -2,11 +2,11 @@
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from contextlib import suppress
 
+from tests.ports import free_port
 from tests.processes import start_tsemon
 from tsemon.errors import ServerUnreachable, Unauthorized
 from tsemon_client import Client
@@ -22,14 +22,13 @@ class ServiceProcess:
         self._options = options
         self._python = python
         self.database = database if "://" in str(database) else f"sqlite:///{database}"
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._process = None
 
     def start(self):
         self._process = self._launch()
-        await_service(self.url)
+        await_service(self.url, process=self._process)
 
     @property
     def pid(self):

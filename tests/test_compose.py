@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ import pytest
 import yaml
 
 import tsemon
+from tests.ports import free_port
 from tests.service import ServiceProcess
 
 ROOT = Path(__file__).parent.parent
@@ -348,11 +348,6 @@ class Stack:
 
     def query(self, path, **parameters):
         return self.get("prometheus", f"/api/v1/{path}", params=parameters).json()["data"]
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -17,15 +17,11 @@ import pytest
 import yaml
 
 from tests import commands
+from tests.ports import free_port
 from tests.processes import start_tsemon
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 NAME = "tsemon.example.org"
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import httpx
 from typer.testing import CliRunner
 
+from tests.ports import free_port
 from tests.server.replay.runs import read_runs
 from tests.service import ServiceProcess
 from tsemon.tools.cli import app
@@ -37,8 +37,7 @@ class Prometheus:
     """The real one, on a free port, with a configuration of its own."""
 
     def __init__(self, folder, target, token_file):
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         scrape = {
             "job_name": "tsemon",

@@ -17,6 +17,8 @@ from typing import NamedTuple
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
 
+from tests.ports import free_port
+
 
 class Request(NamedTuple):
     path: str
@@ -106,8 +108,7 @@ class MailReceiver:
         if password is not None:
             options |= {"authenticator": self._log_in, "auth_required": True}
             options |= {"auth_require_tls": not is_tls_from_the_start}
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
+        self.port = free_port()
         self._controller = Controller(
             self,
             hostname="127.0.0.1",
@@ -184,8 +185,9 @@ def make_certificate(folder):
     return certificate, context
 
 
-def await_that(condition, what, timeout_s=30):
+def await_that(condition, what, timeout_s=120):
+    """`what` is the condition in words, or a function that says how things are."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"not so within {timeout_s} s: {what}"
+        assert time.monotonic() < deadline, f"not so within {timeout_s} s: {what() if callable(what) else what}"
         time.sleep(0.005)

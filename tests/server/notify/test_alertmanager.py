@@ -3,13 +3,13 @@
 import contextlib
 import json
 import shutil
-import socket
 import subprocess
 import urllib.request
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.ports import free_port
 from tests.server.notify.conftest import Alerts
 from tests.server.notify.receivers import await_that
 from tsemon_server.notify.channels import send
@@ -28,8 +28,7 @@ receivers: [{name: hook, webhook_configs: [{url: "%s", send_resolved: true}]}]
 def alertmanager(tmp_path, http):
     """The URL of one that tells `http`."""
     (tmp_path / "alertmanager.yml").write_text(CONFIGURATION % http.url)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     where = [f"--config.file={tmp_path}/alertmanager.yml", f"--storage.path={tmp_path}/data"]
     where += [f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address="]
     with (tmp_path / "log").open("wb") as log:

@@ -43,7 +43,9 @@ def log_of(store):
 
 
 def await_log(store, *expected):
-    await_that(lambda: sorted(log_of(store)) == sorted(expected), f"{expected} in the log")
+    await_that(
+        lambda: sorted(log_of(store)) == sorted(expected), lambda: f"{Counter(log_of(store))} are {Counter(expected)}"
+    )
 
 
 @pytest.fixture
