@@ -228,9 +228,10 @@ class Plant:
 
 def free_port() -> int:
     """Below 32768: from there on the kernel may give it to an outgoing connection before the server is up."""
-    while True:
-        with suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(10_000, 32_768))) as listener:
-            return int(listener.getsockname()[1])
+    for port in random.sample(range(32_000, 32_768), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError("100 ports between 32000 and 32767 are taken")
 
 
 def prometheus_configuration(ports: dict[str, int], token: Path) -> dict[str, Any]:

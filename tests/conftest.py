@@ -57,6 +57,9 @@ LONG = (
 
 
 def pytest_collection_modifyitems(config, items):
+    if not config.option.all and (thorough := [item for item in items if is_thorough(item)]):
+        config.hook.pytest_deselected(items=thorough)
+        items[:] = [item for item in items if not is_thorough(item)]
     # They wait more than they compute, so they are spread over the first half: there is always something to do beside them.
     files = {True: [], False: []}
     for file in dict.fromkeys(item.path for item in items):
@@ -66,9 +69,6 @@ def pytest_collection_modifyitems(config, items):
     places = {file: (place, 1) for place, file in enumerate(files[False])}
     places |= {file: (place * apart, 0) for place, file in enumerate(files[True])}
     items.sort(key=lambda item: places[item.path])
-    if not config.option.all and (thorough := [item for item in items if is_thorough(item)]):
-        config.hook.pytest_deselected(items=thorough)
-        items[:] = [item for item in items if not is_thorough(item)]
 
 
 def pytest_collection_finish():

@@ -70,6 +70,7 @@ def await_service(url, timeout_s=240, process=None):
             try:
                 with suppress(Unauthorized):  # it answers
                     next(client.runs(), None)
+                assert process is None or process.poll() is None, f"another one answers at {url}"
                 return
             except ServerUnreachable:
                 assert time.monotonic() < deadline, f"no service at {url} within {timeout_s} s"

@@ -173,7 +173,7 @@ class Terminal:
         )
         os.close(slave)
 
-    def read_until(self, text, timeout_s=20):
+    def read_until(self, text, timeout_s=120):
         """All that was shown so far, once the text was."""
         deadline = time.monotonic() + timeout_s
         while text not in self.shown:
@@ -186,10 +186,10 @@ class Terminal:
 
     def wait(self):
         """Its exit code, when it has ended."""
-        while self._read(20):
+        while self._read(120):
             pass
         os.close(self._master)
-        return self.process.wait(timeout=20)
+        return self.process.wait(timeout=120)
 
     @property
     def shown(self):

@@ -246,14 +246,12 @@ class TestWhatGoesOn:
     @pytest.mark.parametrize("arguments", [("tail", "demo/gpt"), ("alerts", "--run", "demo/gpt", "--follow")])
     def test_outlives_a_failure_of_the_services_database(self, tmp_path, arguments):
         with filled_service(tmp_path) as service, piped(service, *arguments) as process:
-            while "loss is 20 (loss-spike)" not in process.stdout.readline():
-                pass
+            assert any("loss is 20 (loss-spike)" in line for line in process.stdout)
             elsewhere = (tmp_path / "tsemon.db").rename(tmp_path / "elsewhere.db")
             assert "was deleted, moved or replaced" in process.stderr.readline()
             elsewhere.rename(tmp_path / "tsemon.db")
             open_alert(service.database, service.ids["demo/gpt"], "later")
-            while "loss is 20 (later)" not in process.stdout.readline():
-                pass
+            assert any("loss is 20 (later)" in line for line in process.stdout)
             process.send_signal(2)
         assert process.returncode == 0
 

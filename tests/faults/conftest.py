@@ -48,7 +48,7 @@ class Http:
     """A writer that sends its bodies by itself."""
 
     def __init__(self, service):
-        self.http = httpx.Client(base_url=f"{service.url}/api/v1", timeout=10)
+        self.http = httpx.Client(base_url=f"{service.url}/api/v1", timeout=60)
         self.run_id = self.http.post("/runs", json=REGISTRATION).json()["run_id"]
 
     def close(self):

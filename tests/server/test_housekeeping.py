@@ -20,7 +20,7 @@ class Clock:
         return self.now
 
 
-def await_that(condition, timeout_s=30):
+def await_that(condition, timeout_s=120):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

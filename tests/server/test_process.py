@@ -65,7 +65,7 @@ class Process:
         if self.process.poll() is None:
             self.process.send_signal(number)
         if self._said is None:
-            _, self._said = self.process.communicate(timeout=30)
+            _, self._said = self.process.communicate(timeout=120)
         return self.process.returncode, self._said
 
 

@@ -70,4 +70,5 @@ def main(rank, size, folder, server):
         seen["alerts"] = [alert.alert_id for alert in monitor.alerts]
         seen["faults"] = monitor.status.faults
     (folder / f"{rank}.json").write_text(json.dumps(seen))
-    dist.destroy_process_group()
+    # The group is not destroyed. DDP would hold the last reference to it, and PyTorch 2.13 can hang when that goes: it holds
+    # the GIL while it waits for gloo's thread, which may need the GIL to release the last all-reduce.

@@ -350,7 +350,7 @@ class Lines:
 
     def tell(self) -> None:
         last_step = self._watched.run.last_step if self._watched.run else None
-        # A sample that came during the look may lack what was asked first. The next look has all of it.
+        # A sample that came during the look may lack the series that were asked first. The next look, if any, has all of it.
         samples = [one for one in _samples(self._watched) if last_step is not None and one["step"] <= last_step]
         if self._num_first >= 0:
             samples, self._num_first = samples[max(len(samples) - self._num_first, 0) :], -1

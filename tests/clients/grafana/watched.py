@@ -63,7 +63,7 @@ class Prometheus:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self._http = httpx.Client(base_url=self.url, timeout=10)
+        self._http = httpx.Client(base_url=self.url, timeout=60)
 
     def has_scraped(self):
         try:

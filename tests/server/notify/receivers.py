@@ -113,6 +113,7 @@ class MailReceiver:
             self,
             hostname="127.0.0.1",
             port=self.port,
+            ready_timeout=60,
             ssl_context=tls if is_tls_from_the_start else None,
             **options,
         )

@@ -44,7 +44,8 @@ def log_of(store):
 
 def await_log(store, *expected):
     await_that(
-        lambda: sorted(log_of(store)) == sorted(expected), lambda: f"{Counter(log_of(store))} are {Counter(expected)}"
+        lambda: sorted(log_of(store)) == sorted(expected),
+        lambda: f"{Counter(log_of(store))} in the log, not {Counter(expected)}",
     )
 
 

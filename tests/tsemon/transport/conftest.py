@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.ports import free_port
 from tsemon.wire import Frame
 
 
@@ -40,8 +41,8 @@ class Peer:
     def url(self):
         return f"{self.scheme}://127.0.0.1:{self.port}"
 
-    def start(self, port=0, tls=None):
-        peer = self
+    def start(self, port=None, tls=None):
+        peer, port = self, port or free_port()
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -95,7 +96,7 @@ class Peer:
 
     def wait_until(self, is_true):
         with self.changed:
-            assert self.changed.wait_for(is_true, timeout=20), f"still not so; requests: {self.requests}"
+            assert self.changed.wait_for(is_true, timeout=120), f"still not so; requests: {self.requests}"
 
     def seqs(self, run_id="default/gpt"):
         return sorted(seq for run, _, _, seq in self.frames if run == run_id)
