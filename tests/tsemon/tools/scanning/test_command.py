@@ -415,7 +415,8 @@ class TestScan:
         assert process.returncode == 0
         found = json.loads(output)
         assert [checkpoint["step"] for checkpoint in found["checkpoints"]] == [0, 10, 20, 30]
-        assert (found["frames"]["new"], found["left_out"]) == (4, {})
+        assert found["frames"]["new"] in (3, 4)  # the interrupt may come before the reply to the last one
+        assert found["left_out"] == {}
         assert "what was measured waits here" not in errors  # it was told once
 
 
