@@ -21,6 +21,7 @@ from rich.console import Console
 
 import tsemon
 from tests import commands, zoo
+from tests.ports import free_port
 from tests.processes import start_tsemon
 from tests.service import ServiceProcess, await_service
 from tsemon.lab.demo import summarize
@@ -269,7 +270,7 @@ main()
 def demo_process(folder, *arguments, program=("-m", "tsemon"), **streams):
     """`tsemon demo` in a folder of its own. Whatever works in that folder must be gone at the end."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL} | streams
-    command = [sys.executable, *program, "demo", "--port", "0", *arguments]
+    command = [sys.executable, *program, "demo", "--port", str(free_port()), *arguments]
     try:
         with subprocess.Popen(command, cwd=folder, text=True, start_new_session=True, **streams) as demo:
             try:
