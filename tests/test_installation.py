@@ -50,9 +50,11 @@ class TestWithoutPyTorch:
     def test_the_server_serves_and_the_client_and_its_commands_ask(self, tmp_path, client):
         server = with_tsemon(tmp_path / "venv", "server")
         with ServiceProcess(tmp_path / "runs.db", python=server) as service:
-            listed = run(client, "-m", "tsemon", "runs", "--json", "--server", service.url)
+            listings = [
+                run(python, "-m", "tsemon", "runs", "--json", "--server", service.url) for python in (client, server)
+            ]
             asked = run(client, "-c", f"import tsemon_client as t; print(list(t.Client('{service.url}').runs()))")
-        assert (listed.returncode, listed.stderr) == (0, "")
+        assert [(listed.returncode, listed.stderr) for listed in listings] == [(0, ""), (0, "")]
         assert asked.stdout == "[]\n", asked.stderr
         for python in (client, server):
             assert run(python, "-c", "import torch").returncode == 1
