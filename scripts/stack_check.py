@@ -146,7 +146,7 @@ class Plant:
 
     def start(self, stack: ExitStack) -> None:
         """Return once all three answer."""
-        self.ports = {name: free_port() for name in ("service", "prometheus", "alertmanager")}
+        self.ports = dict(zip(("service", "prometheus", "alertmanager"), free_ports(), strict=False))
         os.environ["TSEMON_TOKEN"] = self._token("trainer", "ingest", "read").read_text().strip()
         scraper = self._token("prometheus", "metrics")
         self._write("alertmanager.yml", alertmanager_configuration(self.webhook))
@@ -226,11 +226,12 @@ class Plant:
         return "\n".join(f"{name}: {line}" for name, log in logs.items() for line in log.splitlines()[-5:])
 
 
-def free_port() -> int:
-    """Below 32768: from there on the kernel may give it to an outgoing connection before the server is up."""
+def free_ports() -> Iterator[int]:
+    """Below 32768: from there on the kernel may give them to outgoing connections before the servers are up."""
     for port in random.sample(range(32_000, 32_768), 100):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
+        with suppress(OSError):
+            socket.create_server(("127.0.0.1", port)).close()
+            yield port
     raise OSError("100 ports between 32000 and 32767 are taken")
 
 

@@ -82,7 +82,7 @@ def test_leaves_nothing_running_however_it_ends(check, tmp_path):
         assert script.returncode == ends[number]
         if number != signal.SIGKILL:
             assert not any(map(is_alive, children[number]))
-            assert [*folders[number].iterdir()] == []
+            assert [*folders[number].glob("tsemon-stack-*")] == []
     deadline = time.monotonic() + 30
     while any(map(is_alive, children[signal.SIGKILL])):
         assert time.monotonic() < deadline, children
@@ -90,8 +90,8 @@ def test_leaves_nothing_running_however_it_ends(check, tmp_path):
 
 
 def children_of(script):
-    """Once they answer."""
-    assert any("Alertmanager answer" in line for line in script.stdout)
+    """Once the script trains: while it imports PyTorch, Python may drop the exception that a signal raises."""
+    assert any("transformer" in line for line in script.stdout)
     found = psutil.Process(script.pid).children(recursive=True)
     assert len(found) == 3
     return found

@@ -40,7 +40,7 @@ def checked(call: Callable[P, T]) -> Callable[P, T]:
 
 
 class _Strict(Query):
-    # Fields keep the descriptions of the query. To look for others takes pydantic 70 ms for each query, at import.
+    # Fields keep the descriptions of the query. Looking for others takes pydantic 70 ms per query at import.
     model_config = ConfigDict(strict=True, loc_by_alias=False, use_attribute_docstrings=False)
 
 
