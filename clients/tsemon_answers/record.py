@@ -11,8 +11,7 @@ T = TypeVar("T")
 
 LARGEST = 2**31 - 1
 """Largest attempt, layer or head that can be asked for: what an integer column of the database holds."""
-Index = Annotated[int | None, Field(le=LARGEST, json_schema_extra={"minimum": -LARGEST})]
-"""No smaller number is one of a layer: the server answers so, with a 404."""
+Index = Annotated[int | None, Field(ge=-LARGEST, le=LARGEST)]
 LONG = 8
 """Maximum number of values of a list that are shown when a record is printed; longer lists show their length."""
 
