@@ -52,9 +52,10 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("tsemon needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; call make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 
-.venv/%.done: $(BIN)/python pyproject.toml constraints.txt
+.venv/%.done: $(BIN)/python pyproject.toml constraints.txt tests/zoo/packages.txt
 	@echo "Setting up .venv for tsemon[$*] (once) ..."
 	$(INSTALL) '.[$*]'
+	$(if $(filter dev,$*),$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/zoo/packages.txt)
 	@touch $@
 
 clean:

@@ -4,12 +4,15 @@ A small model whose batch becomes smaller, so that a step is about five times as
 The cost is what tsemon itself counts on the training thread; the share is that cost over wall time, in one window of
 steps after the other. Before and after a change the cadence has settled; "just after" begins with the change.
 
+First, what a short run pays: the share in the first steps of several new runs of fast steps, in which a sample is dear.
+
     python benchmarks/cadence.py
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,6 +26,9 @@ import tsemon
 SHAPES = {"slow": (32, 64), "fast": (4, 64)}
 """Batch and tokens of a step. An eighth of the tokens takes a fifth of the time: the optimizer works as long as before."""
 WINDOW_S = 10.0
+STRETCHES = (20, 100, 400, 2000)
+"""Where the stretches of a new run end, in steps."""
+NUM_RUNS = 5
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,42 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     work = Workload("tiny", SHAPES["slow"][0], "cpu", "float32", compiled=False)
     print(f"{work}, then {SHAPES['fast'][0]}; budget {options.budget:.1%}\n")
-    print("| window | step, mean ms | tsemon's share of wall time | gaps chosen |\n|---|---|---|---|")
+    print_starts(work, options.budget)
+    print("\n| window | step, mean ms | tsemon's share of wall time | gaps chosen |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         monitor = tsemon.attach(work.model, work.optimizer, run="cadence", budget=options.budget, spool_dir=folder)
         for window in story(work, monitor, options.window):
             print(window, flush=True)
         monitor.close()
+
+
+def print_starts(work: Workload, budget: float) -> None:
+    work.use(*SHAPES["fast"])
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [
+            shares_of_stretches(
+                work, tsemon.attach(work.model, work.optimizer, run=f"start-{run}", budget=budget, spool_dir=folder)
+            )
+            for run in range(NUM_RUNS)
+        ]
+    print("| steps | share of these steps, median | share of all steps so far |\n|---|---|---|")
+    for begin, end, *shares in zip((0, *STRETCHES), STRETCHES, *runs, strict=False):
+        own, so_far = (statistics.median(share[which] for share in shares) for which in (0, 1))
+        print(f"| {begin} to {end} | {own:.1%} | {so_far:.1%} |")
+
+
+def shares_of_stretches(work: Workload, monitor: tsemon.Monitor) -> list[tuple[float, float]]:
+    """tsemon's share of each stretch, and of all steps up to its end."""
+    begin = start = time.perf_counter()
+    cost_s, shares = 0.0, []
+    for end in STRETCHES:
+        while monitor._step < end:
+            monitor.step(loss=work.step())
+        now = time.perf_counter()
+        shares.append(((monitor._cost_s - cost_s) / (now - start), monitor._cost_s / (now - begin)))
+        start, cost_s = now, monitor._cost_s
+    monitor.close()
+    return shares
 
 
 def story(work: Workload, monitor: tsemon.Monitor, window_s: float) -> Iterator[Window]:

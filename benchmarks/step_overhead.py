@@ -51,20 +51,23 @@ def main() -> None:
         for condition in conditions:
             condition.close()
         rows = [Row.of(c.name, c.spent, conditions[0].spent) for c in conditions]
-        amortised, gaps = at_own_cadence(work, folder, options.cycles)
-        print_steps([*rows[:4], amortised, *rows[4:]], missing)
-        unsampled, sampled, slow = (row.cpu.median for row in rows[1:4])
-        by_gap = 1 + (sampled + (slow - sampled) / SLOW_EVERY - unsampled) / statistics.mean(gaps)
-        print(
-            f"\namortised: a sample every {min(gaps)} to {max(gaps)} steps; by CPU time of the rows above it: {by_gap:.3f}\n"
-        )
+        amortised, gaps = at_own_cadence(work, folder, options.cycles) if options.cycles else (None, [])
+        rows[4:4] = [] if amortised is None else [amortised]
+        print_steps(rows, missing)
+        if gaps:
+            unsampled, sampled, slow = (row.cpu.median for row in rows[1:4])
+            by_gap = 1 + (sampled + (slow - sampled) / SLOW_EVERY - unsampled) / statistics.mean(gaps)
+            print(
+                f"\namortised: a sample every {min(gaps)} to {max(gaps)} steps; by CPU time of the rows: {by_gap:.3f}"
+            )
+        print()
         print_calls(*conditions[1:3])
         if work.device.type == "cuda":
             print(f"\n{synchronises(work, folder)}")
     if options.svg:
         title = "One training step, relative to the same step without a monitor"
         caption = f"{work.size}: {work.parameters}; {work.where}"
-        options.svg.write_text(picture([*rows[1:4], amortised, *rows[4:]], title, caption))
+        options.svg.write_text(picture(rows[1:], title, caption))
 
 
 def arguments() -> argparse.Namespace:
@@ -75,7 +78,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="bfloat16 is autocast")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--rounds", type=int, default=16)
-    parser.add_argument("--cycles", type=int, default=16, help="from one sample to the next, for 'amortised'")
+    parser.add_argument(
+        "--cycles", type=int, default=16, help="from one sample to the next, for 'amortised'; 0 leaves it out"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--svg", type=Path, help="write the picture of the ratios to this file")
     return parser.parse_args()

@@ -16,6 +16,7 @@ from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig, Llama
 SIZES = {
     "tiny": {"vocab": 512, "context": 64, "depth": 2, "width": 64, "heads": 4, "ffn": 128},
     "small": {"vocab": 2048, "context": 256, "depth": 6, "width": 256, "heads": 8, "ffn": 1024},
+    "many-blocks": {"vocab": 512, "context": 64, "depth": 120, "width": 64, "heads": 4, "ffn": 128},
     # GPT-2 small, its vocabulary rounded up to a multiple of 128. The output layer here is its own, so there are 163 M.
     "gpt2-124m": {"vocab": 50304, "context": 1024, "depth": 12, "width": 768, "heads": 12, "ffn": 3072},
     # The largest model of Value Residual Learning (arXiv 2410.17897, Table 4).

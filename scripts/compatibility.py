@@ -1,6 +1,6 @@
 """Write docs/compatibility.md from what the tests of set-ups saw. It is never typed.
 
-python -m pytest --all tests/setups && python scripts/compatibility.py
+python -m pytest --all tests/setups tests/zoo && python scripts/compatibility.py
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DOCUMENT = ROOT / "docs/compatibility.md"
 CACHE_KEY = "tsemon/setups"
 SEEN = ROOT / ".pytest_cache/v" / CACHE_KEY
 """Where pytest keeps the values of its cache, here one for each kind."""
-COMMAND = "python -m pytest --all tests/setups; python scripts/compatibility.py"
+COMMAND = "python -m pytest --all tests/setups tests/zoo; python scripts/compatibility.py"
 
 KINDS = (
     "Loops",
@@ -29,8 +29,10 @@ KINDS = (
     "Models of torch.nn",
     "Hugging Face transformers",
     "Several processes",
+    "Public models and loops",
 )
 COLUMNS = (
+    "blocks",
     "trains bit-equal",
     "hidden states",
     "attention",
@@ -46,23 +48,29 @@ COLUMNS = (
 )
 HEADER = """# Ways to train, and what tsemon does in each
 
-`tests/setups` trains a small model in each of these ways, with tsemon and without. This table is what was seen there.
-It is written by `scripts/compatibility.py` and held against the tests, never typed.
+`tests/setups` trains a small model in each of these ways, with and without tsemon, and the table shows the results.
+`scripts/compatibility.py` generates this page, and the tests compare it with their results. Do not edit it.
 
+The last section, "Public models and loops", comes from `tests/zoo`: small public models with random weights, and models
+with the structure of public training code. Its tests compare token similarity and diversity, effective rank, attention
+entropy (mean and lowest head), maximum attention logit, norms, update ratio and saturation with a float64 computation on
+tensors that their own hooks capture. The relative tolerance is 1e-5.
+
+- blocks: number of blocks that tsemon finds in each stack. An encoder with 2 blocks and a decoder with 2 are "2 + 2".
 - trains bit-equal: losses, parameters, buffers and random state are the same, bit for bit, with every step sampled and
-  with every second; and nobody is warned of anything new.
-- hidden states to saturation: all of these [measures](measures.md) are there in every block, and where plain hooks find
-  them by their definition, too, they are equal. A number leads to what `monitor.status` says of what is missing. What
-  only every tenth sample has is looked for in the first.
+  with every second, and tsemon causes no new warnings.
+- hidden states to saturation: every block has all of these [measures](measures.md), and they agree with plain hooks that
+  compute them by definition. A number leads to the reason in `monitor.status` for a missing measure. Measures that only
+  every tenth sample has are taken from the first sample.
 - same graphs: `torch.compile` compiles neither more nor other graphs.
-- leaves nothing: after `close()` there is no hook and no attribute that was not there before; attached again, it measures
-  again.
-- copies, pickles: `copy.deepcopy` and `pickle` of the watched model do what they do without tsemon.
+- leaves nothing: after `close()`, no new hook or attribute remains, and a second `attach` measures the same.
+- copies, pickles: `copy.deepcopy` and `pickle` of the watched model work as they do without tsemon.
 - A dash: does not apply.
+- wrong: a known error of tsemon, either a number that disagrees or a missing value without a true reason.
 """
 
 
-WORDS = "What the numbers stand for, in the words of `monitor.status`:"
+WORDS = "The numbers refer to these reasons from `monitor.status`, and to these known errors:"
 
 
 class Row(TypedDict):

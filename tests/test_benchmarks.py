@@ -199,6 +199,34 @@ class TestFalseAlarms:
 
 
 @pytest.mark.thorough
+class TestPacked:
+    @pytest.mark.parametrize(
+        ("training", "steps", "rule"),
+        [
+            ("gpt-post-20", 25, "token-similarity-escalation"),
+            ("bert-qk-x12", 20, "attention-block-entropy-collapse"),
+            ("gpt-attention-only", 20, "token-similarity-escalation"),
+            ("bert-decay-negative", 30, "update-misalignment"),
+            ("gpt-graph-cut", 25, "block-does-not-move"),
+            ("bert-nan", 80, "loss-not-finite"),
+            ("gpt-same-batch", 80, "sequences-repeat"),
+        ],
+    )
+    def test_finds_the_same_alerts_in_packed_rows(self, training, steps, rule):
+        layouts = ("--layouts", "rows", "varlen")
+        printed = run("packed.py", "--only", training, "--steps", str(steps), *layouts)
+        row = re.search(rf"^\| {training} \| [^|]+ \| ([^|]+) \| (.+) \| - \| (.+) \| - \|$", printed, re.MULTILINE)
+        alerts, *packed = row.groups()
+        assert f"{rule} at " in alerts
+        assert all(re.match(r"same(, other layers in [a-z, -]+)?$", words) for words in packed)
+
+    def test_finds_none_in_health(self):
+        printed = run("packed.py", "--only", "gpt-mixed", "bert-hugging-face", "--steps", "40", "--layouts", "rows")
+        assert "| gpt-mixed | 12 documents of 2 to 120 tokens, 6 a row | none | same | - | - | - |" in printed
+        assert "| bert-hugging-face | Hugging Face's BERT | none | same | - | - | - |" in printed
+
+
+@pytest.mark.thorough
 class TestAttacks:
     def test_has_a_row_for_every_attack(self):
         printed = run("attacks.py", "--scale", "0.01", "--seconds", "0.2")

@@ -19,7 +19,7 @@ SOURCES = {
     "tsemon_client": ROOT / "clients/tsemon_client",
     "migrations": ROOT / "migrations",
 }
-COMMON = {"tsemon.catalogue", "tsemon.wire", "tsemon.errors"}
+COMMON = {"tsemon.catalogue", "tsemon.stacks", "tsemon.wire", "tsemon.errors"}
 # Who imports whom, ours and others', besides the standard library, COMMON and its own unit. Who is not named here
 # imports nothing else.
 PICTURE = {
@@ -34,6 +34,7 @@ PICTURE = {
     "tsemon.quantity": "",
     "tsemon.registration": "torch tsemon.quantity",
     "tsemon.sample": "torch tsemon.probes",
+    "tsemon.stacks": "tsemon.catalogue tsemon.errors",
     "tsemon.status": "tsemon.transport",
     "tsemon.terminal": "rich",
     "tsemon.tokens": "torch",

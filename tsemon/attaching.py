@@ -22,13 +22,20 @@ from tsemon.mirrors import Mirror, Mirrored, as_mirrors
 from tsemon.monitor import Monitor
 from tsemon.probes import (
     Block,
+    Found,
+    Layout,
+    OfInputs,
     Probe,
     ProbeBatch,
     Ranks,
     agree,
     arrange,
+    check_layout,
+    check_of_inputs,
     check_probe_batch,
-    find_blocks,
+    discover,
+    joined,
+    named_stacks,
     why_trains_nothing,
 )
 from tsemon.quantity import Quantity
@@ -70,6 +77,9 @@ def attach(
     stage: int | None = None,
     probe_batch: ProbeBatch | None = None,
     also: Mirror | str | Sequence[Mirror | str] = (),
+    layout: Layout | None = None,
+    padding: OfInputs | None = None,
+    documents: OfInputs | None = None,
 ) -> Monitor:
     """Watch `model` while it trains; call `step` on the result after every optimizer step.
 
@@ -101,6 +111,15 @@ def attach(
     also: where each frame's numbers go as well: `tsemon.mirrors.TensorBoard(folder)`, `tsemon.mirrors.WandB(run)`, the texts
         "tensorboard:FOLDER" and "wandb", what has `write(frame)` and `close()`, or a list. With ranks, that of rank 0.
 
+    layout: the order of the axes of the hidden states between the blocks, "BTC" for (batch, tokens, width), "TBC" for
+        (tokens, batch, width) or "TC" for (tokens, width). By default tsemon decides it from the shapes that each stack's
+        attention gets. While that is not possible, the states are not measured; `print(monitor)` says so.
+    padding, documents: functions that get the inputs of `model` and return a tensor (batch, tokens): `padding` with True at
+        tokens and False at padding, `documents` with the number of each token's document, where a run of equal numbers is
+        one sequence, and a negative number for tokens of none. By default tsemon takes both from the mask of each stack's
+        first attention, or, where that is not seen, from inputs with the usual names (`attention_mask`, `position_ids`,
+        `cu_seqlens`).
+
     Raises, all of them under TsemonError: NoBlocksFound, InvalidArgument, UnknownMetric (for `measures`), SpoolError when
     there is neither a server nor a folder that can be written, and in every rank of a group where it raises in one.
     Nothing raises after this.
@@ -109,13 +128,14 @@ def attach(
     # What raises in one rank raises in all of them: the others would wait for it for ever.
     together = _alone if ranks is None else ranks.together
 
-    def check() -> tuple[
-        list[torch.optim.Optimizer], list[Handler], Chosen, int | Literal["all"], Cadence, list[Block]
-    ]:
+    def check() -> tuple[list[torch.optim.Optimizer], list[Handler], Chosen, int | Literal["all"], Cadence, Found]:
         check_arguments(model, stage, has_group=ranks is not None)
         if probe_batch is not None:
             check_probe_batch(probe_batch)
-        found = find_blocks(
+        check_layout(layout)
+        check_of_inputs("padding", padding)
+        check_of_inputs("documents", documents)
+        found = discover(
             model,
             None if blocks is None else collection("blocks", blocks),
             None if attention is None else collection("attention", attention),
@@ -126,14 +146,18 @@ def attach(
         handlers = handlers_of(on_alert, optimizers, is_one_of_several=ranks is None and _num_processes() > 1)
         return optimizers, handlers, chosen_measures(measures), chosen_rows(attention_rows), cadence, found
 
-    optimizers, handlers, chosen, rows, cadence, found = together(check)
+    optimizers, handlers, chosen, rows, cadence, (found, left_out, paths) = together(check)
     names, frozen = [block.name for block in found], _frozen(found)
     attention_names = [block.name for block in found if block.attention is not None]
+    stacks = named_stacks(paths)
     if ranks is not None:
         agree(ranks, every=every, budget=budget, measures=chosen.in_words(), resume=resume, on_alert=in_words(on_alert))
         stages = arrange(ranks.exchange((stage, names)), ranks.rank)
         ranks.stage_size, names = stages.size, stages.names
-        found = [replace(block, number=stages.first + block.number) for block in found]
+        of_ranks = ranks.exchange(paths)
+        stacks = named_stacks(joined([of_ranks[rank] for rank in stages.ranks]))
+        numbers = range(stages.first, stages.first + len(found))
+        found = [replace(b, number=n, entry=stacks.output_of(n)) for b, n in zip(found, numbers, strict=True)]
         frozen = sorted({number for of_rank in ranks.exchange(_frozen(found)) for number in of_rank})
     body = together(
         lambda: registration(
@@ -142,6 +166,7 @@ def attach(
             config=config,
             tags=tags,
             blocks=names,
+            stacks=stacks,
             frozen_blocks=frozen,
             resume=resume,
             quantities=chosen.quantities,
@@ -157,11 +182,14 @@ def attach(
             optimizers,
             found,
             faults.contain,
-            depth=len(names),
+            stacks=stacks,
             ranks=ranks,
             attention_rows=rows,
             probe_batch=probe_batch,
             quantities=chosen.quantities,
+            layout=layout,
+            padding=padding,
+            documents=documents,
         )
     )
     # Last, since it starts threads and opens files.
@@ -179,7 +207,9 @@ def attach(
         run=run,
         first_step=resume or 0,
         block_names=names,
+        stacks=stacks,
         attention_names=attention_names,
+        left_out=left_out,
         server=server,
     )
 

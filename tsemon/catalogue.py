@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any, Literal
 
 Axis = Literal["activation", "block", "run"]
-"""`activation`: depth + 1 entries, entry 0 is the first block's input. `block`: one per block. `run`: one number."""
+"""`activation`: one entry per block, and before them in each stack one for the input of its first block. `block`: one per
+block. `run`: one number."""
 
 Tier = Literal["every", "slow", "demand"]
 """`every`: measured at each sample. `slow`: at every tenth. `demand`: at every tenth, if `attach(measures=)` names it."""
@@ -249,8 +250,10 @@ CATALOGUE: tuple[Metric, ...] = (
     _per_block(
         name="max_attention_logit",
         title="largest attention logit",
-        equation="max over weighed rows and visible keys of q_i . k_j * scale + bias",
+        equation="max over all rows of b sequences and visible keys of q_i . k_j * scale + bias",
         source=f"{ZHAI}, Section 3",
+        flops="2 b H T^2 K, causal half",
+        traffic="24 b H T^2, causal half",
         low=None,
         per_head=True,
     ),
@@ -296,20 +299,27 @@ CATALOGUE: tuple[Metric, ...] = (
     _per_block(
         name="param_norm",
         title="norm of the block's parameters",
-        equation="|w|",
+        equation="|w|, embeddings and scalars inside the block among them",
         source=f"{MERRILL}, Section 3",
         **COST_OF_NORM,
     ),
     _per_block(
         name="grad_norm",
-        title="norm of the block's gradient",
+        title="norm of the block's gradient before clipping",
         equation="|g|",
         **COST_OF_NORM,
         log_scale=True,
     ),
     _per_block(
+        name="clipped_grad_norm",
+        title="norm of the block's gradient after clipping",
+        equation="|g|, as the optimizer gets it",
+        **COST_OF_NORM,
+        log_scale=True,
+    ),
+    _per_block(
         name="grad_norm_qk",
-        title="norm of the gradient of queries and keys",
+        title="norm of the gradient of queries and keys before clipping",
         equation="|g| of the weights and biases that make queries and keys",
         source="tsemon: the first to vanish under token similarity escalation",
         flops="2 N / 6",
@@ -328,6 +338,13 @@ CATALOGUE: tuple[Metric, ...] = (
         name="update_ratio",
         title="update against parameters",
         equation="|d| / |w|",
+        log_scale=True,
+    ),
+    _per_block(
+        name="trained_update_ratio",
+        title="update against the parameters that train",
+        equation="|d| / |w| of the parameters that require a gradient: adapters against their own norm; update_ratio "
+        "where all of a block trains",
         log_scale=True,
     ),
     _per_block(
@@ -400,47 +417,53 @@ CATALOGUE: tuple[Metric, ...] = (
     _per_run(
         name="total_param_norm",
         title="norm of all parameters",
-        equation="|w| without embeddings and scalars",
+        equation="|w| without embeddings and scalars outside the blocks",
         source=f"{MERRILL}, Appendix A",
     ),
     _per_run(
         name="total_grad_norm",
-        title="norm of the whole gradient",
-        equation="|g| without embeddings and scalars",
+        title="norm of the whole gradient before clipping",
+        equation="|g| without embeddings and scalars outside the blocks",
+        log_scale=True,
+    ),
+    _per_run(
+        name="total_clipped_grad_norm",
+        title="norm of the whole gradient after clipping",
+        equation="|g|, as the optimizer gets it, without embeddings and scalars outside the blocks",
         log_scale=True,
     ),
     _per_run(
         name="step_size",
         title="norm of the whole update",
-        equation="|d| without embeddings and scalars",
+        equation="|d| without embeddings and scalars outside the blocks",
         source=f"{MERRILL}, Section 5.5",
         log_scale=True,
     ),
     _per_run(
         name="update_alignment",
         title="cosine of the whole update with the parameters",
-        equation="d . w / (|d| |w|) without embeddings and scalars",
+        equation="d . w / (|d| |w|) without embeddings and scalars outside the blocks",
         source=f"{MERRILL}, Section 5.5",
         **COSINE,
     ),
     _per_run(
         name="gradient_alignment",
         title="cosine of the whole gradient with the parameters",
-        equation="g . w / (|g| |w|) without embeddings and scalars",
+        equation="g . w / (|g| |w|) without embeddings and scalars outside the blocks",
         source=f"{MERRILL}, Section 5.5",
         **COSINE,
     ),
     _per_run(
         name="direction_cosine",
         title="cosine of all parameters with those of the sample before",
-        equation="w . w' / (|w| |w'|) without embeddings and scalars",
+        equation="w . w' / (|w| |w'|) without embeddings and scalars outside the blocks",
         source=f"{MERRILL}, Section 3",
         **COSINE,
     ),
     _per_run(
         name="gradient_cosine",
         title="cosine of the gradient with that of the sample before",
-        equation="g . g' / (|g| |g'|) without embeddings and scalars",
+        equation="g . g' / (|g| |g'|) without embeddings and scalars outside the blocks",
         flops="6 c",
         traffic="12 c",
         **COSINE,
@@ -454,7 +477,7 @@ CATALOGUE: tuple[Metric, ...] = (
     ),
     _per_run(
         name="embedding_grad_norm",
-        title="norm of the gradient of the embeddings",
+        title="norm of the gradient of the embeddings before clipping",
         equation="|g| of the embeddings",
         **COST_OF_NORM,
         log_scale=True,
@@ -475,7 +498,7 @@ CATALOGUE: tuple[Metric, ...] = (
     ),
     _per_run(
         name="head_grad_norm",
-        title="norm of the gradient of the output head",
+        title="norm of the gradient of the output head before clipping",
         equation="|g| of the output head",
         **COST_OF_NORM,
         log_scale=True,
@@ -569,11 +592,6 @@ TIERS = {metric.name: metric.tier for metric in CATALOGUE}
 
 LAYERED = {metric.name: metric for metric in CATALOGUE if metric.axis != "run"}
 """Metrics with a value per layer, by name."""
-
-
-def num_entries(metric: Metric, num_blocks: int) -> int:
-    """How many entries the metric has in a model of `num_blocks` blocks."""
-    return {"activation": num_blocks + 1, "block": num_blocks, "run": 1}[metric.axis]
 
 
 def nearest(name: str, known: Collection[str]) -> str:

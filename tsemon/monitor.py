@@ -25,6 +25,7 @@ from tsemon.registration import step_of_state
 from tsemon.relay import NUM_NUMBERS, Relay
 from tsemon.sample import Sample
 from tsemon.schedule import Cadence, Spent
+from tsemon.stacks import Stacks
 from tsemon.status import Status
 from tsemon.tokens import NOT_GROWING, UNKNOWN, Tokens
 from tsemon.transport import Outbox, SilentOutbox
@@ -34,6 +35,8 @@ log = logging.getLogger("tsemon")
 
 HEAR_AFTER = 5
 """Steps from a sample until ranks read what rank 0 told them in it: by then its copy is done, and nobody waits."""
+
+UNDEFINED = "undefined in {where} in the last sample: its sequences are single tokens, padding, zeros, or not finite"
 
 
 class _Newest(NamedTuple):
@@ -65,7 +68,9 @@ class Monitor:
         run: str,
         first_step: int,
         block_names: Sequence[str],
+        stacks: Stacks,
         attention_names: Sequence[str],
+        left_out: Sequence[str],
         server: str | None,
     ) -> None:
         self._probe: Probe | None = probe
@@ -87,7 +92,9 @@ class Monitor:
         self.should_stop = False
         """Whether `stop` was called: the training loop is asked to end."""
         self._block_names = block_names
+        self._stacks = stacks
         self._attention_names = attention_names
+        self._left_out = left_out
         self._server = server
         self._project = project
         self._run = run
@@ -95,12 +102,13 @@ class Monitor:
         self._next_sample = first_step
         self._start_at(first_step)
         self._outside_hooks_s = self._device_s = 0.0
-        self._newest = _Newest(None, Spent(0.0, 0.0, is_slow=False), 0.0)
+        self._newest = _Newest(None, Spent(0.0, 0.0, is_slow=False, num_steps=0), 0.0)
         self._measured: set[str] = set()
         self._not_measured: dict[str, str] = {}
         self._told_not_measured: dict[str, str] | None = None
         self._how: dict[str, str] = {}
         self._pid = os.getpid()
+        self._faults.guard(probe.watch_usage, faults.warn)
         self._faults.guard(self._arm, probe)
         self._close_at_exit = _closing_at_exit(weakref.ref(self))
         atexit.register(self._close_at_exit)
@@ -140,6 +148,8 @@ class Monitor:
         scalars: Mapping[str, Tensor | float],
     ) -> None:
         probe = self._probe
+        if probe is not None:
+            probe.called()
         if tokens is not None or step_tokens is not None:
             scalars = self._with_tokens(tokens, step_tokens, scalars)
         if probe is not None and loss is not None:
@@ -198,7 +208,7 @@ class Monitor:
         return {"project": self._project, "run": self._run, "step": self._step, **self._tokens.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the step of a checkpoint, as `attach(resume=)` does. Before the first step, and on every rank.
+        """Continue from the step of a checkpoint, as `attach(resume=)` does. Before the first step, and on every rank.
 
         Raises InvalidArgument for what `state_dict` has not returned, and for the state of another run. Once there was a
         step it only warns.
@@ -232,7 +242,7 @@ class Monitor:
 
     @property
     def is_sampling(self) -> bool:
-        """Whether the step under way is a sampled one. Who has a scalar that is dear, or to be given once, asks first."""
+        """Whether the current step is sampled. Check it before you compute an expensive scalar."""
         return self._probe is not None and self._step >= self._next_sample
 
     @property
@@ -242,10 +252,12 @@ class Monitor:
 
     @property
     def status(self) -> Status:
-        """What is measured, what is not and why, what was delivered, and what it costs."""
+        """The measured metrics, the missing ones with their reasons, the delivery and the cost."""
         return Status(
             blocks=self._block_names,
+            stacks=self._stacks,
             attentions=self._attention_names,
+            left_out=self._left_out,
             how=dict(self._how),
             measured=sorted(self._measured),
             not_measured=dict(self._not_measured),
@@ -273,7 +285,7 @@ class Monitor:
             )
             state = "failed"
         atexit.unregister(self._close_at_exit)
-        self._faults.guard(probe.disarm)
+        self._faults.guard(probe.close)
         self._outside_hooks_s, self._probe = self._cost_s, None
         self.optimizers = self.schedulers = ()
         self._to_hear.clear()
@@ -299,7 +311,8 @@ class Monitor:
         start, in_hooks_s = time.perf_counter(), probe.cost_s
         before, is_slow = self._newest, self._cadence.is_slow
         elapsed_s = start - self._last_sample_at - (self._cost_s - before.total_cost_s)
-        spent = before.spent._replace(step_s=max(elapsed_s, 0.0) / (self._step - self._last_sample))
+        num_steps = self._step - self._last_sample
+        spent = before.spent._replace(step_s=max(elapsed_s, 0.0) / num_steps, num_steps=num_steps)
         if before.sample is not None:
             self._device_s += before.sample.device_s
             spent = spent._replace(cost_s=max(spent.cost_s, before.sample.device_s))
@@ -326,7 +339,7 @@ class Monitor:
             self._to_hear.append((self._step + HEAR_AFTER, sample))
             if self._relay is not None:
                 self._relay.confirm()
-        self._remember(probe, sample.names)
+        self._remember(probe, sample.names, {} if before.sample is None else before.sample.undefined)
         if self._not_measured != self._told_not_measured:
             self._told_not_measured = dict(self._not_measured)
             sample.not_measured = _as_sent(self._not_measured)
@@ -338,20 +351,24 @@ class Monitor:
         now = time.perf_counter()
         self._outside_hooks_s += (now - start) - (probe.cost_s - in_hooks_s) - waited_s
         cost_s = self._cost_s - before.total_cost_s
-        self._newest = _Newest(sample, Spent(cost_s, 0.0, is_slow), self._cost_s, waited_s)
+        self._newest = _Newest(sample, Spent(cost_s, 0.0, is_slow, 0), self._cost_s, waited_s)
         self._last_sample_at = now
         self._last_sample, self._next_sample = self._step, self._step + gap
 
-    def _remember(self, probe: Probe, names: Collection[str]) -> None:
-        """For the status: of metrics that not every sample has, the newest one that had them counts."""
+    def _remember(self, probe: Probe, names: Collection[str], undefined: Mapping[str, str]) -> None:
+        """For the status: of metrics that not every sample has, the newest one that had them counts.
+
+        undefined: Metrics that were NaN in the sample before, and where.
+        """
         self._measured = (self._measured - probe.wanted) | set(names)
         self._not_measured = {n: why for n, why in self._not_measured.items() if n not in probe.wanted}
-        self._not_measured |= probe.not_measured
+        late = {n: UNDEFINED.format(where=where) for n, where in undefined.items() if n not in self._not_measured}
+        self._not_measured |= late | probe.not_measured
         self._how |= probe.how
 
     def _packed(self, reading: Reading, given: Mapping[str, Tensor | float], spans: Sequence[Span]) -> Sample:
         try:
-            return Sample(reading, given, self._step, self._faults.contain, spans)
+            return Sample(reading, given, self._step, self._faults.contain, spans, self._stacks)
         except Exception as error:
             # What the ranks agreed on is kept whatever else is lost: without it this one would sample other steps.
             self._faults.contain(error)
@@ -363,7 +380,7 @@ class Monitor:
         self._outside_hooks_s -= minus_waited_s
         if num_new and self._ranks is not None:
             self._ranks.renew()
-        return Spent(cost_s, step_s, bool(is_slow))
+        return Spent(cost_s, step_s, bool(is_slow), spent.num_steps)
 
     @property
     def _cost_s(self) -> float:

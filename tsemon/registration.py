@@ -15,7 +15,17 @@ from torch import nn
 from tsemon.catalogue import TIERS, Tier, nearest
 from tsemon.errors import InvalidArgument, UnknownMetric
 from tsemon.quantity import Quantity
-from tsemon.wire import MAX_BLOCK_NAME, MAX_BLOCKS, MAX_CONFIG_BYTES, MAX_QUANTITIES, MAX_STEP, MAX_TAGS, NAME
+from tsemon.stacks import Stacks
+from tsemon.wire import (
+    MAX_BLOCK_NAME,
+    MAX_BLOCKS,
+    MAX_CONFIG_BYTES,
+    MAX_QUANTITIES,
+    MAX_STACKS,
+    MAX_STEP,
+    MAX_TAGS,
+    NAME,
+)
 
 
 def registration(
@@ -25,6 +35,7 @@ def registration(
     config: Mapping[str, Any] | None,
     tags: Any,
     blocks: list[str],
+    stacks: Stacks,
     frozen_blocks: list[int],
     resume: int | None,
     quantities: Sequence[Quantity] = (),
@@ -42,6 +53,13 @@ def registration(
         raise InvalidArgument(
             f"a run has at most {MAX_BLOCKS} blocks with names of at most {MAX_BLOCK_NAME} characters"
         )
+    if len(stacks.each) > MAX_STACKS:
+        raise InvalidArgument(
+            f"a run has at most {MAX_STACKS} stacks of blocks, and the model has {len(stacks.each)}: {stacks}. Name the "
+            "blocks of some of them in blocks="
+        )
+    if len(stacks.each) > 1 and not all(_is_name(stack.name) for stack in stacks.each):
+        raise InvalidArgument(f"the name of a stack has 1 to 128 characters on one line, got {stacks}")
     if resume is not None and not _is_step(resume):
         raise InvalidArgument(f"resume is the step at which training goes on, expected an int >= 0, got {resume!r}")
     return {
@@ -53,7 +71,8 @@ def registration(
         "frozen_blocks": frozen_blocks,
         "resume_step": resume,
         "attempt_key": uuid.uuid4().hex,
-        # An older server rejects the key, so it is left out when it is empty.
+        # An older server rejects these keys, so they are left out when they say nothing.
+        **({"stacks": [stack._asdict() for stack in stacks.each]} if len(stacks.each) > 1 else {}),
         **({"quantities": [quantity.described() for quantity in quantities]} if quantities else {}),
     }
 

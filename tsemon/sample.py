@@ -14,6 +14,7 @@ from torch import Tensor
 from tsemon.catalogue import TIERS
 from tsemon.errors import InvalidArgument
 from tsemon.probes import OnHost, Reading, Span
+from tsemon.stacks import Stacks
 from tsemon.wire import MAX_SCALARS, METRIC_NAME, Array, Frame
 
 
@@ -27,6 +28,7 @@ class Sample:
         step: int,
         on_fault: Callable[[Exception], None],
         spans: Sequence[Span] = (),
+        stacks: Stacks | None = None,
     ) -> None:
         self._step = step
         self._on_fault = on_fault
@@ -35,7 +37,10 @@ class Sample:
         self._scalars: dict[str, float] = {}
         self._parts: list[_Part] = []
         self.not_measured: Mapping[str, str] | None = None
-        """What the frame is to tell of metrics that are not measured, and why."""
+        """Reasons for metrics that are not measured, to be sent with the frame."""
+        self._stacks = stacks
+        self.undefined: Mapping[str, str] = {}
+        """Metrics that are NaN in every layer, and where: in the whole model or in some stacks. Known with the frame."""
         self.device_s = 0.0
         """Seconds of the device's time that the hooks of this step took; known once the frame was made."""
         tensors: list[Tensor] = []
@@ -67,6 +72,9 @@ class Sample:
                     self._parts.append(_Part(group, name, tuple(raw.shape), dtype, finish))
                 except Exception as error:
                     on_fault(InvalidArgument(f"{name!r} given to monitor.step() was left out: {error}"))
+        for note in reading.notes:
+            tensors.append(note.raw.float().reshape(-1))
+            self._parts.append(_Part("notes", "", tuple(note.raw.shape), torch.float32, note.finish))
         if reading.agreed is not None:
             tensors.append(reading.agreed.float())
         self._num_agreed = 0 if reading.agreed is None else reading.agreed.numel()
@@ -74,7 +82,7 @@ class Sample:
 
     @property
     def names(self) -> list[str]:
-        return sorted({*self._scalars, *(part.name for part in self._parts)})
+        return sorted({*self._scalars, *(part.name for part in self._parts if part.group != "notes")})
 
     def to_frame(self, seq: int) -> Frame:
         """Wait for the copy and unpack it. Called by the exporter's thread."""
@@ -89,13 +97,30 @@ class Sample:
             offset += size
             try:
                 values = values if part.finish is None else part.finish(values)
+                if part.group == "notes":
+                    continue
                 if part.group == "scalars":
                     scalars[part.name] = values.item()
                 else:
                     groups[part.group][part.name] = Array.of(values.flatten().tolist(), tuple(values.shape))
             except Exception as error:
                 self._on_fault(error)
+        layers = groups["layers"]
+        where = (
+            (name, self._where_undefined(array.tolist())) for name, array in layers.items() if len(array.shape) == 1
+        )
+        self.undefined = {name: words for name, words in where if words}
         return Frame(seq, self._step, self._time, scalars, groups["layers"], groups["heads"], self.not_measured)
+
+    def _where_undefined(self, values: Sequence[float]) -> str:
+        """Empty if some value of each stack is defined."""
+        if all(map(math.isnan, values)):
+            return "every layer"
+        if self._stacks is None or len(values) not in (self._stacks.num_blocks, self._stacks.num_states):
+            return ""
+        spans = zip(self._stacks.each, self._stacks.spans(len(values)), strict=True)
+        names = [stack.name for stack, span in spans if all(math.isnan(values[entry]) for entry in span)]
+        return f"every layer of {' and '.join(names)}" if names else ""
 
     @property
     def has_agreed(self) -> bool:

@@ -8,12 +8,16 @@ from typing import NamedTuple
 from tsemon.errors import InvalidArgument
 
 MAX_GAP = 1000
-"""Steps between two samples at the most, however dear a sample is: rules need something to look at."""
+"""Maximum number of steps between two samples, however long a sample takes: rules need data."""
 FIRST_GAP = 10
 """Steps between the first samples, until the cost of one is known."""
 NUM_WARM_UP = 2
-"""Samples before the first whose news counts: what a sample cost is known at the next, and the first of all pays for
-every warm-up."""
+"""Samples before the cadence trusts a measured cost. The cost of a sample is known at the next one, and the first sample is
+slow because everything warms up."""
+WARM_UP_STEPS = 90
+"""Maximum number of steps from the first sample to the last one of the warm-up. Later samples keep to the budget."""
+REPAID = 0.5
+"""Gaps are longer by up to this fraction until the excess over the budget is saved again."""
 SLOW_EVERY = 10
 """One sample in so many takes the measures of the slow tier, too; the first is one of them."""
 SMOOTHING = 0.3
@@ -21,13 +25,15 @@ SMOOTHING = 0.3
 
 
 class Spent(NamedTuple):
-    """What a sample cost, and what there was to spend it on."""
+    """Cost of a sample, and the time until the next one."""
 
     cost_s: float
     step_s: float
     """Wall time of a step without tsemon's, mean over the steps since the sample before."""
     is_slow: bool
     """Whether it took the measures of the slow tier, too."""
+    num_steps: int
+    """Steps since the sample before."""
 
 
 class Cadence:
@@ -35,7 +41,8 @@ class Cadence:
 
     With a budget, the gap to the next sample is what keeps cost / (gap x step time) at the budget, from running averages
     of both. When a run becomes faster, one sample comes too early and the next is within the budget again; when it
-    becomes slower, samples are scarce for a few gaps.
+    becomes slower, samples are rare for a few gaps. If the warm-up or a burst exceeds the budget, later gaps are up to 50%
+    longer until the run as a whole is within the budget.
     """
 
     def __init__(self, every: int | None = None, budget: float = 0.01, num_warm_up: int = NUM_WARM_UP) -> None:
@@ -49,8 +56,11 @@ class Cadence:
         self._budget = budget
         self._cost_s: dict[bool, float | None] = {False: None, True: None}  # by whether the sample is a slow one
         self._first_slow_s = 0.0
-        """What the first sample cost, warm-ups and all: an upper bound, until another of the slow tier is known."""
+        """Cost of the first sample with its warm-up: an upper bound until another sample of the slow tier is known."""
         self._step_s: float | None = None
+        self._owed_s = 0.0
+        """Seconds spent beyond the budget so far."""
+        self._num_steps = 0
         self._num_samples = 0
         self._num_warm_up = num_warm_up
         self.gap = every or FIRST_GAP
@@ -69,20 +79,33 @@ class Cadence:
         self._num_of_burst, self._burst_gap = math.ceil(steps / every), every
 
     def next_gap(self, spent: Spent) -> int:
-        """Steps from this sample to the next, told what the newest sample cost of which that is known."""
+        """Return the number of steps to the next sample. `spent`: the newest known cost."""
         self._num_samples += 1
-        if spent.is_slow and self._num_samples <= self._num_warm_up:
-            self._first_slow_s = spent.cost_s
-        if self._every is None and self._num_samples > self._num_warm_up:
+        self._num_steps += spent.num_steps
+        self._owed_s += spent.cost_s - self._budget * spent.step_s * spent.num_steps
+        if self._num_samples <= self._num_warm_up:
+            if spent.is_slow:
+                self._first_slow_s = spent.cost_s
+            if self._every is None and self._num_samples == self._num_warm_up:
+                # The cost of the first sample is too high, but the next sample should not come much later than necessary.
+                latest = max(WARM_UP_STEPS - self._num_steps, FIRST_GAP)
+                self.gap = min(max(self._gap_for(spent.cost_s, spent.step_s), FIRST_GAP), latest)
+        elif self._every is None:
             self._cost_s[spent.is_slow] = _blend(self._cost_s[spent.is_slow], spent.cost_s)
             # Faster steps are believed at once, because the budget is a limit; slower ones, among them a pause, by and by.
             self._step_s = min(_blend(self._step_s, spent.step_s), spent.step_s)
             usual, slow = self._cost_s[False] or spent.cost_s, self._cost_s[True] or self._first_slow_s
-            mean_cost_s = usual + max(slow - usual, 0.0) / SLOW_EVERY
-            wanted = mean_cost_s / (self._budget * self._step_s) if self._step_s else MAX_GAP
-            self.gap = min(max(math.ceil(wanted), 1), MAX_GAP)
+            more_s = max(slow - usual, 0.0)
+            mean_cost_s = usual + more_s / SLOW_EVERY
+            self._owed_s = max(self._owed_s, -more_s)  # the others save for the next slow sample, but not more
+            repaid_s = min(max(self._owed_s, 0.0), REPAID * mean_cost_s)
+            self.gap = self._gap_for(mean_cost_s + repaid_s, self._step_s)
         self._num_of_burst = max(self._num_of_burst - 1, 0)
         return self._burst_gap if self._num_of_burst else self.gap
+
+    def _gap_for(self, cost_s: float, step_s: float) -> int:
+        wanted = cost_s / (self._budget * step_s) if step_s else MAX_GAP
+        return min(max(math.ceil(wanted), 1), MAX_GAP)
 
 
 def _blend(average: float | None, value: float) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tsemon.catalogue import TIERS, Tier
+from tsemon.stacks import Stacks
 from tsemon.transport import OutboxStats
 
 
@@ -15,8 +16,12 @@ class Status:
 
     blocks: Sequence[str]
     """Names of the blocks that were found, in depth order."""
+    stacks: Stacks
+    """The stacks that these blocks form, such as an encoder and a decoder."""
     attentions: Sequence[str]
     """Names of the blocks in which a self-attention was found."""
+    left_out: Sequence[str]
+    """A sentence on each stack of blocks that is not measured, such as a frozen teacher beside its student."""
     how: Mapping[str, str]
     """What was listened to: a sentence on what the newest numbers of each kind were made from."""
     measured: Sequence[str]
@@ -41,7 +46,9 @@ class Status:
         sent = self.delivery
         lines = [
             ("blocks", f"{len(self.blocks)}: {_ends(self.blocks)}"),
+            *([("stacks", f"{len(self.stacks.each)}: {self.stacks}")] if len(self.stacks.each) > 1 else []),
             ("attentions", str(len(self.attentions))),
+            *(("left out", sentence) for sentence in self.left_out),
             *((kind, sentence) for kind, sentence in self.how.items() if sentence),
             *(("measured" if tier == "every" else f"  {tier}", names) for tier, names in self._measured_by_tier()),
             *(("  on demand", f"{name}: attach(measures=[...])") for name in self._on_demand()),

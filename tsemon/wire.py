@@ -50,6 +50,9 @@ MAX_BLOCKS = 10_000
 MAX_BLOCK_NAME = 256
 """Characters in the name of a block."""
 
+MAX_STACKS = 32
+"""Stacks of one run: rules look at each of them by itself."""
+
 MAX_QUANTITIES = 100
 """Metrics of the user's own that a run describes."""
 
@@ -108,7 +111,7 @@ class Frame:
     """When the frame was made, in seconds since 1970, UTC, by the writer's clock."""
     scalars: Mapping[str, float] = field(default_factory=dict)
     layers: Mapping[str, Array] = field(default_factory=dict)
-    """Per metric one value per block, or depth + 1 for activations (entry 0 is the first block's input)."""
+    """Per metric one value per block. Activations also have one for the input of each stack, before its blocks."""
     heads: Mapping[str, Array] = field(default_factory=dict)
     """Per metric an array of shape (blocks, heads)."""
     not_measured: Mapping[str, str] | None = None

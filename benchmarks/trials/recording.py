@@ -205,6 +205,7 @@ def write_trace(trial: Trial, folder: Path, path: Path) -> None:
         "layers": len(attempts[0].registration["blocks"]),
         "event_step": trial.event_step,
         "frozen_blocks": attempts[0].registration["frozen_blocks"],
+        **({"stacks": stacks} if (stacks := attempts[0].registration.get("stacks")) else {}),
     }
     with gzip.open(path, "wt") as file:
         for line in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 import torch
@@ -28,7 +28,12 @@ def report(verdicts: Sequence[Verdict]) -> str:
 
 def page(text: str, verdicts: Sequence[Verdict]) -> str:
     """The text with each table between its marks."""
-    for name, lines in _tables(verdicts).items():
+    return filled(text, _tables(verdicts))
+
+
+def filled(text: str, tables: Mapping[str, Sequence[str]]) -> str:
+    """The same for any tables."""
+    for name, lines in tables.items():
         marked = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end of {name} -->)", re.DOTALL)
         assert marked.search(text), f"the page has lost its marks around {name}"
         text = marked.sub(lambda found, lines=lines: found[1] + "\n".join(lines) + found[2], text)

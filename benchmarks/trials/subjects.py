@@ -87,10 +87,10 @@ def masked(seed: int, **sizes: Any) -> Subject:
     """Bytes of text of which a quarter is hidden, to be filled in by an encoder."""
     shape = dict[str, Any](depth=3, width=40, heads=4, ffn=112, init_std=0.1, norm="pre") | sizes
     model = models.TextEncoder(models.TextEncoderConfig(vocab=256, context=40, **shape))
-    return Subject(model, _hidden(text_batches(text(), 40, 12, seed), seed), _filled_in)
+    return Subject(model, hidden(text_batches(text(), 40, 12, seed), seed), _filled_in)
 
 
-def _hidden(batches: Iterable[Batch], seed: int) -> Iterator[Batch]:
+def hidden(batches: Iterable[Batch], seed: int) -> Iterator[Batch]:
     draw = generator(seed)
     for tokens_BT, _ in batches:
         is_hidden_BT = torch.rand(tokens_BT.shape, generator=draw) < HIDDEN_RATIO
@@ -98,10 +98,10 @@ def _hidden(batches: Iterable[Batch], seed: int) -> Iterator[Batch]:
 
 
 def _filled_in(model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-    return _score(model(inputs_BT), targets_BT)
+    return score(model(inputs_BT), targets_BT)
 
 
-def _score(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+def score(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """Of the tokens that were hidden."""
     return nn.functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=-100)
 
@@ -140,13 +140,13 @@ def _encoder(kind: Any, layers: int, width: int, **sizes: int) -> Any:
 
 def _padded(seed: int) -> Iterator[Batch]:
     draw = generator(seed)
-    for inputs_BT, targets_BT in _hidden(text_batches(text(), 40, 12, seed), seed):
+    for inputs_BT, targets_BT in hidden(text_batches(text(), 40, 12, seed), seed):
         is_padding_BT = torch.arange(40) >= torch.randint(8, 41, (len(inputs_BT), 1), generator=draw)
         yield inputs_BT.masked_fill(is_padding_BT, PADDING), targets_BT.masked_fill(is_padding_BT, -100)
 
 
 def _masked_out(model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-    return _score(model(inputs_BT, attention_mask=(inputs_BT != PADDING).long()).logits, targets_BT)
+    return score(model(inputs_BT, attention_mask=(inputs_BT != PADDING).long()).logits, targets_BT)
 
 
 def hugging_face_vit(seed: int, *, layers: int = 4, width: int = 48) -> Subject:
@@ -211,8 +211,8 @@ class AttentionOnlyBlock(nn.Module):
         self.attention = SelfAttention(width, 4, causal)
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, x_BTD: Tensor, _: object = None) -> Tensor:
-        y_BTD: Tensor = self.norm(self.attention(x_BTD))
+    def forward(self, x_BTD: Tensor, cache: Any = None) -> Tensor:
+        y_BTD: Tensor = self.norm(self.attention(x_BTD, cache))
         return y_BTD
 
 

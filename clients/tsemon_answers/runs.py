@@ -11,6 +11,7 @@ from pydantic import Field, FiniteFloat, PrivateAttr
 
 from tsemon.catalogue import Axis
 from tsemon.errors import TsemonError
+from tsemon.stacks import Stacks
 from tsemon.wire import NAME, RunState
 from tsemon_answers import display
 from tsemon_answers.record import Newer, OfProject, Page, Query, Record
@@ -196,7 +197,7 @@ class OwnQuantity(Record):
     """A metric of the user's own."""
 
     axis: Axis
-    """activation: a value per block and one for the first block's input. block: one per block. run: one per step."""
+    """activation: a value per block and one for the input of each stack. block: one per block. run: one per step."""
     title: Line = ""
     """Its meaning in a few words."""
     equation: Line = ""
@@ -211,11 +212,26 @@ class OwnQuantity(Record):
     """True if charts should use a logarithmic scale."""
 
 
+class Stack(Record):
+    """Blocks that follow each other, such as an encoder."""
+
+    name: str
+    """Short name; empty if the model has one stack and it was given no name."""
+    blocks: int
+    """Number of blocks."""
+    first_block: int
+    """Index of its first block, which is also its first layer in metrics with one value per block."""
+    first_state: int
+    """Index of its first layer in metrics of activations: the input of its first block."""
+
+
 class RunDetail(Run):
     """A training run with all that is known about it besides its frames."""
 
     blocks: list[str]
     """Names of the model's blocks in depth order, as the current attempt registered them."""
+    stacks: list[Stack] = Field([])
+    """Stacks that the blocks form, in the order of layers; at least one."""
     frozen_blocks: list[int]
     """Indexes of the blocks that are intentionally not trained."""
     not_measured: dict[str, str] = Field({})
@@ -230,6 +246,23 @@ class RunDetail(Run):
     """Metrics that can be asked for."""
     latest: Latest | None
     """Numbers of the newest frame; null before the first frame."""
+
+    @property
+    def depth(self) -> Stacks:
+        """The stacks, with the functions that name a layer."""
+        return Stacks.of(self.num_blocks, [stack.model_dump() for stack in self.stacks])
+
+    def layer_name(self, metric: str, layer: int) -> str:
+        """Return the name of a layer of the metric: "decoder 3", or "3" in a model with one stack."""
+        return self.depth.label(layer, self.num_layers(metric))
+
+    def layer(self, metric: str, stack: str, index: int) -> int:
+        """The layer of the metric at `index` of a stack; -1 is the stack's last layer. Raises UnknownLayer."""
+        return self.depth.number(stack, index, self.num_layers(metric))
+
+    def num_layers(self, metric: str) -> int:
+        """How many layers the metric has, or blocks if it is recorded per head only; 0 if it has none."""
+        return self.metrics.layers.get(metric) or self.metrics.heads.get(metric, (0, 0))[0]
 
     def _shown_metric(self) -> str | None:
         return FIRST_CHOICE if FIRST_CHOICE in self.metrics.layers else next(iter(self.metrics.layers), None)
@@ -278,6 +311,8 @@ class Worst(Record):
     """Metric that shows it: `nonfinite`, `nonfinite_entries`, a metric that is not finite, or else `token_similarity`."""
     layer: int
     """Index of the layer, from 0."""
+    label: str | None = None
+    """Name of the layer in a model with several stacks, such as `decoder 3`; null if there is one stack."""
     value: float | None
     """Value of the metric in that layer; null if it is not finite."""
 

@@ -15,6 +15,7 @@ from tests.databases import SqliteFile
 from tests.fuzz.cases import ANY_JSON, AWKWARD, BODIES, altered
 from tests.server.conftest import Api, loss_frame, problem
 from tsemon.errors import InvalidArgument
+from tsemon.stacks import Stacks
 from tsemon_server.bodies import read_body
 from tsemon_server.routes import ROUTES
 from tsemon_server.routes.openapi import body_of
@@ -26,7 +27,7 @@ OTHERS = sorted({body_of(route) for route in ROUTES} - {None, FramesBody}, key=l
 def decode(raw):
     try:
         body = read_frames(raw)
-        frames = [to_frame(sent, num_blocks=2) for sent in body.frames]
+        frames = [to_frame(sent, Stacks.of(2)) for sent in body.frames]
     except InvalidArgument:
         return
     assert values_taken(body.writer, frames) == values_of(json.loads(raw))

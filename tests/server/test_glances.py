@@ -40,7 +40,12 @@ class TestGlances:
             assert glance["loss"] == {"step": series["step"], "mean": series["mean"]}
         assert 3 < len(found[0]["loss"]["step"]) <= 10
         assert found[1]["loss"] == {"step": [0, 5], "mean": [None, 2.5]}
-        assert found[0]["worst"] == {"metric": "token_similarity", "layer": 1, "value": pytest.approx(0.9)}
+        assert found[0]["worst"] == {
+            "metric": "token_similarity",
+            "layer": 1,
+            "label": None,
+            "value": pytest.approx(0.9),
+        }
         assert found[1]["worst"] is None
         assert found[2] == {"run_id": plain, "loss": None, "worst": None}
 
@@ -56,7 +61,12 @@ class TestGlances:
             assert api.database.execute("SELECT count(*) FROM frame") == [(1,)]
         (glance,) = glances(api, run_id)
         # Neither measured `nonfinite`, and yet the NaN of the one is what the other measured.
-        assert glance["worst"] == {"metric": "token_similarity", "layer": 1, "value": pytest.approx(0.95)}
+        assert glance["worst"] == {
+            "metric": "token_similarity",
+            "layer": 1,
+            "label": None,
+            "value": pytest.approx(0.95),
+        }
 
     def test_go_back_to_what_a_later_attempt_has_left(self, api):
         run_id = api.register()

@@ -129,13 +129,14 @@ class TestADatabaseOfAnEarlierVersion:
 
     def test_can_do_what_came_since(self, api):
         assert api.get("/runs/aa11")["frozen_blocks"] == []
+        assert api.get("/runs/aa11")["stacks"] == [{"name": "", "blocks": 2, "first_block": 0, "first_state": 0}]
         assert api.get("/runs/aa11")["not_measured"] == {}
         assert api.get("/runs/aa11")["quantities"] == {}
         path = "/api/v1/alerts/1/ack"
         assert api.http.post(path, json={"by": "on-call"}).json()["state"] == "acknowledged"
         with api.app.state.parts.store.write() as writer:
             assert writer.rules.state("aa11") is None
-            assert writer.runs.frozen_blocks("aa11", 1) == ()
+            assert writer.runs.model("aa11", 1) == (frozenset(), None)
             writer.rules.keep_state("aa11", 2, b"state")
 
     def test_is_upgraded_once(self, api):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsemon.errors import InvalidFrame
+from tsemon.stacks import Stacks
 from tsemon.wire import Array, Frame, crc_of
 from tsemon_server.services.ingest import schemas
 from tsemon_server.services.ingest.schemas import FrameBody, to_frame
@@ -111,7 +112,7 @@ class TestTheChecksumsOfAFrame:
         """Whatever JSON makes of its numbers."""
         sent = FrameBody.model_validate_json(frame.to_json())
         with patch.object(schemas, "_check_layers"), patch.object(schemas, "_check_heads"):  # shapes are another matter
-            received = to_frame(sent, num_blocks=1)
+            received = to_frame(sent, Stacks.of(1))
         assert pack(received)[2][-4:] == struct.pack("<I", sent.crc) == struct.pack("<I", crc_of(frame))
 
     def test_find_every_byte_that_is_another(self):

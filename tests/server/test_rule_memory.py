@@ -88,7 +88,7 @@ class TestFrozenBlocks:
         api.register(num_blocks=3)
         api.send_ok(run_id, [loss_frame(0)], attempt=2)
         with store.write() as writer:
-            assert [writer.runs.frozen_blocks(run_id, attempt) for attempt in (1, 2)] == [(0, 2), ()]
+            assert [writer.runs.model(run_id, attempt).frozen for attempt in (1, 2)] == [{0, 2}, set()]
 
 
 class TestVersionsOfRules:

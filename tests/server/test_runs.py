@@ -104,6 +104,7 @@ class TestARun:
             "open_alerts": 0,
             "alerts_at_end": 0,
             "blocks": ["h.0", "h.1", "h.2"],
+            "stacks": [{"name": "", "blocks": 3, "first_block": 0, "first_state": 0}],
             "frozen_blocks": [0, 2],
             "not_measured": {},
             "config": {"lr": 0.1, "deep": {"a": [None, True]}},

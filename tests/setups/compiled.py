@@ -8,7 +8,7 @@ import torch
 from tests.setups.harness import GPT, Setup, batches, next_token_loss, plain_loop
 from tests.setups.matrix import (
     ATTENTION,
-    COLUMNS,
+    COMPILED,
     FEED_FORWARD,
     GRADIENTS,
     HIDDEN_STATES,
@@ -113,7 +113,7 @@ def the_loss(is_called_first):
 def compiled(name, build, **more):
     more.setdefault("twin", functools.partial(training_of, uncompiled, "eager", False))
     more.setdefault("num_blocks", NUM_BLOCKS)
-    return Setup(kind="torch.compile", name=name, columns=COLUMNS, build=build, **more)
+    return Setup(kind="torch.compile", name=name, columns=COMPILED, build=build, **more)
 
 
 BEFORE, AFTER = "attached before the first call", "attached after the first call"
@@ -129,10 +129,10 @@ def before_and_after(name, build, more_graphs="", likes=("", ""), **more):
 
 LOOKED_INTO = (HIDDEN_STATES, ATTENTION, FEED_FORWARD, OUTPUTS, SATURATION)
 UNSEEN = dict.fromkeys(LOOKED_INTO, "no training pass came through")
-LATE = {family: words for family, words in UNSEEN.items() if family != OUTPUTS}
+LATE = {family: "torch.compile made" for family in UNSEEN if family != OUTPUTS}
 """Found at the second sample: what not every sample has, the first has not."""
 PROBE_BATCH = {"probe_batch": next(batches(3))}
-UNSEEN_STEP = dict.fromkeys((GRADIENTS, UPDATES), "is its step compiled")
+UNSEEN_STEP = dict.fromkeys((GRADIENTS, UPDATES), "or a compiled one")
 ONCE_MORE = "compiled once more, for steps without hooks: torch looks at the hooks of a module that compiled code calls"
 
 WHOLE, IN_PLACE = f"torch.compile(model), {BEFORE}", f"model.compile(), {AFTER}"

@@ -4,8 +4,9 @@ import pytest
 
 pytest.register_assert_rewrite("tests.setups.contract", "tests.setups.harness", "tests.setups.matrix")
 
-from tests.setups.every import ROWS  # noqa: E402
-from tests.setups.matrix import Matrix  # noqa: E402
+from tests.setups.table import matrix  # noqa: E402
+
+__all__ = ["matrix"]
 
 
 def pytest_generate_tests(metafunc):
@@ -25,12 +26,3 @@ def as_parameter(setup, *, is_thorough):
     absent = bool(program) and shutil.which(program) is None
     marks = [pytest.mark.skipif(absent, reason=f"{setup} needs {program}")]
     return pytest.param(setup, marks=[*marks, *[pytest.mark.thorough] * (is_thorough or bool(setup.like))])
-
-
-@pytest.fixture(scope="session")
-def matrix(pytestconfig):
-    """What the tests see, held against docs/compatibility.md, and kept for scripts/compatibility.py, which writes it."""
-    matrix = Matrix()
-    yield matrix
-    if (cache := getattr(pytestconfig, "cache", None)) is not None:
-        matrix.keep(cache, ROWS)

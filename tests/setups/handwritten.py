@@ -21,7 +21,7 @@ def by_hand(name, build, **more):
     return Setup(kind="Models written by hand", name=name, build=build, **more)
 
 
-NO_FEED_FORWARD = {FEED_FORWARD: "found no layer that leads a feed-forward part back"}
+NO_FEED_FORWARD = {FEED_FORWARD: "no linear layer leads a feed-forward part back"}
 
 SETUPS = [
     by_hand("GPT with scaled_dot_product_attention", plain_loop, attention_twin=lambda: plain_loop(manual)),

@@ -19,6 +19,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import tsemon
 from tests.frames import frames_in, values_of
@@ -39,6 +41,8 @@ from tsemon.catalogue import TIERS
 from tsemon.probes import find_blocks
 from tsemon.probes.activations import ActivationProbe
 from tsemon.probes.attention import AttentionProbe
+from tsemon.probes.clipping import BY_CLIPPING
+from tsemon.probes.depth import firsts_of
 from tsemon.probes.escalation import EscalationProbe
 from tsemon.probes.feedforward import FeedForwardProbe
 from tsemon.probes.outputs import OutputProbe
@@ -78,6 +82,8 @@ class Setup(Row):
     """Family to what monitor.status says (a regular expression) where it cannot be measured, or not wholly."""
     partial: Sequence[str] = ()
     """Families of which tsemon measures less than plain hooks do, and says so."""
+    clips: bool = False
+    """Whether the loop clips gradients, which plain hooks see only after that."""
     twin: Callable[[], Training] | None = None
     """The same training for plain hooks to watch, where they cannot watch this."""
     held_batch: int | None = None
@@ -230,11 +236,19 @@ class Footprint:
 
     def __init__(self, training):
         places = {"torch": (F.scaled_dot_product_attention, F.softmax, len(nn.modules.module._global_forward_hooks))}
+        places["clipping"] = (
+            vars(clip_grad)[BY_CLIPPING],
+            vars(torch.amp.GradScaler)["_unscale_grads_"],
+            len(_global_optimizer_post_hooks),
+        )
         for name, module in training.model.named_modules():
             hooks = [len(getattr(module, kind)) for kind in _MODULE_HOOKS]
             places[f"module {name}"] = (sorted(vars(module)), hooks)
         for name, parameter in training.model.named_parameters():
-            places[f"parameter {name}"] = len(parameter._backward_hooks or ())
+            places[f"parameter {name}"] = (
+                len(parameter._backward_hooks or ()),
+                len(parameter._post_accumulate_grad_hooks or ()),
+            )
         for number, optimizer in enumerate(training.optimizers):
             places[f"optimizer {number}"] = [len(getattr(optimizer, kind, ())) for kind in _OPTIMIZER_HOOKS]
         self.places = places
@@ -260,18 +274,19 @@ class PlainHooks:
         options = {name: training.options.get(name) for name in ("blocks", "attention")}
         self.blocks = find_blocks(model, **options)
         self.states, self.weights, self.squares = [], [], {}
-        first, *_ = self.blocks
-        first.module.register_forward_pre_hook(self.keep_first, with_kwargs=True)
+        self.firsts = firsts_of(self.blocks)
+        self.met = set()
+        for first in self.firsts:
+            first.module.register_forward_pre_hook(self.keep_first, with_kwargs=True)
         for module in {id(block.module): block.module for block in self.blocks}.values():
             module.register_forward_hook(lambda _, args, output: self.keep(output))
         for module in {
             part for block in self.blocks if block.attention is not None for part in block.attention.modules()
         }:
             module.register_forward_hook(lambda _, args, output: self.keep_weights(output))
-        counted = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-        self.groups = []
+        counted, self.groups = set(), []
         for block in self.blocks:  # what is shared belongs to the first that has it
-            self.groups.append([p for p in block.module.parameters() if p.numel() > 1 and id(p) not in counted])
+            self.groups.append([p for p in block.module.parameters() if id(p) not in counted])
             counted |= {id(p) for p in self.groups[-1]}
         for optimizer in training.optimizers:
             read = functools.partial(self.read_gradients, optimizer)
@@ -279,7 +294,7 @@ class PlainHooks:
             optimizer.register_step_post_hook(lambda *_, read=read: read())
 
     def look_again(self):
-        self.states, self.weights, self.output = [], [], None
+        self.states, self.weights, self.output, self.met = [], [], None, set()
         batch = self.inputs[min(self.held_batch, len(self.inputs) - 1)]
         self.model.eval()
         with torch.no_grad():
@@ -292,8 +307,10 @@ class PlainHooks:
         if self.output is None:
             self.output = output
 
-    def keep_first(self, _, args, kwargs):
-        if not self.states:
+    def keep_first(self, module, args, kwargs):
+        """The input of each stack."""
+        if module not in self.met:
+            self.met.add(module)
             self.keep((*args, *kwargs.values()))
 
     def keep(self, value):
@@ -316,7 +333,7 @@ class PlainHooks:
     def step(self, training):
         """Metric to values per entry."""
         before = [[p.detach().double().clone() for p in group] for group in self.groups]
-        self.states, self.weights, self.output, self.squares = [], [], None, {}
+        self.states, self.weights, self.output, self.squares, self.met = [], [], None, {}, set()
         training.step()
         if self.held_batch is not None:
             self.look_again()
@@ -324,7 +341,8 @@ class PlainHooks:
             [p.detach().double() - b for p, b in zip(*group, strict=True)]
             for group in zip(self.groups, before, strict=True)
         ]
-        states = self.states[: len(self.blocks) + 1]  # a later pass is a micro-batch of its own, or recomputation
+        num_states = len(self.blocks) + len(self.firsts)
+        states = self.states[:num_states]  # a later pass is a micro-batch of its own, or recomputation
         found = {
             "token_similarity": [_token_similarity(x_BTD) for x_BTD in states],
             "hidden_rms": [x_BTD.square().mean().sqrt() for x_BTD in states],
@@ -332,7 +350,8 @@ class PlainHooks:
             "update_ratio": [_norm(d) / _norm(b) for d, b in zip(deltas, before, strict=True)],
         }
         if self.squares:
-            found["grad_norm"] = [_root([self.squares.get(id(p)) for p in group]) for group in self.groups]
+            norms = [_root([self.squares.get(id(p)) for p in group]) for group in self.groups]
+            found |= {"grad_norm": norms, "clipped_grad_norm": norms}
         if (logits := getattr(self.output, "logits", self.output)) is not None:
             found["output_variation"] = [_variation(logits)]
         if self.weights:
@@ -344,6 +363,8 @@ class PlainHooks:
 def seen_plainly(setup):
     """Metric to values, for each step."""
     found = _seen_in(setup.twin or setup.build, setup.held_batch)
+    for step in found if setup.clips else ():
+        del step["grad_norm"]
     if setup.attention_twin is not None:
         for step, in_twin in zip(found, _seen_in(setup.attention_twin), strict=True):
             step |= {"attention_entropy": in_twin["attention_entropy"]}
@@ -420,10 +441,10 @@ MEASURED = {
     # Not of the ends, which not every model has, nor the growth, which so few steps do not tell.
     PARAMETERS: ("param_norm", "total_param_norm", *ParameterProbe.DIRECTION),
     GRADIENTS: (
-        *("grad_norm", "total_grad_norm", "learning_rate"),
+        *("grad_norm", "total_grad_norm", "learning_rate", *ParameterProbe.CLIPPED_NORMS),
         *(*ParameterProbe.GRADIENT_DIRECTIONS, *ParameterProbe.QUERY_KEY),
     ),
-    UPDATES: ("update_norm", "update_ratio", "update_alignment", "step_size"),
+    UPDATES: ("update_norm", "update_ratio", "trained_update_ratio", "update_alignment", "step_size"),
     SATURATION: SaturationProbe.METRICS,
 }
 """All that a family consists of."""
@@ -431,7 +452,7 @@ METRICS = {
     HIDDEN_STATES: ("token_similarity", "hidden_rms"),
     ATTENTION: ("attention_entropy",),
     OUTPUTS: ("output_variation",),
-    GRADIENTS: ("grad_norm",),
+    GRADIENTS: ("grad_norm", "clipped_grad_norm"),
     UPDATES: ("update_norm", "update_ratio"),
 }
 """What plain hooks measure, too."""

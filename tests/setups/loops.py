@@ -132,7 +132,7 @@ SETUPS = [
     loop("plain loop", plain_loop),
     loop("gradient accumulation", accumulating(3), like="gradient accumulation, the last of an epoch shorter"),
     loop("gradient accumulation, the last of an epoch shorter", accumulating(3, 3, 1)),
-    loop("gradient clipping", clipping),
+    loop("gradient clipping", clipping, clips=True),
     loop("learning rate schedule", scheduled, like="plain loop"),
     loop("evaluation between steps", evaluating),
     loop("DataLoader with two workers", loading),

@@ -8,11 +8,12 @@ import pytest
 from scripts import compatibility
 from scripts.compatibility import COLUMNS
 
-BIT_EQUAL, *FAMILIES, GRAPHS, CLEAN, COPIES = COLUMNS
+BLOCKS, BIT_EQUAL, *FAMILIES, GRAPHS, CLEAN, COPIES = COLUMNS
 HIDDEN_STATES, ATTENTION, FEED_FORWARD, OUTPUTS, PARAMETERS, GRADIENTS, UPDATES, SATURATION = FAMILIES
-EAGER = tuple(column for column in COLUMNS if column != GRAPHS)
+COMPILED = tuple(column for column in COLUMNS if column != BLOCKS)
+EAGER = tuple(column for column in COMPILED if column != GRAPHS)
 
-YES, IN_PART, NO = "yes", "in part", "no"
+YES, IN_PART, NO, WRONG = "yes", "in part", "no", "wrong"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -100,7 +100,7 @@ def optimizer(name, build, **more):
 
 
 NO_OPTIMIZER = dict.fromkeys((GRADIENTS, UPDATES), "no optimizer was given")
-ANOTHERS = {UPDATES: "which another optimizer must train"}
+ANOTHERS = {UPDATES: "if another optimizer trains them"}
 
 
 def of_two(name, make_first, like=""):

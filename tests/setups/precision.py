@@ -71,7 +71,7 @@ SETUPS = [
     ),
     narrow("GradScaler that skips a step", scaled(2.0**100)),
     narrow("GradScaler that skips a step, fused AdamW", scaled(2.0**100, fused=True)),
-    narrow("GradScaler, unscaled and clipped by hand", unscaled_by_hand),
+    narrow("GradScaler, unscaled and clipped by hand", unscaled_by_hand, clips=True),
     narrow("parameters in bfloat16", in_dtype(torch.bfloat16)),
     narrow(
         "parameters in float64",

@@ -1,4 +1,5 @@
 import pytest
+from torch import nn
 
 import tsemon
 from tests.setups.contract import TestEverySetup
@@ -9,13 +10,19 @@ from tsemon.errors import InvalidArgument, NoBlocksFound
 __all__ = ["SETUPS", "TestEverySetup"]
 
 
+class Cells(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+
 class TestAModelInWhichNothingIsFound:
     def test_is_told_with_the_nearest_guess_and_the_way_out(self, tmp_path):
         with pytest.raises(NoBlocksFound) as raised:
-            tsemon.attach(Tower(), run="r", spool_dir=tmp_path)
+            tsemon.attach(Cells(), run="r", spool_dir=tmp_path)
         text = str(raised.value)
-        assert "found no transformer blocks in Tower" in text
-        assert "the lists of modules in it are cells (3 x Cell)" in text
+        assert "found no transformer blocks in Cells" in text
+        assert "the lists of modules in it are cells (3 x Linear)" in text
         assert "attach(..., blocks=[" in text
 
     def test_is_told_what_of_the_way_out_is_wrong(self, tmp_path):
@@ -26,5 +33,5 @@ class TestAModelInWhichNothingIsFound:
 
     def test_leaves_no_run_behind(self, tmp_path):
         with pytest.raises(NoBlocksFound):
-            tsemon.attach(Tower(), run="r", spool_dir=tmp_path)
+            tsemon.attach(Cells(), run="r", spool_dir=tmp_path)
         assert list(tmp_path.iterdir()) == []

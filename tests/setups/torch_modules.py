@@ -88,6 +88,6 @@ SETUPS = [
         regression(OnFrozenEncoder, apply),
         lacks=NO_LOGITS
         | dict.fromkeys((HIDDEN_STATES, ATTENTION, FEED_FORWARD), "frozen in eval mode")
-        | dict.fromkeys((GRADIENTS, UPDATES), "had no gradient"),
+        | dict.fromkeys((GRADIENTS, UPDATES), "blocks are frozen"),
     ),
 ]

@@ -14,9 +14,10 @@ import torch
 import tsemon
 from tests import zoo
 from tests.frames import frames_in, values_of
-from tsemon.catalogue import CATALOGUE, LAYERED, num_entries
+from tsemon.catalogue import CATALOGUE, LAYERED
 from tsemon.errors import InvalidArgument, NoBlocksFound, SpoolError, TsemonError, UnknownMetric
 from tsemon.schedule import SLOW_EVERY
+from tsemon.stacks import Stacks
 from tsemon.transport import Spool, find_spools
 
 
@@ -236,7 +237,7 @@ class TestStep:
         frame = frames_in(tmp_path)[SLOW_EVERY]  # by then growth has an exponent, and what compares has a sample before
         assert {*frame["layers"], *frame["scalars"]} == every
         for name, metric in LAYERED.items():
-            assert frame["layers"][name]["shape"] == [num_entries(metric, 3)], name
+            assert frame["layers"][name]["shape"] == [Stacks.of(3).num_entries(metric.axis)], name
             assert all(math.isfinite(value) for value in values_of(frame, name)), name
         assert all(math.isfinite(value) for value in frame["scalars"].values())
         heads = {name: array["shape"] for name, array in frame["heads"].items()}
@@ -314,7 +315,7 @@ class TestStep:
 
     def test_contains_a_probe_that_raises(self, attached, tmp_path, monkeypatch, caplog):
         model, forward, optimizer, monitor = attached
-        monkeypatch.setattr("tsemon.probes.states.token_statistics", lambda *_: 1 / 0)
+        monkeypatch.setattr("tsemon.measures.sequences.token_statistics", lambda *_: 1 / 0)
         with caplog.at_level(logging.WARNING, "tsemon"):
             train(model, forward, 3, monitor, optimizer)
         monitor.close()
@@ -570,7 +571,7 @@ class TestStatus:
         }
         assert kinds == {"grad_norm": ["measured"], "update_norm": ["incomplete"], "step_size": ["not measured"]}
         (text,) = (line for line in lines if line[14:].startswith("update_norm"))
-        assert text.endswith("which another optimizer must train: give attach() all of them as a list")
+        assert "which the optimizer given to attach() does not train: if another optimizer trains them" in text
 
     def test_tells_of_a_folder_that_cannot_be_written(self, caplog):
         with caplog.at_level(logging.WARNING, "tsemon"):

@@ -3,13 +3,30 @@ import math
 import pytest
 
 from tsemon.errors import InvalidArgument
-from tsemon.schedule import FIRST_GAP, MAX_GAP, SLOW_EVERY, Cadence, Spent
+from tsemon.schedule import FIRST_GAP, MAX_GAP, REPAID, SLOW_EVERY, WARM_UP_STEPS, Cadence, Spent
+
+
+def sample(cadence, cost_s, step_s, is_slow=False):
+    """The next sample, told that the one before it cost so much."""
+    return cadence.next_gap(Spent(cost_s, step_s, is_slow, num_steps=cadence.gap))
 
 
 def settle(cadence, cost_s, step_s, samples=40):
     for _ in range(samples):
-        cadence.next_gap(Spent(cost_s, step_s, is_slow=False))
+        sample(cadence, cost_s, step_s)
     return cadence.gap
+
+
+def costs_of(cadence, steps, first_s=0.050, cost_s=0.004, slow_s=0.012, step_s=0.001):
+    """What each step of a run cost: its samples, of which the first pays for the warm-up."""
+    costs, step, newest = [0.0] * steps, 0, (0.0, False, 0)
+    while step < steps:
+        is_slow = cadence.is_slow
+        costs[step] = first_s if step == 0 else slow_s if is_slow else cost_s
+        gap = cadence.next_gap(Spent(newest[0], step_s * (step > 0), newest[1], step - newest[2]))
+        newest = costs[step], is_slow, step
+        step += gap
+    return costs
 
 
 class TestCadence:
@@ -27,17 +44,18 @@ class TestCadence:
         assert settle(cadence, 0.03, 0.02) == 150
 
     def test_counts_what_only_some_samples_cost(self):
-        cadence = Cadence(budget=0.01)
+        cadence, gaps = Cadence(budget=0.01), []
         for _ in range(100):
             is_slow = cadence.is_slow
-            cadence.next_gap(Spent(1.03 if is_slow else 0.03, 0.1, is_slow))
-        assert cadence.gap == math.ceil((0.03 + 1.0 / SLOW_EVERY) / 0.001)
+            sample(cadence, 1.03 if is_slow else 0.03, 0.1, is_slow)
+            gaps.append(cadence.gap)
+        assert 100 / sum(gaps[:-1]) * (0.03 + 1.0 / SLOW_EVERY) / 0.1 == pytest.approx(0.01, rel=0.07)
 
     def test_expects_the_slow_tier_to_cost_what_the_first_sample_did_until_it_is_known(self):
         cadence = Cadence(budget=0.01)
         for cost_s, is_slow in ((0.0, False), (1.03, True), (0.03, False)):  # nothing is known at the first
-            cadence.next_gap(Spent(cost_s, 0.1, is_slow))
-        assert cadence.gap == math.ceil((0.03 + 1.0 / SLOW_EVERY) / 0.001)
+            sample(cadence, cost_s, 0.1, is_slow)
+        assert cadence.gap == math.ceil((1 + REPAID) * (0.03 + 1.0 / SLOW_EVERY) / 0.001)
 
     def test_is_within_the_budget_one_sample_after_steps_became_five_times_faster(self):
         cadence = Cadence(budget=0.01)
@@ -52,16 +70,43 @@ class TestCadence:
         assert max(0.03 / (gap * 0.1) for gap in gaps) <= 0.01
         assert gaps[-1] == 31  # 30 and what the average still has of the fast steps, rounded up
 
-    def test_is_back_at_its_pace_one_sample_after_a_pause(self):
+    def test_is_back_at_its_pace_soon_after_a_pause(self):
         cadence = Cadence(budget=0.01)
         settle(cadence, 0.03, 0.1)
-        cadence.next_gap(Spent(0.03, 0.1 + 60.0 / cadence.gap, is_slow=False))  # an evaluation of a minute
-        assert settle(cadence, 0.03, 0.1, samples=1) == 30
+        sample(cadence, 0.03, 0.1 + 60.0 / cadence.gap)  # an evaluation of a minute
+        assert settle(cadence, 0.03, 0.1, samples=1) == 45  # the sample that the pause made come early is saved again
+        assert settle(cadence, 0.03, 0.1, samples=2) == 30
 
     def test_does_not_believe_the_first_sample_which_pays_for_the_warm_up(self):
         cadence = Cadence(budget=0.01)
-        assert cadence.next_gap(Spent(0.0, 0.0, is_slow=True)) == FIRST_GAP  # nothing is known yet
-        assert cadence.next_gap(Spent(10.0, 1.0, is_slow=True)) == FIRST_GAP  # what the first one cost
+        assert sample(cadence, 0.0, 0.0, is_slow=True) == FIRST_GAP  # nothing is known yet
+        assert sample(cadence, 10.0, 1.0, is_slow=True) == WARM_UP_STEPS - 2 * FIRST_GAP  # what the first one cost
+        assert sample(cadence, 0.1, 1.0) < 2 * (0.1 + 9.9 / SLOW_EVERY) / 0.01
+
+    @pytest.mark.parametrize("first_s", [0.004, 0.050, 0.500])
+    def test_is_within_the_budget_from_step_100_on(self, first_s):
+        costs = costs_of(Cadence(budget=0.01), steps=50_000, first_s=first_s)
+        for stop in range(2_000, 50_000, 500):
+            assert sum(costs[100:stop]) / (0.001 * (stop - 100)) <= 0.01 + 0.012 / (0.001 * (stop - 100))
+
+    def test_samples_three_times_in_the_first_hundred_steps_of_a_run_in_which_that_is_dear(self):
+        costs = costs_of(Cadence(budget=0.01), steps=100)
+        assert [step for step, cost in enumerate(costs) if cost] == [0, FIRST_GAP, WARM_UP_STEPS]
+
+    def test_saves_what_the_warm_up_cost(self):
+        costs = costs_of(Cadence(budget=0.01), steps=100_000)
+        assert sum(costs) <= 0.01 * 0.001 * len(costs) + 0.012
+
+    def test_saves_what_a_burst_cost(self):
+        cadence = Cadence(budget=0.01)
+        settle(cadence, 0.03, 0.1)
+        cadence.burst(steps=20, every=1)
+        for _ in range(20):
+            cadence.next_gap(Spent(0.03, 0.1, is_slow=False, num_steps=1))
+        gaps = [settle(cadence, 0.03, 0.1, samples=1) for _ in range(60)]
+        assert max(gaps) == 45
+        assert gaps[-1] == 30
+        assert 80 * 0.03 / ((sum(gaps) + 20) * 0.1) <= 0.0101
 
     def test_samples_now_and_then_however_dear_it_is(self):
         assert settle(Cadence(budget=0.001), cost_s=100.0, step_s=0.001) == MAX_GAP

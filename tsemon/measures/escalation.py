@@ -46,12 +46,13 @@ def escalation_rate(x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
     collapse it stays as precise as the tokens' differences. NaN where either is zero or Y's tokens all agree. Raises
     ShapeError where the two differ in shape.
     """
-    return rate_of(*_pair(x_BTD, y_BTD))
+    x, y = _pair(x_BTD, y_BTD)
+    return rate_of(x.shared, x.own, y.shared, y.own)
 
 
-def rate_of(x: TokenStatistics, y: TokenStatistics) -> Tensor:
-    """The escalation rate of two token matrices from the statistics of each."""
-    return (ratio(x.own, y.own) * ratio(torch.hypot(y.shared, y.own), torch.hypot(x.shared, x.own))).square()
+def rate_of(x_shared: Tensor, x_own: Tensor, y_shared: Tensor, y_own: Tensor) -> Tensor:
+    """The escalation rate of two token matrices from the length that their tokens share, and from their own."""
+    return (ratio(x_own, y_own) * ratio(torch.hypot(y_shared, y_own), torch.hypot(x_shared, x_own))).square()
 
 
 def xi(x_BTD: Tensor, y_BTD: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """Norms of parameters, gradients and updates, and the angles between them.
 
-Each function takes one tensor or a list of tensors, seen as one flat vector. Axes: P tensors of a list.
+Each function takes one tensor or a list of tensors, seen as one flat vector. Outer embeddings and scalars are those outside
+the blocks. Axes: P tensors of a list.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tsemon.measures.linear import unit_of
 __all__ = [
     "alignment",
     "checkpoint_cosine",
+    "clipped_grad_norm",
     "direction_cosine",
     "embedding_grad_norm",
     "embedding_param_norm",
@@ -29,8 +31,10 @@ __all__ = [
     "head_update_norm",
     "param_norm",
     "step_size",
+    "total_clipped_grad_norm",
     "total_grad_norm",
     "total_param_norm",
+    "trained_update_ratio",
     "update_alignment",
     "update_norm",
     "update_ratio",
@@ -40,15 +44,34 @@ Vector = Tensor | Sequence[Tensor]
 
 
 def squares(tensors: Sequence[Tensor]) -> Tensor:
-    """|x|^2 of each (P,), in float64 from norms in float32 or wider, on the device of the first."""
-    is_narrow = any(t.dtype in (torch.float16, torch.bfloat16) for t in tensors)
-    norms = torch._foreach_norm(list(tensors), 2, torch.float32 if is_narrow else None)
-    return _stack(list(norms)).square()
+    """|x|^2 of each (P,), in float64 from norms in float32 or wider."""
+    return joined(norms(tensors)).square()
+
+
+def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """|x| of each, a scalar tensor in float32 or wider. One kernel per dtype, where the device has such."""
+    found: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        places = [place for place, t in enumerate(tensors) if t.dtype == dtype]
+        wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
+        found |= zip(places, torch._foreach_norm([tensors[place] for place in places], 2, wide), strict=True)
+    return [found[place] for place in range(len(tensors))]
 
 
 def dots(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
-    """x . y of each pair (P,), in float64 from products in float32 or wider, on the device of the first."""
-    return _stack([torch.dot(_flat(x), _flat(y)) for x, y in zip(xs, ys, strict=True)])
+    """x . y of each pair (P,), in float64 from products in float32 or wider."""
+    return joined([torch.dot(_flat(x), _flat(y)) for x, y in zip(xs, ys, strict=True)])
+
+
+def joined(values: Sequence[Tensor]) -> Tensor:
+    """Return scalars as one vector (P,) in float64, on the first device other than the CPU if there is one."""
+    return torch.stack(together(values)).double()
+
+
+def together(values: Sequence[Tensor]) -> list[Tensor]:
+    """Move tensors to one device, not to the CPU if there are others: a copy to it would block, or be read too early."""
+    device = next((v.device for v in values if v.device.type != "cpu"), values[0].device)
+    return [v if v.device == device else v.to(device, non_blocking=True) for v in values]
 
 
 def norm_of(squared: Tensor) -> Tensor:
@@ -80,8 +103,8 @@ def param_norm(theta: Vector) -> Tensor:
 def step_size(theta: Vector, theta_next: Vector) -> Tensor:
     """Norm of one update: |theta' - theta|          (Parameter Norm Growth, arXiv 2010.09697, Section 5.5).
 
-    Also the metric of this name, of all parameters but embeddings and scalars. Raises ShapeError where the two differ in
-    shape.
+    Also the metric of this name, of all parameters but outer embeddings and scalars. Raises ShapeError where the two
+    differ in shape.
     """
     return param_norm(_difference(theta, theta_next))
 
@@ -95,6 +118,17 @@ def update_ratio(theta: Vector, theta_next: Vector) -> Tensor:
     """
     (change, change_unit), (before, unit) = _scaled(_difference(theta, theta_next)), _scaled(_wide(theta))
     return (ratio_of(squares(change).sum(), squares(before).sum()) * change_unit / unit).to(before[0].dtype)
+
+
+def trained_update_ratio(theta: Vector, theta_next: Vector) -> Tensor:
+    """Return the size of an update relative to the parameters that train, a scalar tensor >= 0.
+
+    |theta' - theta| / |theta|, theta the trained parameters                               (tsemon)
+
+    With adapters (LoRA) most parameters of a block are frozen: relative to all of them, every update looks small. Infinite
+    if only theta is zero, NaN if both are. Raises ShapeError where the two differ in shape.
+    """
+    return update_ratio(theta, theta_next)
 
 
 def alignment(theta: Vector, theta_next: Vector) -> Tensor:
@@ -132,17 +166,36 @@ def checkpoint_cosine(theta: Vector, theta_next: Vector) -> Tensor:
 
 
 def grad_norm(gradient: Vector) -> Tensor:
-    """Norm of the gradient of one block, a scalar tensor >= 0: |g|    (tsemon)"""
+    """Norm of the gradient of one block before clipping, a scalar tensor >= 0: |g|    (tsemon)"""
+    return param_norm(gradient)
+
+
+def clipped_grad_norm(gradient: Vector) -> Tensor:
+    """Norm of the gradient of one block as the optimizer gets it, a scalar tensor >= 0: |g|    (tsemon)"""
     return param_norm(gradient)
 
 
 def grad_norm_qk(gradient: Vector) -> Tensor:
-    """Norm of the gradient of what makes one block's queries and keys, a scalar tensor >= 0: |g|    (tsemon)"""
+    """Norm of the gradient of what makes one block's queries and keys, before clipping, a scalar tensor >= 0.
+
+    |g|                                              (tsemon)
+    """
     return param_norm(gradient)
 
 
 def total_grad_norm(gradient: Vector) -> Tensor:
-    """Norm of the gradient of all parameters but embeddings and scalars, a scalar tensor >= 0: |g|    (tsemon)"""
+    """Norm of the gradient of all parameters but outer embeddings and scalars before clipping, a scalar >= 0.
+
+    |g|                                              (tsemon)
+    """
+    return param_norm(gradient)
+
+
+def total_clipped_grad_norm(gradient: Vector) -> Tensor:
+    """Norm of the gradient of all parameters but outer embeddings and scalars as the optimizer gets it, a scalar >= 0.
+
+    |g|                                              (tsemon)
+    """
     return param_norm(gradient)
 
 
@@ -157,7 +210,7 @@ def head_grad_norm(gradient: Vector) -> Tensor:
 
 
 def total_param_norm(theta: Vector) -> Tensor:
-    """Norm of all parameters but embeddings and scalars, a scalar tensor >= 0.
+    """Norm of all parameters but outer embeddings and scalars, a scalar tensor >= 0.
 
     |theta|                                          (Parameter Norm Growth, arXiv 2010.09697, Appendix A)
     """
@@ -201,7 +254,7 @@ def head_update_norm(theta: Vector, theta_next: Vector) -> Tensor:
 
 
 def update_alignment(theta: Vector, theta_next: Vector) -> Tensor:
-    """Cosine of the update with the parameters, of one block or of all but embeddings and scalars.
+    """Cosine of the update with the parameters, of one block or of all but outer embeddings and scalars.
 
     (theta' - theta) . theta / (|theta' - theta| |theta|)        (Parameter Norm Growth, arXiv 2010.09697, Section 5.5)
 
@@ -211,7 +264,7 @@ def update_alignment(theta: Vector, theta_next: Vector) -> Tensor:
 
 
 def direction_cosine(theta: Vector, theta_next: Vector) -> Tensor:
-    """Cosine of the parameters with those at the sample before, of one block or of all but embeddings and scalars.
+    """Cosine of the parameters with those at the sample before, of one block or of all but outer embeddings and scalars.
 
     theta . theta' / (|theta| |theta'|)              (Parameter Norm Growth, arXiv 2010.09697, Section 3)
 
@@ -221,7 +274,7 @@ def direction_cosine(theta: Vector, theta_next: Vector) -> Tensor:
 
 
 def gradient_cosine(gradient: Vector, gradient_next: Vector) -> Tensor:
-    """Cosine of the gradient with that at the sample before, of all parameters but embeddings and scalars.
+    """Cosine of the gradient with that at the sample before, of all parameters but outer embeddings and scalars.
 
     g . g' / (|g| |g'|)                              (tsemon)
 
@@ -260,9 +313,6 @@ def _paired(theta: Vector, theta_next: Vector) -> tuple[list[Tensor], list[Tenso
     return before, after
 
 
-def _stack(values: list[Tensor]) -> Tensor:
-    return torch.stack([value.to(values[0].device, non_blocking=True) for value in values]).double()
-
-
 def _flat(x: Tensor) -> Tensor:
-    return x.reshape(-1).to(torch.promote_types(x.dtype, torch.float32))
+    flat = x.reshape(-1)
+    return flat if x.dtype in (torch.float32, torch.float64) else flat.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,19 +1,20 @@
 """Weigh attention row by row: which query rows, and what their sums are, in chunks that never hold a T x T matrix.
 
-Axes: B samples, H heads, T queries, R of them, S keys, M moments.
+Axes: B samples, H heads, T queries, R of them, S keys, M moments, V values.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tsemon.measures.scores import Scores, Size
+from tsemon.measures.sequences import ROWS, Sequences, first_own_key
 from tsemon.measures.sums import Partial, Partials, counted, known, mean
 
 Rows = int | Literal["all"]
@@ -23,8 +24,14 @@ MAX_ROWS = 64
 """By default. 32 of 1,024 rows miss a head's entropy by 0.004 (sd)."""
 WEIGHTS_PER_ROW = 2**12
 """Times the rows, the attention weights that are computed per layer, as long as this leaves a sequence."""
+SEQUENCES = 4
+"""Maximum number of sequences with the full number of rows. There may be more of shorter ones."""
 CHUNK_WEIGHTS = 2**20
 """Attention weights in memory at a time; a single row of all heads may be more."""
+LAUNCHED = 16
+"""Times these, the scores of which an accelerator takes the maximum at a time: small chunks cost it a launch each."""
+FEWEST_ROWS = 8
+"""Minimum number of rows of a document, unless it has fewer. Fewer rows do not show how much attention its keys receive."""
 ATTENDED = 1e-5
 """A key that gets more is attended to: the threshold of the authors' code (Parameter Norm Growth, Section 4.3)."""
 NEVER = -1e30
@@ -51,7 +58,8 @@ def choose(size: Size, at_most: Rows, device: torch.device) -> Chosen:
     if at_most == "all":
         return Chosen(batch, torch.arange(queries, device=device), 1.0, 1.0)
     num_rows = min(queries, at_most)
-    num_samples = min(batch, max(1, WEIGHTS_PER_ROW * at_most // (heads * keys * num_rows)))
+    at_most_rows = min(WEIGHTS_PER_ROW * at_most // (heads * keys), SEQUENCES * max(at_most, MAX_ROWS))
+    num_samples = min(batch, max(1, at_most_rows // num_rows))
     rows = (torch.arange(num_rows, device=device) * 2 + 1) * queries // (2 * num_rows)
     return Chosen(num_samples, rows, num_samples / batch, num_rows / queries)
 
@@ -98,7 +106,10 @@ def entropy_of_received(received_BS: Tensor) -> Tensor:
 
 
 class Sums(NamedTuple):
-    """Sums over the rows of each sample. A row counts if its query is a token and may see a key."""
+    """Sums over the rows of each sequence. A row counts if its query is a token and may see a key.
+
+    If a row of the batch holds several documents, sums over rows have one entry per document instead of per row.
+    """
 
     rows_BH: Tensor
     attended_BH: Tensor
@@ -115,20 +126,92 @@ class Sums(NamedTuple):
     moments_BM: Tensor
     """Number, sum and sum of squares of the rows' entropies, each a mean over heads, in float64 as they are subtracted."""
     highest_BH: Tensor
-    """The largest score: no sum."""
+    """The largest score of these rows: no sum. If they are not all rows, `highest` has the maximum."""
 
 
-def weigh(scores: Scores, chosen: Chosen, valid_BT: Tensor, first_B: Tensor) -> Sums:
-    """`valid_BT`: which queries are tokens. `first_B`: where the first token of each sample is."""
+PER_SEQUENCE = {"rows_BH", "attended_BH", "others_BH", "sink_BH", "choices_BH", "entropy_BH"}
+"""Sums with an entry for each document, if there are documents."""
+
+
+class _Tokens(NamedTuple):
+    """The rows of attention as queries."""
+
+    valid_BT: Tensor
+    first_BT: Tensor
+    """Position of the first token of the query's own sequence."""
+    documents_BT: Tensor
+    """-1 for all if each row is a sequence."""
+    num_places: int
+    """0 if each row is a sequence."""
+
+    @classmethod
+    def of(cls, scores: Scores, sequences: Sequences) -> _Tokens:
+        shape = scores.size.batch, scores.size.queries
+        valid_BT, first_BT, documents_BT = sequences.valid_BT, sequences.firsts(), sequences.documents_BT
+        if first_BT is not None and documents_BT is not None:
+            first_BT = first_BT + (first_own_key(scores) or 0)
+        return cls(
+            torch.ones(shape, dtype=torch.bool, device=scores.device) if valid_BT is None else valid_BT.bool(),
+            torch.zeros(shape, dtype=torch.int64, device=scores.device) if first_BT is None else first_BT,
+            torch.full(shape, -1, device=scores.device) if documents_BT is None else documents_BT,
+            0 if documents_BT is None else sequences.num_places,
+        )
+
+    def at(self, samples: slice, rows: Tensor) -> _Tokens:
+        valid_BT, first_BT, documents_BT = (x_BT[samples].index_select(1, rows) for x_BT in self[:3])
+        return _Tokens(valid_BT, first_BT, documents_BT, self.num_places)
+
+    def sums(self, counts: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
+        """Sums over rows of each of the values (B, H, R) that count, (B, H) or (S, H)."""
+        value_VBHR = torch.where(torch.stack(list(counts)), torch.stack(list(values)), 0.0)
+        if not self.num_places:
+            return list(value_VBHR.sum(dim=-1).unbind())
+        value_VNH = value_VBHR.transpose(2, 3).flatten(1, 2)
+        index_N = torch.where(self.documents_BT >= 0, self.documents_BT, self.num_places).flatten()
+        shape = len(value_VNH), self.num_places + 1, value_VNH.shape[-1]
+        return list(value_VNH.new_zeros(shape).index_add_(1, index_N, value_VNH)[:, :-1].unbind())
+
+
+def weigh(scores: Scores, chosen: Chosen, sequences: Sequences = ROWS) -> Sums:
+    """Read the chosen rows."""
     rows_per_chunk = max(1, CHUNK_WEIGHTS // (scores.size.heads * scores.size.keys))
     samples_per_chunk = max(1, rows_per_chunk // len(chosen.rows))
+    tokens = _Tokens.of(scores, sequences)
     parts = []
     for start in range(0, chosen.num_samples, samples_per_chunk):
         samples = slice(start, min(start + samples_per_chunk, chosen.num_samples))
-        some, valid, first = scores.of(samples), valid_BT[samples], first_B[samples]
-        chunks = (_weigh(some, rows, valid, first) for rows in torch.split(chosen.rows, rows_per_chunk))
-        parts.append(functools.reduce(_added, chunks))
-    return Sums(*(torch.cat(of_chunks) for of_chunks in zip(*parts, strict=True)))
+        some = scores.of(samples)
+        split = torch.split(chosen.rows, rows_per_chunk)
+        parts.append(functools.reduce(_added, (_weigh(some, rows, tokens.at(samples, rows)) for rows in split)))
+    joined = parts[0] if len(parts) == 1 else Sums(*map(torch.cat, zip(*parts, strict=True)))
+    if not tokens.num_places:
+        return joined
+    return joined._replace(**{name: sum(getattr(part, name) for part in parts) for name in PER_SEQUENCE})
+
+
+def highest(scores: Scores, num_samples: int, valid_BT: Tensor) -> Tensor:
+    """Return the largest score (B, H) that a query of the first samples gives to a key that it may see, over all rows.
+
+    -inf if there is none. `valid_BT`: which queries are tokens. Rows with a NaN do not count.
+    """
+    _, heads, queries, keys = scores.size
+    chunk = CHUNK_WEIGHTS * (1 if scores.device.type == "cpu" else LAUNCHED)
+    rows_per_chunk = max(1, chunk // (heads * keys))
+    samples_per_chunk = max(1, rows_per_chunk // queries)
+    parts = []
+    for first in range(0, num_samples, samples_per_chunk):
+        samples = slice(first, min(first + samples_per_chunk, num_samples))
+        some, found_BHC = scores.of(samples), []
+        # The last rows first: they see the most keys if causal, so each chunk fits into the memory of the one before.
+        for start in reversed(range(0, queries, rows_per_chunk)):
+            stop = min(start + rows_per_chunk, queries)
+            rows = torch.arange(start, stop, device=scores.device)
+            scores_BHRS, visible_BHRS = some.at(rows, min(stop, keys) if some.is_causal else None)
+            highest_BHR = torch.where(visible_BHRS, scores_BHRS, -torch.inf).amax(dim=-1)
+            counts_BHR = valid_BT[samples, None, start:stop] & ~highest_BHR.isnan()
+            found_BHC.append(torch.where(counts_BHR, highest_BHR, -torch.inf).amax(dim=-1))
+        parts.append(torch.stack(found_BHC).amax(dim=0))
+    return torch.cat(parts)
 
 
 def _added(a: Sums, b: Sums) -> Sums:
@@ -136,34 +219,35 @@ def _added(a: Sums, b: Sums) -> Sums:
     return summed._replace(highest_BH=torch.maximum(a.highest_BH, b.highest_BH))
 
 
-def _weigh(scores: Scores, rows: Tensor, valid_BT: Tensor, first_B: Tensor) -> Sums:
+def _weigh(scores: Scores, rows: Tensor, of_rows: _Tokens) -> Sums:
     scores_BHRS, visible_BHRS = scores.at(rows)
     num_visible_BHR = visible_BHRS.sum(dim=-1)
-    counts_BHR = (num_visible_BHR > 0) & valid_BT.index_select(1, rows)[:, None]
+    counts_BHR = (num_visible_BHR > 0) & of_rows.valid_BT[:, None]
     counts_BHR = counts_BHR.expand(scores_BHRS.shape[:-1])
     found, highest_BHR = softmaxed(scores_BHRS, visible_BHRS)
     share_BHR = entropy(found) / num_visible_BHR.to(found.total.dtype).log()
     has_choice_BHR = counts_BHR & (num_visible_BHR > 1)
 
-    sink_BHR = torch.take_along_dim(found.weights, first_B[:, None, None, None], dim=-1).squeeze(-1) / found.total
-    is_other_BHR = counts_BHR & (rows != first_B[:, None])[:, None]
+    first_BR = of_rows.first_BT
+    sink_BHR = torch.take_along_dim(found.weights, first_BR[:, None, :, None], dim=-1).squeeze(-1) / found.total
+    is_other_BHR = counts_BHR & (rows != first_BR)[:, None]
     factor_BHR = torch.where(counts_BHR, 1 / found.total, 0.0)
     highest_BHR = torch.where(counts_BHR & ~highest_BHR.isnan(), highest_BHR, -torch.inf)
+    one_BHR = torch.ones_like(share_BHR)
+    counts = [counts_BHR, counts_BHR, is_other_BHR, is_other_BHR, has_choice_BHR, has_choice_BHR]
+    values = [one_BHR, num_attended(found), one_BHR, sink_BHR, one_BHR, share_BHR]
+    rows_BH, attended_BH, others_BH, sink_BH, choices_BH, entropy_BH = of_rows.sums(counts, values)
     return Sums(
-        rows_BH=_sum(counts_BHR, 1.0),
-        attended_BH=_sum(counts_BHR, num_attended(found)),
-        others_BH=_sum(is_other_BHR, 1.0),
-        sink_BH=_sum(is_other_BHR, sink_BHR),
-        choices_BH=_sum(has_choice_BHR, 1.0),
-        entropy_BH=_sum(has_choice_BHR, share_BHR),
+        rows_BH=rows_BH,
+        attended_BH=attended_BH,
+        others_BH=others_BH,
+        sink_BH=sink_BH,
+        choices_BH=choices_BH,
+        entropy_BH=entropy_BH,
         received_BS=received(found.weights.flatten(1, 2), factor_BHR.flatten(1)),
         moments_BM=moments(has_choice_BHR, share_BHR),
         highest_BH=highest_BHR.amax(dim=-1),
     )
-
-
-def _sum(counts_BHR: Tensor, value: Tensor | float) -> Tensor:
-    return torch.where(counts_BHR, value, 0.0).sum(dim=-1)
 
 
 PER_HEAD = ("attention_entropy", "sink_share", "positions_attended")
@@ -171,17 +255,50 @@ SPREAD = "spread"
 """Name of the sums that `spread` returns and `standard_error` needs."""
 
 
-def row_sums(sums: Sums, num_keys_B: Tensor, chosen: Chosen) -> Partials:
-    """Sums over samples of each sample's mean over rows. `num_keys_B`: how many keys each sample has."""
-    largest_B = num_keys_B[: chosen.num_samples].to(sums.received_BS.dtype).log()
+def row_sums(sums: Sums, chosen: Chosen, num_keys: int, sequences: Sequences = ROWS) -> Partials:
+    """Sums over sequences of each one's mean over rows, for sums with any leading axes.
+
+    `num_keys`: of a row, those of a prefix included.
+    """
     return {
-        **counted("attention_entropy", sums.entropy_BH / sums.choices_BH, dim=0),
-        **counted("sink_share", sums.sink_BH / sums.others_BH, dim=0),
-        **counted("positions_attended", sums.attended_BH / sums.rows_BH, dim=0),
-        **counted("importance_entropy", entropy_of_received(sums.received_BS) / largest_B, dim=0),
-        "max_attention_logit": Partial(sums.highest_BH.amax(dim=0), "max"),
+        **counted("attention_entropy", sums.entropy_BH / sums.choices_BH, dim=-2),
+        **counted("sink_share", sums.sink_BH / sums.others_BH, dim=-2),
+        **counted("positions_attended", sums.attended_BH / sums.rows_BH, dim=-2),
+        **counted("importance_entropy", _importance_entropy(sums, chosen, num_keys, sequences)),
+        "max_attention_logit": Partial(sums.highest_BH.amax(dim=-2), "max"),
         SPREAD: Partial(spread(sums.moments_BM, chosen.samples_share, chosen.rows_share)),
     }
+
+
+def _importance_entropy(sums: Sums, chosen: Chosen, num_keys: int, sequences: Sequences) -> Tensor:
+    received_BS, valid_BT = sums.received_BS, sequences.valid_BT
+    if sequences.documents_BT is not None:
+        return _of_documents(sums, chosen, sequences)
+    if valid_BT is None:
+        largest_B = received_BS.new_full(received_BS.shape[:-1], num_keys).log()
+    else:
+        num_B = valid_BT[: chosen.num_samples].sum(dim=-1)
+        prefix = num_keys - valid_BT.shape[-1]
+        largest_B = torch.where(num_B > 0, num_B + prefix, num_keys).to(received_BS.dtype).log()
+    return entropy_of_received(received_BS) / largest_B
+
+
+def _of_documents(sums: Sums, chosen: Chosen, sequences: Sequences) -> Tensor:
+    """The same of each document. Few rows of a document say little of all of them: it does not count."""
+    assert sequences.documents_BT is not None
+    places = sequences.num_places
+    documents_N = sequences.documents_BT[: chosen.num_samples].flatten()
+    index_N = torch.where(documents_N >= 0, documents_N, places)
+    received_N = sums.received_BS[..., -sequences.documents_BT.shape[1] :].flatten(-2)  # without a memory in front
+
+    def summed(values_N: Tensor) -> Tensor:
+        return values_N.new_zeros(*values_N.shape[:-1], places + 1).index_add_(-1, index_N, values_N)
+
+    total_S, size_S = summed(received_N), summed(torch.ones_like(received_N))
+    entropy_S = summed(torch.special.entr(received_N / total_S[..., index_N])) / size_S.log()
+    read_S = sums.rows_BH.amax(dim=-1)
+    is_known_S = (read_S >= FEWEST_ROWS) | (read_S >= size_S[..., :-1])
+    return torch.where(is_known_S & (read_S > 0), entropy_S[..., :-1], torch.nan)
 
 
 def row_metrics(sums: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -22,6 +22,14 @@ class Size(NamedTuple):
     keys: int
 
 
+class Rows(NamedTuple):
+    """How samples and heads are merged into the rows of a tensor (B * H, ...)."""
+
+    batch: int
+    is_heads_first: bool
+    """Whether the rows are (H, B) instead of (B, H)."""
+
+
 class Scores(Protocol):
     """The scores of one call."""
 
@@ -35,14 +43,23 @@ class Scores(Protocol):
     is_causal: bool
     """Whether the call itself says that no query sees a later key. A mask may do the same; that is not known here."""
 
+    are_heads_known: bool
+    """True if the order of samples and heads is known. If it is not, each row counts as a sample with one head."""
+
+    documents_BT: Tensor | None
+    """Document number of each query if the call has it, -1 for queries outside of documents; otherwise None."""
+
     def of(self, samples: slice) -> Scores:
         """Scores of some of the samples, made ready to be read in several chunks."""
 
-    def at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores (B, H, R, S) in float32 or wider, and what may be broadcast to that: which keys each query may see."""
+    def at(self, rows: Tensor, num_keys: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return scores (B, H, R, S) in float32 or wider, and which keys each query may see, which broadcasts to it.
 
-    def sees_itself(self) -> Tensor | None:
-        """Which tokens (B, min(T, S)) a query in their place may see, in any head: not padding. None where no mask is."""
+        `num_keys`: leave out all keys from this one on, which a causal query does not see.
+        """
+
+    def sees(self, keys_BT: Tensor) -> Tensor | None:
+        """Whether the query in each place may see this one key, in any head (B, T). None where no mask is."""
 
 
 class DotProducts:
@@ -51,6 +68,8 @@ class DotProducts:
     Fewer key heads than query heads (grouped queries) are matched by their shapes: not all callers pass `enable_gqa`.
     """
 
+    documents_BT: Tensor | None = None
+
     def __init__(
         self,
         query: Tensor,
@@ -58,13 +77,14 @@ class DotProducts:
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         scale: float | None = None,
+        merged: Rows | None = None,
     ) -> None:
-        self._query_BHTK, self._key_BGSK = query.detach(), key.detach()
+        self._query_BHTK, self._key_BGSK = with_heads(query.detach(), merged), with_heads(key.detach(), merged)
+        self.are_heads_known = query.ndim > 3 or merged is not None
         self._mask_BHTS = None if attn_mask is None else attn_mask.detach()
-        if query.ndim == 3:
-            self._query_BHTK, self._key_BGSK = self._query_BHTK.unsqueeze(1), self._key_BGSK.unsqueeze(1)
-            if attn_mask is not None and attn_mask.ndim == 3:
-                self._mask_BHTS = attn_mask.detach().unsqueeze(1)
+        if query.ndim == 3 and attn_mask is not None and attn_mask.ndim == 3:
+            expanded = attn_mask.detach().expand(query.shape[0], -1, -1)
+            self._mask_BHTS = with_heads(expanded, merged)
         if (mask := self._mask_BHTS) is not None:
             self._mask_BHTS = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))
         batch, heads, queries, _ = self._query_BHTK.shape
@@ -83,16 +103,17 @@ class DotProducts:
         query_BHTK, key_BGSK = self._query_BHTK[samples], widened(self._key_BGSK[samples])
         return DotProducts(query_BHTK, key_BGSK, mask, self.is_causal, self._scale)
 
-    def at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        batch, num_heads, _, num_keys = self.size
+    def at(self, rows: Tensor, num_keys: int | None = None) -> tuple[Tensor, Tensor]:
+        batch, num_heads, *_ = self.size
+        keys = _first_keys(self, num_keys)
         query_BHRK = widened(self._query_BHTK.index_select(2, rows)) * self._scale
         query_BGRK = query_BHRK.reshape(batch, self._key_BGSK.shape[1], -1, query_BHRK.shape[-1])
-        scores_BHRS = (query_BGRK @ widened(self._key_BGSK).mT).view(batch, num_heads, -1, num_keys)
-        keys = torch.arange(num_keys, device=self.device)
+        key_BGSK = widened(self._key_BGSK[:, :, : len(keys)])
+        scores_BHRS = (query_BGRK @ key_BGSK.mT).view(batch, num_heads, -1, len(keys))
         visible = (keys <= rows[:, None]) if self.is_causal else (keys >= 0)
-        visible = visible.reshape(1, 1, -1, num_keys)
+        visible = visible.reshape(1, 1, -1, len(keys))
         if (mask := self._mask_BHTS) is not None:
-            mask = mask.index_select(2, rows) if mask.shape[2] > 1 else mask
+            mask = (mask.index_select(2, rows) if mask.shape[2] > 1 else mask)[..., :num_keys]
             if mask.dtype == torch.bool:
                 visible = visible & mask
             else:
@@ -100,13 +121,13 @@ class DotProducts:
                 visible = visible & is_visible(scores_BHRS)
         return scores_BHRS, visible
 
-    def sees_itself(self) -> Tensor | None:
+    def sees(self, keys_BT: Tensor) -> Tensor | None:
         if self._mask_BHTS is None:
             return None
-        mask_BHTS = self._mask_BHTS.expand(-1, -1, self.size.queries, self.size.keys)
-        diagonal_BHT = mask_BHTS.diagonal(dim1=-2, dim2=-1)
-        sees_BHT = diagonal_BHT if diagonal_BHT.dtype == torch.bool else diagonal_BHT > -MASKED
-        return sees_BHT.any(dim=1).expand(self.size.batch, -1)
+        mask_BHTS = self._mask_BHTS.expand(self.size.batch, -1, self.size.queries, self.size.keys)
+        of_keys_BHT = _at_keys(mask_BHTS, keys_BT)
+        sees_BHT = of_keys_BHT if of_keys_BHT.dtype == torch.bool else of_keys_BHT > -MASKED
+        return sees_BHT.any(dim=1)
 
 
 class Modified:
@@ -118,10 +139,13 @@ class Modified:
         score_mod: Callable[..., Tensor] | None = None,
         mask_mod: Callable[..., Tensor] | None = None,
         first_sample: int = 0,
+        documents_BT: Tensor | None = None,
     ) -> None:
         self._scores, self._score_mod, self._mask_mod = scores, score_mod, mask_mod
+        self.documents_BT = documents_BT
         self._first_sample = first_sample
         self.size, self.device, self.is_causal = scores.size, scores.device, scores.is_causal
+        self.are_heads_known = scores.are_heads_known
 
     @property
     def factors(self) -> tuple[Tensor, Tensor]:
@@ -131,25 +155,33 @@ class Modified:
         first_sample = self._first_sample + samples.start
         return Modified(self._scores.of(samples), self._score_mod, self._mask_mod, first_sample)
 
-    def at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        scores_BHRS, visible_BHRS = self._scores.at(rows)
-        places = (*self._samples_and_heads(), rows, torch.arange(self.size.keys, device=self.device))
+    def at(self, rows: Tensor, num_keys: int | None = None) -> tuple[Tensor, Tensor]:
+        scores_BHRS, visible_BHRS = self._scores.at(rows, num_keys)
+        places = (*self._samples_and_heads(), rows, _first_keys(self, num_keys))
         if self._score_mod is not None:
             scores_BHRS = _over_places(self._score_mod, 4, with_score=True)(scores_BHRS, *places)
         if self._mask_mod is not None:
             visible_BHRS = visible_BHRS & _over_places(self._mask_mod, 4)(*places)
         return scores_BHRS, visible_BHRS
 
-    def sees_itself(self) -> Tensor | None:
-        if (mask_mod := self._mask_mod) is None:
-            return self._scores.sees_itself()
-        tokens_T = torch.arange(min(self.size.queries, self.size.keys), device=self.device)
-        sees_BHT = _over_places(lambda b, h, i: mask_mod(b, h, i, i), 3)(*self._samples_and_heads(), tokens_T)
-        return sees_BHT.any(dim=1)
+    def sees(self, keys_BT: Tensor) -> Tensor | None:
+        if self._mask_mod is None:
+            return self._scores.sees(keys_BT)
+        of_row = torch.vmap(self._mask_mod, in_dims=(None, None, 0, 0))
+        of_head = torch.vmap(of_row, in_dims=(None, 0, None, None))
+        of_sample = torch.vmap(of_head, in_dims=(0, None, None, 0))
+        samples_B, heads_H = self._samples_and_heads()
+        queries_T = torch.arange(self.size.queries, device=self.device)
+        sees_BT: Tensor = of_sample(samples_B, heads_H, queries_T, keys_BT).any(dim=1)
+        return sees_BT & (keys_BT <= queries_T) if self.is_causal else sees_BT
 
     def _samples_and_heads(self) -> tuple[Tensor, Tensor]:
         samples_B = torch.arange(self.size.batch, device=self.device) + self._first_sample
         return samples_B, torch.arange(self.size.heads, device=self.device)
+
+
+def _first_keys(scores: Scores, num_keys: int | None) -> Tensor:
+    return torch.arange(scores.size.keys if num_keys is None else num_keys, device=scores.device)
 
 
 def _over_places(mod: Callable[..., Tensor], num_places: int, *, with_score: bool = False) -> Callable[..., Tensor]:
@@ -165,21 +197,29 @@ class Materialised:
 
     factors = None
     is_causal = False
+    documents_BT: Tensor | None = None
 
-    def __init__(self, scores: Tensor, num_heads: int | None = None) -> None:
-        self._scores_BHTS = with_heads(scores.detach(), num_heads)
+    def __init__(self, scores: Tensor, merged: Rows | None = None) -> None:
+        self._scores_BHTS = with_heads(scores.detach(), merged)
+        self.are_heads_known = scores.ndim > 3 or merged is not None
         self.size = Size(*self._scores_BHTS.shape[-4:])
         self.device = scores.device
 
     def of(self, samples: slice) -> Materialised:
         return Materialised(self._scores_BHTS[samples])
 
-    def at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        scores_BHRS = widened(self._scores_BHTS.index_select(2, rows))
+    def at(self, rows: Tensor, num_keys: int | None = None) -> tuple[Tensor, Tensor]:
+        scores_BHRS = widened(self._scores_BHTS[..., :num_keys].index_select(2, rows))
         return scores_BHRS, is_visible(scores_BHRS)
 
-    def sees_itself(self) -> Tensor | None:
-        return (self._scores_BHTS.diagonal(dim1=-2, dim2=-1) > -MASKED).any(dim=1)
+    def sees(self, keys_BT: Tensor) -> Tensor | None:
+        return (_at_keys(self._scores_BHTS, keys_BT) > -MASKED).any(dim=1)
+
+
+def _at_keys(x_BHTS: Tensor, keys_BT: Tensor) -> Tensor:
+    """One entry of each row."""
+    index_BHT1 = keys_BT[:, None, :, None].expand(-1, x_BHTS.shape[1], -1, -1)
+    return x_BHTS.gather(-1, index_BHT1)[..., 0]
 
 
 MASKED = 9e3
@@ -192,9 +232,12 @@ def is_visible(scores: Tensor) -> Tensor:
     return (scores > highest - MASKED) & (highest > torch.finfo(torch.float16).min)
 
 
-def with_heads(x: Tensor, num_heads: int | None) -> Tensor:
-    """(B * H, ...) as (B, H, ...); a tensor with four axes is returned as it came."""
+def with_heads(x: Tensor, merged: Rows | None) -> Tensor:
+    """(B * H, ...) as (B, H, ...), or (B * H, 1, ...) if it is not known how. A tensor with four axes stays as it is."""
     if x.ndim > 3:
         return x
-    num_heads = num_heads if num_heads and x.shape[0] % num_heads == 0 else 1
-    return x.view(-1, num_heads, *x.shape[1:])
+    if merged is None:
+        return x.unsqueeze(1)
+    if merged.is_heads_first:
+        return x.view(-1, merged.batch, *x.shape[1:]).transpose(0, 1)
+    return x.view(merged.batch, -1, *x.shape[1:])

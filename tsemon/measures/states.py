@@ -92,7 +92,7 @@ def state_sums(stats: TokenStatistics, batch: Batch, width: int) -> Partials:
         **counted("hfc_lfc", stats.hfc_lfc),
         **counted("first_hidden_norm_ratio", stats.first_ratio),
         **counted("batch_similarity", _batch_similarity(batch)[..., None]),
-        **counted("nonfinite", 1 - stats.largest.isfinite().to(stats.largest.dtype)),
+        **counted("nonfinite", torch.where(stats.count > 0, 1 - stats.largest.isfinite().float(), torch.nan)),
         "hidden_max": Partial(torch.where(counts_B, stats.largest, -math.inf).amax(dim=-1), "max"),
         OWN_ENERGY: Partial(squared * own_energy),
         ENERGY: Partial(squared * energy),

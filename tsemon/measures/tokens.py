@@ -51,8 +51,13 @@ class TokenStatistics:
     """Length of the first valid token divided by the mean length of the others. NaN for one token, or for zero others."""
 
     @property
+    def fields(self) -> tuple[Tensor, ...]:
+        """In the order of the arguments."""
+        return tuple(getattr(self, name) for name in self.__slots__)
+
+    @property
     def similarity(self) -> Tensor:
-        return self.shared.square() / (self.shared.square() + self.own.square())
+        return similarity(self.shared, self.own)
 
     @property
     def diversity(self) -> Tensor:
@@ -67,6 +72,11 @@ class TokenStatistics:
         # mean over i != j of u_i . u_j = (T^2 |mean u|^2 - T) / (T^2 - T)
         cosine = (self.count * self.unit_mean - 1) / (self.count - 1)
         return torch.where(self.count > 1, cosine, torch.nan)
+
+
+def similarity(shared: Tensor, own: Tensor) -> Tensor:
+    """Token similarity from the lengths |P X| and |X - P X|."""
+    return shared.square() / (shared.square() + own.square())
 
 
 def token_statistics(x_BTD: Tensor, valid_BT: Tensor | None = None, *, skip_zero: bool = False) -> TokenStatistics:
@@ -103,7 +113,7 @@ def first_ratio(length_BT: Tensor, valid_BT: Tensor | None) -> Tensor:
     if valid_BT is None:
         others_B = length_BT[..., 1:].sum(dim=-1) / (length_BT.shape[-1] - 1 or torch.nan)
         return ratio(length_BT[..., 0], others_B)
-    first_B1 = valid_BT.int().argmax(dim=-1, keepdim=True)  # on the left there may be padding
+    first_B1 = valid_BT.int().argmax(dim=-1, keepdim=True).expand(*length_BT.shape[:-1], 1)  # the left may be padded
     others_B = length_BT.scatter(-1, first_B1, 0.0).sum(dim=-1) / (valid_BT.sum(dim=-1) - 1)
     return ratio(length_BT.gather(-1, first_B1)[..., 0], others_B)
 

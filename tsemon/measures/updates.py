@@ -15,13 +15,13 @@ from tsemon.measures.parameters import dots, squares
 
 
 class Update(NamedTuple):
-    """Sums over parameters, each weighed by its share, in float64."""
+    """The change d of each parameter w, in float64."""
 
-    squared: Tensor
+    squared_P: Tensor
     """|d|^2"""
-    dot: Tensor
+    dot_P: Tensor
     """d . w, with w before the step"""
-    gradient_dot: Tensor | None = None
+    gradient_dot_P: Tensor | None = None
     """g . w, where gradients were given"""
 
 
@@ -36,10 +36,9 @@ def adam_update(
     betas: tuple[float, float],
     eps: float,
     decay: float | Tensor,
-    share_P: Tensor | float,
     gradients: Sequence[Tensor] | None = None,
 ) -> Update:
-    """Return the sums of an Adam step that has just been made.
+    """Return what an Adam step has just changed.
 
     w' = (1 - decay) w + u  with  u = -lr / (1 - b1^t) m / (sqrt(v) / sqrt(1 - b2^t) + eps)    (Adam, arXiv 1412.6980;
     AdamW, arXiv 1711.05101; decay is lr times the weight decay if that is decoupled, else 0: it is in m then)
@@ -49,27 +48,23 @@ def adam_update(
     Args:
         now: The parameters after the step, and for each its moments `first` m and `second` v.
         step_P: t of each.
-        share_P: Weight of each in the sums.
-        gradients: For the sum g . w of the gradients with the parameters before the step.
+        gradients: For g . w of the gradients with the parameters before the step.
     """
     correction_P = (1 - betas[1] ** step_P).sqrt()
     divisors = torch._foreach_sqrt(list(second))
-    for divisor, epsilon in zip(divisors, (eps * correction_P).unbind(), strict=True):
-        divisor.add_(epsilon)
-    # u but for a factor, which the sums get instead.
+    torch._foreach_add_(divisors, list((eps * correction_P).unbind()))
+    # u but for a factor, which the results get instead.
     directions = torch._foreach_div(list(first), divisors)
     factor_P = -lr * correction_P / (1 - betas[0] ** step_P)
 
-    u_u = (factor_P.square() * squares(directions) * share_P).sum()
-    u_now = (factor_P * dots(directions, now) * share_P).sum()
-    w_w = (w_w_P * share_P).sum()
-    u_w = (u_now - u_u) / (1 - decay)
-    squared = (u_u - 2 * decay * u_w + decay**2 * w_w).clamp_min(0)  # rounding could leave it below
-    gradient_dot = None
+    u_u_P = factor_P.square() * squares(directions)
+    u_now_P = factor_P * dots(directions, now)
+    u_w_P = (u_now_P - u_u_P) / (1 - decay)
+    squared_P = (u_u_P - 2 * decay * u_w_P + decay**2 * w_w_P).clamp_min(0)  # rounding could leave it below
+    gradient_dot_P = None
     if gradients is not None:
-        g_now, g_u = dots(gradients, now), factor_P * dots(gradients, directions)
-        gradient_dot = ((g_now - g_u) * share_P).sum() / (1 - decay)
-    return Update(squared, u_w - decay * w_w, gradient_dot)
+        gradient_dot_P = (dots(gradients, now) - factor_P * dots(gradients, directions)) / (1 - decay)
+    return Update(squared_P, u_w_P - decay * w_w_P, gradient_dot_P)
 
 
 def sgd_step(

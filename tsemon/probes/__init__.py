@@ -1,8 +1,11 @@
 """Find blocks, hook them on sampled steps, and reduce what passes by on the device."""
 
-from tsemon.probes.discovery import Block, find_blocks
+from tsemon.probes.depth import joined, named_stacks
+from tsemon.probes.discovery import Block, Found, discover, find_blocks
 from tsemon.probes.held import ProbeBatch, check_probe_batch
 from tsemon.probes.hooks import Span, ThreadState
+from tsemon.probes.layout import Layout, check_layout
+from tsemon.probes.packing import OfInputs, check_of_inputs
 from tsemon.probes.parameters import why_trains_nothing
 from tsemon.probes.probe import Probe
 from tsemon.probes.ranks import Ranks, agree, arrange
@@ -10,6 +13,9 @@ from tsemon.probes.reading import OnHost, Reading
 
 __all__ = [
     "Block",
+    "Found",
+    "Layout",
+    "OfInputs",
     "OnHost",
     "Probe",
     "ProbeBatch",
@@ -19,7 +25,12 @@ __all__ = [
     "ThreadState",
     "agree",
     "arrange",
+    "check_layout",
+    "check_of_inputs",
     "check_probe_batch",
+    "discover",
     "find_blocks",
+    "joined",
+    "named_stacks",
     "why_trains_nothing",
 ]

@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import gc
 import itertools
-import re
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tsemon.errors import InvalidArgument, NoBlocksFound
-
-ATTENTION_NAME = re.compile(r"attn|attention", re.IGNORECASE)
-# What is named after attention, but is not the self-attention: its norms and dropouts, and attention to an encoder.
-NOT_ATTENTION = re.compile(r"norm|ln|drop|cross|encdec|multihead_attn", re.IGNORECASE)
+from tsemon.probes.naming import (
+    is_called,
+    is_mixer,
+    is_norm,
+    is_self_attention,
+    named_inside,
+    names_attention,
+    names_feed_forward,
+)
+from tsemon.probes.stacks import (
+    CONTAINERS,
+    Parts,
+    Stack,
+    Unit,
+    find_stacks,
+    frozen_twins,
+    has_feed_forward,
+    holds_norm,
+    may_be_block,
+    mixers,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +46,9 @@ class Block:
     name: str
     """Where it is in the model; of a module that several layers share, also which of them: "layer (2 of 12)"."""
     number: int
-    """Its place in the depth of the whole model, from 0; in a pipeline's later stage the first block is not 0."""
+    """Its number in the whole model, from 0; in a pipeline's later stage the first block is not 0."""
+    entry: int
+    """The entry of its output in arrays of activations. The entry before it is its input."""
     module: nn.Module
     attention: nn.Module | None
     deescalation: nn.Module | None
@@ -40,6 +58,18 @@ class Block:
     """Whether hidden states are (tokens, batch, width), as in `torch.nn` modules with `batch_first=False`."""
     stack: int
     """Which of the model's stacks it belongs to: 0, and 1 for the decoder behind an encoder."""
+    width: int | None
+    """D, the size of the last axis of its hidden states; None if no layer shows it."""
+    parts: Parts | None = None
+    """Where to listen instead if `module` is a container that is never called."""
+
+
+class Found(NamedTuple):
+    blocks: list[Block]
+    left_out: list[str]
+    """A sentence on each stack that is not measured."""
+    paths: list[tuple[str, int]]
+    """Path of each stack in the model, and its number of blocks."""
 
 
 def find_blocks(
@@ -47,38 +77,82 @@ def find_blocks(
     blocks: Sequence[nn.Module | str] | None = None,
     attention: Sequence[nn.Module | str] | None = None,
 ) -> list[Block]:
-    """The model's blocks in depth order.
+    """Return the model's blocks in depth order, see `discover`."""
+    return discover(model, blocks, attention).blocks
 
-    A stack is a `ModuleList` or `Sequential` whose children are of one class and each hold a self-attention; several
-    stacks (an encoder and a decoder) follow each other. `blocks` and `attention` name modules instead, by dotted name or
-    as modules, for models where that does not hold. A module that is applied several times (ALBERT, Universal
-    Transformers) is as many blocks; `blocks` names it once for each. Raises NoBlocksFound, or InvalidArgument for a name
-    that is not in the model.
+
+def discover(
+    model: nn.Module,
+    blocks: Sequence[nn.Module | str] | None = None,
+    attention: Sequence[nn.Module | str] | None = None,
+) -> Found:
+    """Find the model's blocks, stack by stack and in each in depth order.
+
+    A stack is a ModuleList, Sequential or ModuleDict of modules that mix tokens. Several stacks (encoder and decoder, two
+    towers) follow each other. A stack without trainable parameters beside one of the same structure that trains is a
+    teacher or a reference model and is left out. A module that is applied several times (ALBERT, Universal Transformers)
+    is as many blocks.
+
+    Args:
+        model: The model, or one stage of it.
+        blocks: The blocks in depth order, as dotted names or modules, for models where they are not found. A block that
+            is applied several times is listed once for each.
+        attention: The self-attention of each block, in the same way.
+
+    Raises:
+        NoBlocksFound: The model has no stack, or one whose hidden states no module receives.
+        InvalidArgument: A name is not in the model, a module in `blocks` is never called, or the lengths differ.
     """
     names = {id(module): name for name, module in model.named_modules()}
+    stacks = find_stacks(model)
     if blocks is not None:
-        found, stacks = [_resolve(model, names, entry) for entry in blocks], [0] * len(blocks)
+        found, numbers = _given(model, names, stacks, blocks)
+        left_out = []
     else:
+        twins = frozen_twins(model, stacks)
+        left_out = [_why_left_out(stack, twins[stack.path]) for stack in stacks if stack.path in twins]
+        stacks = [stack for stack in stacks if stack.path not in twins]
+        left_out += [_why_undecided(stack) for stack in stacks if not _can_listen(stack)]
+        stacks = [stack for stack in stacks if _can_listen(stack)]
         # A list may hold one module several times, once for each time that it is applied.
-        numbered = [(child, number) for number, stack in enumerate(_stacks(model)) for child in stack]
-        numbered = [layer for layer in numbered for _ in range(_num_applications(model, len(numbered)))]
-        found, stacks = [child for child, _ in numbered], [number for _, number in numbered]
+        numbered = [(unit, number) for number, stack in enumerate(stacks) for unit in stack.units]
+        numbered = _applied(model, numbered)
+        found, numbers = [unit for unit, _ in numbered], [number for _, number in numbered]
     if not found:
-        raise NoBlocksFound(_describe_candidates(model))
+        raise NoBlocksFound(_describe_candidates(model, left_out))
     if attention is None:
-        attentions = [_self_attention(block) for block in found]
+        attentions = [self_attention(unit.module) for unit in found]
     elif len(attention) == len(found):
         attentions = [_resolve(model, names, entry) for entry in attention]
     else:
         raise InvalidArgument(
             f"attention= needs one module per block: there are {len(found)} blocks, got {len(attention)} attentions"
         )
-    return [
-        Block(name, number, module, attended, _deescalation(module), _has_tokens_first(module), stack)
-        for number, (name, module, attended, stack) in enumerate(
-            zip(_names(found, names), found, attentions, stacks, strict=True)
-        )
-    ]
+    if len([*itertools.groupby(numbers)]) > len({*numbers}):
+        numbers = [-1] * len(found)  # stacks that take turns are one depth, whatever lists their blocks are kept in
+    sizes = Counter(numbers)
+    order = {number: place for place, number in enumerate(sorted(sizes))}
+    starts = {number: place for place, number in enumerate(sizes)}
+    listed = zip(_names(found, names), found, attentions, numbers, strict=True)
+    return Found(
+        [
+            Block(
+                name=name,
+                number=number,
+                entry=number + starts[stack] + 1,
+                module=unit.module,
+                attention=attended,
+                deescalation=_deescalation(unit.module),
+                tokens_first=_has_tokens_first(unit.module),
+                stack=order[stack],
+                width=_hidden_width(unit.module, attended),
+                parts=unit.parts,
+            )
+            for number, (name, unit, attended, stack) in enumerate(listed)
+        ],
+        left_out,
+        [(stacks[number].path if number >= 0 else "", size) for number, size in sizes.items()],
+    )
 
 
 def path_to_gate(model: nn.Module, blocks: Sequence[Block]) -> list[nn.Module]:
@@ -143,24 +217,39 @@ def widths(linear: nn.Module) -> tuple[int, int]:
     return weight.shape[0], weight.shape[1]
 
 
-def hidden_width(block: Block) -> int | None:
-    """D, which is what the first linear layer of the self-attention takes."""
-    if block.attention is None:
-        return None
-    return next((widths(module)[0] for module in block.attention.modules() if is_linear(module)), None)
+def _hidden_width(block: nn.Module, attention: nn.Module | None) -> int | None:
+    """Return the input width of the attention's first linear layer, or else of the first norm outside of mixers."""
+    if attention is not None:
+        return next((widths(module)[0] for module in attention.modules() if is_linear(module)), None)
+    mixing = {module for mixer in mixers(block) for module in mixer.modules()}
+    weights = (held(module, "weight") for module in block.modules() if is_norm(module) and module not in mixing)
+    outside = (module for module in block.modules() if module not in mixing)
+    convolved = (module.in_channels for module in outside if isinstance(module, nn.Conv1d))
+    return next((weight.shape[-1] for weight in weights if weight is not None), next(convolved, None))
 
 
 def innermost_attention(attention: nn.Module) -> nn.Module:
     """What computes attention in a module that is called so but may do more: add the residual, normalise the sum."""
-    inner = _self_attention(attention)
+    inner = self_attention(attention)
     if inner is None or not any(is_linear(module) for module in inner.children()):
         return attention
     return innermost_attention(inner)
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether the module, or a part of it, is compiled: what is changed in it then is compiled again."""
-    return any(runs_compiled(part) for part in module.modules())
+    """True if the module or a part of it is compiled: a change in it would compile it again."""
+    return any(map(runs_compiled, walk(module)))
+
+
+def walk(module: nn.Module) -> Iterable[nn.Module]:
+    """The same as `module.modules()`, without the names that it makes: several times as fast."""
+    found: dict[nn.Module, None] = {}
+    waiting = [module]
+    while waiting:
+        if (module := waiting.pop()) not in found:
+            found[module] = None
+            waiting += [child for child in reversed(module._modules.values()) if child is not None]
+    return found.keys()
 
 
 def runs_compiled(module: nn.Module) -> bool:
@@ -182,6 +271,12 @@ def compiled_around(modules: Sequence[nn.Module]) -> list[nn.Module]:
     return [wrapper for _, wrapper in inside if wrapper not in modules]
 
 
+def has_compiled() -> bool:
+    """Whether torch.compile has compiled any code in this process: else nothing was called past its hooks."""
+    utils = getattr(sys.modules.get("torch._dynamo"), "utils", None)
+    return bool(getattr(utils, "counters", {}).get("frames"))
+
+
 class _Eager(threading.local):
     is_forced = False
 
@@ -201,58 +296,87 @@ def eagerly() -> Iterator[None]:
         _eager.is_forced = False
 
 
-def _stacks(module: nn.Module) -> Iterator[nn.ModuleList | nn.Sequential]:
-    """Outermost stacks first to last in the order of registration; nothing inside a stack counts again."""
-    if _is_stack(module):
-        yield module
-    else:
-        for child in module.children():
-            yield from _stacks(child)
+def self_attention(block: nn.Module) -> nn.Module | None:
+    """The shallowest submodule that is a self-attention, by its class or by its place; None if several are summed."""
+    candidates = [(path, module) for path, name, module in named_inside(block) if is_self_attention(name, module)]
+    # A whole layer may be called after its attention (Zamba2's `AttentionDecoderLayer`).
+    candidates = [(path, m) for path, m in candidates if not has_feed_forward(m) or self_attention(m) is None]
+    if not candidates:
+        return None
+    path, module = min(candidates, key=lambda candidate: candidate[0].count("."))
+    beside = [other for other, _ in candidates if _without_index(other) == _without_index(path)]
+    return module if len(beside) == 1 or not is_called(block) else None
 
 
-def _is_stack(module: nn.Module) -> TypeGuard[nn.ModuleList | nn.Sequential]:
-    children = list(module.children())
+def _without_index(path: str) -> list[str]:
+    return ["#" if part.isdecimal() else part for part in path.split(".")]
+
+
+def _applied(model: nn.Module, layers: list[tuple[Unit, int]]) -> list[tuple[Unit, int]]:
+    """Each layer as often as it is applied: ALBERT's config tells that it has fewer groups of layers than it applies."""
+    for config in (getattr(module, "config", None) for module in model.modules()):
+        num_applied, num_groups = getattr(config, "num_hidden_layers", 0), getattr(config, "num_hidden_groups", 0)
+        if num_groups and num_applied % num_groups == 0 and len(layers) % num_groups == 0:
+            size = len(layers) // num_groups
+            groups = [layers[start : start + size] for start in range(0, len(layers), size)]
+            return [layer for group in groups for _ in range(num_applied // num_groups) for layer in group]
+    return layers
+
+
+def _names(found: Sequence[Unit], names: dict[int, str]) -> Iterator[str]:
+    """The module's name; of a module that is several layers, also which of them."""
+    total, so_far = Counter(id(unit.module) for unit in found), Counter[int]()
+    for unit in found:
+        key = id(unit.module)
+        so_far[key] += 1
+        yield names.get(key, unit.name) + (f" ({so_far[key]} of {total[key]})" if total[key] > 1 else "")
+
+
+def _given(
+    model: nn.Module, names: dict[int, str], stacks: Sequence[Stack], blocks: Sequence[nn.Module | str]
+) -> tuple[list[Unit], list[int]]:
+    """The blocks that are given, and the number of the stack of each; -1 if it is not known."""
+    known = {id(unit.module): (unit, number) for number, stack in enumerate(stacks) for unit in stack.units}
+    modules = [_resolve(model, names, entry) for entry in blocks]
+    for module in modules:
+        if not is_called(module) and (id(module) not in known or not holds_norm(known[id(module)][0])):
+            raise InvalidArgument(_why_never_called(module, names, stacks))
+    units = [
+        Unit(names[id(module)], module, None if is_called(module) else known[id(module)][0].parts) for module in modules
+    ]
+    numbers = [known[id(module)][1] if id(module) in known else -1 for module in modules]
+    return units, [-1] * len(units) if -1 in numbers else numbers
+
+
+def _why_never_called(module: nn.Module, names: dict[int, str], stacks: Sequence[Stack]) -> str:
+    name = names[id(module)]
+    inside = next((stack.units for stack in stacks if stack.path == name and stack.path), ())
+    callable_inside = [unit.name for unit in inside if is_called(unit.module)]
+    example = f": blocks=[{_examples(callable_inside)}]" if callable_inside else ""
     return (
-        isinstance(module, nn.ModuleList | nn.Sequential)
-        and len({type(child) for child in children}) == 1
-        and all(_self_attention(child) is not None for child in children)
+        f"blocks= must name modules that are called, but {name!r} is a {type(module).__name__}, which has no forward and "
+        f"passes no hidden states. Name the modules in the model that take and return hidden states{example}"
     )
 
 
-def _num_applications(model: nn.Module, num_found: int) -> int:
-    """How often each module is applied in a row: ALBERT's config tells that it has fewer groups of weights than layers."""
-    for config in (getattr(module, "config", None) for module in model.modules()):
-        num_layers = getattr(config, "num_hidden_layers", 0)
-        if num_found and getattr(config, "num_hidden_groups", 0) == num_found and num_layers % num_found == 0:
-            return int(num_layers // num_found)
-    return 1
+def _can_listen(stack: Stack) -> bool:
+    modules = [unit.module for unit in stack.units]
+    uncalled = [unit for unit in stack.units if unit.parts is not None]
+    return not uncalled or (all(map(holds_norm, uncalled)) and len({*modules}) == len(modules))
 
 
-def _names(found: list[nn.Module], names: dict[int, str]) -> Iterator[str]:
-    """The module's name; of a module that is several layers, also which of them."""
-    total, so_far = Counter(map(id, found)), Counter[int]()
-    for module in found:
-        so_far[id(module)] += 1
-        suffix = f" ({so_far[id(module)]} of {total[id(module)]})" if total[id(module)] > 1 else ""
-        yield names[id(module)] + suffix
+def _why_undecided(stack: Stack) -> str:
+    unit = stack.units[0]
+    return (
+        f"The modules in {stack.path} ({len(stack.units)} x {type(unit.module).__name__}) are never called themselves, and "
+        "no norm in them receives the hidden state; write each block as a module whose forward returns the hidden state"
+    )
 
 
-def _self_attention(block: nn.Module) -> nn.Module | None:
-    """The shallowest submodule that is called attention, by its class or by its place."""
-    candidates = [
-        (name.count("."), module)
-        for name, module in block.named_modules()
-        if name and _is_called_attention(name.rpartition(".")[2], module)
-    ]
-    return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
-
-
-def _is_called_attention(name: str, module: nn.Module) -> bool:
-    if isinstance(module, nn.ModuleList | nn.Linear) or NOT_ATTENTION.search(name):
-        return False
-    class_name = type(module).__name__
-    return bool(ATTENTION_NAME.search(name) or ATTENTION_NAME.search(class_name)) and not NOT_ATTENTION.search(
-        class_name
+def _why_left_out(stack: Stack, twin: str) -> str:
+    return (
+        f"{stack.path} ({len(stack.units)} blocks): nothing in it trains, and {twin} has the same structure, so it is "
+        "taken for a teacher or a reference model; to measure it, name its blocks in blocks="
     )
 
 
@@ -276,19 +400,81 @@ def _resolve(model: nn.Module, names: dict[int, str], entry: nn.Module | str) ->
         raise InvalidArgument(f"the model has no module named {entry!r}: {error}") from error
 
 
-def _describe_candidates(model: nn.Module) -> str:
-    lists = {name: _kinds(m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m)}
-    found = ", ".join(f"{name} ({kinds})" for name, kinds in lists.items())
+def _describe_candidates(model: nn.Module, undecided: Sequence[str]) -> str:
+    lists = dict(_outermost_lists(model, ""))
+    found = ", ".join(f"{name or 'the model itself'} ({_kinds(m.children())})" for name, m in lists.items())
     nearest = f"the lists of modules in it are {found}" if lists else "it holds no list of modules"
-    children = [name for name, _ in model.named_children()]
-    examples = [*(f"{name}.0".lstrip(".") for name in lists), *children]
-    example = f"{examples[0]!r}, ..." if examples else "..."
+    candidates = _holders_of_mixers(model) or next(filter(None, map(_candidates, lists, lists.values())), [])
+    if undecided:
+        advice = "; ".join(undecided)
+    elif (unregistered := _unregistered(model)) is not None:
+        advice = (
+            f"{unregistered} holds modules in a plain Python container, so they are no part of the model, nor are their "
+            "parameters among its parameters: make it an nn.ModuleList"
+        )
+    elif candidates:
+        advice = f"If these are its blocks, name them: attach(..., blocks=[{_examples(candidates)}])"
+    else:
+        advice = (
+            "Modules that are made in forward are no part of the model: make them in __init__. If the model has blocks, "
+            "name the modules whose forward takes and returns hidden states (batch, tokens, width), in depth order: "
+            "attach(..., blocks=[...])"
+        )
     return (
-        f"found no transformer blocks in {type(model).__name__}: expected a ModuleList or Sequential whose modules are of "
-        f"one class and each hold a self-attention; {nearest}. Name the blocks: attach(..., blocks=[{example}])"
+        f"found no transformer blocks in {type(model).__name__}: expected a ModuleList, Sequential or ModuleDict of modules "
+        f"that each mix tokens; {nearest}. {advice}"
     )
+
+
+def _outermost_lists(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    if isinstance(module, CONTAINERS) and len(module) > 0:
+        yield path, module
+        return
+    for name, child in module.named_children():
+        yield from _outermost_lists(child, f"{path}.{name}".lstrip("."))
+
+
+def _unregistered(model: nn.Module) -> str | None:
+    """Path of a list or tuple of several modules of one class, each made of several, that are no part of the model."""
+    known = set(model.modules())
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            items = value if isinstance(value, list | tuple) else ()
+            strange = [item for item in items if isinstance(item, nn.Module) and item not in known]
+            if len(strange) > 1 and len({*map(type, strange)}) == 1 and may_be_block(strange[0]):
+                return f"{path}.{name}".lstrip(".")
+    return None
+
+
+def _holders_of_mixers(model: nn.Module) -> list[str]:
+    """Names of modules of one class that each hold an attention or the like and at least two further layers."""
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if name
+        and is_called(module)
+        and has_feed_forward(module)
+        and any(itertools.starmap(is_mixer, module.named_children()))
+    }
+    is_nested = any(name.startswith(f"{other}.") for name in found for other in found)
+    return [] if is_nested or len({*map(type, found.values())}) > 1 else list(found)
+
+
+def _candidates(path: str, container: nn.Module) -> list[str]:
+    """Names of modules of one class that may be blocks: they are called, and made of several layers."""
+    children = dict(container.named_children())
+    are_alike = len({*map(type, children.values())}) == 1 and len(children) > 1
+    name = next((part for part in reversed(path.split(".")) if not part.isdecimal()), "")
+    is_part = names_feed_forward(name.removesuffix("s")) or names_attention(name)
+    if not are_alike or is_part or not all(map(may_be_block, children.values())):
+        return []
+    return [f"{path}.{name}".lstrip(".") for name in children]
+
+
+def _examples(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:2])) + (", ..." if len(names) > 2 else "")
 
 
 def _kinds(modules: Iterable[nn.Module]) -> str:
     kinds = [type(module).__name__ for module in modules]
-    return f"{len(kinds)} x {kinds[0]}" if len(set(kinds)) == 1 else ", ".join(kinds)
+    return f"{len(kinds)} x {kinds[0]}" if len({*kinds}) == 1 else ", ".join(kinds)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tsemon.errors import InvalidArgument
-from tsemon.probes.discovery import eagerly
+from tsemon.probes.discovery import eagerly, has_compiled
 from tsemon.probes.held import HeldBatch
 from tsemon.probes.hooks import full_precision
 from tsemon.probes.stand_in import stand_in
@@ -43,8 +43,15 @@ class ExtraPass:
         self.why_not: str | None = None
         """Why the last pass that was asked for did not come about."""
 
-    def run(self, prepare: Prepare, scale: float = 1.0) -> None:
+    def run(
+        self,
+        prepare: Prepare,
+        scale: float = 1.0,
+        change: Callable[[], Callable[[Tensor], Tensor]] = lambda: Tensor.clone,
+    ) -> None:
         """Run a stand-in with all parameters times `scale`; `prepare` may hook it, and is called for each try.
+
+        change: makes a function that copies each tensor of the inputs.
 
         Raises what the model raises, unless the whole batch runs where its beginning did not.
         """
@@ -53,7 +60,7 @@ class ExtraPass:
         self.why_not = _why_impossible(self._held)
         while self.why_not is None:
             try:
-                self._pass(prepare, scale)
+                self._pass(prepare, scale, change())
                 return
             except Exception as error:
                 # What does not fit into memory will not fit in larger.
@@ -61,7 +68,7 @@ class ExtraPass:
                     self._fail(error)
                     raise
 
-    def _pass(self, prepare: Prepare, scale: float) -> None:
+    def _pass(self, prepare: Prepare, scale: float, change: Callable[[Tensor], Tensor]) -> None:
         model, inputs = self._held.module, self._held.inputs
         if inputs is not None:
             with _undisturbed(model):
@@ -71,7 +78,7 @@ class ExtraPass:
                     self._num_failures, self.why_not = MAX_FAILURES, f"there is no stand-in for the model: {error}"
                     return
                 prepare(modules)
-                copied = inputs.map(Tensor.clone)
+                copied = inputs.map(change)
                 modules[model](*copied.args, **copied.kwargs)
             self._held.accept()
 
@@ -88,9 +95,12 @@ def _why_impossible(held: HeldBatch) -> str | None:
     if "FullyShardedDataParallel" in modules or any(map(_is_sharded, held.module.parameters())):
         return "its parameters are sharded over processes, so an extra pass would have to gather them"
     if held.inputs is None:
+        caller = (
+            "a function that torch.compile made calls it" if has_compiled() else "another method than forward is called"
+        )
         return held.why_not or (
             f"no training pass came through {type(held.module).__name__} since attach, so no sequences are held for an "
-            "extra pass (is it compiled? Attach what torch.compile returned, or give attach(..., probe_batch=...))"
+            f"extra pass. If {caller}, give attach(..., probe_batch=...)"
         )
     return None
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from tsemon.probes.discovery import Block, held
+from tsemon.probes.discovery import Block, held, walk
 
 OTHER, EMBEDDING, HEAD = -3, -2, -1
 """The groups behind those of the blocks: what belongs to no block, and the two ends. They count from the end."""
@@ -22,56 +22,57 @@ EMBEDDING_NAME = re.compile(r"emb|^pos(ition)?s?($|_)")
 
 
 def group_parameters(model: nn.Module, blocks: Sequence[Block]) -> dict[int, list[nn.Parameter]]:
-    """Parameters by block, then the rest, the embeddings and the output head; each once, scalars left out.
+    """Return the parameters by block, then the rest, the embeddings and the output head; each once.
 
-    Embeddings are what `nn.Embedding` holds, and parameters outside the blocks that are by themselves and are named after
-    an embedding or a position (`pos_embed`). What is tied to an embedding is an embedding.
+    A block has all of its parameters, tables of relative positions and scalars among them. Outside the blocks scalars do
+    not count, and embeddings are what `nn.Embedding` holds and parameters that are by themselves and are named after an
+    embedding or a position (`pos_embed`). A parameter that is tied to such an embedding counts as embedding.
     """
     groups: dict[int, list[nn.Parameter]] = {}
     seen: set[int] = set()
+    if not all(p.is_meta for p in _parameters(model)):  # some are not materialized, and have no values
+        seen = {id(p) for p in _parameters(model) if p.is_meta}
     head = output_head(model, blocks)
     for group, parameters in (
         (EMBEDDING, _embeddings(model, blocks)),
-        *((block.number, block.module.parameters()) for block in blocks),
-        (HEAD, () if head is None or is_tied(model, head) else head.parameters()),
-        (OTHER, model.parameters()),
+        *((block.number, _parameters(block.module)) for block in blocks),
+        (HEAD, () if head is None or is_tied(model, head) else _parameters(head)),
+        (OTHER, _parameters(model)),
     ):
         for parameter in parameters:
             if id(parameter) in seen or isinstance(parameter, UninitializedParameter):
                 continue
-            if parameter.numel() > 1 and parameter.is_floating_point():
+            if (parameter.numel() > 1 or group >= 0) and parameter.is_floating_point():
                 seen.add(id(parameter))
                 groups.setdefault(group, []).append(parameter)
     return groups
 
 
 def output_head(model: nn.Module, blocks: Sequence[Block]) -> nn.Module | None:
-    """What the model itself calls its output embeddings; else the last linear layer outside the blocks that is named so."""
+    """Return the model's output embeddings, or else the last linear layer outside the blocks with a usual name."""
     with suppress(Exception):  # some models have it, and raise
         if isinstance(named := model.get_output_embeddings(), nn.Module):  # type: ignore[operator]
             return named
-    inside = _inside(blocks)
-    heads = [
-        module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and id(module) not in inside and HEAD_NAME.search(name)
-    ]
+    inside = {part for block in blocks for part in walk(block.module)}
+    found = (
+        (name, module) for name, module in _outside(model, {block.module for block in blocks}) if module not in inside
+    )
+    heads = [module for name, module in found if isinstance(module, nn.Linear) and HEAD_NAME.search(name)]
     return heads[-1] if heads else None
 
 
 def is_tied(model: nn.Module, head: nn.Module) -> bool:
-    """Whether the head's weight is that of an embedding."""
+    """True if the head shares its weight with an embedding."""
     weight = held(head, "weight")
     return weight is not None and any(
-        weight is held(module, "weight") for module in model.modules() if isinstance(module, nn.Embedding)
+        weight is held(module, "weight") for module in walk(model) if isinstance(module, nn.Embedding)
     )
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of it that is in this process, detached; it may be empty."""
+    """The part of it that is in this process; it may be empty."""
     held: Any = tensor
-    kept: Tensor = held.to_local() if is_sharded(tensor) else held
-    return kept.detach()
+    return held.to_local() if is_sharded(tensor) else held  # type: ignore[no-any-return]
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -92,14 +93,21 @@ def share(parameter: Tensor, num_ranks: int) -> float:
 
 
 def _embeddings(model: nn.Module, blocks: Sequence[Block]) -> Iterator[nn.Parameter]:
-    inside = _inside(blocks)
-    for module in model.modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            yield from module.parameters(recurse=False)
-        elif id(module) not in inside:
-            own = module.named_parameters(recurse=False)
-            yield from (parameter for name, parameter in own if EMBEDDING_NAME.search(name))
+    for _, module in _outside(model, {block.module for block in blocks}):
+        is_embedding = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        for name, parameter in module._parameters.items():
+            if parameter is not None and (is_embedding or EMBEDDING_NAME.search(name)):
+                yield parameter
 
 
-def _inside(blocks: Sequence[Block]) -> set[int]:
-    return {id(module) for block in blocks for module in block.module.modules()}
+def _outside(module: nn.Module, blocks: set[nn.Module], name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The modules that the model holds outside its blocks, whether or not a block holds them, too, and their names."""
+    if module not in blocks:
+        yield name, module
+        for child_name, child in module.named_children():
+            yield from _outside(child, blocks, f"{name}.{child_name}" if name else child_name)
+
+
+def _parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    for part in walk(module):
+        yield from (p for p in part._parameters.values() if p is not None)

@@ -6,13 +6,15 @@ import copy
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 Context = Callable[[], AbstractContextManager[object]]
@@ -31,8 +33,14 @@ class ThreadState:
 
     def __init__(self) -> None:
         self.is_grad_enabled = torch.is_grad_enabled()
-        self._has_autocast = {device: torch.is_autocast_enabled(device) for device in ("cpu", "cuda")}
+        self._autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
         self._depth_of_autocast = depth_of_autocast()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether neither autocast nor a mode of torch.utils._python_dispatch is on."""
+        has_modes = torch._C._len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
+        return not (has_modes or any(self._autocast))
 
     def put_back(self) -> None:
         if torch.is_grad_enabled() != self.is_grad_enabled:
@@ -40,7 +48,7 @@ class ThreadState:
         # While it is not back at zero, autocast keeps the weights that it has cast, also when they have changed since.
         for _ in range(depth_of_autocast() - self._depth_of_autocast):
             torch.autocast_decrement_nesting()
-        for device, was_enabled in self._has_autocast.items():
+        for device, was_enabled in zip(("cpu", "cuda"), self._autocast, strict=True):
             if torch.is_autocast_enabled(device) != was_enabled:
                 torch.set_autocast_enabled(device, was_enabled)
 
@@ -68,18 +76,28 @@ class Guard:
 
     def run(self, hook: Callable[..., None], *args: Any) -> None:
         """Call `hook` out of sight, count its time, and contain whatever goes wrong in it."""
-        with self._counted():
+        start, span = time.perf_counter(), self._begin()
+        self._depth += 1
+        try:
             self.contain(hook, *args)
+        finally:
+            self._end(start, span)
 
     def contain(self, hook: Callable[..., None], *args: Any) -> None:
         """The same without counting: while ranks wait for each other, it is not tsemon that takes the time."""
         state = ThreadState()
         self.is_grad_enabled = state.is_grad_enabled
         try:
-            # The user's modes must not see our operations: selective checkpointing would keep our tensors for the
-            # model's, a mode that simulates quantisation would draw from the random state.
-            with torch.no_grad(), full_precision(), _disable_current_modes(), torch._C.DisableTorchFunction():
-                hook(*args)
+            # It is put back with the rest. A context manager would cost more than most hooks, and many run in a step.
+            torch._C._set_grad_enabled(False)
+            with torch._C.DisableTorchFunction():
+                if state.is_plain:
+                    hook(*args)
+                    return
+                # The user's modes must not see our operations: selective checkpointing would keep our tensors for the
+                # model's, a mode that simulates quantization would draw from the random state.
+                with full_precision(), _disable_current_modes():
+                    hook(*args)
         except Exception as error:
             self.on_fault(error)
         finally:
@@ -88,31 +106,27 @@ class Guard:
     def run_model(self, function: Callable[..., None], *args: Any) -> None:
         """Call what calls the model, counted and contained as well; a model may need modes that a hook must not meet."""
         state = ThreadState()
-        try:
-            with self._counted():
-                function(*args)
-        except Exception as error:
-            self.on_fault(error)
-        finally:
-            state.put_back()
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
         start, span = time.perf_counter(), self._begin()
         self._depth += 1
         try:
-            yield
+            function(*args)
+        except Exception as error:
+            self.on_fault(error)
         finally:
-            self._depth -= 1
-            if self._depth == 0:
-                self.cost_s += time.perf_counter() - start
-            if span is not None:
-                span[1].record()
+            self._end(start, span)
+            state.put_back()
 
     def take_spans(self) -> list[Span]:
         """Where on the device's own clock hooks ran since the last call: its time passes after the launch."""
         spans, self._spans = self._spans, []
         return spans
+
+    def _end(self, start: float, span: Span | None) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.cost_s += time.perf_counter() - start
+        if span is not None:
+            span[1].record()
 
     def _begin(self) -> Span | None:
         if not self._is_on_cuda or self._depth or len(self._spans) >= MAX_SPANS:
@@ -149,8 +163,9 @@ class Hooks:
     def before(self, module: nn.Module, hook: Callable[..., None]) -> None:
         """Call hook(module, args, kwargs) before the module's forward."""
         if (runs := self._that_runs(module)) is not None:
-            guarded = Guarded(self, functools.partial(_as, module, hook))
-            self._handles.append(runs.register_forward_pre_hook(guarded, with_kwargs=True))
+            guarded = ModuleHook(self, hook, module, runs, "_forward_pre_hooks")
+            guarded.id = runs.register_forward_pre_hook(guarded, with_kwargs=True).id
+            self._handles.append(guarded)
 
     def before_compiled(self, module: nn.Module, hook: Callable[..., None]) -> None:
         """The same for a module that was compiled in place: its own hooks are inside the graph, or left out of it."""
@@ -158,11 +173,15 @@ class Hooks:
         module._compiled_call_impl = called
         self._called.append((module, called))
 
-    def after(self, module: nn.Module, hook: Callable[..., None]) -> None:
-        """Call hook(module, args, kwargs, output) after the module's forward, unless that raised."""
+    def after(self, module: nn.Module, hook: Callable[..., None], *, first: bool = False) -> None:
+        """Call hook(module, args, kwargs, output) after the module's forward, unless that raised.
+
+        `first`: before the hooks that the module has already.
+        """
         if (runs := self._that_runs(module)) is not None:
-            guarded = Guarded(self, functools.partial(_as, module, hook))
-            self._handles.append(runs.register_forward_hook(guarded, with_kwargs=True))
+            guarded = ModuleHook(self, hook, module, runs, "_forward_hooks")
+            guarded.id = runs.register_forward_hook(guarded, with_kwargs=True, prepend=first).id
+            self._handles.append(guarded)
 
     def within(self, module: nn.Module, context: Context) -> None:
         """Run the module's forward within `context()`.
@@ -182,6 +201,36 @@ class Hooks:
         """Call before(optimizer, args, kwargs) and after(optimizer, args, kwargs) around the optimizer's step."""
         self._handles.append(optimizer.register_step_pre_hook(Guarded(self, before)))
         self._handles.append(optimizer.register_step_post_hook(Guarded(self, after)))
+
+    def after_any_step(self, hook: Callable[..., None]) -> None:
+        """Call hook(optimizer, args, kwargs) after the step of every optimizer in this process."""
+        self._handles.append(register_optimizer_step_post_hook(Guarded(self, hook)))
+
+    def accumulated(self, parameters: Iterable[nn.Parameter], hook: Callable[[nn.Parameter], None]) -> None:
+        """Call hook(parameter) when a backward pass has added to a gradient, before all other hooks of this kind.
+
+        The hook runs unguarded, because there is one per parameter: it must be fast and must not raise.
+        """
+        self._handles.append(accumulated := Accumulated(self, hook))
+        for parameter in parameters:
+            accumulated.listen(parameter)
+
+    def around_call(
+        self,
+        owner: Any,
+        name: str,
+        *,
+        before: Callable[..., None] | None = None,
+        after: Callable[..., None] | None = None,
+    ) -> None:
+        """Call before(*args) and after(*args) around every call of the function `owner.name` of a module or class."""
+        if callable(function := vars(owner).get(name)):
+            around = function if isinstance(function, CalledAround) else _called_around(owner, name, function)
+            setattr(owner, name, around)
+            for hooks, hook in ((around.before, before), (around.after, after)):
+                if hook is not None:
+                    hooks.append(guarded := Guarded(self, hook))
+                    self._handles.append(CallHandle(around, hooks, guarded))
 
     def _that_runs(self, module: nn.Module) -> nn.Module | None:
         """None for a wrapper around what has a stand-in: it does not run."""
@@ -206,11 +255,6 @@ class Hooks:
             self._called.pop()
 
 
-def _as(module: nn.Module, hook: Callable[..., None], _: nn.Module, *rest: Any) -> None:
-    """Call the hook with the module that it was meant for, whatever stood in for it."""
-    hook(module, *rest)
-
-
 class CalledCompiled:
     """Stands in for the compiled call of a module, and tells a hook of it. It is never traced, copied or pickled."""
 
@@ -233,6 +277,72 @@ class CalledCompiled:
             if outer._compiled is self:
                 outer._compiled = self._compiled
             outer = outer._compiled
+
+
+class Accumulated:
+    """The hook of many parameters, and its own handle."""
+
+    def __init__(self, hooks: Hooks, hook: Callable[[nn.Parameter], None]) -> None:
+        self._hooks, self._generation = hooks, hooks.generation
+        self._hook = hook
+        self._ids: dict[Any, int] = {}
+
+    def listen(self, parameter: Any) -> None:
+        self._ids[parameter] = parameter.register_post_accumulate_grad_hook(self).id
+        parameter._post_accumulate_grad_hooks.move_to_end(self._ids[parameter], last=False)
+
+    def __call__(self, parameter: nn.Parameter) -> None:
+        if not torch.compiler.is_compiling() and self._generation == self._hooks.generation:
+            self._hook(parameter)
+
+    def remove(self) -> None:
+        for parameter, own in self._ids.items():
+            hooks = parameter._post_accumulate_grad_hooks or {}
+            hooks.pop(own, None)
+            if not hooks:  # an empty dict would still be looked at in every backward pass
+                parameter._post_accumulate_grad_hooks = None
+
+
+class CalledAround:
+    """Replaces a function of a module or class while one or several monitors have hooks around its calls."""
+
+    def __init__(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        self.owner, self.name, self.function = owner, name, function
+        self.before: list[Guarded] = []
+        self.after: list[Guarded] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.function(*args, **kwargs)
+        for hook in tuple(self.before):
+            hook(*args)
+        result = self.function(*args, **kwargs)
+        for hook in tuple(self.after):
+            hook(*args)
+        return result
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+
+@functools.lru_cache(maxsize=64)  # compiled code that looks the function up must find the same object each time
+def _called_around(owner: Any, name: str, function: Callable[..., Any]) -> CalledAround:
+    return CalledAround(owner, name, function)
+
+
+class CallHandle(NamedTuple):
+    """Removes one hook around a call, and puts the function back with the last one."""
+
+    around: CalledAround
+    hooks: list[Guarded]
+    hook: Guarded
+
+    def remove(self) -> None:
+        around = self.around
+        if self.hook in self.hooks:
+            self.hooks.remove(self.hook)
+        if not (around.before or around.after) and vars(around.owner).get(around.name) is around:
+            setattr(around.owner, around.name, around.function)
 
 
 class ForwardWithin:
@@ -275,12 +385,13 @@ class ForwardWithin:
 
 
 class Guarded:
-    """One hook. What is copied or pickled with a model that is hooked is a function that does nothing."""
+    """One hook. If a hooked model is copied or pickled, the copy has a function that does nothing."""
 
-    def __init__(self, hooks: Hooks, hook: Callable[..., None]) -> None:
+    def __init__(self, hooks: Hooks, hook: Callable[..., None], module: nn.Module | None = None) -> None:
+        """`module`: replaces the module that it is registered on, which may be a stand-in, in calls of the hook."""
         self._hooks = hooks
         self._generation = hooks.generation
-        self._hook = hook
+        self._hook, self._module = hook, module
 
     def __call__(self, *args: Any) -> None:
         # Traced into a graph it would break that graph, or raise where the user has forbidden breaks.
@@ -289,7 +400,7 @@ class Guarded:
             and self._generation == self._hooks.generation
             and self._hooks.are_concerned
         ):
-            self._hooks.guard.run(self._hook, *args)
+            self._hooks.guard.run(self._hook, *(args if self._module is None else (self._module, *args[1:])))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
         return nullcontext().__exit__
@@ -297,6 +408,21 @@ class Guarded:
     def __reduce__(self) -> tuple[Any, ...]:
         # From the standard library: whoever loads the model need not have tsemon.
         return getattr, (nullcontext(), "__exit__")
+
+
+class ModuleHook(Guarded):
+    """One hook of a module, and its own handle: PyTorch's handles keep Python's garbage collector busy."""
+
+    id: int
+
+    def __init__(self, hooks: Hooks, hook: Callable[..., None], module: nn.Module, runs: nn.Module, kind: str) -> None:
+        """`runs`: the module that it is registered on; `kind`: the name of the dict that it is in there."""
+        super().__init__(hooks, hook, module)
+        self._runs, self._kind = runs, kind
+
+    def remove(self) -> None:
+        for name in (self._kind, f"{self._kind}_with_kwargs"):
+            getattr(self._runs, name).pop(self.id, None)
 
 
 def is_transformed() -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tsemon.measures.inputs import BITS, hashes, overlap
 from tsemon.probes.held import Inputs
-from tsemon.probes.part import Part
+from tsemon.probes.part import NOT_CALLED, Part
 from tsemon.probes.reading import OnHost, Reading
 
 
@@ -48,7 +48,7 @@ class InputProbe(Part):
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         if self._hashes_B is not None:
             return {}
-        return {"input_overlap": self._why_missing or f"the model's inputs were not seen: {why_unseen}"}
+        return {"input_overlap": self._why_missing or f"the model's inputs were not seen: {why_unseen or NOT_CALLED}"}
 
     def _overlap(self, hashes_B: Tensor) -> Tensor:
         """Called in the order of samples. NaN in the first, which has none before it."""

@@ -22,17 +22,28 @@ class MixingProbe(AttentionPart):
         super().forget()
         self._spectra: dict[int, Tensor] = {}
 
+    def drop(self, block: Block) -> None:
+        super().drop(block)
+        self._spectra.pop(block.number, None)
+
     def look(self, block: Block, seen: Seen) -> bool:
         if seen.scores is None:
             return False
         scores = seen.scores()
-        valid_BT = self._padding.valid(block.stack, scores.size.batch, scores.size.keys)
-        valid_BT = scores.sees_itself() if valid_BT is None else valid_BT
-        if valid_BT is None:
-            valid_BT = torch.ones(1, scores.size.keys, dtype=torch.bool, device=scores.device)
         if scores.size.queries == scores.size.keys:
-            self._spectra[block.number] = spectrum(Chunks(scores.of(slice(0, 1)), valid_BT[0]))
+            valid_T = self.sequences(block, scores).of_first()
+            if valid_T is None:
+                valid_T = torch.ones(scores.size.keys, dtype=torch.bool, device=scores.device)
+            self._spectra[block.number] = spectrum(Chunks(scores.of(slice(0, 1)), valid_T))
         return True
+
+    def why_missing(self, why_unseen: str) -> dict[str, str]:
+        if differ := len(self._seen - self._spectra.keys()):
+            why = (
+                f"{differ} of {len(self._blocks)} blocks have queries and keys of different numbers, so no eigenvalues"
+            )
+            return {"spectral_gap": why} | super().why_missing(why_unseen)
+        return super().why_missing(why_unseen)
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         if not self._spectra:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import threading
 from collections.abc import Mapping, Sequence
@@ -12,14 +11,17 @@ from torch import Tensor, nn
 
 from tsemon.measures.outputs import output_variation
 from tsemon.measures.sums import Partials, counted, mean
-from tsemon.probes.discovery import Block, hidden_width, is_linear, widths
-from tsemon.probes.held import PARALLEL
+from tsemon.probes.discovery import Block, is_linear, widths
+from tsemon.probes.held import PARALLEL, Inputs
 from tsemon.probes.hooks import Hooks
-from tsemon.probes.padding import Padding
-from tsemon.probes.part import Part
+from tsemon.probes.packing import Packing
+from tsemon.probes.part import NO_TOKENS, NOT_CALLED, Part
 from tsemon.probes.reading import Reading
 
 HEAD_NAMES = ("lm_head", "head", "classifier")
+
+
+TOO_FEW = "fewer than two predictions are finite and of tokens"
 
 
 class Running(NamedTuple):
@@ -38,9 +40,9 @@ class OutputProbe(Part):
 
     METRICS = ("output_variation",)
 
-    def __init__(self, path: Sequence[nn.Module], blocks: list[Block], depth: int, padding: Padding) -> None:
+    def __init__(self, path: Sequence[nn.Module], blocks: list[Block], depth: int, packing: Packing) -> None:
         self._path = path
-        self._padding = padding
+        self._packing = packing
         self._running = set[Running]()
         super().__init__(blocks, depth)
 
@@ -57,12 +59,10 @@ class OutputProbe(Part):
         self._measured = {
             running for running in self._running if running.thread == here or type(running.module).__name__ in PARALLEL
         }
-        self._masks = copy.copy(self._padding)
 
     def forget(self) -> None:
         self._measured = set[Running]()
         """Modules through which the pass that is measured came, and that have not returned yet."""
-        self._masks = self._padding
         self._variation: Tensor | None = None
         self._why_missing: str | None = None
 
@@ -81,8 +81,11 @@ class OutputProbe(Part):
             return {"output_variation": f"{type(outermost).__name__} did not return"}
         is_last_stage = self._blocks[-1].number + 1 == self._depth
         if self._variation is not None or not is_last_stage:
-            return {}
-        return {"output_variation": self._why_missing or f"the model's output was not seen: {why_unseen}"}
+            is_undefined = (
+                self._variation is not None and self._variation.device.type == "cpu" and self._variation.isnan()
+            )
+            return {"output_variation": TOO_FEW} if is_undefined else {}
+        return {"output_variation": self._why_missing or f"the model's output was not seen: {why_unseen or NOT_CALLED}"}
 
     @functools.cached_property
     def _width(self) -> int | None:
@@ -100,11 +103,17 @@ class OutputProbe(Part):
         self._measured.discard(running)
         logits = _logits(output, self._width)
         if logits is not None:
-            self._variation = output_variation(logits, self._masks.valid(self._blocks[-1].stack, *logits.shape[:2]))
+            stack, (first, *others) = self._blocks[-1].stack, logits.shape[:-1]
+            if len(others) == 1 and first != others[0] and self._packing.has_decided(stack, others[0], first):
+                logits = logits.transpose(0, 1)  # tokens first
+            sequences = None if logits.ndim != 3 else self._packing.of_others(stack, *logits.shape[:2])
+            self._variation = output_variation(logits, None if sequences is None else sequences.valid_BT)
         elif self._variation is None:
             self._why_missing = self._why_no_logits(module, output)
 
     def _why_no_logits(self, module: nn.Module, output: Any) -> str:
+        if any(x.is_floating_point() and not x.numel() for x in Inputs((output,), {}).tensors):
+            return NO_TOKENS
         name = type(module).__name__
         head = "the model has no output head" if self._width is None else f"the output head gives {self._width}"
         return (
@@ -126,7 +135,7 @@ def _logits(output: Any, width: int | None) -> Tensor | None:
 
 def _may_be_logits(value: Any) -> TypeGuard[Tensor]:
     is_whole = isinstance(value, Tensor) and not hasattr(value, "to_local")
-    return is_whole and value.ndim >= 2 and value.is_floating_point()
+    return is_whole and value.ndim >= 2 and value.is_floating_point() and value.numel() > 0
 
 
 def _head_width(model: nn.Module, blocks: Sequence[Block]) -> int | None:
@@ -137,6 +146,6 @@ def _head_width(model: nn.Module, blocks: Sequence[Block]) -> int | None:
     given = getattr(model, "get_output_embeddings", lambda: None)()
     for head in (given, *heads, model):
         layers = [] if head is None else [m for m in head.modules() if is_linear(m) and m in set(outside.values())]
-        if layers and (classes := widths(layers[-1])[1]) != hidden_width(blocks[0]):
+        if layers and (classes := widths(layers[-1])[1]) != blocks[0].width:
             return classes
     return None

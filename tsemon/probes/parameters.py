@@ -7,7 +7,7 @@ step, and get it only where it is small.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeGuard
@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from tsemon.measures.growth import MIN_POINTS
 from tsemon.measures.linear import widened
-from tsemon.measures.parameters import cosine_of, dots, norm_of, ratio_of, squares
-from tsemon.measures.sums import COUNT, Partial, Partials
+from tsemon.measures.parameters import cosine_of, dots, joined, norm_of, ratio_of, squares
+from tsemon.measures.sums import Partials
 from tsemon.measures.updates import Update
-from tsemon.probes.coordinates import Coordinates, stride_of
-from tsemon.probes.discovery import Block
+from tsemon.probes.clipping import BeforeClipping
+from tsemon.probes.coordinates import Coordinates, Products, stride_of
+from tsemon.probes.discovery import Block, has_compiled
+from tsemon.probes.group_sums import GroupSums, MergedSums
 from tsemon.probes.groups import (
     EMBEDDING,
     HEAD,
-    NUM_ENDS,
-    OTHER,
     group_parameters,
     is_sharded,
     is_tied,
@@ -39,7 +39,7 @@ from tsemon.probes.hooks import Hooks
 from tsemon.probes.part import Part
 from tsemon.probes.query_key import Slices, queries_and_keys
 from tsemon.probes.ranks import Ranks
-from tsemon.probes.reading import OnHost, Reading, stacked
+from tsemon.probes.reading import OnHost, Reading
 from tsemon.probes.updates import after_adam, before_sgd, by_setting, follows_from_gradient, follows_from_state
 from tsemon.quantity import Where
 
@@ -47,10 +47,9 @@ MAX_COPY_BYTES = 256 * 2**20
 """Largest parameters that are copied for one step to measure an update that does not follow from the optimizer's state."""
 
 COMPARING = ("direction_cosine", "gradient_cosine")
-"""What a sample has only if there was one before."""
-
-ALL_HERE = "/here"
-"""Ends the name of the share of processes that gave the sum of the name before it: what one lacks is not the whole."""
+"""Metrics that need an earlier sample."""
+MAX_AT_ONCE = 2**22
+"""Maximum number of entries of parameters whose updates are rebuilt together, in twice their memory. One may be larger."""
 
 
 @dataclass(slots=True)
@@ -61,9 +60,13 @@ class _Stepper:
     groups: dict[int, list[nn.Parameter]]
     is_stepping: bool = False
     num_steps: int = 0
+    sums_before: GroupSums | None = None
+    """The sums before anything of its step was added."""
     has_closure: bool = False
-    squares: dict[int, Tensor] = field(default_factory=dict)
-    """|w|^2 of each parameter before the step, by its id."""
+    places: dict[int, int] = field(default_factory=dict)
+    """Place of each parameter in `squares_P`, by its id."""
+    squares_P: Tensor | None = None
+    """|w|^2 of each parameter before the step."""
     moving: frozenset[int] = frozenset()
     """The parameters that the step changes, by their id."""
     copies: dict[int, list[Tensor]] = field(default_factory=dict)
@@ -78,19 +81,21 @@ class ParameterProbe(Part):
     DIRECTION = ("direction_cosine",)
     QUERY_KEY = ("grad_norm_qk",)
     GRADIENT_NORMS = ("grad_norm", "total_grad_norm", "embedding_grad_norm", "head_grad_norm")
+    CLIPPED_NORMS = ("clipped_grad_norm", "total_clipped_grad_norm")
     GRADIENT_DIRECTIONS = ("gradient_alignment", "gradient_cosine")
-    GRADIENTS = (*GRADIENT_NORMS, *GRADIENT_DIRECTIONS, *QUERY_KEY, "learning_rate")
+    GRADIENTS = (*GRADIENT_NORMS, *CLIPPED_NORMS, *GRADIENT_DIRECTIONS, *QUERY_KEY, "learning_rate")
     UPDATES = (
         "update_norm",
         "update_ratio",
+        "trained_update_ratio",
         "update_alignment",
         "step_size",
         "embedding_update_norm",
         "head_update_norm",
     )
     METRICS = PARAMETERS + GROWTH + DIRECTION + GRADIENTS + UPDATES
-    GRADIENTS_OF_BLOCKS = ("grad_norm", *QUERY_KEY, "gradient_alignment")
-    UPDATES_OF_BLOCKS = ("update_norm", "update_ratio", "update_alignment")
+    GRADIENTS_OF_BLOCKS = ("grad_norm", "clipped_grad_norm", *QUERY_KEY, "gradient_alignment")
+    UPDATES_OF_BLOCKS = ("update_norm", "update_ratio", "trained_update_ratio", "update_alignment")
 
     def __init__(
         self,
@@ -106,7 +111,11 @@ class ParameterProbe(Part):
         self._optimizers = [_inner(optimizer) for optimizer in optimizers]
         self._weights, self._gradients = Coordinates(), Coordinates()
         self._growth = NormGrowth()
+        self._found_query_key: dict[int, list[Slices] | str] = {}
+        """By block. It holds as long as the block has these parameters."""
         self._num_samples = 0
+        self._saw_change = False
+        """True if gradients changed before the optimizer's step and processes may have averaged them."""
 
     def forget(self) -> None:
         self._groups: dict[int, list[nn.Parameter]] = {}
@@ -115,19 +124,30 @@ class ParameterProbe(Part):
         self._strides: dict[int, int] = {}
         self._shares: dict[int, float] = {}
         self._query_key: dict[int, list[Slices]] = {}
+        """By the parameter's id."""
         self._no_query_key: dict[str, str] = {}
-        self._sums: dict[str, dict[int, Tensor]] = {}
+        self._sparse = set[int]()
+        """Groups but the embeddings with a sparse gradient, whose norm would take a sum over equal indices first."""
+        self._sums = GroupSums(self._depth, torch.device("cpu"))
 
     def arm(self, hooks: Hooks) -> None:
         """Hook the optimizers for their next step."""
         self.forget()
         # Anew each time: parameters may have been replaced, moved, or given another precision.
         self._groups = group_parameters(self._model, self._blocks)
+        devices = [p.device for p in self._all()]
+        device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+        self._sums = GroupSums(self._depth, device)
+        self._weights.begin()
+        self._gradients.begin()
+        self._before_clipping = BeforeClipping(self._model, self._query_key)
         num_ranks = 1 if self._ranks is None else self._ranks.stage_size
         self._shares = {id(p): share(p, num_ranks) for p in self._all()}
         self._strides = {group: stride_of([local(p) for p in params]) for group, params in self._groups.items()}
         if self._why_unreadable() is None and all(_is_usable(optimizer) for optimizer in self._optimizers):
             self._find_queries_and_keys()
+            if self.wanted & {*self.GRADIENT_NORMS, *self.QUERY_KEY}:
+                self._before_clipping.listen(hooks, self._all())
             self._steppers = self._share_out()
             for stepper in self._steppers:
                 before, after = partial(self._before_step, stepper), partial(self._after_step, stepper)
@@ -141,27 +161,16 @@ class ParameterProbe(Part):
             for group, params in self._groups.items():
                 self._see_own("parameters", group, params, [local(p) for p in params])
             if "direction_cosine" in self.wanted:
-                self._expect("direction")
-                for group, params in self._groups.items():
-                    self._compare(self._weights, "direction", group, group, params)
-        groups = [*range(self._depth), OTHER, EMBEDDING, HEAD]
-        found: dict[str, Partial] = {}
-        for kind, by_group in self._sums.items():
-            if by_group:
-                values = stacked(by_group.get(group) for group in groups).double()
-            else:
-                values = torch.zeros(len(groups), dtype=torch.float64)
-            found[kind] = Partial(values)
-            found[kind + COUNT] = Partial(torch.tensor([group in by_group for group in groups], dtype=torch.float64))
-            found[kind + ALL_HERE] = Partial(torch.tensor(1 / (self._ranks.size if self._ranks else 1)).double())
-        return found
+                self._compare(self._weights, "direction", self._groups)
+        return self._sums.collect(1 / (self._ranks.size if self._ranks else 1))
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
-        found = _Sums(sums)
+        found = MergedSums(sums)
         layers, scalars = dict[str, Tensor](), dict[str, Tensor | OnHost | float]()
         for kind, metric, total in (
             ("param", "param_norm", "total_param_norm"),
             ("grad", "grad_norm", "total_grad_norm"),
+            ("clipped", "clipped_grad_norm", "total_clipped_grad_norm"),
             ("update", "update_norm", "step_size"),
         ):
             if kind in found:
@@ -171,9 +180,10 @@ class ParameterProbe(Part):
                         scalars[f"{end}_{metric}"] = norm_of(found[kind][group])
         if "update" in found:
             layers["update_ratio"] = ratio_of(found.blocks("update"), found.blocks("before"))
+            layers["trained_update_ratio"] = ratio_of(found.blocks("update"), found.blocks("trained"))
         for metric, kinds in (
             ("update_alignment", ("update_dot", "update", "before")),
-            ("gradient_alignment", ("grad_dot", "grad", "before")),
+            ("gradient_alignment", ("grad_dot", "clipped", "before")),
             ("direction_cosine", ("direction", "direction_now", "direction_before")),
             ("gradient_cosine", ("turn", "turn_now", "turn_before")),
         ):
@@ -200,7 +210,15 @@ class ParameterProbe(Part):
         rates = (stepper.learning_rate for stepper in self._steppers if stepper.learning_rate is not None)
         if (rate := next(rates, None)) is not None:
             reading.scalars["learning_rate"] = rate
+        if "grad" in found and self._before_clipping.may_be_averaged_later:
+            norms = torch.stack([floats["total_grad_norm"], floats["total_clipped_grad_norm"]])
+            reading.scalars["total_grad_norm"] = OnHost(norms, self._note_change)
         return reading
+
+    def _note_change(self, norms: Tensor) -> Tensor:
+        """`norms`: before clipping, and after."""
+        self._saw_change = bool(norms[0].isnan() & norms[1].isfinite())
+        return norms[0]
 
     def how(self) -> str:
         sources = ("from a copy of the parameters", "from its state")
@@ -227,8 +245,12 @@ class ParameterProbe(Part):
     # Why not.
 
     def why_not_own(self, where: Where, why_unseen: str) -> str:
-        without = "the block has no parameters of its own, or its parameters had no gradient"
-        return self._why_unreadable() or (self._why_no_step() if where == "gradients" else None) or without
+        if (why := self._why_unreadable()) is not None:
+            return why
+        missing = self._why_not_of_every_block().get("param_norm", "the block has no parameters")
+        if where == "gradients":
+            return self._why_no_step() or self._why_no_gradients().get("grad_norm") or missing
+        return missing
 
     def _why_unreadable(self) -> str | None:
         if self._ranks is None and any(is_sharded(p) for p in self._all()):
@@ -263,10 +285,8 @@ class ParameterProbe(Part):
             if not _is_usable(optimizer):
                 return f"{type(optimizer).__name__} is not a torch.optim.Optimizer with parameter groups"
         if not any(stepper.num_steps for stepper in self._steppers):
-            return (
-                "the optimizer given to attach() made no step since the last call of monitor.step(), or none that could be "
-                "seen (is its step compiled?)"
-            )
+            compiled = ", or a compiled one, which cannot be seen" if has_compiled() else ""
+            return f"the optimizer given to attach() made no step since the last call of monitor.step(){compiled}"
         return None
 
     def _why_no_gradients(self) -> dict[str, str]:
@@ -280,18 +300,51 @@ class ParameterProbe(Part):
             missing["gradient_alignment"] = "the last gradient of LBFGS is one of parameters on the way"
         if any(p.grad is not None and p.grad.is_sparse for p in self._groups.get(EMBEDDING, ())):
             missing["embedding_grad_norm"] = "the gradient of the embedding is sparse"
-        if not self._sums.get("grad"):
-            names = (*self.GRADIENT_NORMS, *self.GRADIENT_DIRECTIONS, *self.QUERY_KEY, "update_alignment")
-            missing |= dict.fromkeys(names, "no parameter had a gradient")
-        elif without := sum(
-            block.number in self._groups and block.number not in self._sums["grad"] for block in self._blocks
-        ):
-            reason = f"{without} of {len(self._blocks)} blocks had no gradient (are they frozen?)"
+        if self._sparse:
+            reason = f"{len(self._sparse)} groups of parameters have a sparse gradient"
+            missing |= dict.fromkeys((*self.GRADIENT_NORMS[:2], *self.GRADIENT_DIRECTIONS), reason)
+        if not self._sums.groups("clipped"):
+            missing |= dict.fromkeys((*self.GRADIENTS[:-1], "update_alignment"), "no parameter had a gradient")
+        elif reason := self._why_no_gradient_of_every_block():
             missing = dict.fromkeys((*self.GRADIENTS_OF_BLOCKS, "update_alignment"), reason) | missing
         if late := sum(stepper.num_steps == 0 for stepper in self._steppers):
             reason = f"without the parameters of {late} of {len(self._steppers)} optimizers, which made no step"
-            missing |= dict.fromkeys((*self.GRADIENT_NORMS, *self.GRADIENT_DIRECTIONS, *self.QUERY_KEY), reason)
+            missing |= dict.fromkeys(self.GRADIENTS[:-1], reason)
+        if (why := self._why_not_before_clipping()) is not None:
+            missing = dict.fromkeys(self.QUERY_KEY, why) | missing | dict.fromkeys(self.GRADIENT_NORMS, why)
         return missing
+
+    def _why_no_gradient_of_every_block(self) -> str:
+        without = {b.number for b in self._blocks if b.number in self._groups} - self._sums.groups("clipped")
+        frozen = without & self._frozen()
+        reasons = [self._why_frozen(len(frozen))] if frozen else []
+        if moving := len(without - frozen):
+            reasons.append(
+                f"{moving} of {len(self._blocks)} blocks had no gradient when the optimizer stepped, although they are not "
+                "frozen: the loss did not depend on them, or their gradients had been cleared"
+            )
+        return "; ".join(reasons)
+
+    def _why_frozen(self, num_frozen: int) -> str:
+        return f"{num_frozen} of {len(self._blocks)} blocks are frozen: none of their parameters requires a gradient"
+
+    def _frozen(self) -> set[int]:
+        return {n for n, params in self._groups.items() if n >= 0 and not any(p.requires_grad for p in params)}
+
+    def _why_not_before_clipping(self) -> str | None:
+        if num_unseen := self._before_clipping.num_unseen:
+            return (
+                f"{num_unseen} gradients that the optimizer got were not made by a backward pass since the last call of "
+                "monitor.step(), so their norms before clipping are not known; clipped_grad_norm has their norms as the "
+                "optimizer got them"
+            )
+        if self._saw_change:
+            return (
+                "gradients changed after the backward pass in one of several processes, and whether they were clipped or "
+                "averaged over processes is not known: clip with torch.nn.utils.clip_grad_norm_, or give attach() the "
+                "DistributedDataParallel module itself"
+            )
+        return None
 
     def _why_no_updates(self) -> dict[str, str]:
         copied = [s for s in self._steppers if not self._follows(s)]
@@ -304,17 +357,23 @@ class ParameterProbe(Part):
         if (num_steps := max(stepper.num_steps for stepper in self._steppers)) > 1:
             reason = f"the first of {num_steps} optimizer steps since the last call of monitor.step()"
             return dict.fromkeys(self.UPDATES, reason)
+        frozen = len(self._frozen())
+        missing = {"trained_update_ratio": self._why_frozen(frozen)} if frozen else {}
+        if not self._strangers:
+            return missing
         num_strangers, num_trained = sum(self._strangers.values()), sum(p.requires_grad for p in self._all())
         if num_strangers < num_trained:
-            reason = f"without {num_strangers} of {len(self._all())} parameters, which another optimizer must train: "
-            reason += "give attach() all of them as a list"
+            reason = (
+                f"without {num_strangers} of {len(self._all())} parameters, which the optimizer given to attach() does "
+            )
+            reason += "not train: if another optimizer trains them, give attach() all optimizers as a list"
         else:
             reason = (
                 f"the optimizer given to attach() trains 0 of the model's {num_trained} parameters: it was made for "
             )
             reason += "another copy of the model, or trains copies of the parameters"
         layers, scalars = self._lost_to_strangers()
-        return dict.fromkeys((*layers, *scalars), reason)
+        return missing | dict.fromkeys((*layers, *scalars), reason)
 
     # What is measured, and by whom.
 
@@ -350,11 +409,17 @@ class ParameterProbe(Part):
 
     def _find_queries_and_keys(self) -> None:
         for block in self._blocks if "grad_norm_qk" in self.wanted else ():
-            found = "found no self-attention" if block.attention is None else queries_and_keys(block.attention)
+            own = {id(p) for p in self._groups.get(block.number, ())}
+            found = self._found_query_key.get(block.number, "")
+            if isinstance(found, str) or not all(id(slices.parameter) in own for slices in found):
+                found = "found no self-attention" if block.attention is None else queries_and_keys(block.attention)
+                self._found_query_key[block.number] = found
             if isinstance(found, str):
                 self._no_query_key[block.name] = f"{found} ({block.name})" if block.attention is None else found
             else:
-                self._query_key[block.number] = found
+                for slices in found:
+                    if id(slices.parameter) in own:
+                        self._query_key.setdefault(id(slices.parameter), []).append(slices)
 
     def _follows(self, stepper: _Stepper) -> bool:
         """Whether the update follows from the optimizer's state; not in half precision, where much is rounded away."""
@@ -380,10 +445,14 @@ class ParameterProbe(Part):
         stepper.is_stepping = True
         if stepper.num_steps:
             return
+        if stepper.sums_before is not None:  # the step raised, and is called again
+            self._sums = stepper.sums_before
+        stepper.sums_before = self._sums.copy()
         # Gradients here and not after: many loops clear them before they call monitor.step(). Only a closure makes them
         # anew inside the step.
         stepper.has_closure = any(closure is not None for closure in (*args[1:2], kwargs.get("closure")))
-        stepper.squares = self._read_parameters(stepper.groups, "before")
+        stepper.squares_P = self._read_parameters(stepper.groups, "before")
+        stepper.places = {id(p): place for place, p in enumerate(_in_order(stepper.groups)[1])}
         if not stepper.has_closure:
             self._read_gradients(stepper)
             stepper.moving = _moving(stepper)  # here, too: a hook on the step may clear the gradients
@@ -409,12 +478,13 @@ class ParameterProbe(Part):
         if stepper.has_closure:
             self._read_gradients(stepper)
             stepper.moving = _moving(stepper)
+        self._before_clipping.forget([p for params in stepper.groups.values() for p in params])
         self._read_parameters(stepper.groups)
         if self._wants_updates and follows_from_state(stepper.optimizer) and self._follows(stepper):
             self._rebuild(stepper)
         else:
             self._subtract(stepper)
-        stepper.copies = {}
+        stepper.copies, stepper.sums_before = {}, None
 
     def _read_what_stood_still(self) -> None:
         """The parameters whose optimizer made no step, all of them where none did."""
@@ -423,47 +493,69 @@ class ParameterProbe(Part):
         for stepper in self._steppers:
             if stepper.num_steps == 0:
                 self._read_parameters(stepper.groups)
-                if "update" in self._sums:
+                if self._sums.groups("update"):
                     self._read_parameters(stepper.groups, "before")
                     self._stand_still(stepper)
 
     def _stand_still(self, stepper: _Stepper) -> None:
-        """A group of which nothing moves has an update of zero; to others it adds nothing."""
+        """Set the update to zero in groups where nothing moves."""
         for kind in ("update", "update_dot"):
-            for group, params in stepper.groups.items():
-                self._sum(kind, group, torch.zeros((), dtype=torch.float64, device=params[0].device))
+            self._sums.add_nothing(kind, stepper.groups)
 
     def _leave_strangers_out(self) -> None:
-        """A group of which something may move unseen has no known update, and so has the whole: not in any rank."""
-        for kind in ("update", "update_dot") if "update" in self._sums else ():
-            for group in self._strangers:
-                device = self._groups[group][0].device
-                self._sum(kind, group, torch.full((), torch.nan, dtype=torch.float64, device=device))
+        """Make the update unknown, on all ranks, in groups where something may move unseen."""
+        for kind in ("update", "update_dot") if self._sums.groups("update") else ():
+            self._sums.make_unknown(kind, self._strangers)
 
-    def _read_parameters(self, groups: Mapping[int, list[nn.Parameter]], kind: str = "param") -> dict[int, Tensor]:
-        found: dict[int, Tensor] = {}
-        for group, params in groups.items():
-            squares_P = squares([local(p) for p in params])
-            self._add(kind, group, params, squares_P)
-            found |= {id(p): square for p, square in zip(params, squares_P.unbind(), strict=True)}
-        return found
+    def _read_parameters(self, groups: Mapping[int, list[nn.Parameter]], kind: str = "param") -> Tensor | None:
+        """Return |w|^2 of each parameter, None without parameters."""
+        of_groups, params = _in_order(groups)
+        if not params:
+            return None
+        squares_P = squares([local(p) for p in params])
+        self._add(kind, of_groups, params, squares_P)
+        if kind == "before":
+            self._sums.expect("trained")
+            trained = [i for i, p in enumerate(params) if p.requires_grad]
+            if trained:
+                of_trained, trained_params = [of_groups[i] for i in trained], [params[i] for i in trained]
+                self._add("trained", of_trained, trained_params, _at(squares_P, trained))
+        return squares_P
 
     def _read_gradients(self, stepper: _Stepper) -> None:
         scale = getattr(stepper.optimizer, "grad_scale", None)  # a fused optimizer unscales the gradients itself
-        self._expect("grad", "grad_dot", "qk", "turn", "turn_now", "turn_before")
+        self._sums.expect("grad", "clipped", "grad_dot", "qk", "turn", "turn_now", "turn_before")
         for group, params in stepper.groups.items():
-            params = _with_gradient(params)
-            if params:
-                gradients = _gradients(params)
-                by = 1.0 if scale is None else scale.to(gradients[0].device).double()
-                unscaled = gradients if scale is None else [gradient / by for gradient in gradients]
-                self._see_own("gradients", group, params, unscaled)
-                self._add("grad", group, params, squares(gradients) / by**2)
-                if not stepper.has_closure and "gradient_alignment" in self.wanted:
-                    self._add("grad_dot", group, params, dots(gradients, [local(p) for p in params]) / by)
-                if "gradient_cosine" in self.wanted:
-                    self._compare(self._gradients, "turn", group, (group, id(stepper.optimizer)), params, gradients)
-            self._read_queries_and_keys(group, params, scale)
+            self._leave_sparse_out(group, params)
+        groups = {group: own for group, params in stepper.groups.items() if (own := _with_gradient(params))}
+        of_groups, params = _in_order(groups)
+        if not params:
+            return
+        gradients = _gradients(params)
+        by = 1.0 if scale is None else scale.to(gradients[0].device).double()
+        if self.own.of("gradients"):
+            for group, own in groups.items():
+                unscaled = _gradients(own) if scale is None else [gradient / by for gradient in _gradients(own)]
+                self._see_own("gradients", group, own, unscaled)
+        self._add_norms(of_groups, params, by)
+        if not stepper.has_closure and "gradient_alignment" in self.wanted:
+            self._add("grad_dot", of_groups, params, dots(gradients, [local(p) for p in params]) / by)
+        if "gradient_cosine" in self.wanted:
+            self._compare(self._gradients, "turn", groups, stepper)
+
+    def _add_norms(self, of_groups: Sequence[int], params: Sequence[nn.Parameter], by: Tensor | float) -> None:
+        norms = self._before_clipping.norms_of(params)
+        for kind, norms_P in (("grad", norms.before_P), ("clipped", norms.now_P)):
+            self._add(kind, of_groups, params, norms_P.square() / by**2)
+        if norms.owners:
+            of_parts, owners = [of_groups[i] for i in norms.owners], [params[i] for i in norms.owners]
+            self._add("qk", of_parts, owners, norms.parts_Q.square() / by**2)
+
+    def _leave_sparse_out(self, group: int, params: Sequence[nn.Parameter]) -> None:
+        if group != EMBEDDING and any(p.grad is not None and p.grad.is_sparse for p in params):
+            self._sparse.add(group)
+            for kind in ("grad", "clipped", "turn"):
+                self._sums.make_unknown(kind, [group])
 
     def _see_own(self, where: Where, group: int, params: Sequence[nn.Parameter], tensors: Sequence[Tensor]) -> None:
         """Of a block; each part of it by itself whose values as many processes hold."""
@@ -474,116 +566,73 @@ class ParameterProbe(Part):
                 if part:
                     self.own.see(where, group, part, share=share)
 
-    def _read_queries_and_keys(self, group: int, params: list[nn.Parameter], scale: Tensor | None) -> None:
-        own = {id(p) for p in params}
-        for slices in self._query_key.get(group, ()):
-            gradient = slices.parameter.grad
-            if id(slices.parameter) in own and gradient is not None and (parts := list(slices.of(gradient))):
-                squared = squares(parts).sum().unsqueeze(0)
-                by = 1.0 if scale is None else scale.to(squared.device).double()
-                self._add("qk", group, [slices.parameter], squared / by**2)
-
     def _predict(self, stepper: _Stepper) -> None:
         self._stand_still(stepper)
-        for group, params in stepper.groups.items():
-            for setting, stepping in by_setting(stepper.optimizer, _with_gradient(params)):
-                self._add_update(group, before_sgd(stepper.optimizer, setting, stepping, self._shares_of(stepping)))
+        of_groups, params = _in_order(stepper.groups)
+        group_of = {id(p): group for group, p in zip(of_groups, params, strict=True)}
+        for setting, of_setting in by_setting(stepper.optimizer, _with_gradient(params)):
+            for stepping in _in_parts(of_setting):
+                self._add_update(group_of, stepping, before_sgd(stepper.optimizer, setting, stepping))
 
     def _rebuild(self, stepper: _Stepper) -> None:
         self._stand_still(stepper)
-        for group, params in stepper.groups.items():
-            state = stepper.optimizer.state
-            moved = [p for p in params if id(p) in stepper.moving and "exp_avg" in state.get(p, ())]
-            for setting, stepped in by_setting(stepper.optimizer, moved):
+        assert stepper.squares_P is not None
+        of_groups, params = _in_order(stepper.groups)
+        group_of = {id(p): group for group, p in zip(of_groups, params, strict=True)}
+        state = stepper.optimizer.state
+        moved = [p for p in params if id(p) in stepper.moving and "exp_avg" in state.get(p, ())]
+        for setting, of_setting in by_setting(stepper.optimizer, moved):
+            for stepped in _in_parts(of_setting):
                 gradients = _gradients(stepped) if stepper.has_closure else None
-                w_w_P = torch.stack([stepper.squares[id(p)] for p in stepped])
-                shares = self._shares_of(stepped)
-                self._add_update(group, after_adam(stepper.optimizer, setting, stepped, shares, w_w_P, gradients))
+                w_w_P = _at(stepper.squares_P, [stepper.places[id(p)] for p in stepped])
+                self._add_update(group_of, stepped, after_adam(stepper.optimizer, setting, stepped, w_w_P, gradients))
 
     def _subtract(self, stepper: _Stepper) -> None:
         if stepper.copies:
             self._stand_still(stepper)
         for group, copies in stepper.copies.items():
-            params = stepper.groups[group]
-            for p, before in zip(params, copies, strict=True):
-                change = local(p) - before
-                self._add("update", group, [p], squares([change]))
-                self._add("update_dot", group, [p], dots([change], [before]))
-                is_here = p.grad is not None and not p.grad.is_sparse
-                if stepper.has_closure and is_here and not isinstance(stepper.optimizer, torch.optim.LBFGS):
-                    self._add("grad_dot", group, [p], dots(_gradients([p]), [before]))
+            params, of_group = stepper.groups[group], [group] * len(copies)
+            changes = torch._foreach_sub([local(p) for p in params], copies)
+            self._add("update", of_group, params, squares(changes))
+            self._add("update_dot", of_group, params, dots(changes, copies))
+            if stepper.has_closure and not isinstance(stepper.optimizer, torch.optim.LBFGS):
+                before = {id(p): copy for p, copy in zip(params, copies, strict=True)}
+                if moved := _with_gradient(params):
+                    values_P = dots(_gradients(moved), [before[id(p)] for p in moved])
+                    self._add("grad_dot", [group] * len(moved), moved, values_P)
 
     # Sums.
 
     def _compare(
-        self,
-        coordinates: Coordinates,
-        kind: str,
-        group: int,
-        key: object,
-        params: list[nn.Parameter],
-        tensors: list[Tensor] | None = None,
+        self, coordinates: Coordinates, kind: str, groups: Mapping[int, list[nn.Parameter]], of: _Stepper | None = None
     ) -> None:
-        if group == EMBEDDING:
-            return
-        self._expect(kind, f"{kind}_now", f"{kind}_before")
-        tensors = [local(p) for p in params] if tensors is None else tensors
-        products = coordinates.compare(key, tensors, self._shares_of(params), self._strides[group])
-        if products is not None:
-            for name, value in zip((kind, f"{kind}_now", f"{kind}_before"), products, strict=True):
-                self._sum(name, group, value)
+        """Compare parameters, or the gradients `of` an optimizer, with the sample before."""
+        self._sums.expect(kind, f"{kind}_now", f"{kind}_before")
+        found: dict[int, Products] = {}
+        for group in groups.keys() - {EMBEDDING}:
+            params = groups[group]
+            tensors = [local(p) for p in params] if of is None else _gradients(params)
+            key = group if of is None else (group, id(of.optimizer))
+            products = coordinates.compare(key, tensors, self._shares_of(params), self._strides[group])
+            if products is not None:
+                found[group] = products
+        for name, values in zip(
+            (kind, f"{kind}_now", f"{kind}_before"), zip(*found.values(), strict=True), strict=False
+        ):
+            self._sums.add(name, list(found), joined(values))
 
-    def _add_update(self, group: int, update: Update) -> None:
-        self._sum("update", group, update.squared)
-        self._sum("update_dot", group, update.dot)
-        if update.gradient_dot is not None:
-            self._sum("grad_dot", group, update.gradient_dot)
+    def _add_update(self, group_of: Mapping[int, int], params: Sequence[nn.Parameter], update: Update) -> None:
+        of_groups = [group_of[id(p)] for p in params]
+        self._add("update", of_groups, params, update.squared_P)
+        self._add("update_dot", of_groups, params, update.dot_P)
+        if update.gradient_dot_P is not None:
+            self._add("grad_dot", of_groups, params, update.gradient_dot_P)
 
-    def _add(self, kind: str, group: int, params: Sequence[nn.Parameter], values_P: Tensor) -> None:
-        shares = self._shares_of(params)
-        if len(set(shares)) == 1:
-            self._sum(kind, group, values_P.sum() * shares[0])
-        else:
-            self._sum(kind, group, torch.stack([v * part for v, part in zip(values_P, shares, strict=True)]).sum())
-
-    def _sum(self, kind: str, group: int, value: Tensor) -> None:
-        found = self._sums.setdefault(kind, {})
-        found[group] = found[group] + value.to(found[group].device) if group in found else value
-
-    def _expect(self, *kinds: str) -> None:
-        """What is looked for and not found is nothing, which is for ranks to know."""
-        for kind in kinds:
-            self._sums.setdefault(kind, {})
+    def _add(self, kind: str, of_groups: Sequence[int], params: Sequence[nn.Parameter], values_P: Tensor) -> None:
+        self._sums.add(kind, of_groups, values_P, self._shares_of(params))
 
     def _shares_of(self, params: Sequence[nn.Parameter]) -> list[float]:
         return [self._shares[id(p)] for p in params]
-
-
-class _Sums:
-    """Sums of all processes by kind and group; NaN where nothing was measured, or some process gave none."""
-
-    def __init__(self, sums: Mapping[str, Tensor]) -> None:
-        self._sums = sums
-
-    def __contains__(self, kind: str) -> bool:
-        return kind in self._sums
-
-    def __getitem__(self, kind: str) -> Tensor:
-        return torch.where(self._is_known(kind), self._sums[kind], torch.nan)
-
-    def blocks(self, kind: str) -> Tensor:
-        return self[kind][:-NUM_ENDS]
-
-    def total(self, kind: str) -> Tensor:
-        """Over all groups but the embeddings."""
-        is_known = self._is_known(kind)
-        total = self._sums[kind][:-NUM_ENDS].sum() + self._sums[kind][OTHER] + self._sums[kind][HEAD]
-        return torch.where(is_known.any(), total, torch.nan)
-
-    def _is_known(self, kind: str) -> Tensor:
-        device = self._sums[kind].device
-        is_whole = self._sums[kind + ALL_HERE].to(device, non_blocking=True) > 1 - 1e-6
-        return is_whole & (self._sums[kind + COUNT].to(device, non_blocking=True) > 0)
 
 
 def why_trains_nothing(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> str | None:
@@ -604,6 +653,36 @@ def why_trains_nothing(model: nn.Module, optimizers: Sequence[torch.optim.Optimi
         f"{subject} 0 of the model's {len(params)} parameters, so no updates are measured; was it made for another copy of "
         "the model? Give attach() the optimizer of this one, several as a list"
     )
+
+
+def usable(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that make the steps, unwrapped, without objects that have no parameter groups."""
+    return [inner for inner in map(_inner, optimizers) if _is_usable(inner)]
+
+
+def _in_order(groups: Mapping[int, list[nn.Parameter]]) -> tuple[list[int], list[nn.Parameter]]:
+    """All parameters, and the group of each."""
+    pairs = [(group, p) for group, params in groups.items() for p in params]
+    return [group for group, _ in pairs], [p for _, p in pairs]
+
+
+def _in_parts(params: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    part, num = list[nn.Parameter](), 0
+    for p in params:
+        if part and num + p.numel() > MAX_AT_ONCE:
+            yield part
+            part, num = [], 0
+        part.append(p)
+        num += p.numel()
+    if part:
+        yield part
+
+
+def _at(values_P: Tensor, places: Sequence[int]) -> Tensor:
+    """Some of the values, in this order."""
+    if list(places) == list(range(len(values_P))):
+        return values_P
+    return values_P.index_select(0, torch.tensor(places).to(values_P.device, non_blocking=True))
 
 
 def _moving(stepper: _Stepper) -> frozenset[int]:

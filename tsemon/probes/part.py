@@ -5,7 +5,8 @@ hooks -> collect: sums of this process -> ranks: sums of all processes -> finish
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -73,9 +74,23 @@ class Part:
         return ""
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
-        """Metric to the reason why this step lacks it, in whole or in part. `why_unseen`: why no hook fired."""
+        """Metric to the reason why this step lacks it, in whole or in part.
+
+        `why_unseen`: why no pass through the model was seen; empty if one was.
+        """
         return {}
 
     def why_not_own(self, where: Where, why_unseen: str) -> str:
         """Why no tensors came for the user's own quantities of them."""
-        return why_unseen
+        return why_unseen or next(iter(self.why_missing(why_unseen).values()), "the pass showed no such tensor")
+
+
+NO_TOKENS = "the pass had no tokens"
+SINGLE_TOKEN = "sequences have one token, and no other to compare it with"
+NOT_CALLED = "no module around the blocks was called: the model runs them from another method than forward"
+
+
+def by_reason(what: str, missed: Sequence[Block], num_blocks: int, why: Callable[[Block], str]) -> str:
+    """Say what is missing, with the number of blocks for each reason; empty if no block was missed."""
+    reasons = Counter(map(why, missed))
+    return "; ".join(f"{what} in {num} of {num_blocks} blocks: {reason}" for reason, num in reasons.items())

@@ -14,27 +14,41 @@ from tsemon.measures.rows import MAX_ROWS, Rows
 from tsemon.measures.sums import Partial, Partials
 from tsemon.probes.activations import ActivationProbe
 from tsemon.probes.attention import AttentionProbe
+from tsemon.probes.boundaries import before_block
 from tsemon.probes.calls import Calls
-from tsemon.probes.discovery import Block, compiled_around, hides_from_hooks, is_compiled, path_to_gate, runs_compiled
+from tsemon.probes.depth import stacks_of
+from tsemon.probes.discovery import (
+    Block,
+    compiled_around,
+    has_compiled,
+    hides_from_hooks,
+    path_to_gate,
+    runs_compiled,
+)
 from tsemon.probes.escalation import EscalationProbe
+from tsemon.probes.experiment import Experiment, with_other_token
 from tsemon.probes.extra_pass import ExtraPass
 from tsemon.probes.feedforward import FeedForwardProbe
 from tsemon.probes.held import HeldBatch, ProbeBatch
 from tsemon.probes.hooks import Guard, Hooks, Span
 from tsemon.probes.inputs import InputProbe
+from tsemon.probes.layout import Layout, Layouts
+from tsemon.probes.layout_probe import LayoutProbe
 from tsemon.probes.losses import LossProbe
 from tsemon.probes.mixing import MixingProbe
 from tsemon.probes.outputs import OutputProbe
-from tsemon.probes.padding import Padding
-from tsemon.probes.parameters import ParameterProbe
+from tsemon.probes.packing import OfInputs, Packing, Verdict
+from tsemon.probes.parameters import ParameterProbe, usable
 from tsemon.probes.part import Part
 from tsemon.probes.quantities import Quantities
 from tsemon.probes.ranks import Ranks, given_means, given_partials
 from tsemon.probes.reading import OnHost, Reading
 from tsemon.probes.saturation import SaturationProbe
 from tsemon.probes.states import HiddenStates
+from tsemon.probes.usage import Usage
 from tsemon.probes.values import ValueProbe
 from tsemon.quantity import Quantity, Where
+from tsemon.stacks import Stacks
 
 AGREED = "agreed"
 EXTRA = "extra pass"
@@ -45,6 +59,9 @@ PLACES: Mapping[str, tuple[Where, ...]] = {
     "parameters": ("gradients", "parameters"),
 }
 """Which part sees the tensors of a user's own quantity."""
+OF_SEQUENCES = ("activations", "escalation", "attention", "values", "mixing", "feedforward", "outputs", "saturation")
+"""Parts that need to know which tokens form a sequence."""
+OUTGROWN = "the mask hides keys by a number such as -1e9, which the scores of the scaled model outgrow"
 MAX_SEARCHES = 3
 """Samples after which nothing that was compiled later is looked for any more."""
 V = TypeVar("V")
@@ -67,13 +84,23 @@ class Probe:
         blocks: list[Block],
         on_fault: Callable[[Exception], None],
         *,
-        depth: int | None = None,
+        stacks: Stacks | None = None,
         ranks: Ranks | None = None,
         attention_rows: Rows = MAX_ROWS,
         probe_batch: ProbeBatch | None = None,
         quantities: Sequence[Quantity] = (),
+        layout: Layout | None = None,
+        padding: OfInputs | None = None,
+        documents: OfInputs | None = None,
     ) -> None:
-        depth = len(blocks) if depth is None else depth
+        stacks = stacks_of(blocks) if stacks is None else stacks
+        self._stacks = stacks
+        depth = stacks.num_blocks
+        self._model, self._optimizers = model, optimizers
+        self._usage: Usage | None = None
+        self._warn: Callable[[str], None] | None = None
+        self._told = set[str]()
+        """Warnings that were given."""
         self._blocks = blocks
         self._path = path_to_gate(model, blocks)
         self._gate = self._path[-1]
@@ -82,22 +109,25 @@ class Probe:
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._guard = Guard(on_fault, self._device)
         self._outer, self._inner, self._extra = (Hooks(self._guard) for _ in range(3))
-        self._padding = Padding(num_stacks=1 + max(block.stack for block in blocks))
+        self._packing = Packing(blocks, padding, documents)
         self._calls = Calls(blocks)
-        states = HiddenStates(blocks, self._padding)
+        self._layouts = Layouts(blocks, layout)
+        states = HiddenStates(self._packing, self._layouts)
         self._held = HeldBatch(model, probe_batch, can_cut=not any(block.tokens_first for block in blocks))
         self._plain_pass, self._scaled_pass = ExtraPass(self._held), ExtraPass(self._held)
-        self._saturation = SaturationProbe(model, blocks, depth, self._padding)
+        self._saturation = SaturationProbe(model, blocks, stacks, self._packing, self._layouts)
         self._losses = LossProbe()
         self._inputs = InputProbe()
+        self._layout_probe = LayoutProbe(blocks, depth, self._packing, self._calls, self._layouts)
         self._parts: dict[str, Part] = {
-            "activations": ActivationProbe(blocks, depth, states, self._calls),
+            "layout": self._layout_probe,
+            "activations": ActivationProbe(blocks, stacks, states, self._calls),
             "escalation": EscalationProbe(blocks, depth, states, self._calls),
-            "attention": AttentionProbe(blocks, depth, self._padding, self._calls, attention_rows),
-            "values": ValueProbe(blocks, depth, self._padding, self._calls),
-            "mixing": MixingProbe(blocks, depth, self._padding, self._calls),
-            "feedforward": FeedForwardProbe(blocks, depth, self._padding, self._calls),
-            "outputs": OutputProbe(self._path, blocks, depth, self._padding),
+            "attention": AttentionProbe(blocks, depth, self._packing, self._calls, attention_rows),
+            "values": ValueProbe(blocks, depth, self._packing, self._calls),
+            "mixing": MixingProbe(blocks, depth, self._packing, self._calls),
+            "feedforward": FeedForwardProbe(blocks, depth, self._packing, self._calls, self._layouts),
+            "outputs": OutputProbe(self._path, blocks, depth, self._packing),
             "parameters": ParameterProbe(model, blocks, depth, optimizers, ranks),
             "saturation": self._saturation,
             "losses": self._losses,
@@ -105,10 +135,14 @@ class Probe:
         }
         for name, where in PLACES.items():
             of_part = [quantity for quantity in quantities if quantity.of in where]
-            self._parts[name].own = Quantities(of_part, blocks, depth, on_fault)
+            self._parts[name].own = Quantities(of_part, blocks, stacks, on_fault)
+        self._experiment = Experiment(blocks, self._layouts)
         self._saw_train_mode: bool | None = None
         self._is_open = self._is_hidden = self._is_in_extra_pass = False
+        self._has_asked_for_layout = False
+        self._verdict = self._extra_verdict = Verdict({}, {})
         self._num_searches = 0
+        self._saw_evaluation = self._found_wrapper = False
         self.wanted: frozenset[str] = frozenset()
         """Which metrics the step that is, or was, armed should give."""
         self.not_measured: dict[str, str] = {}
@@ -125,19 +159,40 @@ class Probe:
         """Where on the device's clock the hooks of this step ran."""
         return self._guard.take_spans()
 
+    def watch_usage(self, warn: Callable[[str], None]) -> None:
+        """From now on, say what is wrong with how and when the training loop calls `monitor.step()`."""
+        self._warn = warn
+        gate = None if self._runs_compiled() else self._gate
+        optimizers = usable(self._optimizers)
+        has_group = self._ranks is not None
+        hooks = Hooks(self._guard)
+        self._usage = Usage(hooks, self._model, gate, self._blocks, optimizers, has_group=has_group, warn=warn)
+
+    def called(self) -> None:
+        """`monitor.step()` was called, at a sampled step or not."""
+        if self._usage is not None and self._usage.is_watching:
+            self._guard.run(self._usage.called)
+
     def arm(self, wanted: Collection[str]) -> None:
         """Watch the next step for these metrics."""
+        if self._usage is not None:
+            self._guard.run(self._usage.arm, self._outer)
         self._saw_train_mode, self._is_open = None, False
+        self._saw_evaluation = self._found_wrapper = False
         self._guard.has_met_transform = False
         self.wanted = frozenset(wanted)
         for part in self._parts.values():
             part.want(wanted)
+        self._layout_probe.is_needed = any(self._parts[name].is_wanted for name in OF_SEQUENCES)
         for part in self._parts.values():
             if part.is_wanted and part not in self._listening():
                 part.arm(self._outer)
-        if not self._runs_compiled():
+        is_hidden = self._runs_compiled()
+        if not is_hidden:
             self._watch_passes(self._outer)
-        must_hold = not self._held.is_final and (self._saturation.needs_passes or self._runs_compiled())
+        may_ask = self._layout_probe.is_needed and self._layouts.may_ask and not self._has_asked_for_layout
+        needs_pass = self._saturation.needs_passes or may_ask or is_hidden
+        must_hold = needs_pass and not self._held.is_final
         takers = [self._held.take] * must_hold + [self._inputs.take] * bool(self._inputs.wanted)
         if takers:
             self._watch_inputs(takers)
@@ -155,24 +210,32 @@ class Probe:
         if not listening:
             return
         for module in self._path:
-            hooks.before(module, self._read_padding)
+            hooks.before(module, self._read_inputs)
         for part in listening:
             part.arm(hooks)
         if self._is_gate_called:
             hooks.before(self._gate, self._open)
             hooks.after(self._gate, self._close)
         else:
-            hooks.before(self._blocks[0].module, self._open_at_first_block)
+            before_block(hooks, self._blocks[0], self._open_at_first_block)
 
     def disarm(self) -> None:
-        """Take every hook out again, and let go of what was seen."""
+        """Remove all hooks and forget the step."""
         try:
             self._inner.remove()
             self._extra.remove()
         finally:
             self._outer.remove()
         self._forget()
-        self._padding.forget()
+        self._forget_inputs()
+
+    def close(self) -> None:
+        """Take out every hook for good."""
+        try:
+            self.disarm()
+        finally:
+            if self._usage is not None:
+                self._usage.close()
 
     def collect(
         self, *, step: int = 0, given: Mapping[str, Tensor | float] | None = None, to_agree: Sequence[float] = ()
@@ -196,12 +259,30 @@ class Probe:
             self._guard.contain(self._merge, self._ranks, partials, sums, given or {}, to_agree)
             reading.agreed = sums.get(AGREED)
             reading.scalars |= given_means(sums)
+        self._guard.run(self._find_compiled)
         for name, part in self._parts.items():
             if part.is_wanted:
                 self._guard.run(self._finish, name, part, sums, reading)
+        self._guard.run(self._take_notes, reading)
         self._guard.run(self._check_gate)
-        self._guard.run(self._find_compiled)
+        if self._usage is not None:
+            self._guard.run(self._usage.end_sample)
         return reading
+
+    def _take_notes(self, reading: Reading) -> None:
+        reading.notes += self._experiment.take_notes()
+        for text, is_so in self._layout_probe.disagreements.items():
+            if text not in self._told:
+                reading.notes.append(OnHost(is_so, functools.partial(self._tell, text)))
+
+    def _tell(self, text: str, is_so: Tensor) -> Tensor:
+        """On the host: warn of it once."""
+        if is_so.any() and text not in self._told:
+            self._told.add(text)
+            self._packing.confirm(text)
+            if self._warn is not None:
+                self._warn(text)
+        return is_so
 
     def _gather(self, name: str, part: Part, partials: Partials) -> None:
         found = part.collect() | part.own.collect()
@@ -223,10 +304,14 @@ class Probe:
     def _finish(self, name: str, part: Part, sums: Mapping[str, Tensor], reading: Reading) -> None:
         own = {key.removeprefix(f"{name}."): value for key, value in sums.items() if key.startswith(f"{name}.")}
         found, of_user, why_unseen = part.finish(own), part.own.finish(own), self._why_unseen()
+        why, why_own = part.why_missing(why_unseen), {}
+        if name in OF_SEQUENCES:
+            verdict = self._scaled_verdict() if part is self._saturation else self._verdict
+            undefined = {metric: verdict.undefined[metric] for metric in part.METRICS if metric in verdict.undefined}
+            why, why_own = undefined | self._blank(found, verdict) | why, self._blank(of_user, verdict)
         reading.layers |= _wanted(found.layers, part.wanted) | of_user.layers
         reading.heads |= _wanted(found.heads, part.wanted)
         reading.scalars |= _wanted(found.scalars, part.wanted) | of_user.scalars
-        why = part.why_missing(why_unseen)
         self.how[name] = part.how()
         if self._ranks is not None and self._ranks.stage_size < self._ranks.size:
             why |= {
@@ -235,7 +320,36 @@ class Probe:
                 if isinstance(value, OnHost)
             }
         self.not_measured |= {metric: reason for metric, reason in why.items() if metric in part.wanted}
-        self.not_measured |= part.own.why_missing(lambda where: part.why_not_own(where, why_unseen))
+        self.not_measured |= part.own.why_missing(lambda where: part.why_not_own(where, why_unseen)) | why_own
+
+    def _scaled_verdict(self) -> Verdict:
+        """Problems of the pass with scaled parameters."""
+        why_not, doubts = dict(self._extra_verdict.why_not), dict(self._extra_verdict.doubts)
+        for stack, is_outgrown in self._packing.outgrown.items():
+            if is_outgrown.device.type != "cpu":
+                doubts[stack] = doubts.get(stack, is_outgrown) | is_outgrown
+            elif is_outgrown.item():
+                why_not.setdefault(stack, OUTGROWN)
+        return Verdict(why_not, doubts)
+
+    def _blank(self, found: Reading, verdict: Verdict) -> dict[str, str]:
+        """Remove values whose sequences are unknown. Return the reason by metric."""
+        reasons: dict[str, str] = {}
+        for stack in {*verdict.why_not, *verdict.doubts}:
+            blocks = [block for block in self._blocks if block.stack == stack]
+            is_wrong = None if stack in verdict.why_not else verdict.doubts[stack]
+            for arrays in (found.layers, found.heads):
+                for metric, value in arrays.items():
+                    change = functools.partial(_without, blocks=blocks, stacks=self._stacks, is_wrong=is_wrong)
+                    arrays[metric] = _changed(value, change)
+            for metric, scalar in found.scalars.items():
+                is_of_stack = metric != "output_variation" or self._blocks[-1] in blocks
+                if is_of_stack and not isinstance(scalar, float):
+                    found.scalars[metric] = _changed(scalar, functools.partial(_nothing, is_wrong))
+            if is_wrong is None:
+                of = f"in {len(blocks)} of {len(self._blocks)} blocks: " if len(blocks) < len(self._blocks) else ""
+                reasons |= dict.fromkeys((*found.layers, *found.scalars), f"{of}{verdict.why_not[stack]}")
+        return reasons
 
     def _watch_inputs(self, takers: Collection[Callable[..., None]]) -> None:
         """Show them the inputs of the outermost modules through which a training pass comes."""
@@ -255,9 +369,13 @@ class Probe:
 
     def _pass_again(self) -> None:
         """Run the model on the held batch where that is the only way to what is wanted."""
+        if self._saw_train_mode is not None:
+            self._guard.run(self._layout_probe.keep)
+        self._verdict = self._extra_verdict = self._packing.verdict()
         self._is_hidden = self._runs_compiled() or (self._held.is_given and self._saw_train_mode is None)
         is_worth_it = self._is_hidden and any(part.is_wanted for part in self._listening())
-        if not (is_worth_it or self._saturation.needs_passes):
+        asks_for_layout = self._layouts.is_undecided and not self._has_asked_for_layout
+        if not (is_worth_it or self._saturation.needs_passes or asks_for_layout):
             return
         plain, scaled = self._plain_pass, self._scaled_pass
         self._extra.thread = threading.get_ident()
@@ -265,15 +383,27 @@ class Probe:
             self._is_in_extra_pass = self._is_hidden
             self._guard.run_model(plain.run, self._begin_plain)
             self._is_in_extra_pass = False
+            if self._is_hidden:
+                self._guard.run(self._layout_probe.keep)
+            self._has_asked_for_layout |= asks_for_layout and plain.why_not is None
+            if asks_for_layout and plain.why_not is None and self._layouts.is_undecided:
+                for change in (lambda: Tensor.clone, with_other_token):
+                    self._guard.run_model(plain.run, self._begin_experiment, 1.0, change)
+                self._guard.run(self._take_experiment)
             if self._saturation.needs_passes and plain.why_not is None:
                 self._guard.run_model(scaled.run, self._begin_scaled, self._saturation.scale)
         finally:
             self._is_in_extra_pass = False
             self._extra.thread = None
+            self._extra_verdict = self._packing.verdict()
+            if self._is_hidden:
+                self._verdict = self._extra_verdict
+            else:
+                self._packing.restore(self._verdict)
             for hooks in (self._extra, self._inner):
                 hooks.remove()
                 hooks.stand_ins = None
-            self._padding.forget()
+            self._forget_inputs()
         self._saturation.why_not = plain.why_not or scaled.why_not
         self.how[EXTRA] = ""
         if is_worth_it and plain.why_not is None:
@@ -288,6 +418,16 @@ class Probe:
             self._saturation.listen_to_plain(self._extra)
         if self._is_hidden:
             self._watch_passes(self._extra)
+        else:
+            self._layout_probe.listen_again(self._extra)
+
+    def _begin_experiment(self, stand_ins: Mapping[nn.Module, nn.Module]) -> None:
+        self._begin_extra(stand_ins)
+        self._experiment.listen(self._extra)
+
+    def _take_experiment(self) -> None:
+        for stack, is_wrong in self._experiment.finish().items():
+            self._verdict.doubts[stack] = self._verdict.doubts.get(stack, is_wrong) | is_wrong
 
     def _begin_scaled(self, stand_ins: Mapping[nn.Module, nn.Module]) -> None:
         self._begin_extra(stand_ins)
@@ -298,10 +438,10 @@ class Probe:
             hooks.remove()
             hooks.stand_ins = stand_ins
         for module in self._path:
-            self._extra.before(module, self._padding.read)
+            self._extra.before(module, self._read_inputs)
 
     def _runs_compiled(self) -> bool:
-        return any(map(runs_compiled, self._path)) or any(is_compiled(block.module) for block in self._blocks)
+        return any(map(runs_compiled, self._path)) or self._calls.find_compiled()
 
     def _find_compiled(self) -> None:
         """A model that was compiled after it was attached is called by a module that nobody has told us of."""
@@ -309,7 +449,8 @@ class Probe:
         is_lost = looks_inside and self._saw_train_mode is None and self._held.inputs is None
         if is_lost and self._num_searches < MAX_SEARCHES:  # it looks at every object there is
             self._num_searches += 1
-            self._path = [*compiled_around(self._path), *self._path]
+            wrappers = compiled_around(self._path)
+            self._path, self._found_wrapper = [*wrappers, *self._path], bool(wrappers)
 
     def _check_gate(self) -> None:
         # Some call the blocks without their owner's forward, from a training_step for one. Then the first block is the
@@ -329,6 +470,7 @@ class Probe:
         return [part for part in self._parts.values() if type(part).listen is not Part.listen]
 
     def _forget(self) -> None:
+        self._packing.begin()
         for part in self._parts.values():
             part.forget()
             part.own.forget()
@@ -338,9 +480,14 @@ class Probe:
         """Whether this thread runs the model while a pass on another is measured."""
         return not self._extra.are_concerned or (self._is_open and not self._inner.are_concerned)
 
-    def _read_padding(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _read_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._is_elsewhere:
-            self._padding.read(module, args, kwargs)
+            self._packing.read(module, args, kwargs)
+            self._layouts.meet_inputs(module, args, kwargs)
+
+    def _forget_inputs(self) -> None:
+        self._packing.forget_inputs()
+        self._layouts.forget_inputs()
 
     def _open(self, gate: nn.Module, *_: Any) -> None:
         if self._is_elsewhere:
@@ -351,6 +498,7 @@ class Probe:
             return
         # Without gradients it is an evaluation. With them, one in eval mode may be, too: the first pass in train mode
         # takes its place. (Who trains in eval mode, to be rid of dropout, makes no other.)
+        self._saw_evaluation |= not self._guard.is_grad_enabled
         is_first = self._saw_train_mode is None
         is_better = self._saw_train_mode is False and gate.training
         if not self._guard.is_grad_enabled or not (is_first or is_better) or self._runs_compiled():
@@ -362,10 +510,11 @@ class Probe:
     def _listen(self) -> None:
         self._inner.remove()
         self._inner.thread = threading.get_ident()
-        self._calls.begin()
+        for each in (self._calls, self._layouts, self._packing):
+            each.begin()
         for block in self._calls.to_hook:
             if not hides_from_hooks(block):
-                self._inner.before(block.module, functools.partial(self._enter, block))
+                before_block(self._inner, block, functools.partial(self._enter, block))
         for part in self._listening():
             part.forget()
             part.own.forget()
@@ -379,7 +528,9 @@ class Probe:
             self._enter(self._blocks[0], module, args, kwargs)  # too late for a hook of its own
 
     def _enter(self, block: Block, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._calls.enter(module)
+        if block.parts is not None and self._calls.has_entered(block):
+            return  # its next part runs
+        self._calls.enter(block.module)
         layer = self._calls.current(block)
         for part in self._listening():
             if layer is not None and part.is_wanted and type(part).enter is not Part.enter:
@@ -392,7 +543,7 @@ class Probe:
     def _end_pass(self) -> None:
         self._is_open = False
         self._inner.remove()
-        self._padding.forget()
+        self._forget_inputs()
 
     def _drop_failed_pass(self) -> None:
         """Forget a pass that came to no end; it may be tried again.
@@ -407,17 +558,49 @@ class Probe:
                 part.own.forget()
 
     def _why_unseen(self) -> str:
-        if self._is_hidden and self._plain_pass.why_not is not None:
-            return self._plain_pass.why_not
+        """Why no pass through the blocks was seen; empty if one was."""
+        if self._is_hidden:
+            return self._plain_pass.why_not or ""
         if self._guard.has_met_transform:
             return "the model runs under transforms of torch.func (vmap, grad), where hooks see no plain tensors"
-        if self._saw_train_mode is None:
+        if self._saw_train_mode is not None:
+            return ""
+        gate, since = type(self._gate).__name__, "since the last call of monitor.step()"
+        if self._saw_evaluation:
+            return f"every pass through {gate} {since} ran without gradients, as an evaluation does"
+        if self._found_wrapper:
             return (
-                f"no training pass came through {type(self._gate).__name__}, which holds the blocks, since the last call of "
-                "monitor.step() (is the model compiled? Attach what torch.compile returned, or give attach(..., "
-                "probe_batch=...). Or is it called by another name than forward?)"
+                "the model is called through what torch.compile made of it, which attach() was not given; from the next "
+                "sample on it is measured in an extra pass"
             )
-        return "hooks in the blocks did not fire (are they compiled, or frozen in eval mode?)"
+        unseen = f"no training pass came through {gate}, which holds the blocks, {since}"
+        if has_compiled():
+            return (
+                f"{unseen}. If a function that torch.compile made calls the model, give attach(..., probe_batch=...); if it "
+                "is called by another method than forward, call forward"
+            )
+        if self._is_gate_called:
+            return f"{unseen}: it was not called, or by another method than forward; the next sample watches the first block"
+        return f"neither {gate} nor its first block was called {since}, or by another method than forward"
+
+
+def _changed(value: Tensor | OnHost, change: Callable[[Tensor], Tensor]) -> Tensor | OnHost:
+    return value._replace(raw=change(value.raw)) if isinstance(value, OnHost) else change(value)
+
+
+def _nothing(is_wrong: Tensor | None, value: Tensor) -> Tensor:
+    """NaN, if this is so."""
+    nothing = torch.full_like(value, torch.nan)
+    return nothing if is_wrong is None else torch.where(is_wrong, nothing, value)
+
+
+def _without(value: Tensor, blocks: Sequence[Block], stacks: Stacks, is_wrong: Tensor | None) -> Tensor:
+    """The same with NaN for these blocks, if this is so. The input of a stack is its first block's."""
+    entries = [block.number for block in blocks]
+    if len(value) == stacks.num_states:
+        entries = sorted({entry for block in blocks for entry in (block.entry - 1, block.entry)})
+    without = value.clone().index_fill_(0, torch.tensor(entries).to(value.device, non_blocking=True), torch.nan)
+    return without if is_wrong is None else torch.where(is_wrong, without, value)
 
 
 def _wanted(found: Mapping[str, V], wanted: Collection[str]) -> dict[str, V]:

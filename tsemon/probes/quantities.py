@@ -21,6 +21,7 @@ from tsemon.measures.sums import NOTHING, Merge, Partial, Partials
 from tsemon.probes.discovery import Block
 from tsemon.probes.reading import OnHost, Reading, by_entry
 from tsemon.quantity import Quantity, Where
+from tsemon.stacks import Stacks
 
 MAX_ELEMENTS = 1024
 """Elements of an array that `Quantity.finish` gets."""
@@ -38,12 +39,16 @@ class Quantities:
         self,
         quantities: Sequence[Quantity] = (),
         blocks: Sequence[Block] = (),
-        depth: int = 0,
+        stacks: Stacks | None = None,
         on_fault: Callable[[Exception], None] = lambda _: None,
     ) -> None:
         self._quantities = {quantity.name: quantity for quantity in quantities}
         self._blocks = {block.number: block.name for block in blocks}
-        self._depth = depth
+        self._outputs = {block.entry: block.name for block in blocks}
+        self._stacks = Stacks.of(len(blocks)) if stacks is None else stacks
+        """The stacks of the whole model; `blocks` may be one pipeline stage."""
+        inputs = {span.start for span in self._stacks.spans(self._stacks.num_states)}
+        self._inputs = inputs & {block.entry - 1 for block in blocks}
         self._on_fault = on_fault
         self._found: dict[str, dict[int, Partials]] = {}
         self._failed: dict[str, dict[int, str]] = {}
@@ -63,18 +68,24 @@ class Quantities:
     def forget(self) -> None:
         self._found, self._failed = {}, {}
 
-    def see_state(self, entry: int, x_BTD: Tensor, valid_BT: Tensor | None) -> None:
-        """A hidden state of the pass: entry 0 is the first block's input, the others are outputs."""
-        if entry == min(self._blocks) > 0:
+    def see_state(self, entry: int, block: Block, x_BTD: Tensor, valid_BT: Tensor | None) -> None:
+        """A hidden state of the pass: the block's output, or its input."""
+        is_output = entry == block.entry
+        if not is_output and entry not in self._inputs:
             return  # the output of the pipeline's stage before
         arguments = with_padding(x_BTD, valid_BT)
         for quantity in self._wanted_of("output"):
-            self._see(quantity, entry if quantity.axis == "activation" else entry - 1, *arguments)
+            if quantity.axis == "activation":
+                self._see(quantity, entry, *arguments)
+            elif is_output:
+                self._see(quantity, block.number, *arguments)
 
-    def drop(self, entry: int) -> None:
-        """Forget an entry: its axes were in the wrong order."""
-        for of_entries in self._found.values():
-            of_entries.pop(entry, None)
+    def drop(self, block: Block) -> None:
+        """Forget the values of the block and of its input."""
+        for name, of_entries in self._found.items():
+            is_of_states = self._quantities[name].axis == "activation"
+            for entry in (block.entry - 1, block.entry) if is_of_states else (block.number,):
+                of_entries.pop(entry, None)
 
     def see(self, where: Where, block: int, *arguments: Any, share: float = 1.0) -> None:
         """Tensors of one block. If they come in several parts, `share` is the weight of this part in the merge."""
@@ -84,7 +95,8 @@ class Quantities:
     def collect(self) -> Partials:
         found: Partials = {}
         for name in self.wanted:
-            entries = range(self._depth + (self._quantities[name].axis == "activation"))
+            is_of_states = self._quantities[name].axis == "activation"
+            entries = range(self._stacks.num_states if is_of_states else self._stacks.num_blocks)
             found |= by_entry(self._found.get(name, {}), entries)
             # What failed in one process is the value of none: the others have only a part of it.
             flags = [float(entry in self._failed.get(name, ())) for entry in entries]
@@ -113,7 +125,7 @@ class Quantities:
         reasons = {}
         for name in self.wanted:
             quantity = self._quantities[name]
-            num_expected = len(self._blocks) + (quantity.axis == "activation" and 0 in self._blocks)
+            num_expected = len(self._blocks) + len(self._inputs) * (quantity.axis == "activation")
             if name in self._failed:
                 reasons[name] = next(iter(self._failed[name].values()))
             elif missed := num_expected - len(self._found.get(name, ())):
@@ -129,7 +141,7 @@ class Quantities:
 
     def _see(self, quantity: Quantity, entry: int, *arguments: Any, share: float = 1.0) -> None:
         of_entries = self._found.setdefault(quantity.name, {})
-        if entry < 0 or entry in self._failed.get(quantity.name, ()):
+        if entry in self._failed.get(quantity.name, ()):
             return
         if entry in of_entries and quantity.of not in OF_PARTS:  # what runs again in the same pass is recomputed
             return
@@ -147,8 +159,8 @@ class Quantities:
     def _fail(self, quantity: Quantity, entry: int, error: Exception) -> None:
         """Counted once a step, however many blocks it concerns."""
         of_entries = self._failed.setdefault(quantity.name, {})
-        number = entry - (quantity.axis == "activation")
-        where = self._blocks.get(number, "the first block's input")
+        names = self._outputs if quantity.axis == "activation" else self._blocks
+        where = names.get(entry, "the first block's input")
         of_entries[entry] = f"its function failed at {where}: {type(error).__name__}: {error}"
         if len(of_entries) == 1:
             self._report(quantity, of_entries[entry], error)
@@ -224,8 +236,9 @@ def _added(one: Partials | None, other: Partials) -> Partials:
 class Harmless(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises InvalidArgument before an operation that would change the training, or make it wait for the device."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_wait: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._may_wait = may_wait
         self._own: set[int] = set()
         """Memory that was allocated within."""
 
@@ -242,7 +255,7 @@ class Harmless(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise InvalidArgument(
                 f"it must not draw from the global random state ({func}); use a torch.Generator of its own"
             )
-        if _waits(func, args) or _leaves_device(func, given, kwargs):
+        if not self._may_wait and (_waits(func, args) or _leaves_device(func, given, kwargs)):
             raise InvalidArgument(
                 f"it must not wait for the device ({func}); compute with tensors instead, as torch.where does"
             )

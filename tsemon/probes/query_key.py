@@ -1,7 +1,8 @@
 """Find the weights and biases that make queries and keys, however a model names and packs them.
 
-D width, H query heads, K key heads, d head width. A packed projection holds values, too; what makes queries and keys are
-rows of it (columns in GPT-2's `Conv1D`).
+D width, H query heads, K key heads, d head width. In a packed projection, which also makes values, queries and keys have
+rows of their own (columns in GPT-2's `Conv1D`). Latent attention (DeepSeek's MLA) makes queries and keys in two steps, and
+both count. The first step makes keys and values at once, and counts as a whole. Norms of queries and keys do not count.
 """
 
 from __future__ import annotations
@@ -11,29 +12,39 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from tsemon.probes.discovery import held, is_conv1d
+from tsemon.probes.discovery import held, is_conv1d, is_linear, widths
 from tsemon.probes.groups import is_sharded, local
 
-SEPARATE = frozenset(
-    f"{before}{letter}{after}"
-    for letters, before, after in (
-        (("query", "key", "q", "k", "wq", "wk"), "", ""),
-        (("q", "k", "query", "key"), "", "proj"),
-        (("q", "k", "query", "key"), "", "projection"),
-        (("q", "k", "query", "key"), "to", ""),
-        (("q", "k", "query", "key"), "linear", ""),
-        (("q", "k", "query", "key"), "", "linear"),
-        (("q", "k"), "", "lin"),
-    )
-    for letter in letters
-) | {"toquerykey"}
-"""Projections of queries, of keys, or of both without values; in lower case and without underscores."""
-PACKED = frozenset({"qkv", "qkvproj", "wqkv", "cattn", "inproj", "toqkv", "toquerykeyvalue", "querykeyvalue"})
-"""Projections of queries, keys and values together."""
-INTERLEAVED = "querykeyvalue"
-"""GPT-NeoX's and BLOOM's: query, key and value of the first head, then those of the second."""
-NUM_HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "heads")
-NUM_KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_n_heads")
+
+def _named(letter: str, word: str) -> set[str]:
+    """Names of a projection of queries or of keys; in lower case and without underscores."""
+    patterns = ("{}", "{}proj", "{}projection", "to{}", "linear{}", "{}linear", "linear{}proj")
+    short = {pattern.format(letter) for pattern in ("w{}", "c{}", "{}lin", "add{}proj")}
+    return {pattern.format(name) for name in (letter, word) for pattern in patterns} | short | {f"{word}global"}
+
+
+QUERIES = _named("q", "query") | {"qaproj", "qbproj", "wqa", "wqb", "linearqdownproj", "linearqupproj"}
+KEYS = _named("k", "key") | {"kvaproj", "kvaprojwithmqa", "wkva", "linearkvdownproj"}
+BOTH = {"toquerykey", "querykey"}
+"""Queries and keys without values."""
+PACKED = {"qkv", "qkvproj", "qkvlinear", "wqkv", "cattn", "attproj", "inproj", "linearqkv", "toqkv"}
+PACKED |= {"toquerykeyvalue", "querykeyvalue"}
+"""Queries, keys and values."""
+KEYS_AND_VALUES = {"kv", "tokv", "kvproj", "wkv"}
+LATENT_KEYS_AND_VALUES = {"kvbproj", "wkvb", "linearkvupproj"}
+"""Made of the latent: key without positions and value of the first head, then of the second."""
+OF_ANOTHER = "indexer"
+"""A part of an attention whose queries and keys choose which keys the attention sees."""
+BIASES = {"qbias", "querybias", "kbias", "keybias"}
+
+NUM_HEADS = ("num_attention_heads_per_partition", "num_heads", "num_attention_heads", "n_head", "n_heads", "heads")
+NUM_KEY_HEADS = (
+    *("num_query_groups_per_partition", "num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_n_heads"),
+    *("n_query_groups", "num_query_groups"),
+)
+HEAD_WIDTH = ("hidden_size_per_attention_head", "head_dim", "head_size")
+
+Stretches = tuple[tuple[int, int], ...]
 
 
 class Slices(NamedTuple):
@@ -45,7 +56,7 @@ class Slices(NamedTuple):
     """None: all of it."""
 
     def of(self, tensor: Tensor) -> Iterator[Tensor]:
-        """What this process holds of them, in the parameter or in what has its shape, such as its gradient."""
+        """This process's part of the rows, of the parameter or of a tensor of its shape, such as its gradient."""
         held, offset = local(tensor), 0
         if not self.stretches:
             yield held
@@ -60,20 +71,65 @@ class Slices(NamedTuple):
 
 
 def queries_and_keys(attention: nn.Module) -> list[Slices] | str:
-    """The parameters that make queries and keys in this module, or why they cannot be told."""
-    found = list[Slices]()
-    for name, module in attention.named_modules():
-        kind = name.rpartition(".")[2].lower().replace("_", "")
+    """The parameters that make queries and keys in this module, or why they are unknown."""
+    found, missing = list[Slices](), {"queries", "keys"}
+    for name, module in _projections(attention):
+        kind = _kind(name)
         if isinstance(module, nn.MultiheadAttention):
             found += _of_multihead(module)
-        elif kind in SEPARATE:
-            found += [Slices(parameter) for parameter in module.parameters()]
-        elif kind in PACKED and isinstance(weight := held(module, "weight"), nn.Parameter):
-            stretches = _stretches(kind, attention, module, weight)
+            missing.clear()
+        elif kind in QUERIES | KEYS | BOTH:
+            found += [Slices(parameter) for own, parameter in module.named_parameters() if "norm" not in own]
+            missing -= _made_by(kind)
+        else:
+            stretches = _stretches(kind, attention, name, _base(module))
             if stretches is None:
                 return f"cannot tell queries and keys from values in {name} of {type(attention).__name__}"
-            found += _packed(module, weight, stretches)
-    return found or f"found no projection of queries and keys in {type(attention).__name__}"
+            found += _packed(module, stretches)
+            missing -= _made_by(kind)
+    for name, parameter in attention.named_parameters():  # by itself, in no layer: XLNet's projections, BEiT's biases
+        kind = _kind(name)
+        if kind in BIASES or (kind in QUERIES | KEYS and parameter.ndim > 1):
+            found.append(Slices(parameter))
+            missing -= _made_by(kind)
+    if missing:
+        return f"found no projection of {' and '.join(sorted(missing, reverse=True))} in {type(attention).__name__}"
+    return found
+
+
+def _projections(attention: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that make queries or keys, without their own parts."""
+    outer: list[str] = []
+    for name, module in attention.named_modules():
+        kind = _kind(name)
+        if any(name.startswith(f"{one}.") for one in outer) or OF_ANOTHER in name.split("."):
+            continue
+        is_whole = kind in QUERIES | KEYS | BOTH and any(True for _ in module.parameters())
+        is_part = kind in PACKED | KEYS_AND_VALUES | LATENT_KEYS_AND_VALUES and _weight(module) is not None
+        if isinstance(module, nn.MultiheadAttention) or is_whole or is_part:
+            outer.append(name)
+            yield name, module
+
+
+def _made_by(kind: str) -> set[str]:
+    if kind in BOTH | PACKED:
+        return {"queries", "keys"}
+    return {"queries"} if kind in QUERIES else {"keys"} if kind not in BIASES else set()
+
+
+def _kind(name: str) -> str:
+    return name.rpartition(".")[2].lower().replace("_", "")
+
+
+def _base(module: nn.Module) -> nn.Module:
+    """The layer that an adapter of peft wraps, or the module itself."""
+    base = vars(module)["_modules"].get("base_layer")
+    return base if isinstance(base, nn.Module) else module
+
+
+def _weight(module: nn.Module) -> nn.Parameter | None:
+    weight = held(_base(module), "weight")
+    return weight if isinstance(weight, nn.Parameter) and weight.ndim == 2 else None
 
 
 def _of_multihead(module: nn.MultiheadAttention) -> Iterator[Slices]:
@@ -86,48 +142,95 @@ def _of_multihead(module: nn.MultiheadAttention) -> Iterator[Slices]:
             yield Slices(separate)
 
 
-def _packed(module: nn.Module, weight: nn.Parameter, stretches: tuple[tuple[int, int], ...]) -> Iterator[Slices]:
-    yield Slices(weight, _output_axis(module), stretches)
-    if isinstance(bias := held(module, "bias"), nn.Parameter):
+def _packed(module: nn.Module, stretches: Stretches) -> Iterator[Slices]:
+    base = _base(module)
+    if (weight := _weight(module)) is not None:
+        yield Slices(weight, _output_axis(base), stretches)
+    if isinstance(bias := held(base, "bias"), nn.Parameter):
         yield Slices(bias, 0, stretches)
+    for name, parameter in module.named_parameters() if base is not module else ():
+        if "lora_A" in name:
+            yield Slices(parameter)
+        elif "lora_B" in name or "lora_magnitude" in name:
+            yield Slices(parameter, 0, stretches)
 
 
-def _stretches(
-    kind: str, attention: nn.Module, module: nn.Module, weight: nn.Parameter
-) -> tuple[tuple[int, int], ...] | None:
-    axis = _output_axis(module)
+def _stretches(kind: str, attention: nn.Module, name: str, base: nn.Module) -> Stretches | None:
+    """Places of the rows that make queries and keys, None if unknown."""
+    weight = held(base, "weight")
+    assert weight is not None  # or it were none of `_projections`
+    axis = _output_axis(base)
     rows, width = weight.shape[axis], weight.shape[1 - axis]
-    heads, key_heads = (_number(attention, names) for names in (NUM_HEADS, NUM_KEY_HEADS))
-    if "CodeGen" in type(attention).__name__:
-        return None  # split over the accelerators that it was trained on, and in the order query, value, key
-    if kind == INTERLEAVED or (kind == "cattn" and getattr(attention, "multi_query", None) is False):
-        if rows != 3 * width or not heads or rows % (3 * heads):
+    parent = attention.get_submodule(name.rpartition(".")[0])
+    holders = [parent, attention, getattr(attention, "config", None)]
+    linears = [widths(module) for module in attention.modules() if is_linear(module)]
+    if kind in LATENT_KEYS_AND_VALUES:
+        names = ("qk_nope_head_dim", *(("qk_head_dim",) if kind == "linearkvupproj" else ()))
+        key, value = _number(holders, names), _number(holders, ("v_head_dim",))
+        if not key or not value or rows % (key + value):
             return None
-        size = rows // (3 * heads)
-        return tuple((3 * head * size, (3 * head + 2) * size) for head in range(heads))
-    if rows == 3 * width and key_heads in (None, heads):
-        return ((0, 2 * width),)
-    if heads and getattr(attention, "multi_query", False):
+        return tuple((start, start + key) for start in range(0, rows, key + value))
+    heads, key_heads, head_width = (_number(holders, names) for names in (NUM_HEADS, NUM_KEY_HEADS, HEAD_WIDTH))
+    if kind in KEYS_AND_VALUES:
+        queries = {
+            given for own, module in attention.named_modules() if _kind(own) in QUERIES for given in _out(module)
+        }
+        is_half = rows // 2 in queries if not (key_heads and head_width) else rows == 2 * key_heads * head_width
+        return ((0, rows // 2),) if is_half and rows % 2 == 0 else None
+
+    kinds = {type(parent).__name__, type(attention).__name__}
+    if any("CodeGen" in of for of in kinds):
+        return None  # split over the accelerators that it was trained on, and in the order query, value, key
+    multi_query = getattr(attention, "multi_query", None)
+    is_new_falcon = bool(getattr(attention, "new_decoder_architecture", False))
+    has_groups = kind == "linearqkv" or is_new_falcon or any(of in GROUPED for of in kinds)
+    is_by_head = (
+        (kind == "querykeyvalue" and not multi_query)
+        or (kind == "cattn" and multi_query is False)
+        or getattr(attention, "head_first", None) is True  # timm's MaxViT
+        or any("Lightning" in of for of in kinds)  # MiniMax
+    )
+    if multi_query and not is_new_falcon:
         key_heads = 1
-    if not heads or not key_heads or rows % (heads + 2 * key_heads):
+    elif is_by_head and not has_groups:
+        key_heads = heads
+    elif key_heads in (None, heads) and not has_groups:
+        is_thirds = rows == 3 * width or any(3 * into == rows for into, _ in linears)
+        return ((0, rows // 3 * 2),) if is_thirds and rows % 3 == 0 else None
+    key_heads = heads if has_groups and key_heads is None else key_heads
+    if not heads or not key_heads or heads % key_heads or rows % (heads + 2 * key_heads):
         return None
-    return ((0, rows // (heads + 2 * key_heads) * (heads + key_heads)),)
+    size = rows // (heads + 2 * key_heads)
+    if head_width not in (None, size):
+        return None
+    if not (has_groups or is_by_head):
+        return ((0, size * (heads + key_heads)),)
+    of_group = size * (heads // key_heads + 2)
+    return tuple((start, start + of_group - size) for start in range(0, rows, of_group))
+
+
+GROUPED = {"FusedQKVLinear", "InternLM2Attention", "InternLM2FlashAttention2", "InternLM2SdpaAttention"}
+"""Modules that hold a projection in which each key head's queries, key and value follow each other, as in Megatron-LM."""
+
+
+def _out(module: nn.Module) -> list[int]:
+    return [widths(part)[1] for part in module.modules() if is_linear(part)]
 
 
 def _output_axis(module: nn.Module) -> int:
     return 1 if is_conv1d(module) else 0
 
 
-def _number(attention: nn.Module, names: tuple[str, ...]) -> int | None:
-    for holder in (attention, getattr(attention, "config", None)):
+def _number(holders: list[Any], names: tuple[str, ...]) -> int | None:
+    for holder in holders:
         for name in names:
-            if isinstance(number := getattr(holder, name, None), int):
+            if isinstance(number := getattr(holder, name, None), int) and not isinstance(number, bool):
                 return number
     return None
 
 
 def _offset(tensor: Any, axis: int) -> int:
-    """Where along the axis this process's part begins."""
+    """Start of this process's part along the axis."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)

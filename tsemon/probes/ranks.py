@@ -179,6 +179,8 @@ class Stages(NamedTuple):
     """The number of this process's first block."""
     size: int
     """How many processes hold the same blocks."""
+    ranks: list[int]
+    """One rank of each stage, in the order of depth."""
 
 
 def arrange(of_all: list[tuple[int | None, list[str]]], rank: int) -> Stages:
@@ -199,7 +201,8 @@ def arrange(of_all: list[tuple[int | None, list[str]]], rank: int) -> Stages:
     names = [name for _, names in stages for name in names]
     if len(set(names)) < len(names):
         names = [f"stage{place}.{name}" for place, (_, names) in enumerate(stages) for name in names]
-    return Stages(names, sum(len(names) for _, names in stages[:own]), keys.count(keys[rank]))
+    first = sum(len(names) for _, names in stages[:own])
+    return Stages(names, first, keys.count(keys[rank]), [keys.index(stage) for stage in stages])
 
 
 GIVEN, NUM_GIVEN = "given.", "#"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from tsemon.measures.sums import NOTHING, Partial, Partials
@@ -28,6 +29,8 @@ class Reading:
     layers: dict[str, Tensor | OnHost] = field(default_factory=dict)
     heads: dict[str, Tensor | OnHost] = field(default_factory=dict)
     scalars: dict[str, Tensor | OnHost | float] = field(default_factory=dict)
+    notes: list[OnHost] = field(default_factory=list)
+    """What only the host can say something about: their results go nowhere."""
     agreed: Tensor | None = None
     """The largest of what each of several ranks passed to `Probe.collect`."""
 
@@ -55,6 +58,10 @@ def stacked(values: Iterable[Tensor | None], absent: float = 0.0) -> Tensor:
     values = list(values)
     first = next(value for value in values if value is not None)
     shape = [max(sizes) for sizes in zip(*(value.shape for value in values if value is not None), strict=True)]
+    if all(value is None or [*value.shape] == shape for value in values):
+        absent_value = first.new_full(shape, absent)
+        of_all = [absent_value if value is None else value for value in values]
+        return torch.stack([value.to(first.device, first.dtype, non_blocking=True) for value in of_all])
     result = first.new_full((len(values), *shape), absent)
     for entry, value in enumerate(values):
         if value is not None:

@@ -41,7 +41,6 @@ def after_adam(
     optimizer: torch.optim.Optimizer,
     setting: dict[str, Any],
     params: Sequence[nn.Parameter],
-    shares: Sequence[float],
     w_w_P: Tensor,
     gradients: Sequence[Tensor] | None = None,
 ) -> Update:
@@ -55,24 +54,21 @@ def after_adam(
         [local(state["exp_avg"]) for state in states],
         [local(state[second]) for state in states],
         step_P,
-        w_w_P.to(device, non_blocking=True),
+        w_w_P.to(device, non_blocking=device.type != "cpu"),
         lr=setting["lr"],
         betas=setting["betas"],
         eps=setting["eps"],
         decay=setting["lr"] * setting["weight_decay"] if _is_decoupled(optimizer, setting) else 0.0,
-        share_P=_vector(shares, step_P),
         gradients=gradients,
     )
     return _unless_skipped(optimizer, update)
 
 
-def before_sgd(
-    optimizer: torch.optim.Optimizer, setting: dict[str, Any], params: Sequence[nn.Parameter], shares: Sequence[float]
-) -> Update:
-    """Of a step of SGD that is about to be made, without a closure."""
+def before_sgd(optimizer: torch.optim.Optimizer, setting: dict[str, Any], params: Sequence[nn.Parameter]) -> Update:
+    """Return the update of the next step of SGD, which has no closure."""
     scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales the gradients itself
     factor, sign = -setting["lr"], -1.0 if setting["maximize"] else 1.0
-    squared, dot = list[Tensor](), list[Tensor]()
+    all_now, steps = list[Tensor](), list[Tensor]()
     for p in params:
         assert p.grad is not None
         now, gradient = local(p), local(p.grad) * sign
@@ -87,18 +83,9 @@ def before_sgd(
             weight_decay=setting["weight_decay"],
             nesterov=setting["nesterov"],
         )
-        squared.append(squares([step]).squeeze(0))
-        dot.append(dots([step], [now]).squeeze(0))
-    share_P = _vector(shares, squared[0])
-    update = Update((torch.stack(squared) * share_P).sum() * factor**2, (torch.stack(dot) * share_P).sum() * factor)
-    return _unless_skipped(optimizer, update)
-
-
-def _vector(values: Sequence[float], like: Tensor) -> Tensor | float:
-    """Of equal values the one: no copy to the device."""
-    if len(set(values)) == 1:
-        return values[0]
-    return torch.stack([like.new_full((), value) for value in values])
+        all_now.append(now)
+        steps.append(step)
+    return _unless_skipped(optimizer, Update(squares(steps) * factor**2, dots(steps, all_now) * factor))
 
 
 def _unless_skipped(optimizer: torch.optim.Optimizer, update: Update) -> Update:
@@ -106,8 +93,9 @@ def _unless_skipped(optimizer: torch.optim.Optimizer, update: Update) -> Update:
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is None:
         return update
-    is_made = found_inf.to(update.squared.device, non_blocking=True).squeeze() == 0
-    return update._replace(squared=torch.where(is_made, update.squared, 0.0), dot=torch.where(is_made, update.dot, 0.0))
+    is_made = found_inf.to(update.squared_P.device, non_blocking=True).squeeze() == 0
+    squared_P, dot_P = (torch.where(is_made, value_P, 0.0) for value_P in update[:2])
+    return update._replace(squared_P=squared_P, dot_P=dot_P)
 
 
 def _is_decoupled(optimizer: torch.optim.Optimizer, setting: dict[str, Any]) -> bool:

@@ -103,7 +103,7 @@ def panels_over_time() -> Iterator[Builder[models.Panel]]:
     yield lines("Loss", over_time(f"max by (run_id) (tsemon_run_loss{OF_RUN})", "loss"), about=MARKS)
     yield lines(
         "Token similarity of each layer",
-        over_time(f"max by (layer) (tsemon_layer_token_similarity{OF_RUN})", "{{layer}}"),
+        over_time(f"max by (stack, layer) (tsemon_layer_token_similarity{OF_RUN})", "{{stack}} {{layer}}"),
         unit="percentunit",
         about=MARKS,
     )

@@ -111,7 +111,3 @@ def layer_groups(num_layers: int, num_groups: int) -> list[range]:
     num_groups = min(num_groups, num_layers)
     edges = [round(i * num_layers / num_groups) for i in range(num_groups + 1)]
     return [range(start, end) for start, end in pairwise(edges)]
-
-
-def group_name(group: range) -> str:
-    return str(group.start) if len(group) == 1 else f"{group.start}-{group.stop - 1}"

@@ -236,11 +236,11 @@ def _at_a_glance(glance: Glance | None, bars: str) -> list[Cell]:
         (sparkline(fitted(curve, CURVE_WIDTH), bars=bars, gap=NOT_FINITE), "cyan"),
         "-"
         if worst is None
-        else (f"{worst.layer}: not finite", "bold red")
+        else (f"{worst.label or worst.layer}: not finite", "bold red")
         if worst.metric in ("nonfinite", "nonfinite_entries")  # the value is how much is not
-        else (f"{worst.layer}: {worst.metric} is not finite", "bold red")
+        else (f"{worst.label or worst.layer}: {worst.metric} is not finite", "bold red")
         if worst.value is None
-        else f"{worst.layer}: {worst.value:.3f}",
+        else f"{worst.label or worst.layer}: {worst.value:.3f}",
     ]
 
 
@@ -309,7 +309,8 @@ def _blocks(run: RunDetail) -> str:
     if not run.blocks:
         return "-"
     ends = run.blocks[0] if len(run.blocks) == 1 else f"{run.blocks[0]} to {run.blocks[-1]}"
-    return f"{len(run.blocks)}: {ends}"
+    stacks = f" in {len(run.stacks)} stacks, {run.depth}" if len(run.stacks) > 1 else ""
+    return f"{len(run.blocks)}{stacks}: {ends}"
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Cell]]:

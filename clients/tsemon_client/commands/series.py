@@ -44,7 +44,13 @@ def series(
         str | None,
         typer.Argument(help="What to show; without, the run's metrics are listed.", autocompletion=complete_metric),
     ] = None,
-    layer: Annotated[int | None, typer.Option(help="From 0; -1 is the last, -2 the one before it.")] = None,
+    layer: Annotated[
+        str | None,
+        typer.Option(
+            "--layer",
+            help='From 0; -1 is the last, -2 the one before it. In a model with several stacks also "decoder 3".',
+        ),
+    ] = None,
     head: Annotated[int | None, typer.Option(help="From 0, for a metric that is recorded per head.", min=0)] = None,
     from_step: Annotated[int | None, typer.Option("--from", help="The first step.", min=0)] = None,
     to_step: Annotated[int | None, typer.Option("--to", help="The last step.", min=0)] = None,
@@ -84,7 +90,8 @@ def series(
             return
         width = (console.width if console else 80) - AXIS_WIDTH
         wanted = points or (1000 if is_table or as_json or as_csv else 2 * width)
-        asked = client.series(found.run_id, metric, layer=layer, head=head, **within, points=wanted)
+        which = None if layer is None else _number(layer, found, metric)
+        asked = client.series(found.run_id, metric, layer=which, head=head, **within, points=wanted)
     if as_json:
         print_json(asked.model_dump(mode="json"))
     elif as_csv:
@@ -96,6 +103,16 @@ def series(
         print_table([Column(name, right=True) for name in BUCKET], rows)
     else:
         _draw(asked, found, max(width, 10))
+
+
+def _number(layer: str, run: RunDetail, metric: str) -> int:
+    """Raises InvalidArgument, and UnknownLayer for a stack that the model does not have."""
+    stack, _, index = layer.strip().rpartition(" ")
+    try:
+        return run.layer(metric, stack, int(index)) if stack else int(index)
+    except ValueError:
+        example = f" or {run.stacks[-1].name!r} and a number" if len(run.stacks) > 1 else ""
+        raise InvalidArgument(f"--layer takes a number{example}, got {layer!r:.80}") from None
 
 
 def _check_is_recorded(metric: str, run: RunDetail) -> None:
@@ -126,7 +143,7 @@ def _in_range(from_step: int | None, to_step: int | None) -> str:
 
 
 def _title(asked: Series, run: RunDetail) -> str:
-    where = "" if asked.layer is None else f", layer {asked.layer}"
+    where = "" if asked.layer is None else f", layer {run.layer_name(asked.metric, asked.layer)}"
     where += "" if asked.head is None else f", head {asked.head}"
     return f"{run.project}/{run.run}: {asked.metric}{where}"
 
@@ -174,7 +191,8 @@ def _show_layers(heat: Heatmap, run: RunDetail, is_table: bool, as_json: bool, a
         say(f"{run.project}/{run.run}: {heat.metric}: no samples", err=True)
         return
     if is_table:
-        columns = [Column("step", right=True), *(Column(str(layer), right=True) for layer in range(heat.layers))]
+        names = [run.depth.label(layer, heat.layers) for layer in range(heat.layers)]
+        columns = [Column("step", right=True), *(Column(name, right=True) for name in names)]
         print_table(
             columns, [[_step(step), *map(number, values)] for step, values in zip(heat.step, heat.values, strict=True)]
         )
@@ -188,9 +206,8 @@ def _show_layers(heat: Heatmap, run: RunDetail, is_table: bool, as_json: bool, a
     rows: list[list[Cell]] = []
     for layer, values in enumerate(by_layer):
         curve = sparkline(fitted(values, width), low=low, high=high, bars=bars_for(console))
-        rows.append(
-            [str(layer), (curve, "cyan"), number(values[0]), number(values[-1]), (_block(run, heat, layer), "dim")]
-        )
+        name, block = run.depth.label(layer, heat.layers), (_block(run, heat, layer), "dim")
+        rows.append([name, (curve, "cyan"), number(values[0]), number(values[-1]), block])
     print_table(
         [
             Column("layer", right=True),
@@ -204,12 +221,11 @@ def _show_layers(heat: Heatmap, run: RunDetail, is_table: bool, as_json: bool, a
 
 
 def _block(run: RunDetail, heat: Heatmap, layer: int) -> str:
-    """Activations have an entry more than there are blocks: the first block's input."""
-    inputs = heat.layers - len(run.blocks)
-    if inputs == 1 and layer == 0:
-        return "input"
-    index = layer - inputs if inputs in (0, 1) else -1
-    return run.blocks[index] if 0 <= index < len(run.blocks) else ""
+    """The name of its block; nothing if the run has had another model meanwhile."""
+    found = run.depth.entry(layer, heat.layers)
+    if found is None:
+        return ""
+    return "input" if found.block is None else run.blocks[found.block]
 
 
 def _list_metrics(run: RunDetail, as_json: bool, as_csv: bool) -> None:

@@ -18,16 +18,7 @@ from tsemon.errors import UNANSWERED, UnknownMetric, UnknownRun
 from tsemon.terminal import ago, count, examples, number, print_json_line, printable, say, terminal
 from tsemon_client.commands.alerts import OVERLAP, SEVERITY_STYLES, state_of, step_of, told_of, told_step_of
 from tsemon_client.commands.completion import complete_metric, complete_run
-from tsemon_client.commands.drawing import (
-    NO_VALUE,
-    NOT_FINITE,
-    bars_for,
-    fitted,
-    group_name,
-    layer_groups,
-    mean,
-    sparkline,
-)
+from tsemon_client.commands.drawing import NO_VALUE, NOT_FINITE, bars_for, fitted, layer_groups, mean, sparkline
 from tsemon_client.commands.finding import find_run
 from tsemon_client.commands.listening import looks
 from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, Server, connect
@@ -170,13 +161,28 @@ class Watched:
     def groups_of(self, heat: Heatmap) -> Iterator[tuple[range, list[float | None]]]:
         """Each group of layers, and per column its mean; None where one of them is not finite, which a mean would hide."""
         bad = heat.nonfinite or [[value is None for value in values] for values in heat.values]
-        for group in layer_groups(heat.layers, self.num_groups):
+        for group in self._groups(heat):
             layers = [layer for layer in group if layer in self.measured[heat.metric]]
             means = [
                 None if any(bad_here[layer] for layer in layers) else mean([values[layer] for layer in layers])
                 for values, bad_here in zip(heat.values, bad, strict=True)
             ]
             yield group, means
+
+    def _groups(self, heat: Heatmap) -> list[range]:
+        """Neighbouring layers of one stack."""
+        assert self.run is not None
+        spans = self.run.depth.spans(heat.layers)
+        if spans[-1].stop != heat.layers:  # of an attempt with another model
+            spans = [range(heat.layers)]
+        num_groups = math.ceil(self.num_groups / len(spans))
+        return [span[g.start : g.stop] for span in spans for g in layer_groups(len(span), num_groups)]
+
+    def group_name(self, group: range, heat: Heatmap) -> str:
+        """Such as "0-2", or "decoder 0-2" in a model with several stacks."""
+        assert self.run is not None
+        first, last = (self.run.depth.label(layer, heat.layers) for layer in (group[0], group[-1]))
+        return first if len(group) == 1 else f"{first}-{last.rpartition(' ')[2]}"
 
     @property
     def is_over(self) -> bool:
@@ -238,7 +244,7 @@ def _picture(watched: Watched, console: Console, trouble: str) -> Group:
         known = [value for values in heat.values for value in values if value is not None]
         ends = (min(known), max(known)) if known else None
         for group, means in watched.groups_of(heat):
-            name = f"  layer {group_name(group)}" if len(group) == 1 else f"  layers {group_name(group)}"
+            name = f"  layer{'s' if len(group) > 1 else ''} {watched.group_name(group, heat)}"
             is_measured = not watched.measured[heat.metric].isdisjoint(group)
             lines.append(_curve(name, means, width, bars, ends, NOT_FINITE if is_measured else NO_VALUE))
     if watched.run.latest is None:
@@ -391,8 +397,9 @@ def _samples(watched: Watched) -> Iterator[dict[str, Any]]:
             by_step.setdefault(step, {"step": step})["loss"] = value
     for heat in watched.layers:
         for group, means in watched.groups_of(heat):
+            name = watched.group_name(group, heat)
             for step, value in zip(heat.step, means, strict=True):
-                by_step.setdefault(step, {"step": step}).setdefault(heat.metric, {})[group_name(group)] = value
+                by_step.setdefault(step, {"step": step}).setdefault(heat.metric, {})[name] = value
     for step in sorted(by_step):
         yield by_step[step]
 
@@ -401,7 +408,7 @@ def _as_line(sample: dict[str, Any]) -> str:
     parts = []
     for name, value in sample.items():
         if isinstance(value, dict):
-            parts += [f"{name}.{group}={_word(one)}" for group, one in value.items()]
+            parts += [f"{name}.{group.replace(' ', '.')}={_word(one)}" for group, one in value.items()]
         else:
             parts.append(f"{name}={value if name == 'step' else _word(value)}")
     return " ".join(parts)

@@ -18,6 +18,7 @@ from tsemon_server.alerts.book import AlertBook
 from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.rules.state import State, UnreadableState
 from tsemon_server.rules.views import views_of
+from tsemon_server.store.ledger.runs import Model
 from tsemon_server.store.writing import Writer
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Watch:
         """Let the rules read new `frames` of the current attempt, which are stored; the ids of the alerts this resolved."""
         in_force = self._active.of(writer.rules)
         state = self._state(writer, in_force.evaluator, run_id, attempt)
-        frozen = frozenset(writer.runs.frozen_blocks(run_id, attempt))
+        model = writer.runs.model(run_id, attempt)
         book = AlertBook(writer.alerts, run_id, attempt, in_force.versions)
         last_step = -1 if state.last_step is None else state.last_step
         late = [frame.step for frame in frames if frame.step <= last_step]
@@ -63,7 +64,7 @@ class Watch:
             state, since_step = before, -1 if before.last_step is None else before.last_step
             frames = writer.frames.after(run_id, attempt, since_step)
             book.go_back_to(since_step, in_force.evaluator.rules)
-        self._read(writer, in_force, state, book, frames, frozen)
+        self._read(writer, in_force, state, book, frames, model)
         book.close()
         self._keep(writer, in_force.evaluator, state, run_id, attempt)
         return book.resolved
@@ -75,9 +76,9 @@ class Watch:
         state: State,
         book: AlertBook,
         frames: Sequence[Frame],
-        frozen: frozenset[int],
+        model: Model,
     ) -> None:
-        for view in views_of(frames, frozen):
+        for view in views_of(frames, *model):
             began = time.perf_counter()
             try:
                 events = in_force.evaluator.advance(state, view)

@@ -5,7 +5,7 @@ Legend: M metrics, L layers, C columns: heads, or 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tsemon.catalogue import CATALOGUE
+from tsemon.stacks import Stacks
 from tsemon_server.exposition.text import Family, FamilyKind, as_spelled, labels_of, number, sanitised
 from tsemon_server.filling import filled
 from tsemon_server.settings import MetricsSettings
@@ -67,7 +68,8 @@ class Shown(NamedTuple):
     left_out: LeftOut
 
 
-Templates = dict[tuple[str, str, int, int], str]
+TemplateKey = tuple[str, str, int, int, str]
+Templates = dict[TemplateKey, str]
 """The lines of one metric of one run with places for the values: nearly all of a page is the same at each scrape."""
 
 
@@ -145,13 +147,15 @@ def _add_run(
     chosen, left_out = _chosen(arrays, frozenset(), limits.max_scalars)
     page.left_out.series += len(AGGREGATES) * len(left_out)
     arrays = {name: arrays[name] for name in chosen if len(arrays[name])}
-    _add_aggregates(page, run, labels, arrays)
     num_digits = max(2, len(str(max(map(len, arrays.values()), default=1) - 1)))
-    for name, array in arrays.items():
-        if name in limits.layers or ALL in limits.layers:
-            key = (run_id, name, len(array), num_digits)
+    for stack, own in _by_stack(arrays, run.stacks):
+        _add_aggregates(page, run, f"{labels[:-2]}{_label_of(stack)}}} ", own)
+        for name, array in own.items():
+            if name not in limits.layers and ALL not in limits.layers:
+                continue
+            key = (run_id, name, len(array), num_digits, stack)
 
-            def add(key: tuple[str, str, int, int] = key, array: Floats = array) -> None:
+            def add(key: TemplateKey = key, array: Floats = array) -> None:
                 used[key] = templates.get(key) or _template(*key)
                 lines = used[key] % tuple(_over_heads(array).tolist())
                 lines = lines if np.isfinite(array).all() else as_spelled(lines)
@@ -247,12 +251,20 @@ def _merged(run: LiveRun) -> tuple[Values, int]:
             "heads": filled(first["heads"], other["heads"]),
         }
     num_nonfinite = sum(
-        int(np.isinf(array).sum()) + (int(np.isnan(array).sum()) if name in NEVER_UNDEFINED else 0)
+        int(np.isinf(array).sum()) + (_num_undefined(array, run.stacks) if name in NEVER_UNDEFINED else 0)
         for name, array in chain(*(found.items() for found in first.values()))
     )
     for other in run.others:
         first = {kind: {**other[kind], **first[kind]} for kind in first}
     return first, num_nonfinite
+
+
+def _num_undefined(array: Floats, stacks: Stacks | None) -> int:
+    """Count the NaN, except at the inputs of later stacks: DETR's decoder starts from zeros, which have no similarity."""
+    is_undefined = np.isnan(array)
+    if stacks is not None and is_undefined.shape == (stacks.num_states,):
+        is_undefined[[span.start for span in stacks.spans(stacks.num_states)[1:]]] = False
+    return int(is_undefined.sum())
 
 
 def _chosen(names: Iterable[str], reserved: frozenset[str], most: int) -> tuple[list[str], list[str]]:
@@ -278,10 +290,25 @@ def _over_heads(array: Floats) -> Floats:
         return np.asarray(total / is_known.sum(axis=1))
 
 
-def _template(run_id: str, metric: str, num_layers: int, num_digits: int) -> str:
-    name = f"tsemon_layer_{sanitised(metric)}"
+def _by_stack(arrays: Mapping[str, Floats], stacks: Stacks | None) -> Iterator[tuple[str, Mapping[str, Floats]]]:
+    """The name of each stack and its part of the arrays; no name and all of them if there is one stack."""
+    if stacks is None or len(stacks.each) < 2:
+        yield "", arrays
+        return
+    lengths = stacks.num_blocks, stacks.num_states
+    spans = {name: stacks.spans(len(array)) for name, array in arrays.items() if len(array) in lengths}
+    for place, stack in enumerate(stacks.each):
+        yield stack.name, {name: arrays[name][own[place].start : own[place].stop] for name, own in spans.items()}
+
+
+def _label_of(stack: str) -> str:
+    return f",{labels_of({'stack': stack})[1:-1]}" if stack else ""
+
+
+def _template(run_id: str, metric: str, num_layers: int, num_digits: int, stack: str) -> str:
+    name, label = f"tsemon_layer_{sanitised(metric)}", _label_of(stack).replace("%", "%%")
     # Nine digits tell one float32 from any other.
-    return "".join(f'{name}{{layer="{n:0{num_digits}}",run_id="{run_id}"}} %.9g\n' for n in range(num_layers))
+    return "".join(f'{name}{{layer="{n:0{num_digits}}",run_id="{run_id}"{label}}} %.9g\n' for n in range(num_layers))
 
 
 def _title(metric: str, run: LiveRun) -> str:

@@ -55,10 +55,10 @@ async def _batch(parts: Parts, run_id: str, raw: bytearray) -> service.Batch:
         async with parts.large_bodies:
             return await run_in_threadpool(service.read, parts.store, run_id, raw)
     body = read_frames(raw)
-    num_blocks = parts.store.known_num_blocks(run_id, body.attempt)
-    if num_blocks is None:
-        num_blocks = await run_in_threadpool(parts.store.num_blocks, run_id, body.attempt)
-    return service.batch_of(run_id, body, num_blocks)
+    stacks = parts.store.known_stacks(run_id, body.attempt)
+    if stacks is None:
+        stacks = await run_in_threadpool(parts.store.stacks, run_id, body.attempt)
+    return service.batch_of(run_id, body, stacks)
 
 
 @router.post("/runs/{run_id}/heartbeat")

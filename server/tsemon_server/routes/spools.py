@@ -15,5 +15,5 @@ def list_spools(run_id: RunId, parts: TheParts) -> ShownSpools:
     """What was read of each spool of a run, and what could not be."""
     assert parts.view is not None  # the route is only there if the server shows a folder
     with parts.store.read() as reader:
-        reader.runs.num_blocks(run_id, 1)  # a run that nobody knows is told as such
+        reader.runs.stacks(run_id, 1)  # a run that nobody knows is told as such
     return parts.view.spools_of(run_id)

@@ -49,7 +49,8 @@ class Change:
     firing_step: int | None
     since_step: int
     """Where the row of samples began that decided it."""
-    samples: int
+    samples: int | None
+    """None if it is not known, because the alert was about another stack of the model meanwhile."""
 
 
 def advance(rule: Rule, track: Track, verdict: Verdict, step: int) -> Change | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tsemon_server.rules.conditions import Comparison
 from tsemon_server.rules.engine import Change
-from tsemon_server.rules.program import Measure, Slots, View
+from tsemon_server.rules.program import Slots, View
 from tsemon_server.rules.reductions import Array
 from tsemon_server.rules.rule import Compiled
 
@@ -22,15 +22,17 @@ def evidence(
     compiled: Compiled, change: Change, view: View, slots: Slots, window: Mapping[str, Sequence[float]], also: list[str]
 ) -> dict[str, Any]:
     """All that is known of one change, as plain JSON; what is not finite is null."""
+    measures = sorted(compiled.measures)
     return {
         "step": view.step,
-        "conditions": [_held(comparison, slots) for comparison in compiled.comparisons],
-        "layers": {m.name: _profile(m.of(view)) for m in _measures(compiled) if m.kind != "scalar"},
+        **({} if view.stack_name is None else {"stack": view.stack_name}),
+        "conditions": [_held(comparison, slots, view) for comparison in compiled.comparisons],
+        "layers": {m.name: _profile(m.of(view), view) for m in measures if m.kind != "scalar"},
         "numbers": numbers(compiled, slots),
         "held": {"since_step": change.since_step, "samples": change.samples, "steps": view.step - change.since_step},
         "window": _window(window),
         "also_firing": also,
-        "not_measured": [measure.name for measure in _measures(compiled) if measure.of(view) is None],
+        "not_measured": [measure.name for measure in measures if measure.of(view) is None],
     }
 
 
@@ -39,22 +41,23 @@ def numbers(compiled: Compiled, slots: Slots) -> dict[str, float | None]:
     return {name: number(slots[term.index]) for name, term in compiled.evidence.items()}
 
 
-def summary(compiled: Compiled, slots: Slots) -> str:
-    """One sentence: the title, and what was seen."""
+def summary(compiled: Compiled, slots: Slots, view: View) -> str:
+    """One sentence: the title, in which stack if there are several, and what was seen."""
     holding = [comparison for comparison in compiled.comparisons if slots[comparison.holds.index] is True]
     once = {comparison.value.says: comparison for comparison in reversed(holding)}  # of bounds on one value the first
-    seen = [_sentence(_held(comparison, slots)) for comparison in [*reversed(once.values())][:3]]
-    return f"{compiled.rule.title}: {'; '.join(seen)}." if seen else f"{compiled.rule.title}."
+    seen = [_sentence(_held(comparison, slots, view)) for comparison in [*reversed(once.values())][:3]]
+    title = compiled.rule.title + ("" if view.stack_name is None else f" ({view.stack_name})")
+    return f"{title}: {'; '.join(seen)}." if seen else f"{title}."
 
 
-def _held(comparison: Comparison, slots: Slots) -> dict[str, Any]:
+def _held(comparison: Comparison, slots: Slots, view: View) -> dict[str, Any]:
     seen, bounds = slots[comparison.value.index], {}
     shown: dict[str, Any] = {"value": comparison.value.says}
     for name, bound in comparison.bounds:
         bounds[name] = slots[bound.index]
     if isinstance(seen, np.ndarray):
         layer = _farthest(seen, bounds)
-        shown["layer"] = layer
+        shown |= {"layer": None} if layer is None else view.place(layer, len(seen))
         seen = math.nan if layer is None else seen[layer]
         bounds = {
             name: at[layer] if isinstance(at, np.ndarray) and layer is not None else at for name, at in bounds.items()
@@ -76,7 +79,8 @@ def _farthest(values: Array, bounds: Mapping[str, Any]) -> int | None:
 
 
 def _sentence(held: Mapping[str, Any]) -> str:
-    where = f" (layer {held['layer']})" if held.get("layer") is not None else ""
+    layer = held.get("layer")
+    where = "" if layer is None else f" ({held.get('label', f'layer {layer}')})"
     seen = "not finite" if held["seen"] is None else f"{held['seen']:.3g}"
     against = f", {held['against']}" if "against" in held else ""
     bounds = [f"{name.replace('_', ' ')} {held[name]:.3g}{against}" for name in _BOUNDS if held.get(name) is not None]
@@ -86,12 +90,7 @@ def _sentence(held: Mapping[str, Any]) -> str:
 _BOUNDS = "above", "below", "at_least", "at_most"
 
 
-def _measures(compiled: Compiled) -> list[Measure]:
-    """What the rule is made of, and what its further numbers are."""
-    return sorted(compiled.when.measures.union(*(term.measures for term in compiled.evidence.values())))
-
-
-def _profile(values: Any) -> dict[str, dict[str, float | int | None]]:
+def _profile(values: Any, view: View) -> dict[str, dict[str, Any]]:
     """Where it is first, in the middle, last, lowest and highest. Of activations layer 0 is the first block's input."""
     if values is None or not np.size(values):
         return {}
@@ -99,7 +98,8 @@ def _profile(values: Any) -> dict[str, dict[str, float | int | None]]:
     where = {"first": 0, "middle": len(per_layer) // 2, "last": len(per_layer) - 1}
     if np.isfinite(per_layer).any():
         where |= {"lowest": int(np.nanargmin(per_layer)), "highest": int(np.nanargmax(per_layer))}
-    return {name: {"layer": layer, "value": number(per_layer[layer])} for name, layer in where.items()}
+    num = len(per_layer)
+    return {name: view.place(layer, num) | {"value": number(per_layer[layer])} for name, layer in where.items()}
 
 
 def _window(window: Mapping[str, Sequence[float]]) -> list[dict[str, float | None]]:

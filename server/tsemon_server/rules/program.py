@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tsemon.stacks import Stacks
 from tsemon_server.rules.memory import Cell, Memory
 
 NOTHING = np.empty(0)
@@ -24,11 +25,52 @@ class View:
     step: int
     scalars: Mapping[str, float] = field(default_factory=dict)
     layers: Mapping[str, NDArray[np.floating[Any]]] = field(default_factory=dict)
-    """One value per layer; of activations layer 0 is the first block's input, layer k what block k gives."""
+    """One value per layer; of activations layer 0 is the first block's input, layer k the output of the k-th block."""
     heads: Mapping[str, NDArray[np.floating[Any]]] = field(default_factory=dict)
     """(blocks, heads)"""
     frozen: frozenset[int] = frozenset()
     """Blocks, from 0, that are not meant to train."""
+    stacks: Stacks | None = None
+    """None if all blocks are one stack."""
+    stack: int | None = None
+    """Which of the stacks this is a view of; None if it has the layers of all."""
+
+    def of_stacks(self) -> list[View]:
+        """One view per stack, with the layers and heads of this stack only."""
+        if self.stacks is None or self.stack is not None or len(self.stacks.each) < 2:
+            return [self]
+        of_blocks = self.stacks.spans(self.stacks.num_blocks)
+        spans = {self.stacks.num_blocks: of_blocks, self.stacks.num_states: self.stacks.spans(self.stacks.num_states)}
+
+        def cut(arrays: Mapping[str, NDArray[Any]], stack: int) -> dict[str, NDArray[Any]]:
+            """Without arrays that no model with these stacks has."""
+            known = {name: values for name, values in arrays.items() if len(values) in spans}
+            return {name: v[spans[len(v)][stack].start : spans[len(v)][stack].stop] for name, v in known.items()}
+
+        return [
+            replace(
+                self,
+                layers=cut(self.layers, stack),
+                heads=cut(self.heads, stack),
+                frozen=frozenset(block - blocks.start for block in self.frozen if block in blocks),
+                stack=stack,
+            )
+            for stack, blocks in enumerate(of_blocks)
+        ]
+
+    def place(self, layer: int, num_layers: int) -> dict[str, Any]:
+        """How evidence names a layer of an array that has `num_layers` in this view."""
+        if self.stacks is None or self.stack is None:
+            return {"layer": layer}
+        has_input = num_layers > self.stacks.each[self.stack].blocks
+        num_entries = self.stacks.num_states if has_input else self.stacks.num_blocks
+        entry = self.stacks.spans(num_entries)[self.stack].start + layer
+        return {"layer": entry, "label": self.stacks.label(entry, num_entries)}
+
+    @property
+    def stack_name(self) -> str | None:
+        """None if all blocks are one stack."""
+        return None if self.stacks is None or self.stack is None else self.stacks.each[self.stack].name
 
 
 Slots = list[Any]

@@ -94,6 +94,16 @@ class Compiled:
     comparisons: tuple[Comparison, ...]
     evidence: Mapping[str, Term]
 
+    @property
+    def measures(self) -> frozenset[Measure]:
+        """The measures of its condition and of its further numbers."""
+        return self.when.measures.union(*(term.measures for term in self.evidence.values()))
+
+    @property
+    def is_of_layers(self) -> bool:
+        """True if it shows anything of single layers."""
+        return any(measure.kind != "scalar" for measure in self.measures)
+
 
 def rule(part: Part) -> Rule:
     """Read a definition. Raises Mistake."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import struct
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from tsemon_server.rules.engine import Kind, Streak, Track, TrackState
 from tsemon_server.rules.memory import Cell
@@ -17,6 +17,9 @@ from tsemon_server.rules.program import KEY_BYTES
 
 _HEAD = struct.Struct("<BHHqqq")
 _VERSION = 1
+_SEVERAL = 2
+"""The version of several states in a row, each with its size before it."""
+_SIZE = struct.Struct("<I")
 _STATES: tuple[TrackState, ...] = ("quiet", "pending", "firing")
 _KINDS: tuple[Kind, ...] = ("pending", "firing", "resolved", "withdrawn")
 
@@ -30,6 +33,8 @@ class State:
     first_step: int | None = None
     last_step: int | None = None
     num_samples: int = 0
+    others: list[State] = field(default_factory=list)
+    """In a model with several stacks, the states of all stacks but the first."""
 
 
 class UnreadableState(Exception):
@@ -37,7 +42,15 @@ class UnreadableState(Exception):
 
 
 def dump(state: State, cell_nodes: Sequence[tuple[bytes, int]], rule_keys: Sequence[bytes]) -> bytes:
-    """The state as bytes: the keys of the nodes that remember and of the rules, then all numbers."""
+    """The state as bytes: the keys of the nodes that remember and of the rules, then all numbers; this for each stack."""
+    own = _dump_one(state, cell_nodes, rule_keys)
+    if not state.others:
+        return own
+    each = [own, *(_dump_one(other, cell_nodes, rule_keys) for other in state.others)]
+    return b"".join([bytes([_SEVERAL]), *(_SIZE.pack(len(one)) + one for one in each)])
+
+
+def _dump_one(state: State, cell_nodes: Sequence[tuple[bytes, int]], rule_keys: Sequence[bytes]) -> bytes:
     numbers = array("d")
     for _, node in cell_nodes:
         held = state.cells[node]
@@ -53,8 +66,27 @@ def dump(state: State, cell_nodes: Sequence[tuple[bytes, int]], rule_keys: Seque
     return b"".join((head, *(key for key, _ in cell_nodes), *rule_keys, _little(numbers).tobytes()))
 
 
-def load(raw: bytes, fresh: State, nodes: dict[bytes, int], rules: dict[bytes, int]) -> State:
-    """`fresh` with everything that `raw` has for it. Raises UnreadableState."""
+def load(raw: bytes, start: Callable[[], State], nodes: dict[bytes, int], rules: dict[bytes, int]) -> State:
+    """A state from `start` with everything that `raw` has for it. Raises UnreadableState."""
+    if raw[:1] != bytes([_SEVERAL]):
+        return _load_one(raw, start(), nodes, rules)
+    states, place = list[State](), 1
+    while place < len(raw):
+        try:
+            (size,) = _SIZE.unpack_from(raw, place)
+        except struct.error as error:
+            raise UnreadableState(str(error)) from error
+        place += _SIZE.size + size
+        if place > len(raw):
+            raise UnreadableState(f"expected {place} bytes, got {len(raw)}")
+        states.append(_load_one(raw[place - size : place], start(), nodes, rules))
+    if not states:
+        raise UnreadableState("expected several states, got none")
+    states[0].others = states[1:]
+    return states[0]
+
+
+def _load_one(raw: bytes, fresh: State, nodes: dict[bytes, int], rules: dict[bytes, int]) -> State:
     try:
         version, num_nodes, num_rules, first, last, fresh.num_samples = _HEAD.unpack_from(raw)
         if version != _VERSION:

@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tsemon.stacks import Stacks
 from tsemon.wire import Array, Frame
 from tsemon_server.filling import filled
 from tsemon_server.rules.program import View
 
 
-def views_of(frames: Iterable[Frame], frozen: frozenset[int]) -> Iterator[View]:
+def views_of(frames: Iterable[Frame], frozen: frozenset[int], stacks: Stacks | None = None) -> Iterator[View]:
     """In the order of steps. Of what several writers measured at one step, each fills what the ones before left out."""
-    return views_in_order(sorted(frames, key=lambda frame: (frame.step, frame.seq)), frozen)
+    return views_in_order(sorted(frames, key=lambda frame: (frame.step, frame.seq)), frozen, stacks)
 
 
-def views_in_order(frames: Iterable[Frame], frozen: frozenset[int]) -> Iterator[View]:
+def views_in_order(frames: Iterable[Frame], frozen: frozenset[int], stacks: Stacks | None = None) -> Iterator[View]:
     """The same of frames that come in that order: no more than those of one step are held."""
-    for step, group in groupby(frames, lambda frame: frame.step):
-        first, *others = (_view(frame, frozen) for frame in group)
+    for _, group in groupby(frames, lambda frame: frame.step):
+        first, *others = (_view(frame, frozen, stacks) for frame in group)
         for other in others:
-            first = View(
-                step,
-                {**other.scalars, **first.scalars},
-                filled(first.layers, other.layers),
-                filled(first.heads, other.heads),
-                frozen,
+            first = replace(
+                first,
+                scalars={**other.scalars, **first.scalars},
+                layers=filled(first.layers, other.layers),
+                heads=filled(first.heads, other.heads),
             )
         yield first
 
 
-def _view(frame: Frame, frozen: frozenset[int]) -> View:
+def _view(frame: Frame, frozen: frozenset[int], stacks: Stacks | None) -> View:
     layers = {name: _numbers(values) for name, values in frame.layers.items()}
-    return View(frame.step, frame.scalars, layers, {name: _numbers(v) for name, v in frame.heads.items()}, frozen)
+    heads = {name: _numbers(values) for name, values in frame.heads.items()}
+    return View(frame.step, frame.scalars, layers, heads, frozen, stacks)
 
 
 def _numbers(values: Array) -> NDArray[np.float32]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Annotated, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from tsemon.errors import InvalidArgument, UnknownRun
@@ -17,7 +17,14 @@ from tsemon_server.bodies import WHOLE, Body, read_body
 from tsemon_server.rules.documents import MAX_CHARACTERS, load
 from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.rules.views import views_of
-from tsemon_server.services.ingest.schemas import BlockIndex, FrameBody, to_frame
+from tsemon_server.services.ingest.schemas import (
+    BlockIndex,
+    FrameBody,
+    GivenStacks,
+    stacks_of,
+    to_frame,
+    with_blocks_in_all,
+)
 from tsemon_server.services.replay.recording import Attempt, Recording
 from tsemon_server.services.replay.replaying import replay
 from tsemon_server.services.replay.stored import StoredRun
@@ -51,10 +58,17 @@ class RuleTest(Body):
     """Or frames, in any order."""
     num_blocks: Annotated[int, Field(ge=0, le=MAX_BLOCKS), WHOLE] = 0
     """With `frames`: the model's depth, against which the shapes of arrays are held."""
+    stacks: GivenStacks = None
+    """With `frames`: the stacks that the blocks form, one after the other; absent, they are one stack."""
     frozen_blocks: Annotated[list[BlockIndex], Field(max_length=MAX_BLOCKS)] = []  # noqa: RUF012
     """With `frames`: indexes of the blocks that are not trained, on purpose."""
     rules: Annotated[str, Field(max_length=MAX_CHARACTERS)] | None = None
     """A rule file, as YAML or JSON; without it, the rules that are in force."""
+
+    @field_validator("stacks")
+    @classmethod
+    def _have_all_blocks(cls, stacks: GivenStacks, info: ValidationInfo) -> GivenStacks:
+        return with_blocks_in_all(stacks, info.data.get("num_blocks"))
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> Self:
@@ -85,11 +99,12 @@ class _Sent:
 
     def __init__(self, body: RuleTest) -> None:
         self.problems: list[str] = []
-        self._frames = [to_frame(sent, body.num_blocks) for sent in body.frames or ()]
+        self._stacks = stacks_of(body.num_blocks, body.stacks)
+        self._frames = [to_frame(sent, self._stacks) for sent in body.frames or ()]
         self._frozen = frozenset(body.frozen_blocks)
 
     def attempts(self) -> Iterator[Attempt]:
-        yield Attempt(0, views_of(self._frames, self._frozen))
+        yield Attempt(0, views_of(self._frames, self._frozen, self._stacks))
 
 
 def _check_length(run: Run) -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+from tsemon.stacks import Stacks
 from tsemon_server.store.checking import check
 from tsemon_server.store.engine import Database, Unit
 from tsemon_server.store.group_commit import GroupCommit
@@ -32,7 +33,7 @@ from tsemon_server.store.writing import Writer
 log = logging.getLogger(__name__)
 
 MOST_KNOWN = 100_000
-"""Depths of models that are remembered."""
+"""Maximum number of attempts whose stacks are remembered."""
 
 SILENCE_S = 3600.0
 """A run that was not heard of for so long sends no more, as far as the layout of its frames is concerned."""
@@ -71,7 +72,7 @@ class Store:
         self._opened_at = clock()
         self._settled_at = -math.inf
         # What never changes, for the id of a run is never given to another.
-        self._num_blocks: dict[tuple[str, int], int] = {}
+        self._stacks: dict[tuple[str, int], Stacks] = {}
         self._commits: GroupCommit[Writer] | None = None
         self._lock = threading.Lock()
         self.where = self._database.where
@@ -115,20 +116,20 @@ class Store:
                 self._commits = GroupCommit(self.write, self._database.num_writers, self._max_waiting)
         return self._commits.do(key, work, size)
 
-    def num_blocks(self, run_id: str, attempt: int) -> int:
-        """How deep the model of this attempt is: that never changes, and is asked of the database once."""
-        found = self.known_num_blocks(run_id, attempt)
+    def stacks(self, run_id: str, attempt: int) -> Stacks:
+        """The stacks of this attempt's model: they never change, and the database is asked once."""
+        found = self.known_stacks(run_id, attempt)
         if found is None:
             with self.read() as reader:
-                found = reader.runs.num_blocks(run_id, attempt)
-            if len(self._num_blocks) >= MOST_KNOWN:
-                self._num_blocks.clear()
-            self._num_blocks[run_id, attempt] = found
+                found = reader.runs.stacks(run_id, attempt)
+            if len(self._stacks) >= MOST_KNOWN:
+                self._stacks.clear()
+            self._stacks[run_id, attempt] = found
         return found
 
-    def known_num_blocks(self, run_id: str, attempt: int) -> int | None:
+    def known_stacks(self, run_id: str, attempt: int) -> Stacks | None:
         """The same where it was asked before, without a wait."""
-        return self._num_blocks.get((run_id, attempt))
+        return self._stacks.get((run_id, attempt))
 
     def settle(self, is_stopped: Callable[[], bool] = lambda: False, *, sizes: Sizes | None = None) -> int:
         """Move settled frames into chunks, until there are no more or `is_stopped`; the number of segments.

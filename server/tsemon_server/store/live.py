@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Table, case, func, literal_column, select
 
+from tsemon.stacks import Stacks
 from tsemon_server.store.engine import Unit
 from tsemon_server.store.ledger import tables
 from tsemon_server.store.ledger.leases import SETTLING, done_at
+from tsemon_server.store.ledger.runs import OF_NEWEST_FRAME
 from tsemon_server.store.series import Series
 from tsemon_server.store.series.frames import Measured
 from tsemon_server.store.series.packing import Values
@@ -36,6 +38,8 @@ class LiveRun(NamedTuple):
     """Frames that hold what those do not, the newest first."""
     titles: Mapping[str, str] = {}
     """Titles of metrics of the user's own, by name."""
+    stacks: Stacks | None = None
+    """The stacks of the model; None if all blocks are one stack."""
 
 
 class LiveRuns(NamedTuple):
@@ -72,9 +76,10 @@ class Live:
         # By age, which does not change: or those that are left out would be others at each look.
         youth = (run.created_at.desc(), run.run_id)
         seen = (run.last_step, run.process_step, run.updated_at, run.stepped_at)
-        newest = (run.last_attempt, run.last_writer, run.last_seq, run.quantities)
+        newest = (run.last_attempt, run.last_writer, run.last_seq, run.quantities, tables.attempt.c.stacks)
         rows = self._connection.execute(
             select(run.run_id, run.project, run.run, *seen, *newest, func.count().over().label("num_live"))
+            .select_from(tables.run.outerjoin(tables.attempt, OF_NEWEST_FRAME))
             .where(run.updated_at >= case((run.state == "running", running_since), else_=ended_since))
             .order_by(func.row_number().over(partition_by=run.project, order_by=youth), *youth)
             .limit(most)
@@ -86,7 +91,12 @@ class Live:
         ]
         found = self._series.live(self._unit, addresses)
         runs = [
-            LiveRun(*row[:7], *_by_writer(found.get(row.run_id, ())), _titles(row.quantities))
+            LiveRun(
+                *row[:7],
+                *_by_writer(found.get(row.run_id, ())),
+                _titles(row.quantities),
+                Stacks.of(0, row.stacks) if row.stacks else None,
+            )
             for row in sorted(rows, key=lambda row: row.run_id)
         ]
         return LiveRuns(runs, (rows[0].num_live if rows else 0) - len(rows))

@@ -68,7 +68,8 @@ def fill(old):
     for attempt, resume_step, hidden_from in ((1, None, start), (2, start, 2**63 - 1)):
         row = {"run_id": RUN, "attempt": attempt, "attempt_key": f"key{attempt}", "resume_step": resume_step}
         row |= {"hidden_from": hidden_from, "blocks": '["h.0","h.1"]', "started_at": 1000.0 + attempt}
-        old.insert("attempt", **row, frozen_blocks="[1]", not_measured="{}")
+        stacks = '[{"name":"all","blocks":2}]'
+        old.insert("attempt", **row, stacks=stacks, frozen_blocks="[1]", not_measured="{}")
     for attempt, frames in OF_ATTEMPTS.items():
         settled = frames[:NUM_SETTLED] if has_segments and attempt == 1 else []
         fill_frames(old, Stream(RUN, attempt, "w"), frames, {frame.seq for frame in settled})
@@ -153,7 +154,7 @@ class TestADatabaseOfEachEarlierVersion:
             assert findings == []
             assert checked.num_hot + checked.num_settled == 230
             assert checked.num_settled == (NUM_SETTLED if "segment" in has else 0)
-            self.has_its_run(store, has, "quantities" in old.columns["run"])
+            self.has_its_run(store, has, old.columns)
             self.has_its_frames(store)
             self.has_what_came_with_its_version(store, has)
             self.goes_on(store)
@@ -161,7 +162,7 @@ class TestADatabaseOfEachEarlierVersion:
         code, shown = admin_of_url(old.database.url)("check")
         assert (code, "all is whole" in shown) == (0, True)
 
-    def has_its_run(self, store, has, has_quantities):
+    def has_its_run(self, store, has, columns):
         with store.read() as reader:
             run = reader.runs.detail(RUN)
         assert (run.run, run.num_frames, run.last_step, run.attempt) == ("gpt", 230, FRAMES[-1].step, 2)
@@ -169,7 +170,8 @@ class TestADatabaseOfEachEarlierVersion:
         assert run.latest.time == FRAMES[-1].time
         assert run.latest.scalars.keys() == FRAMES[-1].scalars.keys()
         own = {name: quantity.model_dump() for name, quantity in run.quantities.items()}
-        assert own == ({"kurtosis": KURTOSIS} if has_quantities else {})
+        assert own == ({"kurtosis": KURTOSIS} if "quantities" in columns["run"] else {})
+        assert [stack.name for stack in run.stacks] == ["all" if "stacks" in columns["attempt"] else ""]
         assert run.frozen_blocks == ([1] if "rule_checkpoint" in has else [])
 
     def has_its_frames(self, store):

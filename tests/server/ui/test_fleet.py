@@ -258,6 +258,16 @@ class TestTheListWhileRunsTrain:
         page.wait_for_function("() => new Promise((done) => setTimeout(() => done(true), 50))")
         expect(button).to_be_focused(timeout=1)
 
+    def test_keeps_the_button_that_is_being_pressed(self, page, service):
+        service.register("gpt")
+        page.goto("/#/?order=name")
+        row_of(page, "gpt").get_by_role("button", name="default").hover()
+        page.mouse.down()
+        service.register("llama")
+        expect(names(page)).to_have_text(["gpt", "llama"])
+        page.mouse.up()
+        expect(page).to_have_url(re.compile("project=default"))
+
     def test_lets_go_of_a_run_that_is_deleted(self, page, service):
         run_id = service.register("gpt")
         service.register("other")

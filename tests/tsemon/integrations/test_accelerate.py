@@ -100,7 +100,7 @@ class TestAttach:
         assert (second.steps, second.resume_step) == ([3], 3)
 
     def test_raises_where_no_blocks_are_found(self):
-        with pytest.raises(NoBlocksFound, match=r"in Linear.*Name the blocks: attach\(\.\.\., blocks="):
+        with pytest.raises(NoBlocksFound, match=r"in Linear.*attach\(\.\.\., blocks="):
             attach(Accelerator(cpu=True), torch.nn.Linear(2, 2), run="r")
 
     def test_counts_every_step_of_a_loop_that_does_not_accumulate(self, tmp_path):

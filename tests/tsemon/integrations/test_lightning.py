@@ -195,7 +195,7 @@ class TestWhatAttachRefuses:
                 self.gpt = torch.nn.Linear(2, 2)
 
         watching = callback(tmp_path)
-        with pytest.raises(NoBlocksFound, match=r"in Linear.*Name the blocks: attach\(\.\.\., blocks="):
+        with pytest.raises(NoBlocksFound, match=r"in Linear.*attach\(\.\.\., blocks="):
             fit(watching, module=Linear)
         assert watching.monitor is None
 

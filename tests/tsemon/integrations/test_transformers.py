@@ -226,7 +226,7 @@ class TestWhatAttachRefuses:
         assert watching.monitor is None
 
     def test_raises_for_a_model_without_blocks(self, train, tmp_path):
-        with pytest.raises(NoBlocksFound, match=r"Name the blocks: attach\(\.\.\., blocks="):
+        with pytest.raises(NoBlocksFound, match=r"attach\(\.\.\., blocks="):
             train(callback(tmp_path), model=torch.nn.Linear(2, 2))
 
 

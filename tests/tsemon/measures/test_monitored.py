@@ -29,6 +29,7 @@ TOLERANCES = {
     "saturation": {"rtol": 1e-3, "atol": 1e-3},  # two passes whose scores are 1024^4 times as large
     "update_norm": OF_UPDATES,
     "update_ratio": OF_UPDATES,
+    "trained_update_ratio": OF_UPDATES,
     "update_alignment": OF_UPDATES,
     "step_size": OF_UPDATES,
     "embedding_update_norm": OF_UPDATES,
@@ -301,16 +302,17 @@ DEFINITIONS = {
     "first_value_norm_ratio": lambda run: run.per_layer(lambda a: oracle.first_norm_ratio(a.values)),
     "value_top_eigenvalue": lambda run: run.of_first_sample(lambda a: oracle.value_top_eigenvalue(a.values)),
     "param_norm": lambda run: run.of_blocks(oracle.norm, run.thetas[-1]),
-    "grad_norm": lambda run: run.of_blocks(oracle.norm, run.gradients[-1]),
+    **dict.fromkeys(("grad_norm", "clipped_grad_norm"), lambda run: run.of_blocks(oracle.norm, run.gradients[-1])),
     "grad_norm_qk": Run.query_key_norms,
     "update_norm": lambda run: run.of_blocks(oracle.update_norm, *run.thetas[-2:]),
     "update_ratio": lambda run: run.of_blocks(oracle.update_ratio, *run.thetas[-2:]),
+    "trained_update_ratio": lambda run: run.of_blocks(oracle.update_ratio, *run.thetas[-2:]),  # all of a block trains
     "update_alignment": lambda run: run.angle(oracle.update_alignment, *run.thetas[-2:]),
     "gradient_alignment": lambda run: run.angle(oracle.gradient_alignment, run.gradients[-1], run.thetas[-2]),
     "direction_cosine": lambda run: run.angle(oracle.direction_cosine, run.thetas[-1 - EVERY], run.thetas[-1]),
     "gradient_cosine": lambda run: run.angle(oracle.direction_cosine, *run.gradients[-1 - EVERY :: EVERY])[1],
     "total_param_norm": of_group("total", "param"),
-    "total_grad_norm": of_group("total", "grad"),
+    **dict.fromkeys(("total_grad_norm", "total_clipped_grad_norm"), of_group("total", "grad")),
     "step_size": of_group("total", "update"),
     **{
         f"{end}_{kind}_norm": of_group(end, kind)

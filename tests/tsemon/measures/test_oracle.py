@@ -408,10 +408,11 @@ def vectors(kind):
 OF_ONE = [
     *("param_norm", "total_param_norm", "embedding_param_norm", "head_param_norm"),
     *("grad_norm", "grad_norm_qk", "total_grad_norm", "embedding_grad_norm", "head_grad_norm"),
+    *("clipped_grad_norm", "total_clipped_grad_norm"),
 ]
 OF_TWO = {
     **dict.fromkeys(("update_norm", "step_size", "embedding_update_norm", "head_update_norm"), oracle.update_norm),
-    "update_ratio": oracle.update_ratio,
+    **dict.fromkeys(("update_ratio", "trained_update_ratio"), oracle.update_ratio),
     "update_alignment": oracle.update_alignment,
     **dict.fromkeys(("direction_cosine", "gradient_cosine"), oracle.direction_cosine),
     "gradient_alignment": oracle.gradient_alignment,

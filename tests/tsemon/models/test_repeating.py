@@ -101,7 +101,7 @@ class TestARepeatingTransformer:
     def test_shows_its_layers_to_the_monitor(self, kind, tmp_path):
         model = make(reparameterisation=kind, depth=4)
         x_BTD = inputs_for(repeating, torch.float64)[:1]
-        with tsemon.attach(model, run="r", every=1, spool_dir=tmp_path) as monitor:
+        with tsemon.attach(model, run="r", every=1, spool_dir=tmp_path, layout="BTC") as monitor:
             model(x_BTD)
             monitor.step()
         (frame,) = frames_in(tmp_path)

@@ -31,12 +31,14 @@ def reading_of(model, forward, optimizer=None, measures=ALL, **kwargs):
 
 
 def hidden_states(model, forward):
-    """Entry 0 and the output of every block, as float64 (B, T, D), by the plainest of hooks."""
+    """The input of each stack and the output of every block, as float64 (B, T, D), by the plainest of hooks."""
     blocks, seen = find_blocks(model), []
     handles = [
-        blocks[0].module.register_forward_pre_hook(
+        block.module.register_forward_pre_hook(
             lambda _, args, kwargs: seen.append((*args, *kwargs.values())[0]), with_kwargs=True
         )
+        for before, block in zip([None, *blocks], blocks, strict=False)
+        if before is None or before.stack != block.stack
     ]
     for block in blocks:
         if block.deescalation is None:

@@ -90,7 +90,7 @@ class TestAttentionEntropy:
         scores = DotProducts(query, key, **arguments)
         chosen = choose(scores.size, 64, scores.device)
         assert 1 < len(chosen.rows) < tokens
-        sums = weigh(scores, chosen, torch.ones(2, tokens, dtype=torch.bool), torch.zeros(2, dtype=torch.long))
+        sums = weigh(scores, chosen)
         got = sums.entropy_BH / sums.choices_BH
 
         if kind == "three axes":

@@ -23,12 +23,13 @@ from tests.tsemon.probes.recording import recorded
 from tsemon.errors import InvalidArgument
 from tsemon.measures import first_value_norm_ratio as norm_ratio
 from tsemon.measures import importance_entropy, positions_attended, second_eigenvalue, value_spectrum
+from tsemon.measures.rows import choose
 from tsemon.measures.scores import DotProducts
 from tsemon.probes import find_blocks
 from tsemon.probes.attention import AttentionProbe
 from tsemon.probes.calls import Calls
 from tsemon.probes.mixing import MixingProbe
-from tsemon.probes.padding import Padding
+from tsemon.probes.packing import Packing
 from tsemon.probes.tap import Seen
 
 MODELS = (
@@ -133,6 +134,62 @@ class TestAttentionMeasures:
         torch.testing.assert_close(reading.heads["max_attention_logit"][0], logits.amax(dim=(0, 2, 3)))
         torch.testing.assert_close(reading.layers["max_attention_logit"][0], logits.amax())
 
+    @pytest.mark.parametrize("kind", ["plain", "causal", "hidden keys", "bias", "grouped", "fewer keys", "one head"])
+    @pytest.mark.parametrize(("tokens", "num_weights"), [(30, 2**20), (130, 2**20), (130, 130 * 2 * 7), (201, 1)])
+    def test_of_the_logits_is_the_maximum_over_all_rows(self, kind, tokens, num_weights, monkeypatch):
+        monkeypatch.setattr("tsemon.measures.rows.CHUNK_WEIGHTS", num_weights)
+        generator = torch.Generator().manual_seed(tokens)
+        heads = 1 if kind == "one head" else 4
+        query, key = torch.randn(2, 3, heads, tokens, 8, generator=generator)
+        chosen = choose(DotProducts(query, key).size, 8, query.device)
+        unweighed = {*range(tokens - 5)} - {*chosen.rows.tolist()}
+        query[:, :, max(unweighed)] *= 10
+        arguments, visible, bias = {}, torch.ones(tokens, tokens, dtype=torch.bool), 0.0
+        if kind == "causal":
+            arguments, visible = {"is_causal": True}, visible.tril()
+        elif kind == "hidden keys":
+            visible = torch.rand(3, 1, tokens, tokens, generator=generator) > 0.5
+            arguments = {"attn_mask": visible}
+        elif kind == "bias":
+            visible = visible.tril()
+            bias = torch.randn(heads, tokens, tokens, generator=generator)
+            arguments = {"attn_mask": bias.masked_fill(~visible, -1e9)}
+        elif kind == "grouped":
+            key = key[:, ::2]
+            arguments = {"enable_gqa": True}
+        elif kind == "fewer keys":
+            key, visible = key[:, :, : tokens // 2], visible[:, : tokens // 2]
+        is_token = torch.arange(tokens) < torch.tensor([tokens, tokens, tokens - 5])[:, None]
+        reading = reading_of_attention(
+            query, key, key, rows=8, measures=ROWS, attention_mask=is_token.long(), **arguments
+        )
+        key = key.double().repeat_interleave(heads // key.shape[1], dim=1)
+        logits = query.double() @ key.mT / math.sqrt(8) + bias
+        counts = (visible & is_token[:, None, :, None]).expand(logits.shape)
+        highest = logits.masked_fill(~counts, -torch.inf)[: chosen.num_samples].amax(dim=(0, 2, 3))
+        # a few units in the last place of float32
+        torch.testing.assert_close(reading.heads["max_attention_logit"][0].double(), highest, rtol=2e-6, atol=0)
+        torch.testing.assert_close(reading.layers["max_attention_logit"][0].double(), highest.amax(), rtol=2e-6, atol=0)
+
+    @pytest.mark.parametrize("tokens", [12, 100])
+    @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+    def test_of_the_logits_is_the_maximum_of_scores_that_a_model_computes_by_itself(self, implementation, tokens):
+        model, _ = sharpened(zoo.llama, attn_implementation=implementation)
+        seen = []
+        model.model.layers[1].self_attn.q_proj.register_forward_hook(lambda _, args, output: seen.append(args[0]))
+        ids = zoo.ids(tokens=tokens)
+        reading, _ = reading_of(model, lambda: model(ids).logits, measures=ROWS, attention_rows=4)
+        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+        attention, x = model.model.layers[1].self_attn.double(), seen[0].detach().double()
+        query, key = (p(x).unflatten(-1, (-1, 8)).transpose(1, 2) for p in (attention.q_proj, attention.k_proj))
+        cos, sin = model.model.rotary_emb(x, torch.arange(tokens)[None])
+        query, key = apply_rotary_pos_emb(query, key, cos, sin)
+        logits = query @ key.repeat_interleave(2, dim=1).mT / math.sqrt(8)
+        is_future = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+        highest = logits.masked_fill(is_future, -torch.inf).amax()
+        torch.testing.assert_close(reading.layers["max_attention_logit"][1].double(), highest, rtol=1e-5, atol=0)
+
     def test_weigh_all_rows_in_chunks_as_in_one_piece(self, monkeypatch):
         torch.manual_seed(0)
         query, key, value = torch.randn(3, 5, 2, 40, 8)
@@ -150,14 +207,16 @@ class TestAttentionMeasures:
         assert readings[0].layers["attention_entropy"].isfinite().all()
 
     @pytest.mark.parametrize(
-        "make", [functools.partial(AttentionProbe, rows="all"), MixingProbe], ids=["rows", "mixing"]
+        "make",
+        [functools.partial(AttentionProbe, rows="all"), functools.partial(AttentionProbe, rows=4), MixingProbe],
+        ids=["all rows", "a few rows", "mixing"],
     )
     def test_never_hold_a_matrix_of_tokens_by_tokens(self, make, monkeypatch):
         monkeypatch.setattr("tsemon.measures.rows.CHUNK_WEIGHTS", 2**14)
         monkeypatch.setattr("tsemon.measures.mixing.CHUNK_WEIGHTS", 2**14)
         query = torch.randn(1, 2, 512, 4, generator=torch.Generator().manual_seed(0))
         (block,) = find_blocks(OneAttention(Attending(None)))
-        part = make([block], 1, Padding(num_stacks=1), Calls([block]))
+        part = make([block], 1, Packing([block]), Calls([block]))
         part.want(part.METRICS)
         with LargestTensor() as largest:  # not through a hook, which would keep its tensors from other modes
             assert part.look(block, Seen(scores=lambda: DotProducts(query, query)))
@@ -169,11 +228,12 @@ class TestAttentionMeasures:
         reading_of_attention(query, query, query)
         assert torch.equal(torch.get_rng_state(), before)
 
-    def test_read_nothing_back_from_the_device(self):
+    @pytest.mark.parametrize("rows", ["all", 4])
+    def test_read_nothing_back_from_the_device(self, rows):
         """On `meta` nothing has a value, so whatever would wait for the device raises."""
         query = torch.empty(2, 2, 20, 4, device="meta")
         mask = torch.empty(20, 20, device="meta")
-        reading = reading_of_attention(query, query, query, attn_mask=mask)
+        reading = reading_of_attention(query, query, query, attn_mask=mask, rows=rows)
         raw = {name: getattr(value, "raw", value) for name, value in reading.layers.items()}
         assert {value.device.type for value in raw.values()} == {"meta"}
         assert set(raw) == MEASURES

@@ -1,8 +1,11 @@
+import re
+
 import pytest
 import torch
 from torch import nn
 
 from tests.tsemon.probes.probing import reading_of
+from tests.tsemon.probes.structures import Dicts, Holder, ListsOfParts, Tower, Unit, WithoutNorms
 from tsemon.errors import InvalidArgument, NoBlocksFound
 from tsemon.measures import token_similarity
 from tsemon.models import DeEscalation, Encoder, EncoderConfig
@@ -41,19 +44,53 @@ class TestFindBlocks:
         with pytest.raises(NoBlocksFound, match=r"lists of modules in it are parts \(2 x Linear\)"):
             find_blocks(model)
 
-    @pytest.mark.parametrize(
-        ("model", "example"),
-        [
-            (nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), r"blocks=\['0', \.\.\.\]"),
-            (nn.ModuleDict({"trunk": nn.Sequential(nn.Linear(2, 2))}), r"blocks=\['trunk', \.\.\.\]"),
-            (nn.ModuleDict({"parts": nn.ModuleList([nn.Linear(2, 2)])}), r"blocks=\['parts\.0', \.\.\.\]"),
-            (nn.ModuleList([nn.Linear(2, 2)]), r"blocks=\['0', \.\.\.\]"),
-            (nn.Linear(2, 2), r"it holds no list of modules\. Name the blocks: .*blocks=\[\.\.\.\]"),
-        ],
-    )
-    def test_takes_its_example_from_the_model(self, model, example):
-        with pytest.raises(NoBlocksFound, match=example):
+    @pytest.mark.parametrize("depth", [2, 3])
+    def test_advises_only_modules_that_work_as_blocks(self, depth):
+        model = Holder(
+            emb=nn.Embedding(10, 2), layers=nn.ModuleList(Unit() for _ in range(depth)), head=nn.Linear(2, 2)
+        )
+        with pytest.raises(NoBlocksFound, match=r"blocks=\[.*\]") as caught:
             find_blocks(model)
+        advised = re.search(r"blocks=\[(.*?)\]", str(caught.value))[1]
+        assert advised == ("'layers.0', 'layers.1'" if depth == 2 else "'layers.0', 'layers.1', ...")
+        assert len(find_blocks(model, blocks=["layers.0", "layers.1"])) == 2
+
+    @pytest.mark.parametrize(
+        "model",
+        [
+            nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)),
+            nn.ModuleDict({"trunk": nn.Sequential(nn.Linear(2, 2))}),
+            Holder(emb=nn.Embedding(10, 2), parts=nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])),
+            ListsOfParts(),
+            nn.Linear(2, 2),
+        ],
+        ids=["sequential", "dict", "linear layers", "lists of parts", "a layer"],
+    )
+    def test_advises_no_module_if_none_is_a_block(self, model):
+        with pytest.raises(NoBlocksFound, match=r"name the modules whose forward .*blocks=\[\.\.\.\]\)$"):
+            find_blocks(model)
+
+    def test_tells_why_blocks_that_are_never_called_cannot_be_read(self):
+        with pytest.raises(NoBlocksFound, match=r"layers \(3 x ModuleList\) are never called themselves, and no norm"):
+            find_blocks(WithoutNorms())
+
+    @pytest.mark.parametrize("make", [WithoutNorms, Dicts, Tower])
+    def test_refuses_a_container_that_is_never_called(self, make):
+        model = make()
+        name = "blocks" if make is Tower else "layers"
+        with pytest.raises(
+            InvalidArgument, match=rf"blocks= must name modules that are called, but '{name}' is a ModuleList"
+        ):
+            find_blocks(model, blocks=[name])
+
+    def test_names_the_modules_in_a_container_that_is_refused(self):
+        with pytest.raises(InvalidArgument, match=r"blocks=\['blocks\.0', 'blocks\.1', \.\.\.\]"):
+            find_blocks(Tower(), blocks=["blocks"])
+
+    def test_takes_a_container_that_is_never_called_where_its_parts_show_the_hidden_state(self):
+        model = Dicts()
+        given = find_blocks(model, blocks=["layers.0", "layers.1", "layers.2"])
+        assert given == find_blocks(model)
 
     def test_tells_the_name_that_is_not_in_the_model(self):
         with pytest.raises(InvalidArgument, match=r"no module named 'layers\.9'"):

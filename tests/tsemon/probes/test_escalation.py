@@ -161,7 +161,7 @@ class TestEscalationRate:
         torch.manual_seed(0)
         reading, probe = reading_of(*make())
         assert "escalation_rate" not in reading.layers
-        assert "in 3 of 3 blocks no norm gets the sum" in probe.not_measured["escalation_rate"]
+        assert "in 3 of 3 blocks: no norm gets the sum" in probe.not_measured["escalation_rate"]
         assert "runs beside attention" in probe.not_measured["escalation_rate"]
 
     def test_is_not_made_up_where_the_feed_forward_part_runs_first(self):
@@ -220,7 +220,7 @@ class TestEscalationRate:
         torch.manual_seed(0)
         model, x_BTD = nn.Sequential(Layer()), scale * torch.randn(4, 12, 32)
         model[0].attn.__class__ = type("Attention", (nn.Sequential,), {})
-        reading, _ = reading_of(model, lambda: model(x_BTD))
+        reading, _ = reading_of(model, lambda: model(x_BTD), layout="BTC")  # no attention tells it
         expected = by_hand(model, lambda: model(x_BTD), "norm")
         torch.testing.assert_close(reading.layers["escalation_rate"].double(), expected, rtol=1e-4, atol=0)
 

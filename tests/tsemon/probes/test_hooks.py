@@ -22,18 +22,31 @@ def interrupt_in(monkeypatch, context, method):
 
 
 class TestAnInterruptInAHook:
-    @pytest.mark.parametrize("context", [torch.no_grad, torch.autocast])
     @pytest.mark.parametrize("method", ["__enter__", "__exit__"])
     @pytest.mark.parametrize("call", ["run", "contain"])
-    def test_leaves_gradients_and_autocast_as_they_were(self, monkeypatch, context, method, call):
+    def test_leaves_gradients_and_autocast_as_they_were(self, monkeypatch, method, call):
         guard = Guard(raise_fault)
         with torch.autocast("cpu", torch.bfloat16), monkeypatch.context() as patch:
-            interrupt_in(patch, context, method)
+            interrupt_in(patch, torch.autocast, method)
             with pytest.raises(KeyboardInterrupt):
                 getattr(guard, call)(nothing)
             assert torch.is_grad_enabled()
             assert torch.is_autocast_enabled("cpu")
             assert depth_of_autocast() == 1
+
+    @pytest.mark.parametrize("call", ["run", "contain"])
+    def test_leaves_gradients_on_as_soon_as_they_are_switched_off(self, monkeypatch, call):
+        switch = torch._C._set_grad_enabled
+
+        def interrupted(mode):
+            monkeypatch.undo()
+            switch(mode)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(torch._C, "_set_grad_enabled", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(Guard(raise_fault), call)(nothing)
+        assert torch.is_grad_enabled()
 
     def test_leaves_them_as_they_were_around_a_pass_of_the_model(self):
         def interrupted():

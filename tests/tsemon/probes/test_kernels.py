@@ -1,3 +1,6 @@
+import sys
+import types
+
 import pytest
 import torch
 from torch import nn
@@ -16,6 +19,7 @@ from tests.tsemon.probes.attending import (
     reading_of_call,
 )
 from tests.tsemon.probes.probing import reading_of
+from tsemon.measures.rows import highest
 from tsemon.probes.kernels import interface_scores
 
 compiled_flex_attention = torch.compile(flex_attention, backend="eager")
@@ -64,6 +68,8 @@ class TestFlexAttention:
         )
         expected = reading_of_attention(query, key, value, attn_mask=mask, enable_gqa=True)
         assert_same(reading_of_call(Flexible(attend)), expected)
+        few_rows = reading_of_call(Flexible(attend), rows=8)
+        assert_same(few_rows, expected, ["max_attention_logit"])
 
     def test_is_put_back_where_it_was(self):
         original, compiled = flex_attention, compiled_flex_attention
@@ -78,6 +84,111 @@ class TestFlexAttention:
         _, probe = probed_call(Attending(lambda: flex_attention(x, x, x)))
         assert "FlexAttention" in probe.not_measured["attention_entropy"]
         assert "flash-attn" in probe.not_measured["attention_entropy"]
+
+
+def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0):
+    """With the arguments of flash-attn, which runs on GPUs alone."""
+    return q
+
+
+def flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0):
+    return qkv[:, :, 0]
+
+
+def flash_attn_varlen_func(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False,
+    window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+):  # fmt: skip
+    return q
+
+
+class Flashing(Attending):
+    """Its forward is of this file, so that it finds the kernels by the names of this file."""
+
+    def forward(self):
+        return self.attend(flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func)
+
+
+@pytest.fixture
+def flash_attn(monkeypatch):
+    package = types.ModuleType("flash_attn")
+    for function in (flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func):
+        setattr(package, function.__name__, function)
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+
+
+def mask_of(num_queries, num_keys, left=-1, right=-1):
+    """Of a window, counted from the last query, which is at the last key."""
+    ahead = torch.arange(num_keys) - num_keys - torch.arange(num_queries)[:, None] + num_queries
+    return ((right < 0) | (ahead <= right)) & ((left < 0) | (-ahead <= left))
+
+
+@pytest.mark.usefixtures("flash_attn")
+class TestFlashAttention:
+    @pytest.mark.parametrize(
+        ("given", "window"),
+        [
+            ({}, {}),
+            ({"causal": True}, {"right": 0}),
+            ({"window_size": (4, 2)}, {"left": 4, "right": 2}),
+            ({"causal": True, "window_size": (4, 0), "softmax_scale": 0.7}, {"left": 4, "right": 0}),
+        ],
+    )
+    def test_is_seen_with_its_window(self, given, window):
+        torch.manual_seed(0)
+        query, key, value = torch.randn(2, 40, 4, 8), torch.randn(2, 40, 2, 8), torch.randn(2, 40, 2, 8)
+        found = reading_of_call(Flashing(lambda call, *_: call(query, key, value, **given)))
+        by_torch = (x.transpose(1, 2) for x in (query, key, value))
+        mask, scale = mask_of(40, 40, **window), given.get("softmax_scale")
+        assert_same(found, reading_of_attention(*by_torch, attn_mask=mask, enable_gqa=True, scale=scale))
+
+    def test_of_fewer_queries_than_keys_ends_at_the_last_key(self):
+        torch.manual_seed(0)
+        query, key, value = torch.randn(2, 20, 4, 8), torch.randn(2, 40, 4, 8), torch.randn(2, 40, 4, 8)
+        found = reading_of_call(Flashing(lambda call, *_: call(query, key, value, causal=True)))
+        by_torch = (x.transpose(1, 2) for x in (query, key, value))
+        assert_same(
+            found, reading_of_attention(*by_torch, attn_mask=mask_of(20, 40, right=0)), MEASURES - {"spectral_gap"}
+        )
+
+    def test_of_queries_keys_and_values_in_one(self):
+        torch.manual_seed(0)
+        packed = torch.randn(2, 40, 3, 4, 8)
+        found = reading_of_call(Flashing(lambda _, call, *__: call(packed, causal=True)))
+        assert_same(found, reading_of_attention(*(x.transpose(1, 2) for x in packed.unbind(2)), is_causal=True))
+
+    def test_is_seen_within_documents(self):
+        torch.manual_seed(0)
+        query, key, value = (torch.randn(40, 4, 8) for _ in range(3))
+        starts = torch.tensor([0, 7, 16, 40], dtype=torch.int32)
+        found = reading_of_call(
+            Flashing(lambda *calls: calls[2](query, key, value, starts, starts, 24, 24, causal=True))
+        )
+        number = torch.searchsorted(starts.long(), torch.arange(40), right=True)
+        mask = mask_of(40, 40, right=0) & (number[:, None] == number)
+        assert_same(
+            found, reading_of_attention(*(x.transpose(0, 1)[None] for x in (query, key, value)), attn_mask=mask)
+        )
+
+    def test_of_an_older_pytorch_is_causal_by_a_flag(self, monkeypatch):
+        def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None):
+            return query
+
+        package = types.ModuleType("torch.nn.attention.varlen")
+        package.varlen_attn = varlen_attn
+        monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", package)
+        monkeypatch.setitem(globals(), "varlen_attn", varlen_attn)
+        torch.manual_seed(0)
+        query, key, value = (torch.randn(40, 4, 8) for _ in range(3))
+        starts = torch.tensor([0, 40], dtype=torch.int32)
+        call = lambda *_: globals()["varlen_attn"](query, key, value, starts, starts, 40, 40, is_causal=True)  # noqa: E731
+        heads_first = (x.transpose(0, 1)[None] for x in (query, key, value))
+        assert_same(reading_of_call(Flashing(call)), reading_of_attention(*heads_first, is_causal=True))
+
+    def test_with_a_bias_that_is_not_read_is_not_measured(self):
+        x, starts = torch.randn(40, 4, 8), torch.tensor([0, 40], dtype=torch.int32)
+        _, probe = probed_call(Flashing(lambda *calls: calls[2](x, x, x, starts, starts, 40, 40, alibi_slopes=starts)))
+        assert "called no function that tsemon knows" in probe.not_measured["attention_entropy"]
 
 
 def outside(module, query, key, value, attention_mask, scaling=None, **kwargs):
@@ -148,6 +259,9 @@ class TestInterfaceScores:
             *([0, key] for key in range(4)),
             *([1, key] for key in range(8, 12)),
         ]
+        is_near_TT = torch.ones(20, 20, dtype=torch.bool).tril().triu(-3)
+        found_BH = highest(scores, 1, torch.ones(1, 20, dtype=torch.bool))
+        torch.testing.assert_close(found_BH, expected.masked_fill(~is_near_TT, -torch.inf).amax(dim=(2, 3)))
 
     def test_takes_a_mask_of_four_axes_as_it_is(self):
         query = torch.randn(2, 2, 6, 4, generator=torch.Generator().manual_seed(0))

@@ -77,9 +77,15 @@ class TestSpectralGap:
         assert gap_of(x, x) == pytest.approx(1, abs=1e-6)
 
     def test_of_tokens_that_never_mix_is_zero(self):
-        eye = torch.eye(40, dtype=torch.bool)
         x = torch.ones(1, 2, 40, 4)
-        assert gap_of(x, x, attn_mask=eye) == pytest.approx(0, abs=1e-6)
+        assert gap_of(x, x, attn_mask=8e3 * torch.eye(40)) == pytest.approx(0, abs=1e-6)
+
+    def test_of_documents_is_that_of_the_first(self):
+        generator = torch.Generator().manual_seed(0)
+        query, key = torch.randn(2, 1, 2, 14, 8, generator=generator)
+        documents = torch.arange(14) >= 5
+        packed = gap_of(query, key, attn_mask=documents == documents[:, None])
+        assert packed == pytest.approx(gap_of(query[:, :, :5], key[:, :, :5]), abs=1e-6)
 
     def test_of_layers_with_and_without_a_mask_stand_side_by_side(self):
         model, forward = zoo.our_language_model()

@@ -164,4 +164,4 @@ class TestOutputVariation:
         compiled = torch.compile(model, backend="eager", fullgraph=True)
         reading, probe = reading_of(model, lambda: compiled(zoo.ids()))
         assert "output_variation" not in reading.scalars
-        assert "is the model compiled" in probe.not_measured["output_variation"]
+        assert "through what torch.compile made of it" in probe.not_measured["output_variation"]

@@ -63,6 +63,7 @@ class TestParameters:
                 "grad_norm": gradient.norm(),
                 "update_norm": (new - old).norm(),
                 "update_ratio": (new - old).norm() / old.norm(),
+                "trained_update_ratio": (new - old).norm() / old.norm(),
                 "update_alignment": F.cosine_similarity(new - old, old, dim=0),
                 "gradient_alignment": F.cosine_similarity(gradient, old, dim=0),
             }
@@ -141,8 +142,8 @@ class TestParameters:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         probe = probe_of(model, optimizer)
         probe.arm(ALL)
-        forward().sum().backward()
-        next(model.layers[1].parameters()).grad[0, 0] = math.nan
+        next(model.layers[1].parameters()).register_hook(lambda gradient: gradient.masked_fill(gradient > 0, math.nan))
+        forward().square().mean().backward()
         optimizer.step()
         reading = probe.collect()
         assert reading.layers["grad_norm"].isnan().tolist() == [False, True, False]
@@ -153,9 +154,21 @@ class TestParameters:
         model, forward = zoo.our_language_model()
         model.blocks[0].requires_grad_(False)
         reading, probe = reading_of(model, forward, torch.optim.AdamW(model.parameters()))
-        for name in ("grad_norm", "grad_norm_qk", "gradient_alignment", "update_alignment"):
+        for name in ("grad_norm", "grad_norm_qk", "gradient_alignment", "update_alignment", "trained_update_ratio"):
             assert reading.layers[name].isnan().tolist() == [True, False, False]
-            assert probe.not_measured[name] == "1 of 3 blocks had no gradient (are they frozen?)"
+            assert probe.not_measured[name] == (
+                "1 of 3 blocks are frozen: none of their parameters requires a gradient"
+            )
+
+    def test_of_a_block_that_the_loss_does_not_depend_on_there_is_no_gradient_and_that_is_said(self):
+        model, forward = zoo.our_language_model()
+        model.blocks[0].register_forward_hook(lambda _, args, output: output.detach())
+        reading, probe = reading_of(model, forward, torch.optim.AdamW(model.parameters()))
+        assert reading.layers["grad_norm"].isnan().tolist() == [True, False, False]
+        assert probe.not_measured["grad_norm"] == (
+            "1 of 3 blocks had no gradient when the optimizer stepped, although they are not frozen: the loss did not "
+            "depend on them, or their gradients had been cleared"
+        )
 
     def test_of_layers_that_share_them_count_in_the_first_and_that_is_said(self):
         model, forward = zoo.albert()
@@ -239,7 +252,7 @@ class TestParameters:
     def test_parameters_of_another_optimizer_are_said_to_be_missing(self):
         model, forward = zoo.torch_encoder()
         _, probe = reading_of(model, forward, torch.optim.AdamW(model.layers[0].parameters()))
-        assert "which another optimizer must train" in probe.not_measured["update_norm"]
+        assert "if another optimizer trains them, give attach() all optimizers" in probe.not_measured["update_norm"]
 
     @pytest.mark.parametrize("kind", [AdamW, SGD, torch.optim.RMSprop])
     def test_updates_are_known_of_what_the_given_optimizer_trains_wholly(self, kind):
@@ -260,8 +273,8 @@ class TestParameters:
         lost = {"step_size", "update_alignment", "embedding_update_norm"}
         assert lost <= whole.scalars.keys()
         assert lost.isdisjoint(reading.scalars)
-        strangers = {name for name, why in probe.not_measured.items() if "another optimizer must train" in why}
-        assert strangers == {*lost, "update_norm", "update_ratio"}
+        strangers = {name for name, why in probe.not_measured.items() if "if another optimizer trains them" in why}
+        assert strangers == {*lost, "update_norm", "update_ratio", "trained_update_ratio"}
         assert whole.layers["grad_norm"].isfinite().tolist() == reading.layers["grad_norm"].isfinite().tolist()
 
     @pytest.mark.parametrize("kind", [AdamW, SGD, torch.optim.RMSprop])
@@ -516,6 +529,36 @@ class TestEnds:
         expected = flat(counted(model)).float().norm()
         torch.testing.assert_close(reading.scalars["total_param_norm"], expected)
 
+    def test_do_not_have_what_is_inside_a_block(self):
+        """Tables of relative positions and scalars there are the block's own."""
+        torch.manual_seed(0)
+        model, forward = zoo.our_language_model()
+        for block in model.blocks:
+            block.relative_positions, block.temperature = nn.Embedding(50, 32), nn.Parameter(torch.full((), 3.0))
+            add_to(block)
+        optimizer = AdamW(model.parameters(), lr=1e-2)
+        before = [flat(block.parameters()) for block in model.blocks]
+        reading, _ = reading_of(model, forward, optimizer)
+        for layer, block in enumerate(model.blocks):
+            whole = flat(block.parameters())
+            expected = {
+                "param_norm": whole.norm(),
+                "grad_norm": flat(p.grad for p in block.parameters()).norm(),
+                "update_norm": (whole - before[layer]).norm(),
+            }
+            for name, value in expected.items():
+                torch.testing.assert_close(reading.layers[name][layer].double(), value, rtol=1e-5, atol=0)
+        outside = flat([model.embed.weight, model.positions.weight])
+        torch.testing.assert_close(reading.scalars["embedding_param_norm"].double(), outside.norm(), rtol=1e-6, atol=0)
+
+    def test_keep_a_table_that_the_model_holds_and_blocks_use(self):
+        model, forward = zoo.our_language_model()
+        for block in model.blocks:
+            block.shared = model.positions
+        reading, _ = reading_of(model, forward, AdamW(model.parameters()))
+        outside = flat([model.embed.weight, model.positions.weight])
+        torch.testing.assert_close(reading.scalars["embedding_param_norm"].double(), outside.norm(), rtol=1e-6, atol=0)
+
     def test_say_that_a_sparse_gradient_is_left_out(self):
         model, forward = zoo.our_language_model()
         model.embed.sparse = True
@@ -529,6 +572,55 @@ class TestEnds:
         reading = probe.collect()
         assert "sparse" in probe.not_measured["embedding_grad_norm"]
         assert reading.scalars["embedding_update_norm"] > 0
+
+
+def add_to(block):
+    """Let the block add a row of its table, times its scalar, to its output."""
+
+    def adding(_, args, output):
+        return output + block.temperature * block.relative_positions.weight[:12]
+
+    block.register_forward_hook(adding)
+
+
+class TestUpdatesOfWhatTrains:
+    @pytest.mark.parametrize("kind", [AdamW, SGD, torch.optim.Adagrad])
+    def test_are_relative_to_its_own_norm(self, kind):
+        """As with LoRA: most of a block is frozen."""
+        torch.manual_seed(0)
+        model, forward = zoo.our_language_model()
+        model.requires_grad_(False)
+        trained = []
+        for block in model.blocks[:2]:
+            block.attention.to_output = Adapted(block.attention.to_output)
+            trained.append([block.attention.to_output.lora_A.weight, block.attention.to_output.lora_B.weight])
+        before = [flat(params) for params in trained]
+        whole = [flat(block.parameters()) for block in model.blocks]
+        optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        reading, probe = reading_of(model, forward, optimizer)
+        for layer, params in enumerate(trained):
+            change = (flat(params) - before[layer]).norm()
+            for name, size in (("trained_update_ratio", before[layer].norm()), ("update_ratio", whole[layer].norm())):
+                torch.testing.assert_close(reading.layers[name][layer].double(), change / size, rtol=1e-3, atol=0)
+        assert reading.layers["trained_update_ratio"][2].isnan()
+        assert reading.layers["update_ratio"][2] == 0
+        assert (
+            probe.not_measured["trained_update_ratio"]
+            == "1 of 3 blocks are frozen: none of their parameters requires a gradient"
+        )
+
+
+class Adapted(nn.Module):
+    """As peft wraps a linear layer."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer, self.in_features = base_layer, base_layer.in_features
+        self.lora_A = nn.Linear(base_layer.in_features, 4, bias=False)
+        self.lora_B = nn.Linear(4, base_layer.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
 
 
 class TestQueriesAndKeys:
@@ -650,6 +742,7 @@ class TestDirections:
         coordinates, stride = Coordinates(), stride_of(before)
         assert stride > 1
         assert coordinates.compare("w", before, [1.0, 1.0], stride) is None
+        coordinates.begin()
         dot, squared, other = coordinates.compare("w", now, [1.0, 1.0], stride)
         # Of 62,000 coordinates the standard deviation of a cosine is at most 0.004, that of a square 0.6 %.
         torch.testing.assert_close(dot / (squared * other).sqrt(), torch.tensor(0.5**0.5).double(), rtol=0, atol=0.012)
@@ -705,3 +798,48 @@ class TestNormGrowth:
         fit = power_law_fit(torch.arange(2, 2 * len(norms), 2), torch.stack(norms[1:]) - norms[0])
         torch.testing.assert_close(exponent, fit.exponent, rtol=1e-4, atol=0)
         torch.testing.assert_close(r2, fit.r2, rtol=1e-4, atol=0)
+
+
+class TestAStepThatRaises:
+    def test_and_is_called_again_counts_once(self):
+        found = []
+        for num_failures in (0, 1):
+            torch.manual_seed(0)
+            model, forward = zoo.our_language_model()
+            optimizer = torch.optim.AdamW(model.parameters())
+            probe = probe_of(model, optimizer)
+            probe.arm(ALL)
+            forward().square().mean().backward()
+            errors = [torch.OutOfMemoryError] * num_failures
+
+            def fail(*_, errors=errors):
+                if errors:
+                    raise errors.pop()
+
+            optimizer.register_step_pre_hook(fail)
+            for _ in range(num_failures):
+                with pytest.raises(torch.OutOfMemoryError):
+                    optimizer.step()
+            optimizer.step()
+            found.append(probe.collect())
+            probe.disarm()
+        for name in ("grad_norm", "clipped_grad_norm", "update_ratio", "update_alignment", "param_norm"):
+            assert not found[0].layers[name].isnan().any()
+            torch.testing.assert_close(found[1].layers[name], found[0].layers[name])
+
+
+class TestAParameterOnTheMetaDevice:
+    def test_is_left_out(self):
+        model, forward = zoo.our_language_model()
+        readings = []
+        for _ in range(2):
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+            probe = probe_of(model, optimizer)
+            probe.arm(ALL)
+            forward().square().mean().backward()
+            optimizer.step()
+            readings.append(probe.collect().layers["param_norm"])
+            probe.disarm()
+            optimizer.zero_grad()
+            model.register_parameter("unused", torch.nn.Parameter(torch.empty(3, 3, device="meta")))
+        torch.testing.assert_close(*readings)

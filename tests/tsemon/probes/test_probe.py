@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from tests import zoo
 from tests.tsemon.probes.probing import ALL, num_hooks, probe_of, reading_of
+from tsemon.probes.hooks import ModuleHook
 
 
 class TestNotMeasured:
@@ -24,7 +25,7 @@ class TestNotMeasured:
         compiled(x_TBD).sum().backward()
         reading, probe = reading_of(model, lambda: compiled(x_TBD))
         assert "token_similarity" not in reading.layers
-        assert "is the model compiled" in probe.not_measured["token_similarity"]
+        assert "through what torch.compile made of it" in probe.not_measured["token_similarity"]
 
     def test_only_what_was_asked_for_is_measured(self):
         model, forward = zoo.torch_encoder()
@@ -89,7 +90,7 @@ class TestAGuest:
         optimizer = torch.optim.AdamW(model.parameters())
         probe = probe_of(model, optimizer)
         probe.arm(ALL)
-        remove, calls = torch.utils.hooks.RemovableHandle.remove, []
+        remove, calls = ModuleHook.remove, []
 
         def interrupted(handle):
             calls.append(handle)
@@ -97,7 +98,7 @@ class TestAGuest:
                 raise KeyboardInterrupt
             remove(handle)
 
-        monkeypatch.setattr(torch.utils.hooks.RemovableHandle, "remove", interrupted)
+        monkeypatch.setattr(ModuleHook, "remove", interrupted)
         with pytest.raises(KeyboardInterrupt):
             forward()
         probe.disarm()

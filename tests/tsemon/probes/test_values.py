@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.tsemon.probes.attending import on_host, reading_of_attention, reading_of_call
+from tests.tsemon.probes.attending import Attending, on_host, reading_of_attention, reading_of_call
 from tests.tsemon.probes.probing import reading_of
 from tsemon.measures import first_value_norm_ratio, value_spectrum
 
@@ -46,8 +46,9 @@ class TestValues:
                 weights = (query @ query.mT).flatten(0, 1).softmax(-1)
                 torch.bmm(weights, value.flatten(0, 1))
 
-        reading = reading_of_call(attend, measures=VALUES)
-        assert_are_those_of(reading, value.reshape(6, 1, 7, 5) if how == "bmm" else value)
+        module = Attending(attend)
+        module.num_heads = 2
+        assert_are_those_of(reading_of_call(module, measures=VALUES), value)
 
     def test_are_not_taken_from_another_product(self):
         query, value = drawn(3, 2, 7, 4), drawn(3, 2, 7, 5, seed=1)
@@ -88,13 +89,17 @@ class TestValues:
 
     @pytest.mark.parametrize("side", ["left", "right"])
     def test_leave_padding_out(self, side):
-        value = drawn(2, 2, 300, 3)
-        valid = torch.arange(300) >= 120 if side == "left" else torch.arange(300) < 180
-        alone = value[:, :, valid]
-        value = torch.where(valid[:, None], value, torch.inf)
-        mask = valid.expand(2, -1).long()
-        reading = reading_of_attention(value, value, value, measures=VALUES, attention_mask=mask)
-        assert_are_those_of(reading, alone)
+        value, num_padded = drawn(2, 2, 300, 3), torch.tensor([[120], [0]])
+        place = torch.arange(300) if side == "left" else torch.arange(300).flip(0)
+        valid = place >= num_padded
+        values = [heads[:, is_valid].transpose(0, 1).flatten(1) for heads, is_valid in zip(value, valid, strict=True)]
+        value = torch.where(valid[:, None, :, None], value, torch.inf)
+        reading = reading_of_attention(value, value, value, measures=VALUES, attention_mask=valid.long())
+        ratio, top = (on_host(reading.layers[name])[0].item() for name in sorted(VALUES))
+        assert ratio == pytest.approx(
+            sum(first_value_norm_ratio(x[None].double()).item() for x in values) / 2, rel=1e-5
+        )
+        assert top == pytest.approx(value_spectrum(values[0].double())[0].item(), rel=1e-9)
 
     def test_of_a_long_sequence_stand_for_it_evenly_spread(self):
         value = drawn(1, 1, 1024, 4) * torch.linspace(0.1, 3, 1024)[:, None]

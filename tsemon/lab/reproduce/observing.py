@@ -74,6 +74,7 @@ def recorded(
             attention_rows=attention_rows,
             blocks=blocks,
             spool_dir=folder,
+            layout="BTC",
         )
         recording = Recording(monitor)
         with monitor:

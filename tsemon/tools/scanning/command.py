@@ -22,7 +22,7 @@ from tsemon.tools.scanning.finding import step_pattern
 from tsemon.tools.scanning.inputs import Source
 from tsemon.tools.scanning.report import Report
 from tsemon.tools.scanning.scanner import Record, Scanner
-from tsemon.tools.scanning.stored import Mark, Served, Spooled, Stored
+from tsemon.tools.scanning.stored import Mark, Served, Spooled, Stored, num_stacks
 from tsemon.transport import RunWriter, attempt_key, run_writer
 from tsemon.wire import MAX_REASON
 
@@ -226,6 +226,7 @@ class _Delivery:
             and isinstance(there, dict)
             and {name: value for name, value in there.items() if name not in OF_THE_ATTEMPT} == about
             and list(newest.blocks) == body["blocks"]
+            and newest.num_stacks == num_stacks(body)
         ):
             about |= {name: there.get(name) for name in OF_THE_ATTEMPT}
         else:
@@ -300,6 +301,7 @@ def _registration(scanner: Scanner, report: Report, options: Options) -> dict[st
         config={"scan": about},
         tags=[TAG],
         blocks=list(scanner.groups.blocks),
+        stacks=scanner.groups.stacks,
         frozen_blocks=[],
         resume=None,
     )

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from tsemon.catalogue import nearest
 from tsemon.errors import InvalidArgument
-from tsemon.probes.discovery import ATTENTION_NAME, NOT_ATTENTION
+from tsemon.probes.depth import named_stacks
 from tsemon.probes.groups import EMBEDDING, EMBEDDING_NAME, HEAD, HEAD_NAME, OTHER
+from tsemon.probes.naming import names_self_attention
+from tsemon.stacks import Stacks
 
 WRAPPER = re.compile(r"(^|(?<=\.))(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """What DistributedDataParallel, torch.compile and the like put into names."""
@@ -38,6 +40,7 @@ class Groups:
 
     blocks: tuple[str, ...]
     """Names of the blocks in depth order; none where no stack was found."""
+    stacks: Stacks
     members: Mapping[int, tuple[str, ...]]
     """By number of the block, and by OTHER, EMBEDDING and HEAD; the names as the checkpoint has them."""
 
@@ -64,24 +67,25 @@ def group_names(entries: Mapping[str, Entry], blocks: Sequence[str] = ()) -> Gro
         tied[entry.same_as or name].append(name)
 
     def is_embedding(name: str) -> bool:
-        return _is_embedding(parts[name], entries[name], modules, block_of[name] is not None)
+        return block_of[name] is None and _is_embedding(parts[name], entries[name], modules)
 
     head = _head([p for name, p in parts.items() if block_of[name] is None and len(entries[name].shape) == 2])
     members: dict[int, list[str]] = defaultdict(list)
     is_tied = False
     for name, entry in entries.items():
         if entry.same_as is None and _is_parameter(name, entry):
-            if any(map(is_embedding, tied[name])):
+            if (number := block_of[name]) is not None:
+                group = number  # also a table of relative positions
+            elif any(map(is_embedding, tied[name])):
                 group = EMBEDDING
                 is_tied = is_tied or any(parts[other] == [*head, "weight"] for other in tied[name])
-            elif (number := block_of[name]) is not None:
-                group = number
             else:
                 group = HEAD if head and parts[name][:-1] == head else OTHER
             members[group].append(name)
     if is_tied:  # what else the head has is a part like others
         members[OTHER] += members.pop(HEAD, [])
-    return Groups(tuple(numbers), {group: tuple(names) for group, names in sorted(members.items()) if names})
+    depth = named_stacks(stacks) if stacks else Stacks.of(0)
+    return Groups(tuple(numbers), depth, {group: tuple(names) for group, names in sorted(members.items()) if names})
 
 
 def _head(outside: Sequence[list[str]]) -> list[str]:
@@ -100,9 +104,9 @@ def _is_parameter(name: str, entry: Entry) -> bool:
     return not (len(entry.shape) == 4 and MASK.search(name))
 
 
-def _is_embedding(parts: Sequence[str], entry: Entry, modules: Collection[str], is_inside: bool) -> bool:
+def _is_embedding(parts: Sequence[str], entry: Entry, modules: Collection[str]) -> bool:
     *path, leaf = parts
-    if not is_inside and EMBEDDING_NAME.search(leaf):
+    if EMBEDDING_NAME.search(leaf):
         return True
     if leaf != "weight" or len(entry.shape) != 2 or not path or not EMBEDDING_MODULE.search(path[-1]):
         return False
@@ -136,7 +140,7 @@ def _numbered(parts: Mapping[str, list[str]]) -> dict[str, dict[int, bool]]:
         for place, part in enumerate(path[:-1]):
             if part.isdecimal():
                 stack = found.setdefault(".".join(path[:place]), {})
-                has_attention = any(map(_is_attention, path[place + 1 : -1]))
+                has_attention = any(map(names_self_attention, path[place + 1 : -1]))
                 stack[int(part)] = stack.get(int(part), False) or has_attention
     return found
 
@@ -155,7 +159,3 @@ def _is_whole(stack: Mapping[int, bool]) -> bool:
 
 def _is_within(name: str, other: str) -> bool:
     return name != other and name.startswith(f"{other}." if other else "")
-
-
-def _is_attention(part: str) -> bool:
-    return bool(ATTENTION_NAME.search(part)) and not NOT_ATTENTION.search(part)

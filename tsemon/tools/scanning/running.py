@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from tsemon.errors import TsemonError, reason
 from tsemon.measures import positions_attended, saturation
 from tsemon.probes import Block, find_blocks
+from tsemon.probes.depth import firsts_of
 from tsemon.probes.saturation import SCALE
 from tsemon.probes.states import hidden_state
 from tsemon.tools.scanning.grouping import WRAPPER
@@ -108,18 +109,18 @@ class Runner:
 
     def _pass(self) -> tuple[list[Tensor | None], list[list[float]]]:
         """The hidden states (B, T, D) of one pass, and how many positions the heads of each block attended to."""
-        states: list[Tensor | None] = [None] * (len(self.blocks) + 1)
+        states: list[Tensor | None] = [None] * (self.blocks[-1].entry + 1)
 
         def see(number: int, block: Block, value: Any) -> None:
-            x = hidden_state(value)
+            x = hidden_state(value, block.width)
             if x is not None and states[number] is None:
                 states[number] = (x.transpose(0, 1) if block.tokens_first else x).detach().clone()
 
-        first = self.blocks[0]
         hooks = [
             first.module.register_forward_pre_hook(
-                lambda _, args, kwargs: see(0, first, (args, kwargs)), with_kwargs=True
+                lambda _, args, kwargs, b=first: see(b.entry - 1, b, (args, kwargs)), with_kwargs=True
             )
+            for first in firsts_of(self.blocks)
         ]
         # A module that is several layers is called once for each: the n-th call is the n-th of these.
         layers: dict[nn.Module, list[Block]] = {}
@@ -158,7 +159,7 @@ class Runner:
 def _see_next(see: Callable[[int, Block, Any], None], blocks: Iterator[Block], _: nn.Module, *values: Any) -> None:
     """The last of the values is a module's output, or for a hook before it the input."""
     if (block := next(blocks, None)) is not None:
-        see(block.number + 1, block, values[-1])
+        see(block.entry, block, values[-1])
 
 
 def _tied_to(given: Mapping[str, str], model: nn.Module) -> set[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from tsemon.errors import InvalidArgument
+from tsemon.probes.depth import stacks_of
 from tsemon.probes.growth import NormGrowth
 from tsemon.probes.saturation import SCALE
 from tsemon.tools.scanning.comparing import Comparison, Sums, compare
@@ -207,6 +208,10 @@ class Scanner:
                 if len(self._runner.blocks) != len(groups.blocks):
                     raise InvalidArgument(
                         f"the model has {len(self._runner.blocks)} blocks, the checkpoint's names {len(groups.blocks)}"
+                    )
+                if (own := stacks_of(self._runner.blocks)).sizes != groups.stacks.sizes:
+                    raise InvalidArgument(
+                        f"the model's stacks have {own.sizes} blocks, the checkpoint's stacks {groups.stacks.sizes}"
                     )
             limit = self._runner.near_the_limit(weights)
             self.saturation_on, self.saturation_inputs = self._runner.on, self._runner.inputs_digest

@@ -50,6 +50,13 @@ class Attempt:
     blocks: tuple[str, ...]
     num_attempts: int
     """With those before it."""
+    num_stacks: int
+    """Attempts of earlier versions have one: an array of activations had one input for all stacks."""
+
+
+def num_stacks(run: Mapping[str, Any]) -> int:
+    """The number of stacks of a run or a registration as JSON."""
+    return len(run.get("stacks") or [run])
 
 
 class Stored(ABC):
@@ -93,7 +100,8 @@ class Served(Stored):
             return None
         run_id = self._run_id = str(found["run_id"])
         run = patiently(lambda: self._delivery.run(run_id), self._patience_s)
-        return Attempt(run.get("config") or {}, tuple(run.get("blocks") or ()), int(run.get("attempt") or 0))
+        blocks = tuple(run.get("blocks") or ())
+        return Attempt(run.get("config") or {}, blocks, int(run.get("attempt") or 0), num_stacks(run))
 
     def at(self, step: int) -> Mark | None:
         if (run_id := self._run_id) is None or not self._may_read:
@@ -142,7 +150,7 @@ class Spooled(Stored):
             for texts in reader.new_frames():
                 for frame in map(json.loads, texts):
                     self._marks[frame["step"]] = _mark(frame)
-            newest = Attempt(body.get("config") or {}, tuple(body.get("blocks") or ()), len(keys))
+            newest = Attempt(body.get("config") or {}, tuple(body.get("blocks") or ()), len(keys), num_stacks(body))
         return newest
 
     def at(self, step: int) -> Mark | None:

@@ -26,8 +26,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from tsemon.catalogue import LAYERED, num_entries
+from tsemon.catalogue import LAYERED
 from tsemon.errors import InvalidFrame
+from tsemon.stacks import Stacks
 from tsemon.wire import (
     MAX_BLOCK_NAME,
     MAX_BLOCKS,
@@ -37,6 +38,7 @@ from tsemon.wire import (
     MAX_QUANTITIES,
     MAX_REASON,
     MAX_SCALARS,
+    MAX_STACKS,
     MAX_STEP,
     MAX_TAGS,
     METRIC_NAME,
@@ -107,7 +109,7 @@ class FrameBody(Body):
     scalars: Annotated[dict[MetricName, Number], Field(max_length=MAX_SCALARS)] = {}
     """Metrics with one number; null is NaN."""
     layers: Arrays = {}
-    """Metrics with a value per block, or depth + 1 for activations (entry 0 is the first block's input)."""
+    """Metrics with a value per block. Activations also have one for the input of each stack, before its blocks."""
     heads: Arrays = {}
     """Metrics with a value per head, shape [blocks, heads]."""
     not_measured: Annotated[dict[MetricName, Reason], Field(max_length=MAX_NOT_MEASURED)] | None = None
@@ -134,6 +136,40 @@ class QuantityBody(OwnQuantity, Body):
     """Its name. If the catalogue has a metric of this name, the catalogue's description is shown."""
 
 
+class StackBody(Body):
+    """Blocks that follow each other."""
+
+    name: Title
+    """A short name, such as encoder or decoder; no other stack of the run has it."""
+    blocks: Annotated[int, Field(ge=1, le=MAX_BLOCKS), WHOLE]
+    """Number of blocks."""
+
+
+def _with_names_of_their_own(stacks: list[StackBody]) -> list[StackBody]:
+    if len({stack.name for stack in stacks}) < len(stacks):
+        raise PydanticCustomError("twice", "Each stack should have a name of its own")
+    return stacks
+
+
+GivenStacks = Annotated[list[StackBody], Field(max_length=MAX_STACKS), AfterValidator(_with_names_of_their_own)] | None
+
+
+def stacks_of(num_blocks: int, given: GivenStacks) -> Stacks:
+    """The stacks that a body describes."""
+    return Stacks.of(num_blocks, [stack.model_dump() for stack in given or ()])
+
+
+def with_blocks_in_all(given: GivenStacks, num_blocks: int | None) -> GivenStacks:
+    """Check that the stacks have this number of blocks in all, unless the number is itself wrong and None."""
+    if given and num_blocks is not None and (found := stacks_of(0, given).num_blocks) != num_blocks:
+        raise PydanticCustomError(
+            "number_of_blocks",
+            "Their blocks should add up to the {expected} blocks of the model, not to {found}",
+            {"expected": num_blocks, "found": found},
+        )
+    return given
+
+
 class Registration(Body):
     """A training process that starts."""
 
@@ -147,6 +183,8 @@ class Registration(Body):
     """Free words for filters; absent, they stay as they were."""
     blocks: Annotated[list[Annotated[str, Field(max_length=MAX_BLOCK_NAME)]], Field(max_length=MAX_BLOCKS)] = []
     """The names of the model's blocks in depth order; their number is the model's depth."""
+    stacks: GivenStacks = None
+    """The stacks that these blocks form, one after the other; absent, they are one stack."""
     frozen_blocks: Annotated[list[BlockIndex], Field(max_length=MAX_BLOCKS)] = []
     """Indexes of the blocks that are not trained, on purpose: rules do not expect them to move."""
     quantities: Annotated[list[QuantityBody], Field(max_length=MAX_QUANTITIES)] | None = None
@@ -155,6 +193,11 @@ class Registration(Body):
     """The step that this attempt starts at: it hides, and keeps, what earlier attempts wrote from there on."""
     attempt_key: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")] | None = None
     """Any text that names this start. The same key again is the same attempt: a lost reply can be asked for again."""
+
+    @field_validator("stacks")
+    @classmethod
+    def _have_all_blocks(cls, stacks: GivenStacks, info: ValidationInfo) -> GivenStacks:
+        return with_blocks_in_all(stacks, len(info.data["blocks"]) if "blocks" in info.data else None)
 
     @field_validator("frozen_blocks")
     @classmethod
@@ -197,11 +240,11 @@ def read_frames(raw: bytes | bytearray) -> FramesBody:
         ) from None
 
 
-def to_frame(sent: FrameBody, num_blocks: int) -> Frame:
-    """The frame with its arrays unpacked and their shapes held against the model's depth, or InvalidFrame."""
+def to_frame(sent: FrameBody, stacks: Stacks) -> Frame:
+    """The frame with its arrays unpacked and their shapes held against the model's stacks, or InvalidFrame."""
     try:
-        layers = dict(_arrays(sent.layers, lambda name, shape: _check_layers(name, shape, num_blocks), "layers"))
-        heads = dict(_arrays(sent.heads, lambda _, shape: _check_heads(shape, num_blocks), "heads"))
+        layers = dict(_arrays(sent.layers, lambda name, shape: _check_layers(name, shape, stacks), "layers"))
+        heads = dict(_arrays(sent.heads, lambda _, shape: _check_heads(shape, stacks.num_blocks), "heads"))
     except ValueError as error:
         raise InvalidFrame(f"frame seq {sent.seq}, {error}; nothing of this body is stored") from None
     scalars = {name: _float(value) for name, value in sent.scalars.items()}
@@ -248,17 +291,17 @@ def _float(value: float | str | None) -> float:
     return float("nan") if value is None else float(value)
 
 
-def _check_layers(name: str, shape: tuple[int, ...], num_blocks: int) -> None:
-    metric = LAYERED.get(name)
+def _check_layers(name: str, shape: tuple[int, ...], stacks: Stacks) -> None:
+    metric, num_blocks, num_stacks = LAYERED.get(name), stacks.num_blocks, len(stacks.each)
+    has = f"{num_blocks} blocks" + (f" in {num_stacks} stacks" if num_stacks > 1 else "")
     if metric is not None:
-        expected = (num_entries(metric, num_blocks),)
+        expected = (stacks.num_entries(metric.axis),)
         if shape != expected:
-            why = "activations have one entry more" if metric.axis == "activation" else "one entry per block"
-            raise ValueError(f"expected shape {list(expected)} ({num_blocks} blocks, {why}), got {list(shape)}")
-    elif shape not in ((num_blocks,), (num_blocks + 1,)):
-        raise ValueError(
-            f"expected shape [{num_blocks}] or [{num_blocks + 1}] ({num_blocks} blocks), got {list(shape)}"
-        )
+            more = "one entry more" + (" per stack" if num_stacks > 1 else "")
+            why = f"activations have {more}" if metric.axis == "activation" else "one entry per block"
+            raise ValueError(f"expected shape {list(expected)} ({has}, {why}), got {list(shape)}")
+    elif shape not in ((num_blocks,), (stacks.num_states,)):
+        raise ValueError(f"expected shape [{num_blocks}] or [{stacks.num_states}] ({has}), got {list(shape)}")
 
 
 def _check_heads(shape: tuple[int, ...], num_blocks: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from tsemon.stacks import Stacks
 from tsemon.wire import Frame
 from tsemon_answers.alerts import Pulse, Receipt
 from tsemon_answers.runs import Registered
@@ -33,6 +34,7 @@ def register(writer: Writer, body: schemas.Registration) -> Registered:
         body.project,
         body.run,
         blocks=body.blocks,
+        stacks=[stack.model_dump() for stack in body.stacks or ()],
         frozen_blocks=body.frozen_blocks,
         config=body.config,
         tags=body.tags,
@@ -52,15 +54,15 @@ class Batch(NamedTuple):
     frames: list[Frame]
 
 
-def batch_of(run_id: str, body: schemas.FramesBody, num_blocks: int) -> Batch:
-    """The frames of a body, held against the depth of the model."""
-    return Batch(run_id, body.attempt, body.writer, [schemas.to_frame(sent, num_blocks) for sent in body.frames])
+def batch_of(run_id: str, body: schemas.FramesBody, stacks: Stacks) -> Batch:
+    """The frames of a body, held against the stacks of the model."""
+    return Batch(run_id, body.attempt, body.writer, [schemas.to_frame(sent, stacks) for sent in body.frames])
 
 
 def read(store: Store, run_id: str, raw: bytes | bytearray) -> Batch:
     """The frames of a raw body. May wait for the database."""
     body = schemas.read_frames(raw)
-    return batch_of(run_id, body, store.num_blocks(run_id, body.attempt))
+    return batch_of(run_id, body, store.stacks(run_id, body.attempt))
 
 
 def keep(writer: Writer, batch: Batch, observe: Observe) -> Receipt:
@@ -90,6 +92,6 @@ def _observed(observe: Observe, writer: Writer, run_id: str, attempt: int, added
 
 def heard_of(writer: Writer, run_id: str, body: schemas.Heartbeat) -> Pulse:
     """Note that the run was heard of now, and where its process is."""
-    writer.runs.num_blocks(run_id, body.attempt)
+    writer.runs.stacks(run_id, body.attempt)  # an attempt that nobody knows is told as such
     writer.runs.hear_of(run_id, body.attempt, body.step)
     return Pulse(alerts=writer.alerts.to_tell(run_id))

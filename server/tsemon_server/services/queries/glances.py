@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tsemon.stacks import Stacks
 from tsemon_answers.runs import Glance, Glances, GlancesQuery, LossLine, Worst
 from tsemon_server.filling import filled
 from tsemon_server.services.queries.reduce import bucketed
@@ -45,12 +46,13 @@ def glances(store: Store, lines: Lines, asked: GlancesQuery) -> Glances:
         seen = reader.runs.frames_seen(asked.run_ids)
         there = [run_id for run_id in dict.fromkeys(asked.run_ids) if run_id in seen]
         newest = reader.frames.layers_at(reader.runs.newest_steps(there))
+        stacks = reader.runs.stacks_now(there)
         return Glances(
             glances=[
                 Glance(
                     run_id=run_id,
                     loss=lines.of(reader.frames, run_id, seen[run_id], asked.points),
-                    worst=_worst(newest.get(run_id, ())),
+                    worst=_worst(newest.get(run_id, ()), stacks.get(run_id)),
                 )
                 for run_id in there
             ]
@@ -62,11 +64,14 @@ def _loss(frames: Frames, run_id: str, points: int) -> LossLine | None:
     return LossLine(step=middles(spans), mean=nullable(stats[:, 0, 1])) if len(spans) else None
 
 
-def _worst(frames: Sequence[Mapping[str, NDArray[np.floating[Any]]]]) -> Worst | None:
+def _worst(frames: Sequence[Mapping[str, NDArray[np.floating[Any]]]], stacks: Stacks | None) -> Worst | None:
     layers: dict[str, NDArray[np.floating[Any]]] = {}
     for one in frames:
         layers = filled(layers, one)
-    return worst_of(layers)
+    worst = worst_of(layers)
+    if worst is None or stacks is None:
+        return worst
+    return worst.model_copy(update={"label": stacks.label(worst.layer, len(layers[worst.metric]))})
 
 
 def worst_of(layers: Mapping[str, NDArray[np.floating[Any]]]) -> Worst | None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tsemon.catalogue import LAYERED, SCALARS, nearest, num_entries
+from tsemon.catalogue import LAYERED, SCALARS, nearest
 from tsemon.errors import InvalidArgument, InvalidRange, UnknownAttempt, UnknownLayer, UnknownMetric
 from tsemon_answers.alerts import AlertPage, AlertPageQuery, NotificationPage, NotificationsQuery
 from tsemon_answers.record import Span
@@ -314,7 +314,7 @@ def _num_layers(detail: RunDetail, metric: str) -> int:
     if metric in detail.metrics.layers:
         return detail.metrics.layers[metric]
     if metric in LAYERED:
-        return num_entries(LAYERED[metric], detail.num_blocks)
+        return detail.depth.num_entries(LAYERED[metric].axis)
     if metric in detail.metrics.heads:
         raise UnknownLayer(f"{metric!r} is recorded per head only; give a head")
     if metric in detail.metrics.scalars or metric in SCALARS:

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from tsemon.errors import InvalidArgument
+from tsemon.stacks import Stacks
 from tsemon.transport import SpoolReader
 from tsemon.wire import Frame, frames_to_body
 from tsemon_server.rules.views import views_in_order
@@ -34,7 +35,7 @@ class SpooledRun:
             writers = list(spools)
             first_step = writers[0].reader.registration.get("resume_step") or 0
             frames = merge(*(writer.frames() for writer in writers), key=lambda frame: (frame.step, frame.seq))
-            yield Attempt(first_step, views_in_order(frames, writers[0].frozen))
+            yield Attempt(first_step, views_in_order(frames, writers[0].frozen, writers[0].stacks))
 
 
 class _Spool:
@@ -44,7 +45,7 @@ class _Spool:
         self.reader = reader
         self.problems: list[str] = []
         self.attempt_key = reader.registration.get("attempt_key")
-        self._num_blocks = len(reader.registration.get("blocks", ()))
+        self.stacks = Stacks.of(len(reader.registration.get("blocks", ())), reader.registration.get("stacks"))
         self.frozen = frozenset(reader.registration.get("frozen_blocks", ()))
 
     def frames(self) -> Iterator[Frame]:
@@ -61,7 +62,7 @@ class _Spool:
         """The frame as the service would take it; None where it would not."""
         try:
             sent = schemas.read_frames(frames_to_body(self.reader.writer, 1, [text]))
-            return schemas.to_frame(sent.frames[0], self._num_blocks)
+            return schemas.to_frame(sent.frames[0], self.stacks)
         except InvalidArgument as error:
             self.problems.append(f"{self.reader.folder}: a frame is left out, as the service would refuse it: {error}")
             return None

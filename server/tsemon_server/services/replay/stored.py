@@ -23,9 +23,9 @@ class StoredRun:
     def attempts(self) -> Iterator[Attempt]:
         for attempt in self._run.attempts:
             frames = self._reader.frames.export(self._run.run_id, attempt=attempt.attempt)
-            frozen = frozenset(self._reader.runs.frozen_blocks(self._run.run_id, attempt.attempt))
+            model = self._reader.runs.model(self._run.run_id, attempt.attempt)
             yield Attempt(
-                attempt.resume_step or 0, views_in_order((frame.to_wire() for frame in frames.frames()), frozen)
+                attempt.resume_step or 0, views_in_order((frame.to_wire() for frame in frames.frames()), *model)
             )
             if frames.num_dropped:
                 self._tell(attempt.attempt, f"{frames.num_dropped:,} values are gone by the project's retention")

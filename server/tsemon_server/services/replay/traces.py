@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tsemon.errors import InvalidRecording
+from tsemon.stacks import Stacks
 from tsemon_server.rules.program import View
+from tsemon_server.services.ingest.schemas import StackBody
 from tsemon_server.services.replay.recording import Attempt
 
 Number = float | None
@@ -40,6 +42,8 @@ class _Run(_Line):
     name: str
     frozen_blocks: list[int] = []
     """Blocks that are not trained, on purpose; -1 is the embedding."""
+    stacks: list[StackBody] | None = None
+    """The stacks that the blocks form; absent, they are one."""
 
 
 class _Loss(_Line):
@@ -89,6 +93,7 @@ class Trace:
             raise self._invalid(number, "expected a `run` line first, with format tsemon-trace/1 and a name")
         self.name = first.name
         self._frozen = frozenset(block for block in first.frozen_blocks if block >= 0)
+        self._stacks = Stacks.of(0, [stack.model_dump() for stack in first.stacks]) if first.stacks else None
 
     def attempts(self) -> Iterator[Attempt]:
         yield Attempt(0, self._views())
@@ -116,7 +121,7 @@ class Trace:
             heads = {name: _array(rows) for name, rows in frame.heads.items()}
         except ValueError:
             raise self._invalid(number, "expected as many heads in each block") from None
-        return View(frame.step, scalars | losses, layers, heads, self._frozen)
+        return View(frame.step, scalars | losses, layers, heads, self._frozen, self._stacks)
 
     def _numbered(self) -> Iterator[tuple[int, _Run | _Loss | _Frame | _End]]:
         number = 0

@@ -11,8 +11,10 @@ import numpy as np
 from sqlalchemy import Connection, Row, Select, and_, bindparam, func, insert, or_, select, true, update
 
 from tsemon.errors import LimitReached, UnknownAttempt, UnknownRun
+from tsemon.stacks import Stacks
 from tsemon.wire import MAX_ATTEMPTS, RunState
 from tsemon_answers.runs import Attempt, Latest, Recorded, Run, RunDetail, RunFilter, RunOrder, TagUse
+from tsemon_answers.runs import Stack as DescribedStack
 from tsemon_server.store.engine import insert_missing, items_of, num_items
 from tsemon_server.store.ledger import listing, tables
 from tsemon_server.store.ledger.alerts import AlertChanges
@@ -34,6 +36,15 @@ class Registration(NamedTuple):
 
     run_id: str
     attempt: int
+
+
+class Model(NamedTuple):
+    """The properties of an attempt's model that rules use."""
+
+    frozen: frozenset[int]
+    """Indexes of the blocks that are not trained, on purpose."""
+    stacks: Stacks | None
+    """None if all blocks are one stack."""
 
 
 class FramesSeen(NamedTuple):
@@ -89,6 +100,7 @@ class Runs:
         return RunDetail(
             **_run_fields(row),
             blocks=row.blocks,
+            stacks=_described(Stacks.of(len(row.blocks), row.stacks)),
             frozen_blocks=row.frozen_blocks,
             not_measured=_not_measured([told["why"] for told in row.not_measured.values()], recorded),
             config=row.config,
@@ -133,21 +145,27 @@ class Runs:
         found = self._connection.execute(select(_run.run_id).where(_run.run_id.in_(run_ids))).scalars()
         return frozenset(run_ids) - {*found}
 
-    def num_blocks(self, run_id: str, attempt: int) -> int:
-        """How deep the model of this attempt is."""
-        blocks = self._connection.execute(_BLOCKS, {"run_id": run_id, "attempt": attempt}).scalar_one_or_none()
-        if blocks is None:
+    def stacks(self, run_id: str, attempt: int) -> Stacks:
+        """The stacks of this attempt's model."""
+        found = self._connection.execute(_BLOCKS, {"run_id": run_id, "attempt": attempt}).one_or_none()
+        if found is None:
             current = self._row(run_id).attempt
             raise UnknownAttempt(
                 f"the run {run_id} has no attempt {attempt}, its attempts are 1 to {current}; "
                 "to register the run again begins another"
             )
-        return len(blocks)
+        return Stacks.of(len(found.blocks), found.stacks)
 
-    def frozen_blocks(self, run_id: str, attempt: int) -> tuple[int, ...]:
-        """Indexes of the blocks that this attempt leaves as they are, on purpose. That never changes."""
-        (frozen,) = _FROZEN_BLOCKS.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchone()
-        return tuple(json.loads(frozen))
+    def stacks_now(self, run_ids: Collection[str]) -> dict[str, Stacks]:
+        """The stacks that the newest frames of these runs have; runs with a single stack are left out."""
+        query = select(_run.run_id, _attempt.stacks).select_from(tables.run.join(tables.attempt, OF_NEWEST_FRAME))
+        rows = self._connection.execute(query.where(_run.run_id.in_(run_ids), _attempt.stacks.is_not(None)))
+        return {run_id: Stacks.of(0, told) for run_id, told in rows}
+
+    def model(self, run_id: str, attempt: int) -> Model:
+        """The properties of the model that rules use. They never change."""
+        frozen, told = _MODEL.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchone()
+        return Model(frozenset(json.loads(frozen)), None if told is None else Stacks.of(0, json.loads(told)))
 
     def frames_seen(self, run_ids: Sequence[str]) -> dict[str, FramesSeen]:
         """Of those of these runs that are there: what changes with what their charts show."""
@@ -173,9 +191,8 @@ class Runs:
         return Latest(step=row.last_step, time=time, scalars=scalars)
 
     def _row(self, run_id: str) -> Row[Any]:
-        query = _runs().add_columns(
-            _run.config, _run.quantities, _run.latest, _attempt.blocks, _attempt.frozen_blocks, _attempt.not_measured
-        )
+        of_attempt = _attempt.blocks, _attempt.stacks, _attempt.frozen_blocks, _attempt.not_measured
+        query = _runs().add_columns(_run.config, _run.quantities, _run.latest, *of_attempt)
         row = self._connection.execute(query.where(_run.run_id == run_id)).one_or_none()
         if row is None:
             raise UnknownRun(f"no run has the id {run_id!r}; the list of runs has those there are")
@@ -204,6 +221,7 @@ class RunChanges(Runs):
         run: str,
         *,
         blocks: Sequence[str],
+        stacks: Sequence[Mapping[str, Any]] = (),
         frozen_blocks: Sequence[int] = (),
         config: Mapping[str, Any] | None,
         tags: Sequence[str] | None,
@@ -213,7 +231,8 @@ class RunChanges(Runs):
     ) -> Registration:
         """Open a new attempt of (project, run); one that has `attempt_key` already is found again, unchanged.
 
-        `config`, `tags` and `quantities` stay as they were where None is given.
+        `stacks` are the name and the number of blocks of each stack; none if all blocks are one stack. `config`, `tags` and
+        `quantities` stay as they were where None is given.
         """
         run_id = self._run_named(project, run)
         if attempt_key is not None:
@@ -235,6 +254,7 @@ class RunChanges(Runs):
                 blocks=list(blocks),
                 frozen_blocks=list(frozen_blocks),
                 started_at=self._now,
+                **({"stacks": list(stacks)} if stacks else {}),
             )
         )
         self._alerts.end_of_run(run_id, "new attempt", start_step)
@@ -346,6 +366,14 @@ def _run_fields(row: Row[Any]) -> dict[str, Any]:
     return fields | times | {"loss": loss}
 
 
+def _described(stacks: Stacks) -> list[DescribedStack]:
+    of_blocks, of_states = stacks.spans(stacks.num_blocks), stacks.spans(stacks.num_states)
+    return [
+        DescribedStack(**stack._asdict(), first_block=blocks.start, first_state=states.start)
+        for stack, blocks, states in zip(stacks.each, of_blocks, of_states, strict=True)
+    ]
+
+
 def _not_measured(told: Sequence[Mapping[str, str]], recorded: Recorded) -> dict[str, str]:
     """Why metrics are not measured, as the writers of an attempt told, each of those that it does not measure.
 
@@ -357,12 +385,15 @@ def _not_measured(told: Sequence[Mapping[str, str]], recorded: Recorded) -> dict
     return {name: why for name, why in reasons.items() if name not in has_frames or all(name in one for one in told)}
 
 
+OF_NEWEST_FRAME = and_(_attempt.run_id == _run.run_id, _attempt.attempt == _run.last_attempt)
+"""Joins a run to the attempt of its newest frame."""
+
 # Built once, for every body of frames asks them.
-_BLOCKS = select(_attempt.blocks).where(
+_BLOCKS = select(_attempt.blocks, _attempt.stacks).where(
     _attempt.run_id == bindparam("run_id"), _attempt.attempt == bindparam("attempt")
 )
-_FROZEN_BLOCKS = Prepared(
-    select(_attempt.frozen_blocks).where(
+_MODEL = Prepared(
+    select(_attempt.frozen_blocks, _attempt.stacks).where(
         _attempt.run_id == bindparam("run_id"), _attempt.attempt == bindparam("attempt")
     )
 )

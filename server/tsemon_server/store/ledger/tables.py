@@ -57,6 +57,7 @@ attempt = Table(
     Column("hidden_from", BigInteger, nullable=False),  # later attempts hide this one's frames from this step on
     Column("blocks", Json, nullable=False),
     Column("frozen_blocks", Json, nullable=False, server_default="[]"),  # indexes of those that shall not learn
+    Column("stacks", Json),  # [{name, blocks}] in depth order; NULL where all blocks are one stack
     Column("not_measured", Json, nullable=False, server_default="{}"),  # by writer: seq of the frame, reason per metric
     Column("started_at", Float(53), nullable=False),
     UniqueConstraint("run_id", "attempt_key", name="attempt_by_key"),

@@ -31,11 +31,16 @@ export const inWords = (text) => text.split(TURN).map((part, i) => (i % 2 ? code
 const codeOf = (turn) => `U+${turn.charCodeAt(0).toString(16).toUpperCase()}`;
 const marked = (text) => text.split(TURN).map((part, i) => (i % 2 ? h("span", { class: "turn", "data-code": codeOf(part) }, part) : part));
 
-/** Let an element show this and nothing else; one that does already is left alone, so nothing flickers or is read out again. */
+/**
+ * Let an element show this and nothing else. A child that is there already and in its place is not touched: nothing flickers
+ * or is read out again, and a button that somebody is pressing stays under the pointer, or the browser would drop the click.
+ */
 export function put(element, ...content) {
-  const shown = [...element.childNodes];
-  const isSame = content.length === shown.length && content.every((one, i) => (one instanceof Node ? one === shown[i] : shown[i] instanceof Text && shown[i].data === String(one)));
-  if (!isSame) element.replaceChildren(...content);
+  const before = [...element.childNodes];
+  const after = content.map((one, i) => (one instanceof Node ? one : before[i] instanceof Text && before[i].data === String(one) ? before[i] : new Text(one)));
+  const kept = new Set(after);
+  for (const child of before) if (!kept.has(child)) child.remove();
+  for (const [i, child] of after.entries()) if (element.childNodes[i] !== child) element.insertBefore(child, element.childNodes[i] ?? null);
 }
 
 /** Where the keyboard can be within an element. */
@@ -60,10 +65,9 @@ export function keyed(parent, items, keyOf, make) {
     fresh.content = content;
     return fresh;
   });
-  if (after.length === parent.children.length && after.every((child, i) => child === parent.children[i])) return;
-  parent.replaceChildren(...after);
+  put(parent, ...after);
   const heir = holder && after.find((child) => child.dataset.key === holder.dataset.key);
-  if (!heir) return;
+  if (!heir || heir.contains(document.activeElement)) return;
   const stops = stopsIn(heir);
   (stops[place]?.tagName === focused.tagName ? stops[place] : stops[0])?.focus({ preventScroll: true });
 }

@@ -2,12 +2,12 @@
 
 import { ListChart, axis, base, theme, valueAxis } from "./chart.js";
 import { number } from "../base/format.js";
-import { layerName } from "./timeline.js";
+import { firstLayers, layerLabel, layerTitle } from "../base/stacks.js";
 
 const SPAN_FOR_LOG = 30;
 
 export class Profile extends ListChart {
-  /** model: {metric name, log, values: one column, layer: the one that is picked or null, blocks, isActivation} */
+  /** model: {run, metric name, log, values: one column, layer: the one that is picked or null} */
   show(model) {
     this.model = model;
     const colours = theme();
@@ -16,6 +16,8 @@ export class Profile extends ListChart {
     const isLog = model.log && Math.max(...above) > SPAN_FOR_LOG * Math.min(...above);
     // A logarithm has no place for what is not above zero; those points are gaps, and the tooltip still names them.
     const shown = (value) => (isLog && !(value > 0) ? null : value);
+    const firsts = firstLayers(model.run, model.values.length);
+    const mark = (xAxis, type) => ({ xAxis, label: { show: false }, lineStyle: { color: colours.ink, type, width: type === "solid" ? 1 : 1.5 } });
     const option = {
       ...base(colours),
       title: {
@@ -26,24 +28,24 @@ export class Profile extends ListChart {
         textStyle: { color: colours.quiet, fontSize: 12, fontWeight: 400 },
       },
       grid: { left: 54, right: 14, top: 12, bottom: 36 },
-      xAxis: axis(colours, { min: 0, max: Math.max(model.values.length - 1, 1), minInterval: 1, name: "layer", nameLocation: "middle", nameGap: 22 }),
+      xAxis: axis(colours, { min: 0, max: Math.max(model.values.length - 1, 1), minInterval: 1, ...namedLayers(colours, model.run, model.values.length), nameLocation: "middle", nameGap: 22 }),
       yAxis: valueAxis(colours, { type: isLog ? "log" : "value" }),
       series: [
         {
           id: "profile",
           type: "line",
-          data: model.values.map((value, layer) => [layer, shown(value)]),
+          data: withGaps(model.values.map((value, layer) => [layer, shown(value)]), firsts),
           color: colours.accent,
           lineStyle: { width: 1.5 },
           symbol: "circle",
-          symbolSize: (_, { dataIndex }) => (dataIndex === model.layer ? 11 : 5),
+          symbolSize: ([layer]) => (layer === model.layer ? 11 : 5),
           showSymbol: true,
           silent: true,
           markLine: {
             symbol: "none",
             silent: true,
             animation: false,
-            data: model.layer === null ? [] : [{ xAxis: model.layer, label: { show: false }, lineStyle: { color: colours.ink, type: "dotted", width: 1.5 } }],
+            data: [...firsts.slice(1).map((first) => mark(first - 0.5, "solid")), ...(model.layer === null ? [] : [mark(model.layer, "dotted")])],
           },
         },
       ],
@@ -53,7 +55,18 @@ export class Profile extends ListChart {
   }
 
   describe(layer) {
-    const { values, metric, blocks, isActivation } = this.model;
-    return [["layer", `${layer} · ${layerName(layer, blocks, isActivation)}`], [metric, number(values[layer])]];
+    const { run, values, metric } = this.model;
+    return [["layer", layerTitle(layer, run, values.length)], [metric, number(values[layer])]];
   }
+}
+
+/** Points [layer, value] with a gap between stacks: a line goes from block to block only. */
+export const withGaps = (points, firsts) => points.flatMap((point) => (point[0] > 0 && firsts.includes(point[0]) ? [[point[0] - 0.5, null], point] : [point]));
+
+/** The layers of an axis; with several stacks, each by its name where it begins. */
+export function namedLayers(colours, run, numLayers) {
+  const firsts = firstLayers(run, numLayers);
+  if (firsts.length < 2) return { name: "layer" };
+  const last = numLayers - 1;
+  return { name: "layer", axisLabel: { color: colours.quiet, fontSize: 11, hideOverlap: true, customValues: [...firsts, last], formatter: (layer) => layerLabel(layer, run, numLayers) } };
 }

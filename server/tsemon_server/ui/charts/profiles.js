@@ -1,8 +1,10 @@
 // The layers of several runs at one place, a small chart each, on one scale; the baseline's stand behind those of the others.
 
 import { Chart, axis, base, theme, tooltipOver, valueAxis } from "./chart.js";
+import { namedLayers, withGaps } from "./profile.js";
 import { inWords } from "../base/dom.js";
-import { count, number } from "../base/format.js";
+import { number } from "../base/format.js";
+import { firstLayers, layerLabel } from "../base/stacks.js";
 
 const LEAST_WIDTH = 165;
 const MOST_COLUMNS = 4;
@@ -27,7 +29,7 @@ export class Profiles extends Chart {
     if (this.model && this.#numColumns() !== this.#columns) this.show(this.model);
   }
 
-  /** model: {metric, isLog, panels: [{id, title, note, colour, dash, values: a list or null, isBaseline}]} */
+  /** model: {metric, isLog, panels: [{run, title, note, colour, dash, values: a list or null, isBaseline}]} */
   show(model) {
     this.model = model;
     this.#columns = this.#numColumns();
@@ -44,8 +46,9 @@ export class Profiles extends Chart {
     const ends = scaled.length ? [Math.min(...scaled), Math.max(...scaled)] : [0, 1];
     const scale = isLog ? decades(...ends) : rounded(...ends);
     const place = (i) => ({ left: (i % this.#columns) * width, top: Math.floor(i / this.#columns) * (HEAD + PLOT_HEIGHT + FOOT) });
-    const baseline = panels.find(({ isBaseline }) => isBaseline)?.values ?? null;
-    const line = (id, i, values, options) => ({ id, type: "line", xAxisIndex: i, yAxisIndex: i, data: (values ?? []).map((value, layer) => [layer, shown(value)]), silent: true, ...options });
+    const baseline = panels.find(({ isBaseline }) => isBaseline);
+    const points = ({ run, values }) => (values ? withGaps(values.map((value, layer) => [layer, shown(value)]), firstLayers(run, values.length)) : []);
+    const line = (id, i, data, options) => ({ id, type: "line", xAxisIndex: i, yAxisIndex: i, data, silent: true, ...options });
     this.chart.setOption(
       {
         ...base(colours),
@@ -64,11 +67,11 @@ export class Profiles extends Chart {
           };
         }),
         grid: panels.map((_, i) => ({ left: place(i).left + LEFT, top: place(i).top + HEAD, width: width - LEFT - RIGHT, height: PLOT_HEIGHT })),
-        xAxis: panels.map(({ values }, i) => axis(colours, { gridIndex: i, min: 0, max: Math.max((values?.length ?? 1) - 1, 1), minInterval: 1, name: "layer", nameLocation: "middle", nameGap: 20 })),
+        xAxis: panels.map(({ run, values }, i) => axis(colours, { gridIndex: i, min: 0, max: Math.max((values?.length ?? 1) - 1, 1), minInterval: 1, ...namedLayers(colours, run, values?.length ?? 1), nameLocation: "middle", nameGap: 20 })),
         yAxis: panels.map((_, i) => valueAxis(colours, { gridIndex: i, type: isLog ? "log" : "value", ...scale })),
-        series: panels.flatMap(({ values, colour, dash, isBaseline }, i) => [
-          line(`baseline ${i}`, i, isBaseline ? [] : baseline, { color: colours.quiet, symbol: "none", lineStyle: { width: 1.5, color: colours.quiet, type: "dashed", opacity: 0.8 } }),
-          line(`profile ${i}`, i, values, { color: colour, symbol: "circle", symbolSize: 4, showSymbol: (values?.length ?? 0) <= 32, lineStyle: { width: 2, color: colour, type: dash } }),
+        series: panels.flatMap((panel, i) => [
+          line(`baseline ${i}`, i, panel.isBaseline || !baseline ? [] : points(baseline), { color: colours.quiet, symbol: "none", lineStyle: { width: 1.5, color: colours.quiet, type: "dashed", opacity: 0.8 } }),
+          line(`profile ${i}`, i, points(panel), { color: panel.colour, symbol: "circle", symbolSize: 4, showSymbol: (panel.values?.length ?? 0) <= 32, lineStyle: { width: 2, color: panel.colour, type: panel.dash } }),
         ]),
       },
       { notMerge: true },
@@ -86,10 +89,10 @@ export class Profiles extends Chart {
     const { panels, metric } = this.model ?? { panels: [] };
     const at = panels.findIndex((_, i) => this.chart.containPixel({ gridIndex: i }, [x, y]));
     if (at < 0 || !panels[at].values) return null;
-    const { title, note, values, isBaseline } = panels[at];
+    const { run, title, note, values, isBaseline } = panels[at];
     const layer = Math.min(Math.max(Math.round(this.chart.convertFromPixel({ gridIndex: at }, [x, y])[0]), 0), values.length - 1);
     const baseline = isBaseline ? null : (panels.find((panel) => panel.isBaseline)?.values ?? null);
-    const lines = [title, note, ["layer", count(layer)], [metric, number(values[layer])]];
+    const lines = [title, note, ["layer", layerLabel(layer, run, values.length)], [metric, number(values[layer])]];
     if (baseline && layer < baseline.length) lines.push(["baseline", number(baseline[layer])]);
     return lines;
   }

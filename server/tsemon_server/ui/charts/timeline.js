@@ -7,12 +7,14 @@ import { hiddenIn, rasterOf } from "./raster.js";
 import { h } from "../base/dom.js";
 import { count, number, wordsOf } from "../base/format.js";
 import { COLOURS } from "../base/series.js";
+import { blockOf, firstLayers, layerLabel, layerTitle } from "../base/stacks.js";
 
 const HEAD = 32;
 const FOOT = 22;
 const BELOW = 34;
 const HEIGHTS = { loss: 120, curves: 84, history: 104 };
 const LEFT = 54;
+const MOST_LEFT = 150;
 const LEAST_RIGHT = 14;
 const SPAN_FOR_LOG = 30;
 const SPIKE_MARK = 4;
@@ -23,17 +25,12 @@ const LANE = 17;
 const LEAST_BAR = 3;
 const LEAST_TEXT = 30;
 
-/** How layer `index` reads: activations begin with the first block's input, and entry k is what block k - 1 gave. */
-export function layerName(index, blocks, isActivation) {
-  if (!isActivation) return blocks[index] ?? `layer ${index}`;
-  return index === 0 ? `input of ${blocks[0] ?? "the first block"}` : (blocks[index - 1] ?? `layer ${index}`);
-}
-
 export class Timeline extends ZoomChart {
   #panels = [];
   #edges = [];
   #spans = new Map(); // by alert: both ends of its bar with its name, in pixels
   #hides = null;
+  #left = LEFT;
 
   /**
    * `tools` are elements for the heads of panels, by the panel's key. `onPick({step, layer})` is told what is clicked, with the
@@ -63,15 +60,16 @@ export class Timeline extends ZoomChart {
   }
 
   /**
-   * model: {run name, metric name, loss series or null, curves: [{name, key: a shorter name or none, series}], tails: [{attempt, series}] of the loss that a
+   * model: {run, metric name, loss series or null, curves: [{name, key: a shorter name or none, series}], tails: [{attempt, series}] of the loss that a
    * later attempt took back, map (with extremes) or null, scale, shows: "mean" or "farthest", history: {title, series} or null,
-   * blocks, isActivation, alerts, starts: [{attempt, step}], extent: [first, last step], zoom, step, layer (as picked, or null)}
+   * alerts, starts: [{attempt, step}], extent: [first, last step], zoom, step, layer (as picked, or null)}
    */
   show(model) {
     this.#hides = model.map && hiddenIn(model.map, model.scale);
     this.model = model;
     this.#edges = model.map ? edgesOf(model.map.step) : [];
     this.#panels = this.#laidOut(model);
+    this.#left = leftOf(model);
     this.setHeight(this.#panels.at(-1).bottom + BELOW);
     for (const [key, { element, title }] of Object.entries(this.heads)) {
       const panel = this.#panels.find((one) => one.key === key);
@@ -140,14 +138,14 @@ export class Timeline extends ZoomChart {
     return {
       ...base(colours),
       // No room is made for labels: the plots are to begin and end at the same place.
-      grid: panels.map(({ key, top, height }) => ({ id: key, left: LEFT, right, top, height, outerBoundsMode: "none" })),
+      grid: panels.map(({ key, top, height }) => ({ id: key, left: this.#left, right, top, height, outerBoundsMode: "none" })),
       axisPointer: { link: [{ xAxisIndex: "all" }] },
       xAxis: panels.map(({ key }) => axis(colours, { id: `${key} x`, gridId: key, min, max, minInterval: 1, axisLabel: stepLabels(colours), axisPointer: pointer(colours) })),
       yAxis: [
         ...panels.map((panel) => ({ alerts: () => this.#laneAxis(panel), map: () => this.#layerAxis(panel, colours) })[panel.key]?.() ?? this.#valueAxis(panel, colours)),
         ...panels.map(({ key }) => ({ id: `${key} marks`, gridId: key, min: 0, max: 1, show: false, type: "value" })),
       ],
-      dataZoom: this.zoomOf(model.zoom, colours, { left: LEFT, last: max, format, bottom: 10, ...axes }),
+      dataZoom: this.zoomOf(model.zoom, colours, { left: this.#left, last: max, format, bottom: 10, ...axes }),
       series: panels.flatMap((panel) => ({ alerts: () => [this.#laneSeries(panel, colours, max)], map: () => [this.#mapSeries(panel, colours)] })[panel.key]?.() ?? this.#lineSeries(panel, colours, max)),
     };
   }
@@ -157,7 +155,7 @@ export class Timeline extends ZoomChart {
   }
 
   #layerAxis({ key }, colours) {
-    const { layers } = this.model.map;
+    const { run, map: { layers } } = this.model;
     return axis(colours, {
       id: `${key} y`,
       gridId: key,
@@ -165,7 +163,7 @@ export class Timeline extends ZoomChart {
       max: layers - 0.5,
       minInterval: 1,
       axisPointer: { show: false },
-      axisLabel: { color: colours.quiet, fontSize: 11, showMinLabel: true, showMaxLabel: true, formatter: (at) => (Number.isInteger(at) ? `${at}` : ""), customValues: ticksOf(layers) },
+      axisLabel: { color: colours.quiet, fontSize: 11, width: this.#left - 12, overflow: "truncate", hideOverlap: true, showMinLabel: true, showMaxLabel: true, formatter: (at) => (Number.isInteger(at) ? layerLabel(at, run, layers) : ""), customValues: ticksOf(layers, firstLayers(run, layers)) },
     });
   }
 
@@ -330,8 +328,12 @@ export class Timeline extends ZoomChart {
         stroke(colours.ink, [], 2, () => (pen.moveTo(left - 1, inner), pen.lineTo(left - 1, outer), pen.lineTo(right + 1, outer), pen.lineTo(right + 1, inner)));
       }
     }
+    const tall = height / map.layers;
+    // What lies on both sides of this line does not follow each other.
+    for (const first of firstLayers(this.model.run, map.layers).slice(1)) {
+      stroke(colours.ink, [], 2, () => (pen.moveTo(0, height - first * tall), pen.lineTo(width, height - first * tall)));
+    }
     if (layer !== null && layer < map.layers) {
-      const tall = height / map.layers;
       stroke(colours.ink, [], 1.5, () => pen.rect(1.5, height - (layer + 1) * tall - 1.5, width - 3, tall + 3));
     }
     pen.setLineDash([]);
@@ -383,9 +385,9 @@ export class Timeline extends ZoomChart {
   }
 
   #cellLines({ nearest, layer }) {
-    const { map, metric, blocks, isActivation } = this.model;
+    const { run, map, metric } = this.model;
     const [value, farthest, bad, samples] = [map.values[nearest][layer], map.farthest[nearest][layer], map.nonfinite[nearest][layer], map.samples[nearest]];
-    const lines = [["step", count(map.step[nearest])], ["layer", `${layer} · ${layerName(layer, blocks, isActivation)}`], [metric, number(value)]];
+    const lines = [["step", count(map.step[nearest])], ["layer", layerTitle(layer, run, map.layers)], [metric, number(value)]];
     if (samples > 1) {
       if (value !== null && farthest !== value) lines.push(["farthest from this mean", number(farthest)]);
       lines.push(["samples behind it", count(samples)]);
@@ -415,10 +417,10 @@ export class Timeline extends ZoomChart {
   #shownIn(key) {
     const panel = this.#panels.find((one) => one.key === key);
     if (!panel) return null;
-    const { run, metric, map, scale, shows, history, zoom, extent, blocks, isActivation } = this.model;
+    const { run, metric, map, scale, shows, history, zoom, extent } = this.model;
     const steps = zoom ? [Math.ceil(zoom.from), Math.floor(zoom.to)] : extent;
     const isIn = (step) => step >= steps[0] && step <= steps[1];
-    const shown = { runs: [run], steps, chart: this.chart, area: { top: panel.top - 8, height: panel.height + FOOT + 8 } };
+    const shown = { runs: [run.run], steps, chart: this.chart, area: { top: panel.top - 8, height: panel.height + FOOT + 8 } };
     if (key === "alerts") {
       return {
         ...shown,
@@ -428,7 +430,7 @@ export class Timeline extends ZoomChart {
       };
     }
     if (key === "map") {
-      const layers = Array.from({ length: map.layers }, (_, layer) => `${layer} ${layerName(layer, blocks, isActivation)}`);
+      const layers = Array.from({ length: map.layers }, (_, layer) => `${layerLabel(layer, run, map.layers)} ${blockOf(layer, run, map.layers)}`);
       const values = shows === "farthest" ? map.farthest : map.values;
       return {
         ...shown,
@@ -475,11 +477,22 @@ function lanesOf(alerts) {
   return lanes;
 }
 
-/** At most nine layer numbers, the first and the last among them. */
-function ticksOf(layers) {
-  const stride = Math.max(1, Math.ceil((layers - 1) / 8));
-  const ticks = [];
-  for (let layer = 0; layer < layers - stride / 2; layer += stride) ticks.push(layer);
-  if (ticks.at(-1) !== layers - 1) ticks.push(layers - 1);
-  return ticks;
+/** At most nine layers, the first of each stack and the last among them, and at least two of each stack. */
+function ticksOf(layers, firsts) {
+  const most = Math.max(2, Math.floor(8 / firsts.length));
+  return firsts.flatMap((first, i) => {
+    const last = (firsts[i + 1] ?? layers) - 1;
+    const stride = Math.max(1, Math.ceil((last - first) / most));
+    const ticks = [];
+    for (let layer = first; layer < last + 1 - stride / 2; layer += stride) ticks.push(layer);
+    if (last === layers - 1 && ticks.at(-1) !== last) ticks.push(last); // others stand next to the first of the next stack
+    return ticks;
+  });
+}
+
+/** Room for the labels of layers, which have the names of stacks if there are several. */
+function leftOf({ run, map }) {
+  if (!map || run.stacks.length < 2) return LEFT;
+  const labels = firstLayers(run, map.layers).map((first, i, firsts) => layerLabel((firsts[i + 1] ?? map.layers) - 1, run, map.layers));
+  return Math.min(Math.max(LEFT, ...labels.map((label) => widthOf(label, labelFont(theme())) + 14)), MOST_LEFT);
 }

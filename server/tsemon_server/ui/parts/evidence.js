@@ -16,7 +16,10 @@ export function seenOf(evidence) {
 }
 
 /** Of which layer a condition speaks, as the service writes it; nothing where it has none. */
-export const whereOf = ({ layer }) => (layer === undefined || layer === null ? "" : ` (layer ${layer})`);
+export const whereOf = (at) => (at.layer === undefined || at.layer === null ? "" : ` (${nameOf(at)})`);
+
+/** With several stacks a layer has a label, such as "decoder 3". */
+const nameOf = ({ layer, label }) => label ?? `layer ${layer}`;
 
 /** The rule was met when this was seen, so that what does not hold is one of several of which some are enough. */
 function lineOf(bounds) {
@@ -47,7 +50,7 @@ export function evidenceOf(evidence) {
 
 function layersOf(layers) {
   const head = h("thead", {}, h("tr", {}, PLACES.map((place) => h("th", { scope: "col" }, place))));
-  const cell = (at) => h("td", {}, at ? [number(at.value), h("small", {}, `layer ${at.layer}`)] : "–");
+  const cell = (at) => h("td", {}, at ? [number(at.value), h("small", {}, nameOf(at))] : "–");
   const body = ([name, places]) => h("tbody", {}, h("tr", {}, h("th", { scope: "rowgroup", colspan: PLACES.length }, name)), h("tr", {}, PLACES.map((place) => cell(places?.[place]))));
   return h("table", {}, head, layers.map(body));
 }

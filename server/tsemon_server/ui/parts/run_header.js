@@ -71,7 +71,7 @@ function factsOf(run) {
     { name: "step", value: run.last_step === null ? "no frames" : count(run.last_step) },
     { name: "loss", value: loss === undefined ? "–" : number(loss), isBad: loss === null },
     { name: "attempt", value: start === null ? count(run.attempt) : `${count(run.attempt)}, from step ${count(start)}` },
-    { name: "blocks", value: count(run.num_blocks) },
+    { name: "blocks", value: count(run.num_blocks), of: run.stacks.length > 1 && run.stacks.map(({ name, blocks }) => `${name} ${count(blocks)}`).join(", ") },
     ...(typeof overhead === "number" ? [{ name: "own cost", value: `${Number((100 * overhead).toPrecision(2))} %`, of: "of the training's time", meaning: "The share of the training's wall time that tsemon itself took, as it measured in the training process." }] : []),
     { name: "last seen", at: run.updated_at },
   ];

@@ -77,13 +77,14 @@ function lossOf(last, series) {
 
 function worstOf(worst) {
   if (!worst) return h("span", { class: "quiet" }, "–");
-  const { metric, layer, value } = worst;
-  const title = `${metric} of layer ${layer}: ${number(value)}`;
+  const { metric, value } = worst;
+  const layer = worst.label ?? `layer ${worst.layer}`; // with several stacks it has a label
+  const title = `${metric} of ${layer}: ${number(value)}`;
   const isCount = metric === "nonfinite" || metric === "nonfinite_entries"; // of what is not finite
-  if (isCount || value === null) return h("div", { title }, h("span", { class: "bad" }, "not finite"), h("small", {}, `layer ${layer}`, isCount ? "" : `, ${metric}`));
+  if (isCount || value === null) return h("div", { title }, h("span", { class: "bad" }, "not finite"), h("small", {}, layer, isCount ? "" : `, ${metric}`));
   const bar = h("span", { class: "fill" });
   bar.style.width = `${100 * Math.min(Math.max(value, 0), 1)}%`;
-  return h("div", { title }, `${number(value)} `, h("small", {}, `layer ${layer}`), h("span", { class: "meter", "aria-hidden": "true" }, bar));
+  return h("div", { title }, `${number(value)} `, h("small", {}, layer), h("span", { class: "meter", "aria-hidden": "true" }, bar));
 }
 
 function alertsOf({ run_id, open_alerts, alerts_at_end }) {

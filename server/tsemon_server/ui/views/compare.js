@@ -4,6 +4,7 @@ import { get, getCatalogue, getOrProblem, metricOf, noneIfGone, own, runPath } f
 import { h, keyed, put } from "../base/dom.js";
 import { count, duration, number, statePill } from "../base/format.js";
 import { along as byX, difference, lookOf, valueAt } from "../base/series.js";
+import { layerLabel } from "../base/stacks.js";
 import { loadCharts, nearestIndex } from "../charts/chart.js";
 import { downloads } from "../charts/download.js";
 import { Overlay } from "../charts/overlay.js";
@@ -345,7 +346,7 @@ export class CompareView {
     fill(this.metricPicker, metricKey, [...(isKnown ? [] : [[metricKey, this.metric]]), group("of the run", "scalar", this.scalars), group("of a layer", "layer", this.layered)].filter((one) => Array.isArray(one) || one.options.length));
     const runs = this.#known();
     const most = Math.max(0, ...runs.map((run) => own(run.metrics.layers, this.metric) ?? 0));
-    const layers = [[String(LAST), "last of each"], ...[...Array(most).keys()].map((layer) => [String(layer), String(layer)])];
+    const layers = [[String(LAST), "last of each"], ...[...Array(most).keys()].map((layer) => [String(layer), this.#layerLabel(layer)])];
     this.layerBox.hidden = this.layer === null;
     fill(this.layerPicker, String(this.layer), [...layers, ...(layers.some(([value]) => value === String(this.layer)) ? [] : [[String(this.layer), String(this.layer)]])]);
     const isThere = this.baseline === null || runs.some((run) => run.run_id === this.baseline);
@@ -362,7 +363,14 @@ export class CompareView {
 
   #what() {
     if (this.layer === null) return this.metric ?? "Nothing";
-    return this.layer === LAST ? `${this.metric} of the last layer` : `${this.metric} of layer ${this.layer}`;
+    return this.layer === LAST ? `${this.metric} of the last layer` : `${this.metric} of layer ${this.#layerLabel(this.layer)}`;
+  }
+
+  /** The name of the layer within its stack, if all runs that have the layer agree on it, or else its number. */
+  #layerLabel(layer) {
+    const having = this.#known().filter((run) => (own(run.metrics.layers, this.metric) ?? 0) > layer);
+    const labels = new Set(having.map((run) => layerLabel(layer, run, run.metrics.layers[this.metric])));
+    return labels.size === 1 ? [...labels][0] : String(layer);
   }
 
   #showNotes() {
@@ -477,7 +485,7 @@ export class CompareView {
     const { titles } = this.#model;
     const panels = this.#known()
       .filter((run) => this.#frames.has(run.run_id) && !this.hidden.has(run.run_id))
-      .map((run) => ({ id: run.run_id, title: titles.get(run.run_id), ...this.#frames.get(run.run_id), ...lookOf(this.#looks.get(run.run_id)), isBaseline: run.run_id === this.baseline }));
+      .map((run) => ({ run, title: titles.get(run.run_id), ...this.#frames.get(run.run_id), ...lookOf(this.#looks.get(run.run_id)), isBaseline: run.run_id === this.baseline }));
     this.panels = panels;
     const { format } = ALONG[this.along];
     this.profileTitle.textContent = `${this.shownProfile} by layer, ${this.picked === null ? "at the latest step of each run" : this.along === "step" ? `at step ${format(this.picked)}` : `at ${this.along === "time" ? format(this.picked) : `${format(this.picked)} tokens`}`}`;
@@ -598,7 +606,7 @@ export class CompareView {
       steps: this.#stepsShown(),
       chart: this.profiles.chart,
       columns: ["run_id", "run", "at", "layer", this.shownProfile],
-      rows: panels.flatMap(({ id, title, note, values }) => values.map((value, layer) => [id, title, note, layer, value])),
+      rows: panels.flatMap(({ run, title, note, values }) => values.map((value, layer) => [run.run_id, title, note, layerLabel(layer, run, values.length), value])),
     };
   }
 }

@@ -4,11 +4,12 @@ import { get, getCatalogue, metricOf, noneIfGone, own, runPath } from "../base/a
 import { gradientOf, scaleOf } from "../base/colour.js";
 import { h, keyed } from "../base/dom.js";
 import { count, number, refreshAges } from "../base/format.js";
+import { blockOf, layerLabel, layerTitle } from "../base/stacks.js";
 import { loadCharts, nearestIndex } from "../charts/chart.js";
 import { downloads } from "../charts/download.js";
 import { Heads } from "../charts/heads.js";
 import { Profile } from "../charts/profile.js";
-import { Timeline, layerName } from "../charts/timeline.js";
+import { Timeline } from "../charts/timeline.js";
 import { Alerts, shownState, stepOf } from "../parts/alert_cards.js";
 import { RunHeader, takenBackFrom } from "../parts/run_header.js";
 
@@ -301,11 +302,11 @@ export class RunView {
   }
 
   #layerTitle(layer) {
-    return `${layer} · ${layerName(layer, this.run.blocks, this.#isActivation())}`;
+    return layerTitle(layer, this.run, own(this.run.metrics.layers, this.metric) ?? 0);
   }
 
-  #isActivation() {
-    return own(this.run.metrics.layers, this.metric) === this.run.num_blocks + 1;
+  #layerLabel(layer) {
+    return layerLabel(layer, this.run, own(this.run.metrics.layers, this.metric) ?? 0);
   }
 
   #draw() {
@@ -331,7 +332,7 @@ export class RunView {
     if (!this.chartBox.hidden) {
       this.timeline.show({
         ...this.#data,
-        run: run.run,
+        run,
         metric: name,
         map: column === null ? null : map,
         scale,
@@ -343,8 +344,6 @@ export class RunView {
         step,
         layer,
         zoom: this.zoom,
-        blocks: run.blocks,
-        isActivation: this.#isActivation(),
       });
     }
     this.legend.hidden = this.profileCard.hidden = column === null;
@@ -358,7 +357,7 @@ export class RunView {
     this.slider.setAttribute("aria-valuetext", `step ${count(map.step[column])}`);
     this.follow.hidden = this.step === null;
     this.readout.textContent = this.#readoutOf(column, layer);
-    this.profile.show({ metric: name, log: scale.log, values: map.values[column], layer, blocks: run.blocks, isActivation: this.#isActivation() });
+    this.profile.show({ run, metric: name, log: scale.log, values: map.values[column], layer });
   }
 
   #drawHeads(layer) {
@@ -368,7 +367,7 @@ export class RunView {
     const values = frame?.values ?? null;
     this.headsBox.hidden = values === null;
     this.headsNote.hidden = values !== null;
-    this.headsTitle.textContent = `heads of layer ${layer}${frame ? ` at step ${count(frame.step)}` : ""}`;
+    this.headsTitle.textContent = `heads of layer ${this.#layerLabel(layer)}${frame ? ` at step ${count(frame.step)}` : ""}`;
     this.headsNote.textContent = frame ? `That sample is without ${this.metric}, which is taken at fewer steps. Click a cell for the heads at its step.` : "No single sample of this attempt is kept near this step.";
     if (values !== null) this.headsChart.show({ metric: this.metric, values, head: this.head });
   }
@@ -560,14 +559,14 @@ export class RunView {
   #profileShown() {
     const { map } = this.#data;
     const column = this.#column();
-    const rows = map.values[column].map((value, layer) => [layer, layerName(layer, this.run.blocks, this.#isActivation()), value, map.farthest[column][layer], map.nonfinite[column][layer]]);
+    const rows = map.values[column].map((value, layer) => [layer, blockOf(layer, this.run, map.layers), value, map.farthest[column][layer], map.nonfinite[column][layer]]);
     return { runs: [this.run.run], metric: `${this.metric} by layer`, steps: [map.step[column], map.step[column]], chart: this.profile.chart, columns: ["layer", "block", "mean", "farthest", "nonfinite"], rows };
   }
 
   #headsShown() {
     const { frame, history } = this.#data;
     if (!frame?.values) return null;
-    return { runs: [this.run.run], metric: `${this.metric} by head of layer ${history.layer}`, steps: [frame.step, frame.step], chart: this.headsChart.chart, columns: ["head", this.metric], rows: frame.values.map((value, head) => [head, value]) };
+    return { runs: [this.run.run], metric: `${this.metric} by head of layer ${this.#layerLabel(history.layer)}`, steps: [frame.step, frame.step], chart: this.headsChart.chart, columns: ["head", this.metric], rows: frame.values.map((value, head) => [head, value]) };
   }
 }
 

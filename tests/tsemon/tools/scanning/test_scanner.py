@@ -30,7 +30,7 @@ def flat(parameters, is_wanted):
 
 
 def is_embedding(name):
-    return any(part in name for part in ("shared", "embed_tokens", "wte", "wpe", "relative_attention_bias"))
+    return any(part in name for part in ("shared", "embed_tokens", "wte", "wpe"))
 
 
 def is_counted(name):
