@@ -105,6 +105,8 @@ class Monitor:
         self._newest = _Newest(None, Spent(0.0, 0.0, is_slow=False, num_steps=0), 0.0)
         self._measured: set[str] = set()
         self._not_measured: dict[str, str] = {}
+        self._explained: frozenset[str] = frozenset()
+        """Metrics that the newest sample lacks for a reason known at that time."""
         self._told_not_measured: dict[str, str] | None = None
         self._how: dict[str, str] = {}
         self._pid = os.getpid()
@@ -345,6 +347,8 @@ class Monitor:
             sample.not_measured = _as_sent(self._not_measured)
         self._faults.guard(self._outbox.put, sample.to_frame)
 
+        if before.sample is not None and isinstance(self._outbox, SilentOutbox):
+            self._faults.guard(before.sample.take_notes)
         if before.sample is not None and before.sample.has_agreed:
             spent = self._agreed(before.sample, spent)
         gap = self._cadence.next_gap(spent)
@@ -362,8 +366,10 @@ class Monitor:
         """
         self._measured = (self._measured - probe.wanted) | set(names)
         self._not_measured = {n: why for n, why in self._not_measured.items() if n not in probe.wanted}
-        late = {n: UNDEFINED.format(where=where) for n, where in undefined.items() if n not in self._not_measured}
+        known = self._not_measured.keys() | self._explained
+        late = {n: UNDEFINED.format(where=where) for n, where in undefined.items() if n not in known}
         self._not_measured |= late | probe.not_measured
+        self._explained = frozenset(probe.not_measured)
         self._how |= probe.how
 
     def _packed(self, reading: Reading, given: Mapping[str, Tensor | float], spans: Sequence[Span]) -> Sample:

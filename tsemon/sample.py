@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -65,20 +65,40 @@ class Sample:
                         continue
                     if group == "scalars" and finish is None and raw.numel() != 1:
                         raise InvalidArgument(f"a tensor of shape {tuple(raw.shape)} is not one number")
-                    # What is finished here may need the digits of float64: its bits travel as those of two float32.
-                    dtype = raw.dtype if finish and raw.dtype == torch.float64 else torch.float32
-                    flat = raw.detach().to(dtype).reshape(-1)
-                    tensors.append(flat if dtype == torch.float32 else flat.view(torch.float32))
-                    self._parts.append(_Part(group, name, tuple(raw.shape), dtype, finish))
+                    tensors.append(self._packed_part(group, name, raw, finish))
                 except Exception as error:
                     on_fault(InvalidArgument(f"{name!r} given to monitor.step() was left out: {error}"))
         for note in reading.notes:
-            tensors.append(note.raw.float().reshape(-1))
-            self._parts.append(_Part("notes", "", tuple(note.raw.shape), torch.float32, note.finish))
+            tensors.append(self._packed_part("notes", "", note.raw, note.finish))
         if reading.agreed is not None:
             tensors.append(reading.agreed.float())
         self._num_agreed = 0 if reading.agreed is None else reading.agreed.numel()
         self._packed, self._copied = _to_host(tensors)
+
+    def _packed_part(self, group: str, name: str, raw: Tensor, finish: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """Add a part. If the host needs float64, its bits travel as two float32 numbers."""
+        dtype = raw.dtype if finish and raw.dtype == torch.float64 else torch.float32
+        self._parts.append(_Part(group, name, tuple(raw.shape), dtype, finish))
+        flat = raw.detach().to(dtype).reshape(-1)
+        return flat if dtype == torch.float32 else flat.view(torch.float32)
+
+    def take_notes(self) -> None:
+        """Decide on the host. A process without frames calls this a sample later."""
+        self._unpack(("notes",), lambda part, values: None)
+
+    def _unpack(self, groups: Collection[str], take: Callable[[_Part, Tensor], None]) -> None:
+        self._wait()
+        offset = 0
+        for part in self._parts:
+            size = math.prod(part.shape) * part.dtype.itemsize // 4
+            values = self._packed[offset : offset + size]
+            offset += size
+            if part.group in groups:
+                try:
+                    values = values.clone().view(part.dtype).view(part.shape)
+                    take(part, values if part.finish is None else part.finish(values))
+                except Exception as error:
+                    self._on_fault(error)
 
     @property
     def names(self) -> list[str]:
@@ -86,25 +106,19 @@ class Sample:
 
     def to_frame(self, seq: int) -> Frame:
         """Wait for the copy and unpack it. Called by the exporter's thread."""
-        self._wait()
+        self.take_notes()
         if self._spans:
             self.device_s = sum(start.elapsed_time(end) for start, end in self._spans) / 1e3
         groups: dict[str, dict[str, Array]] = {"layers": {}, "heads": {}}
-        scalars, offset = dict(self._scalars), 0
-        for part in self._parts:
-            size = math.prod(part.shape) * part.dtype.itemsize // 4
-            values = self._packed[offset : offset + size].clone().view(part.dtype).view(part.shape)
-            offset += size
-            try:
-                values = values if part.finish is None else part.finish(values)
-                if part.group == "notes":
-                    continue
-                if part.group == "scalars":
-                    scalars[part.name] = values.item()
-                else:
-                    groups[part.group][part.name] = Array.of(values.flatten().tolist(), tuple(values.shape))
-            except Exception as error:
-                self._on_fault(error)
+        scalars = dict(self._scalars)
+
+        def take(part: _Part, values: Tensor) -> None:
+            if part.group == "scalars":
+                scalars[part.name] = values.item()
+            else:
+                groups[part.group][part.name] = Array.of(values.flatten().tolist(), tuple(values.shape))
+
+        self._unpack(("layers", "heads", "scalars"), take)
         layers = groups["layers"]
         where = (
             (name, self._where_undefined(array.tolist())) for name, array in layers.items() if len(array.shape) == 1

@@ -108,6 +108,10 @@ class BeforeClipping:
         found_E = torch.where(is_unknown_P[of_param_E], torch.nan, found_E)
         return Norms(found_E[: len(params)], now_P, found_E[len(params) :], owners)
 
+    @property
+    def has_read(self) -> bool:
+        return bool(self._kept)
+
     def forget(self, params: Sequence[nn.Parameter]) -> None:
         """Stop reading these gradients, because their optimizer has made the step that is measured."""
         for p in params:

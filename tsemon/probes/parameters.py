@@ -37,7 +37,7 @@ from tsemon.probes.groups import (
 from tsemon.probes.growth import NormGrowth
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.part import Part
-from tsemon.probes.query_key import Slices, queries_and_keys
+from tsemon.probes.query_key import Slices, Stretches, queries_and_keys, without_values
 from tsemon.probes.ranks import Ranks
 from tsemon.probes.reading import OnHost, Reading
 from tsemon.probes.updates import after_adam, before_sgd, by_setting, follows_from_gradient, follows_from_state
@@ -48,6 +48,10 @@ MAX_COPY_BYTES = 256 * 2**20
 
 COMPARING = ("direction_cosine", "gradient_cosine")
 """Metrics that need an earlier sample."""
+UNKNOWN_ROWS = (
+    "it is not known yet which rows of a packed projection make queries and keys: the values in attention show it, within a "
+    "few samples"
+)
 MAX_AT_ONCE = 2**22
 """Maximum number of entries of parameters whose updates are rebuilt together, in twice their memory. One may be larger."""
 
@@ -113,6 +117,8 @@ class ParameterProbe(Part):
         self._growth = NormGrowth()
         self._found_query_key: dict[int, list[Slices] | str] = {}
         """By block. It holds as long as the block has these parameters."""
+        self._value_rows: dict[nn.Module, Tensor] = {}
+        """Masks of the rows of packed projections that make values, as a pass showed."""
         self._num_samples = 0
         self._saw_change = False
         """True if gradients changed before the optimizer's step and processes may have averaged them."""
@@ -126,6 +132,8 @@ class ParameterProbe(Part):
         self._query_key: dict[int, list[Slices]] = {}
         """By the parameter's id."""
         self._no_query_key: dict[str, str] = {}
+        self._doubted_query_key: dict[int, str] = {}
+        """By block: why the rows that are read may not be the ones that make queries and keys."""
         self._sparse = set[int]()
         """Groups but the embeddings with a sparse gradient, whose norm would take a sum over equal indices first."""
         self._sums = GroupSums(self._depth, torch.device("cpu"))
@@ -162,6 +170,8 @@ class ParameterProbe(Part):
                 self._see_own("parameters", group, params, [local(p) for p in params])
             if "direction_cosine" in self.wanted:
                 self._compare(self._weights, "direction", self._groups)
+            if self._sums.groups("qk"):
+                self._sums.make_unknown("qk", self._doubted_query_key)
         return self._sums.collect(1 / (self._ranks.size if self._ranks else 1))
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
@@ -312,7 +322,8 @@ class ParameterProbe(Part):
             missing |= dict.fromkeys(self.GRADIENTS[:-1], reason)
         if (why := self._why_not_before_clipping()) is not None:
             missing = dict.fromkeys(self.QUERY_KEY, why) | missing | dict.fromkeys(self.GRADIENT_NORMS, why)
-        return missing
+        doubts = "; ".join(dict.fromkeys(self._doubted_query_key.values()))
+        return dict.fromkeys(self.QUERY_KEY, doubts) | missing if doubts else missing
 
     def _why_no_gradient_of_every_block(self) -> str:
         without = {b.number for b in self._blocks if b.number in self._groups} - self._sums.groups("clipped")
@@ -408,18 +419,46 @@ class ParameterProbe(Part):
         return {*range(self._depth)} <= self._strangers.keys() | without
 
     def _find_queries_and_keys(self) -> None:
-        for block in self._blocks if "grad_norm_qk" in self.wanted else ():
+        if "grad_norm_qk" not in self.wanted:
+            return
+        for block in self._blocks:
             own = {id(p) for p in self._groups.get(block.number, ())}
             found = self._found_query_key.get(block.number, "")
             if isinstance(found, str) or not all(id(slices.parameter) in own for slices in found):
-                found = "found no self-attention" if block.attention is None else queries_and_keys(block.attention)
-                self._found_query_key[block.number] = found
+                found = self._queries_and_keys(block)
             if isinstance(found, str):
                 self._no_query_key[block.name] = f"{found} ({block.name})" if block.attention is None else found
             else:
                 for slices in found:
                     if id(slices.parameter) in own:
                         self._query_key.setdefault(id(slices.parameter), []).append(slices)
+
+    def _queries_and_keys(self, block: Block) -> list[Slices] | str:
+        found = "found no self-attention" if block.attention is None else queries_and_keys(block.attention)
+        if not isinstance(found, str):
+            found = without_values(found, self._value_rows)
+        self._found_query_key[block.number] = found
+        return found
+
+    # What `ValueRows` shows.
+
+    def learn_values(self, block: Block, projection: nn.Module, is_value_R: Tensor, *, now: bool) -> None:
+        self._value_rows[projection] = is_value_R
+        before = self._found_query_key.pop(block.number, "")
+        if not now or isinstance(before, str):
+            return
+        found = self._found_query_key[block.number] = without_values(before, self._value_rows)
+        if isinstance(found, str):
+            self._doubted_query_key[block.number] = found
+        elif self._before_clipping.has_read and _stretches(found) != _stretches(before):
+            self._doubted_query_key[block.number] = UNKNOWN_ROWS
+        else:
+            own = {id(slices.parameter) for slices in before} & self._query_key.keys()
+            self._query_key |= {key: [slices for slices in found if id(slices.parameter) == key] for key in own}
+
+    def doubt_values(self, block: Block) -> None:
+        if not isinstance(self._found_query_key.get(block.number), str):
+            self._doubted_query_key[block.number] = UNKNOWN_ROWS
 
     def _follows(self, stepper: _Stepper) -> bool:
         """Whether the update follows from the optimizer's state; not in half precision, where much is rounded away."""
@@ -699,6 +738,10 @@ def _gradients(params: Sequence[nn.Parameter]) -> list[Tensor]:
 
 def _of(end: str) -> list[str]:
     return [name for name in ParameterProbe.METRICS if name.startswith(f"{end}_")]
+
+
+def _stretches(found: Sequence[Slices]) -> list[Stretches]:
+    return [slices.stretches for slices in found]
 
 
 def _ids_of(optimizer: torch.optim.Optimizer) -> set[int]:

@@ -46,6 +46,7 @@ from tsemon.probes.reading import OnHost, Reading
 from tsemon.probes.saturation import SaturationProbe
 from tsemon.probes.states import HiddenStates
 from tsemon.probes.usage import Usage
+from tsemon.probes.value_rows import ValueRows
 from tsemon.probes.values import ValueProbe
 from tsemon.quantity import Quantity, Where
 from tsemon.stacks import Stacks
@@ -119,6 +120,7 @@ class Probe:
         self._losses = LossProbe()
         self._inputs = InputProbe()
         self._layout_probe = LayoutProbe(blocks, depth, self._packing, self._calls, self._layouts)
+        parameters = ParameterProbe(model, blocks, depth, optimizers, ranks)
         self._parts: dict[str, Part] = {
             "layout": self._layout_probe,
             "activations": ActivationProbe(blocks, stacks, states, self._calls),
@@ -128,7 +130,8 @@ class Probe:
             "mixing": MixingProbe(blocks, depth, self._packing, self._calls),
             "feedforward": FeedForwardProbe(blocks, depth, self._packing, self._calls, self._layouts),
             "outputs": OutputProbe(self._path, blocks, depth, self._packing),
-            "parameters": ParameterProbe(model, blocks, depth, optimizers, ranks),
+            "value rows": ValueRows(blocks, depth, self._packing, self._calls, parameters),
+            "parameters": parameters,
             "saturation": self._saturation,
             "losses": self._losses,
             "inputs": self._inputs,
@@ -312,6 +315,7 @@ class Probe:
         reading.layers |= _wanted(found.layers, part.wanted) | of_user.layers
         reading.heads |= _wanted(found.heads, part.wanted)
         reading.scalars |= _wanted(found.scalars, part.wanted) | of_user.scalars
+        reading.notes += found.notes
         self.how[name] = part.how()
         if self._ranks is not None and self._ranks.stage_size < self._ranks.size:
             why |= {

@@ -7,9 +7,10 @@ both count. The first step makes keys and values at once, and counts as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from tsemon.probes.discovery import held, is_conv1d, is_linear, widths
@@ -54,6 +55,8 @@ class Slices(NamedTuple):
     axis: int = 0
     stretches: tuple[tuple[int, int], ...] = ()
     """None: all of it."""
+    projection: nn.Module | None = None
+    """The packed projection that has it."""
 
     def of(self, tensor: Tensor) -> Iterator[Tensor]:
         """This process's part of the rows, of the parameter or of a tensor of its shape, such as its gradient."""
@@ -71,7 +74,7 @@ class Slices(NamedTuple):
 
 
 def queries_and_keys(attention: nn.Module) -> list[Slices] | str:
-    """The parameters that make queries and keys in this module, or why they are unknown."""
+    """The parameters that make queries and keys in this module, by their names, or why they are unknown."""
     found, missing = list[Slices](), {"queries", "keys"}
     for name, module in _projections(attention):
         kind = _kind(name)
@@ -95,6 +98,28 @@ def queries_and_keys(attention: nn.Module) -> list[Slices] | str:
     if missing:
         return f"found no projection of {' and '.join(sorted(missing, reverse=True))} in {type(attention).__name__}"
     return found
+
+
+def without_values(found: Sequence[Slices], values: Mapping[nn.Module, Tensor]) -> list[Slices] | str:
+    """The same parameters without rows that make values, or why they are unknown.
+
+    `values`: of packed projections, a mask (R,) of the rows that a pass showed to make values.
+    """
+    result = []
+    for slices in found:
+        stretches: Stretches | None = slices.stretches
+        if stretches and slices.projection is not None and slices.projection in values:
+            stretches = _without(values[slices.projection], stretches)
+        if stretches is None:
+            return "a packed projection makes values in rows that, by its name, make queries and keys"
+        result.append(slices._replace(stretches=stretches))
+    return result
+
+
+def packed_projections(attention: nn.Module) -> list[nn.Module]:
+    """The modules that make values beside queries or keys, in rows of their own."""
+    packed = PACKED | KEYS_AND_VALUES | LATENT_KEYS_AND_VALUES
+    return [module for name, module in _projections(attention) if _kind(name) in packed]
 
 
 def _projections(attention: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -145,14 +170,14 @@ def _of_multihead(module: nn.MultiheadAttention) -> Iterator[Slices]:
 def _packed(module: nn.Module, stretches: Stretches) -> Iterator[Slices]:
     base = _base(module)
     if (weight := _weight(module)) is not None:
-        yield Slices(weight, _output_axis(base), stretches)
+        yield Slices(weight, _output_axis(base), stretches, module)
     if isinstance(bias := held(base, "bias"), nn.Parameter):
-        yield Slices(bias, 0, stretches)
+        yield Slices(bias, 0, stretches, module)
     for name, parameter in module.named_parameters() if base is not module else ():
         if "lora_A" in name:
             yield Slices(parameter)
         elif "lora_B" in name or "lora_magnitude" in name:
-            yield Slices(parameter, 0, stretches)
+            yield Slices(parameter, 0, stretches, module)
 
 
 def _stretches(kind: str, attention: nn.Module, name: str, base: nn.Module) -> Stretches | None:
@@ -208,6 +233,22 @@ def _stretches(kind: str, attention: nn.Module, name: str, base: nn.Module) -> S
     of_group = size * (heads // key_heads + 2)
     return tuple((start, start + of_group - size) for start in range(0, rows, of_group))
 
+
+def _without(is_value_R: Tensor, stretches: Stretches) -> Stretches | None:
+    """The same stretches if no values are there, else the same number of other rows. None if there are not as many."""
+    is_told_R = torch.zeros_like(is_value_R)
+    for start, stop in stretches:
+        is_told_R[start:stop] = True
+    if not (is_told_R & is_value_R).any():
+        return stretches
+    edges = torch.diff(nn.functional.pad((~is_value_R).int(), (1, 1)))
+    starts, stops = (edges == 1).nonzero()[:, 0].tolist(), (edges == -1).nonzero()[:, 0].tolist()
+    is_as_many = len(is_value_R) - is_value_R.sum() == is_told_R.sum()
+    return tuple(zip(starts, stops, strict=True)) if is_as_many and len(starts) <= MAX_STRETCHES else None
+
+
+MAX_STRETCHES = 256
+"""Each is one more gradient to read. There are as many as heads, but a third of the rows if these alternate one by one."""
 
 GROUPED = {"FusedQKVLinear", "InternLM2Attention", "InternLM2FlashAttention2", "InternLM2SdpaAttention"}
 """Modules that hold a projection in which each key head's queries, key and value follow each other, as in Megatron-LM."""

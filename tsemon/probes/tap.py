@@ -134,7 +134,7 @@ class AttentionPart(Part, ABC):
             return nullcontext()
         self._run.add(layer.number)
         merges = Merges(self._packing.num_tokens(block), getattr(block.attention, "num_heads", None))
-        return tapped(functools.partial(self._report, hooks, block), merges, places)
+        return tapped(block.attention, functools.partial(self._report, hooks, block), merges, places)
 
     def _report(self, hooks: Hooks, block: Block, seen: Seen) -> None:
         layer = self._calls.current(block)
@@ -174,11 +174,12 @@ class AttentionPart(Part, ABC):
 
 
 class AttentionTap(TorchFunctionMode):
-    """Passes every torch call through unchanged, and reports attention."""
+    """Passes every torch call in one attention module through unchanged, and reports attention to all who listen."""
 
-    def __init__(self, report: Callable[[Seen], None], merges: Merges) -> None:
+    def __init__(self, attention: nn.Module | None, merges: Merges) -> None:
         super().__init__()
-        self._tell = report
+        self.attention = attention
+        self.listeners: list[Callable[[Seen], None]] = []
         self._merges = merges
         self._merged: Rows | None = None
         """How samples and heads are merged in the newest scores that were read."""
@@ -233,7 +234,8 @@ class AttentionTap(TorchFunctionMode):
             self._report(Seen(values=functools.partial(self._factor, func, args, kwargs)))
 
     def _report(self, seen: Seen) -> None:
-        self._tell(seen._replace(call=self._num_scores))
+        for tell in self.listeners:
+            tell(seen._replace(call=self._num_scores))
         self._num_scores += seen.scores is not None
 
     def _report_call(self, scores: Callable[..., Scores], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -443,8 +445,24 @@ ABSENT = object()
 
 
 @contextmanager
-def tapped(report: Callable[[Seen], None], merges: Merges, places: Iterable[Place]) -> Iterator[None]:
-    """Report the attention that is computed within."""
-    tap = AttentionTap(report, merges)
+def tapped(
+    attention: nn.Module | None, report: Callable[[Seen], None], merges: Merges, places: Iterable[Place]
+) -> Iterator[None]:
+    """Report the attention that is computed within, while this module runs.
+
+    All listeners of one module share one mode: each mode sees every torch call, and code that is compiled inside the module
+    would be compiled again for another number of modes.
+    """
+    taps = _listening.__dict__.setdefault("taps", [])
+    if taps and taps[-1].attention is attention:
+        listeners = taps[-1].listeners
+        listeners.append(report)
+        try:
+            yield
+        finally:
+            listeners.remove(report)
+        return
+    tap = AttentionTap(attention, merges)
+    tap.listeners.append(report)
     with _listen(tap, places), tap:
         yield

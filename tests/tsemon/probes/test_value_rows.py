@@ -1,0 +1,233 @@
+"""Packed projections in every order of their rows, under one name, beside norms that the test sums itself."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.tsemon.probes.probing import probe_of
+from tsemon.probes.value_rows import rows_of_copy, rows_of_view, sums_of
+
+D, H, K = 32, 4, 8
+WANTED = {"grad_norm_qk"}
+ORDERS = {
+    "query, key, value": lambda y: y.unflatten(-1, (3, H, K)).movedim(2, 0),
+    "value, query, key": lambda y: [y.unflatten(-1, (3, H, K))[:, :, part] for part in (1, 2, 0)],
+    "head by head": lambda y: y.unflatten(-1, (H, 3 * K)).chunk(3, -1),
+    "alternating": lambda y: y.unflatten(-1, (H, K, 3)).movedim(-1, 0),
+}
+IS_VALUE_R = {
+    "query, key, value": torch.arange(3 * D) >= 2 * D,
+    "value, query, key": torch.arange(3 * D) < D,
+    "head by head": torch.arange(3 * D) % (3 * K) >= 2 * K,
+    "alternating": torch.arange(3 * D) % 3 == 2,
+}
+
+
+def fused(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def of_copies(q, k, v):
+    return F.scaled_dot_product_attention(
+        q, k, torch.cat([v, v[:, :, :0]], dim=2)
+    )  # as a cache of keys and values does
+
+
+def in_float64(q, k, v):
+    return F.scaled_dot_product_attention(q.double(), k.double(), v.double()).float()
+
+
+def by_hand(q, k, v):
+    return torch.softmax(q @ k.transpose(-1, -2) / K**0.5, dim=-1) @ v
+
+
+def merged(q, k, v):
+    size = q.shape
+    q, k, v = (x.reshape(-1, *size[2:]) for x in (q, k, v))
+    return torch.bmm(torch.softmax(torch.bmm(q, k.transpose(1, 2)), dim=-1), v).view(size)
+
+
+class Attention(nn.Module):
+    def __init__(self, order, attend):
+        super().__init__()
+        self.num_heads, self.order, self.attend = H, order, attend
+        self.qkv, self.proj = nn.Linear(D, 3 * D), nn.Linear(D, D)
+
+    def forward(self, x):
+        q, k, v = (part.transpose(1, 2) for part in ORDERS[self.order](self.qkv(x)))
+        return self.proj(self.attend(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, *how):
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(D), Attention(*how)
+        self.norm2, self.mlp = nn.LayerNorm(D), nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, D))
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Model(nn.Module):
+    def __init__(self, *how):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Block(*how) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def sampled(probe, model, optimizer, call=None):
+    """A sample's norms with what the test expects, and what the host does with it."""
+    probe.arm(WANTED)
+    (call or model)(torch.randn(5, 7, D)).square().mean().backward()
+    expected = [norm_of_others(block.attn.qkv, IS_VALUE_R[block.attn.order]) for block in model.blocks]
+    optimizer.step()
+    optimizer.zero_grad()
+    reading = probe.collect()
+    probe.disarm()
+    for note in reading.notes:
+        note.finish(note.raw)
+    return reading.layers["grad_norm_qk"], torch.tensor(expected)
+
+
+def norm_of_others(projection, is_value_R):
+    return torch.cat([projection.weight.grad[~is_value_R].flatten(), projection.bias.grad[~is_value_R]]).norm().item()
+
+
+def trained(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    return probe_of(model, optimizer), optimizer
+
+
+class TestQueriesAndKeysOfAPackedProjection:
+    @pytest.mark.parametrize(("order", "attend"), [*itertools.product(ORDERS, (fused, by_hand))])
+    def test_are_the_rows_that_no_value_views_in_the_first_sample(self, order, attend):
+        model = Model(order, attend)
+        probe, optimizer = trained(model)
+        for _ in range(2):
+            torch.testing.assert_close(*sampled(probe, model, optimizer), rtol=1e-5, atol=0)
+            assert not probe.not_measured
+
+    @pytest.mark.parametrize(("order", "attend"), [*itertools.product(ORDERS, (of_copies, in_float64, merged))])
+    def test_are_the_other_rows_of_copied_values_from_the_second_sample_on(self, order, attend):
+        model = Model(order, attend)
+        probe, optimizer = trained(model)
+        norms, _ = sampled(probe, model, optimizer)
+        assert norms.isnan().all()
+        assert "not known yet which rows of a packed projection" in probe.not_measured["grad_norm_qk"]
+        for _ in range(2):
+            torch.testing.assert_close(*sampled(probe, model, optimizer), rtol=1e-5, atol=0)
+            assert not probe.not_measured
+
+    def test_are_not_known_before_the_host_has_compared(self):
+        model = Model("head by head", of_copies)
+        probe, optimizer = trained(model)
+        for _ in range(3):
+            probe.arm(WANTED)
+            model(torch.randn(5, 7, D)).square().mean().backward()
+            optimizer.step()
+            assert probe.collect().layers["grad_norm_qk"].isnan().all()
+            probe.disarm()
+
+    @pytest.mark.parametrize("order", ["query, key, value", "head by head"])
+    def test_are_the_usual_ones_where_values_are_changed_on_the_way(self, order):
+        """As in a residual over values, of which nobody can say from which rows they come."""
+        model = Model(order, lambda q, k, v: F.scaled_dot_product_attention(q, k, 0.5 * v))
+        probe, optimizer = trained(model)
+        sampled(probe, model, optimizer)
+        norms, expected = sampled(probe, model, optimizer)
+        assert torch.allclose(norms, expected, rtol=1e-5) == (order == "query, key, value")
+        assert not probe.not_measured
+
+    def test_are_unknown_where_the_rows_of_values_contradict_the_name(self):
+        """Half of the keys' rows are values, and the other half does not make all that is left."""
+        model = Model("query, key, value", lambda q, k, v: torch.cat([fused(q, v, k[..., 4:]), k[..., 4:]], dim=-1))
+        probe, optimizer = trained(model)
+        for _ in range(2):
+            norms, _ = sampled(probe, model, optimizer)
+            assert norms.isnan().all()
+            assert "makes values in rows that, by its name, make queries" in probe.not_measured["grad_norm_qk"]
+
+    def test_are_unknown_for_some_samples_where_no_pass_shows_attention(self):
+        model = Model("query, key, value", fused)
+        probe, optimizer = trained(model)
+        for block in model.blocks:
+            block.attn.attend = lambda q, k, v: v + q.mean() + k.mean()  # no attention at all
+        found = [bool(sampled(probe, model, optimizer)[0].isnan().all()) for _ in range(5)]
+        assert found == [True, True, True, False, False]
+
+    def test_of_a_compiled_model_come_from_the_extra_pass(self):
+        model = Model("head by head", fused)
+        model.compile(backend="eager")
+        probe, optimizer = trained(model)
+        norms, _ = sampled(probe, model, optimizer)
+        assert norms.isnan().all()  # it came after the gradients were read
+        assert "not known yet which rows of a packed projection" in probe.not_measured["grad_norm_qk"]
+        torch.testing.assert_close(*sampled(probe, model, optimizer), rtol=1e-5, atol=0)
+
+    def test_leave_no_tap_once_they_are_known(self):
+        model = Model("head by head", fused)
+        probe, optimizer = trained(model)
+        sampled(probe, model, optimizer)
+        probe.arm(WANTED)
+        assert all("forward" not in vars(module) and not module._forward_hooks for module in model.modules())
+        probe.disarm()
+
+
+class TestRowsOfView:
+    @pytest.mark.parametrize("order", ORDERS)
+    def test_are_where_the_view_lies(self, order):
+        output = torch.randn(5, 7, 3 * D)
+        values = ORDERS[order](output)[2].transpose(1, 2)
+        assert torch.equal(rows_of_view(values, output), IS_VALUE_R[order])
+
+    def test_of_shared_heads_are_theirs(self):
+        output = torch.randn(5, 7, 64)
+        values = output[..., 48:].unflatten(-1, (2, 1, 8)).expand(-1, -1, -1, 2, -1).movedim(1, 3)
+        assert rows_of_view(values, output).nonzero()[:, 0].tolist() == [*range(48, 64)]
+
+    def test_are_unknown_in_a_view_that_has_other_rows_of_each_token(self):
+        output = torch.randn(4, 6, 12)
+        assert rows_of_view(output.view(4, 1, 9, 8), output) is None
+
+    def test_are_unknown_in_what_is_no_view(self):
+        output = torch.randn(4, 6, 12)
+        assert rows_of_view(output.clone()[:, None], output) is None
+        assert rows_of_view(output.transpose(0, 1)[:, None], output.transpose(0, 1)) is None
+
+
+class TestRowsOfCopy:
+    def rows_of(self, values_BHSK, output_BTR):
+        return rows_of_copy(sums_of(values_BHSK, (0, 2)), sums_of(output_BTR.flatten(0, -2), (0,)))
+
+    def test_are_those_with_the_same_numbers(self):
+        output = torch.randn(5, 7, 96)
+        values = output[..., torch.randperm(96)[:32]].unflatten(-1, (4, 8)).transpose(1, 2)
+        found = self.rows_of(values.flip(0, 2), output)
+        assert found.sum() == 32
+        assert {*output[..., found].flatten().tolist()} == {*values.flatten().tolist()}
+
+    def test_are_unknown_where_one_entry_is_of_no_row(self):
+        output = torch.randn(5, 7, 96)
+        values = output[..., :32].unflatten(-1, (4, 8)).transpose(1, 2).clone()
+        assert self.rows_of(values, output) is not None
+        values[0, 0, 0, 0] *= 1.001
+        assert self.rows_of(values, output) is None
+
+    def test_are_unknown_where_rows_are_alike(self):
+        assert self.rows_of(torch.zeros(5, 4, 7, 8), torch.zeros(5, 7, 96)) is None
+        output = torch.randn(5, 7, 96)
+        output[..., 40] = output[..., 50]
+        assert self.rows_of(output[..., :32].unflatten(-1, (4, 8)).transpose(1, 2), output) is None
+
+    def test_do_not_hang_on_the_sign(self):
+        output = torch.randn(5, 7, 96)
+        assert self.rows_of(-output[..., :32].unflatten(-1, (4, 8)).transpose(1, 2), output) is None
