@@ -347,8 +347,9 @@ class Monitor:
             sample.not_measured = _as_sent(self._not_measured)
         self._faults.guard(self._outbox.put, sample.to_frame)
 
-        if before.sample is not None and isinstance(self._outbox, SilentOutbox):
-            self._faults.guard(before.sample.take_notes)
+        if before.sample is not None:
+            is_silent = isinstance(self._outbox, SilentOutbox)
+            self._faults.guard(lambda sample=before.sample: sample.decide(is_silent=is_silent))
         if before.sample is not None and before.sample.has_agreed:
             spent = self._agreed(before.sample, spent)
         gap = self._cadence.next_gap(spent)

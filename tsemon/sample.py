@@ -70,6 +70,8 @@ class Sample:
                     on_fault(InvalidArgument(f"{name!r} given to monitor.step() was left out: {error}"))
         for note in reading.notes:
             tensors.append(self._packed_part("notes", "", note.raw, note.finish))
+        for decision in reading.later:
+            tensors.append(self._packed_part("later", "", decision.raw, decision.finish))
         if reading.agreed is not None:
             tensors.append(reading.agreed.float())
         self._num_agreed = 0 if reading.agreed is None else reading.agreed.numel()
@@ -82,9 +84,10 @@ class Sample:
         flat = raw.detach().to(dtype).reshape(-1)
         return flat if dtype == torch.float32 else flat.view(torch.float32)
 
-    def take_notes(self) -> None:
-        """Decide on the host. A process without frames calls this a sample later."""
-        self._unpack(("notes",), lambda part, values: None)
+    def decide(self, *, is_silent: bool) -> None:
+        """Called by the training thread a sample later. In a process that makes no frames, it takes the notes, too."""
+        if groups := {"later", "notes"} & {part.group for part in self._parts} - (set() if is_silent else {"notes"}):
+            self._unpack(groups, lambda part, values: None)
 
     def _unpack(self, groups: Collection[str], take: Callable[[_Part, Tensor], None]) -> None:
         self._wait()
@@ -102,11 +105,11 @@ class Sample:
 
     @property
     def names(self) -> list[str]:
-        return sorted({*self._scalars, *(part.name for part in self._parts if part.group != "notes")})
+        return sorted({*self._scalars, *(part.name for part in self._parts if part.name)})
 
     def to_frame(self, seq: int) -> Frame:
         """Wait for the copy and unpack it. Called by the exporter's thread."""
-        self.take_notes()
+        self._unpack(("notes",), lambda part, values: None)
         if self._spans:
             self.device_s = sum(start.elapsed_time(end) for start, end in self._spans) / 1e3
         groups: dict[str, dict[str, Array]] = {"layers": {}, "heads": {}}

@@ -89,7 +89,7 @@ class TestAttach:
         assert torch.equal(plain[2], watched[2])
 
     def test_two_monitors_watch_one_model(self, tmp_path):
-        model, forward = zoo.llama()
+        model, forward = zoo.gpt2()
         optimizer = torch.optim.AdamW(model.parameters())
         first, second = (
             tsemon.attach(model, optimizer, run=run, every=1, spool_dir=tmp_path / run) for run in ("one", "two")

@@ -315,7 +315,7 @@ class Probe:
         reading.layers |= _wanted(found.layers, part.wanted) | of_user.layers
         reading.heads |= _wanted(found.heads, part.wanted)
         reading.scalars |= _wanted(found.scalars, part.wanted) | of_user.scalars
-        reading.notes += found.notes
+        reading.later += found.later
         self.how[name] = part.how()
         if self._ranks is not None and self._ranks.stage_size < self._ranks.size:
             why |= {

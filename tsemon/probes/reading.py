@@ -31,6 +31,9 @@ class Reading:
     scalars: dict[str, Tensor | OnHost | float] = field(default_factory=dict)
     notes: list[OnHost] = field(default_factory=list)
     """What only the host can say something about: their results go nowhere."""
+    later: list[OnHost] = field(default_factory=list)
+    """Decisions that the training thread makes a sample later, when the copy is long done, so that they never depend on
+    which thread is faster."""
     agreed: Tensor | None = None
     """The largest of what each of several ranks passed to `Probe.collect`."""
 

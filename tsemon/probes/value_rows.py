@@ -2,7 +2,7 @@
 
 By its name alone, a projection is split as is usual for that name. Attention mostly multiplies its weights with a view of
 the projection's output: the place of the view tells the rows, without a look at any number. If the values are a copy, the
-host compares the sums of all rows with the sums of the values' entries.
+host later compares the sums of all rows with the sums of the values' entries.
 
 Axes: B samples, H heads, S keys, K width of a head, N entries of the values of all heads (H K), R rows of the projection.
 """
@@ -37,7 +37,7 @@ class Learner(Protocol):
     """Gets to know where the values lie, as a mask (R,) on the host."""
 
     def learn_values(self, block: Block, projection: nn.Module, is_value_R: Tensor, *, now: bool) -> None:
-        """`now`: within the pass. Otherwise on the host's thread, beside a sample that must not change."""
+        """`now`: within the pass. Otherwise between two samples."""
 
     def doubt_values(self, block: Block) -> None:
         """Nothing has shown them yet, in the sample that is collected."""
@@ -58,7 +58,7 @@ class ValueRows(AttentionPart):
         self._num_samples, self._is_needed = 0, False
         self._outputs: dict[nn.Module, Tensor] = {}
         """Output of each projection in the attention that runs."""
-        self._notes: list[OnHost] = []
+        self._later: list[OnHost] = []
         super().__init__(blocks, depth, packing, calls)
         attentions = {id(block.attention): block for block in reversed(calls.to_hook)}
         for block in attentions.values():
@@ -110,14 +110,14 @@ class ValueRows(AttentionPart):
                 self._learner.learn_values(block, projection, is_value_R, now=True)
             elif output.device.type != "mps":  # it has no float64
                 sums = torch.cat([sums_of(values_BHSK, (0, 2)), sums_of(output.flatten(0, -2), (0,))], dim=1)
-                self._notes.append(OnHost(sums, partial(self._compare, block, projection, output.shape[-1])))
+                self._later.append(OnHost(sums, partial(self._compare, block, projection, output.shape[-1])))
                 self._compared[block] = self._compared.get(block, 0) + 1
         if block not in self._compared:
             self._doubted.remove(block)
         return True
 
     def _compare(self, block: Block, projection: nn.Module, num_rows: int, sums: Tensor) -> Tensor:
-        """On the host. Values that are no entries of the output were changed on the way, and say nothing."""
+        """Values that are no entries of the output were changed on the way, and say nothing."""
         is_value_R = rows_of_copy(sums[:, :-num_rows], sums[:, -num_rows:])
         if is_value_R is not None:
             self._learner.learn_values(block, projection, is_value_R, now=False)
@@ -132,8 +132,8 @@ class ValueRows(AttentionPart):
         return {}
 
     def finish(self, sums: Any) -> Reading:
-        notes, self._notes = self._notes, []
-        return Reading(notes=notes)
+        later, self._later = self._later, []
+        return Reading(later=later)
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         return {}

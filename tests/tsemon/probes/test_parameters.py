@@ -634,7 +634,7 @@ def settled_reading_of(model, forward):
         optimizer.step()
         reading = probe.collect()
         probe.disarm()
-        for note in reading.notes:
+        for note in reading.later:
             note.finish(note.raw)
     return reading, probe
 

@@ -93,7 +93,7 @@ def sampled(probe, model, optimizer, call=None):
     optimizer.zero_grad()
     reading = probe.collect()
     probe.disarm()
-    for note in reading.notes:
+    for note in reading.later:
         note.finish(note.raw)
     return reading.layers["grad_norm_qk"], torch.tensor(expected)
 
