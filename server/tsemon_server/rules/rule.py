@@ -9,22 +9,28 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal, cast
 
+from tsemon_server.rules import line
 from tsemon_server.rules.conditions import Comparison
 from tsemon_server.rules.grammar import condition, value
 from tsemon_server.rules.parts import Mistake, Part
 from tsemon_server.rules.program import Measure, Program, Term
+from tsemon_server.rules.scanning import MAX_SAMPLES_HELD, MAX_STEPS_HELD
 
-FAMILIES = "tse", "entropy", "rank", "norm", "dead", "diverge", "data", "loss", "liveness"
+OWN_FAMILY = "custom"
+"""The family of a rule that names none."""
+FAMILIES = "tse", "entropy", "rank", "norm", "dead", "diverge", "data", "loss", "liveness", OWN_FAMILY
 SEVERITIES = "info", "warning", "critical"
 Severity = Literal["info", "warning", "critical"]
 
-_REQUIRED = "name", "family", "severity", "title", "when", "advice", "source", "origin"
-_OPTIONAL = "aliases", "on", "clear", "only_while", "for", "clear_for", "after", "evidence"
+_REQUIRED = "name", "when"
+_OPTIONAL = (
+    *("family", "severity", "title", "advice", "source", "origin", "aliases"),
+    *("on", "clear", "only_while", "for", "clear_for", "after", "evidence"),
+)
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _EVIDENCE = re.compile(r"[a-z0-9_]{1,64}")
 _AFTER_SENTENCE = re.compile(r"(?<=\.) ")
 _PLACE = re.compile(r"\{([a-z0-9_]+)\}")
-_MOST_STEPS = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +61,17 @@ class Rule:
     clear_hold: Hold
     after: Hold
     advice: str
-    """What to try; `{name}` stands for a number of the evidence."""
+    """What to try; `{name}` stands for a number of the evidence. Empty if the rule gives none."""
     source: str
-    """Where the advice comes from."""
+    """Where the advice comes from, or empty."""
     origin: str
-    """Where the thresholds come from."""
+    """Where the thresholds come from, or empty."""
     aliases: tuple[str, ...]
     """Other tools' names for the same."""
     definition: Mapping[str, Any] = field(repr=False, hash=False)
-    """All of it, as plain data."""
+    """All of it, as plain data, as it was written."""
+    tree: Mapping[str, Any] = field(repr=False, hash=False, compare=False)
+    """The definition with its lines parsed: conditions are mappings, values are lists, holds are mappings."""
 
     @property
     def measures(self) -> frozenset[Measure]:
@@ -107,21 +115,24 @@ class Compiled:
 
 def rule(part: Part) -> Rule:
     """Read a definition. Raises Mistake."""
-    part.has_keys(_REQUIRED, _OPTIONAL)
+    definition = part.has_keys(_REQUIRED, _OPTIONAL).data
+    name = _name(part["name"])
+    part = Part(_parsed(part), part.path)
     read = Rule(
-        name=_name(part["name"]),
-        family=part["family"].one_of(FAMILIES),
-        severity=cast(Severity, part["severity"].one_of(SEVERITIES)),
-        title=part["title"].text(200).rstrip("."),
+        name=name,
+        family=part["family"].one_of(FAMILIES) if "family" in part else OWN_FAMILY,
+        severity=cast(Severity, part["severity"].one_of(SEVERITIES)) if "severity" in part else "warning",
+        title=part["title"].text(200).rstrip(".") if "title" in part else name.replace("-", " ").capitalize(),
         on=cast(Any, part["on"].one_of(["frame", "clock"])) if "on" in part else "frame",
         hold=_hold(part, "for", Hold()),
         clear_hold=_hold(part, "clear_for", _hold(part, "for", Hold())),
         after=_hold(part, "after", Hold(samples=0, steps=0)),
-        advice=part["advice"].text(),
-        source=part["source"].text(),
-        origin=part["origin"].text(),
+        advice=_text(part, "advice"),
+        source=_text(part, "source"),
+        origin=_text(part, "origin"),
         aliases=tuple(alias.text(128) for alias in part["aliases"].items(0)) if "aliases" in part else (),
-        definition=part.data,
+        definition=definition,
+        tree=part.data,
     )
     compiled = compile_rule(read, Program(), part)
     for name in _PLACE.findall(read.advice):
@@ -136,20 +147,44 @@ def _name(part: Part) -> str:
     return part.data
 
 
+def _text(part: Part, key: str) -> str:
+    return part[key].text() if key in part else ""
+
+
+def _parsed(part: Part) -> dict[str, Any]:
+    """The definition with its lines parsed. What follows `for` in a line is what the keys `for` and `clear_for` say."""
+    tree = dict(part.data)
+    for key, hold in (("when", "for"), ("clear", "clear_for"), ("only_while", None)):
+        if not isinstance(tree.get(key), str):
+            continue
+        read = line.condition(part[key], may_hold=hold is not None)
+        tree[key] = read.tree
+        if read.hold is not None and hold is not None:
+            if hold in tree:
+                raise Mistake((*part.path, hold), f"the line of {key!r} ends in `for`, too; expected one of them")
+            tree[hold] = dict(read.hold)
+    if isinstance(tree.get("evidence"), dict):
+        tree["evidence"] = {
+            name: line.value(part["evidence"][name]).tree if isinstance(given, str) else given
+            for name, given in tree["evidence"].items()
+        }
+    return tree
+
+
 def _hold(part: Part, key: str, default: Hold) -> Hold:
     if key not in part:
         return default
     hold = part[key].has_keys([], ["samples", "steps"])
     least = 0 if key == "after" else 1
     return Hold(
-        samples=hold["samples"].whole(least, 10_000) if "samples" in hold else least,
-        steps=hold["steps"].whole(0, _MOST_STEPS) if "steps" in hold else 0,
+        samples=hold["samples"].whole(least, MAX_SAMPLES_HELD) if "samples" in hold else least,
+        steps=hold["steps"].whole(0, MAX_STEPS_HELD) if "steps" in hold else 0,
     )
 
 
 def compile_rule(rule: Rule, program: Program, part: Part | None = None) -> Compiled:
     """Add the nodes of a rule to a program. Raises Mistake, which is not to be expected of a rule that was read."""
-    part = Part(rule.definition) if part is None else part
+    part = Part(rule.tree) if part is None else part
     comparisons: list[Comparison] = []
     when = condition(part["when"], program, comparisons)
     clear = condition(part["clear"], program) if "clear" in part else None
