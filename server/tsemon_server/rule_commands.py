@@ -95,7 +95,7 @@ def _notes(rules: tuple[Rule, ...]) -> Iterator[str]:
     for rule in rules:
         for key in ("when", "clear", "only_while"):
             if isinstance(rule.definition.get(key), dict):
-                yield f"rule {rule.name} can say {key!r} in one line: {condition(rule.definition[key])}"
+                yield f"rule {rule.name} can have {key!r} in one line: {condition(rule.definition[key])}"
         for measure in sorted(rule.all_measures):
             if measure.kind != "scalar" and measure.name not in LAYERED:
                 yield (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,6 @@ _UNSUPPORTED: dict[type[ast.AST], str] = {
     ast.NamedExpr: "`:=` is not supported; write the expression where it is needed",
     ast.JoinedStr: "f-strings are not supported",
     ast.IfExp: "`if` and `else` are not supported; join conditions with and, or, not",
-    ast.GeneratorExp: "`for` must stand at the end, after all parentheses: any(grad_norm > 1) for 4 samples",
     ast.Starred: "`*` before an argument is not supported",
     ast.Pow: "`**` is not supported; write x * x, or sqrt(x), or exp10(x)",
     ast.FloorDiv: "`//` is not supported; write /",
@@ -61,25 +60,25 @@ class Line:
     """What a line says."""
 
     tree: Any
-    hold: Mapping[str, int] | None
-    """The samples and steps after `for`; None if there is no `for`."""
+    clauses: Mapping[str, Mapping[str, int]]
+    """The samples and steps after `for` and `after`, if the line ends in them."""
 
 
-def condition(part: Part, *, may_hold: bool = False) -> Line:
-    """Read the line of a condition. Raises Mistake, which shows the column."""
-    return _read(part, _Reader.condition, may_hold)
+def condition(part: Part, clauses: Collection[str] = ()) -> Line:
+    """Read the line of a condition, which may end in these clauses. Raises Mistake, which shows the column."""
+    return _read(part, _Reader.condition, clauses)
 
 
 def value(part: Part) -> Line:
     """Read the line of a value. Raises Mistake, which shows the column."""
-    return _read(part, _Reader.value, False)
+    return _read(part, _Reader.value, ())
 
 
-def _read(part: Part, how: Callable[[_Reader, ast.expr], Read], may_hold: bool) -> Line:
+def _read(part: Part, how: Callable[[_Reader, ast.expr], Read], clauses: Collection[str]) -> Line:
     text = part.data
     try:
-        scanned = scan(text, may_hold=may_hold)
-        return Line(how(_Reader(scanned.expression), _parsed(scanned.expression)).tree, scanned.hold)
+        scanned = scan(text, clauses)
+        return Line(how(_Reader(scanned.expression), _parsed(scanned.expression)).tree, scanned.clauses)
     except Wrong as wrong:
         raise Mistake(part.path, wrong.shown_in(text)) from None
 
@@ -119,7 +118,7 @@ class _Reader:
                 raise self._wrong(
                     node, "this comparison has an answer per head; reduce over heads first", FUNCTIONS["heads"].example
                 )
-            text = "this comparison has an answer per layer; say in which layers it must hold: any(...), all(...), first(...)"
+            text = "this comparison has an answer per layer; say in which it must hold: any(...), all(...), first(...)"
             raise self._wrong(node, f"{text} or last(...)", f"any({self._text(node, 'grad_norm > 1')})")
         return found
 

@@ -34,10 +34,10 @@ def value(tree: Any) -> str:
     return _value(tree).text
 
 
-def hold(samples_and_steps: Mapping[str, int]) -> str:
-    """What follows a condition: for 4 samples, 20 steps."""
-    told = [f"{num:d} {unit[:-1] if num == 1 else unit}" for unit, num in samples_and_steps.items()]
-    return f"for {', '.join(told)}"
+def lasting(samples_and_steps: Mapping[str, int]) -> str:
+    """What follows `for` or `after`: 4 samples, 20 steps."""
+    told = ((unit, num) for unit, num in samples_and_steps.items() if num or len(samples_and_steps) == 1)
+    return ", ".join(f"{num:g} {unit[:-1] if num == 1 else unit}" for unit, num in told)
 
 
 def _condition(tree: Mapping[str, Any]) -> _Printed:

@@ -151,18 +151,24 @@ def _text(part: Part, key: str) -> str:
     return part[key].text() if key in part else ""
 
 
+_CLAUSES = {"when": {"for": "for", "after": "after"}, "clear": {"for": "clear_for"}, "only_while": {}}
+"""The keys that say the same as the end of a line, by the word with which it begins."""
+
+
 def _parsed(part: Part) -> dict[str, Any]:
-    """The definition with its lines parsed. What follows `for` in a line is what the keys `for` and `clear_for` say."""
+    """The definition with its lines parsed."""
     tree = dict(part.data)
-    for key, hold in (("when", "for"), ("clear", "clear_for"), ("only_while", None)):
+    for key, clauses in _CLAUSES.items():
         if not isinstance(tree.get(key), str):
             continue
-        read = line.condition(part[key], may_hold=hold is not None)
+        read = line.condition(part[key], clauses)
         tree[key] = read.tree
-        if read.hold is not None and hold is not None:
-            if hold in tree:
-                raise Mistake((*part.path, hold), f"the line of {key!r} ends in `for`, too; expected one of them")
-            tree[hold] = dict(read.hold)
+        for word, lasting in read.clauses.items():
+            if clauses[word] in tree:
+                raise Mistake(
+                    (*part.path, clauses[word]), f"the line of {key!r} has `{word}`, too; expected one of them"
+                )
+            tree[clauses[word]] = dict(lasting)
     if isinstance(tree.get("evidence"), dict):
         tree["evidence"] = {
             name: line.value(part["evidence"][name]).tree if isinstance(given, str) else given

@@ -1,4 +1,4 @@
-"""The text of a line before it is parsed: its limits, its quotes and parentheses, and `for` at its end.
+"""The text of a line before it is parsed: its limits, its quotes and parentheses, and `for` and `after` at its end.
 
 What passes here is short, shallow and plain, so that Python's parser has no trouble with it.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from tsemon_server.rules.parts import UNSEEN, Mistake, Part
@@ -26,7 +26,11 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _NUMBER = re.compile(r"[0-9][0-9_]*(\.[0-9_]*)?([eE][0-9]*)?")
-_HELD = re.compile(r"([0-9]{1,12})\s+(sample|step)s?")
+_LASTING = re.compile(r"([0-9]{1,12})\s+(sample|step)s?")
+CLAUSES = "for", "after"
+_CLAUSE = re.compile(r"\b(for|after)\b")
+_WHERE = {"for": "only `when` and `clear` have it", "after": "only `when` has it"}
+_EXAMPLE = "any(grad_norm > 10) for 4 samples, 20 steps after 1000 steps"
 _PLAIN = {
     "≤": "<=",
     "≥": ">=",
@@ -80,14 +84,13 @@ class Scanned:
     """A line that may be parsed."""
 
     expression: str
-    """The text before `for`, in one line and as long as it was, so that places stay what they are."""
-    hold: Mapping[str, int] | None
-    """The samples and steps after `for`; None if there is no `for`."""
-    hold_place: int
+    """The text before `for` and `after`, with spaces for other white space, so that places stay what they are."""
+    clauses: Mapping[str, Mapping[str, int]]
+    """The samples and steps after `for` and `after`, if the line ends in them."""
 
 
-def scan(text: str, *, may_hold: bool) -> Scanned:
-    """Check the text, and cut off `for ...` at its end. Raises Wrong."""
+def scan(text: str, allowed: Collection[str] = ()) -> Scanned:
+    """Check the text, and cut off `for` and `after` at its end, of which those in `allowed` may be there. Raises Wrong."""
     if len(text) > MAX_CHARACTERS:
         raise Wrong(MAX_CHARACTERS, f"expected at most {MAX_CHARACTERS:,} characters, got {len(text):,}")
     if not text.strip():
@@ -96,28 +99,25 @@ def scan(text: str, *, may_hold: bool) -> Scanned:
         if unicodedata.category(sign) in UNSEEN and sign not in "\n\t":
             raise Wrong(place, f"expected visible characters, got the character U+{ord(sign):04X}")
     end = _end_of_expression(text)
-    hold = None
-    if end is not None:
-        if not may_hold:
-            raise Wrong(end, "`for` is not possible here; only `when` and `clear` have it")
-        hold = _hold(text, end)
-    return Scanned(re.sub(r"\s", " ", text[:end]), hold, len(text) if end is None else end)
+    return Scanned(re.sub(r"\s", " ", text[:end]), dict(_clauses(text, end, allowed)))
 
 
-def _end_of_expression(text: str) -> int | None:
-    """The place of `for`, if there is one outside of quotes and parentheses."""
+def _end_of_expression(text: str) -> int:
+    """The place of the first clause outside of quotes, or the end of the text."""
     opened: list[int] = []
     for token in _TOKEN.finditer(text):
         place, found = token.start(), token[0]
         if token.lastgroup == "number" and not _NUMBER.fullmatch(found):
             raise Wrong(place, f"expected a number such as 5, 0.5 or 5e-4, got {found[:20]!r}")
-        if token.lastgroup == "word" and found == "for" and not opened:
+        if token.lastgroup == "word" and found in CLAUSES:
+            if opened:
+                raise Wrong(place, f"`{found}` must stand at the end, after all parentheses", _EXAMPLE)
             return place
         if token.lastgroup == "sign":
             _check(text, place, opened)
     if opened:
         raise Wrong(opened[-1], "this parenthesis is never closed")
-    return None
+    return len(text)
 
 
 def _check(text: str, place: int, opened: list[int]) -> None:
@@ -145,26 +145,39 @@ def _check(text: str, place: int, opened: list[int]) -> None:
         raise Wrong(place, f"{sign!r} is not part of the language of rules")
 
 
-def _hold(text: str, start: int) -> Mapping[str, int]:
-    example = "loss > 10 for 4 samples, 20 steps"
-    hold: dict[str, int] = {}
-    place = start + len("for")
-    for told in re.split(r"(,|\band\b)", text[place:]):
-        if told not in (",", "and"):
-            at = place + len(told) - len(told.lstrip())
-            held = _HELD.fullmatch(told.strip())
-            if not held:
-                raise Wrong(
-                    at, f"expected a number of samples or steps after `for`, got {told.strip()[:40]!r}", example
-                )
-            unit = f"{held[2]}s"
-            if unit in hold:
-                raise Wrong(at, f"`for` has two numbers of {unit}; expected one", example)
-            try:
-                hold[unit] = Part(int(held[1])).whole(
-                    *((1, MAX_SAMPLES_HELD) if unit == "samples" else (0, MAX_STEPS_HELD))
-                )
-            except Mistake as mistake:
-                raise Wrong(at, f"{mistake} {unit}", example) from None
+def _clauses(text: str, start: int, allowed: Collection[str]) -> Iterator[tuple[str, Mapping[str, int]]]:
+    seen: set[str] = set()
+    found = [*_CLAUSE.finditer(text, start)]
+    ends = [*(one.start() for one in found), len(text)][1:]
+    for clause, end in zip(found, ends, strict=True):
+        word = clause[0]
+        if word not in allowed:
+            raise Wrong(clause.start(), f"`{word}` is not possible here; {_WHERE[word]}")
+        if word in seen:
+            raise Wrong(clause.start(), f"a second `{word}`; expected one", _EXAMPLE)
+        seen.add(word)
+        yield word, _lasting(text, clause.end(), end, word)
+
+
+def _lasting(text: str, start: int, end: int, word: str) -> Mapping[str, int]:
+    """The samples and steps that stand between the two places."""
+    numbers: dict[str, int] = {}
+    place = start
+    for told in re.split(r"(,|\band\b)", text[start:end]):
+        at = place + len(told) - len(told.lstrip())
         place += len(told)
-    return hold
+        if told in (",", "and"):
+            continue
+        lasting = _LASTING.fullmatch(told.strip())
+        if not lasting:
+            said = f"expected a number of samples or steps after `{word}`, got {told.strip()[:40]!r}"
+            raise Wrong(at, said, _EXAMPLE)
+        unit = f"{lasting[2]}s"
+        if unit in numbers:
+            raise Wrong(at, f"`{word}` has two numbers of {unit}; expected one", _EXAMPLE)
+        least, most = (int(word == "for"), MAX_SAMPLES_HELD) if unit == "samples" else (0, MAX_STEPS_HELD)
+        try:
+            numbers[unit] = Part(int(lasting[1])).whole(least, most)
+        except Mistake as mistake:
+            raise Wrong(at, f"{mistake} {unit}", _EXAMPLE) from None
+    return numbers
