@@ -88,8 +88,7 @@ def show(
 
 
 def _notes(rules: tuple[Rule, ...]) -> Iterator[str]:
-    """What may be a slip: layers of a name that tsemon does not measure can still come from another writer. And what can be
-    shorter: a condition that is a tree, as the line that says the same."""
+    """Possible slips (layers of an unknown name can still come from another writer), and trees that could be lines."""
     from tsemon_server.rules.printing import condition
 
     for rule in rules:

@@ -41,7 +41,7 @@ class Param(NamedTuple):
 
 
 class Unfit(Exception):
-    """Arguments that do not fit to each other: which one, and what was expected."""
+    """An argument that does not fit: its parameter, and the reason."""
 
     def __init__(self, param: str, text: str) -> None:
         super().__init__(text)

@@ -57,7 +57,7 @@ _INVALID = {"=": "`=` is not supported; write <= or >=", "!": "`!` is not suppor
 
 @dataclass(frozen=True)
 class Line:
-    """What a line says."""
+    """A line that was read."""
 
     tree: Any
     clauses: Mapping[str, Mapping[str, int]]
@@ -151,7 +151,7 @@ class _Reader:
         name = node.id
         if name == "own":
             if own is None:
-                text = "`own` stands for what is left of the nearest operator, and there is nothing"
+                text = "`own` stands for the left side of the nearest operator, and no operator is left of it"
                 raise self._wrong(node, text, "loss / lowest(own)")
             return Read(["own"], own.axes)
         if name in KNOWN:
@@ -321,7 +321,7 @@ class _Reader:
     # Errors
 
     def _unsupported(self, what: ast.AST, at: ast.expr) -> Wrong:
-        """`at` is the expression itself, or what is left of an operator."""
+        """`at` is the expression itself, or the left side of an operator."""
         text = _UNSUPPORTED.get(type(what), "this is not part of the language of rules")
         if isinstance(what, ast.expr):
             return self._wrong(at, text)
@@ -337,7 +337,7 @@ class _Reader:
         return len(self._encoded[:byte].decode("utf-8", "surrogatepass"))
 
     def _text(self, node: ast.expr, otherwise: str) -> str:
-        """What a node says, to be shown in an example."""
+        """The text of a node, for an example."""
         text = ast.unparse(node)
         return text if len(text) <= 60 else otherwise
 

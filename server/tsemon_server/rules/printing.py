@@ -1,4 +1,4 @@
-"""A tree as the line that says the same: `line` reads back what is printed here."""
+"""A tree as the line that says the same: `line` reads it back as the tree."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def value(tree: Any) -> str:
 
 
 def lasting(samples_and_steps: Mapping[str, int]) -> str:
-    """What follows `for` or `after`: 4 samples, 20 steps."""
+    """The text after `for` or `after`: 4 samples, 20 steps."""
     told = ((unit, num) for unit, num in samples_and_steps.items() if num or len(samples_and_steps) == 1)
     return ", ".join(f"{num:g} {unit[:-1] if num == 1 else unit}" for unit, num in told)
 

@@ -115,7 +115,7 @@ def digest(key: str) -> bytes:
 
 MAX_KEY = 4096
 MAX_SAYS = 1000
-"""Number of characters. Where `own` stands, all before it is said twice: the text could double with each stage."""
+"""Maximum number of characters. `own` repeats the text of all stages before it, so the text could double with each stage."""
 
 
 def _bounded(term: Term) -> Term:

@@ -69,7 +69,7 @@ class Rule:
     aliases: tuple[str, ...]
     """Other tools' names for the same."""
     definition: Mapping[str, Any] = field(repr=False, hash=False)
-    """All of it, as plain data, as it was written."""
+    """The text of the rule as plain data, with its lines unparsed."""
     tree: Mapping[str, Any] = field(repr=False, hash=False, compare=False)
     """The definition with its lines parsed: conditions are mappings, values are lists, holds are mappings."""
 
@@ -152,7 +152,7 @@ def _text(part: Part, key: str) -> str:
 
 
 _CLAUSES = {"when": {"for": "for", "after": "after"}, "clear": {"for": "clear_for"}, "only_while": {}}
-"""The keys that say the same as the end of a line, by the word with which it begins."""
+"""Keys with the meaning of a clause at the end of a line, by its first word."""
 
 
 def _parsed(part: Part) -> dict[str, Any]:

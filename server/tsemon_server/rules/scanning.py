@@ -1,6 +1,6 @@
 """The text of a line before it is parsed: its limits, its quotes and parentheses, and `for` and `after` at its end.
 
-What passes here is short, shallow and plain, so that Python's parser has no trouble with it.
+A text that passes is short, shallow and plain, so that Python's parser has no trouble with it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tsemon_server.rules.parts import UNSEEN, Mistake, Part
 
 MAX_CHARACTERS = 4_000
 MAX_PARENTHESES = 40
-"""Number of parentheses that may be open at once."""
+"""Maximum number of open parentheses."""
 MAX_SAMPLES_HELD = 10_000
 MAX_STEPS_HELD = 10**9
 
@@ -44,7 +44,7 @@ _PLAIN = {
     "‘": "'",
     "’": "'",
 }
-"""What people paste, and how it is written here."""
+"""Characters that people paste, and the ASCII for each."""
 _UNSUPPORTED = {
     "%": "write 20% as 0.2",
     "&": "write and",
@@ -60,7 +60,7 @@ _UNSUPPORTED = {
 
 
 class Wrong(Exception):
-    """A place in the text of a line, from 0, and what is wrong there."""
+    """A mistake at a place in the text of a line, counted from 0."""
 
     def __init__(self, place: int, text: str, example: str = "") -> None:
         super().__init__(text)
@@ -84,13 +84,13 @@ class Scanned:
     """A line that may be parsed."""
 
     expression: str
-    """The text before `for` and `after`, with spaces for other white space, so that places stay what they are."""
+    """The text before `for` and `after`. Other white space is a space, so that no place moves."""
     clauses: Mapping[str, Mapping[str, int]]
     """The samples and steps after `for` and `after`, if the line ends in them."""
 
 
 def scan(text: str, allowed: Collection[str] = ()) -> Scanned:
-    """Check the text, and cut off `for` and `after` at its end, of which those in `allowed` may be there. Raises Wrong."""
+    """Check the text, and cut off the clauses at its end; only those in `allowed` may be there. Raises Wrong."""
     if len(text) > MAX_CHARACTERS:
         raise Wrong(MAX_CHARACTERS, f"expected at most {MAX_CHARACTERS:,} characters, got {len(text):,}")
     if not text.strip():

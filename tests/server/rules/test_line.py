@@ -215,7 +215,7 @@ class TestALineThatIsWrong:
             ("scalar(loss) > 1", 8, "expected a name in quotes"),
             ("held(loss > 1, 11, of=10)", 16, "expected at most the 10 samples"),
             ('grad_norm + heads("attention_entropy") > 1', 13, "expected two values of one shape"),
-            ("loss > own", 8, "`own` stands for what is left of the nearest operator"),
+            ("loss > own", 8, "`own` stands for the left side of the nearest operator"),
             ("1 < loss > 3", 12, "twice held against the same kind of bound"),
             ("1 < loss < 2 < 3", 16, "expected at most two comparisons in a row"),
             ("loss == 3", 6, "`==` is not supported"),
