@@ -159,8 +159,10 @@ def _parsed(part: Part) -> dict[str, Any]:
     """The definition with its lines parsed."""
     tree = dict(part.data)
     for key, clauses in _CLAUSES.items():
-        if not isinstance(tree.get(key), str):
+        if key not in tree or isinstance(tree[key], dict):
             continue
+        if not isinstance(tree[key], str):
+            raise part[key].wrong("a line such as loss > 10")
         read = line.condition(part[key], clauses)
         tree[key] = read.tree
         for word, lasting in read.clauses.items():

@@ -158,6 +158,12 @@ class TestARuleInLines:
         ("old", "new", "line", "said"),
         [
             ("loss > 10", "lss > 10", 4, "rules[0].when: column 1: no metric is named 'lss'"),
+            (
+                "learning_rate > 0",
+                "[learning_rate > 0]",
+                8,
+                "only_while: expected a line such as loss > 10, got ['learn",
+            ),
             ("loss < 5", "los < 5", 5, "rules[0].clear: column 1: no metric is named 'los'; did you mean 'loss'?"),
             ("> 0", "> 0 for 3 samples", 8, "rules[0].only_while: column 19: `for` is not possible here"),
             ("start(loss, ", "start(grad_norm, ", 10, "evidence.start: expected one number, got layers"),
