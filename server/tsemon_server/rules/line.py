@@ -153,6 +153,9 @@ class _Reader:
             if own is None:
                 text = "`own` stands for the left side of the nearest operator, and no operator is left of it"
                 raise self._wrong(node, text, "loss / lowest(own)")
+            if not isinstance(own.tree, list):
+                text = f"`own` would stand for {own.tree:g}, the left side of the nearest operator; write the metric instead"
+                raise self._wrong(node, text, "loss > 1.2 * lowest(loss)")
             return Read(["own"], own.axes)
         if name in KNOWN:
             return Read([{KNOWN[name]: name}], ("scalar", "layers").index(KNOWN[name]))

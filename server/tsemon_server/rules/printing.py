@@ -70,7 +70,7 @@ def _comparison(tree: Mapping[str, Any]) -> _Printed:
 
 def _bounded(compared: Any, bounds: Mapping[str, Any]) -> _Printed:
     printed = {name: _value(bound) for name, bound in bounds.items()}
-    is_turned = len(bounds) == 1 and _is_number(compared) and not _is_number(next(iter(bounds.values())))
+    is_turned = len(bounds) == 1 and _number_of(compared) is not None and _number_of(*bounds.values()) is None
     if len(bounds) > 2 or is_turned:
         return _call("between", value(compared), *(f"{name}={bound.text}" for name, bound in printed.items()))
     *first, (name, last) = printed.items()
@@ -84,15 +84,28 @@ def _value(tree: Any) -> _Printed:
     if not isinstance(tree, list):
         return _Printed(_number(tree), _NEGATED if tree < 0 else _ATOM)
     source, *stages = tree
-    printed, is_number = _source(source), _is_number(source)
+    printed, number = _source(source), _number_of(source)
     for stage in stages:
-        printed, is_number = _staged(printed, stage, is_number), False
+        printed = _staged(printed, stage if number is None else _without_own(stage, number), number is not None)
+        number = None
     return printed
 
 
-def _is_number(tree: Any) -> bool:
-    """True if it is printed as nothing but a number."""
-    return _is_number(tree[0]) if isinstance(tree, list) and len(tree) == 1 else isinstance(tree, int | float)
+def _number_of(tree: Any) -> float | None:
+    """The number, if the tree is printed as nothing but a number."""
+    if isinstance(tree, list):
+        return _number_of(tree[0]) if len(tree) == 1 else None
+    return tree if isinstance(tree, int | float) else None
+
+
+def _without_own(stage: Any, number: float) -> Any:
+    """The stage with the number where it names `own`, which in a line stands for metrics only."""
+    if not isinstance(stage, dict):
+        return stage
+    return {
+        name: [number, *what[1:]] if isinstance(what, list) and what[0] == "own" else what
+        for name, what in stage.items()
+    }
 
 
 def _source(source: Any) -> _Printed:

@@ -216,6 +216,8 @@ class TestALineThatIsWrong:
             ("held(loss > 1, 11, of=10)", 16, "expected at most the 10 samples"),
             ('grad_norm + heads("attention_entropy") > 1', 13, "expected two values of one shape"),
             ("loss > own", 8, "`own` stands for the left side of the nearest operator"),
+            ("loss > 1.2 * lowest(own)", 21, "`own` would stand for 1.2, the left side of the nearest operator"),
+            ("loss - max(0, own) > 1", 15, "`own` would stand for 0"),
             ("1 < loss > 3", 12, "twice held against the same kind of bound"),
             ("1 < loss < 2 < 3", 16, "expected at most two comparisons in a row"),
             ("loss == 3", 6, "`==` is not supported"),

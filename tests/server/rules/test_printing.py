@@ -43,7 +43,8 @@ def values(draw, axes, depth=3, *, own=None):
     else:
         tree = [{("scalar", "layers", "heads")[axes]: draw(NAMES[axes])}]
     for _ in range(num_stages):
-        tree = [*tree, draw(stages(axes, depth - 1))]
+        is_number = isinstance(tree[-1], int | float)
+        tree = [*tree, draw(stages(axes, depth - 1, own=None if is_number else axes))]
     return tree
 
 
@@ -61,7 +62,7 @@ def hows():
 
 
 @st.composite
-def stages(draw, axes, depth):
+def stages(draw, axes, depth, *, own):
     """A stage that leaves the axes as they are."""
     quantiles = SHARES.map(lambda share: {"quantile": share})
     over_time = st.one_of(st.sampled_from([*OVER_TIME]), quantiles)
@@ -85,7 +86,7 @@ def stages(draw, axes, depth):
             st.builds(lambda mask: {"where": mask}, comparisons(axes, max(depth - 1, 0))),
         ]
     names = st.sampled_from(["plus", "minus", "times", "over", "min_with", "max_with"])
-    other = st.one_of(values(axes, max(depth - 1, 0), own=axes), values(0, max(depth - 1, 0)))
+    other = st.one_of(values(axes, max(depth - 1, 0), own=own), values(0, max(depth - 1, 0)))
     options.append(st.builds(lambda name, right: {name: right}, names, other))
     return draw(st.one_of(options))
 
@@ -154,6 +155,7 @@ class TestALineThatWasPrinted:
             ([{"scalar": "loss"}, {"times": 1e30}], "loss * 1e30"),
             ([[{"scalar": "loss"}, "log10"], {"plus": 3}], "log10(loss) + 3"),
             ([{"scalar": "loss"}, {"over": [{"scalar": "loss"}, {"plus": 1}]}], "loss / (loss + 1)"),
+            ([2, {"times": ["own", {"plus": [{"scalar": "loss"}]}]}], "2 * (2 + loss)"),
         ],
     )
     def test_is_short(self, tree, text):
