@@ -125,7 +125,7 @@ def _print_change(title: str, trials: Sequence[Sequence[Verdict]]) -> None:
 
 
 def with_hold(rule: Rule, factor: float) -> Rule:
-    data = copy.deepcopy(dict(rule.definition))
+    data = copy.deepcopy(dict(rule.tree))
     data["for"] = {
         "samples": max(1, round(rule.hold.samples * factor)),
         "steps": round(rule.hold.steps * factor),
@@ -166,7 +166,7 @@ class Bound:
 
     @cached_property
     def value(self) -> float:
-        return float(at(self.rule.definition, self.path))
+        return float(at(self.rule.tree, self.path))
 
     def moved(self, factor: float) -> float:
         """Gentler by a factor of more than 1. A share of one half or more moves by what it leaves to one."""
@@ -181,13 +181,13 @@ class Bound:
         return math.copysign(size, self.value)
 
     def with_factor(self, factor: float) -> Rule:
-        return read(replaced(self.rule.definition, {self.path: self.moved(factor)}))
+        return read(replaced(self.rule.tree, {self.path: self.moved(factor)}))
 
 
 def measured_bounds(rule: Rule, runs: Sequence[Recorded]) -> Iterator[Bound]:
     called = [run for run in runs if run.is_failing and is_called(rule, run)]
     quiet = [run for run in runs if not run.is_gray and (not run.is_failing or run.event_step)]
-    for path in bounds_in(rule.definition["when"], ("when",)):
+    for path in bounds_in(rule.tree["when"], ("when",)):
         bound = Bound(rule, path, NOWHERE, {}, len(called))
         failing = {
             family: stricter_until_lost(bound, [run for run in called if run.family == family])
@@ -275,7 +275,7 @@ def print_margins(bounds: Sequence[Bound]) -> None:
 
 
 def says(bound: Bound) -> str:
-    comparison = at(bound.rule.definition, bound.path[:-1])
+    comparison = at(bound.rule.tree, bound.path[:-1])
     seen = value(Part(comparison["value"]), Program()).says
     return f"{seen} {str(bound.path[-1]).replace('_', ' ')} {bound.value:g}".replace("|", "\\|")
 
@@ -302,7 +302,7 @@ def print_without_a_family(rules: Sequence[Rule], bounds: Sequence[Bound], runs:
 
 def rechosen(rule: Rule, bounds: Sequence[Bound], without: str) -> Rule:
     """Each bound half way, in logarithms, between health and the mildest failing run that is not of the family."""
-    return read(replaced(rule.definition, {bound.path: bound.moved(_choice(bound, without)) for bound in bounds}))
+    return read(replaced(rule.tree, {bound.path: bound.moved(_choice(bound, without)) for bound in bounds}))
 
 
 def _choice(bound: Bound, without: str) -> float:

@@ -88,8 +88,13 @@ def show(
 
 
 def _notes(rules: tuple[Rule, ...]) -> Iterator[str]:
-    """What may be a slip: layers of a name that tsemon does not measure can still come from another writer."""
+    """Possible slips (layers of an unknown name can still come from another writer), and trees that could be lines."""
+    from tsemon_server.rules.printing import condition
+
     for rule in rules:
+        for key in ("when", "clear", "only_while"):
+            if isinstance(rule.definition.get(key), dict):
+                yield f"rule {rule.name} can have {key!r} in one line: {condition(rule.definition[key])}"
         for measure in sorted(rule.all_measures):
             if measure.kind != "scalar" and measure.name not in LAYERED:
                 yield (
@@ -108,6 +113,16 @@ def _found(rules: tuple[Rule, ...], name: str) -> list[Rule]:
 def _as_file(rules: list[Rule]) -> str:
     import yaml
 
-    return yaml.safe_dump(
-        {"rules": [rule.definition for rule in rules]}, sort_keys=False, allow_unicode=True, width=100
-    )
+    class Dumper(yaml.SafeDumper):
+        """Long text is folded below its key, so that a condition needs no quotes."""
+
+    Dumper.add_representer(str, lambda to, text: to.represent_str(text) if len(text) <= _SHORT else _folded(to, text))
+    definitions = {"rules": [rule.definition for rule in rules]}
+    return str(yaml.dump(definitions, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100))
+
+
+_SHORT = 90
+
+
+def _folded(dumper: Any, text: str) -> Any:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=">")

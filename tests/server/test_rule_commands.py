@@ -24,14 +24,29 @@ class TestRulesCheck:
     def test_names_the_rules_of_a_file(self, file):
         file.write_text(YAML)
         done = run("check", file)
-        assert (done.exit_code, done.stdout) == (0, f"{file}: 1 rule: high-loss\n")
+        assert (done.exit_code, done.stdout.splitlines()[0]) == (0, f"{file}: 1 rule: high-loss")
+
+    def test_shows_the_line_that_says_the_same_as_a_tree(self, file):
+        file.write_text(YAML)
+        assert run("check", file).stdout.splitlines()[1:] == [
+            f"{file}: note: rule high-loss can have 'when' in one line: loss > 10"
+        ]
+        file.write_text("rules: [{name: high-loss, when: loss > 10}]")
+        assert run("check", file).stdout == f"{file}: 1 rule: high-loss\n"
+
+    def test_tells_the_line_and_the_column_of_what_is_wrong_in_a_condition(self, file):
+        file.write_text("rules:\n  - name: high-loss\n    when: lss > 10 for 3 samples\n")
+        done = run("check", file)
+        assert done.exit_code == 1
+        first, *below = done.stderr.splitlines()
+        assert first.startswith(f"tsemon: {file} line 3: rules[0].when: column 1: no metric is named 'lss'")
+        assert below == ["    lss > 10 for 3 samples", "    ^"]
 
     def test_notes_layers_that_tsemon_does_not_measure_wherever_the_rule_reads_them(self, file):
         only_while = "    only_while: {value: [{layers: grad_nrm}, {layers: max}], above: 0}\n"
         file.write_text(YAML + only_while)
-        note = run("check", file).stdout.splitlines()[1]
-        assert note.startswith(f"{file}: note: rule high-loss reads layers 'grad_nrm', which tsemon does not measure; ")
-        assert "grad_norm" in note
+        note = f"{file}: note: rule high-loss reads layers 'grad_nrm', which tsemon does not measure; "
+        assert note + "did you mean 'grad_norm'?" in run("check", file).stdout.splitlines()
 
     def test_tells_the_line_of_what_is_wrong_and_goes_on_with_the_next_file(self, file, tmp_path):
         file.write_text(YAML.replace("severity: critical", "severity: worst"))
@@ -41,7 +56,7 @@ class TestRulesCheck:
         assert done.exit_code == 1
         assert f"tsemon: {file} line 5: rules[0].severity" in done.stderr
         assert "absent.yaml: expected a rule file" in done.stderr
-        assert done.stdout == f"{other}: 1 rule: high-loss\n"
+        assert done.stdout.splitlines()[0] == f"{other}: 1 rule: high-loss"
         found = json.loads(run("check", file, other, "--json").stdout)
         assert [one["rules"] for one in found] == [[], ["high-loss"]]
         assert "rules[0].severity" in found[0]["error"]

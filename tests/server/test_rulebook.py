@@ -78,6 +78,34 @@ def send(api, run_id, losses, from_step=0):
     api.send_ok(run_id, [loss_frame(from_step + i, float(loss)) for i, loss in enumerate(losses)])
 
 
+LINE = {"name": "mine", "when": "loss > 10 for 2 samples", "clear": "loss < 5"}
+
+
+class TestARuleInOneLine:
+    def test_is_kept_as_it_was_written_and_told_in_words(self, api):
+        (version,) = put(api, "/rules/mine", LINE)["versions"]
+        assert version["definition"] == LINE
+        assert api.get("/rules/mine")["versions"] == [version]
+        explained = api.get("/rules")["explained"]["mine"]
+        assert explained["when"] == [{"depth": 0, "text": "loss above 10"}]
+        assert explained["hold"] == {"samples": 2, "steps": 0}
+
+    def test_fires_with_the_defaults_of_what_it_leaves_out(self, api):
+        put(api, "/rules/mine", LINE)
+        run_id = api.register()
+        send(api, run_id, [20, 20, 20])
+        (alert,) = [alert for alert in api.get("/alerts", run=run_id)["alerts"] if alert["rule"] == "mine"]
+        assert (alert["family"], alert["severity"], alert["state"]) == ("custom", "warning", "firing")
+        assert alert["summary"].startswith("Mine: loss is 20 (above 10)")
+        assert alert["advice"] == {"text": "", "source": ""}
+
+    def test_that_is_wrong_is_refused_with_the_column(self, api):
+        error, detail = put(api, "/rules/mine", LINE | {"when": "lss > 10"})[1:3]
+        assert error == "invalid_rules"
+        assert "rules[0].when: column 1: no metric is named 'lss'" in detail
+        assert detail.endswith("\n    lss > 10\n    ^")
+
+
 class TestTheRules:
     def test_are_those_of_the_pack(self, api):
         rules = api.get("/rules")["rules"]

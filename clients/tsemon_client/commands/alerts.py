@@ -365,7 +365,8 @@ def _show_one(alert: Alert, as_json: bool, as_csv: bool) -> None:
 
 def _facts(alert: Alert) -> Iterator[tuple[str, Cell]]:
     yield "summary", alert.summary
-    yield "what to try", " ".join(filter(None, (alert.advice.get("text"), _in_brackets(alert.advice.get("source")))))
+    if alert.advice.get("text"):
+        yield "what to try", " ".join(filter(None, (alert.advice["text"], _in_brackets(alert.advice.get("source")))))
     is_over = alert.resolved_reason not in (None, "run ended")
     yield "state", f"{alert.state} ({alert.resolved_reason})" if is_over else state_of(alert)
     yield "severity", (alert.severity, SEVERITY_STYLES[alert.severity])

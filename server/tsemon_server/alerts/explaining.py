@@ -15,7 +15,7 @@ _JOINED = {"all": "all of", "any": "any of"}
 
 def explain(rule: Rule) -> ExplainedRule:
     """Read from its definition."""
-    part = Part(rule.definition)
+    part = Part(rule.tree)
 
     def lines(key: str) -> list[ExplainedLine]:
         return list(_lines(part[key], 0)) if key in part else []

@@ -61,7 +61,8 @@ def _explained(mistake: Mistake, origin: str, line_of: LineOf, data: object) -> 
     about = ""
     if len(path) > 1 and path[0] == "rules" and isinstance(path[1], int):
         about = f" (rule {Part(data)['rules'][path[1]].data.get('name', '?')})" if _is_mapping(data, path[1]) else ""
-    return f"{origin} line {line_of(path)}: {where}{mistake}{about}"
+    said, *below = str(mistake).split("\n")  # below is the line of a condition, with a mark
+    return "\n".join([f"{origin} line {line_of(path)}: {where}{said}{about}", *below])
 
 
 def _is_mapping(data: object, place: int) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn"}
+UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn"}
 """Unicode categories: control, format, surrogate, private, unassigned."""
 Path = tuple[str | int, ...]
 
@@ -77,7 +77,7 @@ class Part:
     def text(self, most: int = 4000) -> str:
         if not isinstance(self.data, str) or not self.data.strip() or len(self.data) > most:
             raise self.wrong(f"text of at most {most} characters")
-        if any(unicodedata.category(sign) in _UNSEEN and sign not in "\n\t" for sign in self.data):
+        if any(unicodedata.category(sign) in UNSEEN and sign not in "\n\t" for sign in self.data):
             raise self.wrong("text without control characters and the like, which no database takes or nobody sees")
         return self.data.strip()
 

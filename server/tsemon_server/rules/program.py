@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,6 +113,18 @@ def digest(key: str) -> bytes:
     return blake2b(key.encode(), digest_size=KEY_BYTES).digest()
 
 
+MAX_KEY = 4096
+MAX_SAYS = 1000
+"""Maximum number of characters. `own` repeats the text of all stages before it, so the text could double with each stage."""
+
+
+def _bounded(term: Term) -> Term:
+    """The term with a key and a text of bounded length; equal keys stay equal."""
+    key = term.key if len(term.key) <= MAX_KEY else f"sha256:{sha256(term.key.encode()).hexdigest()}"
+    says = term.says if len(term.says) <= MAX_SAYS else f"{term.says[:MAX_SAYS]}..."
+    return replace(term, key=key, says=says)
+
+
 class _Node(NamedTuple):
     key: bytes
     compute: Compute | None
@@ -120,9 +132,6 @@ class _Node(NamedTuple):
     memory: Memory | None
     source: int
     """Where a memory reads."""
-
-
-KEY_BYTES = 8
 
 
 class Program:
@@ -155,6 +164,7 @@ class Program:
         return self._add(Term(0, f"{term.key} | {key}", term.axes, says, term.measures), None, memory, term.index)
 
     def _add(self, term: Term, compute: Compute | None, memory: Memory | None = None, source: int = -1) -> Term:
+        term = _bounded(term)
         if term.key not in self._terms:
             self._terms[term.key] = replace(term, index=len(self._nodes))
             self._nodes.append(_Node(digest(term.key), compute, memory, source))

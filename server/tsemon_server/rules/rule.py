@@ -9,22 +9,28 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal, cast
 
+from tsemon_server.rules import line
 from tsemon_server.rules.conditions import Comparison
 from tsemon_server.rules.grammar import condition, value
 from tsemon_server.rules.parts import Mistake, Part
 from tsemon_server.rules.program import Measure, Program, Term
+from tsemon_server.rules.scanning import MAX_SAMPLES_HELD, MAX_STEPS_HELD
 
-FAMILIES = "tse", "entropy", "rank", "norm", "dead", "diverge", "data", "loss", "liveness"
+OWN_FAMILY = "custom"
+"""The family of a rule that names none."""
+FAMILIES = "tse", "entropy", "rank", "norm", "dead", "diverge", "data", "loss", "liveness", OWN_FAMILY
 SEVERITIES = "info", "warning", "critical"
 Severity = Literal["info", "warning", "critical"]
 
-_REQUIRED = "name", "family", "severity", "title", "when", "advice", "source", "origin"
-_OPTIONAL = "aliases", "on", "clear", "only_while", "for", "clear_for", "after", "evidence"
+_REQUIRED = "name", "when"
+_OPTIONAL = (
+    *("family", "severity", "title", "advice", "source", "origin", "aliases"),
+    *("on", "clear", "only_while", "for", "clear_for", "after", "evidence"),
+)
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _EVIDENCE = re.compile(r"[a-z0-9_]{1,64}")
 _AFTER_SENTENCE = re.compile(r"(?<=\.) ")
 _PLACE = re.compile(r"\{([a-z0-9_]+)\}")
-_MOST_STEPS = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +61,17 @@ class Rule:
     clear_hold: Hold
     after: Hold
     advice: str
-    """What to try; `{name}` stands for a number of the evidence."""
+    """What to try; `{name}` stands for a number of the evidence. Empty if the rule gives none."""
     source: str
-    """Where the advice comes from."""
+    """Where the advice comes from, or empty."""
     origin: str
-    """Where the thresholds come from."""
+    """Where the thresholds come from, or empty."""
     aliases: tuple[str, ...]
     """Other tools' names for the same."""
     definition: Mapping[str, Any] = field(repr=False, hash=False)
-    """All of it, as plain data."""
+    """The text of the rule as plain data, with its lines unparsed."""
+    tree: Mapping[str, Any] = field(repr=False, hash=False, compare=False)
+    """The definition with its lines parsed: conditions are mappings, values are lists, holds are mappings."""
 
     @property
     def measures(self) -> frozenset[Measure]:
@@ -107,21 +115,24 @@ class Compiled:
 
 def rule(part: Part) -> Rule:
     """Read a definition. Raises Mistake."""
-    part.has_keys(_REQUIRED, _OPTIONAL)
+    definition = part.has_keys(_REQUIRED, _OPTIONAL).data
+    name = _name(part["name"])
+    part = Part(_parsed(part), part.path)
     read = Rule(
-        name=_name(part["name"]),
-        family=part["family"].one_of(FAMILIES),
-        severity=cast(Severity, part["severity"].one_of(SEVERITIES)),
-        title=part["title"].text(200).rstrip("."),
+        name=name,
+        family=part["family"].one_of(FAMILIES) if "family" in part else OWN_FAMILY,
+        severity=cast(Severity, part["severity"].one_of(SEVERITIES)) if "severity" in part else "warning",
+        title=part["title"].text(200).rstrip(".") if "title" in part else name.replace("-", " ").capitalize(),
         on=cast(Any, part["on"].one_of(["frame", "clock"])) if "on" in part else "frame",
         hold=_hold(part, "for", Hold()),
         clear_hold=_hold(part, "clear_for", _hold(part, "for", Hold())),
         after=_hold(part, "after", Hold(samples=0, steps=0)),
-        advice=part["advice"].text(),
-        source=part["source"].text(),
-        origin=part["origin"].text(),
+        advice=_text(part, "advice"),
+        source=_text(part, "source"),
+        origin=_text(part, "origin"),
         aliases=tuple(alias.text(128) for alias in part["aliases"].items(0)) if "aliases" in part else (),
-        definition=part.data,
+        definition=definition,
+        tree=part.data,
     )
     compiled = compile_rule(read, Program(), part)
     for name in _PLACE.findall(read.advice):
@@ -136,20 +147,52 @@ def _name(part: Part) -> str:
     return part.data
 
 
+def _text(part: Part, key: str) -> str:
+    return part[key].text() if key in part else ""
+
+
+_CLAUSES = {"when": {"for": "for", "after": "after"}, "clear": {"for": "clear_for"}, "only_while": {}}
+"""Keys with the meaning of a clause at the end of a line, by its first word."""
+
+
+def _parsed(part: Part) -> dict[str, Any]:
+    """The definition with its lines parsed."""
+    tree = dict(part.data)
+    for key, clauses in _CLAUSES.items():
+        if key not in tree or isinstance(tree[key], dict):
+            continue
+        if not isinstance(tree[key], str):
+            raise part[key].wrong("a line such as loss > 10")
+        read = line.condition(part[key], clauses)
+        tree[key] = read.tree
+        for word, lasting in read.clauses.items():
+            if clauses[word] in tree:
+                raise Mistake(
+                    (*part.path, clauses[word]), f"the line of {key!r} has `{word}`, too; expected one of them"
+                )
+            tree[clauses[word]] = dict(lasting)
+    if isinstance(tree.get("evidence"), dict):
+        tree["evidence"] = {
+            name: line.value(part["evidence"][name]).tree if isinstance(given, str) else given
+            for name, given in tree["evidence"].items()
+        }
+    return tree
+
+
 def _hold(part: Part, key: str, default: Hold) -> Hold:
     if key not in part:
         return default
     hold = part[key].has_keys([], ["samples", "steps"])
     least = 0 if key == "after" else 1
     return Hold(
-        samples=hold["samples"].whole(least, 10_000) if "samples" in hold else least,
-        steps=hold["steps"].whole(0, _MOST_STEPS) if "steps" in hold else 0,
+        samples=hold["samples"].whole(least, MAX_SAMPLES_HELD) if "samples" in hold else least,
+        steps=hold["steps"].whole(0, MAX_STEPS_HELD) if "steps" in hold else 0,
     )
 
 
 def compile_rule(rule: Rule, program: Program, part: Part | None = None) -> Compiled:
     """Add the nodes of a rule to a program. Raises Mistake, which is not to be expected of a rule that was read."""
-    part = Part(rule.definition) if part is None else part
+    part = Part(rule.tree) if part is None else part
     comparisons: list[Comparison] = []
     when = condition(part["when"], program, comparisons)
     clear = condition(part["clear"], program) if "clear" in part else None

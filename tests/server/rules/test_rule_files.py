@@ -5,7 +5,8 @@ import pytest
 from tsemon.errors import InvalidArgument, InvalidRules
 from tsemon_server.rules import PACK
 from tsemon_server.rules.documents import load
-from tsemon_server.rules.rule import Hold
+from tsemon_server.rules.program import Program
+from tsemon_server.rules.rule import Hold, compile_rule
 
 GOOD = """
 rules:
@@ -65,7 +66,8 @@ class TestARuleFile:
             ("samples: 4", "samples: .nan", 13, "expected a whole number from 1"),
             ("{start: mean}", "{start: mode}", 16, "expected one of mean, min"),
             ("It began at {start}", "It began at {begin}", 17, "{begin} is not in evidence"),
-            ("    origin: convention\n", "", 3, "'origin' is missing"),
+            ("name: loss-is-high", "on: frame", 3, "'name' is missing; expected name, when"),
+            ("for: {samples: 4}", "for: {samples: 4, step: 1}", 13, "no 'step' here"),
             ("all:", "every:", 7, "expected a mapping with value, or with condition"),
             ("rules:", "rule:", 2, "no 'rule' here; expected rules"),
         ],
@@ -113,3 +115,78 @@ class TestTheBuiltInRules:
     def test_have_each_name_and_alias_once(self):
         names = [name for rule in PACK for name in (rule.name, *rule.aliases)]
         assert len(set(names)) == len(names)
+
+
+LINE = """
+rules:
+  - name: loss-is-high
+    when: loss > 10 and last(grad_norm) < 0.5 for 4 samples
+    clear: >-
+      loss < 5
+      for 2 samples, 7 steps
+    only_while: learning_rate > 0
+    evidence:
+      start: start(loss, take="mean")
+"""
+
+
+class TestARuleInLines:
+    def test_is_the_rule_that_its_trees_say(self):
+        (rule,), (other,) = load(LINE), load(GOOD)
+        assert rule.tree["when"]["all"] == [
+            {"value": [{"scalar": "loss"}], "above": 10},
+            {"value": [{"layers": "grad_norm"}, {"layers": "last"}], "below": 0.5},
+        ]
+        compiled, as_trees = compile_rule(rule, Program()), compile_rule(other, Program())
+        assert compiled.when == as_trees.when
+        assert compiled.evidence["start"].key == as_trees.evidence["start"].key
+        assert (rule.hold, rule.clear_hold) == (Hold(samples=4, steps=0), Hold(samples=2, steps=7))
+
+    def test_needs_a_name_and_a_condition(self):
+        (rule,) = load("rules: [{name: loss-is-high, when: loss > 10}]")
+        assert (rule.family, rule.severity, rule.title) == ("custom", "warning", "Loss is high")
+        assert rule.advice == rule.source == rule.origin == ""
+        assert (rule.hold, rule.on) == (Hold(samples=3, steps=10), "frame")
+
+    def test_keeps_what_was_written(self):
+        (rule,) = load(LINE)
+        assert rule.definition["when"] == "loss > 10 and last(grad_norm) < 0.5 for 4 samples"
+        assert rule.definition["clear"] == "loss < 5 for 2 samples, 7 steps"
+        assert load(LINE.replace("> 10", "> 11"))[0].digest != rule.digest
+
+    @pytest.mark.parametrize(
+        ("old", "new", "line", "said"),
+        [
+            ("loss > 10", "lss > 10", 4, "rules[0].when: column 1: no metric is named 'lss'"),
+            (
+                "learning_rate > 0",
+                "[learning_rate > 0]",
+                8,
+                "only_while: expected a line such as loss > 10, got ['learn",
+            ),
+            ("loss < 5", "los < 5", 5, "rules[0].clear: column 1: no metric is named 'los'; did you mean 'loss'?"),
+            ("> 0", "> 0 for 3 samples", 8, "rules[0].only_while: column 19: `for` is not possible here"),
+            ("start(loss, ", "start(grad_norm, ", 10, "evidence.start: expected one number, got layers"),
+            ("start(loss, ", "start(loss > 1, ", 10, "evidence.start: column 7: expected a number, got a condition"),
+            ("    only_while", "    for: {samples: 3}\n    only_while", 8, "the line of 'when' has `for`, too"),
+            (
+                "    only_while",
+                "    clear_for: {samples: 3}\n    only_while",
+                8,
+                "the line of 'clear' has `for`, too",
+            ),
+        ],
+    )
+    def test_that_is_wrong_is_refused_with_the_line_and_the_column(self, old, new, line, said):
+        assert old in LINE
+        with pytest.raises(InvalidRules) as error:
+            load(LINE.replace(old, new, 1), "my.yaml")
+        assert str(error.value).startswith(f"my.yaml line {line}: ")
+        assert said in str(error.value)
+
+    def test_shows_the_place_below_what_is_wrong(self):
+        with pytest.raises(InvalidRules) as error:
+            load("rules: [{name: a, when: last(grad_nrm) > 1}]", "my.yaml")
+        first, *below = str(error.value).splitlines()
+        assert first.endswith(' is written scalar("grad_nrm") (rule a)')
+        assert below == ["    last(grad_nrm) > 1", "         ^"]

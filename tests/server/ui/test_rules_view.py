@@ -243,3 +243,16 @@ class TestWhatAClientSends:
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert page.locator("main img, main script").count() == 0
         assert page.title() == "Rules · tsemon"
+
+
+class TestARuleOfOnesOwn:
+    """Last, because the other tests count the rules."""
+
+    def test_may_be_no_more_than_a_name_and_a_line(self, page, service):
+        rule = {"name": "short-rule", "when": "loss > 10 for 4 samples"}
+        service.request("PUT", "/api/v1/rules/short-rule", content=json.dumps(rule)).raise_for_status()
+        look(page, "?rule=short-rule")
+        found = page.get_by_role("region", name="Custom").get_by_role("article", name="short-rule", exact=True)
+        for text in ("warning", "Short rule", "fires when loss above 10", "for 4 samples in a row"):
+            expect(found).to_contain_text(re.compile(re.escape(text).replace(r"\ ", r"\s*")))
+        expect(found).not_to_contain_text("undefined")

@@ -140,8 +140,8 @@ export class AlertsView {
   #showFilters(alerts) {
     const { state, severity, family, rule, project, run, acknowledged, silenced } = this.choice;
     for (const tab of this.tabs) tab.setAttribute("aria-pressed", String(tab.dataset.state === state));
-    const families = [...new Set(this.#rules.map(({ definition }) => definition.family))].sort();
-    const rules = this.#rules.filter(({ definition }) => family === null || definition.family === family).map(({ name }) => name);
+    const families = [...new Set(this.#rules.map(({ definition }) => definition.family ?? "custom"))].sort();
+    const rules = this.#rules.filter(({ definition }) => family === null || (definition.family ?? "custom") === family).map(({ name }) => name);
     this.severity.show(severity, Object.entries(SEVERITIES));
     this.family.show(family, families.map((name) => [name, name]));
     this.rule.show(rule, rules.map((name) => [name, name]));

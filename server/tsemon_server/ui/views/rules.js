@@ -18,7 +18,10 @@ const FAMILIES = {
   data: ["Data", "batches that repeat, or say too little"],
   loss: ["Loss", "what the loss alone tells"],
   liveness: ["Liveness", "whether there is anything to watch"],
+  custom: ["Custom", "rules that name no family"],
 };
+/** What a definition may leave out. */
+const DEFAULTS = { family: "custom", severity: "warning", advice: "", source: "", origin: "" };
 const STATES = { firing: "firing", stood: wordsOf("stood"), pending: "pending", quiet: "quiet", unknown: "unknown", disabled: "disabled" };
 const ORIGINS = { "built-in": "built in", edited: "edited" };
 const SEVERITIES = { critical: "critical", warning: "warning", info: "info" };
@@ -120,7 +123,8 @@ export class RulesView {
   }
 
   #show() {
-    const { rules, explained } = this.#known;
+    const { explained } = this.#known;
+    const rules = this.#known.rules.map((rule) => ({ ...rule, definition: { ...DEFAULTS, title: titleOf(rule.name), ...rule.definition } }));
     const [run, standings] = [this.#run, this.#standings];
     const stands = new Map((standings?.rules ?? []).map((one) => [one.rule, one]));
     const items = rules
@@ -217,12 +221,12 @@ export class RulesView {
       h(
         "dl",
         {},
-        entry("What to try", advice.split(/(\{\w+\})/).map((part, i) => (i % 2 ? h("code", { title: "a number that the alert shows here" }, part) : part))),
-        entry("Source", source),
+        advice && entry("What to try", advice.split(/(\{\w+\})/).map((part, i) => (i % 2 ? h("code", { title: "a number that the alert shows here" }, part) : part))),
+        source && entry("Source", source),
         explained ? [entry("Over when", termsOf(explained.clear, holdOf(explained.clear_hold, isClock), "that is no longer so"))] : null,
         explained?.only_while.length ? entry("Judged only while", termsOf(explained.only_while)) : null,
         explained && !isNone(explained.after) ? entry("Not judged", `at the start of an attempt, ${holdOf(explained.after, isClock)}`) : null,
-        entry("Its thresholds", thresholds),
+        thresholds && entry("Its thresholds", thresholds),
         aliases.length ? entry("Elsewhere called", aliases.join(", ")) : null,
         entry("Version", [`${version}, ${ORIGINS[origin]}, made `, time(created_at)]),
       ),
@@ -270,6 +274,7 @@ export class RulesView {
   }
 }
 
+const titleOf = (name) => `${name[0].toUpperCase()}${name.slice(1)}`.replaceAll("-", " ");
 const entry = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
 const isNone = (hold) => hold.samples === NONE.samples && hold.steps === NONE.steps;
 
