@@ -19,7 +19,8 @@ from tsemon_server.routes.openapi import takes
 from tsemon_server.routes.reading import read_raw
 from tsemon_server.routes.signature import RunId, TheParts, TheStore, api_router, as_json
 from tsemon_server.services.ingest import service
-from tsemon_server.services.ingest.schemas import FramesBody, Heartbeat, read_frames
+from tsemon_server.services.ingest.packed import header_of, is_packed
+from tsemon_server.services.ingest.schemas import FramesBody, Heartbeat
 
 SMALL_BYTES = 2**16
 """Bodies up to this are read at once: in a millisecond, for which other requests wait."""
@@ -31,12 +32,16 @@ router = api_router("writers")
 @needs("ingest", of="run")
 @takes(FramesBody)
 async def send_frames(run_id: RunId, request: Request, parts: TheParts) -> Response:
-    """Store frames. The reply comes after the commit; what is sent twice is stored once."""
+    """Store frames. The reply comes after the commit; what is sent twice is stored once.
+
+    The wire format has a packed form of this body, with a content type of its own.
+    """
     store, meters = parts.store, parts.meters
     try:
-        raw = await read_raw(request, MAX_BODY_BYTES)
+        content_type = request.headers.get("content-type", "")
+        raw = await read_raw(request, MAX_BODY_BYTES, header_of if is_packed(content_type) else None)
         began = time.perf_counter()
-        batch = await _batch(parts, run_id, raw)
+        batch = await _batch(parts, run_id, raw, service.reader_of(content_type))
         visit_of(request).num_frames = len(batch.frames)
         with meters.committing():
             observe = parts.watch.observe
@@ -49,12 +54,12 @@ async def send_frames(run_id: RunId, request: Request, parts: TheParts) -> Respo
     return as_json(receipt)
 
 
-async def _batch(parts: Parts, run_id: str, raw: bytearray) -> service.Batch:
+async def _batch(parts: Parts, run_id: str, raw: bytearray, reader: service.Reader) -> service.Batch:
     """On the event loop where it takes less than another thread would."""
     if len(raw) > SMALL_BYTES:
         async with parts.large_bodies:
-            return await run_in_threadpool(service.read, parts.store, run_id, raw)
-    body = read_frames(raw)
+            return await run_in_threadpool(service.read, parts.store, run_id, raw, reader)
+    body = reader(raw)
     stacks = parts.store.known_stacks(run_id, body.attempt)
     if stacks is None:
         stacks = await run_in_threadpool(parts.store.stacks, run_id, body.attempt)
