@@ -66,10 +66,10 @@ class SpoolReader:
         """
         for number, size_bytes, inode in self._segments():
             tail = self._tails.setdefault(number, _Tail(inode=inode))
+            if size_bytes == tail.size_bytes:  # asked first: some file systems change inodes for no reason
+                continue
             if inode != tail.inode or size_bytes < tail.size_bytes:
                 tail = self._tails[number] = _Tail(inode=inode)
-            if size_bytes == tail.size_bytes:
-                continue
             start, data = tail.offset, self._read(number, tail.offset)
             parsed = parse_records(data)
             while records := list(islice(parsed, max_frames)):
