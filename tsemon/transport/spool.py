@@ -100,7 +100,7 @@ def make_record(payload: str) -> bytes:
     """One frame as `parse_records` reads it."""
     data, flag = payload.encode(), 0
     if len(data) <= MAX_BODY_BYTES:
-        # The fastest level: the others take up to 30 % longer for 2 % less.
+        # The fastest level: the default one takes a quarter longer for 2 % less.
         compressed = zlib.compress(data, 1)
         if len(compressed) < len(data):
             data, flag = compressed, _COMPRESSED
@@ -435,13 +435,20 @@ class Spool:
     def _replace_segment(self, number: int, records: list[bytes]) -> None:
         segment, path = self._segments[number], self.folder / _segment_name(number)
         # Through a file of its own: after a crash there are all of the frames or the half, and so for a reader beside us.
-        with open(_thinned(path), "wb") as file:
-            file.write(b"".join(records))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(_thinned(path), path)
+        try:
+            with open(_thinned(path), "wb") as file:
+                file.write(b"".join(records))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(_thinned(path), path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                _thinned(path).unlink()
+            raise
         self.num_dropped += segment.num_frames - len(records)
         segment.num_frames, segment.size_bytes = len(records), sum(map(len, records))
+        if not records:
+            self._delete_segment(number)
 
     def _move_acked(self, position: Position) -> None:
         for number in sorted(self._segments):

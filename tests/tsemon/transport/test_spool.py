@@ -222,6 +222,16 @@ class TestAFullSpool:
         assert kept[-1] == 999
         assert max(distances) <= 64, "16 or 32 frames, and twice as many where two segments meet"
 
+    def test_thins_out_segments_of_a_single_frame_too(self, tmp_path):
+        spool = Spool.create(tmp_path, REGISTRATION, "rank0", max_bytes=2000, segment_bytes=100)
+        for seq in range(300):
+            spool.append(frame(seq))
+        kept = seqs(spool.next_batch().frames)
+        assert kept[0] == 0
+        assert kept[-1] == 299
+        assert len(kept) == len(segments(spool)) > 10
+        spool.close()
+
     def test_counts_the_frames_that_went_and_remembers_their_number(self, full):
         for seq in range(300):
             full.append(frame(seq))
