@@ -227,6 +227,16 @@ class TestPacked:
 
 
 @pytest.mark.thorough
+class TestBodies:
+    def test_has_a_row_for_every_kind_and_size(self):
+        printed = run("bodies.py", "--steps", "8", "--rounds", "1", "--frames", "8", "--bodies", "1", "4")
+        kinds = re.findall(r"^\| (\d+) \| (\S+) \| [\d,]+ \| \d+ \| \d+ \|$", printed, re.MULTILINE)
+        both = ("application/json", "application/vnd.tsemon.frames")
+        assert kinds == [(size, kind) for size in ("1", "4") for kind in both]
+        assert re.findall(r"^\| (\d+) \| [\d,]+ \| [\d,]+ \| .+ \|$", printed, re.MULTILINE) == ["1", "4"]
+
+
+@pytest.mark.thorough
 class TestAttacks:
     def test_has_a_row_for_every_attack(self):
         printed = run("attacks.py", "--scale", "0.01", "--seconds", "0.2")

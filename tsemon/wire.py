@@ -24,6 +24,11 @@ API = "/api/v1"
 MAX_BODY_BYTES = 16 * 2**20
 """The largest body of frames that the service reads, and so the largest that a writer sends."""
 
+PACKED = "application/vnd.tsemon.frames"
+"""The content type of a packed body of frames."""
+PACKED_MAGIC = b"TSF1"
+"""The first bytes of such a body."""
+
 MAX_STEP = 2**53 - 1
 """The largest step and seq: the largest integer that every JSON reader keeps exact."""
 

@@ -342,6 +342,8 @@ class Registered(Record):
     """Id of the run, part of every URL about it."""
     attempt: int
     """Number of the attempt, sent with every body of frames."""
+    accepts: list[str]
+    """Content types of the bodies of frames that the server reads."""
 
 
 class ShownSpool(Record):

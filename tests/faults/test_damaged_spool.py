@@ -16,11 +16,13 @@ def records_of(segment):
     data, start = segment.read_bytes(), 0
     while start < len(data):
         length, crc = struct.unpack_from("<II", data, start)
+        is_compressed, length = length >= 1 << 31, length % (1 << 31)
         payload = data[start + 8 : start + 8 + length]
         if len(payload) < length:
             return  # torn by the kill
         assert zlib.crc32(payload) == crc
-        yield json.loads(payload)["seq"], start, start + 8 + length
+        frame = json.loads(zlib.decompress(payload) if is_compressed else payload)
+        yield frame["seq"], start, start + 8 + length
         start += 8 + length
 
 

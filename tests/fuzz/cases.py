@@ -120,9 +120,13 @@ def _replace_somewhere(draw, node):
 BODIES = bodies() | altered(bodies()) | st.binary(max_size=300)
 
 
-def record(payload):
-    """As it stands in a segment of a spool."""
-    return len(payload).to_bytes(4, "little") + zlib.crc32(payload).to_bytes(4, "little") + payload
+def record(payload, flag=0):
+    """As it stood in a segment of a spool before segments were compressed, and as what is short still does."""
+    return (len(payload) | flag).to_bytes(4, "little") + zlib.crc32(payload).to_bytes(4, "little") + payload
+
+
+def compressed_record(payload):
+    return record(zlib.compress(payload, 1), flag=1 << 31)
 
 
 FRAME = st.builds(lambda seq, step: Frame(seq, step, 1e9, {"loss": 1.0}).to_json().encode(), STEPS, STEPS)

@@ -12,13 +12,16 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.databases import SqliteFile
-from tests.fuzz.cases import ANY_JSON, AWKWARD, BODIES, altered
+from tests.fuzz.cases import ANY_JSON, AWKWARD, BODIES, METRICS, NAMES, STEPS, altered
 from tests.server.conftest import Api, loss_frame, problem
 from tsemon.errors import InvalidArgument
 from tsemon.stacks import Stacks
+from tsemon.transport.packing import pack_frames
+from tsemon.wire import Array, Frame, frames_to_body
 from tsemon_server.bodies import read_body
 from tsemon_server.routes import ROUTES
 from tsemon_server.routes.openapi import body_of
+from tsemon_server.services.ingest.packed import read_packed
 from tsemon_server.services.ingest.schemas import FramesBody, read_frames, to_frame
 
 OTHERS = sorted({body_of(route) for route in ROUTES} - {None, FramesBody}, key=lambda body: body.__name__)
@@ -129,6 +132,55 @@ def as_float32(value):
 
 def comparable(value):
     return "NaN" if value != value else value
+
+
+def altered_bodies():
+    """Packed bodies, most of them with bytes that are altered."""
+    frames = st.lists(PACKABLE, max_size=3).map(lambda frames: [frame.to_json() for frame in frames])
+    return frames.flatmap(lambda texts: altered(st.just(pack_frames("w", 1, texts))))
+
+
+SOME = st.lists(st.floats(width=32), min_size=2, max_size=2)
+PACKABLE = st.builds(
+    Frame,
+    STEPS,
+    STEPS,
+    st.floats(0, 2e9),
+    st.dictionaries(NAMES, st.floats(), max_size=2),
+    st.dictionaries(METRICS, SOME.map(Array.of), max_size=2),
+    st.dictionaries(METRICS, SOME.map(lambda values: Array.of(values, (2, 1))), max_size=1),
+)
+
+
+class TestAPackedBody:
+    def test_is_read_or_refused(self, look):
+        def check(raw):
+            try:
+                body = read_packed(raw)
+                frames = body.to_frames(Stacks.of(2))
+            except InvalidArgument:
+                return
+            assert all(len(array.data) == 4 * math.prod(array.shape) for frame in frames for array in arrays_of(frame))
+            assert sum(sizes_of(frame) for frame in frames) == len(body.values)
+
+        look(check, altered_bodies() | st.binary(max_size=100).map(lambda rest: b"TSF1" + rest), 400)
+
+    def test_that_is_whole_holds_the_frames_of_the_json_body(self, look):
+        def check(frames):
+            texts = [frame.to_json() for frame in frames]
+            packed = read_packed(pack_frames("w", 1, texts)).to_frames(Stacks.of(2))
+            plain = read_frames(frames_to_body("w", 1, texts)).to_frames(Stacks.of(2))
+            assert [frame.to_json() for frame in packed] == [frame.to_json() for frame in plain] == texts
+
+        look(check, st.lists(PACKABLE, max_size=3), 200)
+
+
+def arrays_of(frame):
+    return [*frame.layers.values(), *frame.heads.values()]
+
+
+def sizes_of(frame):
+    return 8 * len(frame.scalars) + sum(len(array.data) for array in arrays_of(frame))
 
 
 class TestAnyOtherBody:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from tests.fuzz.cases import ANY_JSON, AWKWARD, PAYLOADS, altered, record
+from tests.fuzz.cases import ANY_JSON, AWKWARD, PAYLOADS, altered, compressed_record, record
 from tsemon.errors import TsemonError
 from tsemon.transport import Spool, SpoolReader, find_spools
 from tsemon_server.rules.evaluator import Evaluator
@@ -20,19 +20,20 @@ REGISTRATION = {"project": "default", "run": "gpt", "blocks": ["h.0", "h.1"], "a
 
 @st.composite
 def damaged(draw):
-    """Payloads of segments, and the bytes of each, of which one is altered."""
+    """How records are made, payloads of segments, and the bytes of each, of which one is altered."""
+    make = draw(st.sampled_from([record, compressed_record]))
     payloads = draw(st.lists(PAYLOADS, min_size=1, max_size=3))
-    segments = [b"".join(map(record, kept)) for kept in payloads]
+    segments = [b"".join(map(make, kept)) for kept in payloads]
     place = draw(st.integers(0, len(segments) - 1))
     segments[place] = draw(altered(st.just(segments[place])) | st.binary(max_size=100))
-    return payloads, segments
+    return make, payloads, segments
 
 
-def sound_before(payloads, segment):
+def sound_before(make, payloads, segment):
     """The payloads that stand whole at the start of a segment, as they were written."""
     found, whole = [], b""
     for payload in payloads:
-        whole += record(payload)
+        whole += make(payload)
         if not segment.startswith(whole) or not is_text(payload):
             break
         found.append(payload.decode())
@@ -82,12 +83,12 @@ def take_over(folder):
 class TestSegments:
     def test_give_what_was_written_and_no_more(self, look, read):
         def check(case):
-            payloads, segments = case
+            make, payloads, segments = case
             with tempfile.TemporaryDirectory() as root:
                 frames = read(make_spool(root, segments))
             written = {payload.decode() for kept in payloads for payload in kept if is_text(payload)}
             assert set(frames) <= written
-            sound = [sound_before(kept, segment) for kept, segment in zip(payloads, segments, strict=True)]
+            sound = [sound_before(make, kept, segment) for kept, segment in zip(payloads, segments, strict=True)]
             rest = iter(frames)
             assert all(text in rest for kept in sound for text in kept), "what is sound comes, in its order"
 

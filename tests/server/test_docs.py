@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tsemon.errors import TsemonError
+from tsemon.transport.packing import pack_frames
+from tsemon.wire import PACKED
 from tsemon_server.services.ingest.schemas import FrameBody
 
 from .test_process import Process
@@ -70,6 +72,19 @@ class TestRestApiMd:
 
 
 class TestWireMd:
+    def test_shows_one_frame_as_json_and_packed(self, api):
+        section = (DOCS / "wire.md").read_text().split("## A packed body\n")[1].split("\n## ")[0]
+        (plain, header) = (line.strip() for line in section.splitlines() if line.startswith("    {"))
+        (digits,) = re.findall(r"```text\n(.*?)```", section, re.DOTALL)
+        packed = bytes.fromhex(digits)
+        assert packed == pack_frames("w", 1, [json.dumps(frame) for frame in json.loads(plain)["frames"]])
+        assert (packed[:4], packed[8 : 8 + int.from_bytes(packed[4:8], "little")]) == (b"TSF1", header.encode())
+        runs = [api.register(name, num_blocks=2) for name in ("plain", "packed")]
+        for run_id, body, kind in zip(runs, (plain, packed), ("application/json", PACKED), strict=True):
+            assert api.post_raw(run_id, body, **{"Content-Type": kind}).json()["accepted"] == 1
+        texts = [api.http.get(f"/api/v1/runs/{run_id}/export").text for run_id in runs]
+        assert texts[0].replace(runs[0], runs[1]).replace("plain", "packed") == texts[1]
+
     def test_names_each_key_of_a_frame(self):
         text = (DOCS / "wire.md").read_text()
         assert [key for key in FrameBody.model_fields if f"| `{key}` |" not in text] == []

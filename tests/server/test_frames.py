@@ -1,10 +1,15 @@
 import json
 import math
 import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.asking import loop
 from tsemon.wire import MAX_BODY_BYTES, Array, Frame, frames_to_body
+from tsemon_server.routes.frames import LOOK_EVERY_S, SMALL_BYTES
 
 from .conftest import loss_frame, problem
 
@@ -213,6 +218,59 @@ class TestABodyThatIsWrong:
     def test_is_counted(self, api, run_id):
         api.post_raw(run_id, b"{")
         assert "tsemon_refused_bodies_total 1.0" in api.http.get("/metrics").text
+
+
+class TestABodyWhoseClientHasLeft:
+    @pytest.fixture
+    def busy_writer(self, api):
+        """Holds the only thread that writes until the test ends."""
+        released = threading.Event()
+        began = threading.Event()
+        held = [
+            api.parts.store.write_soon(key, lambda writer: (began.set(), released.wait(60)))
+            for key in map(str, range(8))  # PostgreSQL has several threads
+        ]
+        assert began.wait(30)
+        yield released
+        released.set()
+        for future in held:
+            future.result(30)
+
+    def test_is_not_stored_if_its_work_had_not_begun(self, api, run_id, busy_writer):
+        assert self.send_and_leave(api, run_id, body_of(GOOD)) == 503
+        busy_writer.set()
+        api.send_ok(run_id, [loss_frame(9)])
+        assert api.losses(run_id) == {0: 1.0, 9: 1.0}
+
+    def test_is_stored_if_its_client_waits(self, api, run_id, busy_writer):
+        with ThreadPoolExecutor(1) as other:
+            sent = other.submit(api.post_raw, run_id, body_of(GOOD))
+            time.sleep(2.5 * LOOK_EVERY_S)
+            assert not sent.done()
+            busy_writer.set()
+            assert sent.result(30).json()["accepted"] == 1
+
+    def test_is_not_read_if_it_is_large(self, api, run_id):
+        large = body_of(GOOD) + b" " * SMALL_BYTES
+        assert self.send_and_leave(api, run_id, large) == 503
+        assert api.losses(run_id) == {0: 1.0}
+
+    def send_and_leave(self, api, run_id, body):
+        """The status that nobody reads."""
+        scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http"}
+        scope |= {"path": f"/api/v1/runs/{run_id}/frames", "query_string": b"", "headers": [(b"host", b"127.0.0.1")]}
+        scope |= {"client": ("127.0.0.1", 5), "server": ("127.0.0.1", 80), "root_path": "", "raw_path": None}
+        coming = iter([{"type": "http.request", "body": body, "more_body": False}])
+        sent = []
+
+        async def receive():
+            return next(coming, {"type": "http.disconnect"})
+
+        async def send(message):
+            sent.append(message)
+
+        loop().run(api.app(scope, receive, send))
+        return sent[0]["status"]
 
 
 def beat(api, run_id, step, attempt=1):

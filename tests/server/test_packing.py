@@ -111,7 +111,7 @@ class TestTheChecksumsOfAFrame:
     def test_end_with_what_the_writer_has_sent(self, frame):
         """Whatever JSON makes of its numbers."""
         sent = FrameBody.model_validate_json(frame.to_json())
-        with patch.object(schemas, "_check_layers"), patch.object(schemas, "_check_heads"):  # shapes are another matter
+        with patch.object(schemas, "check_layers"), patch.object(schemas, "check_heads"):  # shapes are another matter
             received = to_frame(sent, Stacks.of(1))
         assert pack(received)[2][-4:] == struct.pack("<I", sent.crc) == struct.pack("<I", crc_of(frame))
 

@@ -350,9 +350,10 @@ class TestDamage:
         spool = write(*map(loss_frame, range(40)))
         first, second, *others = sorted(spool.folder.glob("*.seg"))
         assert len(others) > 1
-        lost_with = [json.loads(text)["seq"] for text, _ in parse_records(second.read_bytes())]
         data = bytearray(second.read_bytes())
-        data[data.index(b'"seq":%d,' % lost_with[2])] ^= 1
+        records = list(parse_records(bytes(data)))
+        lost_with = [json.loads(text)["seq"] for text, _ in records]
+        data[records[2][1] - 1] ^= 1  # the last byte of the third record
         second.write_bytes(data)
         service = show()
         service.await_run(last_step=39)

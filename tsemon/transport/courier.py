@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tsemon.errors import ServerRefused, ServerUnreachable, SpoolError, UnknownAttempt, UnknownRun
 from tsemon.transport.http import HttpDelivery
 from tsemon.transport.memory import MemorySpool
+from tsemon.transport.packing import pack_frames
 from tsemon.transport.spool import Batch, Spool
-from tsemon.wire import RunState, frames_to_body
+from tsemon.wire import PACKED, RunState, frames_to_body
 
 _BODY_REFUSED = {400, 413, 422}
 """Statuses that find fault with the body. Others (no right to write, say) would befall any."""
+_PACKED_REFUSED = {400, 415, 422}
+"""Statuses of a server that does not read packed bodies, though it or another one said so."""
 
 
 class Courier:
@@ -43,6 +46,8 @@ class Courier:
         self._on_reply = on_reply
         self._on_warning = on_warning
         self._max_batch_bytes = 4 * 2**20
+        self._is_packing = False
+        """Whether the server reads packed bodies."""
 
     @property
     def is_registered(self) -> bool:
@@ -64,6 +69,7 @@ class Courier:
         if self._run is None or not self.is_registered:
             body = dict(self._registration)
             self._run, self._run_key = self._delivery.register(body), body["attempt_key"]
+            self._is_packing = PACKED in self._delivery.accepts
         return self._run
 
     def beat(self, step: int) -> None:
@@ -104,7 +110,7 @@ class Courier:
         run_id, attempt = self.register()
         try:
             with self._noticing_loss():
-                reply = self._delivery.send(run_id, frames_to_body(self._writer, attempt, batch.frames))
+                reply = self._post(run_id, attempt, batch.frames)
         except ServerRefused as refusal:
             if refusal.status not in _BODY_REFUSED:
                 raise
@@ -130,6 +136,27 @@ class Courier:
             spool.acknowledge(batch.ends[-1])
         except SpoolError as error:
             self._on_warning(f"{error} (frames already delivered may be sent once more)")
+
+    def _post(self, run_id: str, attempt: int, frames: Sequence[str]) -> dict[str, Any]:
+        """Send the frames packed if the server reads that. A packed body that is refused is sent as JSON, too."""
+        packed = self._packed(attempt, frames)
+        if packed is not None:
+            try:
+                return self._delivery.send(run_id, packed, PACKED)
+            except ServerRefused as refusal:
+                if refusal.status not in _PACKED_REFUSED:
+                    raise
+        reply = self._delivery.send(run_id, frames_to_body(self._writer, attempt, frames))
+        if packed is not None:
+            # The fault was not the frames': an older server has taken the place of the one that registered the run, say.
+            self._is_packing = False
+        return reply
+
+    def _packed(self, attempt: int, frames: Sequence[str]) -> bytes | None:
+        try:
+            return pack_frames(self._writer, attempt, frames) if self._is_packing else None
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return None  # frames of another client, which JSON carries as they are
 
     @contextlib.contextmanager
     def _noticing_loss(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from tsemon.errors import InvalidArgument, ServerRefused, ServerUnreachable, TsemonError, UnknownAttempt, UnknownRun
 from tsemon.wire import API, RunState
 
+JSON = "application/json"
 _MAX_REPLY_BYTES = 16 * 2**20
 _RETRY = {408, 425, 429}
 """Statuses under 500 that speak of the moment, not of the request."""
@@ -59,20 +60,24 @@ class HttpDelivery:
         self._token = _token()
         self._prefix = parts.path.rstrip("/") + API
         self._timeout_s = timeout_s
+        self.accepts: frozenset[str] = frozenset()
+        """Content types of bodies of frames that the server reads, by its last reply to a registration."""
         self._connection: http.client.HTTPConnection | None = None
         self._is_aborted = False
 
     def register(self, body: Mapping[str, Any]) -> tuple[str, int]:
         """Make the run known and get its id and the number of this attempt."""
         reply = self._request("POST", "/runs", json.dumps(body).encode())
+        accepts = reply.get("accepts")
+        self.accepts = frozenset(map(str, accepts)) if isinstance(accepts, list) else frozenset()
         try:
             return str(reply["run_id"]), int(reply["attempt"])
         except (KeyError, TypeError, ValueError) as error:
             raise self._unreachable(f"answered the registration without a run_id and an attempt: {reply}") from error
 
-    def send(self, run_id: str, body: bytes) -> dict[str, Any]:
+    def send(self, run_id: str, body: bytes, content_type: str = JSON) -> dict[str, Any]:
         """Send a body of frames. Raises UnknownRun or UnknownAttempt when the service does not have the run now."""
-        return self._request("POST", f"/runs/{quote(run_id, safe='')}/frames", body)
+        return self._request("POST", f"/runs/{quote(run_id, safe='')}/frames", body, content_type)
 
     def beat(self, run_id: str, *, writer: str, attempt: int, step: int) -> dict[str, Any]:
         """Say that the writer lives, and at which step."""
@@ -122,16 +127,16 @@ class HttpDelivery:
             self._connection.close()
             self._connection = None
 
-    def _request(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
+    def _request(self, method: str, path: str, body: bytes | None = None, content_type: str = JSON) -> dict[str, Any]:
         was_kept_alive = self._connection is not None
         try:
             try:
-                status, headers, data = self._exchange(method, path, body)
+                status, headers, data = self._exchange(method, path, body, content_type)
             except (ConnectionError, http.client.BadStatusLine):
                 self.close()
                 if not was_kept_alive:
                     raise
-                status, headers, data = self._exchange(method, path, body)
+                status, headers, data = self._exchange(method, path, body, content_type)
         except ssl.SSLCertVerificationError as error:
             self.close()
             raise self._unreachable(
@@ -143,14 +148,16 @@ class HttpDelivery:
             raise self._unreachable(f"does not answer: {str(error) or type(error).__name__}") from error
         return self._read_reply(status, headers, data, f"{method} {self._prefix}{path}")
 
-    def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, http.client.HTTPMessage, bytes]:
+    def _exchange(
+        self, method: str, path: str, body: bytes | None, content_type: str
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
         if self._is_aborted:
             raise ConnectionAbortedError("delivery was ended by this process")
         if self._connection is None:
             self._connection = self._connect()
         headers = {"Accept": "application/json"}
         if body is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = content_type
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         self._connection.request(method, self._prefix + path, body, headers)

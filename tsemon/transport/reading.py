@@ -24,6 +24,8 @@ class _Tail:
     """Where the next record starts."""
     size_bytes: int = 0
     """The file's size at that time; more than `offset` where the rest is no sound record."""
+    inode: int = 0
+    """Another one means another file: a full spool puts one with half of the frames in its place."""
 
 
 class SpoolReader:
@@ -58,11 +60,16 @@ class SpoolReader:
         return self._is_living
 
     def new_frames(self, max_frames: int = 256) -> Iterator[tuple[str, ...]]:
-        """The frames that came since, in order, some at a time. Those given count as read when more are asked for."""
-        for number, size_bytes in self._segments():
-            tail = self._tails.setdefault(number, _Tail())
-            if size_bytes == tail.size_bytes:
+        """The frames that came since, in order, some at a time. Those given count as read when more are asked for.
+
+        Frames that a full spool has kept are given once more when it thins out.
+        """
+        for number, size_bytes, inode in self._segments():
+            tail = self._tails.setdefault(number, _Tail(inode=inode))
+            if size_bytes == tail.size_bytes:  # asked first: some file systems change inodes for no reason
                 continue
+            if inode != tail.inode or size_bytes < tail.size_bytes:
+                tail = self._tails[number] = _Tail(inode=inode)
             start, data = tail.offset, self._read(number, tail.offset)
             parsed = parse_records(data)
             while records := list(islice(parsed, max_frames)):
@@ -95,12 +102,13 @@ class SpoolReader:
         """Is the spool still there? The first thing that goes once all is delivered is `run.json`."""
         return (self.folder / "run.json").exists()
 
-    def _segments(self) -> list[tuple[int, int]]:
-        """Number and size of each segment, oldest first."""
-        found: list[tuple[int, int]] = []
+    def _segments(self) -> list[tuple[int, int, int]]:
+        """Number, size and inode of each segment, oldest first."""
+        found: list[tuple[int, int, int]] = []
         for number, path in find_segments(self.folder):
             with contextlib.suppress(FileNotFoundError):  # delivered just now
-                found.append((number, path.stat().st_size))
+                status = path.stat()
+                found.append((number, status.st_size, status.st_ino))
         return sorted(found)
 
     def _read(self, number: int, offset: int) -> bytes:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import Future
 
 from fastapi import Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from tsemon.errors import TsemonError
+from tsemon.errors import Busy, TsemonError
 from tsemon.wire import MAX_BODY_BYTES
 from tsemon_answers.alerts import Pulse, Receipt
 from tsemon_server.access.needs import needs
@@ -19,10 +20,14 @@ from tsemon_server.routes.openapi import takes
 from tsemon_server.routes.reading import read_raw
 from tsemon_server.routes.signature import RunId, TheParts, TheStore, api_router, as_json
 from tsemon_server.services.ingest import service
-from tsemon_server.services.ingest.schemas import FramesBody, Heartbeat, read_frames
+from tsemon_server.services.ingest.packed import header_of, is_packed
+from tsemon_server.services.ingest.schemas import FramesBody, Heartbeat
 
 SMALL_BYTES = 2**16
 """Bodies up to this are read at once: in a millisecond, for which other requests wait."""
+
+LOOK_EVERY_S = 1.0
+"""How often the server looks whether the client of a body that waits for its transaction is still there."""
 
 router = api_router("writers")
 
@@ -31,17 +36,21 @@ router = api_router("writers")
 @needs("ingest", of="run")
 @takes(FramesBody)
 async def send_frames(run_id: RunId, request: Request, parts: TheParts) -> Response:
-    """Store frames. The reply comes after the commit; what is sent twice is stored once."""
+    """Store frames. The reply comes after the commit; what is sent twice is stored once.
+
+    The wire format has a packed form of this body, with a content type of its own.
+    """
     store, meters = parts.store, parts.meters
     try:
-        raw = await read_raw(request, MAX_BODY_BYTES)
+        content_type = request.headers.get("content-type", "")
+        raw = await read_raw(request, MAX_BODY_BYTES, header_of if is_packed(content_type) else None)
         began = time.perf_counter()
-        batch = await _batch(parts, run_id, raw)
+        batch = await _batch(parts, run_id, request, raw, service.reader_of(content_type))
         visit_of(request).num_frames = len(batch.frames)
         with meters.committing():
             observe = parts.watch.observe
             kept = store.write_soon(run_id, lambda writer: service.keep(writer, batch, observe), len(batch.frames))
-            receipt: Receipt = await asyncio.wrap_future(kept)
+            receipt: Receipt = await _if_wanted(request, kept)
     except TsemonError:
         meters.count_refused()
         raise
@@ -49,12 +58,28 @@ async def send_frames(run_id: RunId, request: Request, parts: TheParts) -> Respo
     return as_json(receipt)
 
 
-async def _batch(parts: Parts, run_id: str, raw: bytearray) -> service.Batch:
+async def _if_wanted(request: Request, kept: Future[Receipt]) -> Receipt:
+    """Wait for the commit. If the client leaves before the work begins, the work is not done: the client sends it again."""
+    waiting = asyncio.wrap_future(kept)
+    while not (await asyncio.wait({waiting}, timeout=LOOK_EVERY_S))[0]:
+        if await request.is_disconnected():
+            waiting.cancel()
+            raise _client_left()
+    return waiting.result()
+
+
+def _client_left() -> Busy:
+    return Busy("the client closed the connection before its frames were stored; send them again")
+
+
+async def _batch(parts: Parts, run_id: str, request: Request, raw: bytearray, reader: service.Reader) -> service.Batch:
     """On the event loop where it takes less than another thread would."""
     if len(raw) > SMALL_BYTES:
         async with parts.large_bodies:
-            return await run_in_threadpool(service.read, parts.store, run_id, raw)
-    body = read_frames(raw)
+            if await request.is_disconnected():
+                raise _client_left()
+            return await run_in_threadpool(service.read, parts.store, run_id, raw, reader)
+    body = reader(raw)
     stacks = parts.store.known_stacks(run_id, body.attempt)
     if stacks is None:
         stacks = await run_in_threadpool(parts.store.stacks, run_id, body.attempt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -21,8 +21,13 @@ MAX_KEYS = 2**18
 MAX_VALUES = 2**21
 
 
-async def read_raw(request: Request, max_bytes: int = SMALL_BODY_BYTES) -> bytearray:
-    """The raw body, unpacked. FastAPI would parse a declared one with the standard library, three times slower."""
+async def read_raw(
+    request: Request, max_bytes: int = SMALL_BODY_BYTES, json_of: Callable[[bytearray], bytes] | None = None
+) -> bytearray:
+    """The raw body, unpacked. FastAPI would parse a declared one with the standard library, three times slower.
+
+    json_of: Gives the part that is JSON. Default: all of it.
+    """
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding not in ("identity", "gzip"):
         raise UnsupportedEncoding(f"expected a body as it is or in gzip, got Content-Encoding {encoding[:80]!r}")
@@ -47,11 +52,11 @@ async def read_raw(request: Request, max_bytes: int = SMALL_BODY_BYTES) -> bytea
         raise InvalidArgument("the client went away before the body was complete; send it again") from None
     if gunzip is not None:
         gunzip.check_end()
-    _check_items(body)
+    _check_items(body if json_of is None else json_of(body))
     return body
 
 
-def _check_items(body: bytearray) -> None:
+def _check_items(body: bytes | bytearray) -> None:
     """Refuse what is small for its bytes and large for its contents: each key costs microseconds, in which others wait."""
     for what, sign, most in (("keys", b":", MAX_KEYS), ("lists", b"[", MAX_KEYS), ("values", b",", MAX_VALUES)):
         if (number := body.count(sign)) > most:

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import math
 import socket
+import struct
 import threading
 from collections import deque
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tests.ports import free_port
-from tsemon.wire import Frame
+from tsemon.wire import PACKED, Array, Frame, array_to_json, number_to_json
 
 
 class Peer:
@@ -35,6 +37,8 @@ class Peer:
         self.is_refused = lambda _frame: False
         self.refuse_with = (422, {"error": "invalid_frame", "detail": "a frame of this kind is not taken"}, {})
         self.alerts = []
+        self.accepts = None
+        """What the reply to a registration says; a server from before packed bodies says nothing."""
         self.server = None
 
     @property
@@ -134,7 +138,8 @@ class Peer:
         return {"frames": self.faults, "heartbeat": self.faults_of_beats}.get(route, self.faults_of_register)
 
     def answer(self, handler, path, body):
-        method, sent = handler.command, json.loads(body) if body else None
+        is_packed = handler.headers.get("Content-Type") == PACKED
+        method, sent = handler.command, unpacked(body) if is_packed else json.loads(body) if body else None
         if method == "POST" and path == ["runs"]:
             return 200, self.register(sent), {}
         if path == ["runs"]:
@@ -163,7 +168,8 @@ class Peer:
             run["state"], run["tags"] = "running", sent["tags"]
             run["attempts"].append(sent["attempt_key"])
             run.setdefault("resumed", []).append(sent["resume_step"])
-        return {"run_id": run_id, "attempt": run["attempts"].index(sent["attempt_key"]) + 1}
+        reply = {"run_id": run_id, "attempt": run["attempts"].index(sent["attempt_key"]) + 1}
+        return reply if self.accepts is None else {**reply, "accepts": self.accepts}
 
     def store(self, run, sent):
         if any(self.is_refused(frame) for frame in sent["frames"]):
@@ -174,6 +180,28 @@ class Peer:
         self.frames.update(zip(keys, sent["frames"], strict=True))
         reply = {"accepted": len(keys) - duplicates, "duplicates": duplicates, "last_seq": keys[-1][3]}
         return 200, {**reply, "alerts": self.alerts}, {}
+
+
+def unpacked(body):
+    """The JSON body for a packed one, taken apart as docs/wire.md describes it."""
+    magic, num_bytes = struct.unpack_from("<4sI", body)
+    assert magic == b"TSF1"
+    header, offset = json.loads(body[8 : 8 + num_bytes]), 8 + num_bytes
+    frames = []
+    for packed in header["frames"]:
+        layout = header["layouts"][packed.pop("layout")]
+        frame = {**packed, "scalars": {}, "layers": {}, "heads": {}}
+        for name in layout["scalars"]:
+            frame["scalars"][name] = number_to_json(struct.unpack_from("<d", body, offset)[0])
+            offset += 8
+        for kind in ("layers", "heads"):
+            for name, shape in layout[kind].items():
+                end = offset + 4 * math.prod(shape)
+                frame[kind][name] = array_to_json(Array(tuple(shape), body[offset:end]))
+                offset = end
+        frames.append(frame)
+    assert offset == len(body)
+    return {"writer": header["writer"], "attempt": header["attempt"], "frames": frames}
 
 
 @pytest.fixture

@@ -1,10 +1,14 @@
+import hashlib
 import json
 import resource
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tsemon.errors import InvalidArgument, SpoolError, SpoolInUse
 from tsemon.transport.folders import find_siblings, find_spools, quoted
-from tsemon.transport.spool import Spool, parse_records
+from tsemon.transport.reading import SpoolReader
+from tsemon.transport.spool import Spool, make_record, parse_records
 
 REGISTRATION = {"project": "default", "run": "gpt", "blocks": ["h.0"], "attempt_key": "key-1"}
 
@@ -33,6 +38,11 @@ def unsent(spool):
         frames += batch.frames
         spool.acknowledge(batch.ends[-1])
     return frames
+
+
+def letters(number):
+    """40 letters that cannot be compressed."""
+    return hashlib.sha256(str(number).encode()).hexdigest()[:40]
 
 
 def segments(spool):
@@ -65,7 +75,7 @@ class TestSpool:
 
     def test_deletes_a_segment_once_it_is_wholly_acknowledged(self, spool):
         for i in range(6):
-            spool.append(f"{i}" * 40)  # two records of 48 bytes fill a segment of 100
+            spool.append(letters(i))  # two records of 48 bytes fill a segment of 100
         assert segments(spool) == ["00000001.seg", "00000002.seg", "00000003.seg"]
         batch = spool.next_batch()
         spool.acknowledge(batch.ends[2])
@@ -93,21 +103,6 @@ class TestSpool:
         (spool.folder / "acked.json").write_bytes(b"\0" * 20)
         again = Spool.open(spool.folder)
         assert unsent(again) == ["a", "b"]
-        again.close()
-
-    def test_drops_the_oldest_unsent_frames_when_it_is_full(self, tmp_path):
-        spool = Spool.create(tmp_path, REGISTRATION, "rank0", max_bytes=400)
-        frames = [f"{i:040}" for i in range(30)]
-        for frame in frames:
-            spool.append(frame)
-        assert sum(path.stat().st_size for path in spool.folder.glob("*.seg")) <= 400
-        num_kept = spool.num_unsent
-        assert 4 <= num_kept <= 8
-        assert spool.num_dropped == 30 - num_kept
-        spool.close()
-        again = Spool.open(spool.folder)
-        assert again.num_dropped == 30 - num_kept
-        assert unsent(again) == frames[-num_kept:]
         again.close()
 
     def test_remembers_how_the_run_ended(self, spool):
@@ -200,6 +195,143 @@ class TestSpool:
         assert find_siblings(folders[1]) == [folders[0], folders[2]]
 
 
+def frame(seq, *metrics, **more):
+    return json.dumps({"seq": seq, "scalars": dict.fromkeys(metrics or ("loss",), 1.0), "noise": letters(seq)} | more)
+
+
+def seqs(frames):
+    return [json.loads(text)["seq"] for text in frames]
+
+
+class TestAFullSpool:
+    @pytest.fixture
+    def full(self, tmp_path):
+        """Holds about 60 frames, in segments of 15."""
+        spool = Spool.create(tmp_path, REGISTRATION, "rank0", max_bytes=8000, segment_bytes=1000)
+        yield spool
+        spool.close()
+
+    def test_keeps_frames_of_the_whole_run_at_even_distances(self, full):
+        for seq in range(1000):
+            full.append(frame(seq))
+            assert sum(path.stat().st_size for path in full.folder.glob("*.seg")) <= 8000
+        kept = seqs(full.next_batch().frames)
+        distances = [after - before for before, after in pairwise(kept)]
+        assert len(kept) > 30
+        assert kept[0] < 40
+        assert kept[-1] == 999
+        assert max(distances) <= 64, "16 or 32 frames, and twice as many where two segments meet"
+
+    def test_thins_out_segments_of_a_single_frame_too(self, tmp_path):
+        spool = Spool.create(tmp_path, REGISTRATION, "rank0", max_bytes=2000, segment_bytes=100)
+        for seq in range(300):
+            spool.append(frame(seq))
+        kept = seqs(spool.next_batch().frames)
+        assert kept[0] == 0
+        assert kept[-1] == 299
+        assert len(kept) == len(segments(spool)) > 10
+        spool.close()
+
+    def test_counts_the_frames_that_went_and_remembers_their_number(self, full):
+        for seq in range(300):
+            full.append(frame(seq))
+        num_dropped = 300 - full.num_unsent
+        assert full.num_dropped == num_dropped > 200
+        full.close()
+        again = Spool.open(full.folder)
+        assert (again.num_dropped, again.num_unsent, again.num_damaged) == (num_dropped, 300 - num_dropped, 0)
+        assert len(unsent(again)) == 300 - num_dropped
+        again.close()
+
+    def test_keeps_the_metrics_that_few_frames_have(self, full):
+        for seq in range(1000):
+            full.append(frame(seq, "loss", "effective_rank") if seq % 4 == 1 else frame(seq))
+        slow = [seq for seq in seqs(full.next_batch().frames) if seq % 4 == 1]
+        assert len(slow) >= 5
+        assert slow[0] < 100
+        assert slow[-1] > 900
+
+    def test_keeps_every_frame_that_says_why_metrics_are_not_measured(self, full):
+        for seq in range(500):
+            full.append(frame(seq, not_measured={"saturation": "why"}) if seq in (0, 77, 78, 301) else frame(seq))
+        assert {0, 77, 78, 301} <= {*seqs(full.next_batch().frames)}
+
+    def test_leaves_alone_the_frames_that_are_on_their_way(self, full):
+        for seq in range(40):
+            full.append(frame(seq))
+        batch = full.next_batch(max_frames=20)
+        for seq in range(40, 400):
+            full.append(frame(seq))
+        assert full.next_batch(max_frames=20) == batch
+        full.acknowledge(batch.ends[9])
+        assert seqs(full.next_batch(max_frames=10).frames) == list(range(10, 20))
+        full.acknowledge(batch.ends[-1])
+        rest = seqs(unsent(full))
+        assert rest == sorted({*rest} - {*range(20)})
+        assert 20 + len(rest) + full.num_dropped == 400
+
+    def test_drops_the_oldest_where_no_frame_may_go(self, full):
+        for seq in range(300):
+            full.append(frame(seq, not_measured={}))
+        kept = seqs(full.next_batch().frames)
+        assert kept == list(range(300 - len(kept), 300))
+        assert full.num_dropped == 300 - len(kept)
+
+    def test_forgets_a_half_that_a_killed_process_had_not_put_in_its_place(self, full):
+        full.append(frame(0))
+        full.close()
+        (full.folder / "00000001.seg.new").write_bytes(b"half")
+        again = Spool.open(full.folder)
+        assert seqs(unsent(again)) == [0]
+        again.discard()
+        assert not full.folder.exists()
+
+    def test_is_read_beside_its_writer_without_damage(self, full):
+        reader, found = SpoolReader(full.folder), set()
+        for seq in range(500):
+            full.append(frame(seq))
+            if seq % 10 == 9:
+                found |= {seq for texts in reader.new_frames() for seq in seqs(texts)}
+        full.close()
+        reader.is_living()
+        assert [text for texts in reader.new_frames() for text in texts] == []
+        assert (found, reader.damaged()) == ({*range(500)}, [])
+
+    def test_is_thinned_out_though_its_disk_has_no_room_for_a_copy(self, full):
+        for seq in range(90):
+            full.append(frame(seq))
+        (full.folder / "00000002.seg.new").mkdir()  # no file of this name can be written
+        for seq in range(90, 200):
+            full.append(frame(seq))
+        assert seqs(full.next_batch().frames)[-1] == 199
+        assert full.num_unsent + full.num_dropped == 200
+        (full.folder / "00000002.seg.new").rmdir()
+
+
+class TestARecord:
+    def test_is_smaller_than_the_frame_and_reads_as_it_was(self):
+        text = json.dumps({"layers": {f"metric_{i}": [0.25] * 48 for i in range(20)}, "name": "é"})
+        record = make_record(text)
+        assert len(record) < len(text) / 4
+        assert list(parse_records(record)) == [(text, len(record))]
+
+    def test_that_cannot_be_compressed_is_kept_as_it_is(self):
+        assert make_record("é")[8:] == "é".encode()
+
+    @pytest.mark.parametrize(
+        "data",
+        [b"no stream", zlib.compress(b"{}")[:-1], zlib.compress(b"{}") + b"more", zlib.compress(b" " * (2**24 + 1))],
+        ids=["no stream", "cut", "more", "too large"],
+    )
+    def test_of_no_sound_stream_is_damaged(self, data):
+        record = struct.pack("<II", len(data) | 1 << 31, zlib.crc32(data)) + data
+        assert list(parse_records(make_record("sound") + record)) == [("sound", 13)]
+
+    def test_that_is_too_large_for_a_body_is_kept_too(self):
+        text = " " * (2**24 + 1)
+        assert [found for found, _ in parse_records(make_record(text))] == [text]
+
+
 class TestNamesInPaths:
     @given(st.lists(st.text(min_size=1), min_size=2, max_size=2, unique=True))
     def test_stay_distinct_short_and_in_their_folder(self, names):
@@ -235,7 +367,7 @@ class TestADamagedSpool:
 
     def test_goes_on_with_the_next_segment(self, spool):
         for i in range(6):
-            spool.append(f"{i}" * 40)
+            spool.append(letters(i))
         spool.close()
         path = spool.folder / "00000002.seg"
         data = bytearray(path.read_bytes())
@@ -243,7 +375,7 @@ class TestADamagedSpool:
         path.write_bytes(data)
         again = Spool.open(spool.folder)
         assert again.num_damaged == 1
-        assert unsent(again) == [f"{i}" * 40 for i in (0, 1, 2, 4, 5)]
+        assert unsent(again) == [letters(i) for i in (0, 1, 2, 4, 5)]
         assert again.is_drained
         again.close()
 
@@ -354,6 +486,51 @@ class SpoolStory(RuleBasedStateMachine):
 
 TestSpoolStory = SpoolStory.TestCase
 TestSpoolStory.settings = settings(max_examples=40, stateful_step_count=25)
+
+
+class FullSpoolStory(RuleBasedStateMachine):
+    """However small the spool: each frame is acknowledged, there, or counted as dropped, and their order stays."""
+
+    @initialize()
+    def create(self):
+        self.root = tempfile.TemporaryDirectory()
+        self.spool = Spool.create(self.root.name, REGISTRATION, "rank0", max_bytes=1200, segment_bytes=200)
+        self.num_appended = self.num_arrived = 0
+
+    @rule(more=st.integers(1, 12), is_noted=st.booleans())
+    def append(self, more, is_noted):
+        for seq in range(self.num_appended, self.num_appended + more):
+            self.spool.append(frame(seq, not_measured={}) if is_noted and seq % 5 == 0 else frame(seq))
+        self.num_appended += more
+
+    @precondition(lambda self: self.spool.num_unsent)
+    @rule(data=st.data(), max_frames=st.integers(1, 6))
+    def acknowledge(self, data, max_frames):
+        batch = self.spool.next_batch(max_frames=max_frames)
+        num_arrived = data.draw(st.integers(1, len(batch.frames)))
+        self.spool.acknowledge(batch.ends[num_arrived - 1])
+        self.num_arrived += num_arrived
+
+    @rule()
+    def reopen(self):
+        self.spool.close()
+        self.spool = Spool.open(self.spool.folder, max_bytes=1200, segment_bytes=200)
+
+    @invariant()
+    def knows_where_each_frame_is(self):
+        batch = self.spool.next_batch(max_frames=1000)
+        found = seqs(batch.frames) if batch else []
+        assert found == sorted({*found})
+        assert self.num_arrived + len(found) + self.spool.num_dropped == self.num_appended
+        assert len(found) == self.spool.num_unsent
+
+    def teardown(self):
+        self.spool.close()
+        self.root.cleanup()
+
+
+TestFullSpoolStory = FullSpoolStory.TestCase
+TestFullSpoolStory.settings = settings(max_examples=30, stateful_step_count=25)
 
 
 class TestAFolderThatCannotBeWritten:

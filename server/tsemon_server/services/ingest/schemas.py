@@ -128,6 +128,10 @@ class FramesBody(Body):
     frames: Annotated[list[FrameBody], Field(max_length=MAX_FRAMES), FailFast()]  # one problem is told, not a million
     """In any order; frames that are stored already are counted and left alone."""
 
+    def to_frames(self, stacks: Stacks) -> list[Frame]:
+        """Hold the frames against the stacks of the model. Raises InvalidFrame."""
+        return [to_frame(sent, stacks) for sent in self.frames]
+
 
 class QuantityBody(OwnQuantity, Body):
     """A metric of the user's own, as charts show it."""
@@ -235,16 +239,19 @@ def read_frames(raw: bytes | bytearray) -> FramesBody:
     try:
         return FramesBody.model_validate_json(raw)
     except ValidationError as error:
-        raise InvalidFrame(
-            f"{first_problem(error, prefix=_place(error, raw))}; nothing of this body is stored"
-        ) from None
+        raise problem_of(error, raw) from None
+
+
+def problem_of(error: ValidationError, raw: bytes | bytearray) -> InvalidFrame:
+    """The error that names the first problem of a body of frames, or of the header of a packed body."""
+    return InvalidFrame(f"{first_problem(error, prefix=_place(error, raw))}; nothing of this body is stored")
 
 
 def to_frame(sent: FrameBody, stacks: Stacks) -> Frame:
     """The frame with its arrays unpacked and their shapes held against the model's stacks, or InvalidFrame."""
     try:
-        layers = dict(_arrays(sent.layers, lambda name, shape: _check_layers(name, shape, stacks), "layers"))
-        heads = dict(_arrays(sent.heads, lambda _, shape: _check_heads(shape, stacks.num_blocks), "heads"))
+        layers = dict(_arrays(sent.layers, lambda name, shape: check_layers(name, shape, stacks), "layers"))
+        heads = dict(_arrays(sent.heads, lambda _, shape: check_heads(shape, stacks.num_blocks), "heads"))
     except ValueError as error:
         raise InvalidFrame(f"frame seq {sent.seq}, {error}; nothing of this body is stored") from None
     scalars = {name: _float(value) for name, value in sent.scalars.items()}
@@ -291,7 +298,7 @@ def _float(value: float | str | None) -> float:
     return float("nan") if value is None else float(value)
 
 
-def _check_layers(name: str, shape: tuple[int, ...], stacks: Stacks) -> None:
+def check_layers(name: str, shape: tuple[int, ...], stacks: Stacks) -> None:
     metric, num_blocks, num_stacks = LAYERED.get(name), stacks.num_blocks, len(stacks.each)
     has = f"{num_blocks} blocks" + (f" in {num_stacks} stacks" if num_stacks > 1 else "")
     if metric is not None:
@@ -304,7 +311,7 @@ def _check_layers(name: str, shape: tuple[int, ...], stacks: Stacks) -> None:
         raise ValueError(f"expected shape [{num_blocks}] or [{stacks.num_states}] ({has}), got {list(shape)}")
 
 
-def _check_heads(shape: tuple[int, ...], num_blocks: int) -> None:
+def check_heads(shape: tuple[int, ...], num_blocks: int) -> None:
     if len(shape) != 2 or shape[0] != num_blocks or shape[1] == 0:
         raise ValueError(f"expected shape [{num_blocks}, heads] ({num_blocks} blocks), got {list(shape)}")
 
@@ -312,7 +319,7 @@ def _check_heads(shape: tuple[int, ...], num_blocks: int) -> None:
 def _place(error: ValidationError, raw: bytes | bytearray) -> str:
     """'frame seq 17, layers 'token_similarity'' for the first problem."""
     where = place_of(error.errors(include_url=False, include_context=False, include_input=False)[0]["loc"])
-    if len(where) < 2 or not isinstance(where[1], int):
+    if len(where) < 2 or where[0] != "frames" or not isinstance(where[1], int):
         return "body of frames"
     try:
         seq = json.loads(raw)["frames"][where[1]]["seq"]  # reads NaN literals, which may be what is wrong

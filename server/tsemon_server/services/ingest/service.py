@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tsemon.stacks import Stacks
-from tsemon.wire import Frame
+from tsemon.wire import PACKED, Frame
 from tsemon_answers.alerts import Pulse, Receipt
 from tsemon_answers.runs import Registered
 from tsemon_server.services.ingest import schemas
+from tsemon_server.services.ingest.packed import is_packed, read_packed
 from tsemon_server.store import Store
 from tsemon_server.store.frames import Added
 from tsemon_server.store.writing import Writer
@@ -42,7 +43,7 @@ def register(writer: Writer, body: schemas.Registration) -> Registered:
         resume_step=body.resume_step,
         attempt_key=body.attempt_key,
     )
-    return Registered(run_id=found.run_id, attempt=found.attempt)
+    return Registered(run_id=found.run_id, attempt=found.attempt, accepts=["application/json", PACKED])
 
 
 class Batch(NamedTuple):
@@ -54,14 +55,36 @@ class Batch(NamedTuple):
     frames: list[Frame]
 
 
-def batch_of(run_id: str, body: schemas.FramesBody, stacks: Stacks) -> Batch:
+class Sent(Protocol):
+    """A body of frames whose form is right."""
+
+    @property
+    def writer(self) -> str: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+    def to_frames(self, stacks: Stacks) -> list[Frame]:
+        """Hold the frames against the stacks of the model. Raises InvalidFrame."""
+
+
+Reader = Callable[[bytes | bytearray], Sent]
+"""Makes a body of frames of raw bytes, or raises InvalidFrame or BodyTooLarge."""
+
+
+def reader_of(content_type: str) -> Reader:
+    """The function that reads bodies of this content type: JSON unless it is the type of packed bodies."""
+    return read_packed if is_packed(content_type) else schemas.read_frames
+
+
+def batch_of(run_id: str, body: Sent, stacks: Stacks) -> Batch:
     """The frames of a body, held against the stacks of the model."""
-    return Batch(run_id, body.attempt, body.writer, [schemas.to_frame(sent, stacks) for sent in body.frames])
+    return Batch(run_id, body.attempt, body.writer, body.to_frames(stacks))
 
 
-def read(store: Store, run_id: str, raw: bytes | bytearray) -> Batch:
+def read(store: Store, run_id: str, raw: bytes | bytearray, reader: Reader = schemas.read_frames) -> Batch:
     """The frames of a raw body. May wait for the database."""
-    body = schemas.read_frames(raw)
+    body = reader(raw)
     return batch_of(run_id, body, store.stacks(run_id, body.attempt))
 
 

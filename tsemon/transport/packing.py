@@ -1,0 +1,49 @@
+"""Makes packed bodies of frames: `docs/wire.md` describes them byte by byte."""
+
+from __future__ import annotations
+
+import binascii
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tsemon.wire import PACKED_MAGIC
+
+
+def pack_frames(writer: str, attempt: int, frames: Iterable[str]) -> bytes:
+    """The packed body for frames that are JSON already, as `Frame.to_json` makes it.
+
+    Raises ValueError, LookupError, TypeError or AttributeError for frames of another form, such as lists of numbers.
+    """
+    layouts: dict[tuple[Any, ...], int] = {}
+    rows: list[dict[str, Any]] = []
+    values: list[bytes] = []
+    for text in frames:
+        frame: dict[str, Any] = json.loads(text)
+        scalars, layers, heads = (frame.pop(kind) for kind in ("scalars", "layers", "heads"))
+        layout = tuple(scalars), _shapes(layers), _shapes(heads)
+        rows.append({"layout": layouts.setdefault(layout, len(layouts)), **frame})
+        values.append(struct.pack(f"<{len(scalars)}d", *(_float(value) for value in scalars.values())))
+        values += [binascii.a2b_base64(array["f32"]) for arrays in (layers, heads) for array in arrays.values()]
+    header = json.dumps(
+        {
+            "writer": writer,
+            "attempt": attempt,
+            "layouts": [
+                {"scalars": scalars, "layers": dict(layers), "heads": dict(heads)} for scalars, layers, heads in layouts
+            ],
+            "frames": rows,
+        },
+        separators=(",", ":"),
+        allow_nan=False,
+    ).encode()
+    return b"".join([PACKED_MAGIC, struct.pack("<I", len(header)), header, *values])
+
+
+def _shapes(arrays: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, tuple(array["shape"])) for name, array in arrays.items())
+
+
+def _float(value: float | str | None) -> float:
+    return float("nan") if value is None else float(value)
