@@ -12,7 +12,7 @@ class NaiveRun:
     """A run: attempts, and frames by (attempt, writer, seq)."""
 
     def __init__(self):
-        self.state = "running"
+        self.states = {}
         self.keys = {}
         self.hidden_from = {}
         self.depths = {}
@@ -20,14 +20,21 @@ class NaiveRun:
         self.newest = None
         self.losses = {None}  # several where the store may choose
 
+    @property
+    def state(self):
+        return "running" if "running" in self.states.values() else self.states[len(self.states)]
+
     # What writers do
+
+    def finish(self):
+        self.states[len(self.states)] = "finished"
 
     def register(self, depth, resume_step, key):
         if key in self.keys:
             return self.keys[key]
         start, attempt = resume_step or 0, len(self.depths) + 1
         self.hidden_from = {earlier: min(start, hidden) for earlier, hidden in self.hidden_from.items()}
-        self.hidden_from[attempt], self.depths[attempt], self.state = math.inf, depth, "running"
+        self.hidden_from[attempt], self.depths[attempt], self.states[attempt] = math.inf, depth, "running"
         if key is not None:
             self.keys[key] = attempt
         visible = [(frame.step, at[0], at[2], at[1]) for at, frame in self.frames.items() if self._is_visible(at)]

@@ -135,7 +135,7 @@ class TestADatabaseOfAnEarlierVersion:
         path = "/api/v1/alerts/1/ack"
         assert api.http.post(path, json={"by": "on-call"}).json()["state"] == "acknowledged"
         with api.app.state.parts.store.write() as writer:
-            assert writer.rules.state("aa11") is None
+            assert writer.rules.state("aa11", 2) is None
             assert writer.runs.model("aa11", 1) == (frozenset(), None)
             writer.rules.keep_state("aa11", 2, b"state")
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.server.conftest import loss_frame
 from tsemon_server.store import Store
-from tsemon_server.store.ledger.rules import Definition, RuleCheckpoint, RuleState
+from tsemon_server.store.ledger.rules import Definition, RuleCheckpoint
 
 
 @pytest.fixture
@@ -23,30 +23,34 @@ def run_id(api):
 class TestTheStateOfTheRules:
     def test_is_what_was_kept_last(self, store, run_id):
         with store.write() as writer:
-            assert writer.rules.state(run_id) is None
+            assert writer.rules.state(run_id, 1) is None
         for state in (b"\x00one", b"", bytes(range(256))):
             with store.write() as writer:
                 writer.rules.keep_state(run_id, 1, state)
             with store.read() as reader:
-                assert reader.rules.state(run_id) == RuleState(1, state)
+                assert reader.rules.state(run_id, 1) == state
 
     def test_is_of_one_run(self, store, api, run_id):
         other = api.register("other")
         with store.write() as writer:
             writer.rules.keep_state(run_id, 1, b"a")
-            assert writer.rules.state(other) is None
+            assert writer.rules.state(other, 1) is None
             writer.rules.keep_state(other, 1, b"b")
-            assert writer.rules.state(run_id).state == b"a"
+            assert writer.rules.state(run_id, 1) == b"a"
 
-    def test_begins_anew_with_an_attempt_and_goes_with_the_run(self, store, api, run_id):
-        for forget in (lambda: api.register(resume_step=3), lambda: api.http.delete(f"/api/v1/runs/{run_id}")):
-            with store.write() as writer:
-                writer.rules.keep_state(run_id, 1, b"a")
-                writer.rules.keep_checkpoint(run_id, 1, 0, b"a")
-            forget()
-            with store.write() as writer:
-                assert writer.rules.state(run_id) is None
-                assert writer.rules.checkpoints(run_id, 1) == []
+    def test_is_of_one_attempt_and_goes_with_the_run(self, store, api, run_id):
+        with store.write() as writer:
+            writer.rules.keep_state(run_id, 1, b"a")
+            writer.rules.keep_checkpoint(run_id, 1, 0, b"a")
+            assert writer.rules.state(run_id, 2) is None
+        api.fall_silent(run_id)
+        api.register(resume_step=3)
+        with store.write() as writer:
+            assert writer.rules.state(run_id, 1) == b"a"
+            assert writer.rules.checkpoints(run_id, 1) == []
+        api.http.delete(f"/api/v1/runs/{run_id}")
+        with store.write() as writer:
+            assert writer.rules.state(run_id, 1) is None
 
 
 class TestCheckpointsOfTheRules:
@@ -78,7 +82,7 @@ class TestCheckpointsOfTheRules:
         self.keep(store, other, 7)
         self.keep(store, run_id, 10, 20)
         self.keep(store, run_id, 15, attempt=2)
-        assert (self.steps(store, run_id), self.steps(store, run_id, 2)) == ([], [15])
+        assert (self.steps(store, run_id), self.steps(store, run_id, 2)) == ([20, 10], [15])
         assert self.steps(store, other) == [7]
 
 

@@ -220,7 +220,7 @@ class Spool:
         """
         with self._mutex, _telling("write to", self.folder):
             assert not self.has_frames
-            self.registration.update(resume_step=step, attempt_key=uuid.uuid4().hex)
+            self.registration.update(resume_step=step, attempt_key=uuid.uuid4().hex, on_conflict="take_over")
             self._run_json = json.dumps(json.loads(self._run_json) | self.registration)
             _replace(self.folder / "run.json", self._run_json)
 

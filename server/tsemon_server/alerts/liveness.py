@@ -169,6 +169,7 @@ class Liveness:
 
     def _judge(self, running: Sequence[RunningRun], now: float, is_stopped: Callable[[], bool]) -> bool:
         """Let the rules look at them; whether what came of it is written down."""
+        self._end_superseded()
         changed: list[tuple[RunningRun, list[Event]]] = []
         for found in running:
             run = self._runs[found.run_id]
@@ -181,6 +182,14 @@ class Liveness:
             with self._store.write() as writer:
                 writer.liveness.keep([self._noted(writer, found, events, now) for found, events in part])
         return True
+
+    def _end_superseded(self) -> None:
+        with self._store.read() as reader:
+            silent = reader.liveness.superseded(self._clock())
+        for part in _parts(silent):
+            with self._store.write() as writer:
+                for found in part:
+                    writer.runs.replace_silent(found.run_id, found.attempt)
 
     def _is_due(self, run: _Run, now: float) -> bool:
         """Whether it shall be written down what is remembered of a run of which there is nothing to say."""

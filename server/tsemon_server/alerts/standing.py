@@ -20,17 +20,17 @@ def standings(reader: Reader, in_force: InForce, run_id: str) -> RuleStandings:
     """Read from what the rules remember. Raises UnknownRun."""
     run = reader.runs.detail(run_id)
     state = _state(reader, in_force.evaluator, run_id, run.attempt)
-    on_clock = _of_the_clock(in_force.on_clock.rules, reader.alerts.to_tell(run_id))
+    on_clock = _of_the_clock(in_force.on_clock.rules, reader.alerts.to_tell(run_id, run.attempt))
     found = [*in_force.evaluator.statuses(state), *on_clock]
     return RuleStandings(step=state.last_step, rules=[_standing(status, run.metrics) for status in found])
 
 
 def _state(reader: Reader, evaluator: Evaluator, run_id: str, attempt: int) -> State:
-    known = reader.rules.state(run_id)
-    if known is None or known.attempt != attempt:
+    known = reader.rules.state(run_id, attempt)
+    if known is None:
         return evaluator.start()
     try:
-        return evaluator.load(known.state)
+        return evaluator.load(known)
     except UnreadableState:  # of another version of tsemon
         return evaluator.start()
 

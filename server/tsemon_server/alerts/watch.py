@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 CHECKPOINT_FRAMES = 16
 """What the rules remember is kept every so many frames, and the two newest of these stay: so far back a frame may come."""
-KNOWN_RUNS = 512
+KNOWN_ATTEMPTS = 512
 
 
 @dataclass
@@ -48,10 +48,10 @@ class Watch:
     ) -> None:
         self._active = active
         self._on_error, self._on_read = on_error, on_read
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._known: OrderedDict[tuple[str, int], _Known] = OrderedDict()
 
     def observe(self, writer: Writer, run_id: str, attempt: int, frames: Sequence[Frame]) -> list[int]:
-        """Let the rules read new `frames` of the current attempt, which are stored; the ids of the alerts this resolved."""
+        """Let the rules read new `frames` of an attempt, which are stored; the ids of the alerts this resolved."""
         in_force = self._active.of(writer.rules)
         state = self._state(writer, in_force.evaluator, run_id, attempt)
         model = writer.runs.model(run_id, attempt)
@@ -93,13 +93,13 @@ class Watch:
                 writer.rules.keep_checkpoint(book.run_id, book.attempt, view.step, in_force.evaluator.dump(state))
 
     def _state(self, writer: Writer, evaluator: Evaluator, run_id: str, attempt: int) -> State:
-        stored = writer.rules.state(run_id)
-        if stored is None or stored.attempt != attempt:
+        stored = writer.rules.state(run_id, attempt)
+        if stored is None:
             return evaluator.start()
-        known = self._known.pop(run_id, None)
-        if known is not None and known.raw == stored.state and known.evaluator is evaluator:
+        known = self._known.pop((run_id, attempt), None)
+        if known is not None and known.raw == stored and known.evaluator is evaluator:
             return known.state
-        return self._loaded(evaluator, stored.state, run_id)
+        return self._loaded(evaluator, stored, run_id)
 
     def _loaded(self, evaluator: Evaluator, raw: bytes, run_id: str) -> State:
         try:
@@ -125,6 +125,6 @@ class Watch:
     def _keep(self, writer: Writer, evaluator: Evaluator, state: State, run_id: str, attempt: int) -> None:
         raw = evaluator.dump(state)
         writer.rules.keep_state(run_id, attempt, raw)
-        self._known[run_id] = _Known(raw, evaluator, state)
-        while len(self._known) > KNOWN_RUNS:
+        self._known[run_id, attempt] = _Known(raw, evaluator, state)
+        while len(self._known) > KNOWN_ATTEMPTS:
             self._known.popitem(last=False)

@@ -57,7 +57,7 @@ async def change_run(run_id: RunId, request: Request, store: TheStore) -> Run:
     body = await run_in_threadpool(read_body, RunChange, raw)
 
     def change(writer: Writer) -> Run:
-        writer.runs.change(run_id, state=body.state, tags=body.tags, config=body.config)
+        writer.runs.change(run_id, state=body.state, attempt=body.attempt, tags=body.tags, config=body.config)
         return writer.runs.get(run_id)
 
     changed: Run = await asyncio.wrap_future(store.write_soon(run_id, change))

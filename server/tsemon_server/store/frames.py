@@ -95,8 +95,10 @@ class Added(NamedTuple):
     """Those that were not stored before, by seq."""
     unread: Sequence[Frame]
     """The frames that the rules have to read: the same, and more if the ledger had missed some."""
-    is_current: bool
-    """Whether their attempt is the run's current one."""
+    has_others: bool
+    """Whether other attempts of the run are live."""
+    was_replaced: bool
+    """Whether the attempt was taken for dead, and another one for its successor."""
 
 
 class FrameChanges(Frames):
@@ -117,7 +119,9 @@ class FrameChanges(Frames):
             self._summaries.repair(run_id, known, self.newest(run_id), num_stored)
             unread = self._unread(run_id, attempt)
         self._summaries.note_not_measured(stream, frames)
-        return Added(added, unread, attempt == known.attempt)
+        if added:  # frames that come again may be on their way from a process that is gone
+            self._summaries.hear_of_attempt(run_id, attempt, known)
+        return Added(added, unread, known.has_others, bool(added) and known.state == "replaced")
 
     def _unread(self, run_id: str, attempt: int) -> list[Frame]:
         """All from the older of two checkpoints on, which is how far back the rules go for a late frame."""

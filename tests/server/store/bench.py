@@ -63,7 +63,7 @@ class Bench:
         """The number of frames that were new."""
         with self.store.write() as write:
             added = write.frames.add(run_id, attempt, writer, frames)
-            if added.is_current and added.unread:
+            if added.unread:
                 self.watch.observe(write, run_id, attempt, added.unread)
         return len(added.frames)
 

@@ -190,7 +190,7 @@ class TestADatabaseOfEachEarlierVersion:
             assert (alert.state, alert.firing_step) == (("acknowledged" if "silence" in has else "firing"), 45)
             assert len(reader.silences.all()) == ("silence" in has)
             assert [version.name for version in reader.rules.newest()] == ["mine"] * ("rule_version" in has)
-            assert (reader.rules.state(RUN) is not None) == ("rule_checkpoint" in has)
+            assert (reader.rules.state(RUN, 2) is not None) == ("rule_checkpoint" in has)
             assert len(reader.rules.checkpoints(RUN, 2)) == ("rule_checkpoint" in has)
             assert len(reader.liveness.watched([RUN])) == ("watched" in has)
             assert reader.retention.all() == [Retention("pretrain", runs_s=1e9)] * ("retention" in has)

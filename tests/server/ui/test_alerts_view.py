@@ -40,12 +40,12 @@ class Told:
             writer.alerts.open(run_id, 1, rule, **at, **{**told, **values})
             alert_id = writer.alerts.find(AlertsQuery(run_id=run_id), limit=1)[0].alert_id
             if state == "resolved":
-                writer.alerts.change(run_id, rule, "firing", state="resolved", resolved_step=9)
+                writer.alerts.change(run_id, 1, rule, "firing", state="resolved", resolved_step=9)
         return alert_id
 
     def withdraw(self, run_id, rule):
         with self._store.write() as writer:
-            writer.alerts.withdraw(run_id, rule)
+            writer.alerts.withdraw(run_id, 1, rule)
 
     def alerts(self, **query):
         return self.service.request("GET", "/api/v1/alerts", params=query).json()["alerts"]

@@ -12,11 +12,10 @@ from tsemon_answers.runs import Registered
 from tsemon_server.services.ingest import schemas
 from tsemon_server.services.ingest.packed import is_packed, read_packed
 from tsemon_server.store import Store
-from tsemon_server.store.frames import Added
 from tsemon_server.store.writing import Writer
 
 Observe = Callable[[Writer, str, int, Sequence[Frame]], Sequence[int]]
-"""Looks at new frames of a run's current attempt in the transaction that stores them; the ids of alerts it resolved."""
+"""Looks at new frames of an attempt in the transaction that stores them; the ids of alerts it resolved."""
 
 
 def key_of(store: Store, body: schemas.Registration) -> str:
@@ -42,8 +41,9 @@ def register(writer: Writer, body: schemas.Registration) -> Registered:
         quantities=None if body.quantities is None else {q.name: q.model_dump() for q in body.quantities},
         resume_step=body.resume_step,
         attempt_key=body.attempt_key,
+        on_conflict=body.on_conflict,
     )
-    return Registered(run_id=found.run_id, attempt=found.attempt, accepts=["application/json", PACKED])
+    return Registered(**found._asdict(), accepts=["application/json", PACKED])
 
 
 class Batch(NamedTuple):
@@ -91,12 +91,16 @@ def read(store: Store, run_id: str, raw: bytes | bytearray, reader: Reader = sch
 def keep(writer: Writer, batch: Batch, observe: Observe) -> Receipt:
     """Store the frames of a batch and let `observe` see those that it has not seen, in the writer's transaction."""
     added = writer.frames.add(*batch)
-    resolved = _observed(observe, writer, batch.run_id, batch.attempt, added)
+    which = (batch.run_id, batch.attempt)
+    if added.was_replaced:
+        writer.runs.goes_on(*which)
+    resolved = observe(writer, *which, added.unread) if added.unread else ()
     return Receipt(
         accepted=len(added.frames),
         duplicates=len(batch.frames) - len(added.frames),
         last_seq=max((frame.seq for frame in batch.frames), default=None),
-        alerts=writer.alerts.to_tell(batch.run_id, resolved),
+        alerts=writer.alerts.to_tell(*which, resolved),
+        live_attempts=writer.runs.live_besides(*which) if added.has_others else [],
     )
 
 
@@ -107,14 +111,11 @@ def accept(store: Store, run_id: str, raw: bytes | bytearray, observe: Observe) 
         return keep(writer, batch, observe)
 
 
-def _observed(observe: Observe, writer: Writer, run_id: str, attempt: int, added: Added) -> Sequence[int]:
-    if not added.is_current or not added.unread:
-        return ()
-    return observe(writer, run_id, attempt, added.unread)
-
-
 def heard_of(writer: Writer, run_id: str, body: schemas.Heartbeat) -> Pulse:
     """Note that the run was heard of now, and where its process is."""
     writer.runs.stacks(run_id, body.attempt)  # an attempt that nobody knows is told as such
-    writer.runs.hear_of(run_id, body.attempt, body.step)
-    return Pulse(alerts=writer.alerts.to_tell(run_id))
+    has_others = writer.runs.hear_of(run_id, body.attempt, body.step)
+    return Pulse(
+        alerts=writer.alerts.to_tell(run_id, body.attempt),
+        live_attempts=writer.runs.live_besides(run_id, body.attempt) if has_others else [],
+    )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, and_, bindparam, case, exists, select, update
 
 from tsemon_server.store.engine import insert_missing
 from tsemon_server.store.ledger import tables
-from tsemon_server.store.ledger.attempts import is_running
+from tsemon_server.store.ledger.attempts import is_live, state_of
 
 
 class RunningRun(NamedTuple):
@@ -40,10 +40,22 @@ class Liveness:
 
     def running(self, heard_since: float) -> list[RunningRun]:
         """All runs that are running and were heard of since."""
-        c = tables.run.c
-        query = select(c.run_id, c.attempt, c.updated_at, c.process_step)
-        rows = self._connection.execute(query.where(c.state == "running", c.updated_at >= heard_since))
+        c, a = tables.run.c, tables.attempt.c
+        # The run's own time is exact, but other attempts renew it, too.
+        other = tables.attempt.alias("other").c
+        has_others = exists().where(other.run_id == c.run_id, other.attempt != c.attempt, other.state == "running")
+        heard_at = case((has_others, a.heard_at), else_=c.updated_at)
+        is_current = and_(a.run_id == c.run_id, a.attempt == c.attempt)
+        query = select(c.run_id, c.attempt, heard_at, c.process_step).join(tables.attempt, is_current)
+        rows = self._connection.execute(query.where(a.state == "running", c.updated_at >= heard_since))
         return [RunningRun(*row) for row in rows]
+
+    def superseded(self, now: float) -> list[RunningRun]:
+        """Silent attempts that a later one follows."""
+        c, a = tables.run.c, tables.attempt.c
+        is_left = and_(a.run_id == c.run_id, a.attempt != c.attempt, a.state == "running", ~is_live(now))
+        query = select(a.run_id, c.attempt, a.heard_at, c.process_step).join(tables.run, is_left)
+        return [RunningRun(*row) for row in self._connection.execute(query)]
 
     def watched(self, run_ids: Iterable[str]) -> list[Watched]:
         """What is remembered of those of these runs that were looked at before."""
@@ -57,7 +69,7 @@ class LivenessChanges(Liveness):
 
     def is_running(self, run_id: str, attempt: int) -> bool:
         """Whether the run is still running, in this attempt; it stays so to the end of this transaction."""
-        return is_running(self._connection, run_id, attempt)
+        return state_of(self._connection, run_id, attempt) == "running"
 
     def keep(self, watched: Iterable[Watched]) -> None:
         """Remember this of runs, in place of what was."""

@@ -22,11 +22,13 @@ _version, _state, _checkpoint = tables.rule_version.c, tables.rule_state.c, tabl
 
 # On the path of every frame.
 _NUM_VERSIONS = Prepared(select(func.count()).select_from(tables.rule_version))
-_STATE = Prepared(select(_state.attempt, _state.state).where(_state.run_id == bindparam("run_id")))
+_STATE = Prepared(
+    select(_state.state).where(_state.run_id == bindparam("run_id"), _state.attempt == bindparam("attempt"))
+)
 _REPLACE_STATE = Prepared(
     update(tables.rule_state)
-    .where(_state.run_id == bindparam("which"))
-    .values(attempt=bindparam("attempt"), state=bindparam("state"))
+    .where(_state.run_id == bindparam("which"), _state.attempt == bindparam("of_attempt"))
+    .values(state=bindparam("state"))
 )
 _INSERT_STATE = Prepared(insert(tables.rule_state))
 _CHECKPOINTS = Prepared(
@@ -47,21 +49,11 @@ _newest_before = (
 _FORGET_CHECKPOINTS = Prepared(
     delete(tables.rule_checkpoint).where(
         _checkpoint.run_id == bindparam("run_id"),
-        or_(
-            _checkpoint.attempt != bindparam("attempt"),
-            _checkpoint.step >= bindparam("step"),
-            _checkpoint.step < _newest_before,
-        ),
+        _checkpoint.attempt == bindparam("attempt"),
+        or_(_checkpoint.step >= bindparam("step"), _checkpoint.step < _newest_before),
     )
 )
 _INSERT_CHECKPOINT = Prepared(insert(tables.rule_checkpoint))
-
-
-class RuleState(NamedTuple):
-    """What the rules remember of a run's attempt."""
-
-    attempt: int
-    state: bytes
 
 
 class RuleCheckpoint(NamedTuple):
@@ -100,10 +92,10 @@ class Rules:
         query = select(tables.rule_version).where(_version.name == name).order_by(_version.version.desc())
         return list(map(_version_of, self._connection.execute(query)))
 
-    def state(self, run_id: str) -> RuleState | None:
-        """What was last kept; None for a run whose current attempt no rule has looked at."""
-        row = _STATE.run(self._connection, {"run_id": run_id}).fetchone()
-        return None if row is None else RuleState(*row)
+    def state(self, run_id: str, attempt: int) -> bytes | None:
+        """What was last kept; None for an attempt that no rule has looked at."""
+        row = _STATE.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchone()
+        return None if row is None else bytes(row[0])
 
     def checkpoints(self, run_id: str, attempt: int) -> list[RuleCheckpoint]:
         """What was kept of earlier states, the newest first."""
@@ -132,21 +124,21 @@ class RuleChanges(Rules):
                 last = self._connection.execute(of_version.where(_version.name == new.name)).first()
 
     def keep_state(self, run_id: str, attempt: int, state: bytes) -> None:
-        """Replace what the rules remember of the run."""
-        kept = {"attempt": attempt, "state": state}
-        if not _REPLACE_STATE.run(self._connection, {"which": run_id, **kept}).rowcount:
-            _INSERT_STATE.run(self._connection, {"run_id": run_id, **kept})
+        """Replace what the rules remember of the attempt."""
+        kept = {"which": run_id, "of_attempt": attempt, "state": state}
+        if not _REPLACE_STATE.run(self._connection, kept).rowcount:
+            _INSERT_STATE.run(self._connection, {"run_id": run_id, "attempt": attempt, "state": state})
 
     def keep_checkpoint(self, run_id: str, attempt: int, step: int, state: bytes) -> None:
-        """Keep this state and the newest before it; those of other attempts and of this step on are forgotten."""
+        """Keep this state and the newest before it; those of this step on are forgotten."""
         kept = {"run_id": run_id, "attempt": attempt, "step": step, "state": state}
         _FORGET_CHECKPOINTS.run(self._connection, kept)
         _INSERT_CHECKPOINT.run(self._connection, kept)
 
-    def forget(self, run_id: str) -> None:
-        """Let the rules begin anew with the run."""
-        for table in (tables.rule_state, tables.rule_checkpoint):
-            self._connection.execute(delete(table).where(table.c.run_id == run_id))
+    def forget_checkpoints(self, run_id: str, attempt: int) -> None:
+        """Of an attempt that sends no more; late frames of it are read after all others."""
+        which = (_checkpoint.run_id == run_id, _checkpoint.attempt == attempt)
+        self._connection.execute(delete(tables.rule_checkpoint).where(*which))
 
 
 def _newest(*columns: Table | Column[Any]) -> Select[Any]:

@@ -60,7 +60,10 @@ attempt = Table(
     Column("stacks", Json),  # [{name, blocks}] in depth order; NULL where all blocks are one stack
     Column("not_measured", Json, nullable=False, server_default="{}"),  # by writer: seq of the frame, reason per metric
     Column("started_at", Float(53), nullable=False),
+    Column("state", String(16), nullable=False),  # running, finished, failed; replaced: silent since a later one began
+    Column("heard_at", Float(53), nullable=False),  # of its process, to a few seconds
     UniqueConstraint("run_id", "attempt_key", name="attempt_by_key"),
+    Index("attempt_of_key", "attempt_key"),
 )
 
 alert = Table(
@@ -95,7 +98,7 @@ rule_state = Table(
     "rule_state",
     metadata,
     Column("run_id", String(32), primary_key=True),
-    Column("attempt", Integer, nullable=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
     Column("state", LargeBinary, nullable=False),
 )
 

@@ -134,7 +134,7 @@ class Pair:
 
     def settle(self, is_over, most):
         def standing(run_ids):
-            return {run_id: Standing(2, is_over, newest.get(run_id)) for run_id in run_ids}
+            return {run_id: Standing({2}, is_over, newest.get(run_id)) for run_id in run_ids}
 
         newest = {}
         for run_id in "ab":

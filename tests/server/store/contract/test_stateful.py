@@ -57,7 +57,8 @@ class InProcess:
     def register(self, run, depth, resume_step, key):
         with self._bench.store.write() as writer:
             about = {"config": None, "tags": None, "resume_step": resume_step, "attempt_key": key}
-            return writer.runs.register("p", run, blocks=[f"h.{number}" for number in range(depth)], **about)
+            found = writer.runs.register("p", run, blocks=[f"h.{number}" for number in range(depth)], **about)
+        return found.run_id, found.attempt
 
     def post(self, run_id, attempt, writer, frames):
         """The number of frames that were new."""
@@ -246,7 +247,7 @@ class StoreStory(RuleBasedStateMachine):
     def finish(self, data):
         run_id = data.draw(st.sampled_from(list(self.runs)))
         self.driver.finish(run_id)
-        self.runs[run_id][1].state = "finished"
+        self.runs[run_id][1].finish()
 
     @precondition(lambda self: len(self.runs) > 1)
     @rule(data=st.data())
