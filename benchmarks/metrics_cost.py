@@ -86,8 +86,8 @@ def fill(store: Store, num_runs: int) -> None:
     for number in range(num_runs):
         with store.write() as writer:
             of_run = {"blocks": ["h"] * LAYERS, "config": None, "tags": None, "resume_step": None, "attempt_key": None}
-            run_id, attempt = writer.runs.register("default", f"run {number}", **of_run)
-            writer.frames.add(run_id, attempt, "w", frames)
+            run_id = writer.runs.register("default", f"run {number}", **of_run).run_id
+            writer.frames.add(run_id, 1, "w", frames)
 
 
 def row(store: Store, num_runs: int, layers: Sequence[str], rounds: int) -> str:

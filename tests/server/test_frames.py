@@ -330,7 +330,7 @@ class TestAHeartbeat:
         (listed,) = api.get("/runs")["runs"]
         assert (listed["process_step"], listed["stepped_at"]) == (5, "1970-01-01T00:17:40Z")
 
-    def test_of_an_older_attempt_tells_nothing_of_the_run(self, start):
+    def test_of_an_older_attempt_tells_nothing_of_the_run_but_that_it_is_live(self, start):
         now = [1000.0]
         api = start(clock=lambda: now[0])
         run_id = api.register()
@@ -341,7 +341,12 @@ class TestAHeartbeat:
         before = api.get(f"/runs/{run_id}")
         now[0] = 2000.0
         beat(api, run_id, 900, attempt=1)
-        assert api.get(f"/runs/{run_id}") == before
+        after = api.get(f"/runs/{run_id}")
+        assert [[one.pop("is_live") for one in run["attempts"]] for run in (before, after)] == [
+            [True, True],
+            [True, False],
+        ]
+        assert after == before
 
     def test_of_an_unknown_attempt_is_refused(self, api):
         run_id = api.register()

@@ -23,7 +23,7 @@ class Courier:
     """Delivers for one writer.
 
     Raises ServerUnreachable, ServerRefused, UnknownRun or UnknownAttempt; nothing is lost then, and calling again goes
-    on where it stopped.
+    on where it stopped. `on_others` hears once that another live process has the same name.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Courier:
         *,
         on_reply: Callable[[Mapping[str, Any]], None] = lambda _reply: None,
         on_warning: Callable[[str], None] = lambda _text: None,
+        on_others: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.num_sent = 0
         self.num_refused = 0
@@ -44,7 +45,7 @@ class Courier:
         """The attempt key under which that was registered; `Spool.resume_at` gives another one."""
         self._writer = writer
         self._on_reply = on_reply
-        self._on_warning = on_warning
+        self._on_warning, self._on_others = on_warning, on_others
         self._max_batch_bytes = 4 * 2**20
         self._has_told_of_others = False
         self._is_packing = False
@@ -93,7 +94,7 @@ class Courier:
         """Warn once that another live process has the same name."""
         if live_attempts and not self._has_told_of_others:
             self._has_told_of_others = True
-            self._on_warning(
+            self._on_others(
                 f"another live process sends to the run {self._registration['run']!r}, as attempt {live_attempts[-1]}. Both "
                 "are evaluated, but charts show the attempt that began last. Give each training a name of its own. If they "
                 "are ranks of one training, give attach(process_group=...) on all of them"

@@ -212,7 +212,10 @@ class StoreStory(RuleBasedStateMachine):
         run_id, attempt = self.driver.register(name, depth, resume_step, key)
         known = [known_id for known_id, (known_name, _) in self.runs.items() if known_name == name]
         assert known in ([], [run_id])
-        assert self.runs.setdefault(run_id, (name, NaiveRun()))[1].register(depth, resume_step, key) == attempt
+        assert (
+            self.runs.setdefault(run_id, (name, NaiveRun(lambda: self.now)))[1].register(depth, resume_step, key)
+            == attempt
+        )
 
     @rule(data=st.data())
     def post(self, data):
