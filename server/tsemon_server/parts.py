@@ -118,10 +118,13 @@ def make_parts(
     built_in = PACK if rules is None else rules
     rulebook, active = Rulebook(built_in), ActiveRules(built_in)
     rulebook.register(store)
+    watch = Watch(active, on_error=meters.count_rule_error, on_read=meters.count_rules)
     liveness = Liveness(store, active, listen_s=listen_s, clock=clock)
     at_work: list[Rounds | Notifier] = [
         Housekeeping(store, housekeeping_pause_s),
-        Rounds(store, "liveness", [liveness.look], look_every_s),
+        Rounds(
+            store, "liveness", [lambda is_stopped: watch.look(store, clock(), is_stopped), liveness.look], look_every_s
+        ),
     ]
     if notified is not None:
         at_work.append(Notifier(store, notified, clock, count=meters.count_notifications))
@@ -130,7 +133,7 @@ def make_parts(
         store=store,
         rulebook=rulebook,
         active=active,
-        watch=Watch(active, on_error=meters.count_rule_error, on_read=meters.count_rules),
+        watch=watch,
         feed=Feed(store, limits.listeners, clock, written_in=None if view is None else view.written_in),
         meters=meters,
         exposition=Exposition(store, meters, settings.metrics, clock=clock),

@@ -4,7 +4,7 @@ import pytest
 
 from tsemon_server.rules.documents import load
 from tsemon_server.rules.evaluator import Evaluator
-from tsemon_server.store.ledger.rules import RuleChanges
+from tsemon_server.store.ledger.progress import RuleProgressChanges
 
 from .conftest import layer_frame, loss_frame
 
@@ -147,7 +147,7 @@ class TestWhatTheRulesRemember:
             raise OSError("on purpose")
 
         with monkeypatch.context() as patch:
-            patch.setattr(RuleChanges, "keep_state", fail)
+            patch.setattr(RuleProgressChanges, "keep", fail)
             assert api.send(run_id, [loss_frame(step, 20.0) for step in range(3)]).status_code == 500
         assert api.losses(run_id) == {}
         assert alerts(api) == []
@@ -214,23 +214,12 @@ class TestAFrameThatComesLate:
         assert states(send(api, run_id, [1], 10)) == [("resolved", 0, 2, 10)]
         assert states(send(api, run_id, [20], 7)) == [("firing", 0, 2, None)]
 
-    def test_is_stored_and_not_judged_when_it_is_too_late(self, api, run_id):
-        send(api, run_id, [1] * 80, 100)
-        assert send(api, run_id, [20, 20, 20], 3) == []
-        assert list(api.losses(run_id))[:3] == [3, 4, 5]
-
     def test_may_be_late_by_sixteen_frames_at_any_time(self, api, run_id):
         steps = [step for step in range(80) if step not in (30, 31, 32)]
         for step in steps[:46]:
             send(api, run_id, [1], step)
         send(api, run_id, [20, 20, 20], 30)
         assert states(alerts(api)) == [("resolved", 30, 32, 35)]
-
-    def test_is_judged_though_another_of_its_body_is_too_late(self, api, run_id):
-        for step in (step for step in range(80) if step not in (3, 60, 61, 62)):
-            send(api, run_id, [1], step)
-        api.send_ok(run_id, [loss_frame(step, 20) for step in (3, 60, 61, 62)])
-        assert states(alerts(api)) == [("resolved", 60, 62, 65)]
 
     @pytest.mark.parametrize(
         ("from_step", "losses", "others"),

@@ -76,6 +76,10 @@ class _Run:
         )
 
 
+def _scalars(found: RunningRun, run: _Run, now: float) -> dict[str, float]:
+    return {**run.pulse.scalars(now), "frames_not_evaluated": float(found.num_skipped)}
+
+
 def _by_second(evidence: Mapping[str, Any], step: int) -> dict[str, Any]:
     """Of a rule on the clock: what it calls steps are seconds."""
     held, now = evidence["held"], evidence["step"]
@@ -173,7 +177,7 @@ class Liveness:
         changed: list[tuple[RunningRun, list[Event]]] = []
         for found in running:
             run = self._runs[found.run_id]
-            events = self._evaluator.advance(run.state, View(run.tick(now), run.pulse.scalars(now)))
+            events = self._evaluator.advance(run.state, View(run.tick(now), _scalars(found, run, now)))
             if events or self._is_due(run, now):
                 changed.append((found, events))
         for part in _parts(changed):

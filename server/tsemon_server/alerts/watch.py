@@ -1,40 +1,53 @@
-"""Lets the rules read each new frame of a run, and keeps the alerts that come of it.
+"""Lets the rules read the frames of each attempt in the order of steps, and keeps the alerts that come of it.
 
 Runs inside the transaction that stores the frames: an alert is visible before the frame that caused it is acknowledged,
-and a server that dies in between has stored neither. What the rules remember is stored too: a restart forgets nothing.
+and a server that dies in between has stored neither. If an attempt has several writers, a step waits until all of them have
+passed it, for a short time at most. A frame that comes later takes the rules back to before it: at once if few steps are to
+be read again, else in the next round of the clock.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tsemon.wire import Frame
-from tsemon_server.alerts.active import ActiveRules, InForce
+from tsemon_server.alerts.active import ActiveRules
 from tsemon_server.alerts.book import AlertBook
+from tsemon_server.alerts.recall import recalled
 from tsemon_server.rules.evaluator import Evaluator
-from tsemon_server.rules.state import State, UnreadableState
+from tsemon_server.rules.state import State
 from tsemon_server.rules.views import views_of
-from tsemon_server.store.ledger.runs import Model
+from tsemon_server.store import Store
+from tsemon_server.store.ledger.progress import REACH, SPACING, Checkpoint, Progress, Seen
 from tsemon_server.store.writing import Writer
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT_FRAMES = 16
-"""What the rules remember is kept every so many frames, and the two newest of these stay: so far back a frame may come."""
+DELAY_S = 10.0
+"""So long a step waits for writers that have not passed it."""
+AT_ONCE = 64
+"""Steps that are read again at once for a late frame; for more of them the clock's next round does it."""
+REREAD_S = 1e-3
+"""Pause before steps are read again, for each of them: late frames take a tenth of a processor at most."""
 KNOWN_ATTEMPTS = 512
+MOST_WRITERS = 256
+"""Writers of an attempt that others wait for: those that were heard of last."""
+MOST_DUE = 256
 
 
-@dataclass
-class _Known:
-    """A state as it was last stored, and what it is: whether it is still the one in the database takes one comparison."""
+class _Known(NamedTuple):
+    """What a process remembers of an attempt, as it was after one reading."""
 
-    raw: bytes
+    revision: int
     evaluator: Evaluator
     state: State
+    kept_at: int
+    """How many steps had been read at the newest checkpoint."""
 
 
 class Watch:
@@ -46,85 +59,188 @@ class Watch:
         on_error: Callable[[], None] = lambda: None,
         on_read: Callable[[float], None] = lambda _: None,
     ) -> None:
-        self._active = active
-        self._on_error, self._on_read = on_error, on_read
-        self._known: OrderedDict[tuple[str, int], _Known] = OrderedDict()
+        self.active = active
+        self.on_error, self.on_read = on_error, on_read
+        self.known: OrderedDict[tuple[str, int], _Known] = OrderedDict()
 
-    def observe(self, writer: Writer, run_id: str, attempt: int, frames: Sequence[Frame]) -> list[int]:
+    def observe(self, writer: Writer, run_id: str, attempt: int, sender: str, frames: Sequence[Frame]) -> list[int]:
         """Let the rules read new `frames` of an attempt, which are stored; the ids of the alerts this resolved."""
-        in_force = self._active.of(writer.rules)
-        state = self._state(writer, in_force.evaluator, run_id, attempt)
-        model = writer.runs.model(run_id, attempt)
-        book = AlertBook(writer.alerts, run_id, attempt, in_force.versions)
-        last_step = -1 if state.last_step is None else state.last_step
-        late = [frame.step for frame in frames if frame.step <= last_step]
-        before = self._before(writer, in_force.evaluator, run_id, attempt, late, state) if late else None
-        if before is not None:
-            # From before the late frames on, all that is stored: the frames at hand are among it.
-            state, since_step = before, -1 if before.last_step is None else before.last_step
-            frames = writer.frames.after(run_id, attempt, since_step)
-            book.go_back_to(since_step, in_force.evaluator.rules)
-        self._read(writer, in_force, state, book, frames, model)
-        book.close()
-        self._keep(writer, in_force.evaluator, state, run_id, attempt)
-        return book.resolved
+        reading = _Reading(self, writer, run_id, attempt)
+        reading.hear(sender, frames)
+        return reading.close()
 
-    def _read(
-        self,
-        writer: Writer,
-        in_force: InForce,
-        state: State,
-        book: AlertBook,
-        frames: Sequence[Frame],
-        model: Model,
-    ) -> None:
-        for view in views_of(frames, *model):
-            began = time.perf_counter()
-            try:
-                events = in_force.evaluator.advance(state, view)
-            except Exception:  # a rule is no reason to lose frames
-                log.exception("the rules failed at step %d of run %s; they skip this frame", view.step, book.run_id)
-                self._on_error()
-                continue
-            self._on_read(time.perf_counter() - began)
-            for event in events:
-                book.enter(event)
-            if state.num_samples % CHECKPOINT_FRAMES == 0 and state.last_step == view.step:
-                writer.rules.keep_checkpoint(book.run_id, book.attempt, view.step, in_force.evaluator.dump(state))
+    def catch_up(self, writer: Writer, run_id: str, attempt: int, *, is_over: bool = False) -> None:
+        """Let the rules read the frames that wait or came late; if the attempt `is_over`, for no others they wait."""
+        progress = writer.progress.of(run_id, attempt)
+        if progress is not None and progress.due_at is not None:
+            reading = _Reading(self, writer, run_id, attempt)
+            reading.catch_up(is_over=is_over)
+            reading.close()
 
-    def _state(self, writer: Writer, evaluator: Evaluator, run_id: str, attempt: int) -> State:
-        stored = writer.rules.state(run_id, attempt)
-        if stored is None:
-            return evaluator.start()
-        known = self._known.pop((run_id, attempt), None)
-        if known is not None and known.raw == stored and known.evaluator is evaluator:
-            return known.state
-        return self._loaded(evaluator, stored, run_id)
+    def look(self, store: Store, now: float, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Catch up with all attempts for which it is time."""
+        with store.read() as reader:
+            due = reader.progress.due(now, MOST_DUE)
+        for run_id, attempt in due:
+            if is_stopped():
+                return
+            with store.write() as writer:
+                if writer.runs.hold(run_id):
+                    self.catch_up(writer, run_id, attempt)
 
-    def _loaded(self, evaluator: Evaluator, raw: bytes, run_id: str) -> State:
-        try:
-            return evaluator.load(raw)
-        except UnreadableState as error:
-            log.error("what the rules remembered of run %s cannot be read, they start anew: %s", run_id, error)
-            self._on_error()
-            return evaluator.start()
 
-    def _before(
-        self, writer: Writer, evaluator: Evaluator, run_id: str, attempt: int, late: Sequence[int], now: State
-    ) -> State | None:
-        """What the rules remembered before the `late` steps. Those that are too long ago are stored and not judged; None
-        where all are."""
-        kept = [(checkpoint.step, checkpoint.state) for checkpoint in writer.rules.checkpoints(run_id, attempt)]
-        if now.num_samples < 2 * CHECKPOINT_FRAMES:
-            kept.append((-1, evaluator.dump(evaluator.start())))
-        judged = [step for step in late if any(kept_step < step for kept_step, _ in kept)]
-        if not judged:
+class _Reading:
+    """The rules at work on one attempt, in one transaction."""
+
+    def __init__(self, watch: Watch, writer: Writer, run_id: str, attempt: int) -> None:
+        self._watch, self._writer = watch, writer
+        self._which = run_id, attempt
+        self._in_force = watch.active.of(writer.rules)
+        self._evaluator = self._in_force.evaluator
+        self._model = writer.runs.model(run_id, attempt)
+        self._book = AlertBook(writer.alerts, run_id, attempt, self._in_force.versions)
+        self._progress = writer.progress.of(run_id, attempt) or Progress()
+        self._known = watch.known.pop(self._which, None)
+        self._reread = 0
+        """Steps that are to be read again."""
+
+    def hear(self, sender: str, frames: Sequence[Frame]) -> None:
+        """Read what is to be read now that these frames came."""
+        before = self._progress
+        self._note_writer(sender, max(frame.step for frame in frames))
+        late = [frame.step for frame in frames if frame.step <= before.read_to]
+        back_to = self._judged_now(late) if late else None
+        self._go_to(back_to)
+        horizon = max(self._horizon(), before.read_to)
+        if before.waiting_since is not None or self._progress.read_to < before.read_to:
+            frames = self._stored(horizon)
+        self._read([frame for frame in frames if self._progress.read_to < frame.step <= horizon])
+        self._note_waiting(horizon)
+
+    def catch_up(self, *, is_over: bool) -> None:
+        """Read late frames in their place, and those that have waited long enough."""
+        before = self._progress
+        self._progress = before._replace(late_from=None)
+        self._go_to(before.late_from)
+        horizon = max(self._newest_step() if is_over else self._horizon(), before.read_to)
+        self._read(self._stored(horizon))
+        self._note_waiting(horizon)
+
+    def close(self) -> list[int]:
+        """Write down how far the rules have come; the ids of alerts that ended."""
+        self._book.close()
+        due_at = None if self._progress.waiting_since is None else self._progress.waiting_since + DELAY_S
+        if self._progress.late_from is not None:
+            late_at = self._writer.now + REREAD_S * self._reread
+            due_at = late_at if due_at is None else min(due_at, late_at)
+        revision = secrets.randbits(62)
+        self._progress = self._progress._replace(revision=revision, due_at=due_at)
+        self._writer.progress.keep(*self._which, self._progress)
+        known = self._watch.known
+        known[self._which] = _Known(revision, self._evaluator, self._state, self._kept_at)
+        while len(known) > KNOWN_ATTEMPTS:
+            known.popitem(last=False)
+        return self._book.resolved
+
+    # -- which steps
+
+    def _note_writer(self, sender: str, step: int) -> None:
+        writers = dict(self._progress.writers)
+        known = writers.pop(sender, None)
+        writers[sender] = Seen(step if known is None else max(step, known.step), self._writer.now)
+        while len(writers) > MOST_WRITERS:
+            del writers[min(writers, key=lambda name: writers[name].heard_at)]
+        self._progress = self._progress._replace(writers=writers)
+
+    def _newest_step(self) -> int:
+        return max((seen.step for seen in self._progress.writers.values()), default=self._progress.read_to)
+
+    def _horizon(self) -> int:
+        """The last step that waits for no writer."""
+        heard_since, since = self._writer.now - DELAY_S, self._progress.waiting_since
+        live = [seen.step for seen in self._progress.writers.values() if seen.heard_at > heard_since]
+        has_waited = since is not None and since <= heard_since
+        return self._newest_step() if has_waited or not live else min(live)
+
+    def _note_waiting(self, horizon: int) -> None:
+        since = self._progress.waiting_since
+        waits = self._newest_step() > horizon
+        now = self._writer.now
+        # After a delay the rest begins to wait anew.
+        since = (now if since is None or since <= now - DELAY_S else since) if waits else None
+        self._progress = self._progress._replace(waiting_since=since)
+
+    def _judged_now(self, late: Sequence[int]) -> int | None:
+        """The step before which the rules have to go back now. Frames that are too late for that are noted."""
+        progress, before = self._progress, self._writer.progress.before
+        in_reach = [step for step in {*late} if progress.num_read - before(*self._which, step).num_read <= REACH]
+        num_skipped = progress.num_skipped + sum(step not in in_reach for step in late)
+        if num_skipped > progress.num_skipped:
+            log.warning("frames of run %s came more than %d steps late; they are not evaluated", self._which[0], REACH)
+        self._progress = progress = progress._replace(num_skipped=num_skipped)
+        if not in_reach:
             return None
-        return next(self._loaded(evaluator, raw, run_id) for kept_step, raw in kept if kept_step < min(judged))
+        first = min(in_reach)
+        self._reread = progress.num_read - before(*self._which, first).num_read
+        if self._reread <= max(AT_ONCE, 2 * len(late)):
+            return first
+        late_from = first if progress.late_from is None else min(first, progress.late_from)
+        self._progress = progress._replace(late_from=late_from)
+        return None
 
-    def _keep(self, writer: Writer, evaluator: Evaluator, state: State, run_id: str, attempt: int) -> None:
-        raw = evaluator.dump(state)
-        writer.rules.keep_state(run_id, attempt, raw)
-        self._known[run_id, attempt] = _Known(raw, evaluator, state)
-        while len(self._known) > KNOWN_ATTEMPTS:
-            self._known.popitem(last=False)
+    def _stored(self, horizon: int) -> list[Frame]:
+        if horizon <= self._progress.read_to:
+            return []
+        return self._writer.frames.after(*self._which, self._progress.read_to, horizon)
+
+    # -- what is remembered
+
+    def _go_to(self, step: int | None) -> None:
+        """Remember what the rules remembered before `step`, or, without one, after the last step that they have read."""
+        known, read_to = self._known, self._progress.read_to
+        is_known = known is not None and known.revision == self._progress.revision
+        if step is None and is_known and known is not None:
+            self._kept_at = known.kept_at
+            self._state = known.state
+            if known.evaluator is not self._evaluator:
+                self._state = self._evaluator.load(known.evaluator.dump(known.state))
+                self._keep_checkpoint()
+            return
+        found = self._writer.progress.before(*self._which, read_to + 1 if step is None else step)
+        state = recalled(self._evaluator, found, self._which[0], self._watch.on_error)
+        if state is None:  # the rules begin anew, with what comes
+            self._writer.progress.forget_checkpoints(*self._which, 0)
+            self._state, self._kept_at = self._evaluator.start(), self._progress.num_read
+            return
+        self._state, self._kept_at = state, found.num_read
+        if found.step < read_to:
+            self._writer.progress.forget_checkpoints(*self._which, found.step + 1)
+            self._book.go_back_to(found.step, self._evaluator.rules)
+            self._progress = self._progress._replace(read_to=found.step, num_read=found.num_read)
+
+    def _keep_checkpoint(self) -> None:
+        progress = self._progress
+        if progress.num_read > self._kept_at:
+            self._kept_at = progress.num_read
+            kept = Checkpoint(progress.read_to, progress.num_read, self._evaluator.dump(self._state))
+            self._writer.progress.keep_checkpoint(*self._which, kept)
+
+    # -- reading
+
+    def _read(self, frames: Sequence[Frame]) -> None:
+        for view in views_of(frames, *self._model):
+            began = time.perf_counter()
+            progress = self._progress
+            try:
+                events = self._evaluator.advance(self._state, view)
+            except Exception:  # a rule is no reason to lose frames
+                log.exception("the rules failed at step %d of run %s; they skip this frame", view.step, self._which[0])
+                self._watch.on_error()
+                progress = progress._replace(num_skipped=progress.num_skipped + 1)
+            else:
+                self._watch.on_read(time.perf_counter() - began)
+                for event in events:
+                    self._book.enter(event)
+            self._progress = progress._replace(read_to=view.step, num_read=progress.num_read + 1)
+            if self._progress.num_read - self._kept_at >= SPACING:
+                self._keep_checkpoint()

@@ -23,6 +23,7 @@ MAX_NODES = 1_000
 MAX_DIGITS = 300
 
 ON_CLOCK = (
+    "frames_not_evaluated",
     "longest_pause_seconds",
     "silent_seconds",
     "step_seconds",

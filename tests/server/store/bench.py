@@ -64,7 +64,7 @@ class Bench:
         with self.store.write() as write:
             added = write.frames.add(run_id, attempt, writer, frames)
             if added.unread:
-                self.watch.observe(write, run_id, attempt, added.unread)
+                self.watch.observe(write, run_id, attempt, writer, added.unread)
         return len(added.frames)
 
     def send_without_a_word(self, run_id, frames, writer="w", attempt=1):

@@ -8,14 +8,15 @@ from typing import NamedTuple, Protocol
 from tsemon.stacks import Stacks
 from tsemon.wire import PACKED, Frame
 from tsemon_answers.alerts import Pulse, Receipt
-from tsemon_answers.runs import Registered
+from tsemon_answers.runs import Registered, Run
+from tsemon_server.alerts import Watch
 from tsemon_server.services.ingest import schemas
 from tsemon_server.services.ingest.packed import is_packed, read_packed
 from tsemon_server.store import Store
 from tsemon_server.store.writing import Writer
 
-Observe = Callable[[Writer, str, int, Sequence[Frame]], Sequence[int]]
-"""Looks at new frames of an attempt in the transaction that stores them; the ids of alerts it resolved."""
+Observe = Callable[[Writer, str, int, str, Sequence[Frame]], Sequence[int]]
+"""Looks at new frames of an attempt, by one writer, in the transaction that stores them; the ids of alerts it resolved."""
 
 
 def key_of(store: Store, body: schemas.Registration) -> str:
@@ -94,7 +95,7 @@ def keep(writer: Writer, batch: Batch, observe: Observe) -> Receipt:
     which = (batch.run_id, batch.attempt)
     if added.was_replaced:
         writer.runs.goes_on(*which)
-    resolved = observe(writer, *which, added.unread) if added.unread else ()
+    resolved = observe(writer, *which, batch.writer, added.unread) if added.unread else ()
     return Receipt(
         accepted=len(added.frames),
         duplicates=len(batch.frames) - len(added.frames),
@@ -109,6 +110,15 @@ def accept(store: Store, run_id: str, raw: bytes | bytearray, observe: Observe) 
     batch = read(store, run_id, raw)
     with store.write() as writer:
         return keep(writer, batch, observe)
+
+
+def change(writer: Writer, run_id: str, body: schemas.RunChange, watch: Watch) -> Run:
+    """Change a run. The frames of an attempt that ends wait for no others any more."""
+    if body.state is not None and writer.runs.hold(run_id):
+        attempt = body.attempt or writer.runs.get(run_id).attempt
+        watch.catch_up(writer, run_id, attempt, is_over=True)
+    writer.runs.change(run_id, state=body.state, attempt=body.attempt, tags=body.tags, config=body.config)
+    return writer.runs.get(run_id)
 
 
 def heard_of(writer: Writer, run_id: str, body: schemas.Heartbeat) -> Pulse:

@@ -19,6 +19,8 @@ class RunningRun(NamedTuple):
     attempt: int
     heard_at: float
     process_step: int | None
+    num_skipped: int = 0
+    """Number of its frames that no rule has read."""
 
 
 class Watched(NamedTuple):
@@ -47,8 +49,11 @@ class Liveness:
         heard_at = case((has_others, a.heard_at), else_=c.updated_at)
         is_current = and_(a.run_id == c.run_id, a.attempt == c.attempt)
         query = select(c.run_id, c.attempt, heard_at, c.process_step).join(tables.attempt, is_current)
-        rows = self._connection.execute(query.where(a.state == "running", c.updated_at >= heard_since))
-        return [RunningRun(*row) for row in rows]
+        rows = self._connection.execute(query.where(a.state == "running", c.updated_at >= heard_since)).all()
+        p = tables.rule_progress.c
+        skipped = select(p.run_id, p.attempt, p.num_skipped).where(p.num_skipped > 0)
+        num_skipped = {(run_id, attempt): number for run_id, attempt, number in self._connection.execute(skipped)}
+        return [RunningRun(*row, num_skipped.get((row.run_id, row.attempt), 0)) for row in rows]
 
     def superseded(self, now: float) -> list[RunningRun]:
         """Silent attempts that a later one follows."""

@@ -1,4 +1,4 @@
-"""The versions of rules, and their memory of each run.
+"""The versions of rules.
 
 Versions are added and never change, so their number tells whether there is a new one.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Column, Connection, Row, Select, Table, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import Column, Connection, Row, Select, Table, func, select
 
 from tsemon_answers.rules import RuleVersion
 from tsemon_server.store.engine import insert_if_missing
@@ -18,49 +18,10 @@ from tsemon_server.store.times import utc
 
 Origin = Literal["built-in", "edited"]
 
-_version, _state, _checkpoint = tables.rule_version.c, tables.rule_state.c, tables.rule_checkpoint.c
+_version = tables.rule_version.c
 
 # On the path of every frame.
 _NUM_VERSIONS = Prepared(select(func.count()).select_from(tables.rule_version))
-_STATE = Prepared(
-    select(_state.state).where(_state.run_id == bindparam("run_id"), _state.attempt == bindparam("attempt"))
-)
-_REPLACE_STATE = Prepared(
-    update(tables.rule_state)
-    .where(_state.run_id == bindparam("which"), _state.attempt == bindparam("of_attempt"))
-    .values(state=bindparam("state"))
-)
-_INSERT_STATE = Prepared(insert(tables.rule_state))
-_CHECKPOINTS = Prepared(
-    select(_checkpoint.step, _checkpoint.state)
-    .where(_checkpoint.run_id == bindparam("run_id"), _checkpoint.attempt == bindparam("attempt"))
-    .order_by(_checkpoint.step.desc())
-)
-_newest_before = (
-    select(func.max(_checkpoint.step))
-    .where(
-        _checkpoint.run_id == bindparam("run_id"),
-        _checkpoint.attempt == bindparam("attempt"),
-        _checkpoint.step < bindparam("step"),
-    )
-    .scalar_subquery()
-)
-# Whatever is written again from a step on, what was written from there on before is of no use.
-_FORGET_CHECKPOINTS = Prepared(
-    delete(tables.rule_checkpoint).where(
-        _checkpoint.run_id == bindparam("run_id"),
-        _checkpoint.attempt == bindparam("attempt"),
-        or_(_checkpoint.step >= bindparam("step"), _checkpoint.step < _newest_before),
-    )
-)
-_INSERT_CHECKPOINT = Prepared(insert(tables.rule_checkpoint))
-
-
-class RuleCheckpoint(NamedTuple):
-    """What the rules remembered of a run's attempt when `step` was the last one that they had seen."""
-
-    step: int
-    state: bytes
 
 
 class Definition(NamedTuple):
@@ -92,19 +53,9 @@ class Rules:
         query = select(tables.rule_version).where(_version.name == name).order_by(_version.version.desc())
         return list(map(_version_of, self._connection.execute(query)))
 
-    def state(self, run_id: str, attempt: int) -> bytes | None:
-        """What was last kept; None for an attempt that no rule has looked at."""
-        row = _STATE.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchone()
-        return None if row is None else bytes(row[0])
-
-    def checkpoints(self, run_id: str, attempt: int) -> list[RuleCheckpoint]:
-        """What was kept of earlier states, the newest first."""
-        rows = _CHECKPOINTS.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchall()
-        return [RuleCheckpoint(*row) for row in rows]
-
 
 class RuleChanges(Rules):
-    """Changes of rules, and of their memory."""
+    """Changes of rules."""
 
     def add_versions(self, definitions: Sequence[Definition], origin: Origin, *, enabled: bool = True) -> None:
         """Let each of them be the newest of its rule; one that is so already is not added again.
@@ -122,23 +73,6 @@ class RuleChanges(Rules):
                 if insert_if_missing(self._connection, tables.rule_version, {**row, "version": number}):
                     break
                 last = self._connection.execute(of_version.where(_version.name == new.name)).first()
-
-    def keep_state(self, run_id: str, attempt: int, state: bytes) -> None:
-        """Replace what the rules remember of the attempt."""
-        kept = {"which": run_id, "of_attempt": attempt, "state": state}
-        if not _REPLACE_STATE.run(self._connection, kept).rowcount:
-            _INSERT_STATE.run(self._connection, {"run_id": run_id, "attempt": attempt, "state": state})
-
-    def keep_checkpoint(self, run_id: str, attempt: int, step: int, state: bytes) -> None:
-        """Keep this state and the newest before it; those of this step on are forgotten."""
-        kept = {"run_id": run_id, "attempt": attempt, "step": step, "state": state}
-        _FORGET_CHECKPOINTS.run(self._connection, kept)
-        _INSERT_CHECKPOINT.run(self._connection, kept)
-
-    def forget_checkpoints(self, run_id: str, attempt: int) -> None:
-        """Of an attempt that sends no more; late frames of it are read after all others."""
-        which = (_checkpoint.run_id == run_id, _checkpoint.attempt == attempt)
-        self._connection.execute(delete(tables.rule_checkpoint).where(*which))
 
 
 def _newest(*columns: Table | Column[Any]) -> Select[Any]:

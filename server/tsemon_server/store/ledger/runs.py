@@ -22,7 +22,7 @@ from tsemon_server.store.ledger.alerts import AlertChanges
 from tsemon_server.store.ledger.attempts import HEARD_S, LEASE_S, is_live, live_besides, state_of
 from tsemon_server.store.ledger.journal import Journal
 from tsemon_server.store.ledger.listing import Place
-from tsemon_server.store.ledger.rules import RuleChanges
+from tsemon_server.store.ledger.progress import RuleProgress, RuleProgressChanges
 from tsemon_server.store.ledger.summaries import Summaries, columns_of
 from tsemon_server.store.ledger.tombstones import forget_run
 from tsemon_server.store.prepared import Prepared
@@ -131,6 +131,7 @@ class Runs:
             ],
             metrics=recorded,
             latest=self._latest(row),
+            frames_not_evaluated=RuleProgress(self._connection).num_skipped([run_id]).get(run_id, 0),
         )
 
     def find(self, which: RunFilter, *, order: RunOrder, limit: int, after: Place | None = None) -> list[Run]:
@@ -233,12 +234,12 @@ class RunChanges(Runs):
         now: float,
         frames: FramesOfRuns,
         alerts: AlertChanges,
-        rules: RuleChanges,
+        progress: RuleProgressChanges,
         journal: Journal,
         limits: Limits,
     ) -> None:
         super().__init__(connection, now, frames)
-        self._alerts, self._rules, self._journal, self._limits = alerts, rules, journal, limits
+        self._alerts, self._progress, self._journal, self._limits = alerts, progress, journal, limits
 
     def register(
         self,
@@ -310,7 +311,7 @@ class RunChanges(Runs):
         for attempt in silent:
             self._set_attempt(run_id, attempt, "replaced")
             self._alerts.end_of_attempt(run_id, attempt, "new attempt")
-            self._rules.forget_checkpoints(run_id, attempt)
+            self._progress.keep_newest_checkpoint(run_id, attempt)
         if silent:
             state = update(tables.run).where(_run.run_id == run_id).values(state=self._state(run_id, current))
             self._connection.execute(state)
@@ -362,6 +363,11 @@ class RunChanges(Runs):
         """An attempt that was taken for dead is alive, so its alerts fire again."""
         self._alerts.reopen(run_id, attempt, "new attempt")
         self._set(run_id, state="running")
+
+    def hold(self, run_id: str) -> bool:
+        """Let others that write the run wait to the end of this transaction; False if there is no such run."""
+        of_run = select(_run.run_id).where(_run.run_id == run_id)
+        return self._connection.execute(of_run.with_for_update()).first() is not None
 
     def delete(self, run_id: str) -> None:
         """Forget a run with all its frames and alerts; `Store.purge` removes the frames."""

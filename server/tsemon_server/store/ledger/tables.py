@@ -94,21 +94,30 @@ alert = Table(
     sqlite_autoincrement=True,  # the number of an alert that was withdrawn is not given to another
 )
 
-rule_state = Table(
-    "rule_state",
+rule_progress = Table(
+    "rule_progress",
     metadata,
     Column("run_id", String(32), primary_key=True),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
-    Column("state", LargeBinary, nullable=False),
+    Column("revision", BigInteger, nullable=False),  # another number after each reading
+    Column("read_to", BigInteger, nullable=False),
+    Column("num_read", Integer, nullable=False),
+    Column("writers", Json, nullable=False),  # newest step and time of each
+    Column("waiting_since", Float(53)),
+    Column("late_from", BigInteger),
+    Column("num_skipped", Integer, nullable=False),
+    Column("due_at", Float(53)),
+    Index("rule_progress_due", "due_at"),
 )
 
-# What the rules remembered a little earlier, so that a frame that comes late is looked at in its place.
+# What the rules remembered after some of the steps: from there on they read again after a restart, or if a frame comes late.
 rule_checkpoint = Table(
     "rule_checkpoint",
     metadata,
     Column("run_id", String(32), primary_key=True),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
     Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("num_read", Integer, nullable=False),
     Column("state", LargeBinary, nullable=False),
 )
 
@@ -228,5 +237,5 @@ lease = Table(
     Column("until", Float(53), nullable=False),
 )
 
-OF_RUN = (attempt, alert, rule_state, rule_checkpoint, watched, notice, delivery)
+OF_RUN = (attempt, alert, rule_progress, rule_checkpoint, watched, notice, delivery)
 """Tables that hold something of a run besides its own row."""

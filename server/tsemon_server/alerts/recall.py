@@ -1,0 +1,43 @@
+"""What the rules remember of an attempt, read from what is stored of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from tsemon_server.rules.evaluator import Evaluator
+from tsemon_server.rules.state import State, UnreadableState
+from tsemon_server.rules.views import views_of
+from tsemon_server.store.ledger.progress import Checkpoint
+from tsemon_server.store.reading import Reader
+
+log = logging.getLogger(__name__)
+
+
+def recalled(
+    evaluator: Evaluator, checkpoint: Checkpoint, run_id: str, on_error: Callable[[], None] = lambda: None
+) -> State | None:
+    """The state of a checkpoint; None if it cannot be read."""
+    if checkpoint.state is None:
+        return evaluator.start()
+    try:
+        return evaluator.load(checkpoint.state)
+    except UnreadableState as error:
+        log.error("what the rules remembered of run %s cannot be read, they start anew: %s", run_id, error)
+        on_error()
+        return None
+
+
+def state_now(reader: Reader, evaluator: Evaluator, run_id: str, attempt: int) -> State:
+    """The state after the last step that the rules have read, from the newest checkpoint and the frames since."""
+    progress = reader.progress.of(run_id, attempt)
+    if progress is None:
+        return evaluator.start()
+    checkpoint = reader.progress.before(run_id, attempt, progress.read_to + 1)
+    state = recalled(evaluator, checkpoint, run_id)
+    if state is None:
+        return evaluator.start()
+    frames = reader.frames.after(run_id, attempt, checkpoint.step, progress.read_to)
+    for view in views_of(frames, *reader.runs.model(run_id, attempt)):
+        evaluator.advance(state, view)
+    return state
