@@ -52,7 +52,7 @@ class Watch:
 
     def observe(self, writer: Writer, run_id: str, attempt: int, frames: Sequence[Frame]) -> list[int]:
         """Let the rules read new `frames` of an attempt, which are stored; the ids of the alerts this resolved."""
-        in_force = self._active.of(writer.rules)
+        in_force = self._active.of_run(writer, run_id)
         state = self._state(writer, in_force.evaluator, run_id, attempt)
         model = writer.runs.model(run_id, attempt)
         book = AlertBook(writer.alerts, run_id, attempt, in_force.versions)

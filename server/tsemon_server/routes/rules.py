@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Query, Request
 from starlette.concurrency import run_in_threadpool
 
-from tsemon.errors import InvalidArgument
+from tsemon.errors import Forbidden, InvalidArgument
 from tsemon.wire import MAX_BODY_BYTES
 from tsemon_answers.rules import RuleHistory, Rules, RuleStandings, Tried
 from tsemon_server.access.gate import access_of
@@ -31,22 +31,33 @@ YAML: dict[str, Any] = {
     }
 }
 
+Project = Annotated[
+    str | None,
+    Query(
+        min_length=1,
+        max_length=128,
+        description="The rules of this project: its own, and the server's for the rest. Without it: the server's rules.",
+    ),
+]
+
 router = api_router("rules")
 
 
 @router.get("/rules")
-@needs("read")
-def list_rules(store: TheStore, rulebook: TheRulebook) -> Rules:
+@needs("read", of="project")
+def list_rules(request: Request, store: TheStore, rulebook: TheRulebook, project: Project = None) -> Rules:
     """The rules that the service knows."""
-    return rulebook.rules(store)
+    return rulebook.rules(store, project, access_of(request).is_for)
 
 
 @router.put("/rules", openapi_extra=YAML)
-@needs("admin", of="all")
-async def put_rules(request: Request, store: TheStore, rulebook: TheRulebook) -> Rules:
+@needs("admin", of="body")
+async def put_rules(request: Request, store: TheStore, rulebook: TheRulebook, project: Project = None) -> Rules:
     """Put the rules of a file in force; others stay as they are. All of them, or none where one is wrong."""
+    _check_access(request, project)
     raw = await read_raw(request, MAX_RULES_BYTES)
-    return await run_in_threadpool(lambda: rulebook.put(store, _text(raw)))
+    await run_in_threadpool(lambda: rulebook.put(store, _text(raw), project))
+    return await run_in_threadpool(rulebook.rules, store, project, access_of(request).is_for)
 
 
 @router.post("/rules/test")
@@ -55,40 +66,49 @@ async def put_rules(request: Request, store: TheStore, rulebook: TheRulebook) ->
 async def test_rules(request: Request, store: TheStore, active: TheActiveRules) -> Tried:
     """What rules would have said of a stored run, or of frames. Nothing is kept of it."""
     raw = await read_raw(request, MAX_BODY_BYTES)
-    return await run_in_threadpool(trials.test, store, active, raw, access_of(request).is_for)
+    return await run_in_threadpool(trials.test, store, active, raw, access_of(request))
 
 
 @router.get("/rules/{name}")
-@needs("read")
-def describe_rule(name: RuleName, store: TheStore, rulebook: TheRulebook) -> RuleHistory:
+@needs("read", of="project")
+def describe_rule(name: RuleName, store: TheStore, rulebook: TheRulebook, project: Project = None) -> RuleHistory:
     """All versions of one rule."""
-    return rulebook.history(store, name)
+    return rulebook.history(store, name, project)
 
 
 @router.put("/rules/{name}", openapi_extra=YAML)
-@needs("admin", of="all")
-async def put_rule(name: RuleName, request: Request, store: TheStore, rulebook: TheRulebook) -> RuleHistory:
+@needs("admin", of="body")
+async def put_rule(
+    name: RuleName, request: Request, store: TheStore, rulebook: TheRulebook, project: Project = None
+) -> RuleHistory:
     """Put a rule in force: a new one, or in place of the one of its name. What it is to be already is left."""
+    _check_access(request, project)
     raw = await read_raw(request, MAX_RULES_BYTES)
-    return await run_in_threadpool(lambda: rulebook.put_one(store, name, _text(raw)))
+    return await run_in_threadpool(lambda: rulebook.put_one(store, name, _text(raw), project))
 
 
 @router.delete("/rules/{name}")
-@needs("admin", of="all")
-def disable_rule(name: RuleName, store: TheStore, rulebook: TheRulebook) -> RuleHistory:
+@needs("admin", of="body")
+def disable_rule(
+    name: RuleName, request: Request, store: TheStore, rulebook: TheRulebook, project: Project = None
+) -> RuleHistory:
     """Let a rule look at no run any more; what it has opened is over. Its versions stay."""
+    _check_access(request, project)
     with store.write() as writer:
-        rulebook.disable(writer, name)
-    return rulebook.history(store, name)
+        rulebook.disable(writer, name, project)
+    return rulebook.history(store, name, project)
 
 
 @router.post("/rules/{name}/restore")
-@needs("admin", of="all")
-def restore_rule(name: RuleName, store: TheStore, rulebook: TheRulebook) -> RuleHistory:
-    """Put a built-in rule in force as it came."""
+@needs("admin", of="body")
+def restore_rule(
+    name: RuleName, request: Request, store: TheStore, rulebook: TheRulebook, project: Project = None
+) -> RuleHistory:
+    """Put a built-in rule in force as it came; in a project, the server's rule."""
+    _check_access(request, project)
     with store.write() as writer:
-        rulebook.restore(writer.rules, name)
-    return rulebook.history(store, name)
+        rulebook.restore(writer, name, project)
+    return rulebook.history(store, name, project)
 
 
 @router.get("/runs/{run_id}/rules")
@@ -96,7 +116,17 @@ def restore_rule(name: RuleName, store: TheStore, rulebook: TheRulebook) -> Rule
 def list_rule_standings(run_id: RunId, store: TheStore, active: TheActiveRules) -> RuleStandings:
     """How each rule that is in force stands on a run."""
     with store.read() as reader:
-        return standings(reader, active.of(reader.rules), run_id)
+        return standings(reader, active.of_run(reader, run_id), run_id)
+
+
+def _check_access(request: Request, project: str | None) -> None:
+    """Raises Forbidden if the token is for one project and the rules count elsewhere."""
+    access = access_of(request)
+    if not access.is_for(project):
+        wanted = "those of the server" if project is None else f"those of {project!r}"
+        raise Forbidden(
+            f"the token may change the rules of project {access.project!r} alone (project={access.project}), got {wanted}"
+        )
 
 
 def _text(raw: bytes | bytearray) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -12,6 +12,7 @@ from tsemon.errors import InvalidArgument, UnknownRun
 from tsemon.wire import MAX_BLOCKS
 from tsemon_answers.rules import Tried, TriedAlert
 from tsemon_answers.runs import Run
+from tsemon_server.access.keeper import Access
 from tsemon_server.alerts import ActiveRules
 from tsemon_server.bodies import WHOLE, Body, read_body
 from tsemon_server.rules.documents import MAX_CHARACTERS, load
@@ -62,6 +63,8 @@ class RuleTest(Body):
     """With `frames`: the stacks that the blocks form, one after the other; absent, they are one stack."""
     frozen_blocks: Annotated[list[BlockIndex], Field(max_length=MAX_BLOCKS)] = []  # noqa: RUF012
     """With `frames`: indexes of the blocks that are not trained, on purpose."""
+    project: Annotated[str, Field(max_length=128)] | None = None
+    """With `frames`: the project whose rules are tried. A run has one."""
     rules: Annotated[str, Field(max_length=MAX_CHARACTERS)] | None = None
     """A rule file, as YAML or JSON; without it, the rules that are in force."""
 
@@ -77,18 +80,20 @@ class RuleTest(Body):
         return self
 
 
-def test(store: Store, active: ActiveRules, raw: bytes | bytearray, may_see: Callable[[str], bool]) -> Tried:
-    """What rules would have said. `may_see` is whether whoever asks may see a project."""
+def test(store: Store, active: ActiveRules, raw: bytes | bytearray, access: Access) -> Tried:
+    """What rules would have said, as far as `access` lets whoever asks see it."""
     body = read_body(RuleTest, raw)
+    given = None if body.rules is None else Evaluator(load(body.rules, "rules"))
     with store.read() as reader:
-        given = None if body.rules is None else Evaluator(load(body.rules, "rules"))
-        evaluator = active.of(reader.rules).evaluator if given is None else given
         if body.run_id is not None:
             run = reader.runs.get(body.run_id)
-            if not may_see(run.project):
+            if not access.is_for(run.project):
                 raise UnknownRun(f"no run has the id {body.run_id!r}; the list of runs has those there are")
             _check_length(run)
-            return _tried(StoredRun(reader, body.run_id), evaluator)
+            return _tried(StoredRun(reader, body.run_id), given or active.of(reader.rules, run.project).evaluator)
+        project = access.project if body.project is None else body.project
+        access.check_project(project)
+        evaluator = given or active.of(reader.rules, project).evaluator
     return _tried(_Sent(body), evaluator)
 
 
