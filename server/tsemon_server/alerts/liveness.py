@@ -29,7 +29,7 @@ from tsemon_server.store.ledger.liveness import RunningRun, Watched
 from tsemon_server.store.reading import Reader
 from tsemon_server.store.writing import Writer
 
-LOOK_EVERY_S = 15.0
+LOOK_EVERY_S = 10.0
 """Between two looks."""
 LISTEN_S = 60.0
 """How long the service listens before it judges: twice the time between two heartbeats."""
