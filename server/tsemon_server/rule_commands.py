@@ -102,7 +102,7 @@ def show(
 
 
 def _known(server: str | None, project: str | None) -> tuple[tuple[Rule, ...], set[str]]:
-    """The rules that are active on a server, or those that are built in; the names of the project's own."""
+    """Return the active rules of a server, or the built-in rules, and the names of the project's own rules."""
     from tsemon_client.commands.options import DEFAULT_SERVER, connect
     from tsemon_server.rules import PACK
     from tsemon_server.rules.documents import load

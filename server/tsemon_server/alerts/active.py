@@ -34,13 +34,13 @@ class InForce:
 
 @dataclass(frozen=True)
 class _Read:
-    """What was read of a database when it had so many versions."""
+    """The state of a database at a number of versions."""
 
     num_versions: int
     projects: frozenset[str]
-    """Those that have versions of their own."""
+    """Projects with versions of their own."""
     in_force: dict[str | None, InForce] = field(default_factory=dict)
-    """Of each of these projects, once it was asked for; None is every other project."""
+    """Rules of each of these projects, filled on first use; None stands for every other project."""
 
 
 class ActiveRules:
@@ -55,17 +55,17 @@ class ActiveRules:
         self._read = _Read(-1, frozenset())
 
     def of(self, known: Rules, project: str | None) -> InForce:
-        """Those that count in a project, or in all that have none of their own, for what is read or written with `known`,
-        also if another process has edited them."""
+        """Rules that are active in a project for the transaction of `known`, including the edits of other processes. None: in
+        a project without its own."""
         return self._of(self._now(known), known, project)
 
     def of_projects(self, known: Rules, projects: Iterable[str]) -> dict[str, InForce]:
-        """The same of each of these projects."""
+        """Active rules of each of these projects."""
         read = self._now(known)
         return {project: self._of(read, known, project) for project in projects}
 
     def of_run(self, unit: Reader | Writer, run_id: str) -> InForce:
-        """The same of the project of a run. Most servers have none with rules of its own, and none is looked up."""
+        """Active rules of the project of a run. The project is looked up only if any project has its own rules."""
         read = self._now(unit.rules)
         return self._of(read, unit.rules, unit.runs.project_of(run_id) if read.projects else None)
 

@@ -35,13 +35,13 @@ class Rulebook:
             writer.rules.add_versions([_definition(r) for r in self._pack.values() if r.name not in edited], "built-in")
 
     def newest(self, rules: KnownRules, project: str | None = None) -> list[RuleVersion]:
-        """The version of each rule that counts, also of those that are disabled, by name."""
+        """The active version of each rule, including disabled ones, by name."""
         return [v for v in rules.newest(project) if v.origin == "edited" or v.name in self._pack]
 
     def rules(
         self, store: Store, project: str | None = None, is_shown: Callable[[str], bool] = lambda _: True
     ) -> Rules:
-        """The rules that the server knows, also in words. `is_shown` is whether whoever asks may see a project."""
+        """The rules that the server knows, also in words. `is_shown` is true for projects that the token may read."""
         with store.read() as reader:
             newest = self.newest(reader.rules, project)
             projects = [name for name in reader.rules.projects() if is_shown(name)]
@@ -66,8 +66,8 @@ class Rulebook:
         return self.history(store, name, project)
 
     def edit(self, book: RuleChanges, rules: Iterable[Rule], project: str | None = None) -> None:
-        """Let these be in force. One that says what the pack says is the pack's again; in a project, one that says what the
-        server's says is the server's."""
+        """Activate these rules. A rule that equals the built-in one counts as built in again. A project does not keep a rule
+        that equals the server's as its own."""
         servers = {} if project is None else {version.name: version for version in self.newest(book)}
         for rule in rules:
             known = servers.get(rule.name)
@@ -79,7 +79,7 @@ class Rulebook:
             book.add_versions([_definition(rule)], "built-in" if is_as_built_in else "edited", project=project)
 
     def disable(self, writer: Writer, name: str, project: str | None = None) -> None:
-        """Let the rule look at no run any more; what it has opened is over. A project with a version of its own keeps it."""
+        """Disable the rule and resolve its alerts. If the server disables it, projects with their own version keep it."""
         newest = self.versions(writer.rules, name, project)[0]
         writer.rules.add_versions([_said(newest)], "edited", enabled=False, project=project)
         writer.alerts.end_of_rule(name, project, besides=() if project else writer.rules.projects(name))
@@ -104,7 +104,7 @@ class Rulebook:
             writer.alerts.end_of_rule(name, project)
 
     def versions(self, rules: KnownRules, name: str, project: str | None = None) -> list[RuleVersion]:
-        """All versions of a rule, the one that counts first. Raises UnknownRule."""
+        """All versions of a rule, the active one first. Raises UnknownRule."""
         found = rules.versions(name, project)
         if not found:
             raise UnknownRule(f"no rule is named {name!r}; the list of rules has those there are")
@@ -133,7 +133,7 @@ def one_rule(text: str, name: str) -> Rule:
 
 
 def _give_up(book: RuleChanges, servers: RuleVersion, project: str) -> None:
-    """Let the server's version count in a project that may have one of its own."""
+    """Return the project to the server's version if it has its own."""
     if servers.name in {version.name for version in book.own(project)}:
         book.add_versions([_said(servers)], "server", enabled=servers.enabled, project=project)
 

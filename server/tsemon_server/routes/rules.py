@@ -123,7 +123,7 @@ def _check_access(request: Request, project: str | None) -> None:
     """Raises Forbidden if the token is for one project and the rules count elsewhere."""
     access = access_of(request)
     if not access.is_for(project):
-        wanted = "those of the server" if project is None else f"those of {project!r}"
+        wanted = "the server's rules" if project is None else f"rules of {project!r}"
         raise Forbidden(
             f"the token may change the rules of project {access.project!r} alone (project={access.project}), got {wanted}"
         )

@@ -81,7 +81,7 @@ class RuleTest(Body):
 
 
 def test(store: Store, active: ActiveRules, raw: bytes | bytearray, access: Access) -> Tried:
-    """What rules would have said, as far as `access` lets whoever asks see it."""
+    """Evaluate rules on a run or on frames. Raises UnknownRun and Forbidden if `access` does not cover the project."""
     body = read_body(RuleTest, raw)
     given = None if body.rules is None else Evaluator(load(body.rules, "rules"))
     with store.read() as reader:

@@ -97,14 +97,14 @@ class Rules:
         return int(found)
 
     def newest(self, project: str | None = None) -> list[RuleVersion]:
-        """The version of each rule that counts, by name: a project's own if it has one, else the server's."""
+        """The active version of each rule, by name: the project's own if it has one, else the server's."""
         found = {version.name: version for version in self._newest(_version.project.is_(None))}
         if project is not None:
             found |= {version.name: version for version in self.own(project)}
         return [found[name] for name in sorted(found)]  # engines disagree on what comes first
 
     def own(self, project: str) -> list[RuleVersion]:
-        """The newest versions of the rules that a project has in place of the server's, or besides them."""
+        """The newest version of each rule that the project has itself; without those that it gave back."""
         return [version for version in self._newest(_version.project == project) if version.origin != "server"]
 
     def projects(self, name: str | None = None) -> list[str]:
@@ -116,7 +116,7 @@ class Rules:
         return sorted(self._connection.execute(own).scalars())
 
     def versions(self, name: str, project: str | None = None) -> list[RuleVersion]:
-        """All versions of a rule, the one that counts first; none where nobody knows it.
+        """All versions of a rule, the active one first; empty if the rule is unknown.
 
         In a project these are its own and the server's, each from the newest on.
         """
@@ -165,7 +165,7 @@ class RuleChanges(Rules):
     def _last(
         self, project: str | None, names: Sequence[str]
     ) -> tuple[dict[str, tuple[str, str, bool]], dict[str, int]]:
-        """What the newest versions of these rules say, in the server or in a project; the last numbers of all."""
+        """Content of the newest version of each rule, in the server or in a project, and its last number in all."""
         is_meant = _version.name.in_(names)
         is_of_project = _version.project.is_(None) if project is None else _version.project == project
         newest = self._newest(is_meant & is_of_project)
@@ -194,13 +194,13 @@ class RuleChanges(Rules):
 
 
 def _scope(project: str | None) -> ColumnElement[bool]:
-    """What a project can see: the server's versions and its own."""
+    """The versions that a project can see: the server's and its own."""
     is_servers = _version.project.is_(None)
     return is_servers if project is None else or_(is_servers, _version.project == project)
 
 
 def _newest(is_meant: ColumnElement[bool], *columns: ColumnElement[Any]) -> Select[Any]:
-    """Of these versions the newest of each rule, in the server and in each project."""
+    """The newest of these versions of each rule, in the server and in each project."""
     newest = select(_version.name, func.max(_version.version)).where(is_meant).group_by(_version.name, _version.project)
     return select(*columns or _version).where(tuple_(_version.name, _version.version).in_(newest))
 
