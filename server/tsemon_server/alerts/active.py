@@ -55,8 +55,8 @@ class ActiveRules:
         self._read = _Read(-1, frozenset())
 
     def of(self, known: Rules, project: str | None) -> InForce:
-        """Rules that are active in a project for the transaction of `known`, including the edits of other processes. None: in
-        a project without its own."""
+        """Rules that are active in a project for the transaction of `known`, including the edits of other processes. None
+        stands for a project without its own."""
         return self._of(self._now(known), known, project)
 
     def of_projects(self, known: Rules, projects: Iterable[str]) -> dict[str, InForce]:

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Connection,
     Row,
     Select,
+    and_,
     bindparam,
     delete,
     func,
@@ -104,15 +105,13 @@ class Rules:
         return [found[name] for name in sorted(found)]  # engines disagree on what comes first
 
     def own(self, project: str) -> list[RuleVersion]:
-        """The newest version of each rule that the project has itself; without those that it gave back."""
+        """The newest version of each rule that the project has itself, except rules that it gave back."""
         return [version for version in self._newest(_version.project == project) if version.origin != "server"]
 
     def projects(self, name: str | None = None) -> list[str]:
         """The projects that have versions of their own, of this rule or of any."""
-        is_meant = _version.project.is_not(None)
-        if name is not None:
-            is_meant &= _version.name == name
-        own = _newest(is_meant, _version.project).where(_version.origin != "server").distinct()
+        is_meant = [_version.project.is_not(None), *([] if name is None else [_version.name == name])]
+        own = _newest(and_(*is_meant), _version.project).where(_version.origin != "server").distinct()
         return sorted(self._connection.execute(own).scalars())
 
     def versions(self, name: str, project: str | None = None) -> list[RuleVersion]:
@@ -164,8 +163,8 @@ class RuleChanges(Rules):
 
     def _last(
         self, project: str | None, names: Sequence[str]
-    ) -> tuple[dict[str, tuple[str, str, bool]], dict[str, int]]:
-        """Content of the newest version of each rule, in the server or in a project, and its last number in all."""
+    ) -> tuple[dict[str, tuple[str, Origin, bool]], dict[str, int]]:
+        """Content of the newest version of each rule, in the server or in a project, and its highest number."""
         is_meant = _version.name.in_(names)
         is_of_project = _version.project.is_(None) if project is None else _version.project == project
         newest = self._newest(is_meant & is_of_project)
