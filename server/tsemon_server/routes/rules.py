@@ -66,7 +66,7 @@ async def put_rules(request: Request, store: TheStore, rulebook: TheRulebook, pr
 async def test_rules(request: Request, store: TheStore, active: TheActiveRules) -> Tried:
     """What rules would have said of a stored run, or of frames. Nothing is kept of it."""
     raw = await read_raw(request, MAX_BODY_BYTES)
-    return await run_in_threadpool(trials.test, store, active, raw, access_of(request))
+    return await run_in_threadpool(trials.test, store, active, raw, access_of(request).project)
 
 
 @router.get("/rules/{name}")

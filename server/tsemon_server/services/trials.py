@@ -8,11 +8,10 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from tsemon.errors import InvalidArgument, UnknownRun
+from tsemon.errors import Forbidden, InvalidArgument, UnknownRun
 from tsemon.wire import MAX_BLOCKS
 from tsemon_answers.rules import Tried, TriedAlert
 from tsemon_answers.runs import Run
-from tsemon_server.access.keeper import Access
 from tsemon_server.alerts import ActiveRules
 from tsemon_server.bodies import WHOLE, Body, read_body
 from tsemon_server.rules.documents import MAX_CHARACTERS, load
@@ -80,19 +79,20 @@ class RuleTest(Body):
         return self
 
 
-def test(store: Store, active: ActiveRules, raw: bytes | bytearray, access: Access) -> Tried:
-    """Evaluate rules on a run or on frames. Raises UnknownRun and Forbidden if `access` does not cover the project."""
+def test(store: Store, active: ActiveRules, raw: bytes | bytearray, only: str | None) -> Tried:
+    """Evaluate rules on a run or on frames, of the project `only` or of any. Raises UnknownRun and Forbidden."""
     body = read_body(RuleTest, raw)
     given = None if body.rules is None else Evaluator(load(body.rules, "rules"))
     with store.read() as reader:
         if body.run_id is not None:
             run = reader.runs.get(body.run_id)
-            if not access.is_for(run.project):
+            if only not in (None, run.project):
                 raise UnknownRun(f"no run has the id {body.run_id!r}; the list of runs has those there are")
             _check_length(run)
             return _tried(StoredRun(reader, body.run_id), given or active.of(reader.rules, run.project).evaluator)
-        project = access.project if body.project is None else body.project
-        access.check_project(project)
+        project = only if body.project is None else body.project
+        if only not in (None, project):
+            raise Forbidden(f"the token may try the rules of project {only!r} alone, got project {project!r:.80}")
         evaluator = given or active.of(reader.rules, project).evaluator
     return _tried(_Sent(body), evaluator)
 
