@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from tsemon_answers.alerts import Severity
-from tsemon_answers.record import Record
+from tsemon_answers.record import Query, Record
+
+
+class RulesQuery(Query):
+    """Whose rules."""
+
+    project: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """The rules of this project: its own, and the server's for the rest. Without it, the server's rules."""
 
 
 class RuleVersion(Record):

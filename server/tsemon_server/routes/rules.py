@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Query, Request
+from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from tsemon.errors import Forbidden, InvalidArgument
 from tsemon.wire import MAX_BODY_BYTES
-from tsemon_answers.rules import RuleHistory, Rules, RuleStandings, Tried
+from tsemon_answers.rules import RuleHistory, Rules, RulesQuery, RuleStandings, Tried
 from tsemon_server.access.gate import access_of
 from tsemon_server.access.needs import needs
 from tsemon_server.alerts.standing import standings
 from tsemon_server.routes.openapi import takes
 from tsemon_server.routes.reading import read_raw
-from tsemon_server.routes.signature import RuleName, RunId, TheActiveRules, TheRulebook, TheStore, api_router
+from tsemon_server.routes.signature import Asked, RuleName, RunId, TheActiveRules, TheRulebook, TheStore, api_router
 from tsemon_server.rules.documents import MAX_CHARACTERS
 from tsemon_server.services import trials
 
@@ -31,33 +31,24 @@ YAML: dict[str, Any] = {
     }
 }
 
-Project = Annotated[
-    str | None,
-    Query(
-        min_length=1,
-        max_length=128,
-        description="The rules of this project: its own, and the server's for the rest. Without it: the server's rules.",
-    ),
-]
-
 router = api_router("rules")
 
 
 @router.get("/rules")
 @needs("read", of="project")
-def list_rules(request: Request, store: TheStore, rulebook: TheRulebook, project: Project = None) -> Rules:
+def list_rules(request: Request, store: TheStore, rulebook: TheRulebook, query: Asked[RulesQuery]) -> Rules:
     """The rules that the service knows."""
-    return rulebook.rules(store, project, access_of(request).is_for)
+    return rulebook.rules(store, query.project, access_of(request).is_for)
 
 
 @router.put("/rules", openapi_extra=YAML)
 @needs("admin", of="body")
-async def put_rules(request: Request, store: TheStore, rulebook: TheRulebook, project: Project = None) -> Rules:
+async def put_rules(request: Request, store: TheStore, rulebook: TheRulebook, query: Asked[RulesQuery]) -> Rules:
     """Put the rules of a file in force; others stay as they are. All of them, or none where one is wrong."""
-    _check_access(request, project)
+    _check_access(request, query.project)
     raw = await read_raw(request, MAX_RULES_BYTES)
-    await run_in_threadpool(lambda: rulebook.put(store, _text(raw), project))
-    return await run_in_threadpool(rulebook.rules, store, project, access_of(request).is_for)
+    await run_in_threadpool(lambda: rulebook.put(store, _text(raw), query.project))
+    return await run_in_threadpool(rulebook.rules, store, query.project, access_of(request).is_for)
 
 
 @router.post("/rules/test")
@@ -71,44 +62,44 @@ async def test_rules(request: Request, store: TheStore, active: TheActiveRules) 
 
 @router.get("/rules/{name}")
 @needs("read", of="project")
-def describe_rule(name: RuleName, store: TheStore, rulebook: TheRulebook, project: Project = None) -> RuleHistory:
+def describe_rule(name: RuleName, store: TheStore, rulebook: TheRulebook, query: Asked[RulesQuery]) -> RuleHistory:
     """All versions of one rule."""
-    return rulebook.history(store, name, project)
+    return rulebook.history(store, name, query.project)
 
 
 @router.put("/rules/{name}", openapi_extra=YAML)
 @needs("admin", of="body")
 async def put_rule(
-    name: RuleName, request: Request, store: TheStore, rulebook: TheRulebook, project: Project = None
+    name: RuleName, request: Request, store: TheStore, rulebook: TheRulebook, query: Asked[RulesQuery]
 ) -> RuleHistory:
     """Put a rule in force: a new one, or in place of the one of its name. What it is to be already is left."""
-    _check_access(request, project)
+    _check_access(request, query.project)
     raw = await read_raw(request, MAX_RULES_BYTES)
-    return await run_in_threadpool(lambda: rulebook.put_one(store, name, _text(raw), project))
+    return await run_in_threadpool(lambda: rulebook.put_one(store, name, _text(raw), query.project))
 
 
 @router.delete("/rules/{name}")
 @needs("admin", of="body")
 def disable_rule(
-    name: RuleName, request: Request, store: TheStore, rulebook: TheRulebook, project: Project = None
+    name: RuleName, request: Request, store: TheStore, rulebook: TheRulebook, query: Asked[RulesQuery]
 ) -> RuleHistory:
     """Let a rule look at no run any more; what it has opened is over. Its versions stay."""
-    _check_access(request, project)
+    _check_access(request, query.project)
     with store.write() as writer:
-        rulebook.disable(writer, name, project)
-    return rulebook.history(store, name, project)
+        rulebook.disable(writer, name, query.project)
+    return rulebook.history(store, name, query.project)
 
 
 @router.post("/rules/{name}/restore")
 @needs("admin", of="body")
 def restore_rule(
-    name: RuleName, request: Request, store: TheStore, rulebook: TheRulebook, project: Project = None
+    name: RuleName, request: Request, store: TheStore, rulebook: TheRulebook, query: Asked[RulesQuery]
 ) -> RuleHistory:
     """Put a built-in rule in force as it came; in a project, the server's rule."""
-    _check_access(request, project)
+    _check_access(request, query.project)
     with store.write() as writer:
-        rulebook.restore(writer, name, project)
-    return rulebook.history(store, name, project)
+        rulebook.restore(writer, name, query.project)
+    return rulebook.history(store, name, query.project)
 
 
 @router.get("/runs/{run_id}/rules")
