@@ -74,7 +74,7 @@ PICTURE = {
     "tsemon_server.request_log": "starlette tsemon_server.logs",
     "tsemon_server.admin": "typer tsemon.terminal tsemon_answers tsemon_server.store tsemon_server.options "
     "tsemon_server.durations",
-    "tsemon_server.rule_commands": "typer yaml tsemon.terminal tsemon_server.rules",
+    "tsemon_server.rule_commands": "typer yaml tsemon.terminal tsemon_client tsemon_server.rules",
     "tsemon_server.errors": "fastapi starlette tsemon_answers tsemon_server.logs",
     "tsemon_server.bodies": "pydantic pydantic_core",
     "tsemon_server.limits": "starlette uvicorn tsemon_server.errors",

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from tsemon_answers.alerts import Severity
-from tsemon_answers.record import Record
+from tsemon_answers.record import Query, Record
+
+
+class RulesQuery(Query):
+    """Whose rules."""
+
+    project: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """The rules of this project: its own, and the server's for the rest. Without it, the server's rules."""
 
 
 class RuleVersion(Record):
@@ -15,9 +25,11 @@ class RuleVersion(Record):
     name: str
     """Name of the rule."""
     version: int
-    """Number of the version, from 1. The newest version is active."""
-    origin: Literal["built-in", "edited"]
-    """Whether the version came with the server or over REST."""
+    """Number of the version, from 1. The server and all projects share one sequence, so numbers can be missing in each."""
+    project: str | None = None
+    """Project that the version is for. It replaces the server's version there. Null: the version is the server's."""
+    origin: Literal["built-in", "edited", "server"]
+    """Whether the version came with the server or over REST. server: the project was set back to the server's rule."""
     enabled: bool
     """True if the rule is evaluated."""
     digest: str
@@ -68,8 +80,12 @@ class ExplainedRule(Record):
 class Rules(Record):
     """The rules that the server knows."""
 
+    project: str | None = None
+    """Project that the rules are active in; null: every project without its own."""
+    projects: Sequence[str] = ()
+    """Projects with rules of their own that the token may read."""
     rules: list[RuleVersion]
-    """Newest version of each rule, including disabled ones, by name."""
+    """Active version of each rule, including disabled ones, by name."""
     explained: dict[str, ExplainedRule]
     """Each rule in words, by name. A rule that was written for another version of tsemon is missing."""
 
@@ -78,7 +94,8 @@ class RuleHistory(Record):
     """All that a rule has been."""
 
     versions: list[RuleVersion]
-    """All versions, newest first. The first one is active."""
+    """All versions, newest first. The first one is active. For a project: its own versions and the server's, the active ones
+    first."""
 
 
 class RuleStanding(Record):

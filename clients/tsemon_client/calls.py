@@ -173,15 +173,19 @@ def _user() -> str:
         ) from error
 
 
-def _rules() -> Talk[Records[RuleVersion]]:
-    """The newest version of each rule, by name, including disabled ones."""
-    return ask_list(Request("/rules", Rules), "rules", RuleVersion)
+def _rules(project: str | None = None) -> Talk[Records[RuleVersion]]:
+    """The active version of each rule, by name, including disabled ones. A `project` can have its own."""
+    return ask_list(Request("/rules", Rules, _of(project)), "rules", RuleVersion)
 
 
 @checked
-def _rule(name: str) -> Talk[Records[RuleVersion]]:
-    """All versions of a rule, the newest first: that one is active. Raises UnknownRule."""
-    return ask_list(Request(path_of("rules", name), RuleHistory), "versions", RuleVersion)
+def _rule(name: str, project: str | None = None) -> Talk[Records[RuleVersion]]:
+    """All versions of a rule, the active one first. With `project`, its own and the server's. Raises UnknownRule."""
+    return ask_list(Request(path_of("rules", name), RuleHistory, _of(project)), "versions", RuleVersion)
+
+
+def _of(project: str | None) -> dict[str, str]:
+    return {} if project is None else {"project": project}
 
 
 @checked

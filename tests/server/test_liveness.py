@@ -13,10 +13,13 @@ from tsemon.errors import StoreError
 from tsemon_server.alerts import ActiveRules
 from tsemon_server.alerts.liveness import LISTEN_S, LOOK_EVERY_S, Liveness
 from tsemon_server.main import create_app
+from tsemon_server.rules import PACK
 from tsemon_server.rules.documents import load
 from tsemon_server.settings import Settings
 from tsemon_server.store import Store
 
+LOOK_S = 15.0
+"""Between two looks in most of these tests; a server looks oftener."""
 COMMON = """
     family: liveness
     severity: warning
@@ -66,9 +69,9 @@ class Clock:
 class Process:
     """A training process as the service hears of it."""
 
-    def __init__(self, api, name):
+    def __init__(self, api, name, project="default"):
         self.api, self.step = api, 0
-        self.run_id = api.register(run=name)
+        self.run_id = api.register(run=name, project=project)
 
     def beat(self, steps=0):
         self.step += steps
@@ -103,8 +106,8 @@ class Service:
 
     def watch(self, seconds, *, beating=(), steps=0):
         """Look again and again; before each look `beating` processes are heard of, so many steps on."""
-        for _ in range(round(seconds / LOOK_EVERY_S)):
-            self.clock.advance(LOOK_EVERY_S)
+        for _ in range(round(seconds / LOOK_S)):
+            self.clock.advance(LOOK_S)
             for process in beating:
                 process.beat(steps)
             self.liveness.look()
@@ -172,6 +175,106 @@ class TestASilentProcess:
             api.send_ok(process.run_id, [loss_frame(step)])
             service.watch(60)
         assert process.alerts == []
+
+
+class TestAKilledProcessByTheBuiltInRules:
+    """Heartbeats come every 30 s at most, from a thread."""
+
+    LOOK_TAKES_S = 0.1
+    HEARTBEAT_S = 30.0
+
+    @pytest.fixture
+    def looks(self, api, clock):
+        with closing(Store(api.database.url, clock)) as store:
+            self.clock, self.look_at = clock, clock.steady
+            self.liveness = Liveness(store, ActiveRules(PACK), clock=clock, monotonic=clock.monotonic)
+            yield
+
+    def watch_until(self, at):
+        """Look as the server does, until then; when it first told of a silent process, or None."""
+        while self.look_at <= at:
+            self.clock.advance(self.look_at - self.clock.steady)
+            self.liveness.look()
+            told_at, self.look_at = self.look_at, self.look_at + LOOK_EVERY_S + self.LOOK_TAKES_S
+            if any(state == "firing" for _, state, *_ in self.process.alerts):
+                return told_at
+        self.clock.advance(at - self.clock.steady)
+        return None
+
+    def beat(self, num, every_s=HEARTBEAT_S):
+        for _ in range(num):
+            assert self.watch_until(self.clock.steady + every_s) is None
+            self.process.beat(1)
+
+    @pytest.fixture(params=[0.0, 5.0, 9.9])
+    def delay_s(self, request):
+        """Of the first heartbeat: looks come at any time after a sign of life."""
+        return request.param
+
+    @pytest.fixture(autouse=True)
+    def trains(self, api, looks, delay_s):
+        self.process = Process(api, "gpt")
+        self.watch_until(self.clock.steady + delay_s)
+        self.beat(8)
+
+    def test_is_told_within_120_seconds(self):
+        last_sign_at = self.clock.steady
+        told_at = self.watch_until(last_sign_at + 600)
+        assert 95 <= told_at - last_sign_at <= 120
+
+    def test_is_told_as_soon_where_it_sent_many_frames(self):
+        self.beat(40, every_s=2.0)
+        last_sign_at = self.clock.steady
+        assert 95 <= self.watch_until(last_sign_at + 600) - last_sign_at <= 120
+
+    def test_is_told_within_120_seconds_where_it_had_just_begun(self, api):
+        self.process = Process(api, "new")
+        self.process.beat(0)
+        began_at = self.clock.steady
+        assert 95 <= self.watch_until(began_at + 600) - began_at <= 120
+
+    def test_is_none_whose_threads_stood_still_for_a_minute(self):
+        for _ in range(3):
+            assert self.watch_until(self.clock.steady + self.HEARTBEAT_S + 60) is None
+            self.process.beat(1)
+            self.beat(4)
+
+    def test_is_none_that_sends_no_heartbeats_and_a_frame_now_and_then(self, api):
+        self.process = Process(api, "by hand")
+        for _ in range(4):
+            self.beat(1, every_s=90)
+        self.beat(1, every_s=600)
+
+
+class TestTheThresholdOfAProject:
+    def test_is_its_own(self, api, clock):
+        strict, lax, others = (Process(api, name, project=name) for name in ("strict", "lax", "others"))
+        for project, seconds in (("strict", 60), ("lax", 600)):
+            rule = json.dumps({"name": "silent", "on": "clock", "when": f"silent_seconds >= {seconds} for 1 sample"})
+            reply = api.http.put(f"/api/v1/rules/silent?project={project}", content=rule)
+            assert reply.status_code == 200, reply.text
+        service = Service(api, clock)
+        service.watch(300, beating=[strict, lax, others], steps=10)
+        told = {}
+        for seconds in range(15, 900, 15):
+            service.watch(15)
+            for process in (strict, lax, others):
+                if process.alerts:
+                    told.setdefault(process, seconds)
+        service.store.close()
+        assert [told[process] for process in (strict, lax, others)] == [60, 600, 120]
+        assert {api.get("/alerts", run=p.run_id)["alerts"][0]["rule_version"] for p in (strict, lax)} == {1, 2}
+
+    def test_counts_from_the_next_look_on_and_what_fired_goes_on(self, api, clock):
+        mine, theirs = (Process(api, name, project=name) for name in ("mine", "theirs"))
+        service = Service(api, clock)
+        service.watch(300, beating=[mine, theirs], steps=10)
+        service.watch(150)
+        rule = json.dumps({"name": "silent", "on": "clock", "when": "silent_seconds >= 6000 for 1 sample"})
+        assert api.http.put("/api/v1/rules/silent?project=mine", content=rule).status_code == 200
+        service.watch(30)
+        service.store.close()
+        assert [process.alerts[0][1] for process in (mine, theirs)] == ["resolved", "firing"]
 
 
 class TestARunThatEnded:
@@ -303,7 +406,7 @@ class TestAServiceThatWasAway:
         with monkeypatch.context() as patch:
             patch.setattr(service.store, "read", fail)
             for _ in range(240):
-                clock.advance(LOOK_EVERY_S)
+                clock.advance(LOOK_S)
                 with pytest.raises(StoreError):
                     service.liveness.look()
         service.watch(15)
@@ -316,7 +419,7 @@ class TestALookThatIsNotWrittenDown:
     def goes_silent(self, process, service, clock):
         service.watch(300, beating=[process], steps=10)
         service.watch(105)
-        clock.advance(LOOK_EVERY_S)
+        clock.advance(LOOK_S)
 
     def test_loses_no_alert_where_the_database_failed(self, process, service, monkeypatch):
         def fail():

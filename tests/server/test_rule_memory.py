@@ -143,6 +143,46 @@ class TestVersionsOfRules:
             found = [(version.version, version.digest) for version in reader.rules.versions("a")]
         assert found == [(3, "one"), (2, "two"), (1, "one")]
 
+    def told(self, store, project=None):
+        with store.read() as reader:
+            return [(v.name, v.version, v.project, v.digest) for v in reader.rules.newest(project)]
+
+    def test_of_a_project_count_there_in_place_of_the_servers(self, store):
+        self.add(store)
+        self.add(store, digest="of p", project="p")
+        self.add(store, "b", digest="of p", project="p")
+        self.add(store, digest="of q", project="q")
+        self.add(store, digest="later")
+        assert self.told(store) == [("a", 4, None, "later")]
+        assert self.told(store, "p") == [("a", 2, "p", "of p"), ("b", 1, "p", "of p")]
+        assert self.told(store, "q") == [("a", 3, "q", "of q")]
+        assert self.told(store, "r") == self.told(store)
+        with store.read() as reader:
+            assert (reader.rules.projects(), reader.rules.projects("b")) == (["p", "q"], ["p"])
+            assert [v.version for v in reader.rules.versions("a")] == [4, 1]
+            assert [v.version for v in reader.rules.versions("a", "p")] == [2, 4, 1]
+            assert reader.rules.versions("b") == []
+            assert reader.rules.num_versions() == 5
+
+    def test_of_a_project_count_until_it_follows_the_server_again(self, store):
+        self.add(store)
+        self.add(store, digest="of p", project="p")
+        with store.write() as writer:
+            writer.rules.add_versions([Definition("a", "d", {})], "server", project="p")
+        assert self.told(store, "p") == [("a", 1, None, "d")]
+        with store.read() as reader:
+            assert (reader.rules.projects(), reader.rules.own("p")) == ([], [])
+            assert [v.version for v in reader.rules.versions("a", "p")] == [1, 3, 2]
+        self.add(store, digest="of p", project="p")
+        assert self.told(store, "p") == [("a", 4, "p", "of p")]
+
+    def test_of_a_project_are_added_though_the_server_says_the_same(self, store):
+        for _ in range(2):
+            self.add(store)
+            self.add(store, project="p")
+        with store.read() as reader:
+            assert [(v.version, v.project) for v in reader.rules.versions("a", "p")] == [(2, "p"), (1, None)]
+
     def test_are_not_added_where_they_say_nothing_new(self, store):
         for _ in range(2):
             self.add(store)

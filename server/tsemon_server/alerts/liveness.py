@@ -18,10 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tsemon_server.alerts.active import ActiveRules
+from tsemon_server.alerts.active import ActiveRules, InForce
 from tsemon_server.alerts.book import AlertBook
 from tsemon_server.alerts.pulse import Pulse
-from tsemon_server.rules.evaluator import Evaluator, Event
+from tsemon_server.rules.evaluator import Event
 from tsemon_server.rules.program import View
 from tsemon_server.rules.state import State, UnreadableState
 from tsemon_server.store import Store
@@ -29,7 +29,7 @@ from tsemon_server.store.ledger.liveness import RunningRun, Watched
 from tsemon_server.store.reading import Reader
 from tsemon_server.store.writing import Writer
 
-LOOK_EVERY_S = 15.0
+LOOK_EVERY_S = 10.0
 """Between two looks."""
 LISTEN_S = 60.0
 """How long the service listens before it judges: twice the time between two heartbeats."""
@@ -47,6 +47,7 @@ class _Run:
     """One attempt of a run."""
 
     attempt: int
+    in_force: InForce
     pulse: Pulse
     state: State
     began_at: float
@@ -58,6 +59,12 @@ class _Run:
 
     def tick(self, now: float) -> int:
         return self.began_tick + int(now - self.began_at)
+
+    def follow(self, in_force: InForce) -> None:
+        """Go by the rules in force: those that were edited since the last look begin anew, the others go on."""
+        if in_force.on_clock is not self.in_force.on_clock:
+            self.state = in_force.on_clock.load(self.in_force.on_clock.dump(self.state))
+        self.in_force = in_force
 
     def by_step(self, event: Event, step: int) -> Event:
         """The event with optimizer steps in place of seconds, where alerts have steps."""
@@ -109,8 +116,6 @@ class Liveness:
     ) -> None:
         self._store = store
         self._active = active
-        self._evaluator = Evaluator((), on="clock")
-        self._versions: Mapping[str, int] = {}
         self._listen_s = listen_s
         self._clock, self._monotonic = clock, monotonic
         self._runs: dict[str, _Run] = {}
@@ -132,24 +137,16 @@ class Liveness:
             self._began_at = now
             self._runs.clear()
         with self._store.read() as reader:
-            self._follow(reader)
             running = reader.liveness.running(self._clock() - HEARD_WITHIN_S)
-            self._meet(reader, running, now)
+            in_force = self._active.of_projects(reader.rules, {run.project for run in running})
+            self._meet(reader, running, in_force, now)
         for found in running:
+            self._runs[found.run_id].follow(in_force[found.project])
             self._runs[found.run_id].pulse.look(now, found.heard_at, found.process_step)
         self._looked_at = now
         return now - self._began_at < self._listen_s or self._judge(running, now, is_stopped)
 
-    def _follow(self, reader: Reader) -> None:
-        """Go by the rules in force: those that were edited since the last look begin anew, the others go on."""
-        in_force = self._active.of(reader.rules)
-        self._versions = in_force.versions
-        if in_force.on_clock is not self._evaluator:
-            for run in self._runs.values():
-                run.state = in_force.on_clock.load(self._evaluator.dump(run.state))
-            self._evaluator = in_force.on_clock
-
-    def _meet(self, reader: Reader, running: Sequence[RunningRun], now: float) -> None:
+    def _meet(self, reader: Reader, running: Sequence[RunningRun], in_force: Mapping[str, InForce], now: float) -> None:
         """Keep those that run, in the attempt that they are in; remember what was kept of the new ones."""
         known = {run.run_id: run for run in running}
         self._runs = {
@@ -160,16 +157,8 @@ class Liveness:
         new = [run_id for run_id in known if run_id not in self._runs]
         kept = {watched.run_id: watched for part in _parts(new) for watched in reader.liveness.watched(part)}
         for run_id in new:
-            self._runs[run_id] = self._run(known[run_id].attempt, kept.get(run_id), now)
-
-    def _run(self, attempt: int, kept: Watched | None, now: float) -> _Run:
-        if kept is None or kept.attempt != attempt:
-            return _Run(attempt, Pulse(now), self._evaluator.start(), now, 0)
-        state = self._evaluator.start()
-        with suppress(UnreadableState):  # of another version
-            state = self._evaluator.load(kept.rules)
-        tick = 0 if state.last_step is None else state.last_step + 1
-        return _Run(attempt, Pulse(now, kept.pulse), state, now, tick, dict(kept.pulse.get("alerts", {})))
+            found = known[run_id]
+            self._runs[run_id] = _run(found.attempt, in_force[found.project], kept.get(run_id), now)
 
     def _judge(self, running: Sequence[RunningRun], now: float, is_stopped: Callable[[], bool]) -> bool:
         """Let the rules look at them; whether what came of it is written down."""
@@ -177,7 +166,7 @@ class Liveness:
         changed: list[tuple[RunningRun, list[Event]]] = []
         for found in running:
             run = self._runs[found.run_id]
-            events = self._evaluator.advance(run.state, View(run.tick(now), _scalars(found, run, now)))
+            events = run.in_force.on_clock.advance(run.state, View(run.tick(now), _scalars(found, run, now)))
             if events or self._is_due(run, now):
                 changed.append((found, events))
         for part in _parts(changed):
@@ -204,12 +193,23 @@ class Liveness:
         run = self._runs[found.run_id]
         run.kept_at = now
         if events and writer.liveness.is_running(found.run_id, found.attempt):
-            book = AlertBook(writer.alerts, found.run_id, found.attempt, self._versions)
+            book = AlertBook(writer.alerts, found.run_id, found.attempt, run.in_force.versions)
             for event in events:
                 book.enter(run.by_step(event, found.process_step or 0))
             book.close()
         pulse = run.pulse.to_json(now) | {"alerts": run.alerts}
-        return Watched(found.run_id, found.attempt, pulse, self._evaluator.dump(run.state))
+        return Watched(found.run_id, found.attempt, pulse, run.in_force.on_clock.dump(run.state))
+
+
+def _run(attempt: int, in_force: InForce, kept: Watched | None, now: float) -> _Run:
+    evaluator = in_force.on_clock
+    state = evaluator.start()
+    if kept is None or kept.attempt != attempt:
+        return _Run(attempt, in_force, Pulse(now), state, now, 0)
+    with suppress(UnreadableState):  # of another version
+        state = evaluator.load(kept.rules)
+    tick = 0 if state.last_step is None else state.last_step + 1
+    return _Run(attempt, in_force, Pulse(now, kept.pulse), state, now, tick, dict(kept.pulse.get("alerts", {})))
 
 
 def _parts(entries: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -19,7 +19,7 @@ MIN_SEEN = 3
 MAX_SILENCE_S = 60.0
 """A longer one says nothing of steps: a process that was stopped made none, one that was cut off made them unheard."""
 MAX_HEARD = 31
-MAX_PACES = 240
+MAX_PACES = 360
 """Of these the median is taken: an hour of looks, of which a pause is a few."""
 NUM_RECENT = 5
 """Of these, too: a single pause changes no pace."""

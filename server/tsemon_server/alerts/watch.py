@@ -95,7 +95,7 @@ class _Reading:
     def __init__(self, watch: Watch, writer: Writer, run_id: str, attempt: int) -> None:
         self._watch, self._writer = watch, writer
         self._which = run_id, attempt
-        self._in_force = watch.active.of(writer.rules)
+        self._in_force = watch.active.of_run(writer, run_id)
         self._evaluator = self._in_force.evaluator
         self._model = writer.runs.model(run_id, attempt)
         self._book = AlertBook(writer.alerts, run_id, attempt, self._in_force.versions)
@@ -172,16 +172,25 @@ class _Reading:
 
     def _judged_now(self, late: Sequence[int]) -> int | None:
         """The step before which the rules have to go back now. Frames that are too late for that are noted."""
-        progress, before = self._progress, self._writer.progress.before
-        in_reach = [step for step in {*late} if progress.num_read - before(*self._which, step).num_read <= REACH]
-        num_skipped = progress.num_skipped + sum(step not in in_reach for step in late)
-        if num_skipped > progress.num_skipped:
-            log.warning("frames of run %s came more than %d steps late; they are not evaluated", self._which[0], REACH)
-        self._progress = progress = progress._replace(num_skipped=num_skipped)
+        kept, progress = self._writer.progress.checkpoint_steps(*self._which), self._progress
+
+        def reread(step: int) -> int:
+            return progress.num_read - next((num_read for kept_step, num_read in kept if kept_step < step), 0)
+
+        in_reach = {step for step in {*late} if reread(step) <= REACH}
+        num_skipped = sum(step not in in_reach for step in late)
+        if num_skipped:
+            log.warning(
+                "%d frames of run %s came more than %d steps late; no rule reads them",
+                num_skipped,
+                self._which[0],
+                REACH,
+            )
+            self._progress = progress = progress._replace(num_skipped=progress.num_skipped + num_skipped)
         if not in_reach:
             return None
         first = min(in_reach)
-        self._reread = progress.num_read - before(*self._which, first).num_read
+        self._reread = reread(first)
         if self._reread <= max(AT_ONCE, 2 * len(late)):
             return first
         late_from = first if progress.late_from is None else min(first, progress.late_from)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from tsemon.errors import InvalidArgument, UnknownRun
+from tsemon.errors import Forbidden, InvalidArgument, UnknownRun
 from tsemon.wire import MAX_BLOCKS
 from tsemon_answers.rules import Tried, TriedAlert
 from tsemon_answers.runs import Run
@@ -62,6 +62,8 @@ class RuleTest(Body):
     """With `frames`: the stacks that the blocks form, one after the other; absent, they are one stack."""
     frozen_blocks: Annotated[list[BlockIndex], Field(max_length=MAX_BLOCKS)] = []  # noqa: RUF012
     """With `frames`: indexes of the blocks that are not trained, on purpose."""
+    project: Annotated[str, Field(max_length=128)] | None = None
+    """With `frames`: the project whose rules are tried. A run has one."""
     rules: Annotated[str, Field(max_length=MAX_CHARACTERS)] | None = None
     """A rule file, as YAML or JSON; without it, the rules that are in force."""
 
@@ -77,18 +79,21 @@ class RuleTest(Body):
         return self
 
 
-def test(store: Store, active: ActiveRules, raw: bytes | bytearray, may_see: Callable[[str], bool]) -> Tried:
-    """What rules would have said. `may_see` is whether whoever asks may see a project."""
+def test(store: Store, active: ActiveRules, raw: bytes | bytearray, only: str | None) -> Tried:
+    """Evaluate rules on a run or on frames, of the project `only` or of any. Raises UnknownRun and Forbidden."""
     body = read_body(RuleTest, raw)
+    given = None if body.rules is None else Evaluator(load(body.rules, "rules"))
     with store.read() as reader:
-        given = None if body.rules is None else Evaluator(load(body.rules, "rules"))
-        evaluator = active.of(reader.rules).evaluator if given is None else given
         if body.run_id is not None:
             run = reader.runs.get(body.run_id)
-            if not may_see(run.project):
+            if only not in (None, run.project):
                 raise UnknownRun(f"no run has the id {body.run_id!r}; the list of runs has those there are")
             _check_length(run)
-            return _tried(StoredRun(reader, body.run_id), evaluator)
+            return _tried(StoredRun(reader, body.run_id), given or active.of(reader.rules, run.project).evaluator)
+        project = only if body.project is None else body.project
+        if only not in (None, project):
+            raise Forbidden(f"the token may try the rules of project {only!r} alone, got project {project!r:.80}")
+        evaluator = given or active.of(reader.rules, project).evaluator
     return _tried(_Sent(body), evaluator)
 
 

@@ -294,9 +294,11 @@ class AlertChanges(Alerts):
         if state != "running":
             self.end_of_attempt(run_id, attempt, "new attempt" if state == "replaced" else "run ended")
 
-    def end_of_rule(self, rule: str) -> None:
-        """The rule looks at no run any more, so what it had opened is over."""
-        self._end(_alert.rule == rule, _over(_LAST_STEP, "rule disabled"))
+    def end_of_rule(self, rule: str, project: str | None = None, *, besides: Collection[str] = ()) -> None:
+        """Resolve the alerts of a disabled rule: those of runs of `project`, or of all projects but those in `besides`."""
+        is_meant = _run.project.not_in(besides) if project is None else _run.project == project
+        runs = select(_run.run_id).where(is_meant)
+        self._end(and_(_alert.rule == rule, _alert.run_id.in_(runs)), _over(_LAST_STEP, "rule disabled"))
 
     def reopen(self, run_id: str, attempt: int, reason: ResolvedReason) -> None:
         """The attempt has not ended after all, so what fired at its end still does."""

@@ -19,6 +19,7 @@ class RunningRun(NamedTuple):
     attempt: int
     heard_at: float
     process_step: int | None
+    project: str
     num_skipped: int = 0
     """Number of its frames that no rule has read."""
 
@@ -48,7 +49,7 @@ class Liveness:
         has_others = exists().where(other.run_id == c.run_id, other.attempt != c.attempt, other.state == "running")
         heard_at = case((has_others, a.heard_at), else_=c.updated_at)
         is_current = and_(a.run_id == c.run_id, a.attempt == c.attempt)
-        query = select(c.run_id, c.attempt, heard_at, c.process_step).join(tables.attempt, is_current)
+        query = select(c.run_id, c.attempt, heard_at, c.process_step, c.project).join(tables.attempt, is_current)
         rows = self._connection.execute(query.where(a.state == "running", c.updated_at >= heard_since)).all()
         p = tables.rule_progress.c
         skipped = select(p.run_id, p.attempt, p.num_skipped).where(p.num_skipped > 0)
@@ -59,7 +60,7 @@ class Liveness:
         """Silent attempts that a later one follows."""
         c, a = tables.run.c, tables.attempt.c
         is_left = and_(a.run_id == c.run_id, a.attempt != c.attempt, a.state == "running", ~is_live(now))
-        query = select(a.run_id, c.attempt, a.heard_at, c.process_step).join(tables.run, is_left)
+        query = select(a.run_id, c.attempt, a.heard_at, c.process_step, c.project).join(tables.run, is_left)
         return [RunningRun(*row) for row in self._connection.execute(query)]
 
     def watched(self, run_ids: Iterable[str]) -> list[Watched]:

@@ -188,6 +188,11 @@ class Runs:
         rows = self._connection.execute(query.where(_run.run_id.in_(run_ids), _attempt.stacks.is_not(None)))
         return {run_id: Stacks.of(0, told) for run_id, told in rows}
 
+    def project_of(self, run_id: str) -> str | None:
+        """The project of the run, which never changes; None if there is no such run."""
+        row = _PROJECT.run(self._connection, {"run_id": run_id}).fetchone()
+        return None if row is None else row[0]
+
     def model(self, run_id: str, attempt: int) -> Model:
         """The properties of the model that rules use. They never change."""
         frozen, told = _MODEL.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchone()
@@ -487,6 +492,7 @@ OF_NEWEST_FRAME = and_(_attempt.run_id == _run.run_id, _attempt.attempt == _run.
 _BLOCKS = select(_attempt.blocks, _attempt.stacks).where(
     _attempt.run_id == bindparam("run_id"), _attempt.attempt == bindparam("attempt")
 )
+_PROJECT = Prepared(select(_run.project).where(_run.run_id == bindparam("run_id")))
 _MODEL = Prepared(
     select(_attempt.frozen_blocks, _attempt.stacks).where(
         _attempt.run_id == bindparam("run_id"), _attempt.attempt == bindparam("attempt")

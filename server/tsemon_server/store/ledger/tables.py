@@ -126,8 +126,10 @@ rule_version = Table(
     "rule_version",
     metadata,
     Column("name", String(128), primary_key=True),
+    # One sequence for the server and all projects: an alert's rule and version say which definition opened it.
     Column("version", Integer, primary_key=True, autoincrement=False),
-    Column("origin", String(16), nullable=False),  # built-in or edited
+    Column("project", String(128)),  # NULL: of the whole server
+    Column("origin", String(16), nullable=False),  # built-in or edited, or server: the project's own is given up
     Column("enabled", Boolean, nullable=False),
     Column("digest", String(64), nullable=False),
     Column("definition", Json, nullable=False),
