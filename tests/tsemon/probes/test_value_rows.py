@@ -1,5 +1,6 @@
 """Packed projections in every order of their rows, under one name, beside norms that the test sums itself."""
 
+import functools
 import itertools
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.tsemon.probes.probing import probe_of
-from tsemon.probes.value_rows import rows_of_copy, rows_of_view, sums_of
+from tsemon.probes.value_rows import Alike, rows_of_copy, rows_of_view, sums_of
 
 D, H, K = 32, 4, 8
 WANTED = {"grad_norm_qk"}
@@ -84,7 +85,32 @@ class Model(nn.Module):
         return x
 
 
-def sampled(probe, model, optimizer, call=None):
+class FewKeys(nn.Module):
+    """Queries of twice the model's width, keys and values of half of it."""
+
+    order = "query, key, value"
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(D, 3 * D), nn.Linear(2 * D, D)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).split([2 * D, D // 2, D // 2], dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, K)).transpose(1, 2) for part in (q, k, v))
+        return self.proj(F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2))
+
+
+def take_later(reading):
+    for note in reading.later:
+        note.finish(note.raw)
+
+
+def under_meta(function, *args):
+    with torch.device("meta"):
+        function(*args)
+
+
+def sampled(probe, model, optimizer, call=None, take_later=take_later):
     """A sample's norms with what the test expects, and what the host does with it."""
     probe.arm(WANTED)
     (call or model)(torch.randn(5, 7, D)).square().mean().backward()
@@ -93,8 +119,7 @@ def sampled(probe, model, optimizer, call=None):
     optimizer.zero_grad()
     reading = probe.collect()
     probe.disarm()
-    for note in reading.later:
-        note.finish(note.raw)
+    take_later(reading)
     return reading.layers["grad_norm_qk"], torch.tensor(expected)
 
 
@@ -154,7 +179,43 @@ class TestQueriesAndKeysOfAPackedProjection:
         for _ in range(2):
             norms, _ = sampled(probe, model, optimizer)
             assert norms.isnan().all()
-            assert "makes values in rows that, by its name, make queries" in probe.not_measured["grad_norm_qk"]
+            assert "makes values in more or in fewer rows than its name says" in probe.not_measured["grad_norm_qk"]
+
+    def test_are_unknown_where_the_name_leaves_keys_out(self):
+        """The heads are so wide that all rows are three times the model's width, as if there were as many keys as queries."""
+        model = Model("query, key, value", fused)
+        for block in model.blocks:
+            block.attn = FewKeys()
+        probe, optimizer = trained(model)
+        for _ in range(2):
+            norms, _ = sampled(probe, model, optimizer)
+            assert norms.isnan().all()
+            assert "makes values in more or in fewer rows than its name says" in probe.not_measured["grad_norm_qk"]
+
+    @pytest.mark.parametrize(("zero", "num_unknown"), [((1, 2), 1), ((0,), 2)])
+    def test_are_known_as_soon_as_the_values_are_not_all_zero(self, zero, num_unknown):
+        """Some recipes begin with weights of zero, and then rows of equal numbers are no evidence."""
+        model = Model("value, query, key", of_copies)
+        with torch.no_grad():
+            for block in model.blocks:
+                for part in zero:
+                    block.attn.qkv.weight.chunk(3)[part].zero_()
+                    block.attn.qkv.bias.chunk(3)[part].zero_()
+        probe, optimizer = trained(model)
+        for _ in range(num_unknown):
+            norms, _ = sampled(probe, model, optimizer)
+            assert norms.isnan().all()
+            assert "not known yet which rows of a packed projection" in probe.not_measured["grad_norm_qk"]
+            for block in model.blocks:
+                block.attn.qkv.bias.data += torch.linspace(0, 1, 3 * D)
+        torch.testing.assert_close(*sampled(probe, model, optimizer), rtol=1e-5, atol=0)
+        assert not probe.not_measured
+
+    def test_are_found_whatever_device_is_the_default(self):
+        model = Model("head by head", of_copies)
+        probe, optimizer = trained(model)
+        sampled(probe, model, optimizer, take_later=functools.partial(under_meta, take_later))
+        torch.testing.assert_close(*sampled(probe, model, optimizer), rtol=1e-5, atol=0)
 
     def test_are_unknown_for_some_samples_where_no_pass_shows_attention(self):
         model = Model("query, key, value", fused)
@@ -222,11 +283,19 @@ class TestRowsOfCopy:
         values[0, 0, 0, 0] *= 1.001
         assert self.rows_of(values, output) is None
 
-    def test_are_unknown_where_rows_are_alike(self):
-        assert self.rows_of(torch.zeros(5, 4, 7, 8), torch.zeros(5, 7, 96)) is None
+    def test_are_not_told_apart_while_values_are_in_rows_that_are_alike(self):
+        with pytest.raises(Alike):
+            self.rows_of(torch.zeros(5, 4, 7, 8), torch.zeros(5, 7, 96))
         output = torch.randn(5, 7, 96)
-        output[..., 40] = output[..., 50]
-        assert self.rows_of(output[..., :32].unflatten(-1, (4, 8)).transpose(1, 2), output) is None
+        output[..., 10] = output[..., 50]
+        with pytest.raises(Alike):
+            self.rows_of(output[..., :32].unflatten(-1, (4, 8)).transpose(1, 2), output)
+
+    def test_do_not_hang_on_other_rows_that_are_alike(self):
+        output = torch.randn(5, 7, 96)
+        output[..., 40:] = 0.0
+        found = self.rows_of(output[..., :32].unflatten(-1, (4, 8)).transpose(1, 2), output)
+        assert torch.equal(found, torch.arange(96) < 32)
 
     def test_do_not_hang_on_the_sign(self):
         output = torch.randn(5, 7, 96)
