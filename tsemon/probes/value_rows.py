@@ -170,7 +170,7 @@ def sums_of(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 class Alike(Exception):
-    """Values are entries of rows that have the same numbers, as long as they all are zero. A later pass may tell them apart."""
+    """Values are in one of several rows with the same numbers, such as zeros. A later pass may tell them apart."""
 
 
 def rows_of_copy(values_2N: Tensor, output_2R: Tensor) -> Tensor | None:

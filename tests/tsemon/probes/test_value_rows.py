@@ -182,7 +182,7 @@ class TestQueriesAndKeysOfAPackedProjection:
             assert "makes values in more or in fewer rows than its name says" in probe.not_measured["grad_norm_qk"]
 
     def test_are_unknown_where_the_name_leaves_keys_out(self):
-        """The heads are so wide that all rows are three times the model's width, as if there were as many keys as queries."""
+        """All rows are three times the model's width, as if there were as many keys as queries."""
         model = Model("query, key, value", fused)
         for block in model.blocks:
             block.attn = FewKeys()
