@@ -113,7 +113,8 @@ class TestACourier:
     @pytest.mark.parametrize(
         "text",
         ['{"seq": 0, "step": 0, "time": 1, "layers": {"x": [1.5]}, "scalars": {}, "heads": {}}',
-         '{"seq": 0, "step": 0, "time": 1, "scalars": {"loss": 1}}'],
+         '{"seq": 0, "step": 0, "time": 1, "scalars": {"loss": 1}}',
+         f'{{"seq": 0, "step": 0, "time": 1, "scalars": {{"loss": 1{"0" * 400}}}, "layers": {{}}, "heads": {{}}}}'],
     )  # fmt: skip
     def test_sends_frames_of_another_client_as_they_are(self, peer, courier, spool, text):
         peer.accepts = [PACKED]
