@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -94,11 +94,14 @@ class ValueRows(AttentionPart):
 
     @contextmanager
     def tap(self, hooks: Hooks, block: Block, places: Iterable[Place]) -> Iterator[None]:
-        with super().tap(hooks, block, places) if block in self._open else nullcontext():
-            try:
+        if block not in self._open or not hooks.are_concerned:
+            yield
+            return
+        try:
+            with super().tap(hooks, block, places):
                 yield
-            finally:
-                self._outputs.clear()
+        finally:
+            self._outputs.clear()
 
     def look(self, block: Block, seen: Seen) -> bool:
         values_BHSK = None if seen.values is None else seen.values()

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import threading
 
 import pytest
 import torch
@@ -233,6 +234,23 @@ class TestQueriesAndKeysOfAPackedProjection:
         assert norms.isnan().all()  # it came after the gradients were read
         assert "not known yet which rows of a packed projection" in probe.not_measured["grad_norm_qk"]
         torch.testing.assert_close(*sampled(probe, model, optimizer), rtol=1e-5, atol=0)
+
+    def test_are_found_while_another_thread_evaluates_the_model(self):
+        model = Model("head by head", fused)
+        probe, optimizer = trained(model)
+        attend, is_training = model.blocks[0].attn.attend, threading.current_thread()
+
+        def while_another_evaluates(q, k, v):
+            if threading.current_thread() is is_training:
+                other = threading.Thread(target=torch.no_grad()(model), args=[torch.randn(2, 7, D)])
+                other.start()
+                other.join()
+            return attend(q, k, v)
+
+        model.blocks[0].attn.attend = while_another_evaluates
+        for _ in range(2):
+            torch.testing.assert_close(*sampled(probe, model, optimizer), rtol=1e-5, atol=0)
+            assert not probe.not_measured
 
     def test_leave_no_tap_once_they_are_known(self):
         model = Model("head by head", fused)
