@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from torch import nn
+from torch._C import _len_torch_function_stack
 from torch.nn import functional as F
 
 from tests.tsemon.probes.probing import probe_of
@@ -101,6 +102,17 @@ class FewKeys(nn.Module):
         return self.proj(F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2))
 
 
+class WithoutBias(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, self.weight), self.bias
+
+
+def attention_with_tuple(attention, x):
+    y, _ = attention.qkv(x)
+    q, k, v = (part.transpose(1, 2) for part in ORDERS[attention.order](y))
+    return attention.proj(fused(q, k, v).transpose(1, 2).flatten(2))
+
+
 def take_later(reading):
     for note in reading.later:
         note.finish(note.raw)
@@ -125,7 +137,8 @@ def sampled(probe, model, optimizer, call=None, take_later=take_later):
 
 
 def norm_of_others(projection, is_value_R):
-    return torch.cat([projection.weight.grad[~is_value_R].flatten(), projection.bias.grad[~is_value_R]]).norm().item()
+    gradients = [p.grad[~is_value_R].flatten() for p in projection.parameters() if p.grad is not None]
+    return torch.cat(gradients).norm().item()
 
 
 def trained(model):
@@ -235,6 +248,24 @@ class TestQueriesAndKeysOfAPackedProjection:
         assert "not known yet which rows of a packed projection" in probe.not_measured["grad_norm_qk"]
         torch.testing.assert_close(*sampled(probe, model, optimizer), rtol=1e-5, atol=0)
 
+    def test_of_attention_that_blocks_share_count_in_the_first_of_them(self):
+        model = Model("value, query, key", fused)
+        for block in model.blocks:
+            block.attn = model.blocks[0].attn
+        probe, optimizer = trained(model)
+        norms, expected = sampled(probe, model, optimizer)
+        torch.testing.assert_close(norms[0], expected[0], rtol=1e-5, atol=0)
+        assert norms[1:].isnan().all()
+
+    def test_are_found_in_a_projection_that_returns_a_tuple(self):
+        """As Megatron's do, with a bias that somebody else adds."""
+        model = Model("value, query, key", fused)
+        for block in model.blocks:
+            block.attn.qkv = WithoutBias(D, 3 * D)
+            block.attn.forward = functools.partial(attention_with_tuple, block.attn)
+        probe, optimizer = trained(model)
+        torch.testing.assert_close(*sampled(probe, model, optimizer), rtol=1e-5, atol=0)
+
     def test_are_found_while_another_thread_evaluates_the_model(self):
         model = Model("head by head", fused)
         probe, optimizer = trained(model)
@@ -251,6 +282,16 @@ class TestQueriesAndKeysOfAPackedProjection:
         for _ in range(2):
             torch.testing.assert_close(*sampled(probe, model, optimizer), rtol=1e-5, atol=0)
             assert not probe.not_measured
+
+    def test_are_found_within_the_one_mode_of_all_who_listen(self):
+        """Each mode costs time in every call, and code compiled inside the attention is compiled again for each number."""
+        found = list[int]()
+        model = Model("head by head", lambda *qkv: found.append(_len_torch_function_stack()) or fused(*qkv))
+        probe, _ = trained(model)
+        probe.arm({*WANTED, "attention_entropy", "first_value_norm_ratio"})
+        model(torch.randn(5, 7, D))
+        probe.disarm()
+        assert found == [1] * len(model.blocks)
 
     def test_leave_no_tap_once_they_are_known(self):
         model = Model("head by head", fused)
@@ -272,6 +313,11 @@ class TestRowsOfView:
         output = torch.randn(5, 7, 64)
         values = output[..., 48:].unflatten(-1, (2, 1, 8)).expand(-1, -1, -1, 2, -1).movedim(1, 3)
         assert rows_of_view(values, output).nonzero()[:, 0].tolist() == [*range(48, 64)]
+
+    def test_are_found_wherever_the_output_and_the_tokens_begin(self):
+        output = torch.randn(5 + 5 * 7 * 3 * D)[5:].view(5, 7, 3 * D)
+        values = ORDERS["value, query, key"](output)[2][:, 3:].transpose(1, 2)
+        assert torch.equal(rows_of_view(values, output), IS_VALUE_R["value, query, key"])
 
     def test_are_unknown_in_a_view_that_has_other_rows_of_each_token(self):
         output = torch.randn(4, 6, 12)

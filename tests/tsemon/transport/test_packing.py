@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.cases import METRICS, STEPS
-from tsemon.errors import UnknownRun
+from tsemon.errors import ServerRefused, UnknownRun
 from tsemon.transport import HttpDelivery, MemorySpool
 from tsemon.transport.courier import Courier
 from tsemon.transport.packing import pack_frames
@@ -89,6 +89,16 @@ class TestACourier:
         courier.send_next(spool)
         assert kinds(peer)[2:] == ["application/json"]
         assert (peer.seqs(), courier.num_refused) == ([0, 1, 2, 3], 0)
+
+    def test_sends_no_json_if_the_refusal_is_not_about_the_body(self, peer, courier, spool):
+        peer.accepts = [PACKED]
+        peer.faults.append((403, {"error": "forbidden", "detail": "this token may not write"}, {}))
+        fill(spool, 0)
+        with pytest.raises(ServerRefused):
+            courier.send_next(spool)
+        assert kinds(peer) == [PACKED]
+        courier.send_next(spool)
+        assert (kinds(peer), peer.seqs()) == ([PACKED, PACKED], [0])
 
     def test_sends_packed_bodies_again_after_a_frame_that_is_refused_either_way(self, peer, courier, spool):
         peer.accepts = [PACKED]
