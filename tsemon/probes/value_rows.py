@@ -173,7 +173,7 @@ def sums_of(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 class Alike(Exception):
-    """Values are in one of several rows with the same numbers, such as zeros. A later pass may tell them apart."""
+    """Values are in one of several rows with the same numbers, such as zeros. A later pass may decide."""
 
 
 def rows_of_copy(values_2N: Tensor, output_2R: Tensor) -> Tensor | None:

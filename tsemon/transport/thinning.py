@@ -16,7 +16,7 @@ class Thinning:
         self._goes_next: dict[object, bool] = {}
         """Whether the next frame of a kind goes. It lasts over segments: some have a single frame of a kind."""
         self.num_that_may_go = 0
-        """Frames that went, and those that go if it is their turn another time."""
+        """Number of frames that do not always stay."""
 
     def keeps(self, payload: str) -> bool:
         """True if this frame (JSON) stays.

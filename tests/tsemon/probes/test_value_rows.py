@@ -154,6 +154,7 @@ class TestQueriesAndKeysOfAPackedProjection:
         for _ in range(2):
             torch.testing.assert_close(*sampled(probe, model, optimizer), rtol=1e-5, atol=0)
             assert not probe.not_measured
+            assert "unchecked" not in probe.how["parameters"]
 
     @pytest.mark.parametrize(("order", "attend"), [*itertools.product(ORDERS, (of_copies, in_float64, merged))])
     def test_are_the_other_rows_of_copied_values_from_the_second_sample_on(self, order, attend):
@@ -185,6 +186,7 @@ class TestQueriesAndKeysOfAPackedProjection:
         norms, expected = sampled(probe, model, optimizer)
         assert torch.allclose(norms, expected, rtol=1e-5) == (order == "query, key, value")
         assert not probe.not_measured
+        assert "the usual rows of queries and keys in 3 blocks, unchecked" in probe.how["parameters"]
 
     def test_are_unknown_where_the_rows_of_values_contradict_the_name(self):
         """Half of the keys' rows are values, and the other half does not make all that is left."""
