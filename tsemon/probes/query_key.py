@@ -235,7 +235,7 @@ def _stretches(kind: str, attention: nn.Module, name: str, base: nn.Module) -> S
 
 
 def _without(is_value_R: Tensor, stretches: Stretches) -> Stretches | None:
-    """Return the rows that make no values, or None if the name says another number of them."""
+    """Return the rows that make no values. None if the name says another number of them."""
     is_told_R = torch.zeros_like(is_value_R)
     for start, stop in stretches:
         is_told_R[start:stop] = True

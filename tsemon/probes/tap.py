@@ -315,7 +315,7 @@ def _factors(left: Any = None, right: Any = None, **kwargs: Any) -> tuple[Tensor
 def _factors_of_einsum(equation: Any = None, *operands: Any, **_: Any) -> tuple[Tensor | None, Tensor | None]:
     """Of "bhts,bshk->bthk" for one: the right factor with its axes in the order of the left's, its width last.
 
-    Axes that it lacks, such as those of the heads that share it, have length 1.
+    Axes that it lacks have length 1.
     """
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = tuple(operands[0])

@@ -124,9 +124,8 @@ class ValueRows(AttentionPart):
         self._compared[block] -= 1
         if not self._compared[block]:
             del self._compared[block]
-        values_2N, output_2R = sums.split([sums.shape[1] - num_rows, num_rows], dim=1)
         try:
-            is_value_R = rows_of_copy(values_2N, output_2R)
+            is_value_R = rows_of_copy(sums[:, :-num_rows], sums[:, -num_rows:])
         except Alike:
             self._open.setdefault(block, []).append(projection)
             return sums
@@ -195,5 +194,5 @@ def rows_of_copy(values_2N: Tensor, output_2R: Tensor) -> Tensor | None:
 
 def _are_same(some_2N: Tensor, others_2N: Tensor) -> Tensor:
     """A sum may cancel, so it is as exact as the length is."""
-    of_sums, of_lengths = (some_2N - others_2N).abs() / SAME
-    return (of_sums <= 1e3 * others_2N[1]) & (of_lengths <= others_2N[1])
+    by_2N, most_N = (some_2N - others_2N).abs(), SAME * others_2N[1]
+    return (by_2N[0] <= 1e3 * most_N) & (by_2N[1] <= most_N)
