@@ -190,7 +190,7 @@ class Courier:
     def _packed(self, attempt: int, frames: Sequence[str]) -> bytes | None:
         try:
             return pack_frames(self._writer, attempt, frames) if self._is_packing else None
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
             return None  # frames of another client, which JSON carries as they are
 
     @contextlib.contextmanager

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from tsemon.errors import BodyTooLarge, InvalidFrame
 from tsemon.stacks import Stacks
-from tsemon.wire import MAX_FRAMES, MAX_NOT_MEASURED, MAX_SCALARS, PACKED, PACKED_MAGIC, Array, Frame
+from tsemon.wire import MAX_BODY_BYTES, MAX_FRAMES, MAX_NOT_MEASURED, MAX_SCALARS, PACKED, PACKED_MAGIC, Array, Frame
 from tsemon_server.bodies import WHOLE, Body
 from tsemon_server.services.ingest.schemas import (
     Count,
@@ -36,7 +36,7 @@ MAX_METRICS_IN_ALL = 2**18
 
 _START = struct.Struct("<4sI")
 
-Length = Annotated[int, Field(ge=0), WHOLE]
+Length = Annotated[int, Field(ge=0, le=MAX_BODY_BYTES), WHOLE]
 
 
 def _once_each(names: list[str]) -> list[str]:
