@@ -9,6 +9,7 @@ import ast
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from tsemon.catalogue import LAYERED, SCALARS, most_alike, nearest
@@ -21,6 +22,9 @@ MAX_DEPTH = 50
 MAX_NODES = 1_000
 """Number of names, numbers, calls and operators in a line."""
 MAX_DIGITS = 300
+
+_PARSER = Lock()
+"""Held while `ast` parses: before Python 3.11.9, two threads that parse can disturb each other (gh-106905)."""
 
 ON_CLOCK = (
     "longest_pause_seconds",
@@ -95,7 +99,8 @@ def _read(part: Part, how: Callable[[_Reader, ast.expr], Read], clauses: Collect
 def _parsed(text: str) -> ast.expr:
     indent = len(text) - len(text.lstrip())
     try:
-        body = ast.parse(text.strip(), mode="eval").body
+        with _PARSER:
+            body = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
         place = indent + error.offset - 1 if error.offset else len(text.rstrip())
         at_end = "something is missing at the end" if place >= len(text.rstrip()) else None

@@ -8,7 +8,8 @@ const WIDEST = 460;
 
 export class LineField {
   #mistake = null;
-  #checked = "";
+  #mark = null;
+  #before = "";
   #found = [];
   #at = 0;
   #word = null;
@@ -43,7 +44,8 @@ export class LineField {
   show(mistake, checked) {
     const isSame = JSON.stringify(mistake) === JSON.stringify(this.#mistake);
     this.#mistake = mistake;
-    this.#checked = checked;
+    const mark = mistake === null || mistake.column === null ? null : [mistake.column - 1, mistake.column - 1 + mistake.length];
+    this.#mark = movedTo(mark, checked, this.value);
     this.field.setAttribute("aria-invalid", String(mistake !== null));
     this.#show();
     if (isSame) return;
@@ -66,6 +68,7 @@ export class LineField {
   }
 
   #typed() {
+    this.#mark = movedTo(this.#mark, this.#before, this.value);
     this.#show();
     this.onInput();
     this.#complete(1);
@@ -74,19 +77,15 @@ export class LineField {
   /** The text behind the field, with a mark below what is wrong. */
   #show() {
     const text = this.value;
-    const mark = this.#mistake === null || this.#mistake.column === null ? null : movedTo(text, this.#checked, this.#mistake.column - 1, this.#mistake.length);
+    this.#before = text;
     const after = (rest) => `${rest}\u200b`; // a last line that is empty has its height
-    if (mark === null) return this.mirror.replaceChildren(after(text));
-    const [from, to] = mark;
+    if (this.#mark === null) return this.mirror.replaceChildren(after(text));
+    const [from, to] = this.#mark;
     this.mirror.replaceChildren(text.slice(0, from), h("mark", { class: from === to ? "gap" : "" }, text.slice(from, to)), after(text.slice(to)));
   }
 
   #mend() {
-    const { column, length, nearest } = this.#mistake;
-    const mark = movedTo(this.value, this.#checked, column - 1, length);
-    if (mark === null) return;
-    const known = /^[A-Za-z_]\w*/.exec(this.value.slice(...mark))?.[0] ?? "";
-    this.#replace(mark[0], mark[0] + known.length, nearest);
+    if (this.#mark !== null) this.#replace(...this.#mark, this.#mistake.nearest);
   }
 
   // Completion
@@ -187,13 +186,14 @@ export class LineField {
   }
 }
 
-/** Where a part of a text is after the text was changed: [from, to], or null if it was changed itself. */
-function movedTo(text, before, from, length) {
-  const to = from + length;
-  if (text === before) return [from, to];
-  let same = 0;
-  while (same < Math.min(text.length, before.length) && text[same] === before[same]) same += 1;
-  if (same > to || (same === to && length > 0 && !/\w/.test(text[same] ?? ""))) return [from, to];
-  const behind = before.slice(from);
-  return text.endsWith(behind) && text.length - behind.length >= same ? [text.length - behind.length, text.length - behind.length + length] : null;
+/** Where a part [from, to] of a text is once the text was edited in one place; null if it was edited itself. */
+function movedTo(part, before, after) {
+  if (part === null || before === after) return part;
+  const most = Math.min(before.length, after.length);
+  let [start, end] = [0, 0];
+  while (start < most && before[start] === after[start]) start += 1;
+  while (end < most && before.at(-1 - end) === after.at(-1 - end)) end += 1;
+  const by = after.length - before.length;
+  if (before.length - end <= part[0]) return [part[0] + by, part[1] + by];
+  return start > part[1] || (start === part[1] && !/^\w/.test(after.slice(start))) ? part : null;
 }
