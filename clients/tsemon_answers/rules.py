@@ -117,7 +117,7 @@ class RuleMistake(Record):
     field: str
     """Key of the rule with the mistake, such as `when` or `for.samples`; empty for the rule as a whole."""
     text: str
-    """What is wrong, and what to write instead."""
+    """The mistake, and the correction."""
     column: int | None
     """Column of the mistake in a condition or value in one line, from 1; null elsewhere."""
     length: int | None
@@ -138,7 +138,7 @@ class CheckedRule(Record):
     explained: ExplainedRule | None
     """The rule in words; null if it has mistakes."""
     notes: list[str]
-    """Names with layers in it that tsemon does not measure: slips, or metrics of another writer."""
+    """Names with layers in it that tsemon does not measure: misspellings, or metrics of another writer."""
 
 
 class TracedPoint(Record):
@@ -151,7 +151,7 @@ class TracedPoint(Record):
     layer: str | None
     """Layer of the value: "3", or "decoder 3" in a model with several stacks; null for a number without layers."""
     bounds: dict[str, float | None]
-    """What the value was held against (`above`, `below`, `at_least`, `at_most`)."""
+    """Bounds of the value (`above`, `below`, `at_least`, `at_most`)."""
     holds: bool | None
     """Answer of the comparison; null if it is unknown."""
 
@@ -185,7 +185,7 @@ class TracedSpan(Record):
 
 
 class RuleTrace(Record):
-    """What a rule saw in one attempt of a run."""
+    """The comparisons of a rule over one attempt of a run, and when the rule was met."""
 
     rule: str
     """Name of the rule."""
@@ -242,4 +242,4 @@ class Tried(Record):
     problems: list[str]
     """What of the run the rules could not see."""
     traces: list[RuleTrace] = Field([])
-    """What each rule saw in each attempt, if `points` was asked for."""
+    """A trace of each rule in each attempt, if `points` was asked for."""

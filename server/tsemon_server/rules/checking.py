@@ -9,7 +9,7 @@ from tsemon_server.rules.parts import Mistake, Part
 from tsemon_server.rules.rule import KEYS, Rule, rule
 
 _STAND_IN = {"name": "x", "when": "loss > 0"}
-"""The rest of a rule of which one key is checked."""
+"""A rule that is right except for the one key that is checked."""
 
 
 def mistakes(part: Part) -> list[Mistake]:
@@ -36,7 +36,7 @@ def _mistake(definition: object) -> Mistake | None:
 
 
 def unmeasured(read: Rule) -> Iterator[str]:
-    """A sentence for each name with layers that tsemon does not measure: a slip, or a metric of another writer."""
+    """A sentence for each name with layers that tsemon does not measure: a misspelling, or a metric of another writer."""
     for measure in sorted(read.all_measures):
         if measure.kind != "scalar" and measure.name not in LAYERED:
             hint = nearest(measure.name, list(LAYERED))

@@ -1,4 +1,4 @@
-"""What may stand in a line, as an editor offers it: names with what they measure, functions with their signature."""
+"""The vocabulary of a line for an editor: names with the title of their metric, functions with their signature."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ HELP = {
     "scalar": "A number that you log yourself, by its name in quotes.",
     "layers": "A metric of another writer with one value per layer, by its name in quotes.",
     "heads": "A metric with one value per head, by its name in quotes.",
-    "held": "True if the condition held in so many of the last samples.",
+    "held": "True if the condition held in at least `times` of the last `of=` samples.",
     "nonfinite": "True if the value was computed and is NaN or infinite.",
     "finite": "True if the value is a finite number.",
     "measured": "True if the value is in the frame.",
@@ -89,7 +89,7 @@ def language() -> dict[str, Any]:
 
 
 def signature(name: str, function: Function) -> str:
-    """The call with the names of its parameters; those that can be left out are in brackets."""
+    """The call with the names of its parameters; optional ones are in brackets."""
     shown = ""
     for place, param in enumerate(function.params):
         text = f"{', ' if place else ''}{param.name}{'=' if param.is_keyword else ''}"

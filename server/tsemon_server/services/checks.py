@@ -1,4 +1,4 @@
-"""Checks of a rule that somebody is writing: all its mistakes, or the rule in words. Nothing is kept."""
+"""Checks of a rule in an editor: all its mistakes, or the rule in words. Nothing is kept."""
 
 from __future__ import annotations
 

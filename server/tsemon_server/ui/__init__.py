@@ -76,7 +76,7 @@ def _catalogue() -> Asset:
 
 
 def _language() -> Asset:
-    """The language of rules, so that the editor offers what the server reads."""
+    """The language of rules, from which the editor completes names."""
     return Asset(json.dumps(language()).encode(), MEDIA_TYPES[".json"], "no-cache")
 
 

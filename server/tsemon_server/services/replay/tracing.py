@@ -1,4 +1,4 @@
-"""What rules saw of a recording while it was replayed: their comparisons over steps, and when each was met.
+"""The comparisons of rules over the steps of a recording that is replayed, and when each rule was met.
 
 A trace has a bounded number of points: if there are more samples, each point is the one of several that came closest to
 holding, so that no crossing of a bound is lost.
@@ -24,7 +24,7 @@ from tsemon_server.services.replay.recording import Attempt, Recording
 
 MAX_SPANS = 200
 MAX_TRACES = 8
-"""Of the newest attempts."""
+"""The newest attempts are kept."""
 MAX_COMPARISONS = 12
 """In a trace."""
 
@@ -32,7 +32,7 @@ _SIGNS = {"above": 1, "at_least": 1, "below": -1, "at_most": -1}
 
 
 class Traced:
-    """A recording whose frames are looked at while somebody else reads it."""
+    """A recording that traces rules while it is read."""
 
     def __init__(self, recording: Recording, rules: Sequence[Rule], points: int) -> None:
         self.name = recording.name
@@ -192,7 +192,7 @@ class _Tracer:
 def _point(comparison: Comparison, view: View, slots: Slots) -> _Point:
     seen, bounds = slots[comparison.value.index], {name: slots[term.index] for name, term in comparison.bounds}
     holds, layer = slots[comparison.holds.index], None
-    margin = _margin(seen, bounds) if bounds else _of_answer(holds)
+    margin: Any = _margin(seen, bounds) if bounds else _of_answer(holds)
     if isinstance(seen, np.ndarray):
         place = _deciding(margin, comparison.layers) if isinstance(margin, np.ndarray) else None
         if bounds:
@@ -206,9 +206,7 @@ def _point(comparison: Comparison, view: View, slots: Slots) -> _Point:
 
 def _margin(seen: Any, bounds: Mapping[str, Any]) -> Any:
     """How far the value is on the right side of the bound that is nearest, layer by layer if it has layers."""
-    each = [
-        aligned(lambda x, limit, sign=_SIGNS[name]: sign * (x - limit), seen, bound) for name, bound in bounds.items()
-    ]
+    each = [_SIGNS[name] * aligned(np.subtract, seen, bound) for name, bound in bounds.items()]
     margin = each[0]
     for other in each[1:]:
         margin = aligned(np.minimum, margin, other)

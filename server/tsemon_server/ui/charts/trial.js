@@ -77,7 +77,7 @@ export class TrialChart extends Chart {
 
 /** Comparisons that are drawn together: those of one number that is held against several bounds. */
 export function panelsOf(comparisons) {
-  const known = comparisons.filter(({ points }) => points.length > 0);
+  const known = comparisons.filter(({ points }) => points.some(({ seen }) => seen !== null));
   const groups = Object.groupBy(known, ({ value, points }, i) => (points.every(({ layer }) => layer === null) ? value : i));
   return Object.values(groups)
     .map((group) => ({ comparisons: group, at: known.indexOf(group[0]) }))

@@ -11,6 +11,9 @@ import { RunSearch } from "./run_search.js";
 const POINTS = 300;
 const MOST_PANELS = 6;
 const MOST_STEPS = 4;
+/** What the server answers when it has too much to do. */
+const BUSY = [429, 503];
+const RETRY_MS = 5000;
 
 export class Trial {
   #chart = null;
@@ -20,6 +23,7 @@ export class Trial {
   #isBusy = false;
   #tried = null;
   #attempt = null;
+  #timer = null;
   run = null;
 
   /** `onRun(run)` is told which run is chosen: with all its metrics. */
@@ -39,7 +43,7 @@ export class Trial {
     this.element = h(
       "section",
       { class: "card trial", "aria-label": "On a past run" },
-      h("h2", {}, "Where it would have fired"),
+      h("h2", {}, "On a past run"),
       h("div", { class: "who" }, this.link, this.project, this.attempts, this.other),
       this.search.element, this.said, this.details, this.drawing, this.legend, this.more,
     );
@@ -67,6 +71,7 @@ export class Trial {
 
   /** Try this rule. One is tried at a time: of those that come meanwhile only the last. */
   want(rule) {
+    clearTimeout(this.#timer);
     this.#wanted = rule;
     if (!this.#isBusy) this.#next();
   }
@@ -81,6 +86,7 @@ export class Trial {
   }
 
   end() {
+    clearTimeout(this.#timer);
     this.#controller.abort();
     this.search.close();
     this.#chart?.end();
@@ -108,6 +114,7 @@ export class Trial {
       if (this.#controller.signal.aborted) return;
       this.#shownKey = null;
       this.#fail(error);
+      if (BUSY.includes(error.status)) this.#timer = setTimeout(() => this.want(this.#wanted), RETRY_MS);
     } finally {
       this.#isBusy = false;
       this.element.removeAttribute("aria-busy");
@@ -175,7 +182,8 @@ function sentenceOf({ spans, num_spans, comparisons, num_samples }) {
     const at = fired.slice(0, MOST_STEPS).map(({ firing_step }) => count(firing_step));
     const isMore = fired.length > MOST_STEPS || num_spans > spans.length;
     const last = fired.at(-1).end_step === null && num_spans === spans.length ? " The last one lasts to the end of the run." : "";
-    return `Would have fired ${num_spans > spans.length ? "at least " : ""}${count(fired.length)} times, at steps ${at.join(", ")}${isMore ? ", …" : ""}.${last}`;
+    const steps = isMore ? `${at.join(", ")}, …` : `${at.slice(0, -1).join(", ")} and ${at.at(-1)}.`;
+    return `Would have fired ${num_spans > spans.length ? "at least " : ""}${count(fired.length)} times, at steps ${steps}${last}`;
   }
   if (comparisons.length && comparisons.every(({ num_known }) => num_known === 0)) return "Would never have fired: the run has nothing that the rule reads.";
   if (num_spans > 0) return `Would never have fired: the condition was met ${num_spans === 1 ? "once" : `${count(num_spans)} times`}, but not for long enough.`;

@@ -59,6 +59,7 @@ export class RuleView {
     if (this.name !== "" && this.#rule === null) throw new Refused(404, `no rule is named '${this.name}'; the list of rules has those there are`);
     const definition = this.#rule?.definition ?? { name: "", when: "" };
     const lines = LINES.some((key) => typeof definition[key] === "object") ? (await checkRule(definition, signal)).lines : {};
+    this.#offers = offersOf(language, null);
     this.#build();
     this.#fill(definition, lines);
     document.title = `${this.name || "New rule"} · tsemon`;
@@ -316,7 +317,7 @@ export class RuleView {
   }
 }
 
-const LABELS = { for: "For", clear_for: "Clear for", after: "After", title: "Title", advice: "What to try", source: "Source of the advice", origin: "Reason for the thresholds" };
+const LABELS = { for: "For", clear_for: "Clear for", after: "After", title: "Title", advice: "Advice", source: "Source of the advice", origin: "Reason for the thresholds" };
 const IN_FOLD = new Set(["clear", "clear_for", "only_while", "family", "evidence", ...TEXTS]);
 
 /** The field that a mistake is shown at: that of its key, else below all. */
