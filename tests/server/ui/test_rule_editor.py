@@ -264,6 +264,7 @@ class TestWhereItWouldHaveFired:
                 "loss < 2.9 for 3 samples",
                 "Would have fired 2 times, at steps 40 and 720. The last one lasts to the end",
             ),
+            ("silent_seconds > 3", "Would never have fired: the run has nothing that the rule reads."),
             ("any(sink_share > 0.5)", "Would never have fired: the run has nothing that the rule reads."),
         ],
     )
@@ -271,6 +272,17 @@ class TestWhereItWouldHaveFired:
         open_editor(page, run)
         when(page).fill(line)
         expect(said(page)).to_contain_text(text)
+
+    def test_cannot_be_told_of_a_rule_that_follows_the_clock(self, page, run):
+        open_editor(page, run, "process-silent")
+        expect(said(page)).to_contain_text("This rule follows the server's clock")
+
+    def test_has_no_run_to_show_on_a_server_without_frames(self, page, service, run):
+        page.route("**/api/v1/runs?*", lambda route: route.fulfill(json={"runs": [], "next_cursor": None, "total": 0}))
+        page.goto("/#/rule")
+        expect(said(page)).to_contain_text("There is no run with frames yet.")
+        when(page).press_sequentially("any(grad")
+        expect(options(page).first).to_contain_text("grad_norm")
 
     def test_names_what_the_run_lacks(self, page, run):
         open_editor(page, run)
