@@ -6,7 +6,7 @@ A question with a query string takes its arguments from the query's class in `ts
 from __future__ import annotations
 
 import getpass
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, cast
 from urllib.parse import quote
@@ -17,7 +17,7 @@ from tsemon import errors
 from tsemon_answers.alerts import Alert, AlertPage, AlertsQuery
 from tsemon_answers.events import EventKind, EventsQuery
 from tsemon_answers.record import Query, Record
-from tsemon_answers.rules import RuleHistory, Rules, RuleStandings, RuleVersion, Tried
+from tsemon_answers.rules import CheckedRule, RuleHistory, Rules, RuleStandings, RuleVersion, Tried
 from tsemon_answers.runs import (
     Glance,
     Glances,
@@ -195,6 +195,12 @@ def _standing(run_id: str) -> Talk[RuleStandings]:
 
 
 @checked
+def _check_rule(definition: Mapping[str, Any]) -> Talk[CheckedRule]:
+    """Whether the server can read a rule, as `{"name": ..., "when": ...}`: its mistakes, or the rule in words."""
+    return ask(Request("/rules/check", CheckedRule, method="POST", body={"rules": [definition]}))
+
+
+@checked
 def _test_rules(run_id: str, rules: str | None = None) -> Talk[Tried]:
     """What rules would have said of a stored run. `rules` is the text of a rule file; without it, the active rules.
 
@@ -234,6 +240,7 @@ class Calls:
     rules = asks(_rules)
     rule = asks(_rule)
     standing = asks(_standing)
+    check_rule = asks(_check_rule)
     test_rules = asks(_test_rules)
     tags = asks(made_of(TagsQuery, _tags))
     glances = asks(made_of(GlancesQuery, _glances))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsemon.catalogue import LAYERED, nearest
+from tsemon.catalogue import nearest
 from tsemon.errors import InvalidArgument, UnknownRule
 from tsemon.terminal import Column, examples, print_json, print_table, say
 
@@ -118,18 +118,14 @@ def _known(server: str | None, project: str | None) -> tuple[tuple[Rule, ...], s
 
 def _notes(rules: tuple[Rule, ...]) -> Iterator[str]:
     """Possible slips (layers of an unknown name can still come from another writer), and trees that could be lines."""
+    from tsemon_server.rules.checking import unmeasured
     from tsemon_server.rules.printing import condition
 
     for rule in rules:
         for key in ("when", "clear", "only_while"):
             if isinstance(rule.definition.get(key), dict):
                 yield f"rule {rule.name} can have {key!r} in one line: {condition(rule.definition[key])}"
-        for measure in sorted(rule.all_measures):
-            if measure.kind != "scalar" and measure.name not in LAYERED:
-                yield (
-                    f"rule {rule.name} reads {measure.kind} {measure.name!r}, which tsemon does not measure; "
-                    + nearest(measure.name, list(LAYERED))
-                )
+        yield from unmeasured(rule)
 
 
 def _found(rules: tuple[Rule, ...], name: str) -> list[Rule]:

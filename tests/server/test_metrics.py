@@ -619,7 +619,7 @@ class TestWhatTheServiceSaysOfItself:
             api.http.get(path.replace("{", "").replace("}", ""), params={"seconds": 0})  # events would go on
         found = {dict(labels)["route"] for (name, labels) in scrape(api) if name == "tsemon_http_requests_total"}
         assert found - templates == {"/openapi.json"}  # the document does not describe itself
-        assert templates - found <= {"/api/v1/rules/test"}  # to get it is to ask for the rule of that name
+        assert templates - found <= {"/api/v1/rules/test", "/api/v1/rules/check"}  # GET asks for the rule of that name
 
     def test_is_what_waits(self, start):
         now = [1000.0]

@@ -123,9 +123,7 @@ class Rulebook:
 
 def one_rule(text: str, name: str) -> Rule:
     """The rule of a file with this one rule, or of its definition alone as JSON."""
-    # On one line, so that the lines of mistakes stay what they were.
-    is_alone = text.lstrip().startswith("{") and '"rules"' not in text
-    rules = load(f'{{"rules": [{text}]}}' if is_alone else text, "body")
+    rules = load(as_file(text), "body")
     if [rule.name for rule in rules] != [name]:
         found = ", ".join(rule.name for rule in rules) or "none"
         raise InvalidArgument(f"body: expected the one rule {name}, got {found}; PUT /api/v1/rules takes a whole file")
@@ -140,6 +138,13 @@ def _give_up(book: RuleChanges, servers: RuleVersion, project: str) -> None:
 
 def _said(version: RuleVersion) -> Definition:
     return Definition(version.name, version.digest, version.definition)
+
+
+def as_file(text: str) -> str:
+    """The text of a rule file, or the definition of one rule as JSON as such a file."""
+    # On one line, so that the lines of mistakes stay what they were.
+    is_alone = text.lstrip().startswith("{") and '"rules"' not in text
+    return f'{{"rules": [{text}]}}' if is_alone else text
 
 
 def _definition(rule: Rule) -> Definition:

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from tsemon.errors import Forbidden, InvalidArgument
 from tsemon.wire import MAX_BODY_BYTES
-from tsemon_answers.rules import RuleHistory, Rules, RulesQuery, RuleStandings, Tried
+from tsemon_answers.rules import CheckedRule, RuleHistory, Rules, RulesQuery, RuleStandings, Tried
 from tsemon_server.access.gate import access_of
 from tsemon_server.access.needs import needs
 from tsemon_server.alerts.standing import standings
@@ -17,7 +17,7 @@ from tsemon_server.routes.openapi import takes
 from tsemon_server.routes.reading import read_raw
 from tsemon_server.routes.signature import Asked, RuleName, RunId, TheActiveRules, TheRulebook, TheStore, api_router
 from tsemon_server.rules.documents import MAX_CHARACTERS
-from tsemon_server.services import trials
+from tsemon_server.services import checks, trials
 
 MAX_RULES_BYTES = 4 * MAX_CHARACTERS
 YAML: dict[str, Any] = {
@@ -58,6 +58,14 @@ async def test_rules(request: Request, store: TheStore, active: TheActiveRules) 
     """What rules would have said of a stored run, or of frames. Nothing is kept of it."""
     raw = await read_raw(request, MAX_BODY_BYTES)
     return await run_in_threadpool(trials.test, store, active, raw, access_of(request).project)
+
+
+@router.post("/rules/check", openapi_extra=YAML)
+@needs("read")
+async def check_rule(request: Request) -> CheckedRule:
+    """Whether a rule can be read: its mistakes, each with its place, or the rule in words. Nothing is kept of it."""
+    raw = await read_raw(request)
+    return await run_in_threadpool(lambda: checks.check(_text(raw)))
 
 
 @router.get("/rules/{name}")

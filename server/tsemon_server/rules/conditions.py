@@ -40,6 +40,8 @@ class Comparison:
     value: Term
     bounds: tuple[Bound, ...]
     holds: Term
+    layers: Any = None
+    """In which layers it must hold, as the tree of the rule has it after `in`; None for one number."""
 
 
 def negated(term: Term, program: Program) -> Term:

@@ -55,7 +55,7 @@ def _comparison(part: Part, program: Program, found: list[Comparison]) -> Term:
         holds = conditions.held_against(compared, bounds, program)
     if compared.axes:
         holds = conditions.in_layers(part["in"], holds, program)
-    found.append(Comparison(compared, tuple(bounds), holds))
+    found.append(Comparison(compared, tuple(bounds), holds, part["in"].data if compared.axes else None))
     return holds
 
 

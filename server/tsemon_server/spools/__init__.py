@@ -67,4 +67,4 @@ class ReadOnly:
 
 def _tries(scope: Scope) -> bool:
     """A question that is too long for an address."""
-    return (scope["method"], scope["path"]) == ("POST", f"{API}/rules/test")
+    return scope["method"] == "POST" and scope["path"] in (f"{API}/rules/test", f"{API}/rules/check")

@@ -72,7 +72,7 @@ class TestWhatARouteNeeds:
             "POST /runs/{run_id}/frames",
             "POST /runs/{run_id}/heartbeat",
         }
-        assert {route.replace(API, "") for route in others} == {*of_a_training, "POST /rules/test"}
+        assert {route.replace(API, "") for route in others} == {*of_a_training, "POST /rules/test", "POST /rules/check"}
         assert sum(need.scopes == ("admin",) for need in changing.values()) >= 10
 
     def test_keeps_a_training_from_deleting_its_run(self, guarded):

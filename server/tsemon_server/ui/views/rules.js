@@ -2,8 +2,9 @@
 
 import { get, getOrProblem, runPath } from "../base/api.js";
 import { h, keyed, put } from "../base/dom.js";
-import { count, refreshAges, time, wordsOf, worded } from "../base/format.js";
+import { count, refreshAges, time, wordsOf } from "../base/format.js";
 import { Filter } from "../parts/pickers.js";
+import { holdOf, termsOf, titleOf } from "../parts/rule_words.js";
 import { RunSearch } from "../parts/run_search.js";
 
 const BUSY_MS = 5000;
@@ -107,6 +108,7 @@ export class RulesView {
     this.ofProject = h("h2");
     this.note = h("p", { class: "quiet" });
     this.list = h("div", { class: "stack" });
+    this.fresh = h("a", { class: "button" }, "New rule");
     this.none = h("section", { class: "card empty none" }, h("h2", {}, "No rule fits these filters."), h("button", { type: "button", onclick: () => this.#clear() }, "Clear filters"));
     const filters = h(
       "form",
@@ -117,7 +119,7 @@ export class RulesView {
     this.root = h(
       "div",
       { class: "stack rules-view" },
-      h("h1", {}, "Rules"),
+      h("div", { class: "heading" }, h("h1", {}, "Rules"), this.fresh),
       this.ofProject,
       h("section", { class: "card of-run", "aria-label": "Run" }, this.search.element, this.standing),
       h("section", { class: "card" }, filters, this.note),
@@ -133,12 +135,13 @@ export class RulesView {
     const [run, standings] = [this.#run, this.#standings];
     const stands = new Map((standings?.rules ?? []).map((one) => [one.rule, one]));
     const items = rules
-      .map((version) => ({ ...version, explained: explained[version.name] ?? null, standing: stands.get(version.name) ?? null, hasRun: stands.size > 0 }))
+      .map((version) => ({ ...version, explained: explained[version.name] ?? null, standing: stands.get(version.name) ?? null, hasRun: stands.size > 0, editor: this.#editorOf(version.name) }))
       .filter((item) => this.#fits(item))
       .sort((a, b) => Object.keys(SEVERITIES).indexOf(a.definition.severity) - Object.keys(SEVERITIES).indexOf(b.definition.severity));
     this.#showFilters(rules, items.length);
     this.#showProject();
     this.#showRun(run, standings, rules);
+    this.fresh.setAttribute("href", this.#editorOf(""));
     const families = Object.entries(Object.groupBy(items, ({ definition }) => definition.family));
     const place = (family) => (Object.hasOwn(FAMILIES, family) ? Object.keys(FAMILIES).indexOf(family) : Infinity);
     this.#showFamilies(families.sort(([a], [b]) => place(a) - place(b)));
@@ -150,6 +153,11 @@ export class RulesView {
       card?.scrollIntoView({ block: "center" });
       this.#isScrolled = true;
     }
+  }
+
+  #editorOf(name) {
+    const asked = Object.entries({ run: this.choice.run, project: this.#known.project }).filter(([, value]) => value !== null);
+    return `#/rule${name && `/${encodeURIComponent(name)}`}${asked.length ? `?${new URLSearchParams(asked)}` : ""}`;
   }
 
   /** Whose rules these are. A chosen run has a project. */
@@ -227,7 +235,7 @@ export class RulesView {
     put(this.seen, standings.step === null ? "They have seen no frame of its current attempt." : `They have seen it up to step ${count(standings.step)}.`);
   }
 
-  #card({ name, version, project, origin, enabled, definition, created_at, explained, standing, hasRun }) {
+  #card({ name, version, project, origin, enabled, definition, created_at, explained, standing, hasRun, editor }) {
     const { severity, title, advice, source, origin: thresholds, aliases = [], on } = definition;
     const isClock = on === "clock";
     const more = h(
@@ -254,7 +262,7 @@ export class RulesView {
         "div",
         { class: "what" },
         h("header", {}, h("span", { class: `severity ${severity}` }, severity), h("h3", {}, title)),
-        h("p", { class: "name" }, h("code", {}, name), h("span", { class: "quiet" }, `version ${version}`), origin === "edited" ? h("span", { class: "pill pending" }, project === null ? "edited" : "of the project") : null, enabled ? null : h("span", { class: "pill" }, "disabled")),
+        h("p", { class: "name" }, h("code", {}, name), h("span", { class: "quiet" }, `version ${version}`), origin === "edited" ? h("span", { class: "pill pending" }, project === null ? "edited" : "of the project") : null, enabled ? null : h("span", { class: "pill" }, "disabled"), h("a", { class: "edit", href: editor, "aria-label": `Edit ${name}` }, "Edit")),
         explained ? h("p", { class: "watches" }, h("span", { class: "quiet" }, "watches "), explained.watches.map((metric) => h("span", { class: "tag given" }, metric))) : null,
         hasRun ? standingOf(standing, enabled, isClock) : null,
       ),
@@ -290,28 +298,8 @@ export class RulesView {
   }
 }
 
-const titleOf = (name) => `${name[0].toUpperCase()}${name.slice(1)}`.replaceAll("-", " ");
 const entry = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
 const isNone = (hold) => hold.samples === NONE.samples && hold.steps === NONE.steps;
-
-/** A condition, line by line; what goes on in the next line of the page hangs. */
-function termsOf(lines, hold = "", otherwise = "") {
-  const told = lines.map(({ depth, text }) => {
-    const line = h("li", {}, worded(text));
-    line.style.marginInlineStart = `${depth * 16}px`;
-    return line;
-  });
-  return h("div", { class: "term" }, told.length ? h("ul", {}, told) : otherwise, hold ? h("p", { class: "quiet" }, hold) : null);
-}
-
-function holdOf({ samples, steps }, isClock) {
-  const unit = isClock ? "second" : "step";
-  const some = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
-  if (samples <= 1 && steps === 0) return "at once";
-  if (steps === 0) return `for ${some(samples, "sample")} in a row`;
-  if (samples <= 1) return `for ${some(steps, unit)}`;
-  return `for ${some(samples, "sample")} in a row, over at least ${some(steps, unit)}`;
-}
 
 /** What fires when a run has ended does so no more: it `stood`, as its alert did. */
 function shownStandings(standings, run) {
