@@ -8,8 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pydantic import Field
-
 from tsemon_answers.alerts import Severity
 from tsemon_answers.record import Query, Record
 

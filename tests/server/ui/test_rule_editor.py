@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from contextlib import ExitStack, closing
 
 import pytest
 from playwright.sync_api import expect
@@ -459,40 +460,63 @@ class TestTheWay:
         expect(page.get_by_text("no rule is named 'nothing'")).to_be_visible()
 
 
+@pytest.fixture
+def guarded(browser, tmp_path):
+    """Opens the editor of a rule with a token of its own."""
+    database = f"sqlite:///{tmp_path}/guarded.db"
+    with served(Settings(database=database, tokens=True)) as service, closing(Store(database)) as store:
+
+        def token(scope, project=None):
+            made = new_token()
+            about = {"name": scope, "digest": made.digest, "scopes": [scope], "project": project, "expires_at": None}
+            store.tokens.add(made.token_id, **about)
+            return made.text
+
+        def sent(path, body):
+            headers = {"Authorization": f"Bearer {admin}"}
+            return service.request("POST", f"/api/v1{path}", json=body, headers=headers).raise_for_status().json()
+
+        admin = token("admin")
+        registered = sent("/runs", {"run": "spiky", "project": "p", "blocks": []})
+        losses = [20 if step > 5 else 1 for step in range(20)]
+        frames = [
+            {"seq": step, "step": step, "time": START_S + step, "scalars": {"loss": loss}}
+            for step, loss in enumerate(losses)
+        ]
+        sent(f"/runs/{registered['run_id']}/frames", {"writer": "w", "attempt": 1, "frames": frames})
+        with ExitStack() as pages:
+
+            def opened_with(scope, project=None):
+                page = pages.enter_context(opened(browser, service, but="status of 401"))
+                page.goto("/#/rule/loss-stall")
+                page.get_by_label("Token", exact=True).fill(token(scope, project))
+                page.keyboard.press("Enter")
+                return page
+
+            yield opened_with
+
+
 class TestAReader:
     """Somebody whose token has the scope `read` only."""
 
-    @pytest.fixture
-    def reader(self, browser, tmp_path):
-        database = f"sqlite:///{tmp_path}/guarded.db"
-        with served(Settings(database=database, tokens=True)) as service:
-            store = Store(database)
-            tokens = {scope: self.token(store, scope) for scope in ("read", "admin")}
-            store.close()
-            headers = {"Authorization": f"Bearer {tokens['admin']}"}
-            registered = service.request(
-                "POST", "/api/v1/runs", json={"run": "spiky", "blocks": []}, headers=headers
-            ).json()
-            frames = [
-                {"seq": i, "step": i, "time": START_S + i, "scalars": {"loss": 20 if i > 5 else 1}} for i in range(20)
-            ]
-            body = {"writer": "w", "attempt": 1, "frames": frames}
-            service.request("POST", f"/api/v1/runs/{registered['run_id']}/frames", json=body, headers=headers)
-            with opened(browser, service, but="status of 401") as page:
-                page.goto("/#/rule/loss-stall")
-                page.get_by_label("Token", exact=True).fill(tokens["read"])
-                page.keyboard.press("Enter")
-                yield page
-
-    def token(self, store, scope):
-        made = new_token()
-        store.tokens.add(made.token_id, name=scope, digest=made.digest, scopes=[scope], project=None, expires_at=None)
-        return made.text
-
-    def test_checks_and_tries_and_cannot_save(self, reader):
+    def test_checks_and_tries_and_cannot_save(self, guarded):
+        reader = guarded("read")
         expect(reader.get_by_text("Your token may not change rules")).to_be_visible()
         expect(reader.get_by_role("button", name="Save")).to_have_count(0)
         when(reader).fill("lss > 10")
         expect(mark_of(reader)).to_have_text("lss")
         when(reader).fill("loss > 10 for 3 samples")
         expect(said(reader)).to_have_text("Would have fired at step 8, to the end of the run.")
+
+
+class TestAnAdministratorOfAProject:
+    def test_saves_rules_of_the_project(self, guarded):
+        page = guarded("admin", "p")
+        expect(page.get_by_text("In project p")).to_be_visible()
+        when(page).fill("loss > 10 for 3 samples")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_text("Saved as version 2.")).to_be_visible()
+        expect(page.get_by_text("of the project, version 2")).to_be_visible()
+        expect(page).to_have_url(re.compile("project=p"))
+        everywhere = guarded("admin")
+        expect(everywhere.get_by_text("built in, version 1")).to_be_visible()

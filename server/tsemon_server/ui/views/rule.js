@@ -267,7 +267,7 @@ export class RuleView {
     const name = this.nameField.value.trim();
     const isOther = name !== this.name && this.#rules.some((rule) => rule.name === name);
     put(this.heading, this.#rule === null ? "New rule" : h("span", { class: "given" }, this.name));
-    const was = this.#rule === null ? "" : `${this.#rule.origin === "edited" ? "edited" : "built in"}, version ${count(this.#rule.version)}${this.#rule.enabled ? "" : ", disabled: saving enables it"}`;
+    const was = this.#rule === null ? "" : `${this.#rule.origin !== "edited" ? "built in" : this.#rule.project === null ? "edited" : "of the project"}, version ${count(this.#rule.version)}${this.#rule.enabled ? "" : ", disabled: saving enables it"}`;
     const becomes = isOther ? `Saving replaces the rule ${name}, which is there already.` : this.#rule !== null && name !== this.name && name ? `Saving adds the rule ${name}; ${this.name} stays as it is.` : "";
     put(this.about, [was, becomes].filter(Boolean).join(". "));
     this.save.disabled = this.#isSaving || !this.isDirty;
