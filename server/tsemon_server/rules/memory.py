@@ -1,7 +1,8 @@
 """What is remembered of one number from sample to sample. A cell is a short list of floats, so that it can be stored.
 
-A memory's `push` takes the cell, the number of the new sample and its step, and gives the number that a rule sees. NaN is
-what was not measured: it is not remembered.
+A memory's `read` takes the cell, some samples and their steps. It gives the number that a rule sees at each of them, and the
+cell for what follows: reading samples together or one after the other is the same. NaN is what was not measured: it is not
+remembered.
 """
 
 from __future__ import annotations
@@ -10,9 +11,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
+from typing import Any
+
+from tsemon_server.rules.columns import Numbers
 
 Cell = list[float]
+Seen = tuple[Numbers, Cell]
+"""A number for each sample, and what is remembered then."""
 
 MAX_SAMPLES = 1000
 """The longest memory: what is remembered is stored with every body of frames."""
@@ -22,8 +29,8 @@ class Memory(ABC):
     """One of the ways to remember."""
 
     @abstractmethod
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        """Remember `value`, and give what comes of it and of those before."""
+    def read(self, cell: Cell, values: Sequence[Any], steps: Sequence[float]) -> Seen:
+        """What comes of each value and of those before. The cell that was given stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +41,12 @@ class Window(Memory):
     """Of values and their steps, oldest first."""
     num_samples: int
 
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        if value != value:
-            return math.nan
-        cell += (value, float(step))
-        del cell[: -2 * self.num_samples]
-        if len(cell) < 2 * self.num_samples:
-            return math.nan
-        return self.take(cell[::2], cell[1::2])
+    def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
+        pairs = [*cell, *chain.from_iterable((x, step) for x, step in zip(values, steps, strict=True) if x == x)]
+        held, at, length = pairs[::2], pairs[1::2], self.num_samples
+        starts = range(len(cell) // 2 + 1 - length, len(held) + 1 - length)
+        taken = (self.take(held[i : i + length], at[i : i + length]) if i >= 0 else math.nan for i in starts)
+        return [next(taken) if x == x else math.nan for x in values], pairs[-2 * length :]
 
 
 @dataclass(frozen=True)
@@ -51,15 +56,18 @@ class Start(Memory):
     take: Callable[[Sequence[float], Sequence[float]], float]
     num_samples: int
 
-    def push(self, cell: Cell, value: float, step: int) -> float:
+    def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
         if len(cell) == 1:  # what came of it; a pair for each sample before
-            return cell[0]
-        if math.isfinite(value):  # nothing can be held against a start without bound
-            cell += (value, float(step))
-        if len(cell) < 2 * self.num_samples:
-            return math.nan
-        cell[:] = [self.take(cell[::2], cell[1::2])]
-        return cell[0]
+            return cell * len(values), cell
+        cell, seen = cell[:], []
+        for x, step in zip(values, steps, strict=True):
+            if len(cell) != 1:
+                if math.isfinite(x):  # nothing can be held against a start without bound
+                    cell += (x, step)
+                if len(cell) >= 2 * self.num_samples:
+                    cell = [self.take(cell[::2], cell[1::2])]
+            seen.append(cell[0] if len(cell) == 1 else math.nan)
+        return seen, cell
 
 
 @dataclass(frozen=True)
@@ -68,10 +76,13 @@ class Best(Memory):
 
     is_lowest: bool
 
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        if math.isfinite(value) and (not cell or (value < cell[0] if self.is_lowest else value > cell[0])):
-            cell[:] = [value]
-        return cell[0] if cell else math.nan
+    def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
+        best, seen = cell[0] if cell else math.nan, []
+        for x in values:
+            if math.isfinite(x) and (best != best or (x < best if self.is_lowest else x > best)):
+                best = x
+            seen.append(best)
+        return seen, [best] if best == best else []
 
 
 @dataclass(frozen=True)
@@ -84,14 +95,14 @@ class ZScore(Memory):
 
     num_samples: int
 
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        if value != value:
-            return math.nan
-        z = self._of(cell, value) if len(cell) == self.num_samples else math.nan
-        if math.isfinite(value):
-            cell.append(value)
-            del cell[: -self.num_samples]
-        return z
+    def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
+        cell, seen = cell[:], []
+        for x in values:
+            seen.append(self._of(cell, x) if x == x and len(cell) == self.num_samples else math.nan)
+            if math.isfinite(x):
+                cell.append(x)
+                del cell[: -self.num_samples]
+        return seen, cell
 
     def _of(self, cell: Cell, value: float) -> float:
         middle = median(cell)
@@ -105,12 +116,11 @@ class Previous(Memory):
 
     num_samples: int
 
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        if value != value:
-            return math.nan
-        cell.append(value)
-        del cell[: -self.num_samples - 1]
-        return cell[0] if len(cell) > self.num_samples else math.nan
+    def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
+        held = [*cell, *(x for x in values if x == x)]
+        before = range(len(cell) - self.num_samples, len(held) - self.num_samples)
+        found = (held[i] if i >= 0 else math.nan for i in before)
+        return [next(found) if x == x else math.nan for x in values], held[-self.num_samples - 1 :]
 
 
 @dataclass(frozen=True)
@@ -120,10 +130,13 @@ class StepsSince(Memory):
     is_lowest: bool
     by_ratio: float
 
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        if value == value and (not cell or self._is_better(value, cell[0])):
-            cell[:] = [value, float(step)]
-        return step - cell[1] if cell else math.nan
+    def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
+        seen = []
+        for x, step in zip(values, steps, strict=True):
+            if x == x and (not cell or self._is_better(x, cell[0])):
+                cell = [x, step]
+            seen.append(step - cell[1] if cell else math.nan)
+        return seen, cell
 
     def _is_better(self, value: float, best: float) -> bool:
         margin = self.by_ratio * abs(best)
@@ -132,27 +145,33 @@ class StepsSince(Memory):
 
 @dataclass(frozen=True)
 class StepsIn(Memory):
-    """Steps for which a condition, 1 or 0, has held without a break; 0 at the first sample at which it does."""
+    """Steps for which a condition has held without a break; 0 at the first sample at which it does."""
 
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        if value == 0:
-            cell.clear()
-        elif value == 1 and not cell:
-            cell.append(float(step))
-        return step - cell[0] if cell else (math.nan if value != value else 0.0)
+    def read(self, cell: Cell, values: Sequence[bool | None], steps: Sequence[float]) -> Seen:
+        seen = []
+        for holds, step in zip(values, steps, strict=True):
+            if holds is False:
+                cell = []
+            elif holds is True and not cell:
+                cell = [step]
+            seen.append(step - cell[0] if cell else (math.nan if holds is None else 0.0))
+        return seen, cell
 
 
 @dataclass(frozen=True)
 class HowOften(Memory):
-    """In how many of the last `num_samples` a condition, 1 or 0, held. What never came counts as not."""
+    """In how many of the last `num_samples` a condition held. What never came counts as not."""
 
     num_samples: int
 
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        if value == value:
-            cell.append(value)
-            del cell[: -self.num_samples]
-        return sum(cell) if cell else math.nan
+    def read(self, cell: Cell, values: Sequence[bool | None], steps: Sequence[float]) -> Seen:
+        cell, seen = cell[:], []
+        for holds in values:
+            if holds is not None:
+                cell.append(float(holds))
+                del cell[: -self.num_samples]
+            seen.append(sum(cell) if cell else math.nan)
+        return seen, cell
 
 
 @dataclass(frozen=True)
@@ -161,10 +180,11 @@ class Recent(Memory):
 
     num_samples: int
 
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        cell += (float(step), value)
-        del cell[: -2 * self.num_samples]
-        return value
+    def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
+        cell = cell[:]
+        for x, step in zip(values[-self.num_samples :], steps[-self.num_samples :], strict=True):
+            cell += (step, x)
+        return [*values], cell[-2 * self.num_samples :]
 
 
 def mean(values: Sequence[float]) -> float:

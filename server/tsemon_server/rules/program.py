@@ -1,9 +1,10 @@
-"""What all rules together compute of a frame: each quantity once, however many rules look at it."""
+"""What all rules together compute of frames: each quantity once, however many rules look at it."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
 from typing import Any, NamedTuple
@@ -12,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tsemon.stacks import Stacks
+from tsemon_server.rules.columns import Column, read_sheets
 from tsemon_server.rules.memory import Cell, Memory
-
-NOTHING = np.empty(0)
-"""In the place of layers or heads that were not measured."""
-
+from tsemon_server.rules.remembering import Span, of_arrays, of_numbers
 
 @dataclass(frozen=True)
 class View:
@@ -73,11 +72,6 @@ class View:
         return None if self.stacks is None or self.stack is None else self.stacks.each[self.stack].name
 
 
-Slots = list[Any]
-"""What the nodes gave, in their order: a float, an array, True, False or None (unknown)."""
-Compute = Callable[[View, Slots], Any]
-
-
 class Measure(NamedTuple):
     """What a frame may have."""
 
@@ -103,6 +97,8 @@ class Term:
     """What it is, for people."""
     measures: frozenset[Measure] = frozenset()
     """What of a frame it is made of."""
+    number: float | None = None
+    """What it is in each frame, if it is a constant."""
 
 
 KEY_BYTES = 8
@@ -118,86 +114,121 @@ MAX_SAYS = 1000
 """Maximum number of characters. `own` repeats the text of all stages before it, so the text could double with each stage."""
 
 
-def _bounded(term: Term) -> Term:
-    """The term with a key and a text of bounded length; equal keys stay equal."""
-    key = term.key if len(term.key) <= MAX_KEY else f"sha256:{sha256(term.key.encode()).hexdigest()}"
-    says = term.says if len(term.says) <= MAX_SAYS else f"{term.says[:MAX_SAYS]}..."
-    return replace(term, key=key, says=says)
+def bounded(key: str) -> str:
+    """The key with a bounded length; equal keys stay equal."""
+    return key if len(key) <= MAX_KEY else f"sha256:{sha256(key.encode()).hexdigest()}"
+
+
+Compute = Callable[[Sequence[View], list[Any]], Any]
+"""The column of a node, from the frames and the columns of the nodes before it."""
 
 
 class _Node(NamedTuple):
-    key: bytes
+    index: int
     compute: Compute | None
     """Of what does not depend on the past."""
-    memory: Memory | None
+    remember: Callable[[Sequence[Span], Any], Any] | None
     source: int
     """Where a memory reads."""
 
 
+class _Remembered(NamedTuple):
+    key: bytes
+    memory: Memory
+    source: int
+
+
 class Program:
-    """Nodes in an order in which each comes after those that it reads. Two that say the same are one."""
+    """Nodes in an order in which each comes after those that it reads. Two that say the same are one.
+
+    Frames go through it together, node by node: no node depends on what a rule makes of a frame.
+    """
 
     def __init__(self) -> None:
-        self._nodes: list[_Node] = []
         self._terms: dict[str, Term] = {}
+        self._constants: list[tuple[int, float]] = []
+        self._arrays: list[tuple[int, Measure]] = []
+        self._nodes: list[_Node] = []
+        """All others."""
+        self._memories: list[_Remembered] = []
+
+    def constant(self, number: float) -> Term:
+        """A node that is the same in each frame."""
+        term, is_new = self._new(Term(0, json.dumps(number), 0, f"{number:g}", number=number))
+        if is_new:
+            self._constants.append((term.index, number))
+        return term
 
     def read(self, measure: Measure) -> Term:
-        """A node that gives a measure of the frame: NaN, or an empty array, where it is not there."""
-        axes = ("scalar", "layers", "heads").index(measure.kind)
-        nothing = NOTHING if axes else math.nan
-
-        def compute(view: View, slots: Slots) -> Any:
-            values = measure.of(view)
-            if values is None:
-                return nothing
-            return np.asarray(values, dtype=np.float64) if axes else values
-
-        return self._add(Term(0, f"{measure.kind}:{measure.name}", axes, measure.name, frozenset([measure])), compute)
+        """A node that gives a measure of the frame: NaN, or no array, where it is not there."""
+        axes, name = ("scalar", "layers", "heads").index(measure.kind), measure.name
+        term, is_new = self._new(Term(0, f"{measure.kind}:{name}", axes, name, frozenset([measure])))
+        if is_new and axes:
+            self._arrays.append((term.index, measure))
+        elif is_new:
+            self._nodes.append(_Node(term.index, _scalars(name), None, -1))
+        return term
 
     def add(self, key: str, compute: Compute, *, of: Iterable[Term] = (), axes: int, says: str) -> Term:
         """A node that is a function of others."""
         measures = frozenset[Measure]().union(*(term.measures for term in of))
-        return self._add(Term(0, key, axes, says, measures), compute)
+        term, is_new = self._new(Term(0, key, axes, says, measures))
+        if is_new:
+            self._nodes.append(_Node(term.index, compute, None, -1))
+        return term
 
     def remember(self, term: Term, key: str, memory: Memory, *, says: str) -> Term:
         """A node that is what `memory` makes of another; elementwise, where that has layers."""
-        return self._add(Term(0, f"{term.key} | {key}", term.axes, says, term.measures), None, memory, term.index)
+        made, is_new = self._new(Term(0, f"{term.key} | {key}", term.axes, says, term.measures))
+        if is_new:
+            remember = (of_arrays if term.axes else of_numbers)(memory, len(self._memories))
+            self._nodes.append(_Node(made.index, None, remember, term.index))
+            self._memories.append(_Remembered(digest(made.key), memory, term.index))
+        return made
 
-    def _add(self, term: Term, compute: Compute | None, memory: Memory | None = None, source: int = -1) -> Term:
-        term = _bounded(term)
-        if term.key not in self._terms:
-            self._terms[term.key] = replace(term, index=len(self._nodes))
-            self._nodes.append(_Node(digest(term.key), compute, memory, source))
-        return self._terms[term.key]
+    def _new(self, term: Term) -> tuple[Term, bool]:
+        """The node, and whether there was none that says the same."""
+        says = term.says if len(term.says) <= MAX_SAYS else f"{term.says[:MAX_SAYS]}..."
+        term = replace(term, key=bounded(term.key), says=says)
+        is_new = term.key not in self._terms
+        if is_new:
+            self._terms[term.key] = replace(term, index=len(self._terms))
+        return self._terms[term.key], is_new
 
     @property
     def memory_keys(self) -> dict[bytes, int]:
-        """By which the cells of each memory are found again in a stored state, and its node."""
-        return {node.key: index for index, node in enumerate(self._nodes) if node.memory is not None}
+        """By which the cells of each memory are found again in a stored state, and its place among all memories."""
+        return {memory.key: place for place, memory in enumerate(self._memories)}
 
-    def run(self, view: View, cells: list[list[Cell]]) -> Slots:
-        """All nodes of one frame. What is remembered, in `cells`, a list for each node, is changed in place."""
-        slots: Slots = []
-        with np.errstate(all="ignore"):  # a run that fails has numbers of any size
-            for (_, compute, memory, source), held in zip(self._nodes, cells, strict=True):
-                if compute is not None:
-                    slots.append(compute(view, slots))
-                elif memory is not None:
-                    slots.append(_pushed(memory, held, slots[source], view.step))
-        return slots
+    def place_of(self, term: Term) -> int:
+        """Of the memory of a node."""
+        return self.memory_keys[digest(term.key)]
 
     def fresh_cells(self) -> list[list[Cell]]:
-        return [[] for _ in self._nodes]
+        return [[] for _ in self._memories]
+
+    def run(self, views: Sequence[View], spans: Sequence[Span]) -> list[Column]:
+        """The columns of all nodes. Each view is a row; `spans`, which have all rows in their order, get to know what is
+        remembered after them."""
+        columns: list[Any] = [None] * len(self._terms)
+        for index, number in self._constants:
+            columns[index] = [number] * len(views)
+        with np.errstate(all="ignore"):  # a run that fails has numbers of any size
+            arrays = read_sheets([[measure.of(view) for view in views] for _, measure in self._arrays])
+            for (index, _), sheets in zip(self._arrays, arrays, strict=True):
+                columns[index] = sheets
+            for index, compute, remember, source in self._nodes:
+                if compute is not None:
+                    columns[index] = compute(views, columns)
+                elif remember is not None:
+                    columns[index] = remember(spans, columns[source])
+        return columns
+
+    def cell_at(self, row: int, span: Span, place: int, columns: list[Any]) -> Cell:
+        """What a memory of a number remembers once it has read a row."""
+        _, memory, source = self._memories[place]
+        return span.cell_at(row, memory, place, columns[source])
 
 
-def _pushed(memory: Memory, held: list[Cell], value: Any, step: int) -> Any:
-    if not isinstance(value, np.ndarray):
-        if len(held) != 1:
-            held[:] = [[]]
-        return memory.push(held[0], np.nan if value is None else float(value), step)
-    if not value.size:
-        return NOTHING
-    if len(held) != value.size:  # another depth: another model
-        held[:] = [[] for _ in range(value.size)]
-    pushed = [memory.push(cell, x, step) for cell, x in zip(held, value.ravel().tolist(), strict=True)]
-    return np.array(pushed).reshape(value.shape)
+def _scalars(name: str) -> Compute:
+    return lambda views, _: [float(view.scalars.get(name, math.nan)) for view in views]
