@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
 
 from values import LAYERS, METRICS, Size, blocks
 
@@ -64,8 +63,9 @@ def main() -> None:
 
 def frames(rules: Sequence[Rule]) -> Iterator[View]:
     """Frames of a long run, which hold what the rules ask for; other metrics make up the 960 values."""
-    layers = sorted({name for rule in rules for name in _named("layers", rule.definition) if name in LAYERED})
-    scalars = sorted({name for rule in rules for name in _named("scalar", rule.definition)})
+    measures = {measure for rule in rules for measure in rule.all_measures}
+    layers = sorted(name for kind, name in measures if kind == "layers" and name in LAYERED)
+    scalars = sorted(name for kind, name in measures if kind == "scalar")
     names = [*layers, *(name for name in METRICS if name not in layers)][: len(METRICS)]
     steps = count(step=EVERY)
     while True:
@@ -73,17 +73,6 @@ def frames(rules: Sequence[Rule]) -> Iterator[View]:
             for values_ML in values_TML:
                 own = dict.fromkeys(scalars, float(values_ML[0, 0]))
                 yield View(next(steps), own, dict(zip(names, values_ML, strict=True)))
-
-
-def _named(kind: str, definition: Any) -> Iterator[str]:
-    """The measures of a kind that a definition asks for."""
-    if isinstance(definition, dict):
-        if isinstance(definition.get(kind), str):
-            yield definition[kind]
-        definition = list(definition.values())
-    if isinstance(definition, list):
-        for part in definition:
-            yield from _named(kind, part)
 
 
 def _rules(file: Path | None) -> Sequence[Rule]:

@@ -7,8 +7,7 @@ empty, is in none of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,49 +21,39 @@ Answers = list[bool | None]
 class Sheet:
     """Arrays of one shape, from one row each."""
 
-    def __init__(self, rows: Sequence[int], values: Array) -> None:
+    def __init__(self, rows: Sequence[int], values: Array, ends: tuple[Numbers, Numbers] | None = None) -> None:
         self.rows = rows
         """Numbers of rows, rising."""
         self.values = values
         """(rows, layers) or (rows, blocks, heads); none of them 0"""
+        self.notes: dict[Any, Any] = {}
+        """What several nodes make of this sheet, and one has worked out."""
+        self._ends = ends
 
-    @cached_property
-    def lowest(self) -> Numbers:
-        """Of each row of layers; NaN where any of them is NaN."""
-        found: Numbers = np.minimum.reduce(self.values, axis=-1).tolist()
-        return found
+    @property
+    def ends(self) -> tuple[Numbers, Numbers]:
+        """The lowest and the highest of each row of layers; NaN where any of them is NaN."""
+        if self._ends is None:
+            self._ends = _reduced(np.minimum, self.values), _reduced(np.maximum, self.values)
+        return self._ends
 
-    @cached_property
-    def highest(self) -> Numbers:
-        """Of each row of layers; NaN where any of them is NaN."""
-        found: Numbers = np.maximum.reduce(self.values, axis=-1).tolist()
-        return found
-
-    @cached_property
+    @property
     def is_whole(self) -> bool:
         """True if no layer is NaN."""
-        return all(x == x for x in self.lowest)
+        if "is_whole" not in self.notes:
+            self.notes["is_whole"] = all([x == x for x in self.ends[0]])
+        is_whole: bool = self.notes["is_whole"]
+        return is_whole
 
-    def known_extremes(self, is_lowest: bool) -> Numbers:
-        """Of the layers that are not NaN, for each row; NaN where all are."""
+    @property
+    def known_ends(self) -> tuple[Numbers, Numbers]:
+        """The same of the layers that are not NaN; NaN where all are."""
         if self.is_whole:
-            return self.lowest if is_lowest else self.highest
-        return self._known_lowest if is_lowest else self._known_highest
-
-    @cached_property
-    def _known_lowest(self) -> Numbers:
-        found: Numbers = np.fmin.reduce(self.values, axis=-1).tolist()
-        return found
-
-    @cached_property
-    def _known_highest(self) -> Numbers:
-        found: Numbers = np.fmax.reduce(self.values, axis=-1).tolist()
-        return found
-
-    @cached_property
-    def notes(self) -> dict[Any, Any]:
-        """What several nodes make of this sheet, and one has worked out."""
-        return {}
+            return self.ends
+        if "known_ends" not in self.notes:
+            self.notes["known_ends"] = _reduced(np.fmin, self.values), _reduced(np.fmax, self.values)
+        ends: tuple[Numbers, Numbers] = self.notes["known_ends"]
+        return ends
 
     def at(self, rows: Sequence[int]) -> Array:
         """The arrays of some of the rows."""
@@ -78,46 +67,44 @@ Sheets = list[Sheet]
 Column = Numbers | Answers | Sheets
 
 
+def _reduced(function: np.ufunc, values: Array) -> Any:
+    return function.reduce(values, axis=-1).tolist()
+
+
+Shape = tuple[int, ...]
+
+
 def read_sheets(measured: Sequence[Sequence[NDArray[Any] | None]]) -> list[Sheets]:
     """The columns of several measures, from what the frames have of each; None is what was not measured.
 
-    What has one shape in the same rows is copied, and its lowest and highest found, at once.
+    What has the same shapes in the same rows is copied, and its lowest and highest found, at once.
     """
     columns: list[Sheets] = [[] for _ in measured]
-    alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    alike: dict[tuple[Shape | None, ...], list[int]] = {}
     for place, arrays in enumerate(measured):
-        for shape, rows in _by_shape(arrays):
-            alike.setdefault((shape, rows), []).append(place)
-    for (shape, rows), places in alike.items():
-        arrays = [array for place in places for array in _those(measured[place], rows)]
-        values = np.concatenate(arrays).reshape(len(places), len(rows), *shape).astype(np.float64)
-        sheets = [Sheet(rows, own) for own in values]
-        if len(shape) == 1:
-            ends = (end.reduce(values, axis=-1).tolist() for end in (np.minimum, np.maximum))
-            for sheet, lowest, highest in zip(sheets, *ends, strict=True):
-                sheet.lowest, sheet.highest = lowest, highest
-        for place, sheet in zip(places, sheets, strict=True):
-            columns[place].append(sheet)
+        alike.setdefault(tuple([None if array is None else array.shape for array in arrays]), []).append(place)
+    for shapes, places in alike.items():
+        for shape in {*shapes} - {None}:
+            assert shape is not None
+            if 0 not in shape:
+                rows = tuple([row for row, its_shape in enumerate(shapes) if its_shape == shape])
+                _read_alike(measured, places, rows, shape, columns)
     return columns
 
 
-def _by_shape(arrays: Sequence[NDArray[Any] | None]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Each shape that is not empty, and the rows that have it."""
-    shapes = [None if array is None else array.shape for array in arrays]
-    if shapes.count(shapes[0]) == len(shapes):
-        found = {shapes[0]: [*range(len(shapes))]}
-    else:
-        found = {}
-        for row, shape in enumerate(shapes):
-            found.setdefault(shape, []).append(row)
-    return [(shape, tuple(rows)) for shape, rows in found.items() if shape is not None and 0 not in shape]
-
-
-def _those(arrays: Sequence[NDArray[Any] | None], rows: Sequence[int]) -> Iterator[NDArray[Any]]:
-    for row in rows:
-        array = arrays[row]
-        assert array is not None
-        yield array
+def _read_alike(
+    measured: Sequence[Sequence[Any]], places: Sequence[int], rows: Sequence[int], shape: Shape, columns: list[Sheets]
+) -> None:
+    """Add the sheets with these rows, of the measures in these places."""
+    arrays = [measured[place][row] for place in places for row in rows]
+    values = np.concatenate(arrays).reshape(len(places), len(rows), *shape).astype(np.float64)
+    if len(shape) > 1:
+        for place, own in zip(places, values, strict=True):
+            columns[place].append(Sheet(rows, own))
+        return
+    ends = zip(_reduced(np.minimum, values), _reduced(np.maximum, values), strict=True)
+    for place, own, (lowest, highest) in zip(places, values, ends, strict=True):
+        columns[place].append(Sheet(rows, own, (lowest, highest)))
 
 
 def of_each(function: Callable[[Array], Array], sheets: Sheets) -> Sheets:
@@ -160,21 +147,3 @@ def spread(sheets: Sheets, of_each: Sequence[Sequence[Any]], nothing: Any, num_r
         for row, entry in zip(sheet.rows, entries, strict=True):
             column[row] = entry
     return column
-
-
-class Row:
-    """What all columns have in one row: floats, answers, and arrays, which are empty where there is nothing."""
-
-    def __init__(self, columns: Sequence[Column], row: int) -> None:
-        self._columns = columns
-        self._row = row
-
-    def __getitem__(self, node: int) -> Any:
-        column = self._columns[node]
-        if column and not isinstance(column[0], Sheet):
-            return column[self._row]
-        for sheet in column:
-            assert isinstance(sheet, Sheet)
-            if self._row in sheet.rows:
-                return sheet.values[sheet.rows.index(self._row)]
-        return np.empty(0)

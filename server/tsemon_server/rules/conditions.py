@@ -67,7 +67,7 @@ def repeated(term: Term, num_samples: int, least: int, program: Program) -> Term
         return [None if times != times else times >= least for times in columns[how_often.index]]
 
     says = f"{term.says} in {least} of {num_samples} samples"
-    return program.add(f"{how_often.key} at least {least}", compute, of=[term], axes=0, says=says)
+    return program.add(f"{how_often.key} at least {least}", compute, of=[how_often], axes=0, says=says)
 
 
 # Comparisons
@@ -75,8 +75,10 @@ def repeated(term: Term, num_samples: int, least: int, program: Program) -> Term
 
 def held_against(value: Term, bounds: Sequence[Bound], program: Program) -> Term:
     """Of one number an answer, of layers a mask."""
+    of, says = [value, *(bound for _, bound in bounds)], _says(value, bounds)
     compute = _mask(value, bounds) if value.axes else _answers(value, bounds)
-    return program.add(_key(value, bounds), compute, of=_terms(value, bounds), axes=value.axes, says=_says(value, bounds))
+    reads = of if value.axes else _read(value, bounds)
+    return program.add(_key(value, bounds), compute, of=of, reads=reads, axes=value.axes, says=says)
 
 
 def _key(value: Term, bounds: Sequence[Bound]) -> str:
@@ -87,24 +89,26 @@ def _says(value: Term, bounds: Sequence[Bound]) -> str:
     return value.says + " " + " and ".join(f"{name.replace('_', ' ')} {bound.says}" for name, bound in bounds)
 
 
-def _terms(value: Term, bounds: Sequence[Bound]) -> list[Term]:
-    return [value, *(bound for _, bound in bounds)]
+def _read(value: Term, bounds: Sequence[Bound]) -> list[Term]:
+    """Whose columns `_answer` needs: a bound that is a constant it knows."""
+    return [value, *(bound for _, bound in bounds if bound.number is None)]
 
 
 def _answers(value: Term, bounds: Sequence[Bound]) -> Compute:
-    tests = [_answer(name, bound) for name, bound in bounds]
+    """Numbers held against bounds, row by row."""
+    tests, source = [_answer(name, bound) for name, bound in bounds], value.index
+    if len(tests) == 1:
+        return lambda views, columns: tests[0](columns[source], columns)
 
     def compute(views: Sequence[View], columns: list[Any]) -> Answers:
-        each = [test(columns[value.index], columns) for test in tests]
-        if len(each) == 1:
-            return each[0]
+        each = [test(columns[source], columns) for test in tests]
         return [None if None in row else all(row) for row in zip(*each, strict=True)]
 
     return compute
 
 
 def _answer(name: str, bound: Term) -> Callable[[Numbers, list[Any]], Answers]:
-    """Numbers held against one bound, row by row."""
+    """Numbers held against one bound."""
     test, limit, index = BOUNDS[name], bound.number, bound.index
     if limit is not None:
         return lambda numbers, columns: [None if x != x else test(x, limit) for x in numbers]
@@ -147,9 +151,7 @@ def of_kind(part: Part, value: Term, program: Program) -> Term:
         return [(math.isfinite(x) is is_finite) if is_there else None for is_there, x in given]
 
     compute: Compute = layers if value.axes else numbers
-    return program.add(
-        f"{value.key} is {kind}", compute, of=[value], axes=value.axes, says=f"{value.says} is {kind}"
-    )
+    return program.add(f"{value.key} is {kind}", compute, of=[value], axes=value.axes, says=f"{value.says} is {kind}")
 
 
 _OF_KIND: dict[str, Callable[[Array], NDArray[np.bool_]]] = {
@@ -167,15 +169,15 @@ def held_in(part: Part, value: Term, bounds: Sequence[Bound], program: Program) 
         return in_layers(part, held_against(value, bounds, program), program)
     ((name, bound),) = bounds
     # It holds in any layer if it holds in the one that is farthest to its side, and in all if in the other one.
-    is_lowest = (name in ("below", "at_most")) is (part.data == "any")
+    end = 0 if (name in ("below", "at_most")) is (part.data == "any") else 1
     test = _answer(name, bound)
 
     def compute(views: Sequence[View], columns: list[Any]) -> Answers:
         sheets: Sheets = columns[value.index]
-        extremes = [sheet.known_extremes(is_lowest) for sheet in sheets]
-        return test(spread(sheets, extremes, math.nan, len(views)), columns)
+        ends = [sheet.known_ends[end] for sheet in sheets]
+        return test(spread(sheets, ends, math.nan, len(views)), columns)
 
-    return _in(part, _key(value, bounds), _says(value, bounds), _terms(value, bounds), compute, program)
+    return _in(part, _key(value, bounds), _says(value, bounds), [value, bound], _read(value, bounds), compute, program)
 
 
 def in_layers(part: Part, mask: Term, program: Program) -> Term:
@@ -185,12 +187,14 @@ def in_layers(part: Part, mask: Term, program: Program) -> Term:
         sheets: Sheets = columns[source]
         return spread(sheets, [decide(sheet.values) for sheet in sheets], None, len(views))
 
-    return _in(part, mask.key, mask.says, [mask], compute, program)
+    return _in(part, mask.key, mask.says, [mask], [mask], compute, program)
 
 
-def _in(part: Part, key: str, says: str, of: Sequence[Term], compute: Compute, program: Program) -> Term:
+def _in(
+    part: Part, key: str, says: str, of: Sequence[Term], reads: Sequence[Term], compute: Compute, program: Program
+) -> Term:
     key, says = f"{bounded(key)} in {json.dumps(part.data)}", f"{says} in {_quantifier(part)}"
-    return program.add(key, compute, of=of, axes=0, says=says)
+    return program.add(key, compute, of=of, reads=reads, axes=0, says=says)
 
 
 def _quantifier(part: Part) -> str:

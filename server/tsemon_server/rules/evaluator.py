@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from tsemon_server.rules import evidence, state
-from tsemon_server.rules.columns import Column, Row
 from tsemon_server.rules.engine import Change, Kind, Track, TrackState
-from tsemon_server.rules.memory import Recent
+from tsemon_server.rules.plan import Batch, Plan
 from tsemon_server.rules.program import Program, View, digest
 from tsemon_server.rules.reading import Attempt, Look, attempts_of
 from tsemon_server.rules.rule import Compiled, Rule, compile_rule, filled
 from tsemon_server.rules.state import State
-from tsemon_server.rules.tracking import Standing, follow
+from tsemon_server.rules.tracking import Courses, Standing
 
 
 @dataclass(frozen=True)
@@ -67,13 +66,14 @@ class Evaluator:
         self.rules = tuple(rule for rule in rules if rule.on == on)
         self._program = Program()
         self._compiled = [compile_rule(rule, self._program) for rule in self.rules]
-        self._recent = [_remember_recent(compiled, self._program) for compiled in self._compiled]
-        self._memory_keys = self._program.memory_keys
+        self._shown = [_shown_numbers(compiled, self._program) for compiled in self._compiled]
+        self._plan = Plan(self._program, [compiled.when for compiled in self._compiled])
+        self._cell_keys = self._program.cell_keys()
         self._rule_keys = [digest(rule.name) for rule in self.rules]  # an edited rule goes on
 
     def start(self) -> State:
         """Of an attempt that was not looked at yet."""
-        return State(self._program.fresh_cells(), [Track() for _ in self.rules])
+        return State(self._plan.fresh_cells(), [Track() for _ in self.rules])
 
     def read(self, each: Sequence[tuple[State, Sequence[View]]]) -> list[list[Event]]:
         """Read the next frames of several attempts, of any runs, and give the events of each in the order of steps.
@@ -86,15 +86,12 @@ class Evaluator:
         views = [view for reading in readings for view in reading.views]
         if not views:
             return [[] for _ in each]
-        columns = self._program.run(views, [reading.span for reading in readings])
+        batch = Batch(self._plan, views, [reading.span for reading in readings])
         for reading in readings:
-            reading.courses = [
-                follow(compiled, track, reading.span, reading.state, columns)
-                for compiled, track in zip(self._compiled, reading.state.tracks, strict=True)
-            ]
-        events = [[*self._events(attempt, columns)] for attempt in attempts]
+            reading.courses = Courses(self._compiled, reading.span, reading.state, batch)
+        events = [[*self._events(attempt, batch)] for attempt in attempts]
         for attempt in attempts:
-            attempt.keep()
+            attempt.keep(batch)
         return events
 
     def advance(self, state: State, view: View) -> list[Event]:
@@ -108,23 +105,21 @@ class Evaluator:
 
     def dump(self, held: State) -> bytes:
         """What `load` gives back, with these rules or with others that share some."""
-        return state.dump(held, [*self._memory_keys], self._rule_keys)
+        return state.dump(held, [*self._cell_keys], self._rule_keys)
 
     def load(self, raw: bytes) -> State:
         """Raises UnreadableState."""
         places = {key: place for place, key in enumerate(self._rule_keys)}
-        return state.load(raw, self.start, self._memory_keys, places)
+        return state.load(raw, self.start, self._cell_keys, places)
 
-    def _events(self, attempt: Attempt, columns: Sequence[Column]) -> Iterator[Event]:
+    def _events(self, attempt: Attempt, batch: Batch) -> Iterator[Event]:
         for frame in attempt.changed_frames():
-            looks = attempt.looks(frame, columns)
+            looks = attempt.looks(frame, batch)
             for place in range(len(self.rules)):
                 for change, stack in _changes(place, looks, attempt.frames[frame].step):
-                    yield self._event(place, change, stack, looks, attempt.frames[frame], columns)
+                    yield self._event(place, change, stack, looks, attempt.frames[frame], batch)
 
-    def _event(
-        self, place: int, change: Change, stack: int, looks: Sequence[Look], frame: View, columns: Sequence[Column]
-    ) -> Event:
+    def _event(self, place: int, change: Change, stack: int, looks: Sequence[Look], frame: View, batch: Batch) -> Event:
         compiled = self._compiled[place]
         rule = compiled.rule
         firing = [
@@ -134,10 +129,7 @@ class Evaluator:
         ]
         shown = _shown(compiled, stack, looks)
         view, values = shown.view if compiled.is_of_layers else frame, shown.values
-        window = {
-            says: self._program.cell_at(shown.row, shown.span, memory, columns)
-            for says, memory in self._recent[place].items()
-        }
+        window = {says: batch.recent_at(shown.row, shown.span, key) for says, key in self._shown[place].items()}
         has_ended = change.kind in ("resolved", "withdrawn")
         return Event(
             rule=rule,
@@ -208,8 +200,7 @@ def _status(rule: Rule, tracks: Sequence[Track]) -> RuleStatus:
 _LOUDEST: tuple[TrackState, ...] = ("firing", "pending", "quiet")
 
 
-def _remember_recent(compiled: Compiled, program: Program) -> Mapping[str, int]:
-    """The places of memories that keep the last samples of the numbers that the rule holds against something."""
+def _shown_numbers(compiled: Compiled, program: Program) -> Mapping[str, str]:
+    """The numbers that the rule holds against something, and by which key the program has their last samples."""
     numbers = [comparison.value for comparison in compiled.comparisons if not comparison.value.axes]
-    kept = Recent(evidence.SHOWN_SAMPLES)
-    return {term.says: program.place_of(program.remember(term, "recent", kept, says=term.says)) for term in numbers}
+    return {term.says: program.show(term) for term in numbers}

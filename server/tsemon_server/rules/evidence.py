@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from tsemon_server.rules.columns import Array, Row
+from tsemon_server.rules.columns import Array
 from tsemon_server.rules.conditions import Comparison
 from tsemon_server.rules.engine import Change
+from tsemon_server.rules.plan import Row
 from tsemon_server.rules.program import View
+from tsemon_server.rules.recent import SHOWN_SAMPLES
 from tsemon_server.rules.rule import Compiled
-
-SHOWN_SAMPLES = 8
-"""Of the window: enough to see a trend, few enough to read in a message."""
 
 
 def evidence(

@@ -11,7 +11,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -42,11 +41,14 @@ class Window(Memory):
     num_samples: int
 
     def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
-        pairs = [*cell, *chain.from_iterable((x, step) for x, step in zip(values, steps, strict=True) if x == x)]
-        held, at, length = pairs[::2], pairs[1::2], self.num_samples
-        starts = range(len(cell) // 2 + 1 - length, len(held) + 1 - length)
-        taken = (self.take(held[i : i + length], at[i : i + length]) if i >= 0 else math.nan for i in starts)
-        return [next(taken) if x == x else math.nan for x in values], pairs[-2 * length :]
+        cell, seen, full = cell[:], [], 2 * self.num_samples
+        for x, step in zip(values, steps, strict=True):
+            if x == x:
+                cell += (x, step)
+                del cell[:-full]
+            is_there = x == x and len(cell) == full
+            seen.append(self.take(cell[::2], cell[1::2]) if is_there else math.nan)
+        return seen, cell
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,13 @@ class Previous(Memory):
     num_samples: int
 
     def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
-        held = [*cell, *(x for x in values if x == x)]
-        before = range(len(cell) - self.num_samples, len(held) - self.num_samples)
-        found = (held[i] if i >= 0 else math.nan for i in before)
-        return [next(found) if x == x else math.nan for x in values], held[-self.num_samples - 1 :]
+        cell, seen = cell[:], []
+        for x in values:
+            if x == x:
+                cell.append(x)
+                del cell[: -self.num_samples - 1]
+            seen.append(cell[0] if x == x and len(cell) > self.num_samples else math.nan)
+        return seen, cell
 
 
 @dataclass(frozen=True)
@@ -172,19 +177,6 @@ class HowOften(Memory):
                 del cell[: -self.num_samples]
             seen.append(sum(cell) if cell else math.nan)
         return seen, cell
-
-
-@dataclass(frozen=True)
-class Recent(Memory):
-    """The last `num_samples` with their steps, to be shown: a trend that fits into a message."""
-
-    num_samples: int
-
-    def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
-        cell = cell[:]
-        for x, step in zip(values[-self.num_samples :], steps[-self.num_samples :], strict=True):
-            cell += (step, x)
-        return [*values], cell[-2 * self.num_samples :]
 
 
 def mean(values: Sequence[float]) -> float:

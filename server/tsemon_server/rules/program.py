@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
 from typing import Any, NamedTuple
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tsemon.stacks import Stacks
-from tsemon_server.rules.columns import Column, read_sheets
-from tsemon_server.rules.memory import Cell, Memory
+from tsemon_server.rules.memory import Memory
 from tsemon_server.rules.remembering import Span, of_arrays, of_numbers
+
 
 @dataclass(frozen=True)
 class View:
@@ -120,22 +120,16 @@ def bounded(key: str) -> str:
 
 
 Compute = Callable[[Sequence[View], list[Any]], Any]
-"""The column of a node, from the frames and the columns of the nodes before it."""
+"""The column of a node, from the frames and the columns of the nodes that it reads."""
 
 
-class _Node(NamedTuple):
-    index: int
-    compute: Compute | None
-    """Of what does not depend on the past."""
-    remember: Callable[[Sequence[Span], Any], Any] | None
-    source: int
-    """Where a memory reads."""
+class Node(NamedTuple):
+    """One of the three is there: `measure` of an array, `remember` of a memory, `compute` of all else."""
 
-
-class _Remembered(NamedTuple):
-    key: bytes
-    memory: Memory
-    source: int
+    compute: Compute | None = None
+    remember: Callable[[Sequence[Span], Any], Any] | None = None
+    measure: Measure | None = None
+    reads: tuple[int, ...] = ()
 
 
 class Program:
@@ -146,89 +140,63 @@ class Program:
 
     def __init__(self) -> None:
         self._terms: dict[str, Term] = {}
-        self._constants: list[tuple[int, float]] = []
-        self._arrays: list[tuple[int, Measure]] = []
-        self._nodes: list[_Node] = []
-        """All others."""
-        self._memories: list[_Remembered] = []
+        self.nodes: list[Node] = []
+        self.memories: list[int] = []
+        self.shown: dict[str, Term] = {}
 
     def constant(self, number: float) -> Term:
         """A node that is the same in each frame."""
-        term, is_new = self._new(Term(0, json.dumps(number), 0, f"{number:g}", number=number))
-        if is_new:
-            self._constants.append((term.index, number))
-        return term
+        term = Term(0, json.dumps(number), 0, f"{number:g}", number=number)
+        return self._add(term, Node(lambda views, _: [number] * len(views)))
 
     def read(self, measure: Measure) -> Term:
         """A node that gives a measure of the frame: NaN, or no array, where it is not there."""
         axes, name = ("scalar", "layers", "heads").index(measure.kind), measure.name
-        term, is_new = self._new(Term(0, f"{measure.kind}:{name}", axes, name, frozenset([measure])))
-        if is_new and axes:
-            self._arrays.append((term.index, measure))
-        elif is_new:
-            self._nodes.append(_Node(term.index, _scalars(name), None, -1))
-        return term
+        term = Term(0, f"{measure.kind}:{name}", axes, name, frozenset([measure]))
+        if axes:
+            return self._add(term, Node(measure=measure))
+        return self._add(term, Node(lambda views, _: [float(view.scalars.get(name, math.nan)) for view in views]))
 
-    def add(self, key: str, compute: Compute, *, of: Iterable[Term] = (), axes: int, says: str) -> Term:
-        """A node that is a function of others."""
+    def add(
+        self,
+        key: str,
+        compute: Compute,
+        *,
+        of: Sequence[Term],
+        reads: Sequence[Term] | None = None,
+        axes: int,
+        says: str,
+    ) -> Term:
+        """A node that is a function of others; `reads` are those whose columns it needs, if not all."""
         measures = frozenset[Measure]().union(*(term.measures for term in of))
-        term, is_new = self._new(Term(0, key, axes, says, measures))
-        if is_new:
-            self._nodes.append(_Node(term.index, compute, None, -1))
-        return term
+        needed = tuple(term.index for term in (of if reads is None else reads))
+        return self._add(Term(0, key, axes, says, measures), Node(compute, reads=needed))
 
     def remember(self, term: Term, key: str, memory: Memory, *, says: str) -> Term:
         """A node that is what `memory` makes of another; elementwise, where that has layers."""
-        made, is_new = self._new(Term(0, f"{term.key} | {key}", term.axes, says, term.measures))
-        if is_new:
-            remember = (of_arrays if term.axes else of_numbers)(memory, len(self._memories))
-            self._nodes.append(_Node(made.index, None, remember, term.index))
-            self._memories.append(_Remembered(digest(made.key), memory, term.index))
+        num_nodes, remember = len(self.nodes), (of_arrays if term.axes else of_numbers)(memory, len(self.memories))
+        node = Node(remember=remember, reads=(term.index,))
+        made = self._add(Term(0, f"{term.key} | {key}", term.axes, says, term.measures), node)
+        if len(self.nodes) > num_nodes:
+            self.memories.append(made.index)
         return made
 
-    def _new(self, term: Term) -> tuple[Term, bool]:
-        """The node, and whether there was none that says the same."""
+    def show(self, term: Term) -> str:
+        """Keep the last samples of a number, so that they can be shown; gives its key in `shown`."""
+        key = bounded(f"{term.key} | recent")
+        self.shown[key] = term
+        return key
+
+    def _add(self, term: Term, node: Node) -> Term:
         says = term.says if len(term.says) <= MAX_SAYS else f"{term.says[:MAX_SAYS]}..."
-        term = replace(term, key=bounded(term.key), says=says)
-        is_new = term.key not in self._terms
-        if is_new:
-            self._terms[term.key] = replace(term, index=len(self._terms))
-        return self._terms[term.key], is_new
+        term = replace(term, index=len(self.nodes), key=bounded(term.key), says=says)
+        if term.key not in self._terms:
+            self._terms[term.key] = term
+            self.nodes.append(node)
+        return self._terms[term.key]
 
-    @property
-    def memory_keys(self) -> dict[bytes, int]:
-        """By which the cells of each memory are found again in a stored state, and its place among all memories."""
-        return {memory.key: place for place, memory in enumerate(self._memories)}
-
-    def place_of(self, term: Term) -> int:
-        """Of the memory of a node."""
-        return self.memory_keys[digest(term.key)]
-
-    def fresh_cells(self) -> list[list[Cell]]:
-        return [[] for _ in self._memories]
-
-    def run(self, views: Sequence[View], spans: Sequence[Span]) -> list[Column]:
-        """The columns of all nodes. Each view is a row; `spans`, which have all rows in their order, get to know what is
-        remembered after them."""
-        columns: list[Any] = [None] * len(self._terms)
-        for index, number in self._constants:
-            columns[index] = [number] * len(views)
-        with np.errstate(all="ignore"):  # a run that fails has numbers of any size
-            arrays = read_sheets([[measure.of(view) for view in views] for _, measure in self._arrays])
-            for (index, _), sheets in zip(self._arrays, arrays, strict=True):
-                columns[index] = sheets
-            for index, compute, remember, source in self._nodes:
-                if compute is not None:
-                    columns[index] = compute(views, columns)
-                elif remember is not None:
-                    columns[index] = remember(spans, columns[source])
-        return columns
-
-    def cell_at(self, row: int, span: Span, place: int, columns: list[Any]) -> Cell:
-        """What a memory of a number remembers once it has read a row."""
-        _, memory, source = self._memories[place]
-        return span.cell_at(row, memory, place, columns[source])
-
-
-def _scalars(name: str) -> Compute:
-    return lambda views, _: [float(view.scalars.get(name, math.nan)) for view in views]
+    def cell_keys(self) -> dict[bytes, int]:
+        """By which what is remembered is found again in a stored state, and its place in there."""
+        keys = [*self._terms]
+        each = [*(keys[memory] for memory in self.memories), *self.shown]
+        return {digest(key): place for place, key in enumerate(each)}

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tsemon_server.rules.columns import Column, Row
 from tsemon_server.rules.engine import Change
+from tsemon_server.rules.plan import Batch, Row
 from tsemon_server.rules.program import View
 from tsemon_server.rules.remembering import Span
 from tsemon_server.rules.state import State
-from tsemon_server.rules.tracking import Course, Standing
+from tsemon_server.rules.tracking import Courses, Standing
 
 
 class Reading:
     """The rows of one stack of an attempt."""
+
+    courses: Courses
+    """The alerts of all rules, once the columns are there."""
 
     def __init__(self, state: State, span: Span, views: Sequence[View], frames: Sequence[int]) -> None:
         self.state = state
@@ -21,13 +24,11 @@ class Reading:
         self.views = views
         self.frames = frames
         """Of which frame of the attempt each row is."""
-        self.courses: list[Course] = []
-        """One per rule."""
 
-    def keep(self) -> None:
+    def keep(self, batch: Batch) -> None:
         """What was read is in the state from now on."""
-        self.state.cells = self.span.cells_after
-        self.state.tracks = [course.track for course in self.courses]
+        self.state.cells = batch.cells_after(self.span)
+        self.courses.keep()
         if self.state.first_step is None:
             self.state.first_step = self.views[0].step
         self.state.last_step = self.views[-1].step
@@ -37,22 +38,22 @@ class Reading:
 class Look:
     """A frame as the rules see it in one stack, or the whole frame if there is one stack."""
 
-    def __init__(self, reading: Reading, frame: int, columns: Sequence[Column]) -> None:
+    def __init__(self, reading: Reading, frame: int, batch: Batch) -> None:
         place = reading.frames.index(frame)
         self.view = reading.views[place]
         self.span = reading.span
         self.row = reading.span.start + place
-        self.values = Row(columns, self.row)
+        self.values = Row(batch, self.row)
         self._courses = reading.courses
 
     def change(self, rule: int) -> Change | None:
-        return self._courses[rule].changes.get(self.row)
+        return self._courses.change(rule, self.row)
 
     def before(self, rule: int) -> Standing:
-        return self._courses[rule].before(self.row)
+        return self._courses.before(rule, self.row)
 
     def after(self, rule: int) -> Standing:
-        return self._courses[rule].after(self.row)
+        return self._courses.before(rule, self.row + 1)
 
 
 class Attempt:
@@ -83,20 +84,19 @@ class Attempt:
             {
                 reading.frames[row - reading.span.start]
                 for reading in self.readings
-                for course in reading.courses
-                for row in course.changes
+                for row in reading.courses.changed_rows()
             }
         )
 
-    def looks(self, frame: int, columns: Sequence[Column]) -> list[Look]:
+    def looks(self, frame: int, batch: Batch) -> list[Look]:
         """One per stack that the frame has."""
-        return [Look(reading, frame, columns) for reading in self.readings if frame in reading.frames]
+        return [Look(reading, frame, batch) for reading in self.readings if frame in reading.frames]
 
-    def keep(self) -> None:
+    def keep(self, batch: Batch) -> None:
         """What was read is in the states from now on."""
         self._state.others = self._others
         for reading in self.readings:
-            reading.keep()
+            reading.keep(batch)
 
 
 def attempts_of(each: Sequence[tuple[State, Sequence[View]]], start: Callable[[], State]) -> list[Attempt]:

@@ -99,7 +99,7 @@ def _of_known(take: Callable[[Layers, Array], list[T]], values: Array, is_known:
 def _end(is_lowest: bool) -> Reduction:
     def reduce(sheet: Sheet) -> Numbers:
         if sheet.is_whole:
-            return sheet.lowest if is_lowest else sheet.highest
+            return sheet.ends[0 if is_lowest else 1]
         return of_known(sheet)
 
     end = np.minimum if is_lowest else np.maximum

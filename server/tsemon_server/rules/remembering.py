@@ -21,14 +21,9 @@ class Span:
         self.times = [float(step) for step in steps]
         """The steps as memories keep them."""
         self.cells = cells
-        """What was remembered before these rows, by memory: one cell, or one for each layer."""
+        """What was remembered before these rows: of each memory one cell, or one for each layer."""
         self.cells_after: list[list[Cell]] = []
         """The same after them; filled while the memories read, in their order."""
-
-    def cell_at(self, row: int, memory: Memory, place: int, column: Numbers) -> Cell:
-        """What a memory of a number, which reads this column, remembers once it has read a row."""
-        num_rows = row + 1 - self.start
-        return memory.read(_cell(self.cells[place]), column[self.start : row + 1], self.times[:num_rows])[1]
 
 
 def of_numbers(memory: Memory, place: int) -> Callable[[Sequence[Span], Numbers], Numbers]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tsemon_server.rules.engine import Change, Track, TrackState, Verdict, advance
+from tsemon_server.rules.plan import Batch
 from tsemon_server.rules.remembering import Span
-from tsemon_server.rules.rule import Compiled, Hold
+from tsemon_server.rules.rule import Compiled, Hold, Rule
 from tsemon_server.rules.state import State
 
 
@@ -18,6 +19,9 @@ class Standing(NamedTuple):
     state: TrackState
     pending_step: int | None
     firing_step: int | None
+
+
+_QUIET = Standing("quiet", None, None)
 
 
 @dataclass
@@ -36,22 +40,51 @@ class Course:
     def before(self, row: int) -> Standing:
         return next((standing for place, standing in reversed(self.standings) if place < row), self.first)
 
-    def after(self, row: int) -> Standing:
-        return self.before(row + 1)
+
+class Courses:
+    """The alerts of all rules in the rows of a span. Until `keep` the state stays as it is."""
+
+    def __init__(self, compiled: Sequence[Compiled], span: Span, state: State, batch: Batch) -> None:
+        self._tracks = state.tracks
+        self._judged: list[tuple[Track, int]] = []
+        """Alerts that are quiet, and stay so, with the last step at which all was there to judge them."""
+        self._moving: dict[int, Course] = {}
+        """All others, by the place of their rule."""
+        for place, (one, track) in enumerate(zip(compiled, state.tracks, strict=True)):
+            answers = batch[one.when.index][span.start : span.stop]
+            if track.state == "quiet" and True not in answers:
+                if answers[-1] is not None:
+                    self._judged.append((track, span.steps[-1]))
+                else:
+                    verdicts = _verdicts(one, answers, span, state, batch)
+                    known = [step for step, said in zip(span.steps, verdicts, strict=True) if said != "unknown"]
+                    self._judged += [(track, known[-1])] if known else []
+            else:
+                self._moving[place] = _course(one.rule, track, _verdicts(one, answers, span, state, batch), span)
+
+    def changed_rows(self) -> set[int]:
+        """Those in which an alert changed."""
+        return {row for course in self._moving.values() for row in course.changes}
+
+    def change(self, rule: int, row: int) -> Change | None:
+        return self._moving[rule].changes.get(row) if rule in self._moving else None
+
+    def before(self, rule: int, row: int) -> Standing:
+        return self._moving[rule].before(row) if rule in self._moving else _QUIET
+
+    def keep(self) -> None:
+        """What was followed is in the tracks from now on."""
+        for track, step in self._judged:
+            track.judged_step, track.streak = step, None
+        for place, course in self._moving.items():
+            self._tracks[place] = course.track
 
 
-def follow(compiled: Compiled, track: Track, span: Span, state: State, columns: Sequence[Any]) -> Course:
-    """The verdicts of a rule on the rows of a span, one after the other; `track` stays as it is."""
-    verdicts = _verdicts(compiled, span, columns)
-    early = min(_num_early(compiled.rule.after, span, state), len(verdicts))
-    verdicts[:early] = ["between"] * early
-    first = _standing(track)
-    if track.state == "quiet" and "met" not in verdicts:
-        return Course(_still_quiet(track, verdicts, span), first)
+def _course(rule: Rule, track: Track, verdicts: Sequence[Verdict], span: Span) -> Course:
     streak = None if track.streak is None else replace(track.streak)
-    course = Course(replace(track, streak=streak), first)
+    course = Course(replace(track, streak=streak), _standing(track))
     for row, (verdict, step) in enumerate(zip(verdicts, span.steps, strict=True), span.start):
-        change = advance(compiled.rule, course.track, verdict, step)
+        change = advance(rule, course.track, verdict, step)
         if change is not None:
             course.changes[row] = change
             course.standings.append((row, _standing(course.track)))
@@ -62,26 +95,23 @@ def _standing(track: Track) -> Standing:
     return Standing(track.state, track.pending_step, track.firing_step)
 
 
-def _still_quiet(track: Track, verdicts: Sequence[Verdict], span: Span) -> Track:
-    """What a quiet alert becomes by frames of which none speaks for it."""
-    judged = next((place for place in range(len(verdicts) - 1, -1, -1) if verdicts[place] != "unknown"), None)
-    return track if judged is None else Track(judged_step=span.steps[judged])
-
-
-def _verdicts(compiled: Compiled, span: Span, columns: Sequence[Any]) -> list[Verdict]:
+def _verdicts(
+    compiled: Compiled, answers: Sequence[bool | None], span: Span, state: State, batch: Batch
+) -> list[Verdict]:
     rows = slice(span.start, span.stop)
-    answers = columns[compiled.when.index][rows]
     if compiled.clear is None:
         verdicts = [_VERDICTS[answer] for answer in answers]
     else:
-        clear = columns[compiled.clear.index][rows]
+        clear = batch[compiled.clear.index][rows]
         verdicts = [
             "met" if answer else "clear" if is_clear else "unknown" if answer is None else "between"
             for answer, is_clear in zip(answers, clear, strict=True)
         ]
     if compiled.only_while is not None:
-        guard = columns[compiled.only_while.index][rows]
+        guard = batch[compiled.only_while.index][rows]
         verdicts = ["between" if holds is False else said for said, holds in zip(verdicts, guard, strict=True)]
+    early = min(_num_early(compiled.rule.after, span, state), len(verdicts))
+    verdicts[:early] = ["between"] * early
     return verdicts
 
 

@@ -16,7 +16,6 @@ from tsemon_server.rules.parts import Mistake, Part
 from tsemon_server.rules.program import Compute, Program, Term, View
 from tsemon_server.rules.reductions import Reduction, quantile, reduction
 
-
 _OF_NUMBER: dict[str, Callable[[float], Any]] = {
     "abs": abs,
     "negate": lambda x: -x,

@@ -9,6 +9,7 @@ from tsemon_server.rules import grammar
 from tsemon_server.rules.documents import load
 from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.rules.parts import Part
+from tsemon_server.rules.plan import Batch, Plan
 from tsemon_server.rules.program import Program, View
 from tsemon_server.rules.remembering import Span
 
@@ -53,9 +54,9 @@ def numbers(value, views):
     """What a value is on each view; None where it is undefined."""
     program = Program()
     term = grammar.value(Part(value), program)
-    spans = [Span(0, [view.step for view in views], program.fresh_cells())]
-    seen = program.run(views, spans)[term.index]
-    return [None if math.isnan(number) else number for number in seen]
+    plan = Plan(program, [term])
+    batch = Batch(plan, views, [Span(0, [view.step for view in views], plan.fresh_cells())])
+    return [None if math.isnan(number) else number for number in batch[term.index]]
 
 
 def events(rules, views):

@@ -127,9 +127,8 @@ class TestArithmetic:
     def test_goes_layer_by_layer(self):
         value = [X, {"over": [{"layers": "y"}]}, {"layers": "max"}]
         assert numbers(value, [layers_view(0, x=[1, 6, 5], y=[1, 2, 0])]) == [3]
-        assert numbers(
-            [X, {"times": [{"scalar": "loss"}]}, {"layers": "max"}], [View(0, {"loss": 2.0}, {"x": [1, 3]})]
-        ) == [6]
+        view = View(0, {"loss": 2.0}, {"x": np.array([1, 3])})
+        assert numbers([X, {"times": [{"scalar": "loss"}]}, {"layers": "max"}], [view]) == [6]
 
     def test_may_be_with_itself_at_another_time(self):
         losses = [loss_view(step, loss) for step, loss in enumerate([2.0, 8.0, 4.0])]
