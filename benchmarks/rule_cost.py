@@ -24,6 +24,8 @@ from tsemon_server.rules.rule import Rule
 
 MEASURED_FRAMES = 500
 """Frames in one figure."""
+TROUBLES = "contained_faults", "dropped_frames", "loss_nonfinite"
+"""Scalars that count what goes wrong: nothing, in a healthy run."""
 EVERY = 5
 """Steps from one frame to the next."""
 
@@ -71,7 +73,7 @@ def frames(rules: Sequence[Rule]) -> Iterator[View]:
     while True:
         for _, values_TML in blocks(Size(10_000, len(METRICS))):
             for values_ML in values_TML:
-                own = dict.fromkeys(scalars, float(values_ML[0, 0]))
+                own = dict.fromkeys(scalars, float(values_ML[0, 0])) | dict.fromkeys(TROUBLES, 0.0)
                 yield View(next(steps), own, dict(zip(names, values_ML, strict=True)))
 
 

@@ -21,6 +21,8 @@ Answers = list[bool | None]
 class Sheet:
     """Arrays of one shape, from one row each."""
 
+    __slots__ = "_ends", "notes", "rows", "values"
+
     def __init__(self, rows: Sequence[int], values: Array, ends: tuple[Numbers, Numbers] | None = None) -> None:
         self.rows = rows
         """Numbers of rows, rising."""
@@ -41,7 +43,7 @@ class Sheet:
     def is_whole(self) -> bool:
         """True if no layer is NaN."""
         if "is_whole" not in self.notes:
-            self.notes["is_whole"] = all([x == x for x in self.ends[0]])
+            self.notes["is_whole"] = all(x == x for x in self.ends[0])
         is_whole: bool = self.notes["is_whole"]
         return is_whole
 

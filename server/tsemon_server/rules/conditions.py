@@ -49,11 +49,11 @@ def negated(term: Term, program: Program) -> Term:
 
 
 def joined(terms: Sequence[Term], name: str, program: Program) -> Term:
-    indices, decisive = [term.index for term in terms], name == "any"
+    indices, decisive, other = [term.index for term in terms], name == "any", name != "any"
 
     def compute(views: Sequence[View], columns: list[Any]) -> Answers:
         each = zip(*[columns[index] for index in indices], strict=True)
-        return [decisive if decisive in row else (None if None in row else not decisive) for row in each]
+        return [decisive if decisive in row else None if None in row else other for row in each]
 
     word = " and " if name == "all" else " or "
     key, says = f"{name} [{'; '.join(term.key for term in terms)}]", word.join(term.says for term in terms)

@@ -113,9 +113,10 @@ class Evaluator:
         return state.load(raw, self.start, self._cell_keys, places)
 
     def _events(self, attempt: Attempt, batch: Batch) -> Iterator[Event]:
+        moving = attempt.moving()
         for frame in attempt.changed_frames():
             looks = attempt.looks(frame, batch)
-            for place in range(len(self.rules)):
+            for place in moving:
                 for change, stack in _changes(place, looks, attempt.frames[frame].step):
                     yield self._event(place, change, stack, looks, attempt.frames[frame], batch)
 

@@ -58,15 +58,20 @@ def _held(comparison: Comparison, values: Row, view: View) -> dict[str, Any]:
         layer = _farthest(seen, bounds)
         shown |= {"layer": None} if layer is None else view.place(layer, len(seen))
         seen = math.nan if layer is None else seen[layer]
-        bounds = {
-            name: at[layer] if isinstance(at, np.ndarray) and layer is not None else at for name, at in bounds.items()
-        }
+        bounds = {name: _in_layer(at, layer) for name, at in bounds.items()}
     shown["seen"] = number(seen)
     for name, bound in comparison.bounds:
         shown[name] = number(bounds[name])
         if bound.measures:
             shown["against"] = bound.says
     return shown | {"holds": values[comparison.holds.index]}
+
+
+def _in_layer(bound: Any, layer: int | None) -> Any:
+    """What a layer was held against; None where the bound has layers, but not this one."""
+    if not isinstance(bound, np.ndarray):
+        return bound
+    return None if layer is None or layer >= len(bound) else bound[layer]
 
 
 def _farthest(values: Array, bounds: Mapping[str, Any]) -> int | None:

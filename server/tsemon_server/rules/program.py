@@ -81,7 +81,9 @@ class Measure(NamedTuple):
 
     def of(self, view: View) -> Any:
         """None where it was not measured."""
-        return {"scalar": view.scalars, "layers": view.layers, "heads": view.heads}[self.kind].get(self.name)
+        if self.kind == "scalar":
+            return view.scalars.get(self.name)
+        return (view.layers if self.kind == "layers" else view.heads).get(self.name)
 
 
 @dataclass(frozen=True)

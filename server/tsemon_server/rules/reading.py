@@ -88,6 +88,10 @@ class Attempt:
             }
         )
 
+    def moving(self) -> list[int]:
+        """The places of rules whose alerts are or were not quiet in some stack; no other changes or fires."""
+        return sorted({place for reading in self.readings for place in reading.courses.moving()})
+
     def looks(self, frame: int, batch: Batch) -> list[Look]:
         """One per stack that the frame has."""
         return [Look(reading, frame, batch) for reading in self.readings if frame in reading.frames]

@@ -88,12 +88,19 @@ def _over_known(take: Callable[[Array], Array]) -> Reduction:
 
 
 def _of_known(take: Callable[[Layers, Array], list[T]], values: Array, is_known: NDArray[np.bool_]) -> list[T]:
-    """What `take` gives for each row without the values that are not known: for all at once if those lie in the same layers."""
+    """What `take` gives for each row without what is not known: for all at once if that lies in the same layers."""
+    if is_known.all():
+        return take(_all_layers(values.shape[1]), values)
     first = is_known[0]
     if not (is_known == first).all():
         rows = zip(values, is_known, strict=True)
         return [found for row, known in rows for found in _of_known(take, row[None], known[None])]
     return take(tuple(np.flatnonzero(first).tolist()), np.compress(first, values, axis=1))
+
+
+@lru_cache(maxsize=1024)
+def _all_layers(num_layers: int) -> Layers:
+    return tuple(range(num_layers))
 
 
 def _end(is_lowest: bool) -> Reduction:
@@ -125,6 +132,8 @@ def _falls(layers: Layers, y: Array) -> list[Fit]:
         return _lines(layers, y)
     near_lowest = np.argmax(y <= y.min(axis=1, keepdims=True) + 1, axis=1)
     ends = [max(place + 1, MIN_POINTS) for place in near_lowest.tolist()]
+    if len({*ends}) == 1:
+        return _lines(layers[: ends[0]], y[:, : ends[0]])
     found = [_NO_FIT] * len(y)
     for end in {*ends}:
         rows = [row for row, its_end in enumerate(ends) if its_end == end]
@@ -151,7 +160,7 @@ def _centred(layers: Layers) -> tuple[Array, float]:
 
 
 def _dots(left: Array, right: Array) -> Array:
-    """Of each row with the same row: by the routine that multiplies two vectors, which einsum and a sum of products are not."""
+    """Of each row with its like: by the routine that multiplies two vectors, as einsum and sums of products would not."""
     found: Array = (left[:, None, :] @ right[:, :, None])[:, 0, 0]
     return found
 

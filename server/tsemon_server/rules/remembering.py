@@ -32,16 +32,14 @@ def of_numbers(memory: Memory, place: int) -> Callable[[Sequence[Span], Numbers]
     def remember(spans: Sequence[Span], column: Numbers) -> Numbers:
         found: Numbers = []
         for span in spans:
-            seen, cell = memory.read(_cell(span.cells[place]), column[span.start : span.stop], span.times)
+            held = span.cells[place]
+            cell = held[0] if len(held) == 1 else []
+            seen, cell = memory.read(cell, column[span.start : span.stop], span.times)
             found += seen
             span.cells_after.append([cell])
         return found
 
     return remember
-
-
-def _cell(held: list[Cell]) -> Cell:
-    return held[0] if len(held) == 1 else []
 
 
 def of_arrays(memory: Memory, place: int) -> Callable[[Sequence[Span], Sheets], Sheets]:

@@ -66,6 +66,10 @@ class Courses:
         """Those in which an alert changed."""
         return {row for course in self._moving.values() for row in course.changes}
 
+    def moving(self) -> set[int]:
+        """The places of rules whose alerts are or were not quiet; no other changes or fires."""
+        return {*self._moving}
+
     def change(self, rule: int, row: int) -> Change | None:
         return self._moving[rule].changes.get(row) if rule in self._moving else None
 

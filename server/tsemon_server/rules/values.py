@@ -78,19 +78,15 @@ def combined(term: Term, name: str, other: Term, part: Part, program: Program) -
 
 
 def _of_two(term: Term, other: Term, name: str) -> Compute:
-    left, right, of_arrays, of_numbers = term.index, other.index, OF_TWO[name], _OF_TWO_NUMBERS.get(name, OF_TWO[name])
-
-    def compute(views: Sequence[View], columns: list[Any]) -> Column:
-        one, two = columns[left], columns[right]
-        if term.axes and other.axes:
-            return aligned(of_arrays, one, two)
-        if term.axes:
-            return beside(of_arrays, one, two)
-        if other.axes:
-            return beside(lambda array, number: of_arrays(number, array), two, one)
-        return [*map(of_numbers, one, two)]
-
-    return compute
+    left, right, of_arrays = term.index, other.index, OF_TWO[name]
+    if term.axes and other.axes:
+        return lambda views, columns: aligned(of_arrays, columns[left], columns[right])
+    if term.axes:
+        return lambda views, columns: beside(of_arrays, columns[left], columns[right])
+    if other.axes:
+        return lambda views, columns: beside(lambda x, y: of_arrays(y, x), columns[right], columns[left])
+    of_numbers = _OF_TWO_NUMBERS.get(name, of_arrays)
+    return lambda views, columns: [*map(of_numbers, columns[left], columns[right])]
 
 
 def _grouped(term: Term) -> str:
