@@ -1,7 +1,8 @@
-"""What do the rules cost per frame, and does that grow with what came before?
+"""What do the rules cost per frame, and how much less if several frames are read together?
 
-The rules that come with tsemon read frames of 960 values, once as a replay does, which keeps what they remember in memory,
-and once as the service does, which reads it before each body of frames and writes it down afterwards.
+The rules that come with tsemon read frames of 960 values: so many of one run at a time, and one of each of 64 runs. Then
+single frames after so many others, once with what is remembered kept in memory, and once read from its stored form before
+each frame and written down afterwards.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
+from typing import TypeVar
 
 from values import LAYERS, METRICS, Size, blocks
 
@@ -22,8 +24,13 @@ from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.rules.program import View
 from tsemon_server.rules.rule import Rule
 
-MEASURED_FRAMES = 500
+T = TypeVar("T")
+MEASURED_FRAMES = 512
 """Frames in one figure."""
+START_FRAMES = 100
+"""Frames before those, after which what is remembered has its full length."""
+SIZES = 1, 8, 64
+NUM_RUNS = 64
 TROUBLES = "contained_faults", "dropped_frames", "loss_nonfinite"
 """Scalars that count what goes wrong: nothing, in a healthy run."""
 EVERY = 5
@@ -37,6 +44,7 @@ def main() -> None:
     options = parser.parse_args()
     rules = [rule for rule in _rules(options.rules) if rule.on == "frame"]
     print(f"{len(rules)} rules, frames of {len(METRICS)} x {LAYERS} values; Python {platform.python_version()}\n")
+    _print_batches(Evaluator(rules), [*islice(frames(rules), START_FRAMES + MEASURED_FRAMES)])
     print(
         "| frames before | read, CPU us a frame | read and stored, CPU us a frame | stored, bytes |\n|---|---|---|---|"
     )
@@ -63,6 +71,29 @@ def main() -> None:
         print(f"| {history:,} | {costs_us[0]:.0f} | {costs_us[1]:.0f} | {len(kept):,} |", flush=True)
 
 
+def _print_batches(evaluator: Evaluator, views: Sequence[View]) -> None:
+    print("| frames read together | CPU us a frame, least of 5 |\n|---|---|")
+    for size in SIZES:
+        cost_us = min(_batched_us(evaluator, views, size) for _ in range(5))
+        print(f"| {size} | {cost_us:.0f} |", flush=True)
+    cost_us = min(_of_runs_us(evaluator, views) for _ in range(5))
+    print(f"| {NUM_RUNS}, of as many runs | {cost_us:.0f} |\n", flush=True)
+
+
+def _batched_us(evaluator: Evaluator, views: Sequence[View], size: int) -> float:
+    state = evaluator.start()
+    evaluator.read([(state, views[:START_FRAMES])])
+    chunks = [views[first : first + size] for first in range(START_FRAMES, len(views), size)]
+    return _cpu_us(lambda chunk: evaluator.read([(state, chunk)]), chunks) * len(chunks) / (len(views) - START_FRAMES)
+
+
+def _of_runs_us(evaluator: Evaluator, views: Sequence[View]) -> float:
+    states = [evaluator.start() for _ in range(NUM_RUNS)]
+    evaluator.read([(state, views[:START_FRAMES]) for state in states])
+    of_runs = [[(state, [view]) for state in states] for view in views[START_FRAMES::NUM_RUNS]]
+    return _cpu_us(evaluator.read, of_runs) / NUM_RUNS
+
+
 def frames(rules: Sequence[Rule]) -> Iterator[View]:
     """Frames of a long run, which hold what the rules ask for; other metrics make up the 960 values."""
     measures = {measure for rule in rules for measure in rule.all_measures}
@@ -81,11 +112,11 @@ def _rules(file: Path | None) -> Sequence[Rule]:
     return PACK if file is None else load(file.read_text(), str(file))
 
 
-def _cpu_us(work: Callable[[View], None], views: Sequence[View]) -> float:
+def _cpu_us(work: Callable[[T], object], each: Sequence[T]) -> float:
     started = time.process_time()
-    for view in views:
-        work(view)
-    return (time.process_time() - started) / len(views) * 1e6
+    for one in each:
+        work(one)
+    return (time.process_time() - started) / len(each) * 1e6
 
 
 if __name__ == "__main__":
