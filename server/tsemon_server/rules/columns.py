@@ -7,6 +7,7 @@ empty, is in none of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,6 +47,12 @@ class Sheet:
             self.notes["is_whole"] = all(x == x for x in self.ends[0])
         is_whole: bool = self.notes["is_whole"]
         return is_whole
+
+    @property
+    def is_finite(self) -> bool:
+        """True if no layer is infinite or NaN."""
+        lowest, highest = self.ends
+        return math.inf not in highest and -math.inf not in lowest and self.is_whole
 
     @property
     def known_ends(self) -> tuple[Numbers, Numbers]:

@@ -96,24 +96,24 @@ def _read(value: Term, bounds: Sequence[Bound]) -> list[Term]:
 
 def _answers(value: Term, bounds: Sequence[Bound]) -> Compute:
     """Numbers held against bounds, row by row."""
-    tests, source = [_answer(name, bound) for name, bound in bounds], value.index
-    if len(tests) == 1:
-        return lambda views, columns: tests[0](columns[source], columns)
+    if len(bounds) == 1:
+        return _answer(value.index, *bounds[0])
+    tests = [_answer(value.index, *bound) for bound in bounds]
 
     def compute(views: Sequence[View], columns: list[Any]) -> Answers:
-        each = [test(columns[source], columns) for test in tests]
+        each = [test(views, columns) for test in tests]
         return [None if None in row else all(row) for row in zip(*each, strict=True)]
 
     return compute
 
 
-def _answer(name: str, bound: Term) -> Callable[[Numbers, list[Any]], Answers]:
+def _answer(source: int, name: str, bound: Term) -> Compute:
     """Numbers held against one bound."""
     test, limit, index = BOUNDS[name], bound.number, bound.index
     if limit is not None:
-        return lambda numbers, columns: [None if x != x else test(x, limit) for x in numbers]
-    return lambda numbers, columns: [
-        None if x != x or at != at else test(x, at) for x, at in zip(numbers, columns[index], strict=True)
+        return lambda views, columns: [None if x != x else test(x, limit) for x in columns[source]]
+    return lambda views, columns: [
+        None if x != x or at != at else test(x, at) for x, at in zip(columns[source], columns[index], strict=True)
     ]
 
 
@@ -167,17 +167,21 @@ def held_in(part: Part, value: Term, bounds: Sequence[Bound], program: Program) 
     """A comparison of layers with the layers in which it must hold."""
     if part.data not in ("any", "all") or len(bounds) > 1 or bounds[0][1].axes:
         return in_layers(part, held_against(value, bounds, program), program)
-    ((name, bound),) = bounds
     # It holds in any layer if it holds in the one that is farthest to its side, and in all if in the other one.
-    end = 0 if (name in ("below", "at_most")) is (part.data == "any") else 1
-    test = _answer(name, bound)
+    is_low = bounds[0][0] in ("below", "at_most")
+    farthest = _known_end(value, 0 if is_low is (part.data == "any") else 1, program)
+    reads, compute = _read(farthest, bounds), _answers(farthest, bounds)
+    return _in(part, _key(value, bounds), _says(value, bounds), [value, bounds[0][1]], reads, compute, program)
 
-    def compute(views: Sequence[View], columns: list[Any]) -> Answers:
+
+def _known_end(value: Term, end: int, program: Program) -> Term:
+    """The lowest (0) or highest (1) of the layers that are not NaN."""
+
+    def compute(views: Sequence[View], columns: list[Any]) -> Numbers:
         sheets: Sheets = columns[value.index]
-        ends = [sheet.known_ends[end] for sheet in sheets]
-        return test(spread(sheets, ends, math.nan, len(views)), columns)
+        return spread(sheets, [sheet.known_ends[end] for sheet in sheets], math.nan, len(views))
 
-    return _in(part, _key(value, bounds), _says(value, bounds), [value, bound], _read(value, bounds), compute, program)
+    return program.add(f"{value.key} | known end {end}", compute, of=[value], axes=0, says=value.says)
 
 
 def in_layers(part: Part, mask: Term, program: Program) -> Term:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tsemon_server.rules.columns import Sheet, read_sheets
 from tsemon_server.rules.memory import Cell
-from tsemon_server.rules.program import Program, Term, View
+from tsemon_server.rules.program import Measure, Program, Term, View
 from tsemon_server.rules.recent import keep_recent, recent_at
 from tsemon_server.rules.remembering import Span
 
@@ -46,7 +46,7 @@ class Batch:
         self._columns: list[Any] = [None] * len(plan.nodes)
         columns = self._columns
         with np.errstate(all="ignore"):  # a run that fails has numbers of any size
-            arrays = read_sheets([[measure.of(view) for view in views] for _, measure in plan.arrays])
+            arrays = read_sheets([_arrays(measure, views) for _, measure in plan.arrays])
             for (index, _), sheets in zip(plan.arrays, arrays, strict=True):
                 columns[index] = sheets
             for index, compute, remember, _, reads in plan.steps:
@@ -78,6 +78,14 @@ class Batch:
         shown = span.cells[self._plan.num_memories :]
         keep_recent(span, shown, [self._columns[node] for node in self._plan.shown.values()])
         return [*span.cells_after, *shown]
+
+
+def _arrays(measure: Measure, views: Sequence[View]) -> Sequence[Any]:
+    """What each view has of it."""
+    name = measure.name
+    if measure.kind == "layers":
+        return [view.layers.get(name) for view in views]
+    return [view.heads.get(name) for view in views]
 
 
 class Row:

@@ -14,22 +14,23 @@ SHOWN_SAMPLES = 8
 
 def recent_at(row: int, span: Span, cell: Cell, numbers: Numbers) -> Cell:
     """Steps and values in turn, once a row was read; `cell` has those from before the span."""
-    first = max(span.start, row + 1 - SHOWN_SAMPLES)
-    return _with(cell[:], span.times[first - span.start : row + 1 - span.start], numbers[first : row + 1])
+    cell = cell[:]
+    _add([cell], [numbers], span, row + 1)
+    return cell
 
 
 def keep_recent(span: Span, cells: Sequence[list[Cell]], columns: Sequence[Numbers]) -> None:
     """The same at the end of the span, of several numbers: their cells are changed in place."""
-    first = max(span.start, span.stop - SHOWN_SAMPLES)
-    times = span.times[first - span.start :]
-    for held, numbers in zip(cells, columns, strict=True):
+    for held in cells:
         if len(held) != 1:
             held[:] = [[]]
-        _with(held[0], times, numbers[first : span.stop])
+    _add([held[0] for held in cells], columns, span, span.stop)
 
 
-def _with(cell: Cell, times: Sequence[float], numbers: Numbers) -> Cell:
-    for time, number in zip(times, numbers, strict=True):
-        cell += (time, number)
-    del cell[: -2 * SHOWN_SAMPLES]
-    return cell
+def _add(cells: Sequence[Cell], columns: Sequence[Numbers], span: Span, stop: int) -> None:
+    for row in range(max(span.start, stop - SHOWN_SAMPLES), stop):
+        time = span.times[row - span.start]
+        for cell, numbers in zip(cells, columns, strict=True):
+            cell += (time, numbers[row])
+    for cell in cells:
+        del cell[: -2 * SHOWN_SAMPLES]

@@ -89,8 +89,6 @@ def _over_known(take: Callable[[Array], Array]) -> Reduction:
 
 def _of_known(take: Callable[[Layers, Array], list[T]], values: Array, is_known: NDArray[np.bool_]) -> list[T]:
     """What `take` gives for each row without what is not known: for all at once if that lies in the same layers."""
-    if is_known.all():
-        return take(_all_layers(values.shape[1]), values)
     first = is_known[0]
     if not (is_known == first).all():
         rows = zip(values, is_known, strict=True)
@@ -122,7 +120,10 @@ def fits(sheet: Sheet, *, only_fall: bool) -> list[Fit]:
     """
     if only_fall not in sheet.notes:
         take = _falls if only_fall else _lines
-        sheet.notes[only_fall] = _of_known(take, sheet.values, np.isfinite(sheet.values))
+        if sheet.is_finite:
+            sheet.notes[only_fall] = take(_all_layers(sheet.values.shape[1]), sheet.values)
+        else:
+            sheet.notes[only_fall] = _of_known(take, sheet.values, np.isfinite(sheet.values))
     found: list[Fit] = sheet.notes[only_fall]
     return found
 

@@ -40,7 +40,7 @@ _ENCLOSED = "abs", "exp10"
 
 def _log_odds(share: Any) -> Any:
     # Clipped where a share of energy tells nothing more: the rounding of float32, and what independent tokens share.
-    share = np.clip(share, 1e-13, 0.999)
+    share = np.minimum(np.maximum(share, 1e-13), 0.999)
     return np.log10(share / (1 - share))
 
 
