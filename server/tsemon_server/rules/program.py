@@ -144,7 +144,9 @@ class Program:
         self._terms: dict[str, Term] = {}
         self.nodes: list[Node] = []
         self.memories: list[int] = []
+        """Those of the nodes that remember."""
         self.shown: dict[str, Term] = {}
+        """Numbers whose last samples are kept, by key."""
 
     def constant(self, number: float) -> Term:
         """A node that is the same in each frame."""

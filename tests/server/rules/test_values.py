@@ -240,6 +240,11 @@ class TestAComparisonOfLayers:
             False,
         ]
 
+    def test_that_was_not_measured_leaves_the_answer_unknown(self):
+        condition = {"value": [X], "above": [{"layers": "y"}], "below": 9, "in": "any"}
+        views = [layers_view(0, x=[2, 3]), layers_view(1, x=[2, 3], y=[1]), layers_view(2, x=[2, 3], y=[1, 1])]
+        assert answers(condition, views) == [None, None, True]
+
 
 UNKNOWN = {"value": [{"scalar": "missing"}], "above": 0}
 YES = {"value": 1, "above": 0}
