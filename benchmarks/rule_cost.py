@@ -1,8 +1,8 @@
 """What do the rules cost per frame, and how much less if several frames are read together?
 
-The rules that come with tsemon read frames of 960 values: so many of one run at a time, and one of each of 64 runs. Then
-single frames after so many others, once with what is remembered kept in memory, and once read from its stored form before
-each frame and written down afterwards.
+The built-in rules read frames of 960 values: 1, 8 or 64 of one run together, and one of each of 64 runs. Then they read
+single frames after a long history, once with the state in memory, and once with the state loaded before each frame and
+stored after it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ T = TypeVar("T")
 MEASURED_FRAMES = 512
 """Frames in one figure."""
 START_FRAMES = 100
-"""Frames before those, after which what is remembered has its full length."""
+"""Frames before those, so that all memories are full."""
 SIZES = 1, 8, 64
 NUM_RUNS = 64
 TROUBLES = "contained_faults", "dropped_frames", "loss_nonfinite"
-"""Scalars that count what goes wrong: nothing, in a healthy run."""
+"""Scalars that count errors; 0 in a healthy run."""
 EVERY = 5
 """Steps from one frame to the next."""
 

@@ -1,8 +1,7 @@
-"""What the frames of a batch have of one quantity: a column with an entry for each row.
+"""Columns: one quantity of all frames of a batch, with an entry for each row.
 
-A column of numbers is a list of floats, in which NaN is what was not measured; one of answers has True, False and None.
-A column of arrays is a list of sheets: in each lie the rows whose arrays have one shape. What was not measured, or is
-empty, is in none of them.
+A column of numbers is a list of floats, with NaN for a missing value. A column of answers has True, False and None. A column
+of arrays is a list of sheets, each with the rows whose arrays have the same shape. Missing and empty arrays are in no sheet.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Sheet:
         self.values = values
         """(rows, layers) or (rows, blocks, heads); none of them 0"""
         self.notes: dict[Any, Any] = {}
-        """What several nodes make of this sheet, and one has worked out."""
+        """Results that several nodes share."""
         self._ends = ends
 
     @property
@@ -84,9 +83,9 @@ Shape = tuple[int, ...]
 
 
 def read_sheets(measured: Sequence[Sequence[NDArray[Any] | None]]) -> list[Sheets]:
-    """The columns of several measures, from what the frames have of each; None is what was not measured.
+    """The columns of several measures, from the arrays of the frames; None is a missing array.
 
-    What has the same shapes in the same rows is copied, and its lowest and highest found, at once.
+    Measures with the same shapes in the same rows share one copy, and one search for the lowest and highest values.
     """
     columns: list[Sheets] = [[] for _ in measured]
     alike: dict[tuple[Shape | None, ...], list[int]] = {}
@@ -131,7 +130,7 @@ def beside(function: Callable[[Array, Array], Array], sheets: Sheets, numbers: N
 
 
 def aligned(function: Callable[[Array, Array], Array], left: Sheets, right: Sheets) -> Sheets:
-    """Elementwise. Where the two sides have other shapes, or one was not measured, there is nothing."""
+    """Elementwise. Rows in which the shapes differ, or one side is missing, are left out."""
     found = []
     for one in left:
         for other in right:

@@ -74,7 +74,7 @@ def repeated(term: Term, num_samples: int, least: int, program: Program) -> Term
 
 
 def held_against(value: Term, bounds: Sequence[Bound], program: Program) -> Term:
-    """Of one number an answer, of layers a mask."""
+    """An answer for one number, or a mask for layers."""
     of, says = [value, *(bound for _, bound in bounds)], _says(value, bounds)
     compute = _mask(value, bounds) if value.axes else _answers(value, bounds)
     reads = of if value.axes else _read(value, bounds)

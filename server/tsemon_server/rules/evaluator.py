@@ -1,6 +1,6 @@
-"""Rules at work on the frames of runs: live, replayed, or tried on a stored run, all the same.
+"""Rules at work on the frames of runs: live, replayed, or tried on a stored run.
 
-The cost of a frame does not grow with what came before, and what is remembered can be stored between any two of them.
+The cost of a frame does not grow with the frames before, and the state can be stored between any two of them.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Evaluator:
         return [_status(rule, [one.tracks[place] for one in states]) for place, rule in enumerate(self.rules)]
 
     def dump(self, held: State) -> bytes:
-        """What `load` gives back, with these rules or with others that share some."""
+        """The state as bytes, for `load` of these rules or of others that share some."""
         return state.dump(held, [*self._cell_keys], self._rule_keys)
 
     def load(self, raw: bytes) -> State:

@@ -1,8 +1,7 @@
-"""What is remembered of one number from sample to sample. A cell is a short list of floats, so that it can be stored.
+"""Memories of one number from sample to sample. A cell is a short list of floats, so that it can be stored.
 
-A memory's `read` takes the cell, some samples and their steps. It gives the number that a rule sees at each of them, and the
-cell for what follows: reading samples together or one after the other is the same. NaN is what was not measured: it is not
-remembered.
+A memory's `read` takes the cell, some samples and their steps. It returns the number that a rule sees at each of them, and
+the new cell. Reading samples together or one by one gives the same. Missing values are NaN and are not remembered.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from tsemon_server.rules.columns import Numbers
 
 Cell = list[float]
 Seen = tuple[Numbers, Cell]
-"""A number for each sample, and what is remembered then."""
+"""A number for each sample, and the new cell."""
 
 MAX_SAMPLES = 1000
-"""The longest memory: what is remembered is stored with every body of frames."""
+"""The longest memory: all cells are stored with every body of frames."""
 
 
 class Memory(ABC):
@@ -29,7 +28,7 @@ class Memory(ABC):
 
     @abstractmethod
     def read(self, cell: Cell, values: Sequence[Any], steps: Sequence[float]) -> Seen:
-        """What comes of each value and of those before. The cell that was given stays as it is."""
+        """The result for each value, and the new cell. The given cell is not changed."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ class StepsIn(Memory):
 
 @dataclass(frozen=True)
 class HowOften(Memory):
-    """In how many of the last `num_samples` a condition held. What never came counts as not."""
+    """In how many of the last `num_samples` a condition held. Missing samples count as not held."""
 
     num_samples: int
 

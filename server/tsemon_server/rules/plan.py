@@ -15,7 +15,7 @@ from tsemon_server.rules.remembering import Span
 
 
 class Plan:
-    """The order of work. `always` are terms whose columns are needed in any case; so are those that memories read."""
+    """The order of work: the columns of the terms in `always`, and all that memories read, are computed each time."""
 
     def __init__(self, program: Program, always: Sequence[Term]) -> None:
         self.nodes = program.nodes
@@ -34,10 +34,9 @@ class Plan:
 
 
 class Batch:
-    """Frames that were read together, and their columns. Each view is a row; the spans have all rows in their order.
+    """Frames that are read together, and their columns. Each view is a row; the spans have all rows in their order.
 
-    What no memory reads and no rule asks for in any case, such as the evidence of an alert, is worked out when it is asked
-    for.
+    The other columns, such as the evidence of an alert, are computed on demand.
     """
 
     def __init__(self, plan: Plan, views: Sequence[View], spans: Sequence[Span]) -> None:
@@ -74,14 +73,14 @@ class Batch:
         return recent_at(row, span, held[0] if len(held) == 1 else [], self[self._plan.shown[key]])
 
     def cells_after(self, span: Span) -> list[list[Cell]]:
-        """What is remembered after the rows of a span. From now on nothing can be asked of what was before."""
+        """The cells after the rows of a span. `recent_at` cannot be called any more after this."""
         shown = span.cells[self._plan.num_memories :]
         keep_recent(span, shown, [self._columns[node] for node in self._plan.shown.values()])
         return [*span.cells_after, *shown]
 
 
 def _arrays(measure: Measure, views: Sequence[View]) -> Sequence[Any]:
-    """What each view has of it."""
+    """The array of each view, or None."""
     name = measure.name
     if measure.kind == "layers":
         return [view.layers.get(name) for view in views]
@@ -89,7 +88,7 @@ def _arrays(measure: Measure, views: Sequence[View]) -> Sequence[Any]:
 
 
 class Row:
-    """What the nodes gave in one row: floats, answers, and arrays, which are empty where there is nothing."""
+    """One row of all columns: floats, answers, and arrays, which are empty if missing."""
 
     def __init__(self, batch: Batch, row: int) -> None:
         self._batch = batch

@@ -1,4 +1,4 @@
-"""What all rules together compute of frames: each quantity once, however many rules look at it."""
+"""The quantities that all rules together compute from frames, each of them once."""
 
 from __future__ import annotations
 
@@ -92,15 +92,15 @@ class Term:
 
     index: int
     key: str
-    """What it computes: two terms with one key are one."""
+    """Two terms with one key are one."""
     axes: int
     """0: one number, 1: layers, 2: blocks and heads."""
     says: str
-    """What it is, for people."""
+    """Its description for people."""
     measures: frozenset[Measure] = frozenset()
-    """What of a frame it is made of."""
+    """The parts of a frame from which it is computed."""
     number: float | None = None
-    """What it is in each frame, if it is a constant."""
+    """Its value, if it is a constant."""
 
 
 KEY_BYTES = 8
@@ -135,16 +135,16 @@ class Node(NamedTuple):
 
 
 class Program:
-    """Nodes in an order in which each comes after those that it reads. Two that say the same are one.
+    """Nodes, each after the nodes that it reads. Two that say the same are one.
 
-    Frames go through it together, node by node: no node depends on what a rule makes of a frame.
+    Frames go through it together, node by node: no node depends on the verdict of a rule.
     """
 
     def __init__(self) -> None:
         self._terms: dict[str, Term] = {}
         self.nodes: list[Node] = []
         self.memories: list[int] = []
-        """Those of the nodes that remember."""
+        """The nodes that remember."""
         self.shown: dict[str, Term] = {}
         """Numbers whose last samples are kept, by key."""
 
@@ -200,7 +200,7 @@ class Program:
         return self._terms[term.key]
 
     def cell_keys(self) -> dict[bytes, int]:
-        """By which what is remembered is found again in a stored state, and its place in there."""
+        """The key of each cell in a stored state, and its place."""
         keys = [*self._terms]
         each = [*(keys[memory] for memory in self.memories), *self.shown]
         return {digest(key): place for place, key in enumerate(each)}

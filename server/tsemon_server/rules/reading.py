@@ -1,4 +1,4 @@
-"""What is read together: the next frames of several attempts, each stack of a model as rows of its own."""
+"""The next frames of several attempts, read together, with separate rows for each stack of a model."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Reading:
         self.span = span
         self.views = views
         self.frames = frames
-        """Of which frame of the attempt each row is."""
+        """The number of each row's frame in the attempt."""
 
     def keep(self, batch: Batch) -> None:
-        """What was read is in the state from now on."""
+        """Write the results to the state."""
         self.state.cells = batch.cells_after(self.span)
         self.courses.keep()
         if self.state.first_step is None:
@@ -97,7 +97,7 @@ class Attempt:
         return [Look(reading, frame, batch) for reading in self.readings if frame in reading.frames]
 
     def keep(self, batch: Batch) -> None:
-        """What was read is in the states from now on."""
+        """Write the results to the states."""
         self._state.others = self._others
         for reading in self.readings:
             reading.keep(batch)

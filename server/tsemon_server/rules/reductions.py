@@ -1,7 +1,7 @@
 """From the layers of a model, or the heads of a block, to one number. NaN is what could not be measured: it is left out.
 
-All rows of a sheet are reduced at once where that gives each what it would give alone, to the last bit: a row that lies
-in one piece is summed in the same order either way. Rows with NaN in different places are reduced one by one.
+All rows of a sheet are reduced in one call if the result is the same to the last bit: a contiguous row is summed in the same
+order either way. Rows with NaN in different places are reduced one by one.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def quantile(known: Sequence[float], share: float) -> float:
 
 
 def _over_known(take: Callable[[Array], Array]) -> Reduction:
-    """Of a function that reduces the rows of a matrix without NaN."""
+    """`take` reduces the rows of a matrix without NaN."""
 
     def taken(layers: Layers, values: Array) -> Numbers:
         found: Numbers = take(values).tolist() if layers else [math.nan] * len(values)
@@ -88,7 +88,7 @@ def _over_known(take: Callable[[Array], Array]) -> Reduction:
 
 
 def _of_known(take: Callable[[Layers, Array], list[T]], values: Array, is_known: NDArray[np.bool_]) -> list[T]:
-    """What `take` gives for each row without what is not known: for all at once if that lies in the same layers."""
+    """Apply `take` to the known values of each row; in one call if the same layers are known in all rows."""
     first = is_known[0]
     if not (is_known == first).all():
         rows = zip(values, is_known, strict=True)
@@ -161,7 +161,7 @@ def _centred(layers: Layers) -> tuple[Array, float]:
 
 
 def _dots(left: Array, right: Array) -> Array:
-    """Of each row with its like: by the routine that multiplies two vectors, as einsum and sums of products would not."""
+    """Products of rows. `@` uses the same routine as for two vectors; einsum does not, and its last bits differ."""
     found: Array = (left[:, None, :] @ right[:, :, None])[:, 0, 0]
     return found
 

@@ -21,7 +21,7 @@ class Span:
         self.times = [float(step) for step in steps]
         """The steps as memories keep them."""
         self.cells = cells
-        """What was remembered before these rows: of each memory one cell, or one for each layer."""
+        """The cells before these rows: each memory has one, or one for each layer."""
         self.cells_after: list[list[Cell]] = []
         """The same after them; filled while the memories read, in their order."""
 

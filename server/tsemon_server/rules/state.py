@@ -28,7 +28,7 @@ class State:
     """Of one attempt of a run; changed in place by `Evaluator.read`."""
 
     cells: list[list[Cell]]
-    """Of each memory one, or one for each layer."""
+    """Each memory has one, or one for each layer."""
     tracks: list[Track]
     first_step: int | None = None
     last_step: int | None = None

@@ -26,7 +26,7 @@ _QUIET = Standing("quiet", None, None)
 
 @dataclass
 class Course:
-    """What becomes of an alert in the rows of a span."""
+    """The changes of an alert in the rows of a span."""
 
     track: Track
     """After the last of them."""
@@ -77,7 +77,7 @@ class Courses:
         return self._moving[rule].before(row) if rule in self._moving else _QUIET
 
     def keep(self) -> None:
-        """What was followed is in the tracks from now on."""
+        """Write the results to the tracks."""
         for track, step in self._judged:
             track.judged_step, track.streak = step, None
         for place, course in self._moving.items():

@@ -118,7 +118,7 @@ _OF_TWO_NUMBERS: dict[str, Callable[[float, float], float]] = {
     "min_with": lambda left, right: float(np.minimum(left, right)),
     "max_with": lambda left, right: float(np.maximum(left, right)),
 }
-"""Where what is done with arrays does not do with numbers."""
+"""Operations that are different for numbers."""
 _SIGNS = {"plus": "+", "minus": "-", "times": "×", "over": "/", "min_with": "or, if less,", "max_with": "or, if more,"}
 _AXES = {0: "one number", 1: "layers", 2: "blocks and heads"}
 

@@ -12,7 +12,7 @@ from tsemon_server.rules.program import View
 from tsemon_server.services.replay.recording import Recording
 
 FRAMES_AT_ONCE = 256
-"""That the rules read together: more cost hardly less each, and are held in memory meanwhile."""
+"""The rules read this many frames together. Larger batches need more memory and are hardly faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
