@@ -6,9 +6,11 @@ holding, so that no crossing of a bound is lost.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,12 @@ from tsemon_answers.rules import RuleTrace, TracedComparison, TracedPoint, Trace
 from tsemon_server.rules.conditions import Comparison
 from tsemon_server.rules.evaluator import Evaluator, Event
 from tsemon_server.rules.evidence import number
-from tsemon_server.rules.program import Measure, Program, Slots, View
-from tsemon_server.rules.rule import Rule, compile_rule
-from tsemon_server.rules.values import aligned
+from tsemon_server.rules.plan import Row
+from tsemon_server.rules.program import Measure, View
+from tsemon_server.rules.reading import Look
+from tsemon_server.rules.rule import Rule
 from tsemon_server.services.replay.recording import Attempt, Recording
+from tsemon_server.services.replay.replaying import FRAMES_AT_ONCE
 
 MAX_SPANS = 200
 MAX_TRACES = 8
@@ -56,10 +60,10 @@ class Traced:
 
 
 def _watched(views: Iterator[View], tracers: Sequence[_Tracer]) -> Iterator[View]:
-    for view in views:
+    while some := [*islice(views, FRAMES_AT_ONCE)]:
         for tracer in tracers:
-            tracer.see(view)
-        yield view
+            tracer.see(some)
+        yield from some
 
 
 @dataclass
@@ -136,9 +140,7 @@ class _Tracer:
         self._attempt = attempt
         self._evaluator = Evaluator([rule])
         self._state = self._evaluator.start()
-        self._program = Program()
-        self._compiled = compile_rule(rule, self._program)
-        self._cells = [self._program.fresh_cells()]
+        (self._compiled,) = self._evaluator.compiled
         comparisons = self._compiled.comparisons[:MAX_COMPARISONS]
         self._curves = [_Curve(comparison, 2 * (points // 2)) for comparison in comparisons]
         self._lacks: set[Measure] = set(rule.all_measures)
@@ -148,21 +150,18 @@ class _Tracer:
         self._first_step: int | None = None
         self._last_step: int | None = None
 
-    def see(self, view: View) -> None:
-        """The next frame; one whose step is not after the last one changes nothing."""
-        if self._last_step is not None and view.step <= self._last_step:
-            return
-        self._first_step = view.step if self._first_step is None else self._first_step
-        self._last_step, self._num_samples = view.step, self._num_samples + 1
-        self._lacks = {measure for measure in self._lacks if measure.of(view) is None}
-        for event in self._evaluator.advance(self._state, view):
+    def see(self, views: Sequence[View]) -> None:
+        """The next frames; one whose step is not after the last one changes nothing."""
+        for event in self._evaluator.read([(self._state, views)], self._look)[0]:
             self._note(event)
-        views = view.of_stacks()
-        while len(self._cells) < len(views):
-            self._cells.append(self._program.fresh_cells())
-        looks = [(one, self._program.run(one, cells)) for one, cells in zip(views, self._cells, strict=False)]
+
+    def _look(self, looks: Sequence[Look]) -> None:
+        step = looks[0].view.step
+        self._first_step = step if self._first_step is None else self._first_step
+        self._last_step, self._num_samples = step, self._num_samples + 1
+        self._lacks = {measure for measure in self._lacks if all(measure.of(look.view) is None for look in looks)}
         for curve in self._curves:
-            first, *others = (_point(curve.comparison, one, slots) for one, slots in looks)
+            first, *others = (_point(curve.comparison, look.view, look.values) for look in looks)
             for other in others:
                 first = _nearer(first, other)
             curve.add(first)
@@ -189,7 +188,7 @@ class _Tracer:
             self._spans[self._num_spans - 1 :] = [span]
 
 
-def _point(comparison: Comparison, view: View, slots: Slots) -> _Point:
+def _point(comparison: Comparison, view: View, slots: Row) -> _Point:
     seen, bounds = slots[comparison.value.index], {name: slots[term.index] for name, term in comparison.bounds}
     holds, layer = slots[comparison.holds.index], None
     margin: Any = _margin(seen, bounds) if bounds else _of_answer(holds)
@@ -206,10 +205,9 @@ def _point(comparison: Comparison, view: View, slots: Slots) -> _Point:
 
 def _margin(seen: Any, bounds: Mapping[str, Any]) -> Any:
     """How far the value is on the right side of the bound that is nearest, layer by layer if it has layers."""
-    each = [_SIGNS[name] * aligned(np.subtract, seen, bound) for name, bound in bounds.items()]
-    margin = each[0]
-    for other in each[1:]:
-        margin = aligned(np.minimum, margin, other)
+    if isinstance(seen, np.ndarray) and any(np.shape(bound) not in ((), seen.shape) for bound in bounds.values()):
+        return np.empty(0)  # of another depth: nothing holds there
+    margin = functools.reduce(np.minimum, [_SIGNS[name] * (seen - bound) for name, bound in bounds.items()])
     return margin if isinstance(margin, np.ndarray) else float(margin)
 
 
