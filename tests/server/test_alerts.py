@@ -322,7 +322,7 @@ class TestRulesThatFail:
             raise ZeroDivisionError("on purpose")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Evaluator, "advance", fail)
+            patch.setattr(Evaluator, "read", fail)
             assert send(api, run_id, [20, 20, 20]) == []
         assert list(api.losses(run_id)) == [0, 1, 2]
         assert "tsemon_rule_errors_total 3.0" in api.http.get("/metrics").text

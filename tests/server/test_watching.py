@@ -136,7 +136,7 @@ class TestAFrameOnWhichTheRulesFail:
             raise ZeroDivisionError("on purpose")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Evaluator, "advance", fail)
+            patch.setattr(Evaluator, "read", fail)
             send(api, run_id, [20, 20])
         send(api, run_id, [20, 20, 20], 2)
         assert skipped(api, run_id) == 2

@@ -38,6 +38,5 @@ def state_now(reader: Reader, evaluator: Evaluator, run_id: str, attempt: int) -
     if state is None:
         return evaluator.start()
     frames = reader.frames.after(run_id, attempt, checkpoint.step, progress.read_to)
-    for view in views_of(frames, *reader.runs.model(run_id, attempt)):
-        evaluator.advance(state, view)
+    evaluator.read([(state, [*views_of(frames, *reader.runs.model(run_id, attempt))])])
     return state

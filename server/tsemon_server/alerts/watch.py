@@ -13,13 +13,15 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from tsemon.wire import Frame
 from tsemon_server.alerts.active import ActiveRules
 from tsemon_server.alerts.book import AlertBook
 from tsemon_server.alerts.recall import recalled
-from tsemon_server.rules.evaluator import Evaluator
+from tsemon_server.rules.evaluator import Evaluator, Event
+from tsemon_server.rules.program import View
 from tsemon_server.rules.state import State
 from tsemon_server.rules.views import views_of
 from tsemon_server.store import Store
@@ -38,6 +40,7 @@ KNOWN_ATTEMPTS = 512
 MOST_WRITERS = 256
 """Writers of an attempt that others wait for: those that were heard of last."""
 MOST_DUE = 256
+FRAMES_AT_ONCE = 256
 
 
 class _Known(NamedTuple):
@@ -51,13 +54,13 @@ class _Known(NamedTuple):
 
 
 class Watch:
-    """The rules at work. `on_error` is told when they failed, `on_read` how many seconds they took for a frame."""
+    """The rules at work. `on_error` is told when they failed, `on_read` how many seconds they took for how many frames."""
 
     def __init__(
         self,
         active: ActiveRules,
         on_error: Callable[[], None] = lambda: None,
-        on_read: Callable[[float], None] = lambda _: None,
+        on_read: Callable[[float, int], None] = lambda _seconds, _num_frames: None,
     ) -> None:
         self.active = active
         self.on_error, self.on_read = on_error, on_read
@@ -237,19 +240,30 @@ class _Reading:
     # -- reading
 
     def _read(self, frames: Sequence[Frame]) -> None:
-        for view in views_of(frames, *self._model):
-            began = time.perf_counter()
-            progress = self._progress
+        views = views_of(frames, *self._model)
+        while some := [*islice(views, FRAMES_AT_ONCE)]:
             try:
-                events = self._evaluator.advance(self._state, view)
-            except Exception:  # a rule is no reason to lose frames
-                log.exception("the rules failed at step %d of run %s; they skip this frame", view.step, self._which[0])
-                self._watch.on_error()
-                progress = progress._replace(num_skipped=progress.num_skipped + 1)
-            else:
-                self._watch.on_read(time.perf_counter() - began)
-                for event in events:
-                    self._book.enter(event)
-            self._progress = progress._replace(read_to=view.step, num_read=progress.num_read + 1)
-            if self._progress.num_read - self._kept_at >= SPACING:
+                events = self._events(some)
+            except Exception:  # one frame is no reason to skip the others
+                events = [event for view in some for event in self._events_or_none(view)]
+            for event in events:
+                self._book.enter(event)
+            num_read = self._progress.num_read + len(some)
+            self._progress = self._progress._replace(read_to=some[-1].step, num_read=num_read)
+            if num_read - self._kept_at >= SPACING:
                 self._keep_checkpoint()
+
+    def _events(self, views: Sequence[View]) -> list[Event]:
+        began = time.perf_counter()
+        (events,) = self._evaluator.read([(self._state, views)])
+        self._watch.on_read(time.perf_counter() - began, len(views))
+        return events
+
+    def _events_or_none(self, view: View) -> list[Event]:
+        try:
+            return self._events([view])
+        except Exception:  # a rule is no reason to lose frames
+            log.exception("the rules failed at step %d of run %s; they skip this frame", view.step, self._which[0])
+            self._watch.on_error()
+            self._progress = self._progress._replace(num_skipped=self._progress.num_skipped + 1)
+            return []
