@@ -7,7 +7,9 @@ import time
 from concurrent.futures import Future
 
 from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
 
 from tsemon.errors import Busy, TsemonError
 from tsemon.wire import MAX_BODY_BYTES
@@ -18,7 +20,7 @@ from tsemon_server.limits.admission import visit_of
 from tsemon_server.parts import Parts
 from tsemon_server.routes.openapi import takes
 from tsemon_server.routes.reading import read_raw
-from tsemon_server.routes.signature import RunId, TheParts, TheStore, api_router, as_json
+from tsemon_server.routes.signature import MAX_RUN_ID, RunId, TheParts, api_router, as_json
 from tsemon_server.services.ingest import service
 from tsemon_server.services.ingest.packed import header_of, is_packed
 from tsemon_server.services.ingest.schemas import FramesBody, Heartbeat
@@ -29,7 +31,24 @@ SMALL_BYTES = 2**16
 LOOK_EVERY_S = 1.0
 """How often the server looks whether the client of a body that waits for its transaction is still there."""
 
-router = api_router("writers")
+
+class RouteOfWriters(APIRoute):
+    """A route whose function has the parameters `run_id`, `request` and `parts`.
+
+    To find these is all that FastAPI would do for a request as writers send it, and it would take as long as to read a
+    frame. Any other request is left to it.
+    """
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        run_id = scope["path_params"]["run_id"]
+        if scope["method"] != "POST" or scope["query_string"] or len(run_id) > MAX_RUN_ID:
+            await super().handle(scope, receive, send)
+            return
+        response = await self.endpoint(run_id, Request(scope, receive), scope["app"].state.parts)
+        await response(scope, receive, send)
+
+
+router = api_router("writers", route_class=RouteOfWriters)
 
 
 @router.post("/runs/{run_id}/frames", response_model=Receipt)
@@ -86,14 +105,14 @@ async def _batch(parts: Parts, run_id: str, request: Request, raw: bytearray, re
     return service.batch_of(run_id, body, stacks)
 
 
-@router.post("/runs/{run_id}/heartbeat")
+@router.post("/runs/{run_id}/heartbeat", response_model=Pulse)
 @needs("ingest", of="run")
 @takes(Heartbeat)
-async def send_heartbeat(run_id: RunId, request: Request, store: TheStore) -> Pulse:
+async def send_heartbeat(run_id: RunId, request: Request, parts: TheParts) -> Response:
     """Tell that a writer is alive, and hear of the run's alerts."""
     raw = await read_raw(request)
     body = read_body(Heartbeat, raw)
     # Not on a thread of its own: where the database is locked, those that wait would soon have all of them.
-    heard = store.write_soon(run_id, lambda writer: service.heard_of(writer, run_id, body))
+    heard = parts.store.write_soon(run_id, lambda writer: service.heard_of(writer, run_id, body))
     pulse: Pulse = await asyncio.wrap_future(heard)
-    return pulse
+    return as_json(pulse)
