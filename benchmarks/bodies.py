@@ -38,12 +38,12 @@ from tsemon.transport.packing import pack_frames
 from tsemon.transport.spool import make_record
 from tsemon.wire import PACKED, Array, Frame, frames_to_body
 from tsemon_server.services.ingest.packed import read_packed
-from tsemon_server.services.ingest.schemas import read_frames
+from tsemon_server.services.ingest.usual import read_json
 
 BLOCKS = 48
 WRITER = "rank0"
 KINDS: dict[str, Callable[[str, int, Sequence[str]], bytes]] = {"application/json": frames_to_body, PACKED: pack_frames}
-READERS: dict[str, Callable[[bytes], Any]] = {"application/json": read_frames, PACKED: read_packed}
+READERS: dict[str, Callable[[bytes], Any]] = {"application/json": read_json, PACKED: read_packed}
 
 
 class Turn(NamedTuple):
