@@ -339,10 +339,12 @@ _NOT_OVER = {"resolved_step": None, "resolved_reason": None}
 
 
 # Of the run of an alert.
-_LAST_STEP = select(func.coalesce(_run.last_step, 0)).where(_run.run_id == _alert.run_id).scalar_subquery()
+_OF_RUN = select(func.coalesce(_run.last_step, 0)).where(_run.run_id == _alert.run_id)
+_LAST_STEP = _OF_RUN.correlate(tables.alert).scalar_subquery()
 _END_OF_ATTEMPT = (
     select(case((_attempt.hidden_from < NEVER, _attempt.hidden_from), else_=_LAST_STEP))
     .where(_attempt.run_id == _alert.run_id, _attempt.attempt == _alert.attempt)
+    .correlate(tables.alert)
     .scalar_subquery()
 )
 """The step at which a later attempt took over, or the last one."""
