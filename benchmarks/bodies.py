@@ -55,7 +55,7 @@ class Turn(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The server's CPU, with that of the database, over that of decoding the JSON."""
+        """CPU of the server and its database over the CPU of decoding the JSON."""
         return (self.service + self.engine) / self.decoding
 
 
@@ -193,7 +193,7 @@ def print_server(engine: Engine, recorded: Sequence[Frame], arguments: argparse.
 
 
 def decode(body: bytes) -> list[dict[str, np.ndarray]]:
-    """What any server has to do: the arrays of the frames of a JSON body."""
+    """The arrays of the frames of a JSON body: the work that no server can avoid."""
     return [
         {
             name: np.frombuffer(base64.b64decode(array["f32"]), "<f4").reshape(array["shape"])

@@ -1,12 +1,13 @@
-"""What does a fleet meet that comes back all at once after an outage, and how much memory does the service keep of it?
+"""How long does a fleet wait that reconnects together after an outage, and how much memory does the server use and keep?
 
 Each client is the outbox of a training process with frames that `attach` recorded, and sends as it would: packed bodies of
-up to 256 frames, and after a refusal again when it is told to. All begin at the same moment.
+up to 256 frames, and again after a refusal when `Retry-After` says. All begin together.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import tempfile
@@ -32,13 +33,13 @@ MIB = 2**20
 
 @dataclass
 class Seen:
-    """What all clients saw, in seconds since they began."""
+    """Events of all clients, in seconds since the first of them sent a body."""
 
-    began: float = field(default_factory=time.monotonic)
+    began: float = math.inf
     accepted: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
     asked_to_wait: list[float] = field(default_factory=list)
-    given_up: list[float] = field(default_factory=list)
+    timed_out: list[float] = field(default_factory=list)
     """Bodies that were not answered within the client's patience."""
 
     def now(self) -> float:
@@ -53,11 +54,12 @@ class SeenDelivery(HttpDelivery):
         self._seen = seen
 
     def send(self, run_id: str, body: bytes, content_type: str = "application/json") -> dict[str, Any]:
+        self._seen.began = min(self._seen.began, time.monotonic())
         try:
             reply = super().send(run_id, body, content_type)
         except ServerUnreachable as error:
             if error.retry_after_s is None:
-                self._seen.given_up.append(self._seen.now())
+                self._seen.timed_out.append(self._seen.now())
             else:
                 self._seen.refused.append(self._seen.now())
                 self._seen.asked_to_wait.append(error.retry_after_s)
@@ -101,7 +103,7 @@ def main() -> None:
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     print(f"{arguments.clients} clients with {arguments.frames} frames each\n")
     print(
-        "| engine | first response, s | first accepted | longest gap | all stored after | refused | given up | "
+        "| engine | first response, s | first accepted | longest gap | all stored after | refused | timed out | "
         "asked to wait, s | memory before, MiB | at most | afterwards |"
     )
     print("|---" * 11 + "|")
@@ -118,34 +120,29 @@ def burst(engine: Engine, database: str, texts: Sequence[str], arguments: argpar
     """One row of the table."""
     with closing(Service(engine, database)) as service, closing(Memory(service.pid)) as memory:
         before = memory.now
-        start = threading.Barrier(arguments.clients + 1)
-        seen: list[Seen] = []
+        start, seen = threading.Barrier(arguments.clients), Seen()
         clients = [
             threading.Thread(target=client, args=(service.url, number, texts, start, seen))
             for number in range(arguments.clients)
         ]
         for one in clients:
             one.start()
-        seen.append(Seen())
-        start.wait()
-        seen[0].began = time.monotonic()
         for one in clients:
             one.join()
-        (found,) = seen
         runs = service.get("/runs", limit=1000)["runs"]
         num_stored = sum(run["num_frames"] for run in runs)
         assert num_stored == arguments.clients * arguments.frames, f"{num_stored} frames were stored"
         time.sleep(arguments.rest_s)
-        gap = max(later - earlier for earlier, later in pairwise([0.0, *sorted(found.accepted)]))
-        responses = [*found.accepted, *found.refused]
-        waits = f"{min(found.asked_to_wait):.0f} to {max(found.asked_to_wait):.0f}" if found.asked_to_wait else "-"
+        gap = max(later - earlier for earlier, later in pairwise([0.0, *sorted(seen.accepted)]))
+        responses = [*seen.accepted, *seen.refused]
+        waits = f"{min(seen.asked_to_wait):.0f} to {max(seen.asked_to_wait):.0f}" if seen.asked_to_wait else "-"
         return (
-            f"| {engine.name} | {min(responses):.1f} | {min(found.accepted):.1f} | {gap:.1f} | {max(found.accepted):.1f} | "
-            f"{len(found.refused)} | {len(found.given_up)} | {waits} | {before:.0f} | {memory.peak:.0f} | {memory.now:.0f} |"
+            f"| {engine.name} | {min(responses):.1f} | {min(seen.accepted):.1f} | {gap:.1f} | {max(seen.accepted):.1f} | "
+            f"{len(seen.refused)} | {len(seen.timed_out)} | {waits} | {before:.0f} | {memory.peak:.0f} | {memory.now:.0f} |"
         )
 
 
-def client(url: str, number: int, texts: Sequence[str], start: threading.Barrier, seen: list[Seen]) -> None:
+def client(url: str, number: int, texts: Sequence[str], start: threading.Barrier, seen: Seen) -> None:
     blocks = [f"h.{block}" for block in range(BLOCKS)]
     registration = {
         "project": "default", "run": f"run {number}", "attempt_key": f"{number}", "blocks": blocks, "resume_step": 0,
@@ -154,7 +151,7 @@ def client(url: str, number: int, texts: Sequence[str], start: threading.Barrier
     for text in texts:
         spool.append(text)
     start.wait()
-    Outbox(spool, SeenDelivery(url, seen[0]), on_warning=lambda _text: None).close(timeout_s=600)
+    Outbox(spool, SeenDelivery(url, seen), on_warning=lambda _text: None).close(timeout_s=600)
 
 
 if __name__ == "__main__":

@@ -11,21 +11,21 @@ from contextlib import contextmanager
 from tsemon.errors import Busy
 
 BODY_BYTES = 16 * 1024
-"""A body costs as much as so many bytes more of it: its head, its transaction, its reply."""
+"""Cost of a body besides its bytes (its head, its transaction, its reply), in bytes."""
 FIRST_BYTES_PER_S = 8 * 2**20
-"""What the server is taken to store before it has stored anything."""
+"""Assumed speed of a server that has stored nothing yet."""
 MEMORY_S = 10.0
 """The estimate looks so far back, in seconds in which something waited."""
 ARRIVAL_S = 2.0
-"""A body that is announced counts for so long. Who announces bodies and does not send them keeps nobody away."""
+"""Time for which a body counts that is announced and does not come: only to announce bodies blocks no other client."""
 LONGEST_S = 10.0
-"""Nobody is told to stay away for longer: the server may be faster than it thinks, and would have nothing to do."""
+"""Largest Retry-After. The server may be faster than the estimate, and would be idle."""
 LARGE_BYTES = 16 * 2**20
-"""Of bodies that wait together: memory is given back once they are done."""
+"""If so much has waited together, the memory is given back once it is stored."""
 
 
 class Backlog:
-    """Estimates how long a body waits, from the bytes before it and how fast such bytes were stored of late.
+    """Estimates how long a body waits, from the bytes before it and the speed of the last seconds.
 
     For one event loop. `on_rest` is called when nothing waits any more after much has waited.
     """
@@ -38,17 +38,17 @@ class Backlog:
     ) -> None:
         self._patience_s, self._on_rest, self._clock = patience_s, on_rest, clock
         self._arriving: dict[Turn, float] = {}
-        """Until when each counts, which was announced and is not here yet: the first to end at the front."""
+        """Bodies that are announced and not here yet, each with the time until which it counts, in this order."""
         self._arriving_bytes = 0
         self._waiting_bytes = self._most_bytes = 0
         self._done_bytes, self._busy_s = float(FIRST_BYTES_PER_S), 1.0
-        """What was stored, and for how long something waited meanwhile; both fade."""
+        """Bytes stored, and the seconds in which bytes waited. Both decay."""
         self._busy_since = self._next_turn_at = clock()
         """When the last body was stored, or the first came after a rest."""
 
     @property
     def bytes_per_s(self) -> float:
-        """How fast the server stores what waits: as of late, or slower if it should have stored all by now."""
+        """Speed at which the server stores waiting bodies. It falls if they should all be stored by now."""
         if not self._waiting_bytes:
             return self._done_bytes / self._busy_s
         expected_s = self._waiting_bytes * self._busy_s / self._done_bytes
@@ -76,7 +76,7 @@ class Backlog:
         self._leave(turn, is_stored=True)
 
     def come(self, turn: Turn, num_bytes: int) -> None:
-        """The body is here, with so many bytes. Raises Busy if others came before it, and it would wait for too long."""
+        """Note that the body is here. Raises Busy if other bodies came before it and it would wait for too long."""
         self._forget_arrival(turn)
         turn.num_bytes = num_bytes + BODY_BYTES
         self._refuse_late(turn, self._waiting_bytes / self.bytes_per_s)
@@ -87,7 +87,7 @@ class Backlog:
         self._most_bytes = max(self._most_bytes, self._waiting_bytes)
 
     def _refuse_late(self, turn: Turn, wait_s: float) -> None:
-        """Raises Busy, unless nothing is before it: somebody has to come, however slow all is."""
+        """Raises Busy if the body would wait for too long. The only body is taken however slow the server is."""
         own_s = turn.num_bytes / self.bytes_per_s
         if not wait_s or wait_s + own_s <= self._patience_s:
             return
@@ -99,12 +99,12 @@ class Backlog:
         )
 
     def _next_turn(self, wait_s: float, own_s: float) -> float:
-        """Seconds after which it should come again: when half of the others are stored, and those are who were refused
-        before it, one after the other."""
+        """Seconds after which the body should come again: once half of the waiting bodies are stored, and after those that
+        were refused before it."""
         now = self._clock()
         at = max(self._next_turn_at, now + max(0.0, wait_s - self._patience_s / 2))
         self._next_turn_at = min(at + own_s, now + LONGEST_S)
-        # Where even the last turn is taken, they come at any time of its second half.
+        # If all turns up to the last one are taken, a random time in the second half spreads the rest.
         return at - now if at < now + LONGEST_S else LONGEST_S * random.uniform(0.5, 1.0)
 
     def _leave(self, turn: Turn, is_stored: bool) -> None:

@@ -35,7 +35,7 @@ from tsemon_server.services.ingest.schemas import (
 MAX_METRICS_IN_ALL = 2**18
 """Metrics of all frames of a body: each takes microseconds and more memory than it has bytes. JSON may have as many keys."""
 MOST_METRICS_KEPT = 256
-"""Of a layout that is remembered."""
+"""Maximum number of metrics of a layout that is remembered."""
 
 _START = struct.Struct("<4sI")
 

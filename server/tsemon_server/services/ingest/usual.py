@@ -1,7 +1,7 @@
 """Bodies of frames in JSON as writers usually send them, read in one pass.
 
-Pydantic takes twice as long, most of it for the 30 arrays of a frame. Whatever is unusual in a body, be it wrong or only
-written in another way, is left to `schemas`: what is allowed, and what the errors say, is decided there alone.
+Pydantic takes twice as long, most of it for the 30 arrays of a frame. `schemas` reads every body that is wrong or only
+written in an unusual way, so it alone decides which bodies are valid, and writes all errors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tsemon_answers.record import LARGEST
 from tsemon_server.services.ingest.schemas import FramesBody, check_heads, check_layers, read_frames
 
 MOST_ARRAYS_KEPT = 256
-"""Of the shapes in a body that are remembered as right."""
+"""Maximum number of shapes in a body whose check is remembered."""
 
 _BODY = {"writer", "attempt", "frames"}
 _FRAME = {"seq", "step", "time", "scalars", "layers", "heads", "not_measured", "crc"}
