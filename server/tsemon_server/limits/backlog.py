@@ -17,7 +17,7 @@ FIRST_BYTES_PER_S = 8 * 2**20
 MEMORY_S = 10.0
 """The estimate looks so far back, in seconds in which something waited."""
 ARRIVAL_S = 2.0
-"""Time for which a body counts that is announced and does not come: only to announce bodies blocks no other client."""
+"""Time for which a body counts that is announced and does not come: a client that only announces bodies blocks no other."""
 LONGEST_S = 10.0
 """Largest Retry-After. The server may be faster than the estimate, and would be idle."""
 LARGE_BYTES = 16 * 2**20
@@ -99,8 +99,8 @@ class Backlog:
         )
 
     def _next_turn(self, wait_s: float, own_s: float) -> float:
-        """Seconds after which the body should come again: once half of the waiting bodies are stored, and after those that
-        were refused before it."""
+        """Seconds after which the body should come again: once half of the waiting bodies are stored, and after all
+        bodies that were refused before it."""
         now = self._clock()
         at = max(self._next_turn_at, now + max(0.0, wait_s - self._patience_s / 2))
         self._next_turn_at = min(at + own_s, now + LONGEST_S)

@@ -81,7 +81,7 @@ def select_alerts() -> Select[Any]:
 
 
 def alert_of(row: Row[Any]) -> Alert:
-    return _alert_from(row._mapping)
+    return _alert_from(row._asdict())
 
 
 def _alert_from(row: Mapping[str, Any]) -> Alert:
@@ -102,7 +102,7 @@ def _alert_as_read(row: tuple[Any, ...]) -> Alert:
 _OF_ATTEMPT = and_(_alert.run_id == bindparam("run_id"), _alert.attempt == bindparam("attempt"))
 _SELECT_OPEN = select_alerts().where(_OF_ATTEMPT, or_(*(_alert.state == state for state in OPEN)))
 _OPEN_ALERTS = Prepared(_SELECT_OPEN.order_by(_alert.alert_id.desc()))
-_COLUMNS = tuple(column.key for column in _SELECT_OPEN.selected_columns)
+_COLUMNS = tuple(str(column.key) for column in _SELECT_OPEN.selected_columns)
 
 
 class Alerts:
