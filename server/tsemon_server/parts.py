@@ -17,6 +17,8 @@ from tsemon_server.alerts.liveness import LISTEN_S, LOOK_EVERY_S, Liveness
 from tsemon_server.events import Feed
 from tsemon_server.exposition import Exposition, Meters
 from tsemon_server.housekeeping import PAUSE_S, Housekeeping
+from tsemon_server.limits.backlog import Backlog
+from tsemon_server.limits.memory import give_back_soon
 from tsemon_server.limits.values import Limits
 from tsemon_server.notify.configuration import load
 from tsemon_server.notify.notifier import Notifier
@@ -33,6 +35,9 @@ BEAT_S = 15.0
 open, and the server notices when it is broken."""
 LARGE_BODIES_AT_ONCE = 2
 """Number of large bodies that are read at the same time: a body of lists takes ten times its size meanwhile."""
+LARGE_BODIES_READ = 4
+"""Number of large bodies that are read or wait for their transaction: the others wait as they came, which takes a third of
+the memory, and no work is lost if their clients leave."""
 LARGE_CHARTS_AT_ONCE = 4
 """Number of heat maps and comparisons that are made at the same time: each takes ten times its size meanwhile."""
 
@@ -56,8 +61,10 @@ class Parts:
     at_work: Sequence[Rounds | Notifier]
     """What works on threads of its own between `start` and `stop`."""
     beat_s: float
+    backlog: Backlog
     lines: Lines = field(default_factory=Lines)
     large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_BODIES_AT_ONCE))
+    large_bodies_read: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_BODIES_READ))
     large_charts: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(LARGE_CHARTS_AT_ONCE))
 
     def start(self) -> None:
@@ -141,6 +148,7 @@ def make_parts(
         view=view,
         at_work=at_work,
         beat_s=beat_s,
+        backlog=Backlog(limits.wait_s, on_rest=give_back_soon),
     )
 
 

@@ -146,6 +146,16 @@ class TestAnAlertThatSomebodyCallsOver:
 
 @pytest.mark.parametrize("state", ["finished", "failed"])
 class TestTheEndOfARun:
+    @pytest.mark.both_engines
+    def test_is_at_the_newest_step_of_this_run_whatever_others_have(self, start, state):
+        api = start()
+        run_ids = [api.register(name) for name in ("short", "long", "ended")]
+        alert_ids = [api.open_alert(run_id) for run_id in run_ids]
+        for run_id, step in zip(run_ids, (50, 900, 70), strict=True):
+            api.send_ok(run_id, [loss_frame(step)])
+        set_state(api, run_ids[2], state)
+        assert ended(api, alert_ids[2]) == ("resolved", 70, "run ended")
+
     def test_ends_what_fires_and_says_that_it_still_did(self, api, run_id, alert_id, state):
         api.send_ok(run_id, [loss_frame(30)])
         set_state(api, run_id, state)

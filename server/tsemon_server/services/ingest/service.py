@@ -12,6 +12,7 @@ from tsemon_answers.runs import Registered, Run
 from tsemon_server.alerts import Watch
 from tsemon_server.services.ingest import schemas
 from tsemon_server.services.ingest.packed import is_packed, read_packed
+from tsemon_server.services.ingest.usual import read_json
 from tsemon_server.store import Store
 from tsemon_server.store.writing import Writer
 
@@ -75,7 +76,7 @@ Reader = Callable[[bytes | bytearray], Sent]
 
 def reader_of(content_type: str) -> Reader:
     """The function that reads bodies of this content type: JSON unless it is the type of packed bodies."""
-    return read_packed if is_packed(content_type) else schemas.read_frames
+    return read_packed if is_packed(content_type) else read_json
 
 
 def batch_of(run_id: str, body: Sent, stacks: Stacks) -> Batch:
@@ -83,7 +84,7 @@ def batch_of(run_id: str, body: Sent, stacks: Stacks) -> Batch:
     return Batch(run_id, body.attempt, body.writer, body.to_frames(stacks))
 
 
-def read(store: Store, run_id: str, raw: bytes | bytearray, reader: Reader = schemas.read_frames) -> Batch:
+def read(store: Store, run_id: str, raw: bytes | bytearray, reader: Reader = read_json) -> Batch:
     """The frames of a raw body. May wait for the database."""
     body = reader(raw)
     return batch_of(run_id, body, store.stacks(run_id, body.attempt))

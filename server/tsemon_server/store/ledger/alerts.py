@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -19,7 +21,6 @@ from sqlalchemy import (
     func,
     insert,
     literal,
-    literal_column,
     or_,
     select,
     update,
@@ -80,24 +81,28 @@ def select_alerts() -> Select[Any]:
 
 
 def alert_of(row: Row[Any]) -> Alert:
+    return _alert_from(row._asdict())
+
+
+def _alert_from(row: Mapping[str, Any]) -> Alert:
     times = ("opened_at", "updated_at", "acknowledged_at")
-    shown = {name: None if (time := getattr(row, name)) is None else utc(time) for name in times}
-    return Alert.model_validate({**row._mapping, **shown, "alert_id": str(row.alert_id)})
+    shown = {name: None if row[name] is None else utc(row[name]) for name in times}
+    return Alert.model_validate({**row, **shown, "alert_id": str(row["alert_id"])})
+
+
+@lru_cache(maxsize=512)
+def _alert_as_read(row: tuple[Any, ...]) -> Alert:
+    """The alert in a row of `_OPEN_ALERTS`. While the row is the same, it is made once: its evidence has kilobytes."""
+    read = dict(zip(_COLUMNS, row, strict=True))
+    as_json = {name: json.loads(read[name]) for name in ("evidence", "advice")}
+    return _alert_from({**read, **as_json, "silenced": bool(read["silenced"])})
 
 
 # Built once, for every body of frames asks them.
 _OF_ATTEMPT = and_(_alert.run_id == bindparam("run_id"), _alert.attempt == bindparam("attempt"))
-_HAS_OPEN_ALERTS = Prepared(
-    select(_alert.run_id).where(_OF_ATTEMPT, or_(*(_alert.state == state for state in OPEN))).limit(literal_column("1"))
-)
-_ALERTS_TO_TELL = (
-    select_alerts()
-    .where(
-        _OF_ATTEMPT,
-        or_(_alert.state.in_(OPEN), _alert.alert_id.in_(bindparam("resolved", expanding=True))),
-    )
-    .order_by(_alert.alert_id.desc())
-)
+_SELECT_OPEN = select_alerts().where(_OF_ATTEMPT, or_(*(_alert.state == state for state in OPEN)))
+_OPEN_ALERTS = Prepared(_SELECT_OPEN.order_by(_alert.alert_id.desc()))
+_COLUMNS = tuple(str(column.key) for column in _SELECT_OPEN.selected_columns)
 
 
 class Alerts:
@@ -150,10 +155,12 @@ class Alerts:
 
     def to_tell(self, run_id: str, attempt: int, resolved: Sequence[int] = ()) -> list[Alert]:
         """What the writer of an attempt gets to hear: its open alerts, and those in `resolved`."""
-        which = {"run_id": run_id, "attempt": attempt}
-        if not resolved and _HAS_OPEN_ALERTS.run(self._connection, which).fetchone() is None:
-            return []  # as nearly always
-        return self._alerts(_ALERTS_TO_TELL, **which, resolved=resolved)
+        which = {"run_id": run_id, "attempt": attempt, "now": self._now}
+        told = [_alert_as_read(tuple(row)) for row in _OPEN_ALERTS.run(self._connection, which)]
+        if not resolved:
+            return told
+        over = self.by_ids({*resolved} - {int(alert.alert_id) for alert in told})
+        return sorted([*told, *over], key=lambda alert: int(alert.alert_id), reverse=True)
 
     def firing(self) -> list[FiringAlert]:
         """All that fires and is not silenced; what fires more than once on a run is named once."""
@@ -334,10 +341,12 @@ _NOT_OVER = {"resolved_step": None, "resolved_reason": None}
 
 
 # Of the run of an alert.
-_LAST_STEP = select(func.coalesce(_run.last_step, 0)).where(_run.run_id == _alert.run_id).scalar_subquery()
+_OF_RUN = select(func.coalesce(_run.last_step, 0)).where(_run.run_id == _alert.run_id)
+_LAST_STEP = _OF_RUN.correlate(tables.alert).scalar_subquery()
 _END_OF_ATTEMPT = (
     select(case((_attempt.hidden_from < NEVER, _attempt.hidden_from), else_=_LAST_STEP))
     .where(_attempt.run_id == _alert.run_id, _attempt.attempt == _alert.attempt)
+    .correlate(tables.alert)
     .scalar_subquery()
 )
 """The step at which a later attempt took over, or the last one."""

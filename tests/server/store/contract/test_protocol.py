@@ -40,7 +40,7 @@ class SqlEngine:
         self.series = SqlSeries(self._database)
 
     def close(self):
-        self._database.engine.dispose()
+        self._database.close()
 
     @contextmanager
     def writing(self):
