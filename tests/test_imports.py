@@ -80,8 +80,8 @@ PICTURE = {
     "tsemon_server.errors": "fastapi starlette tsemon_answers tsemon_server.logs",
     "tsemon_server.bodies": "pydantic pydantic_core",
     "tsemon_server.limits": "starlette uvicorn tsemon_server.errors",
-    "tsemon_server.services.ingest": "pydantic pydantic_core typing_extensions tsemon_answers tsemon_server.bodies "
-    "tsemon_server.store",
+    "tsemon_server.services.ingest": "pydantic pydantic_core typing_extensions tsemon_answers "
+    "tsemon_server.alerts tsemon_server.bodies tsemon_server.store",
     "tsemon_server.alerts": "tsemon_answers tsemon_server.rules tsemon_server.store",
     "tsemon_server.services.replay": "numpy pydantic tsemon.terminal tsemon.transport tsemon_answers "
     "tsemon_client tsemon_server.services.ingest tsemon_server.rules tsemon_server.store",
@@ -97,8 +97,8 @@ PICTURE = {
     "tsemon_server.settings tsemon_server.store",
     "tsemon_server.housekeeping": "tsemon_server.rounds tsemon_server.store",
     "tsemon_server.rounds": "tsemon_server.store",
-    "tsemon_server.spools": "starlette tsemon_answers tsemon.transport tsemon_server.bodies tsemon_server.errors "
-    "tsemon_server.services.ingest tsemon_server.store",
+    "tsemon_server.spools": "starlette tsemon_answers tsemon.transport tsemon_server.alerts "
+    "tsemon_server.bodies tsemon_server.errors tsemon_server.services.ingest tsemon_server.store",
     "tsemon_server.yaml_lines": "yaml",
     "tsemon_server.store": "sqlalchemy alembic numpy tsemon_answers zstandard",
     "migrations": "sqlalchemy alembic",

@@ -250,7 +250,7 @@ class RunDetail(Run):
     """Metrics that can be asked for."""
     latest: Latest | None
     """Numbers of the newest frame; null before the first frame."""
-    frames_not_evaluated: int = Field(0)
+    unevaluated_frames: int = Field(0)
     """Number of stored frames that no rule has read, because they came too late or because the rules failed."""
 
     @property

@@ -1,4 +1,4 @@
-"""The rules keep what they remember at checkpoints only, and for each attempt how far they have read."""
+"""The state of the rules is stored at checkpoints only, and their progress for each attempt."""
 
 import struct
 
@@ -12,7 +12,7 @@ _HEAD = struct.Struct("<BHHqqq")
 
 
 def _head(state: bytes) -> tuple[int, int]:
-    """The last step that a state has seen, and how many; with several stacks, those of the first."""
+    """The last step of a state and its number of samples; with several stacks, of the first one."""
     *_, last, num_read = _HEAD.unpack_from(state, 5 if state[:1] == b"\x02" else 0)
     return last, num_read
 

@@ -72,7 +72,7 @@ class Parts:
         for work in self.at_work:
             work.start()
         if self.view is not None:
-            self.view.start(self.watch.observe)
+            self.view.start(self.watch)
 
     def stop(self) -> None:
         """End that work, and close the database."""

@@ -50,7 +50,7 @@ def read_to(api, run_id):
 
 
 def skipped(api, run_id):
-    return api.get(f"/runs/{run_id}")["frames_not_evaluated"]
+    return api.get(f"/runs/{run_id}")["unevaluated_frames"]
 
 
 class TestAStep:
@@ -127,7 +127,7 @@ class TestAFrameThatComesLate:
         api.send_ok(run_id, [loss_frame(step, 20) for step in (3, 190, 191, 192)])
         assert states(alerts(api)) == [("resolved", 190, 192, 195)]
         assert skipped(api, run_id) == 1
-        assert f'tsemon_run_frames_not_evaluated{{run_id="{run_id}"}} 1\n' in api.http.get("/metrics").text
+        assert f'tsemon_run_unevaluated_frames{{run_id="{run_id}"}} 1\n' in api.http.get("/metrics").text
 
 
 class TestAFrameOnWhichTheRulesFail:

@@ -84,7 +84,7 @@ class _Run:
 
 
 def _scalars(found: RunningRun, run: _Run, now: float) -> dict[str, float]:
-    return {**run.pulse.scalars(now), "frames_not_evaluated": float(found.num_skipped)}
+    return {**run.pulse.scalars(now), "unevaluated_frames": float(found.num_skipped)}
 
 
 def _by_second(evidence: Mapping[str, Any], step: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the rules remember of an attempt, read from what is stored of it."""
+"""The state of the rules for an attempt, restored from the store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def recalled(
     try:
         return evaluator.load(checkpoint.state)
     except UnreadableState as error:
-        log.error("what the rules remembered of run %s cannot be read, they start anew: %s", run_id, error)
+        log.error("the state of the rules for run %s cannot be read, so they start again: %s", run_id, error)
         on_error()
         return None
 

@@ -2,8 +2,8 @@
 
 Runs inside the transaction that stores the frames: an alert is visible before the frame that caused it is acknowledged,
 and a server that dies in between has stored neither. If an attempt has several writers, a step waits until all of them have
-passed it, for a short time at most. A frame that comes later takes the rules back to before it: at once if few steps are to
-be read again, else in the next round of the clock.
+passed it, for a short time at most. A frame that comes later takes the rules back to before it: immediately if only a few
+steps are read again, otherwise in the next round of the clock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 from tsemon.wire import Frame
@@ -31,20 +30,21 @@ from tsemon_server.store.writing import Writer
 log = logging.getLogger(__name__)
 
 DELAY_S = 10.0
-"""So long a step waits for writers that have not passed it."""
+"""Seconds that a step waits for writers that have not passed it."""
 AT_ONCE = 64
-"""Steps that are read again at once for a late frame; for more of them the clock's next round does it."""
+"""Maximum number of steps that are read again immediately for a late frame. The next round of the clock reads more."""
 REREAD_S = 1e-3
 """Pause before steps are read again, for each of them: late frames take a tenth of a processor at most."""
 KNOWN_ATTEMPTS = 512
 MOST_WRITERS = 256
-"""Writers of an attempt that others wait for: those that were heard of last."""
+"""Maximum number of writers of an attempt that others wait for. The most recent ones count."""
 MOST_DUE = 256
 FRAMES_AT_ONCE = 256
+"""Frames of an attempt that the rules read in one go."""
 
 
 class _Known(NamedTuple):
-    """What a process remembers of an attempt, as it was after one reading."""
+    """The memory of a process of one attempt, after one reading."""
 
     revision: int
     evaluator: Evaluator
@@ -68,17 +68,43 @@ class Watch:
 
     def observe(self, writer: Writer, run_id: str, attempt: int, sender: str, frames: Sequence[Frame]) -> list[int]:
         """Let the rules read new `frames` of an attempt, which are stored; the ids of the alerts this resolved."""
-        reading = _Reading(self, writer, run_id, attempt)
+        return self.finish([self.begin(writer, run_id, attempt, sender, frames)])[0]
+
+    def begin(self, writer: Writer, run_id: str, attempt: int, sender: str, frames: Sequence[Frame]) -> Reading:
+        """Prepare to read new `frames` of an attempt, which are stored. Nothing else may read it before `finish`."""
+        reading = Reading(self, writer, run_id, attempt)
         reading.hear(sender, frames)
-        return reading.close()
+        return reading
+
+    def finish(self, readings: Sequence[Reading]) -> list[list[int]]:
+        """Let the rules read all prepared frames of a transaction together; the ids of the alerts that each resolved."""
+        by_evaluator: dict[Evaluator, list[Reading]] = {}
+        for reading in readings:
+            by_evaluator.setdefault(reading.evaluator, []).append(reading)
+        for evaluator, some in by_evaluator.items():
+            self._read_together(evaluator, [reading for reading in some if len(reading.views) <= FRAMES_AT_ONCE])
+        return [reading.close() for reading in readings]
+
+    def _read_together(self, evaluator: Evaluator, readings: Sequence[Reading]) -> None:
+        """Read them all, unless the rules fail: then each reading does it by itself."""
+        began, num_frames = time.perf_counter(), sum(len(reading.views) for reading in readings)
+        if not num_frames:
+            return
+        try:
+            found = evaluator.read([(reading.state, reading.views) for reading in readings])
+        except Exception:  # one frame is no reason to skip the others
+            return
+        self.on_read(time.perf_counter() - began, num_frames)
+        for reading, events in zip(readings, found, strict=True):
+            reading.take(len(reading.views), events)
 
     def catch_up(self, writer: Writer, run_id: str, attempt: int, *, is_over: bool = False) -> None:
         """Let the rules read the frames that wait or came late; if the attempt `is_over`, for no others they wait."""
         progress = writer.progress.of(run_id, attempt)
         if progress is not None and progress.due_at is not None:
-            reading = _Reading(self, writer, run_id, attempt)
+            reading = Reading(self, writer, run_id, attempt)
             reading.catch_up(is_over=is_over)
-            reading.close()
+            self.finish([reading])
 
     def look(self, store: Store, now: float, is_stopped: Callable[[], bool] = lambda: False) -> None:
         """Catch up with all attempts for which it is time."""
@@ -92,14 +118,17 @@ class Watch:
                     self.catch_up(writer, run_id, attempt)
 
 
-class _Reading:
+class Reading:
     """The rules at work on one attempt, in one transaction."""
+
+    views: list[View]
+    """The frames that remain to be read."""
 
     def __init__(self, watch: Watch, writer: Writer, run_id: str, attempt: int) -> None:
         self._watch, self._writer = watch, writer
         self._which = run_id, attempt
         self._in_force = watch.active.of_run(writer, run_id)
-        self._evaluator = self._in_force.evaluator
+        self.evaluator = self._in_force.evaluator
         self._model = writer.runs.model(run_id, attempt)
         self._book = AlertBook(writer.alerts, run_id, attempt, self._in_force.versions)
         self._progress = writer.progress.of(run_id, attempt) or Progress()
@@ -108,7 +137,7 @@ class _Reading:
         """Steps that are to be read again."""
 
     def hear(self, sender: str, frames: Sequence[Frame]) -> None:
-        """Read what is to be read now that these frames came."""
+        """Find the frames to read now that these have come."""
         before = self._progress
         self._note_writer(sender, max(frame.step for frame in frames))
         late = [frame.step for frame in frames if frame.step <= before.read_to]
@@ -117,20 +146,22 @@ class _Reading:
         horizon = max(self._horizon(), before.read_to)
         if before.waiting_since is not None or self._progress.read_to < before.read_to:
             frames = self._stored(horizon)
-        self._read([frame for frame in frames if self._progress.read_to < frame.step <= horizon])
+        self._prepare([frame for frame in frames if self._progress.read_to < frame.step <= horizon])
         self._note_waiting(horizon)
 
     def catch_up(self, *, is_over: bool) -> None:
-        """Read late frames in their place, and those that have waited long enough."""
+        """Find the frames to read: late frames in their place, and frames that have waited long enough."""
         before = self._progress
         self._progress = before._replace(late_from=None)
         self._go_to(before.late_from)
         horizon = max(self._newest_step() if is_over else self._horizon(), before.read_to)
-        self._read(self._stored(horizon))
+        self._prepare(self._stored(horizon))
         self._note_waiting(horizon)
 
     def close(self) -> list[int]:
-        """Write down how far the rules have come; the ids of alerts that ended."""
+        """Read the remaining frames and write down the progress; the ids of alerts that ended."""
+        while self.views:
+            self._read_some(self.views[:FRAMES_AT_ONCE])
         self._book.close()
         due_at = None if self._progress.waiting_since is None else self._progress.waiting_since + DELAY_S
         if self._progress.late_from is not None:
@@ -140,7 +171,7 @@ class _Reading:
         self._progress = self._progress._replace(revision=revision, due_at=due_at)
         self._writer.progress.keep(*self._which, self._progress)
         known = self._watch.known
-        known[self._which] = _Known(revision, self._evaluator, self._state, self._kept_at)
+        known[self._which] = _Known(revision, self.evaluator, self.state, self._kept_at)
         while len(known) > KNOWN_ATTEMPTS:
             known.popitem(last=False)
         return self._book.resolved
@@ -159,7 +190,7 @@ class _Reading:
         return max((seen.step for seen in self._progress.writers.values()), default=self._progress.read_to)
 
     def _horizon(self) -> int:
-        """The last step that waits for no writer."""
+        """The last step that does not wait for a writer."""
         heard_since, since = self._writer.now - DELAY_S, self._progress.waiting_since
         live = [seen.step for seen in self._progress.writers.values() if seen.heard_at > heard_since]
         has_waited = since is not None and since <= heard_since
@@ -208,54 +239,60 @@ class _Reading:
     # -- what is remembered
 
     def _go_to(self, step: int | None) -> None:
-        """Remember what the rules remembered before `step`, or, without one, after the last step that they have read."""
+        """Restore the state of the rules before `step`, or without one, after the last step that they have read."""
         known, read_to = self._known, self._progress.read_to
         is_known = known is not None and known.revision == self._progress.revision
         if step is None and is_known and known is not None:
             self._kept_at = known.kept_at
-            self._state = known.state
-            if known.evaluator is not self._evaluator:
-                self._state = self._evaluator.load(known.evaluator.dump(known.state))
+            self.state = known.state
+            if known.evaluator is not self.evaluator:
+                self.state = self.evaluator.load(known.evaluator.dump(known.state))
                 self._keep_checkpoint()
             return
         found = self._writer.progress.before(*self._which, read_to + 1 if step is None else step)
-        state = recalled(self._evaluator, found, self._which[0], self._watch.on_error)
+        state = recalled(self.evaluator, found, self._which[0], self._watch.on_error)
         if state is None:  # the rules begin anew, with what comes
             self._writer.progress.forget_checkpoints(*self._which, 0)
-            self._state, self._kept_at = self._evaluator.start(), self._progress.num_read
+            self.state, self._kept_at = self.evaluator.start(), self._progress.num_read
             return
-        self._state, self._kept_at = state, found.num_read
+        self.state, self._kept_at = state, found.num_read
         if found.step < read_to:
             self._writer.progress.forget_checkpoints(*self._which, found.step + 1)
-            self._book.go_back_to(found.step, self._evaluator.rules)
+            self._book.go_back_to(found.step, self.evaluator.rules)
             self._progress = self._progress._replace(read_to=found.step, num_read=found.num_read)
 
     def _keep_checkpoint(self) -> None:
         progress = self._progress
         if progress.num_read > self._kept_at:
             self._kept_at = progress.num_read
-            kept = Checkpoint(progress.read_to, progress.num_read, self._evaluator.dump(self._state))
+            kept = Checkpoint(progress.read_to, progress.num_read, self.evaluator.dump(self.state))
             self._writer.progress.keep_checkpoint(*self._which, kept)
 
     # -- reading
 
-    def _read(self, frames: Sequence[Frame]) -> None:
-        views = views_of(frames, *self._model)
-        while some := [*islice(views, FRAMES_AT_ONCE)]:
-            try:
-                events = self._events(some)
-            except Exception:  # one frame is no reason to skip the others
-                events = [event for view in some for event in self._events_or_none(view)]
-            for event in events:
-                self._book.enter(event)
-            num_read = self._progress.num_read + len(some)
-            self._progress = self._progress._replace(read_to=some[-1].step, num_read=num_read)
-            if num_read - self._kept_at >= SPACING:
-                self._keep_checkpoint()
+    def _prepare(self, frames: Sequence[Frame]) -> None:
+        self.views = [*views_of(frames, *self._model)]
+
+    def take(self, num_views: int, events: Sequence[Event]) -> None:
+        """Note that the next views were read, with these events."""
+        for event in events:
+            self._book.enter(event)
+        step, num_read = self.views[num_views - 1].step, self._progress.num_read + num_views
+        del self.views[:num_views]
+        self._progress = self._progress._replace(read_to=step, num_read=num_read)
+        if num_read - self._kept_at >= SPACING:
+            self._keep_checkpoint()
+
+    def _read_some(self, views: Sequence[View]) -> None:
+        try:
+            events = self._events(views)
+        except Exception:  # one frame is no reason to skip the others
+            events = [event for view in views for event in self._events_or_none(view)]
+        self.take(len(views), events)
 
     def _events(self, views: Sequence[View]) -> list[Event]:
         began = time.perf_counter()
-        (events,) = self._evaluator.read([(self._state, views)])
+        (events,) = self.evaluator.read([(self.state, views)])
         self._watch.on_read(time.perf_counter() - began, len(views))
         return events
 

@@ -95,8 +95,8 @@ async def _stored(parts: Parts, run_id: str, request: Request, raw: bytearray, r
 async def _committed(parts: Parts, request: Request, batch: service.Batch) -> Receipt:
     """Wait for the commit. If the client leaves before the work begins, the work is not done: the client sends it again."""
     visit_of(request).num_frames = len(batch.frames)
-    observe = parts.watch.observe
-    kept = parts.store.write_soon(batch.run_id, lambda writer: service.keep(writer, batch, observe), len(batch.frames))
+    watch = parts.watch
+    kept = parts.store.write_soon(batch.run_id, lambda writer: service.Kept(writer, batch, watch), len(batch.frames))
     waiting: asyncio.Future[Receipt] = asyncio.wrap_future(kept)
     while not (await asyncio.wait({waiting}, timeout=LOOK_EVERY_S))[0]:
         if await request.is_disconnected():

@@ -27,11 +27,11 @@ _PARSER = Lock()
 """Held while `ast` parses: before Python 3.11.9, two threads that parse can disturb each other (gh-106905)."""
 
 ON_CLOCK = (
-    "frames_not_evaluated",
     "longest_pause_seconds",
     "silent_seconds",
     "step_seconds",
     "stuck_seconds",
+    "unevaluated_frames",
     "usual_heard_seconds",
     "usual_step_seconds",
 )

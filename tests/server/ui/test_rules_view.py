@@ -81,7 +81,7 @@ class TestTheRules:
     def test_are_all_there_by_family(self, page, edited):
         look(page)
         assert sorted(names(page)) == sorted([*(rule.name for rule in PACK), "my-rule"])
-        expect(page.get_by_text("42 rules, 3 edited, 1 disabled")).to_be_visible()
+        expect(page.get_by_text("43 rules, 3 edited, 1 disabled")).to_be_visible()
         token_similarity = page.get_by_role("region", name="Token similarity")
         expect(token_similarity.get_by_role("article")).to_have_count(4)
 

@@ -14,10 +14,8 @@ from tsemon_server.services.ingest import schemas
 from tsemon_server.services.ingest.packed import is_packed, read_packed
 from tsemon_server.services.ingest.usual import read_json
 from tsemon_server.store import Store
+from tsemon_server.store.group_commit import Rest
 from tsemon_server.store.writing import Writer
-
-Observe = Callable[[Writer, str, int, str, Sequence[Frame]], Sequence[int]]
-"""Looks at new frames of an attempt, by one writer, in the transaction that stores them; the ids of alerts it resolved."""
 
 
 def key_of(store: Store, body: schemas.Registration) -> str:
@@ -90,27 +88,41 @@ def read(store: Store, run_id: str, raw: bytes | bytearray, reader: Reader = rea
     return batch_of(run_id, body, store.stacks(run_id, body.attempt))
 
 
-def keep(writer: Writer, batch: Batch, observe: Observe) -> Receipt:
-    """Store the frames of a batch and let `observe` see those that it has not seen, in the writer's transaction."""
-    added = writer.frames.add(*batch)
-    which = (batch.run_id, batch.attempt)
-    if added.was_replaced:
-        writer.runs.goes_on(*which)
-    resolved = observe(writer, *which, batch.writer, added.unread) if added.unread else ()
-    return Receipt(
-        accepted=len(added.frames),
-        duplicates=len(batch.frames) - len(added.frames),
-        last_seq=max((frame.seq for frame in batch.frames), default=None),
-        alerts=writer.alerts.to_tell(*which, resolved),
-        live_attempts=writer.runs.live_besides(*which) if added.has_others else [],
-    )
+class Kept(Rest):
+    """A batch whose frames are stored, and which the rules have not read."""
+
+    def __init__(self, writer: Writer, batch: Batch, watch: Watch) -> None:
+        self._writer, self._batch, self._watch = writer, batch, watch
+        self._which = batch.run_id, batch.attempt
+        self._added = writer.frames.add(*batch)
+        if self._added.was_replaced:
+            writer.runs.goes_on(*self._which)
+        unread = self._added.unread
+        self._reading = watch.begin(writer, *self._which, batch.writer, unread) if unread else None
+
+    @classmethod
+    def finish(cls, rests: Sequence[Kept]) -> list[Receipt]:
+        """Let the rules read the new frames of all batches together."""
+        readings = [kept._reading for kept in rests if kept._reading is not None]
+        resolved = iter(rests[0]._watch.finish(readings))
+        return [kept._receipt([] if kept._reading is None else next(resolved)) for kept in rests]
+
+    def _receipt(self, resolved: Sequence[int]) -> Receipt:
+        frames = self._batch.frames
+        return Receipt(
+            accepted=len(self._added.frames),
+            duplicates=len(frames) - len(self._added.frames),
+            last_seq=max((frame.seq for frame in frames), default=None),
+            alerts=self._writer.alerts.to_tell(*self._which, resolved),
+            live_attempts=self._writer.runs.live_besides(*self._which) if self._added.has_others else [],
+        )
 
 
-def accept(store: Store, run_id: str, raw: bytes | bytearray, observe: Observe) -> Receipt:
+def accept(store: Store, run_id: str, raw: bytes | bytearray, watch: Watch) -> Receipt:
     """Read and store a body in a transaction of its own."""
     batch = read(store, run_id, raw)
     with store.write() as writer:
-        return keep(writer, batch, observe)
+        return Kept.finish([Kept(writer, batch, watch)])[0]
 
 
 def change(writer: Writer, run_id: str, body: schemas.RunChange, watch: Watch) -> Run:

@@ -1,7 +1,7 @@
-"""How far the rules have read the frames of each attempt, and what they remembered on the way.
+"""The progress of the rules through the frames of each attempt, and their state at checkpoints.
 
-What they remember is kept now and then, not with each body: the frames that came since are stored, and reading them again
-gives the same.
+A state is not stored with each body. After a restart, the rules read the frames since the last checkpoint again, which gives
+the same state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tsemon_server.store.schema import NEVER
 SPACING = 16
 """Steps read from one checkpoint to the next, at least."""
 REACH = 16_384
-"""So many steps back a frame may come late and still be evaluated: to read them again takes a few seconds."""
+"""Maximum number of steps by which a frame may be late and still be evaluated. It takes seconds to read them again."""
 
 _progress, _checkpoint = tables.rule_progress.c, tables.rule_checkpoint.c
 _COLUMNS = ("revision", "read_to", "num_read", "writers", "waiting_since", "late_from", "num_skipped", "due_at")
@@ -56,7 +56,7 @@ class Progress(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """What the rules remembered when `step` was the last one that they had read."""
+    """The state of the rules when `step` was the last one that they had read."""
 
     step: int
     num_read: int
@@ -127,7 +127,7 @@ class RuleProgressChanges(RuleProgress):
     """Changes of it."""
 
     def keep(self, run_id: str, attempt: int, progress: Progress) -> None:
-        """Replace what is known of the attempt."""
+        """Replace the progress of the attempt."""
         row: dict[str, Any] = {**progress._asdict(), "writers": _as_json(progress.writers)}
         if not _CHANGE.run(self._connection, {"of_run": run_id, "of_attempt": attempt, **row}).rowcount:
             _INSERT.run(self._connection, {"run_id": run_id, "attempt": attempt, **row})
@@ -140,11 +140,11 @@ class RuleProgressChanges(RuleProgress):
             self._drop(run_id, attempt, step, step)
 
     def forget_checkpoints(self, run_id: str, attempt: int, from_step: int) -> None:
-        """Whatever is read again from a step on, what was remembered from there on is of no use."""
+        """Drop the checkpoints from a step on, because the rules read it again."""
         self._drop(run_id, attempt, from_step, NEVER)
 
     def keep_newest_checkpoint(self, run_id: str, attempt: int) -> None:
-        """Of an attempt that sends no more."""
+        """For an attempt that has ended."""
         steps = self.checkpoint_steps(run_id, attempt)
         if steps:
             self._drop(run_id, attempt, 0, steps[0][0] - 1)
@@ -155,7 +155,7 @@ class RuleProgressChanges(RuleProgress):
 
 
 def _superfluous(steps: Sequence[tuple[int, int]]) -> Iterator[int]:
-    """Of the checkpoints, newest first, those that are not the oldest of their age, where ages double."""
+    """The checkpoints that are not the oldest of their age, where ages double. `steps` begins with the newest."""
     newest = steps[0][1]
 
     def size(num_read: int) -> int:

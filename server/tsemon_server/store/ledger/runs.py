@@ -131,7 +131,7 @@ class Runs:
             ],
             metrics=recorded,
             latest=self._latest(row),
-            frames_not_evaluated=RuleProgress(self._connection).num_skipped([run_id]).get(run_id, 0),
+            unevaluated_frames=RuleProgress(self._connection).num_skipped([run_id]).get(run_id, 0),
         )
 
     def find(self, which: RunFilter, *, order: RunOrder, limit: int, after: Place | None = None) -> list[Run]:
