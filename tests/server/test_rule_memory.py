@@ -81,8 +81,8 @@ class TestCheckpointsOfTheRules:
                 assert min((older for older in ages if older > age), default=newest // 16) <= 4 * age + 2
 
     def test_that_nobody_can_come_late_to_are_gone(self, store, run_id):
-        self.keep(store, run_id, *range(0, 4 * REACH, REACH // 4))
-        assert REACH <= 4 * REACH - REACH // 4 - self.steps(store, run_id)[-1] <= 2 * REACH
+        self.keep(store, run_id, *range(0, 10 * REACH, REACH // 4))
+        assert REACH <= 10 * REACH - REACH // 4 - self.steps(store, run_id)[-1] <= 4 * REACH
 
     def test_are_found_before_a_step(self, store, run_id):
         self.keep(store, run_id, 10, 30)

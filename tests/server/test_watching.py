@@ -121,7 +121,7 @@ class TestAFrameThatComesLate:
 
     def test_is_counted_if_it_is_too_late(self, api, run_id, monkeypatch, clock):
         for module in (watching, progress):
-            monkeypatch.setattr(module, "REACH", 40)
+            monkeypatch.setattr(module, "MOST_REREAD", 160)
         for step in (step for step in range(200) if step not in (3, 190, 191, 192)):
             send(api, run_id, [1], step)
         api.send_ok(run_id, [loss_frame(step, 20) for step in (3, 190, 191, 192)])

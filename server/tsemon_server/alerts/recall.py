@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.rules.state import State, UnreadableState
-from tsemon_server.rules.views import views_of
+from tsemon_server.rules.views import views_in_order
 from tsemon_server.store.ledger.progress import Checkpoint
 from tsemon_server.store.reading import Reader
 
@@ -38,5 +38,5 @@ def state_now(reader: Reader, evaluator: Evaluator, run_id: str, attempt: int) -
     if state is None:
         return evaluator.start()
     frames = reader.frames.after(run_id, attempt, checkpoint.step, progress.read_to)
-    evaluator.read([(state, [*views_of(frames, *reader.runs.model(run_id, attempt))])])
+    evaluator.read([(state, [*views_in_order(frames, *reader.runs.model(run_id, attempt))])])
     return state

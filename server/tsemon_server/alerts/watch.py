@@ -12,7 +12,8 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from tsemon.wire import Frame
@@ -22,9 +23,9 @@ from tsemon_server.alerts.recall import recalled
 from tsemon_server.rules.evaluator import Evaluator, Event
 from tsemon_server.rules.program import View
 from tsemon_server.rules.state import State
-from tsemon_server.rules.views import views_of
+from tsemon_server.rules.views import views_in_order, views_of
 from tsemon_server.store import Store
-from tsemon_server.store.ledger.progress import REACH, SPACING, Checkpoint, Progress, Seen
+from tsemon_server.store.ledger.progress import MOST_REREAD, REACH, SPACING, Checkpoint, Progress, Seen
 from tsemon_server.store.writing import Writer
 
 log = logging.getLogger(__name__)
@@ -82,21 +83,19 @@ class Watch:
         for reading in readings:
             by_evaluator.setdefault(reading.evaluator, []).append(reading)
         for evaluator, some in by_evaluator.items():
-            self._read_together(evaluator, [reading for reading in some if len(reading.views) <= FRAMES_AT_ONCE])
+            self._read_together(evaluator, [reading for reading in some if reading.views])
         return [reading.close() for reading in readings]
 
     def _read_together(self, evaluator: Evaluator, readings: Sequence[Reading]) -> None:
         """Read them all, unless the rules fail: then each reading does it by itself."""
-        began, num_frames = time.perf_counter(), sum(len(reading.views) for reading in readings)
-        if not num_frames:
-            return
+        began = time.perf_counter()
         try:
             found = evaluator.read([(reading.state, reading.views) for reading in readings])
         except Exception:  # one frame is no reason to skip the others
             return
-        self.on_read(time.perf_counter() - began, num_frames)
+        self.on_read(time.perf_counter() - began, sum(len(reading.views) for reading in readings))
         for reading, events in zip(readings, found, strict=True):
-            reading.take(len(reading.views), events)
+            reading.take(events)
 
     def catch_up(self, writer: Writer, run_id: str, attempt: int, *, is_over: bool = False) -> None:
         """Let the rules read the frames that wait or came late; if the attempt `is_over`, for no others they wait."""
@@ -122,7 +121,8 @@ class Reading:
     """The rules at work on one attempt, in one transaction."""
 
     views: list[View]
-    """The frames that remain to be read."""
+    """The next frames to be read."""
+    _rest: Iterator[View]
 
     def __init__(self, watch: Watch, writer: Writer, run_id: str, attempt: int) -> None:
         self._watch, self._writer = watch, writer
@@ -145,8 +145,10 @@ class Reading:
         self._go_to(back_to)
         horizon = max(self._horizon(), before.read_to)
         if before.waiting_since is not None or self._progress.read_to < before.read_to:
-            frames = self._stored(horizon)
-        self._prepare([frame for frame in frames if self._progress.read_to < frame.step <= horizon])
+            self._prepare(self._stored(horizon))
+        else:
+            new = [frame for frame in frames if before.read_to < frame.step <= horizon]
+            self._prepare(views_of(new, *self._model))
         self._note_waiting(horizon)
 
     def catch_up(self, *, is_over: bool) -> None:
@@ -161,7 +163,7 @@ class Reading:
     def close(self) -> list[int]:
         """Read the remaining frames and write down the progress; the ids of alerts that ended."""
         while self.views:
-            self._read_some(self.views[:FRAMES_AT_ONCE])
+            self._read_next()
         self._book.close()
         due_at = None if self._progress.waiting_since is None else self._progress.waiting_since + DELAY_S
         if self._progress.late_from is not None:
@@ -211,7 +213,7 @@ class Reading:
         def reread(step: int) -> int:
             return progress.num_read - next((num_read for kept_step, num_read in kept if kept_step < step), 0)
 
-        in_reach = {step for step in {*late} if reread(step) <= REACH}
+        in_reach = {step for step in {*late} if reread(step) <= MOST_REREAD}
         num_skipped = sum(step not in in_reach for step in late)
         if num_skipped:
             log.warning(
@@ -225,16 +227,15 @@ class Reading:
             return None
         first = min(in_reach)
         self._reread = reread(first)
-        if self._reread <= max(AT_ONCE, 2 * len(late)):
-            return first
         late_from = first if progress.late_from is None else min(first, progress.late_from)
-        self._progress = progress._replace(late_from=late_from)
-        return None
+        is_due = self._reread <= max(AT_ONCE, 2 * len(late))
+        self._progress = progress._replace(late_from=None if is_due and first == late_from else late_from)
+        return first if is_due else None
 
-    def _stored(self, horizon: int) -> list[Frame]:
+    def _stored(self, horizon: int) -> Iterator[View]:
         if horizon <= self._progress.read_to:
-            return []
-        return self._writer.frames.after(*self._which, self._progress.read_to, horizon)
+            return iter(())
+        return views_in_order(self._writer.frames.after(*self._which, self._progress.read_to, horizon), *self._model)
 
     # -- what is remembered
 
@@ -270,25 +271,26 @@ class Reading:
 
     # -- reading
 
-    def _prepare(self, frames: Sequence[Frame]) -> None:
-        self.views = [*views_of(frames, *self._model)]
+    def _prepare(self, views: Iterator[View]) -> None:
+        self._rest = views
+        self.views = [*islice(views, FRAMES_AT_ONCE)]
 
-    def take(self, num_views: int, events: Sequence[Event]) -> None:
-        """Note that the next views were read, with these events."""
+    def take(self, events: Sequence[Event]) -> None:
+        """Note that the rules have read the next frames, with these events."""
         for event in events:
             self._book.enter(event)
-        step, num_read = self.views[num_views - 1].step, self._progress.num_read + num_views
-        del self.views[:num_views]
-        self._progress = self._progress._replace(read_to=step, num_read=num_read)
+        num_read = self._progress.num_read + len(self.views)
+        self._progress = self._progress._replace(read_to=self.views[-1].step, num_read=num_read)
+        self.views = [*islice(self._rest, FRAMES_AT_ONCE)]
         if num_read - self._kept_at >= SPACING:
             self._keep_checkpoint()
 
-    def _read_some(self, views: Sequence[View]) -> None:
+    def _read_next(self) -> None:
         try:
-            events = self._events(views)
+            events = self._events(self.views)
         except Exception:  # one frame is no reason to skip the others
-            events = [event for view in views for event in self._events_or_none(view)]
-        self.take(len(views), events)
+            events = [event for view in self.views for event in self._events_or_none(view)]
+        self.take(events)
 
     def _events(self, views: Sequence[View]) -> list[Event]:
         began = time.perf_counter()

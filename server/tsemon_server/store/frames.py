@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -51,10 +51,10 @@ class Frames:
         """Whole frames, with some metrics or all."""
         return self._series.export(self._unit, run_id, self._visible(run_id, **which), metrics)
 
-    def after(self, run_id: str, attempt: int, step: int, to_step: int | None = None) -> list[Frame]:
+    def after(self, run_id: str, attempt: int, step: int, to_step: int | None = None) -> Iterator[Frame]:
         """The attempt's frames after `step` in the order of steps; of one step, by writer and seq."""
         found = self.export(run_id, attempt=attempt, from_step=step + 1, to_step=to_step)
-        return [frame.to_wire() for frame in found.frames()]
+        return (frame.to_wire() for frame in found.frames())
 
     def nearest(self, run_id: str, step: int | None, attempt: int | None) -> At | None:
         """Where the nearest frame to `step` is, or the newest one."""
@@ -127,4 +127,4 @@ class FrameChanges(Frames):
     def _unread(self, run_id: str, attempt: int) -> list[Frame]:
         """All from the older of the two newest checkpoints on."""
         steps = self._progress.checkpoint_steps(run_id, attempt)
-        return self.after(run_id, attempt, steps[1][0] if len(steps) > 1 else -1)
+        return [*self.after(run_id, attempt, steps[1][0] if len(steps) > 1 else -1)]

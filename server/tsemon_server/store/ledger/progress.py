@@ -20,7 +20,9 @@ from tsemon_server.store.schema import NEVER
 SPACING = 16
 """Steps read from one checkpoint to the next, at least."""
 REACH = 16_384
-"""Maximum number of steps by which a frame may be late and still be evaluated. It takes seconds to read them again."""
+"""A frame that is late by up to this many samples is evaluated."""
+MOST_REREAD = 4 * REACH
+"""Maximum number of steps that are read again for a late frame, since the next older checkpoint may be far away."""
 
 _progress, _checkpoint = tables.rule_progress.c, tables.rule_checkpoint.c
 _COLUMNS = ("revision", "read_to", "num_read", "writers", "waiting_since", "late_from", "num_skipped", "due_at")
@@ -161,7 +163,7 @@ def _superfluous(steps: Sequence[tuple[int, int]]) -> Iterator[int]:
     def size(num_read: int) -> int:
         return (max(newest - num_read, 0) // SPACING).bit_length()
 
-    beyond = (-1, newest - 4 * REACH)
+    beyond = (-1, newest - 2 * MOST_REREAD)
     for (step, num_read), (_, older) in pairwise([*steps[1:], beyond]):
-        if size(num_read) == size(older) or newest - num_read > 2 * REACH:
+        if size(num_read) == size(older) or newest - num_read > MOST_REREAD:
             yield step
