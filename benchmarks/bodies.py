@@ -1,9 +1,9 @@
 """The cost of a frame on its way: bytes and microseconds in the spool, and the server's CPU for JSON and for packed bodies.
 
 `attach` records the frames of a small model of 48 blocks, with the metrics of its slow tier in every tenth.
-Both kinds of body take turns, in random order, on one server with all rules; each kind has a run of its own. After each
-turn this process decodes the JSON of the same frames (`json.loads`, base64, arrays), and the server's cost is given in
-units of that.
+Both kinds of body take turns, in random order, on one server with all rules; each kind has a run of its own. So do packed
+bodies of several writers that send the same steps of one run. After each turn this process decodes the JSON of the same
+frames (`json.loads`, base64, arrays), and the server's cost is given in units of that.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ from tsemon_server.services.ingest.usual import read_json
 
 BLOCKS = 48
 WRITER = "rank0"
+WRITERS = 8
+"""In the run that has several."""
 KINDS: dict[str, Callable[[str, int, Sequence[str]], bytes]] = {"application/json": frames_to_body, PACKED: pack_frames}
 READERS: dict[str, Callable[[bytes], Any]] = {"application/json": read_json, PACKED: read_packed}
 
@@ -62,18 +64,22 @@ class Turn(NamedTuple):
 class Sender:
     """Sends the recorded frames again and again to one run, each time as new ones."""
 
-    def __init__(self, service: Service, kind: str, frames_a_body: int, recorded: Sequence[Frame]) -> None:
+    def __init__(
+        self, service: Service, kind: str, num_writers: int, frames_a_body: int, recorded: Sequence[Frame]
+    ) -> None:
         blocks = [f"h.{number}" for number in range(BLOCKS)]
-        run_id = service.post("/runs", run=f"{kind} {frames_a_body}", blocks=blocks)["run_id"]
+        run_id = service.post("/runs", run=f"{kind} {num_writers} {frames_a_body}", blocks=blocks)["run_id"]
         self._path, self._kind, self._frames_a_body = f"/api/v1/runs/{run_id}/frames", kind, frames_a_body
+        self._writers = [f"rank{number}" for number in range(num_writers)]
         self._service, self._recorded, self._next = service, recorded, 0
 
     def turn(self, num_frames: int) -> Turn:
-        """Send this number of frames, and decode their JSON."""
-        batches = [self._batch() for _ in range(num_frames // self._frames_a_body)]
-        bodies = [KINDS[self._kind](WRITER, 1, texts) for texts in batches]
+        """Send at least this number of frames, and decode their JSON."""
+        batches = [self._batch() for _ in range(-(-num_frames // (self._frames_a_body * len(self._writers))))]
+        sent = [(writer, texts) for texts in batches for writer in self._writers]
+        bodies = [KINDS[self._kind](writer, 1, texts) for writer, texts in sent]
         num_frames = len(bodies) * self._frames_a_body
-        plain = [frames_to_body(WRITER, 1, texts) for texts in batches]
+        plain = [frames_to_body(writer, 1, texts) for writer, texts in sent]
         service_s, engine_s = self._service.own_cpu_s(), self._service.engine_cpu_s()
         # Not kept: the server closes a connection on which the other kind lets it wait.
         with closing(http.client.HTTPConnection(urlsplit(self._service.url).netloc)) as connection:
@@ -174,12 +180,13 @@ def print_server(engine: Engine, recorded: Sequence[Frame], arguments: argparse.
     print("|---|---|---|---|---|---|")
     for size in arguments.bodies:
         with closing(Service(engine, f"bodies{size}")) as service:
-            senders = {kind: Sender(service, kind, size, recorded) for kind in KINDS}
-            found: dict[str, list[Turn]] = {kind: [] for kind in KINDS}
+            senders = {kind: Sender(service, kind, 1, size, recorded) for kind in KINDS}
+            senders[f"{PACKED}, {WRITERS} writers"] = Sender(service, PACKED, WRITERS, size, recorded)
+            found: dict[str, list[Turn]] = {kind: [] for kind in senders}
             for sender in senders.values():
                 sender.turn(max(size, len(recorded)))  # what is done once is not counted
             for _ in range(arguments.rounds):
-                for kind in random.sample(list(KINDS), k=len(KINDS)):
+                for kind in random.sample(list(senders), k=len(senders)):
                     found[kind].append(senders[kind].turn(arguments.frames))
         for kind, turns in found.items():
             decoding, own, of_engine = (statistics.median(column) for column in zip(*turns, strict=True))
