@@ -141,7 +141,7 @@ def counting_us(num_bodies: int) -> float:
 
     async def app(_: Scope, __: Receive, send: Send) -> None:
         with meters.committing():
-            meters.count_rules(0.001)
+            meters.count_rules(0.001, 1)
         meters.count_body(1, 0, 0.002)
         await send({"type": "http.response.start", "status": 200})
 

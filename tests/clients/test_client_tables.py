@@ -100,12 +100,12 @@ class TestAListOfRecords:
         names = list(RuleVersion.model_fields)
         assert dict(zip(names, map(str, records.to_pandas().dtypes), strict=True)) == {
             "name": "object", "version": "int64", "origin": "object", "enabled": "bool", "digest": "object",
-            "definition": "object", "created_at": "datetime64[us, UTC]",
+            "definition": "object", "created_at": "datetime64[us, UTC]", "project": "object",
         }  # fmt: skip
         assert records.to_polars().schema["created_at"] == polars.Datetime("us", "UTC")
         assert records.to_arrow().schema.types == [
             pyarrow.string(), pyarrow.int64(), pyarrow.string(), pyarrow.bool_(), pyarrow.string(), pyarrow.string(),
-            pyarrow.timestamp("us", "UTC"),
+            pyarrow.timestamp("us", "UTC"), pyarrow.string(),
         ]  # fmt: skip
         assert records.to_polars()["definition"].to_list() == ['{"when": "é"}'] * len(versions)
 

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import copy_context
 from itertools import islice
 from typing import NamedTuple
 
@@ -135,6 +136,8 @@ class Reading:
         self._known = watch.known.pop(self._which, None)
         self._reread = 0
         """Steps that are to be read again."""
+        self._context = copy_context()
+        """Of the request, whose id the log of its alerts has."""
 
     def hear(self, sender: str, frames: Sequence[Frame]) -> None:
         """Find the frames to read now that these have come."""
@@ -162,6 +165,9 @@ class Reading:
 
     def close(self) -> list[int]:
         """Read the remaining frames and write down the progress; the ids of alerts that ended."""
+        return self._context.run(self._close)
+
+    def _close(self) -> list[int]:
         while self.views:
             self._read_next()
         self._book.close()
@@ -277,6 +283,9 @@ class Reading:
 
     def take(self, events: Sequence[Event]) -> None:
         """Note that the rules have read the next frames, with these events."""
+        self._context.run(self._take, events)
+
+    def _take(self, events: Sequence[Event]) -> None:
         for event in events:
             self._book.enter(event)
         num_read = self._progress.num_read + len(self.views)
@@ -290,7 +299,7 @@ class Reading:
             events = self._events(self.views)
         except Exception:  # one frame is no reason to skip the others
             events = [event for view in self.views for event in self._events_or_none(view)]
-        self.take(events)
+        self._take(events)
 
     def _events(self, views: Sequence[View]) -> list[Event]:
         began = time.perf_counter()

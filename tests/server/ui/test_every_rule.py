@@ -23,6 +23,7 @@ from tsemon_server.rules import PACK
 from tsemon_server.rules.program import View
 from tsemon_server.settings import Settings
 from tsemon_server.store import Store
+from tsemon_server.store.ledger.progress import Progress
 
 from .conftest import Browser, Server, Service, opened
 
@@ -109,12 +110,15 @@ class Clock:
 class Told:
     """A server on which every rule has an alert that fires, and one of a run that has ended."""
 
-    def __init__(self, service: Service, clock: Clock, liveness: Liveness) -> None:
+    def __init__(self, service: Service, clock: Clock, store: Store) -> None:
         self.service = service
-        self._clock, self._liveness = clock, liveness
+        self._clock, self._liveness = clock, Liveness(store, ActiveRules(PACK), clock=clock, monotonic=clock)
         self.running, self.ended = (
             [self.service.register(f"{name}{copy}") for name in ("hangs", "never-heard")] for copy in ("", "-ended")
         )
+        with store.write() as writer:
+            for run_ids in (self.running, self.ended):
+                writer.progress.keep(run_ids[0], 1, Progress(num_skipped=3))
         self._hang([self.running[0], self.ended[0]])
         for run_ids, copy in ((self.running, ""), (self.ended, "-ended")):
             for name, last_step in RECORDED.items():
@@ -151,7 +155,7 @@ def told(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
         server.showing(settings, clock=clock) as service,
         closing(Store(settings.database, clock)) as store,
     ):
-        yield Told(service, clock, Liveness(store, ActiveRules(PACK), clock=clock, monotonic=clock))
+        yield Told(service, clock, store)
 
 
 @pytest.fixture(scope="module")

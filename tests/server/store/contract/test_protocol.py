@@ -37,6 +37,7 @@ class SqlEngine:
             for table in {*ledger.run.metadata.tables} & {*inspect(connection).get_table_names()}:
                 if table in vars(ledger):
                     connection.exec_driver_sql(f"DROP TABLE {table}")
+            connection.exec_driver_sql("CREATE TABLE run (run_id TEXT)")  # a connection asks for this name
         self.series = SqlSeries(self._database)
 
     def close(self):
