@@ -1,8 +1,8 @@
 """The cost of a frame on its way: bytes and microseconds in the spool, and the server's CPU for JSON and for packed bodies.
 
 `attach` records the frames of a small model of 48 blocks, with the metrics of its slow tier in every tenth.
-Both kinds of body take turns, in random order, on one server with all rules; each kind has a run of its own. So do packed
-bodies of several writers that send the same steps of one run. After each turn this process decodes the JSON of the same
+Both kinds of body take turns, in random order, on one server with all rules; each kind has a run of its own. Another
+run gets packed bodies of several writers that send the same steps. After each turn this process decodes the JSON of the same
 frames (`json.loads`, base64, arrays), and the server's cost is given in units of that.
 """
 

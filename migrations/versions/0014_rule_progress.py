@@ -28,6 +28,8 @@ def upgrade() -> None:
         sa.Column("writers", sa.Text, nullable=False),
         sa.Column("waiting_since", sa.Float(53)),
         sa.Column("late_from", sa.BigInteger),
+        sa.Column("num_late", sa.Integer, nullable=False),
+        sa.Column("claimed_from", sa.BigInteger),
         sa.Column("num_skipped", sa.Integer, nullable=False),
         sa.Column("due_at", sa.Float(53)),
     )
@@ -52,7 +54,9 @@ def upgrade() -> None:
         connection.execute(sa.delete(checkpoint).where(which, checkpoint.c.step >= step))
         row = {"run_id": run_id, "attempt": attempt, "num_read": num_read}
         connection.execute(sa.insert(checkpoint).values(**row, step=step, state=bytes(state)))
-        connection.execute(sa.insert(progress).values(**row, revision=0, read_to=step, writers="{}", num_skipped=0))
+        connection.execute(
+            sa.insert(progress).values(**row, revision=0, read_to=step, writers="{}", num_late=0, num_skipped=0)
+        )
     op.drop_table("rule_state")
 
 

@@ -26,7 +26,7 @@ class TestTheProgressOfTheRules:
         with store.write() as writer:
             assert writer.progress.of(run_id, 1) is None
         for progress in (
-            Progress(7, 5, 2, {"w": Seen(5, 1.5)}, 3.0, 2, 9, 13.0),
+            Progress(7, 5, 2, {"w": Seen(5, 1.5)}, 3.0, 2, 4, 1, 9, 13.0),
             Progress(8, 2**60, 3, {"w": Seen(5, 1.5), "v": Seen(7, 2.5)}),
         ):
             with store.write() as writer:

@@ -112,11 +112,12 @@ class TestAFrameThatComesLate:
         look(api, clock, after_s=10)
         assert states(alerts(api)) == [("resolved", 3, 5, 12)]
 
-    def test_is_read_before_the_run_ends(self, api, run_id):
+    def test_is_read_after_the_run_has_ended(self, api, run_id, clock):
         for step in range(10, 400):
             send(api, run_id, [1], step)
         send(api, run_id, [20, 20, 20], 3, writer="late")
         api.http.patch(f"/api/v1/runs/{run_id}", json={"state": "failed"})
+        look(api, clock, after_s=10)
         assert states(alerts(api)) == [("resolved", 3, 5, 12)]
 
     def test_is_counted_if_it_is_too_late(self, api, run_id, monkeypatch, clock):
@@ -128,6 +129,80 @@ class TestAFrameThatComesLate:
         assert states(alerts(api)) == [("resolved", 190, 192, 195)]
         assert skipped(api, run_id) == 1
         assert f'tsemon_run_unevaluated_frames{{run_id="{run_id}"}} 1\n' in api.http.get("/metrics").text
+
+    def test_does_not_wait_until_no_others_come(self, api, run_id, clock):
+        for step in range(10, 400):
+            send(api, run_id, [1], step)
+        for step in range(10):
+            clock.now += 2
+            send(api, run_id, [20], step, writer="late")
+        look(api, clock)
+        assert ("resolved", 0, 2, 12) in states(alerts(api)) or states(alerts(api))[0][:2] == ("firing", 0)
+
+    def test_is_read_while_bodies_of_other_runs_are_stored(self, api, run_id, clock, monkeypatch):
+        other, past_of = api.register("other"), watching.past_of
+
+        def store_meanwhile(*arguments):
+            assert send(api, other, [20, 20, 20])[0]["state"] == "firing"
+            send(api, run_id, [20], 400)
+            send(api, run_id, [20], 7, writer="late")
+            return past_of(*arguments)
+
+        for step in range(10, 400):
+            send(api, run_id, [1], step)
+        send(api, run_id, [20, 20, 20], 3, writer="late")
+        with monkeypatch.context() as patch:
+            patch.setattr(watching, "past_of", store_meanwhile)
+            look(api, clock, after_s=10)
+        look(api, clock, after_s=70)
+        assert states(alerts(api, run=run_id)) == [("resolved", 3, 5, 12), ("pending", 400, None, None)]
+
+    def test_is_read_once_more_if_the_process_that_read_it_has_died(self, api, run_id, clock, monkeypatch):
+        def die(*_):
+            raise OSError("on purpose")
+
+        for step in range(10, 400):
+            send(api, run_id, [1], step)
+        send(api, run_id, [20, 20, 20], 3, writer="late")
+        with monkeypatch.context() as patch:
+            patch.setattr(watching, "past_of", die)
+            look(api, clock, after_s=10)
+        assert alerts(api) == []
+        look(api, clock, after_s=60)
+        assert states(alerts(api)) == [("resolved", 3, 5, 12)]
+
+    def test_behind_a_state_that_cannot_be_read_is_counted(self, api, run_id, clock):
+        for first in (10, 30):
+            send(api, run_id, [1] * 20, first)
+        api.database.execute("UPDATE rule_checkpoint SET state = x'00'")
+        send(api, run_id, [20, 20], 44, writer="late")
+        assert (skipped(api, run_id), read_to(api, run_id)) == (2, None)
+        clock.now += 11
+        assert states(send(api, run_id, [20, 20, 20], 50)) == [("firing", 50, 52, None)]
+
+
+class TestAClockThatWasSetBack:
+    def test_keeps_no_step_waiting(self, api, run_id, clock):
+        for writer in "ab":
+            send(api, run_id, [1], 0, writer=writer)
+        send(api, run_id, [20] * 5, 1, writer="a")
+        clock.now -= 3600
+        look(api, clock)
+        assert (read_to(api, run_id), states(alerts(api))) == (5, [("firing", 1, 3, None)])
+
+
+class TestAnAttemptWithMoreWritersThanAreRemembered:
+    def test_forgets_none_whose_frames_wait(self, api, run_id, clock, monkeypatch):
+        monkeypatch.setattr(watching, "MOST_WRITERS", 2)
+        for writer in "abc":
+            send(api, run_id, [1], 0, writer=writer)
+            clock.now += 0.1
+        send(api, run_id, [20] * 5, 1, writer="a")
+        for writer in "bc":
+            clock.now += 0.1
+            send(api, run_id, [1], 1, writer=writer)
+        look(api, clock, after_s=11)
+        assert (read_to(api, run_id), states(alerts(api))) == (5, [("firing", 1, 3, None)])
 
 
 class TestAFrameOnWhichTheRulesFail:

@@ -17,16 +17,17 @@ from contextvars import copy_context
 from itertools import islice
 from typing import NamedTuple
 
+from tsemon.errors import StoreError
 from tsemon.wire import Frame
 from tsemon_server.alerts.active import ActiveRules
 from tsemon_server.alerts.book import AlertBook
-from tsemon_server.alerts.recall import recalled
+from tsemon_server.alerts.recall import FRAMES_AT_ONCE, Past, past_of, recalled
 from tsemon_server.rules.evaluator import Evaluator, Event
 from tsemon_server.rules.program import View
 from tsemon_server.rules.state import State
 from tsemon_server.rules.views import views_in_order, views_of
 from tsemon_server.store import Store
-from tsemon_server.store.ledger.progress import MOST_REREAD, REACH, SPACING, Checkpoint, Progress, Seen
+from tsemon_server.store.ledger.progress import MOST_PAUSE_S, MOST_REREAD, REACH, SPACING, Checkpoint, Progress, Seen
 from tsemon_server.store.writing import Writer
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,6 @@ KNOWN_ATTEMPTS = 512
 MOST_WRITERS = 256
 """Maximum number of writers of an attempt that others wait for. The most recent ones count."""
 MOST_DUE = 256
-FRAMES_AT_ONCE = 256
-"""Frames of an attempt that the rules read in one go."""
 
 
 class _Known(NamedTuple):
@@ -98,12 +97,12 @@ class Watch:
         for reading, events in zip(readings, found, strict=True):
             reading.take(events)
 
-    def catch_up(self, writer: Writer, run_id: str, attempt: int, *, is_over: bool = False) -> None:
-        """Let the rules read the frames that wait or came late; if the attempt `is_over`, for no others they wait."""
+    def end(self, writer: Writer, run_id: str, attempt: int) -> None:
+        """Let the rules read the frames that wait for other writers, because the attempt ends."""
         progress = writer.progress.of(run_id, attempt)
-        if progress is not None and progress.due_at is not None:
+        if progress is not None and progress.waiting_since is not None:
             reading = Reading(self, writer, run_id, attempt)
-            reading.catch_up(is_over=is_over)
+            reading.flush(is_over=True)
             self.finish([reading])
 
     def look(self, store: Store, now: float, is_stopped: Callable[[], bool] = lambda: False) -> None:
@@ -113,9 +112,37 @@ class Watch:
         for run_id, attempt in due:
             if is_stopped():
                 return
-            with store.write() as writer:
-                if writer.runs.hold(run_id):
-                    self.catch_up(writer, run_id, attempt)
+            try:
+                self._catch_up(store, run_id, attempt, is_stopped)
+            except StoreError:
+                raise
+            except Exception:  # of one attempt: the others do not wait for it
+                log.exception("the rules could not catch up with run %s", run_id)
+
+    def _catch_up(self, store: Store, run_id: str, attempt: int, is_stopped: Callable[[], bool]) -> None:
+        """Let the rules read the frames that have waited, and late frames in their place.
+
+        Late frames may be far back. Therefore the rules read from there on before the transaction that writes, because
+        other runs wait for this transaction. In the meantime the attempt is evaluated without the late frames.
+        """
+        with store.write() as writer:
+            if not writer.runs.hold(run_id):
+                return
+            reading = Reading(self, writer, run_id, attempt)
+            reading.flush()
+            claimed = reading.claim()
+            self.finish([reading])
+        if claimed is None:
+            return
+        with store.read() as reader:
+            past = past_of(reader, self.active.of_run(reader, run_id).evaluator, run_id, attempt, claimed, is_stopped)
+        if past is None:
+            return
+        with store.write() as writer:
+            if writer.runs.hold(run_id):
+                reading = Reading(self, writer, run_id, attempt)
+                reading.replace(past)
+                self.finish([reading])
 
 
 class Reading:
@@ -135,15 +162,17 @@ class Reading:
         self._progress = writer.progress.of(run_id, attempt) or Progress()
         self._known = watch.known.pop(self._which, None)
         self._reread = 0
-        """Steps that are to be read again."""
+        """Steps that are to be read again, or were."""
+        self._late_at = None if self._progress.late_from is None else self._progress.due_at
         self._context = copy_context()
-        """Of the request, whose id the log of its alerts has."""
+        """The context of the request, with the id for the log."""
 
     def hear(self, sender: str, frames: Sequence[Frame]) -> None:
         """Find the frames to read now that these have come."""
         before = self._progress
         self._note_writer(sender, max(frame.step for frame in frames))
         late = [frame.step for frame in frames if frame.step <= before.read_to]
+        self._num_late = len(late)
         back_to = self._judged_now(late) if late else None
         self._go_to(back_to)
         horizon = max(self._horizon(), before.read_to)
@@ -154,27 +183,66 @@ class Reading:
             self._prepare(views_of(new, *self._model))
         self._note_waiting(horizon)
 
-    def catch_up(self, *, is_over: bool) -> None:
-        """Find the frames to read: late frames in their place, and frames that have waited long enough."""
-        before = self._progress
-        self._progress = before._replace(late_from=None)
-        self._go_to(before.late_from)
-        horizon = max(self._newest_step() if is_over else self._horizon(), before.read_to)
+    def flush(self, *, is_over: bool = False) -> None:
+        """Find the frames to read that have waited long enough, or all that wait if the attempt `is_over`."""
+        self._go_to(None)
+        horizon = max(self._newest_step() if is_over else self._horizon(), self._progress.read_to)
+        self._prepare(self._stored(horizon))
+        self._note_waiting(horizon)
+
+    def claim(self) -> Progress | None:
+        """Claim the late frames; None without late frames. An earlier claim is the claim of a process that died."""
+        progress = self._progress
+        starts = [step for step in (progress.late_from, progress.claimed_from) if step is not None]
+        if not starts:
+            return None
+        self._progress = progress._replace(late_from=None, claimed_from=min(starts))
+        return self._progress
+
+    def replace(self, past: Past) -> None:
+        """Continue from a past that was read again, with its alerts, and find the frames that came since."""
+        progress = self._progress
+        if progress.claimed_from != past.claimed.claimed_from:  # somebody else has read it
+            self.flush()
+            return
+        self.state, self._kept_at = past.state, past.num_read
+        if past.evaluator is not self.evaluator:  # the rules were edited meanwhile
+            self.state = self.evaluator.load(past.evaluator.dump(past.state))
+        self._writer.progress.forget_checkpoints(*self._which, past.start.step + 1)
+        for kept in past.checkpoints:
+            self._writer.progress.keep_checkpoint(*self._which, kept)
+        self._book.go_back_to(past.start.step, self.evaluator.rules)
+        for event in past.events:
+            self._book.enter(event)
+        self._progress = progress._replace(
+            read_to=past.read_to,
+            num_read=past.num_read,
+            claimed_from=None,
+            num_late=progress.num_late - past.claimed.num_late,
+            num_skipped=progress.num_skipped + past.num_skipped,
+        )
+        self._reread = past.num_read - past.start.num_read
+        horizon = max(self._horizon(), progress.read_to)
         self._prepare(self._stored(horizon))
         self._note_waiting(horizon)
 
     def close(self) -> list[int]:
-        """Read the remaining frames and write down the progress; the ids of alerts that ended."""
+        """Read the remaining frames and record the progress; the ids of alerts that ended."""
         return self._context.run(self._close)
 
     def _close(self) -> list[int]:
         while self.views:
             self._read_next()
         self._book.close()
-        due_at = None if self._progress.waiting_since is None else self._progress.waiting_since + DELAY_S
-        if self._progress.late_from is not None:
-            late_at = self._writer.now + REREAD_S * self._reread
-            due_at = late_at if due_at is None else min(due_at, late_at)
+        due = []
+        if self._progress.waiting_since is not None:
+            due.append(self._progress.waiting_since + DELAY_S)
+        if self._progress.late_from is not None:  # the first of them sets the time
+            pause_s = min(REREAD_S * self._reread, MOST_PAUSE_S)
+            due.append(self._late_at if self._late_at is not None else self._writer.now + pause_s)
+        elif self._progress.claimed_from is not None:  # if the process that reads them dies
+            due.append(self._writer.now + MOST_PAUSE_S)
+        due_at = min(due, default=None)
         revision = secrets.randbits(62)
         self._progress = self._progress._replace(revision=revision, due_at=due_at)
         self._writer.progress.keep(*self._which, self._progress)
@@ -190,8 +258,9 @@ class Reading:
         writers = dict(self._progress.writers)
         known = writers.pop(sender, None)
         writers[sender] = Seen(step if known is None else max(step, known.step), self._writer.now)
-        while len(writers) > MOST_WRITERS:
-            del writers[min(writers, key=lambda name: writers[name].heard_at)]
+        read = [name for name, seen in writers.items() if seen.step <= self._progress.read_to]
+        for name in sorted(read, key=lambda name: writers[name].heard_at)[: max(0, len(writers) - MOST_WRITERS)]:
+            del writers[name]
         self._progress = self._progress._replace(writers=writers)
 
     def _newest_step(self) -> int:
@@ -199,9 +268,11 @@ class Reading:
 
     def _horizon(self) -> int:
         """The last step that does not wait for a writer."""
-        heard_since, since = self._writer.now - DELAY_S, self._progress.waiting_since
-        live = [seen.step for seen in self._progress.writers.values() if seen.heard_at > heard_since]
-        has_waited = since is not None and since <= heard_since
+        now, since = self._writer.now, self._progress.waiting_since
+        heard_since = now - DELAY_S
+        # A time in the future is of a clock that was set back.
+        live = [seen.step for seen in self._progress.writers.values() if heard_since < seen.heard_at <= now + DELAY_S]
+        has_waited = since is not None and not heard_since < since <= now
         return self._newest_step() if has_waited or not live else min(live)
 
     def _note_waiting(self, horizon: int) -> None:
@@ -209,7 +280,7 @@ class Reading:
         waits = self._newest_step() > horizon
         now = self._writer.now
         # After a delay the rest begins to wait anew.
-        since = (now if since is None or since <= now - DELAY_S else since) if waits else None
+        since = (now if since is None or not now - DELAY_S < since <= now else since) if waits else None
         self._progress = self._progress._replace(waiting_since=since)
 
     def _judged_now(self, late: Sequence[int]) -> int | None:
@@ -234,9 +305,10 @@ class Reading:
         first = min(in_reach)
         self._reread = reread(first)
         late_from = first if progress.late_from is None else min(first, progress.late_from)
-        is_due = self._reread <= max(AT_ONCE, 2 * len(late))
-        self._progress = progress._replace(late_from=None if is_due and first == late_from else late_from)
-        return first if is_due else None
+        if progress.claimed_from is None and self._reread <= max(AT_ONCE, 2 * len(late)):
+            return first
+        self._progress = progress._replace(late_from=late_from, num_late=progress.num_late + len(late) - num_skipped)
+        return None
 
     def _stored(self, horizon: int) -> Iterator[View]:
         if horizon <= self._progress.read_to:
@@ -259,8 +331,11 @@ class Reading:
         found = self._writer.progress.before(*self._which, read_to + 1 if step is None else step)
         state = recalled(self.evaluator, found, self._which[0], self._watch.on_error)
         if state is None:  # the rules begin anew, with what comes
+            num_skipped = self._progress.num_skipped + (0 if step is None else self._num_late)
+            self._progress = self._progress._replace(num_skipped=num_skipped)
             self._writer.progress.forget_checkpoints(*self._which, 0)
-            self.state, self._kept_at = self.evaluator.start(), self._progress.num_read
+            self.state, self._kept_at = self.evaluator.start(), -1
+            self._keep_checkpoint()
             return
         self.state, self._kept_at = state, found.num_read
         if found.step < read_to:

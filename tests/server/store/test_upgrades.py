@@ -129,7 +129,17 @@ def _state(last_step, num_samples):
 
 def fill_rules(old):
     old.insert("rule_state", run_id=RUN, attempt=2, state=_state(35, 20), step=35, tracks="{}")
-    old.insert("rule_progress", run_id=RUN, attempt=2, revision=0, read_to=35, num_read=20, writers="{}", num_skipped=0)
+    old.insert(
+        "rule_progress",
+        run_id=RUN,
+        attempt=2,
+        revision=0,
+        read_to=35,
+        num_read=20,
+        writers="{}",
+        num_late=0,
+        num_skipped=0,
+    )
     for step, num_read in ((30, 15), (35, 20)) if "rule_progress" in old.columns else ((30, 15),):
         state = _state(step, num_read)
         old.insert("rule_checkpoint", run_id=RUN, attempt=2, step=step, num_read=num_read, state=state)

@@ -129,7 +129,7 @@ def change(writer: Writer, run_id: str, body: schemas.RunChange, watch: Watch) -
     """Change a run. The frames of an attempt that ends wait for no others any more."""
     if body.state is not None and writer.runs.hold(run_id):
         attempt = body.attempt or writer.runs.get(run_id).attempt
-        watch.catch_up(writer, run_id, attempt, is_over=True)
+        watch.end(writer, run_id, attempt)
     writer.runs.change(run_id, state=body.state, attempt=body.attempt, tags=body.tags, config=body.config)
     return writer.runs.get(run_id)
 

@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, or_, select, update
 
 from tsemon_server.store.ledger import tables
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.schema import NEVER
 
+MOST_PAUSE_S = 60.0
+"""Maximum time until frames that wait or came late are due."""
 SPACING = 16
 """Steps read from one checkpoint to the next, at least."""
 REACH = 16_384
@@ -25,7 +27,10 @@ MOST_REREAD = 4 * REACH
 """Maximum number of steps that are read again for a late frame, since the next older checkpoint may be far away."""
 
 _progress, _checkpoint = tables.rule_progress.c, tables.rule_checkpoint.c
-_COLUMNS = ("revision", "read_to", "num_read", "writers", "waiting_since", "late_from", "num_skipped", "due_at")
+_COLUMNS = (
+    "revision", "read_to", "num_read", "writers", "waiting_since", "late_from", "num_late", "claimed_from", "num_skipped",
+    "due_at",
+)  # fmt: skip
 
 
 class Seen(NamedTuple):
@@ -51,6 +56,10 @@ class Progress(NamedTuple):
     """When the first of the frames came that wait for other writers to pass their step; None if none waits."""
     late_from: int | None = None
     """The first step with a frame that came after this step was read, and is not evaluated yet."""
+    num_late: int = 0
+    """Frames that came late and are not evaluated yet."""
+    claimed_from: int | None = None
+    """`late_from` before a process began to read the late frames."""
     num_skipped: int = 0
     """Frames that came too late, or on which the rules failed: they are stored and were never evaluated."""
     due_at: float | None = None
@@ -103,7 +112,8 @@ class RuleProgress:
 
     def due(self, now: float, most: int) -> list[tuple[str, int]]:
         """Attempts with frames that are to be read now."""
-        query = select(_progress.run_id, _progress.attempt).where(_progress.due_at <= now).order_by(_progress.due_at)
+        is_due = or_(_progress.due_at <= now, _progress.due_at > now + MOST_PAUSE_S)  # or the clock was set back
+        query = select(_progress.run_id, _progress.attempt).where(is_due).order_by(_progress.due_at)
         return [(run_id, attempt) for run_id, attempt in self._connection.execute(query.limit(most))]
 
     def num_skipped(self, run_ids: Sequence[str]) -> dict[str, int]:

@@ -105,6 +105,8 @@ rule_progress = Table(
     Column("writers", Json, nullable=False),  # newest step and time of each
     Column("waiting_since", Float(53)),
     Column("late_from", BigInteger),
+    Column("num_late", Integer, nullable=False),
+    Column("claimed_from", BigInteger),
     Column("num_skipped", Integer, nullable=False),
     Column("due_at", Float(53)),
     Index("rule_progress_due", "due_at"),
