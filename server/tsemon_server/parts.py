@@ -129,9 +129,8 @@ def make_parts(
     liveness = Liveness(store, active, listen_s=listen_s, clock=clock)
     at_work: list[Rounds | Notifier] = [
         Housekeeping(store, housekeeping_pause_s),
-        Rounds(
-            store, "liveness", [lambda is_stopped: watch.look(store, clock(), is_stopped), liveness.look], look_every_s
-        ),
+        Rounds(store, "liveness", [liveness.look], look_every_s),
+        Rounds(store, "rules", [lambda is_stopped: watch.look(store, clock(), is_stopped)], look_every_s),
     ]
     if notified is not None:
         at_work.append(Notifier(store, notified, clock, count=meters.count_notifications))
