@@ -30,7 +30,7 @@ COMMON = """
     source: Nobody.
     origin: Convention.
 """
-RULES = load(f"""
+DOCUMENT = f"""
 rules:
   - name: silent
     title: Nothing is heard
@@ -47,7 +47,8 @@ rules:
     title: The pace is not its own
     when: {{value: [{{scalar: step_seconds}}, {{over: [{{scalar: usual_step_seconds}}]}}], at_least: 3}}
 {COMMON.replace("samples: 1", "samples: 4, steps: 60")}
-""")
+"""
+RULES = load(DOCUMENT)
 
 
 class Clock:
@@ -327,6 +328,15 @@ class TestSeveralProcessesOfARun:
         service.watch(900, beating=[second], steps=10)
         assert self.told(api) == [(1, "process-silent", "resolved")] * (silent_s > 120)
         assert self.states(api, first.run_id) == ("running", ["replaced", "running"])
+
+    def test_are_a_restart_by_a_rule_that_is_quicker_than_the_lease(self, api, clock, first):
+        service = Service(api, clock, load(DOCUMENT.replace("120", "60")))
+        service.watch(75, beating=[first], steps=10)
+        service.watch(15)
+        second = Process(api, "gpt", attempt=2)
+        service.watch(300, beating=[second], steps=10)
+        service.store.close()
+        assert self.told(api) == []
 
     def test_are_a_restart_where_the_later_one_ends_soon(self, api, first, second, service):
         service.watch(30, beating=[second], steps=10)
