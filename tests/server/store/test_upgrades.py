@@ -20,6 +20,7 @@ from tests.server.test_migrations import upgrade
 from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.store import Store
 from tsemon_server.store.engine import MIGRATIONS
+from tsemon_server.store.ledger.liveness import Watched
 from tsemon_server.store.ledger.retention import Retention
 from tsemon_server.store.series.frames import HotFrame
 from tsemon_server.store.series.packing import layout_id, pack
@@ -217,7 +218,7 @@ class TestADatabaseOfEachEarlierVersion:
                 assert reader.progress.of(RUN, 2)[:3] == (0, 35, 20)
                 assert reader.progress.checkpoint_steps(RUN, 2) == [(35, 20), (30, 15)]
                 assert reader.progress.before(RUN, 2, 36).state == _state(35, 20)
-            assert len(reader.liveness.watched([RUN])) == ("watched" in has)
+            assert reader.liveness.watched([RUN]) == [Watched(RUN, 2, {}, b"state")] * ("watched" in has)
             assert reader.retention.all() == [Retention("pretrain", runs_s=1e9)] * ("retention" in has)
         assert len(store.notices.log()) == ("delivery" in has)
         assert (store.tokens.find("t1") is not None) == ("token" in has)

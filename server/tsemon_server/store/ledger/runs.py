@@ -300,7 +300,7 @@ class RunChanges(Runs):
                 **({"stacks": list(stacks)} if stacks else {}),
             )
         )
-        self.replace_silent(run_id, attempt)
+        self.replace_silent(run_id, 1, attempt - 1)
         process = {"process_step": None, "stepped_at": None}  # the new one has not been heard of
         # Once per attempt the newest frame that is not hidden is looked for; frames that come later keep it up to date.
         newest = columns_of(self._frames.newest(run_id))
@@ -309,17 +309,18 @@ class RunChanges(Runs):
         self._journal.tell("run registered", run_id, project=project, run=run, attempt=attempt, resume_step=resume_step)
         return Registration(run_id, run, attempt, live)
 
-    def replace_silent(self, run_id: str, current: int) -> None:
-        """End the open alerts of earlier attempts whose processes are silent."""
-        is_left = and_(_attempt.run_id == run_id, _attempt.attempt != current, _attempt.state == "running")
+    def replace_silent(self, run_id: str, first: int, last: int) -> None:
+        """Let the current attempt replace those from `first` to `last` that are silent, and end their open alerts."""
+        is_earlier = _attempt.attempt.between(first, last)
+        is_left = and_(_attempt.run_id == run_id, is_earlier, _attempt.state == "running")
         silent = self._connection.execute(select(_attempt.attempt).where(is_left, ~is_live(self._now))).scalars().all()
         for attempt in silent:
             self._set_attempt(run_id, attempt, "replaced")
             self._alerts.end_of_attempt(run_id, attempt, "new attempt")
             self._progress.keep_newest_checkpoint(run_id, attempt)
         if silent:
-            state = update(tables.run).where(_run.run_id == run_id).values(state=self._state(run_id, current))
-            self._connection.execute(state)
+            state = self._state(run_id, self._row(run_id).attempt)
+            self._connection.execute(update(tables.run).where(_run.run_id == run_id).values(state=state))
 
     def change(
         self,

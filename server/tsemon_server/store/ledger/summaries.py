@@ -140,7 +140,7 @@ class Summaries:
     def hear_of_attempt(self, run_id: str, attempt: int, known: Known) -> None:
         """Renew its lease. An attempt that was taken for dead is running again; one that has ended stays ended."""
         is_over = known.state in ("finished", "failed")
-        if is_over or (known.state == "running" and self._now - known.heard_at < HEARD_S):
+        if is_over or (known.state == "running" and 0 <= self._now - known.heard_at < HEARD_S):
             return
         heard = {"which": run_id, "of_attempt": attempt, "state": "running", "heard_at": self._now}
         _HEAR_OF_ATTEMPT.run(self._connection, heard)

@@ -154,12 +154,12 @@ silence = Table(
     sqlite_autoincrement=True,
 )
 
-# What the rules on the clock remember of a run: what they saw of its process, and their own memory.
+# What the rules on the clock remember of an attempt: what they saw of its process, and their own memory.
 watched = Table(
     "watched",
     metadata,
     Column("run_id", String(32), primary_key=True),
-    Column("attempt", Integer, nullable=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
     Column("pulse", Json, nullable=False),
     Column("rules", LargeBinary, nullable=False),
 )
