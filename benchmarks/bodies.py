@@ -1,7 +1,9 @@
 """The cost of a frame on its way: bytes and microseconds in the spool, and the server's CPU for JSON and for packed bodies.
 
 `attach` records the frames of a small model of 48 blocks, with the metrics of its slow tier in every tenth.
-Both kinds of body take turns, in random order, on one server with all rules; each kind has a run of its own.
+Both kinds of body take turns, in random order, on one server with all rules; each kind has a run of its own. Another
+run gets packed bodies of several writers that send the same steps. After each turn this process decodes the JSON of the same
+frames (`json.loads`, base64, arrays), and the server's cost is given in units of that.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import numpy as np
 import torch
-from databases import Service, SQLite
+from databases import ENGINES, Engine, Service
 
 import tsemon
 from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
@@ -35,42 +38,66 @@ from tsemon.transport.packing import pack_frames
 from tsemon.transport.spool import make_record
 from tsemon.wire import PACKED, Array, Frame, frames_to_body
 from tsemon_server.services.ingest.packed import read_packed
-from tsemon_server.services.ingest.schemas import read_frames
+from tsemon_server.services.ingest.usual import read_json
 
 BLOCKS = 48
 WRITER = "rank0"
+WRITERS = 8
+"""In the run that has several."""
 KINDS: dict[str, Callable[[str, int, Sequence[str]], bytes]] = {"application/json": frames_to_body, PACKED: pack_frames}
-READERS: dict[str, Callable[[bytes], Any]] = {"application/json": read_frames, PACKED: read_packed}
+READERS: dict[str, Callable[[bytes], Any]] = {"application/json": read_json, PACKED: read_packed}
+
+
+class Turn(NamedTuple):
+    """Microseconds of CPU a frame, the mean over the frames that were sent."""
+
+    decoding: float
+    service: float
+    engine: float
+
+    @property
+    def ratio(self) -> float:
+        """CPU of the server and its database over the CPU of decoding the JSON."""
+        return (self.service + self.engine) / self.decoding
 
 
 class Sender:
     """Sends the recorded frames again and again to one run, each time as new ones."""
 
-    def __init__(self, service: Service, kind: str, frames_a_body: int, recorded: Sequence[Frame]) -> None:
+    def __init__(
+        self, service: Service, kind: str, num_writers: int, frames_a_body: int, recorded: Sequence[Frame]
+    ) -> None:
         blocks = [f"h.{number}" for number in range(BLOCKS)]
-        run_id = service.post("/runs", run=f"{kind} {frames_a_body}", blocks=blocks)["run_id"]
+        run_id = service.post("/runs", run=f"{kind} {num_writers} {frames_a_body}", blocks=blocks)["run_id"]
         self._path, self._kind, self._frames_a_body = f"/api/v1/runs/{run_id}/frames", kind, frames_a_body
+        self._writers = [f"rank{number}" for number in range(num_writers)]
         self._service, self._recorded, self._next = service, recorded, 0
 
-    def cpu_us(self, num_frames: int) -> float:
-        """Microseconds of the server's CPU a frame, the mean over this number of frames."""
-        bodies = [self._body() for _ in range(num_frames // self._frames_a_body)]
-        start_s = self._service.cpu_s()
+    def turn(self, num_frames: int) -> Turn:
+        """Send at least this number of frames, and decode their JSON."""
+        batches = [self._batch() for _ in range(-(-num_frames // (self._frames_a_body * len(self._writers))))]
+        sent = [(writer, texts) for texts in batches for writer in self._writers]
+        bodies = [KINDS[self._kind](writer, 1, texts) for writer, texts in sent]
+        num_frames = len(bodies) * self._frames_a_body
+        plain = [frames_to_body(writer, 1, texts) for writer, texts in sent]
+        service_s, engine_s = self._service.own_cpu_s(), self._service.engine_cpu_s()
         # Not kept: the server closes a connection on which the other kind lets it wait.
         with closing(http.client.HTTPConnection(urlsplit(self._service.url).netloc)) as connection:
             for body in bodies:
                 connection.request("POST", self._path, body, {"Content-Type": self._kind})
                 reply = json.loads(connection.getresponse().read())
                 assert reply["accepted"] == self._frames_a_body, reply
-        return 1e6 * (self._service.cpu_s() - start_s) / (len(bodies) * self._frames_a_body)
+        service_s, engine_s = self._service.own_cpu_s() - service_s, self._service.engine_cpu_s() - engine_s
+        decoding_s = sum(cpu_s_of(decode, body) for body in plain)
+        return Turn(*(1e6 * spent_s / num_frames for spent_s in (decoding_s, service_s, engine_s)))
 
-    def _body(self) -> bytes:
+    def _batch(self) -> list[str]:
         texts = []
         for _ in range(self._frames_a_body):
             seq = self._next
             texts.append(replace(self._recorded[seq % len(self._recorded)], seq=seq, step=seq).to_json())
             self._next += 1
-        return KINDS[self._kind](WRITER, 1, texts)
+        return texts
 
 
 def main() -> None:
@@ -79,6 +106,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--frames", type=int, default=1024, help="frames that each kind sends in a round")
     parser.add_argument("--bodies", type=int, nargs="+", default=[1, 64], help="frames a body")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     arguments = parser.parse_args()
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {arguments.rounds} rounds\n"
@@ -87,7 +115,10 @@ def main() -> None:
         texts = record(Path(folder), arguments.steps)
         print_spool(Path(folder), texts)
         print_reading(texts, arguments.bodies)
-        print_server(Path(folder), texts, arguments)
+        recorded = [frame_of(text) for text in texts]
+        for name in arguments.engines:
+            with closing(ENGINES[name](Path(folder).resolve())) as engine:
+                print_server(engine, recorded, arguments)
 
 
 def record(folder: Path, num_steps: int) -> list[str]:
@@ -141,35 +172,55 @@ def print_reading(texts: Sequence[str], sizes: Sequence[int]) -> None:
     print()
 
 
-def print_server(folder: Path, texts: Sequence[str], arguments: argparse.Namespace) -> None:
-    recorded = [frame_of(text) for text in texts]
+def print_server(engine: Engine, recorded: Sequence[Frame], arguments: argparse.Namespace) -> None:
+    print(f"{engine.name} {engine.version}\n")
     print(
-        "| frames a body | JSON, us of the server's CPU a frame | packed | packed / JSON, median of the rounds (range) |"
+        "| frames a body | kind | decoding JSON, us a frame | service | database | server / decoding, median (range) |"
     )
-    print("|---|---|---|---|")
+    print("|---|---|---|---|---|---|")
     for size in arguments.bodies:
-        with closing(Service(SQLite(folder), f"bodies{size}")) as service:
-            senders = {kind: Sender(service, kind, size, recorded) for kind in KINDS}
-            found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        with closing(Service(engine, f"bodies{size}")) as service:
+            senders = {kind: Sender(service, kind, 1, size, recorded) for kind in KINDS}
+            senders[f"{PACKED}, {WRITERS} writers"] = Sender(service, PACKED, WRITERS, size, recorded)
+            found: dict[str, list[Turn]] = {kind: [] for kind in senders}
             for sender in senders.values():
-                sender.cpu_us(size)  # what is done once is not counted
+                sender.turn(max(size, len(recorded)))  # what is done once is not counted
             for _ in range(arguments.rounds):
-                for kind in random.sample(list(KINDS), k=len(KINDS)):
-                    found[kind].append(senders[kind].cpu_us(arguments.frames))
-        plain, packed = found.values()
-        ratios = [one / other for one, other in zip(packed, plain, strict=True) if other]
-        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"
-        print(f"| {size} | {statistics.median(plain):,.0f} | {statistics.median(packed):,.0f} | {ratio} |", flush=True)
+                for kind in random.sample(list(senders), k=len(senders)):
+                    found[kind].append(senders[kind].turn(arguments.frames))
+        for kind, turns in found.items():
+            decoding, own, of_engine = (statistics.median(column) for column in zip(*turns, strict=True))
+            ratios = [turn.ratio for turn in turns]
+            print(
+                f"| {size} | {kind} | {decoding:.0f} | {own:,.0f} | {of_engine:,.0f} | "
+                f"{statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f}) |",
+                flush=True,
+            )
+    print()
+
+
+def decode(body: bytes) -> list[dict[str, np.ndarray]]:
+    """The arrays of the frames of a JSON body: the work that no server can avoid."""
+    return [
+        {
+            name: np.frombuffer(base64.b64decode(array["f32"]), "<f4").reshape(array["shape"])
+            for kind in ("layers", "heads")
+            for name, array in frame[kind].items()
+        }
+        for frame in json.loads(body)["frames"]
+    ]
+
+
+def cpu_s_of(ask: Callable[[Any], Any], argument: Any) -> float:
+    """Seconds of this thread's CPU."""
+    start_s = time.thread_time()
+    ask(argument)
+    return time.thread_time() - start_s
 
 
 def median_us(ask: Callable[[Any], Any], arguments: Sequence[Any]) -> float:
     """Microseconds of this thread's CPU, the median."""
-    spent_s = []
-    for argument in arguments:
-        start_s = time.thread_time()
-        ask(argument)
-        spent_s.append(time.thread_time() - start_s)
-    return 1e6 * statistics.median(spent_s)
+    return 1e6 * statistics.median(cpu_s_of(ask, argument) for argument in arguments)
 
 
 def frame_of(text: str) -> Frame:

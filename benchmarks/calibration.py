@@ -63,8 +63,7 @@ def main() -> None:
 
 def alarms(rules: Sequence[Rule], views: Sequence[View]) -> list[Alarm]:
     evaluator = Evaluator(rules)
-    state = evaluator.start()
-    events = (event for view in views for event in evaluator.advance(state, view))
+    (events,) = evaluator.read([(evaluator.start(), views)])
     return [
         Alarm(e.rule.name, e.rule.family, e.firing_step or 0, e.rule.severity) for e in events if e.kind == "firing"
     ]

@@ -160,7 +160,13 @@ class Service:
 
     def cpu_s(self) -> float:
         """What the service and its engine have used so far."""
-        return _cpu_s(self._server) + self._engine.cpu_s()
+        return self.own_cpu_s() + self.engine_cpu_s()
+
+    def own_cpu_s(self) -> float:
+        return _cpu_s(self._server)
+
+    def engine_cpu_s(self) -> float:
+        return self._engine.cpu_s()
 
     def close(self) -> None:
         self._client.close()

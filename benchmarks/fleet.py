@@ -120,10 +120,10 @@ def _fill(engine: Engine, arguments: argparse.Namespace) -> list[str]:
     where sending them would take hours."""
     with closing(Store(engine.url("fleet"))) as store:
         with store.write() as writer:
-            run_id, _ = writer.runs.register(
+            run_id = writer.runs.register(
                 "project-0", "run-0", blocks=[f"h.{layer}" for layer in range(LAYERS)], config=CONFIG, tags=_tags(0),
                 resume_step=None, attempt_key=None,
-            )  # fmt: skip
+            ).run_id  # fmt: skip
         for first in range(0, arguments.steps, SETTLED_STEPS):
             steps = range(first, min(first + SETTLED_STEPS, arguments.steps))
             with store.write() as writer:

@@ -98,12 +98,12 @@ def filled(engine: Engine, size: Size, folder: Path) -> Filled:
 def _fill(engine: Engine, size: Size) -> str:
     with closing(Store(engine.url(size.name))) as store:
         with store.write() as writer:
-            run_id, attempt = writer.runs.register(
+            run_id = writer.runs.register(
                 PROJECT, size.name, blocks=BLOCKS, config={}, tags=[], resume_step=None, attempt_key=None
-            )
+            ).run_id
         for first, values_TML in blocks(size):
             with store.write() as writer:
-                writer.frames.add(run_id, attempt, WRITER, list(frames(first, values_TML)))
+                writer.frames.add(run_id, 1, WRITER, list(frames(first, values_TML)))
             if first % SETTLED_STEPS == 0 or first + len(values_TML) == size.steps:
                 store.settle()
                 engine.tidy(size.name)

@@ -86,8 +86,8 @@ def fill(store: Store, num_runs: int) -> None:
     for number in range(num_runs):
         with store.write() as writer:
             of_run = {"blocks": ["h"] * LAYERS, "config": None, "tags": None, "resume_step": None, "attempt_key": None}
-            run_id, attempt = writer.runs.register("default", f"run {number}", **of_run)
-            writer.frames.add(run_id, attempt, "w", frames)
+            run_id = writer.runs.register("default", f"run {number}", **of_run).run_id
+            writer.frames.add(run_id, 1, "w", frames)
 
 
 def row(store: Store, num_runs: int, layers: Sequence[str], rounds: int) -> str:
@@ -141,7 +141,7 @@ def counting_us(num_bodies: int) -> float:
 
     async def app(_: Scope, __: Receive, send: Send) -> None:
         with meters.committing():
-            meters.count_rules(0.001)
+            meters.count_rules(0.001, 1)
         meters.count_body(1, 0, 0.002)
         await send({"type": "http.response.start", "status": 200})
 

@@ -86,10 +86,10 @@ def _run_list(engine: Engine, num_runs: int, round_s: float) -> Cost:
         for first in range(0, num_runs, RUNS_PER_COMMIT):
             with store.write() as writer:
                 for number in range(first, min(first + RUNS_PER_COMMIT, num_runs)):
-                    run_id, attempt = writer.runs.register(
+                    found = writer.runs.register(
                         PROJECT, f"run-{number}", blocks=BLOCKS, config={}, tags=[], resume_step=None, attempt_key="1"
                     )
-                    writer.frames.add(run_id, attempt, "w", [Frame(0, 0, 0.0, {"loss": 2.5})])
+                    writer.frames.add(found.run_id, 1, "w", [Frame(0, 0, 0.0, {"loss": 2.5})])
     engine.tidy(database)
     with closing(Service(engine, database)) as service:
         return cost(lambda: service.get("/runs"), service.cpu_s, round_s)

@@ -45,10 +45,8 @@ class Recording:
     def firing_step(self) -> int:
         """The step at which the rule fires."""
         evaluator = Evaluator([rule for rule in PACK if rule.name == RULE])
-        state = evaluator.start()
-        events = (
-            e for run in Trace(self.path).attempts() for view in run.views for e in evaluator.advance(state, view)
-        )
+        (run,) = Trace(self.path).attempts()
+        (events,) = evaluator.read([(evaluator.start(), [*run.views])])
         return next(event.firing_step for event in events if event.kind == "firing" and event.firing_step is not None)
 
 

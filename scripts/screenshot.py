@@ -61,6 +61,7 @@ PICTURES = [
         size=(1280, 1000),
     ),
     Picture("alerts", "#/alerts?state=all", "Tokens become the same", size=(1280, 700)),
+    Picture("rule-editor", "#/rule/token-similarity-escalation?run={run}", "Would have fired", size=(1280, 920)),
     Picture("rules", "#/rules?run={run}&family=tse", "fires when", size=(1280, 1000)),
 ]
 

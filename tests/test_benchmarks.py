@@ -229,11 +229,22 @@ class TestPacked:
 @pytest.mark.thorough
 class TestBodies:
     def test_has_a_row_for_every_kind_and_size(self):
-        printed = run("bodies.py", "--steps", "8", "--rounds", "1", "--frames", "8", "--bodies", "1", "4")
-        kinds = re.findall(r"^\| (\d+) \| (\S+) \| [\d,]+ \| \d+ \| \d+ \|$", printed, re.MULTILINE)
+        engines = ["SQLite"] + ["PostgreSQL"] * PostgresServer.is_installed()
+        small = ("--steps", "8", "--rounds", "1", "--frames", "8", "--bodies", "1", "4")
+        printed = run("bodies.py", *small, "--engines", *(name.lower() for name in engines))
         both = ("application/json", "application/vnd.tsemon.frames")
-        assert kinds == [(size, kind) for size in ("1", "4") for kind in both]
-        assert re.findall(r"^\| (\d+) \| [\d,]+ \| [\d,]+ \| .+ \|$", printed, re.MULTILINE) == ["1", "4"]
+        expected = [(size, kind) for size in ("1", "4") for kind in both]
+        reading = re.findall(r"^\| (\d+) \| (\S+) \| [\d,]+ \| \d+ \| \d+ \|$", printed, re.MULTILINE)
+        served = re.findall(r"^\| (\d+) \| (\S+) \| \d+ \| [\d,]+ \| [\d,]+ \| .+ to .+ \|$", printed, re.MULTILINE)
+        assert (reading, served) == (expected, expected * len(engines))
+
+
+@pytest.mark.thorough
+class TestOverload:
+    def test_stores_all_frames_of_all_clients(self):
+        small = ("--clients", "3", "--frames", "8", "--steps", "8", "--rest-s", "0.1", "--engines", "sqlite")
+        printed = run("overload.py", *small)
+        assert re.search(r"^\| SQLite \| [\d.]+ \| [\d.]+ \| [\d.]+ \| [\d.]+ \| 0 \| 0 \| - \|", printed, re.MULTILINE)
 
 
 @pytest.mark.thorough

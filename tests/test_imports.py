@@ -62,8 +62,10 @@ PICTURE = {
     "tsemon_server.routes": "fastapi pydantic starlette tsemon_answers tsemon_server.access tsemon_server.alerts "
     "tsemon_server.bodies tsemon_server.errors tsemon_server.events tsemon_server.exposition tsemon_server.limits "
     "tsemon_server.parts tsemon_server.rules tsemon_server.services.care tsemon_server.services.ingest "
-    "tsemon_server.services.queries tsemon_server.services.trials tsemon_server.store tsemon_server.ui",
+    "tsemon_server.services.checks tsemon_server.services.queries tsemon_server.services.trials tsemon_server.store "
+    "tsemon_server.ui",
     "tsemon_server.services.care": "pydantic pydantic_core tsemon_answers tsemon_server.bodies tsemon_server.store",
+    "tsemon_server.services.checks": "tsemon_answers tsemon_server.alerts tsemon_server.rules tsemon_server.yaml_lines",
     "tsemon_server.services.trials": "pydantic pydantic_core tsemon_answers tsemon_server.alerts "
     "tsemon_server.bodies tsemon_server.rules tsemon_server.services.ingest tsemon_server.services.replay "
     "tsemon_server.store",
@@ -74,15 +76,16 @@ PICTURE = {
     "tsemon_server.request_log": "starlette tsemon_server.logs",
     "tsemon_server.admin": "typer tsemon.terminal tsemon_answers tsemon_server.store tsemon_server.options "
     "tsemon_server.durations",
-    "tsemon_server.rule_commands": "typer yaml tsemon.terminal tsemon_server.rules",
+    "tsemon_server.rule_commands": "typer yaml tsemon.terminal tsemon_client tsemon_server.rules",
     "tsemon_server.errors": "fastapi starlette tsemon_answers tsemon_server.logs",
     "tsemon_server.bodies": "pydantic pydantic_core",
     "tsemon_server.limits": "starlette uvicorn tsemon_server.errors",
-    "tsemon_server.services.ingest": "pydantic pydantic_core typing_extensions tsemon_answers tsemon_server.bodies "
-    "tsemon_server.store",
+    "tsemon_server.services.ingest": "pydantic pydantic_core typing_extensions tsemon_answers "
+    "tsemon_server.alerts tsemon_server.bodies tsemon_server.store",
     "tsemon_server.alerts": "tsemon_answers tsemon_server.rules tsemon_server.store",
     "tsemon_server.services.replay": "numpy pydantic tsemon.terminal tsemon.transport tsemon_answers "
     "tsemon_client tsemon_server.services.ingest tsemon_server.rules tsemon_server.store",
+    "tsemon_server.ui": "tsemon_server.rules",
     "tsemon_server.filling": "numpy",
     "tsemon_server.rules": "numpy tsemon_server.filling tsemon_server.yaml_lines",
     "tsemon_server.events": "starlette tsemon_answers tsemon_server.store",
@@ -94,8 +97,8 @@ PICTURE = {
     "tsemon_server.settings tsemon_server.store",
     "tsemon_server.housekeeping": "tsemon_server.rounds tsemon_server.store",
     "tsemon_server.rounds": "tsemon_server.store",
-    "tsemon_server.spools": "starlette tsemon_answers tsemon.transport tsemon_server.bodies tsemon_server.errors "
-    "tsemon_server.services.ingest tsemon_server.store",
+    "tsemon_server.spools": "starlette tsemon_answers tsemon.transport tsemon_server.alerts "
+    "tsemon_server.bodies tsemon_server.errors tsemon_server.services.ingest tsemon_server.store",
     "tsemon_server.yaml_lines": "yaml",
     "tsemon_server.store": "sqlalchemy alembic numpy tsemon_answers zstandard",
     "migrations": "sqlalchemy alembic",

@@ -49,7 +49,8 @@ from tsemon.registration import (
     registration,
 )
 from tsemon.schedule import NUM_WARM_UP, Cadence
-from tsemon.transport import HttpDelivery, MemorySpool, Outbox, SilentOutbox, Spool
+from tsemon.transport import HttpDelivery, MemorySpool, Outbox, SilentOutbox, Spool, check_name
+from tsemon.wire import OnConflict
 
 SPOOL_DIR = ".tsemon"
 T = TypeVar("T")
@@ -80,6 +81,7 @@ def attach(
     layout: Layout | None = None,
     padding: OfInputs | None = None,
     documents: OfInputs | None = None,
+    on_conflict: OnConflict = "new",
 ) -> Monitor:
     """Watch `model` while it trains; call `step` on the result after every optimizer step.
 
@@ -119,6 +121,10 @@ def attach(
         one sequence, and a negative number for tokens of none. By default tsemon takes both from the mask of each stack's
         first attention, or, where that is not seen, from inputs with the usual names (`attention_mask`, `position_ids`,
         `cu_seqlens`).
+
+    on_conflict: what to do if a live process already sends to a run of this name. "new" makes this the run `name (2)`;
+        with `resume`, it is "take_over". "take_over" makes it another attempt of the same run: both processes warn, and both
+        are evaluated. "refuse" raises NameInUse. A process that was killed counts as live for 95 s.
 
     Raises, all of them under TsemonError: NoBlocksFound, InvalidArgument, UnknownMetric (for `measures`), SpoolError when
     there is neither a server nor a folder that can be written, and in every rank of a group where it raises in one.
@@ -170,6 +176,7 @@ def attach(
             frozen_blocks=frozen,
             resume=resume,
             quantities=chosen.quantities,
+            on_conflict=on_conflict,
         )
     )
     server = server or os.environ.get("TSEMON_SERVER") or None
@@ -236,6 +243,8 @@ def _open_outbox(
     server: str | None, spool_dir: str | os.PathLike[str] | None, body: Mapping[str, Any], faults: Faults, also: object
 ) -> Outbox:
     delivery = HttpDelivery(server) if server else None
+    if delivery is not None and body["on_conflict"] == "refuse":
+        check_name(delivery, body["project"], body["run"], faults.warn)
     with as_mirrors(also) as mirrors:
         spool = _open_spool(spool_dir, body, delivery is not None, faults.warn)
     return Outbox(

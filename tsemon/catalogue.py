@@ -594,11 +594,16 @@ LAYERED = {metric.name: metric for metric in CATALOGUE if metric.axis != "run"}
 """Metrics with a value per layer, by name."""
 
 
+def most_alike(name: str, known: Collection[str]) -> str | None:
+    """The known name that is most like `name`; None if none is alike."""
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
+
+
 def nearest(name: str, known: Collection[str]) -> str:
     """A hint for an error message: the most alike of the known names, or the first of them where none is alike."""
-    close = difflib.get_close_matches(name, known, n=1)
-    if close:
-        return f"did you mean {close[0]!r}?"
+    close = most_alike(name, known)
+    if close is not None:
+        return f"did you mean {close!r}?"
     shown = ", ".join(repr(one) for one in sorted(known)[:MOST_NAMED])
     num_more = len(known) - MOST_NAMED
     return f"known are {shown or 'none'}" + (f" and {num_more} more" if num_more > 0 else "")

@@ -154,6 +154,12 @@ class LimitReached(TsemonError):
     status = 409
 
 
+class NameInUse(TsemonError):
+    """A live process sends to the run of this name, and `on_conflict` is "refuse"."""
+
+    status = 409
+
+
 class Busy(TsemonError):
     """The service has too much under way; the same request will do later."""
 

@@ -300,7 +300,8 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(state="finished" if kind is None else "failed")
+        is_planned = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        self.close(state="finished" if is_planned else "failed")
 
     def __str__(self) -> str:
         return str(self.status)

@@ -7,7 +7,7 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from tsemon.wire import (
     MAX_STEP,
     MAX_TAGS,
     NAME,
+    OnConflict,
 )
 
 
@@ -39,6 +40,7 @@ def registration(
     frozen_blocks: list[int],
     resume: int | None,
     quantities: Sequence[Quantity] = (),
+    on_conflict: OnConflict = "new",
 ) -> dict[str, Any]:
     """The body of `POST /runs`. Raises InvalidArgument for what the service would not take."""
     tags = collection("tags", tags)
@@ -62,9 +64,12 @@ def registration(
         raise InvalidArgument(f"the name of a stack has 1 to 128 characters on one line, got {stacks}")
     if resume is not None and not _is_step(resume):
         raise InvalidArgument(f"resume is the step at which training goes on, expected an int >= 0, got {resume!r}")
+    if on_conflict not in get_args(OnConflict):
+        raise InvalidArgument(f'on_conflict is "new", "take_over" or "refuse", got {on_conflict!r:.100}')
     return {
         "project": project,
         "run": run,
+        "on_conflict": "take_over" if on_conflict == "new" and resume is not None else on_conflict,
         "config": _as_json(config),
         "tags": list(tags),
         "blocks": blocks,

@@ -66,13 +66,15 @@ MAX_NOT_MEASURED = 200
 MAX_REASON = 300
 """Characters of such a reason."""
 
-NAME = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,128}"
+MAX_NAME = 128
+NAME = rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{1,{MAX_NAME}}}"
 """What a run, a project or a tag may be called: up to 128 characters on one line."""
 
 METRIC_NAME = r"[A-Za-z_][A-Za-z0-9_./:-]{0,127}"
 """What a metric or a scalar of the user's own may be called."""
 
 RunState = Literal["running", "finished", "failed"]
+OnConflict = Literal["new", "take_over", "refuse"]
 AlertState = Literal["pending", "firing", "acknowledged", "resolved"]
 
 

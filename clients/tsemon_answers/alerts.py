@@ -249,11 +249,15 @@ class Receipt(Record):
     last_seq: int | None
     """Largest seq of the body; null if it has no frame."""
     alerts: list[Alert]
-    """The run's pending and firing alerts, and those that this body resolved."""
+    """The attempt's pending and firing alerts, and those that this body resolved."""
+    live_attempts: list[int]
+    """Other attempts of the run whose processes are alive."""
 
 
 class Pulse(Record):
     """The response to a heartbeat."""
 
     alerts: list[Alert]
-    """The run's pending and firing alerts."""
+    """The attempt's pending and firing alerts."""
+    live_attempts: list[int]
+    """Other attempts of the run whose processes are alive."""

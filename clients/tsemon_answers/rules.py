@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from tsemon_answers.alerts import Severity
-from tsemon_answers.record import Record
+from tsemon_answers.record import Query, Record
+
+
+class RulesQuery(Query):
+    """Whose rules."""
+
+    project: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """The rules of this project: its own, and the server's for the rest. Without it, the server's rules."""
 
 
 class RuleVersion(Record):
@@ -15,9 +25,11 @@ class RuleVersion(Record):
     name: str
     """Name of the rule."""
     version: int
-    """Number of the version, from 1. The newest version is active."""
-    origin: Literal["built-in", "edited"]
-    """Whether the version came with the server or over REST."""
+    """Number of the version, from 1. The server and all projects share one sequence, so numbers can be missing in each."""
+    project: str | None = None
+    """Project that the version is for. It replaces the server's version there. Null: the version is the server's."""
+    origin: Literal["built-in", "edited", "server"]
+    """Whether the version came with the server or over REST. server: the project was set back to the server's rule."""
     enabled: bool
     """True if the rule is evaluated."""
     digest: str
@@ -68,8 +80,12 @@ class ExplainedRule(Record):
 class Rules(Record):
     """The rules that the server knows."""
 
+    project: str | None = None
+    """Project that the rules are active in; null: every project without its own."""
+    projects: Sequence[str] = ()
+    """Projects with rules of their own that the token may read."""
     rules: list[RuleVersion]
-    """Newest version of each rule, including disabled ones, by name."""
+    """Active version of each rule, including disabled ones, by name."""
     explained: dict[str, ExplainedRule]
     """Each rule in words, by name. A rule that was written for another version of tsemon is missing."""
 
@@ -78,7 +94,8 @@ class RuleHistory(Record):
     """All that a rule has been."""
 
     versions: list[RuleVersion]
-    """All versions, newest first. The first one is active."""
+    """All versions, newest first. The first one is active. For a project: its own versions and the server's, the active ones
+    first."""
 
 
 class RuleStanding(Record):
@@ -107,6 +124,104 @@ class RuleStandings(Record):
     """Last step of the current attempt that the rules have evaluated; null if there is none."""
     rules: list[RuleStanding]
     """The active rules."""
+
+
+class RuleMistake(Record):
+    """Something in a rule that the server cannot read."""
+
+    field: str
+    """Key of the rule with the mistake, such as `when` or `for.samples`; empty for the rule as a whole."""
+    text: str
+    """The mistake, and the correction."""
+    column: int | None
+    """Column of the mistake in a condition or value in one line, from 1; null elsewhere."""
+    length: int | None
+    """Number of characters from this column on that are wrong; 0 if something is missing at the end."""
+    nearest: str | None
+    """The known name that is most like an unknown one."""
+    example: str | None
+    """A line that is right."""
+
+
+class CheckedRule(Record):
+    """Whether the server could read a rule, and the rule in words."""
+
+    mistakes: list[RuleMistake]
+    """Mistakes of the rule, at most one for each key; empty if it can be put in force."""
+    lines: dict[str, str]
+    """Conditions of the rule (`when`, `clear`, `only_while`) as tsemon prints them, without `for` and `after`."""
+    explained: ExplainedRule | None
+    """The rule in words; null if it has mistakes."""
+    notes: list[str]
+    """Names with layers in it that tsemon does not measure: misspellings, or metrics of another writer."""
+
+
+class TracedPoint(Record):
+    """One sample of a comparison, in the layer that decides it."""
+
+    step: int
+    """Step of the sample."""
+    seen: float | None
+    """Value that was compared; null if it is not finite or was not measured."""
+    layer: str | None
+    """Layer of the value: "3", or "decoder 3" in a model with several stacks; null for a number without layers."""
+    bounds: dict[str, float | None]
+    """Bounds of the value (`above`, `below`, `at_least`, `at_most`)."""
+    holds: bool | None
+    """Answer of the comparison; null if it is unknown."""
+
+
+class TracedComparison(Record):
+    """A comparison of a rule over the steps of an attempt."""
+
+    text: str
+    """The comparison in words."""
+    value: str
+    """The compared value in words."""
+    points: list[TracedPoint]
+    """Samples in the order of steps. If a point stands for several, it is the one that comes closest to holding."""
+    num_held: int
+    """Number of samples in which the comparison held."""
+    num_known: int
+    """Number of samples in which the answer was known."""
+    nearest: TracedPoint | None
+    """Sample that came closest to holding; null if no answer was known."""
+
+
+class TracedSpan(Record):
+    """One time that a rule was met."""
+
+    pending_step: int
+    """Step at which the condition was first met."""
+    firing_step: int | None
+    """Step at which it had held for long enough; null if it never did."""
+    end_step: int | None
+    """Step at which the alert was resolved or withdrawn; null if that did not happen before the end of the attempt."""
+
+
+class RuleTrace(Record):
+    """The comparisons of a rule over one attempt of a run, and when the rule was met."""
+
+    rule: str
+    """Name of the rule."""
+    attempt: int
+    """Number of the attempt, from 1."""
+    first_step: int | None
+    """Step of the first frame; null without frames."""
+    last_step: int | None
+    """Step of the last frame."""
+    num_samples: int
+    """Number of frames that the rule read."""
+    samples_per_point: int
+    """Number of samples that one point stands for."""
+    comparisons: list[TracedComparison]
+    """Comparisons of its condition, at most the first 12, without those below `not`."""
+    spans: list[TracedSpan]
+    """When the rule was met, at most the first 200 times."""
+    num_spans: int
+    """Number of times that the rule was met."""
+    not_measured: list[str]
+    """Metrics of the rule that the attempt never had."""
 
 
 class TriedAlert(Record):
@@ -141,3 +256,5 @@ class Tried(Record):
     """Number of frames that the rules have read."""
     problems: list[str]
     """What of the run the rules could not see."""
+    traces: list[RuleTrace] = Field([])
+    """A trace of each rule in each attempt, if `points` was asked for."""

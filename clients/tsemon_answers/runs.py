@@ -166,6 +166,10 @@ class Attempt(Record):
     """Step that the attempt started at; null for the start of the run."""
     started_at: datetime
     """Time at which the attempt was registered."""
+    state: Literal["running", "finished", "failed", "replaced"]
+    """`replaced`: a later attempt began, and the process was silent."""
+    is_live: bool
+    """True if the process runs and sent something in the last 95 s. Several attempts may be live at a time."""
 
 
 class Recorded(Record):
@@ -246,6 +250,8 @@ class RunDetail(Run):
     """Metrics that can be asked for."""
     latest: Latest | None
     """Numbers of the newest frame; null before the first frame."""
+    unevaluated_frames: int = Field(0)
+    """Number of stored frames that no rule has read, because they came too late or because the rules failed."""
 
     @property
     def depth(self) -> Stacks:
@@ -340,8 +346,12 @@ class Registered(Record):
 
     run_id: str
     """Id of the run, part of every URL about it."""
+    run: str
+    """Name of the run, another one than asked for if `on_conflict` is `new` and a live process has that name."""
     attempt: int
     """Number of the attempt, sent with every body of frames."""
+    live_attempts: list[int]
+    """Other attempts of the run whose processes are alive."""
     accepts: list[str]
     """Content types of the bodies of frames that the server reads."""
 

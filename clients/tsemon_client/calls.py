@@ -6,7 +6,7 @@ A question with a query string takes its arguments from the query's class in `ts
 from __future__ import annotations
 
 import getpass
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, cast
 from urllib.parse import quote
@@ -17,7 +17,7 @@ from tsemon import errors
 from tsemon_answers.alerts import Alert, AlertPage, AlertsQuery
 from tsemon_answers.events import EventKind, EventsQuery
 from tsemon_answers.record import Query, Record
-from tsemon_answers.rules import RuleHistory, Rules, RuleStandings, RuleVersion, Tried
+from tsemon_answers.rules import CheckedRule, RuleHistory, Rules, RuleStandings, RuleVersion, Tried
 from tsemon_answers.runs import (
     Glance,
     Glances,
@@ -173,21 +173,31 @@ def _user() -> str:
         ) from error
 
 
-def _rules() -> Talk[Records[RuleVersion]]:
-    """The newest version of each rule, by name, including disabled ones."""
-    return ask_list(Request("/rules", Rules), "rules", RuleVersion)
+def _rules(project: str | None = None) -> Talk[Records[RuleVersion]]:
+    """The active version of each rule, by name, including disabled ones. A `project` can have its own."""
+    return ask_list(Request("/rules", Rules, _of(project)), "rules", RuleVersion)
 
 
 @checked
-def _rule(name: str) -> Talk[Records[RuleVersion]]:
-    """All versions of a rule, the newest first: that one is active. Raises UnknownRule."""
-    return ask_list(Request(path_of("rules", name), RuleHistory), "versions", RuleVersion)
+def _rule(name: str, project: str | None = None) -> Talk[Records[RuleVersion]]:
+    """All versions of a rule, the active one first. With `project`, its own and the server's. Raises UnknownRule."""
+    return ask_list(Request(path_of("rules", name), RuleHistory, _of(project)), "versions", RuleVersion)
+
+
+def _of(project: str | None) -> dict[str, str]:
+    return {} if project is None else {"project": project}
 
 
 @checked
 def _standing(run_id: str) -> Talk[RuleStandings]:
     """The status of the active rules on a run: state, last evaluated step, missing metrics. Raises UnknownRun."""
     return ask(Request(path_of("runs", run_id, "rules"), RuleStandings))
+
+
+@checked
+def _check_rule(definition: Mapping[str, Any]) -> Talk[CheckedRule]:
+    """Whether the server can read a rule, as `{"name": ..., "when": ...}`: its mistakes, or the rule in words."""
+    return ask(Request("/rules/check", CheckedRule, method="POST", body={"rules": [definition]}))
 
 
 @checked
@@ -230,6 +240,7 @@ class Calls:
     rules = asks(_rules)
     rule = asks(_rule)
     standing = asks(_standing)
+    check_rule = asks(_check_rule)
     test_rules = asks(_test_rules)
     tags = asks(made_of(TagsQuery, _tags))
     glances = asks(made_of(GlancesQuery, _glances))

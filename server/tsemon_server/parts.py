@@ -17,6 +17,8 @@ from tsemon_server.alerts.liveness import LISTEN_S, LOOK_EVERY_S, Liveness
 from tsemon_server.events import Feed
 from tsemon_server.exposition import Exposition, Meters
 from tsemon_server.housekeeping import PAUSE_S, Housekeeping
+from tsemon_server.limits.backlog import Backlog
+from tsemon_server.limits.memory import give_back_soon
 from tsemon_server.limits.values import Limits
 from tsemon_server.notify.configuration import load
 from tsemon_server.notify.notifier import Notifier
@@ -33,6 +35,9 @@ BEAT_S = 15.0
 open, and the server notices when it is broken."""
 LARGE_BODIES_AT_ONCE = 2
 """Number of large bodies that are read at the same time: a body of lists takes ten times its size meanwhile."""
+LARGE_BODIES_READ = 4
+"""Number of large bodies that are read or wait for their transaction: the others wait as they came, which takes a third of
+the memory, and no work is lost if their clients leave."""
 LARGE_CHARTS_AT_ONCE = 4
 """Number of heat maps and comparisons that are made at the same time: each takes ten times its size meanwhile."""
 
@@ -56,8 +61,10 @@ class Parts:
     at_work: Sequence[Rounds | Notifier]
     """What works on threads of its own between `start` and `stop`."""
     beat_s: float
+    backlog: Backlog
     lines: Lines = field(default_factory=Lines)
     large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_BODIES_AT_ONCE))
+    large_bodies_read: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_BODIES_READ))
     large_charts: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(LARGE_CHARTS_AT_ONCE))
 
     def start(self) -> None:
@@ -65,7 +72,7 @@ class Parts:
         for work in self.at_work:
             work.start()
         if self.view is not None:
-            self.view.start(self.watch.observe)
+            self.view.start(self.watch)
 
     def stop(self) -> None:
         """End that work, and close the database."""
@@ -118,10 +125,12 @@ def make_parts(
     built_in = PACK if rules is None else rules
     rulebook, active = Rulebook(built_in), ActiveRules(built_in)
     rulebook.register(store)
+    watch = Watch(active, on_error=meters.count_rule_error, on_read=meters.count_rules)
     liveness = Liveness(store, active, listen_s=listen_s, clock=clock)
     at_work: list[Rounds | Notifier] = [
         Housekeeping(store, housekeeping_pause_s),
         Rounds(store, "liveness", [liveness.look], look_every_s),
+        Rounds(store, "rules", [lambda is_stopped: watch.look(store, clock(), is_stopped)], look_every_s),
     ]
     if notified is not None:
         at_work.append(Notifier(store, notified, clock, count=meters.count_notifications))
@@ -130,7 +139,7 @@ def make_parts(
         store=store,
         rulebook=rulebook,
         active=active,
-        watch=Watch(active, on_error=meters.count_rule_error, on_read=meters.count_rules),
+        watch=watch,
         feed=Feed(store, limits.listeners, clock, written_in=None if view is None else view.written_in),
         meters=meters,
         exposition=Exposition(store, meters, settings.metrics, clock=clock),
@@ -138,6 +147,7 @@ def make_parts(
         view=view,
         at_work=at_work,
         beat_s=beat_s,
+        backlog=Backlog(limits.wait_s, on_rest=give_back_soon),
     )
 
 

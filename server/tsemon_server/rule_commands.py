@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsemon.catalogue import LAYERED, nearest
+from tsemon.catalogue import nearest
 from tsemon.errors import InvalidArgument, UnknownRule
 from tsemon.terminal import Column, examples, print_json, print_table, say
 
@@ -64,6 +66,7 @@ def check(
     epilog=examples(
         "tsemon rules show",
         "tsemon rules show loss-spike > mine.yaml  # a start for a rule of your own",
+        "tsemon rules show --project vision  # the rules that are active there, and which of them are its own",
         "tsemon rules show --json | jq -r '.[].name'",
     )
 )
@@ -73,41 +76,63 @@ def show(
         typer.Argument(help="A rule by its name, or those with an alias; all are listed.", autocompletion=_names),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rules as JSON, as rule files write them.")] = False,
+    server: Annotated[
+        str | None, typer.Option(help="Show the active rules of this server in place of the built-in ones.")
+    ] = None,
+    project: Annotated[
+        str | None,
+        typer.Option(help="Show the rules that are active in this project. The server is --server or TSEMON_SERVER."),
+    ] = None,
 ) -> None:
     """List the built-in rules, or show one as a rule file: a start for one of your own."""
-    from tsemon_server.rules import PACK
-
-    rules = [*PACK] if name is None else _found(PACK, name)
+    known, own = _known(server, project)
+    rules = [*known] if name is None else _found(known, name)
     if as_json:
         print_json([rule.definition for rule in rules])
     elif name is not None:
         say(_as_file(rules).removesuffix("\n"))
     else:
         columns = [Column("rule"), Column("severity"), Column("family"), Column("what it finds", wraps=True)]
-        print_table(columns, [[rule.name, rule.severity, rule.family, rule.title] for rule in rules])
+        rows = [[rule.name, rule.severity, rule.family, rule.title] for rule in rules]
+        if project is not None:
+            columns.insert(1, Column("of"))
+            for row in rows:
+                row.insert(1, "project" if row[0] in own else "server")
+        print_table(columns, rows)
+
+
+def _known(server: str | None, project: str | None) -> tuple[tuple[Rule, ...], set[str]]:
+    """Return the active rules of a server, or the built-in rules, and the names of the project's own rules."""
+    from tsemon_client.commands.options import DEFAULT_SERVER, connect
+    from tsemon_server.rules import PACK
+    from tsemon_server.rules.documents import load
+
+    if server is None and project is None:
+        return PACK, set()
+    address = server or os.environ.get("TSEMON_SERVER") or DEFAULT_SERVER
+    with connect(address) as client:
+        found = [version for version in client.rules(project) if version.enabled]
+    rules = load(json.dumps({"rules": [version.definition for version in found]}), f"rules of {address}")
+    return rules, {version.name for version in found if version.project is not None}
 
 
 def _notes(rules: tuple[Rule, ...]) -> Iterator[str]:
     """Possible slips (layers of an unknown name can still come from another writer), and trees that could be lines."""
+    from tsemon_server.rules.checking import unmeasured
     from tsemon_server.rules.printing import condition
 
     for rule in rules:
         for key in ("when", "clear", "only_while"):
             if isinstance(rule.definition.get(key), dict):
                 yield f"rule {rule.name} can have {key!r} in one line: {condition(rule.definition[key])}"
-        for measure in sorted(rule.all_measures):
-            if measure.kind != "scalar" and measure.name not in LAYERED:
-                yield (
-                    f"rule {rule.name} reads {measure.kind} {measure.name!r}, which tsemon does not measure; "
-                    + nearest(measure.name, list(LAYERED))
-                )
+        yield from unmeasured(rule)
 
 
 def _found(rules: tuple[Rule, ...], name: str) -> list[Rule]:
     found = [rule for rule in rules if rule.name == name] or [rule for rule in rules if name in rule.aliases]
     if found:
         return found
-    raise UnknownRule(f"no built-in rule is named {name!r}; {nearest(name, [rule.name for rule in rules])}")
+    raise UnknownRule(f"no rule is named {name!r}; {nearest(name, [rule.name for rule in rules])}")
 
 
 def _as_file(rules: list[Rule]) -> str:

@@ -93,8 +93,8 @@ class Writer:
         body = frames_to_body("w", 1, [frame.to_json() for frame in frames])
         assert self._post(f"/runs/{run_id}/frames", content=body)["accepted"] == len(frames)
 
-    def put_rules(self, text):
-        self._ask("PUT", "/rules", content=text)
+    def put_rules(self, text, **params):
+        self._ask("PUT", "/rules", content=text, params=params)
 
     def delete(self, run_id):
         self._ask("DELETE", f"/runs/{run_id}")

@@ -138,6 +138,18 @@ class TestClient:
         assert standing.step == 30
         assert {rule.rule for rule in standing.rules} <= {rule.name for rule in client.rules()}
 
+    def test_reads_the_rules_of_a_project(self, client, writer):
+        writer.put_rules(LOSS_RULE.replace("very-high-loss", "of-a-project"), project="of-rules")
+        own = [rule for rule in client.rules("of-rules") if rule.project == "of-rules"]
+        assert [rule.name for rule in own] == ["of-a-project"]
+        assert client.rule("of-a-project", project="of-rules")[0] == own[0]
+        assert "of-a-project" not in {rule.name for rule in client.rules()}
+
+    def test_checks_a_rule(self, client):
+        (mistake,) = client.check_rule({"name": "mine", "when": "lss > 3"}).mistakes
+        assert (mistake.field, mistake.column, mistake.length, mistake.nearest) == ("when", 1, 3, "loss")
+        assert client.check_rule({"name": "mine", "when": "loss > 3"}).explained.watches == ["loss"]
+
     def test_tries_rules(self, client, run_id):
         tried = client.test_rules(run_id, LOSS_RULE.replace("100", "2.5"))
         assert ([alert.firing_step for alert in tried.alerts], tried.num_frames) == ([10], 4)

@@ -118,6 +118,7 @@ class TestACall:
             ("rules", {}),
             ("rule", {"name": "ID"}),
             ("standing", {"run_id": "ID"}),
+            ("check_rule", {"definition": {"name": "mine", "when": "loss > 1"}}),
             ("test_rules", {"run_id": "ID"}),
             ("export", {"run_id": "ID", "path": "run.csv", "metrics": ["m"]}),
             ("events", {"kinds": ["run"]}),
@@ -129,7 +130,7 @@ class TestACall:
         route = document["paths"][path][request.method.lower()]
         known = {parameter["name"] for parameter in route.get("parameters", []) if parameter["in"] == "query"}
         assert set(request.params) <= known
-        assert len(request.params) >= len(arguments.keys() - {"run_id", "alert_id", "path", "name", "by"})
+        assert len(request.params) >= len(arguments.keys() - {"run_id", "alert_id", "path", "name", "by", "definition"})
 
     def test_is_among_these(self):
         tested = {name for name, _ in TestACall.test_is_a_route_with_these_parameters.pytestmark[0].args[1]}

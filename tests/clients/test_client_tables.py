@@ -99,13 +99,13 @@ class TestAListOfRecords:
         records = Records(RuleVersion, versions)
         names = list(RuleVersion.model_fields)
         assert dict(zip(names, map(str, records.to_pandas().dtypes), strict=True)) == {
-            "name": "object", "version": "int64", "origin": "object", "enabled": "bool", "digest": "object",
-            "definition": "object", "created_at": "datetime64[us, UTC]",
+            "name": "object", "version": "int64", "project": "object", "origin": "object", "enabled": "bool",
+            "digest": "object", "definition": "object", "created_at": "datetime64[us, UTC]",
         }  # fmt: skip
         assert records.to_polars().schema["created_at"] == polars.Datetime("us", "UTC")
         assert records.to_arrow().schema.types == [
-            pyarrow.string(), pyarrow.int64(), pyarrow.string(), pyarrow.bool_(), pyarrow.string(), pyarrow.string(),
-            pyarrow.timestamp("us", "UTC"),
+            pyarrow.string(), pyarrow.int64(), pyarrow.string(), pyarrow.string(), pyarrow.bool_(), pyarrow.string(),
+            pyarrow.string(), pyarrow.timestamp("us", "UTC"),
         ]  # fmt: skip
         assert records.to_polars()["definition"].to_list() == ['{"when": "é"}'] * len(versions)
 

@@ -23,6 +23,7 @@ from tsemon_server.routes import ROUTES
 from tsemon_server.routes.openapi import body_of
 from tsemon_server.services.ingest.packed import read_packed
 from tsemon_server.services.ingest.schemas import FramesBody, read_frames, to_frame
+from tsemon_server.services.ingest.usual import read_json
 
 OTHERS = sorted({body_of(route) for route in ROUTES} - {None, FramesBody}, key=lambda body: body.__name__)
 
@@ -36,9 +37,26 @@ def decode(raw):
     assert values_taken(body.writer, frames) == values_of(json.loads(raw))
 
 
+def outcome(reader, raw):
+    try:
+        body = reader(raw)
+        return body.writer, body.attempt, [(frame.to_json(), frame.crc) for frame in body.to_frames(Stacks.of(2))]
+    except InvalidArgument as error:
+        return str(error)
+
+
+def read_both_ways(raw):
+    assert outcome(read_json, raw) == outcome(read_frames, raw)
+
+
 class TestABodyOfFrames:
     def test_is_decoded_or_refused(self, look):
         look(decode, BODIES, 400)
+
+    def test_is_read_in_one_pass_as_the_schema_reads_it(self, look):
+        written = st.lists(PACKABLE, max_size=3).map(lambda frames: [frame.to_json() for frame in frames])
+        usual = written.map(lambda texts: frames_to_body("w", 1, texts))
+        look(read_both_ways, BODIES | usual | altered(usual), 400)
 
     @pytest.mark.parametrize("awkward", AWKWARD, ids=lambda awkward: repr(awkward[:8]))
     def test_that_is_awkward_is_refused(self, awkward):

@@ -67,6 +67,10 @@ class Api:
             writer.alerts.open(run_id, 1, rule, **seen | steps | values)
             return writer.alerts.find(limit=1)[0].alert_id
 
+    def fall_silent(self, run_id):
+        """Nothing was heard of its processes for a long time."""
+        self.database.execute(f"UPDATE attempt SET heard_at = 0 WHERE run_id = '{run_id}'")
+
     def losses(self, run_id, **params):
         series = self.get(f"/runs/{run_id}/series", metric="loss", **params)
         return dict(zip(series["step"], series["mean"], strict=True))

@@ -5,14 +5,19 @@ from fractions import Fraction
 
 import pytest
 
+from tsemon_server.store.ledger.attempts import HEARD_S, LEASE_S
+
 SHAPES = {"scalars": lambda _: (1, 1), "layers": lambda array: (*array.shape, 1), "heads": lambda array: array.shape}
 
 
 class NaiveRun:
     """A run: attempts, and frames by (attempt, writer, seq)."""
 
-    def __init__(self):
+    def __init__(self, clock):
+        self.clock = clock
         self.state = "running"
+        self.states = {}
+        self.heard_at = {}
         self.keys = {}
         self.hidden_from = {}
         self.depths = {}
@@ -22,12 +27,28 @@ class NaiveRun:
 
     # What writers do
 
+    def finish(self):
+        self.states[len(self.states)] = "finished"
+        self.state = "running" if any(map(self.is_live, self.states)) else "finished"
+
+    def is_live(self, attempt):
+        return self.states[attempt] == "running" and self.heard_at[attempt] >= self.clock() - LEASE_S - HEARD_S
+
+    def hear_of(self, attempt):
+        if self.states[attempt] == "replaced":
+            self.state = "running"
+        if self.states[attempt] != "finished":
+            self.states[attempt], self.heard_at[attempt] = "running", self.clock()
+
     def register(self, depth, resume_step, key):
         if key in self.keys:
             return self.keys[key]
         start, attempt = resume_step or 0, len(self.depths) + 1
         self.hidden_from = {earlier: min(start, hidden) for earlier, hidden in self.hidden_from.items()}
-        self.hidden_from[attempt], self.depths[attempt], self.state = math.inf, depth, "running"
+        self.hidden_from[attempt], self.depths[attempt] = math.inf, depth
+        silent = [earlier for earlier, state in self.states.items() if state == "running" and not self.is_live(earlier)]
+        self.states |= dict.fromkeys(silent, "replaced")
+        self.states[attempt], self.heard_at[attempt], self.state = "running", self.clock(), "running"
         if key is not None:
             self.keys[key] = attempt
         visible = [(frame.step, at[0], at[2], at[1]) for at, frame in self.frames.items() if self._is_visible(at)]
@@ -47,6 +68,8 @@ class NaiveRun:
             at = (attempt, writer, frame.seq)
             if at not in self.frames:
                 self.frames[at] = added[at] = frame
+        if added:
+            self.hear_of(attempt)
         visible = [(frame.step, at) for at, frame in added.items() if self._is_visible(at)]
         if visible and (self.newest is None or max(visible)[0] >= self.last_step):
             self.newest = max(visible)[1]

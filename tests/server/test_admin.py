@@ -49,6 +49,7 @@ def fill(url):
         run_id = writer.runs.register("p", "r", resume_step=None, **options).run_id
         writer.frames.add(run_id, 1, "w", [*frames_of_a_long_run()])
         writer.frames.add(run_id, 1, "long", [loss_frame(step) for step in range(17 * 512)])
+        writer.runs.change(run_id, state="failed")
         writer.runs.register("p", "r", resume_step=3000, **options)
         writer.frames.add(run_id, 2, "w", [loss_frame(3000 + step, seq=step) for step in range(800)])
     store.settle()

@@ -78,7 +78,7 @@ class TestAnAlertThatSomebodyHasSeenTo:
         alert_id = api.open_alert(run_id, state="pending", firing_step=None)
         assert post(api, f"/alerts/{alert_id}/ack", by="on-call")["state"] == "pending"
         with api.app.state.parts.store.write() as writer:
-            writer.alerts.change(run_id, "high-loss", "pending", state="firing", firing_step=4)
+            writer.alerts.change(run_id, 1, "high-loss", "pending", state="firing", firing_step=4)
         assert api.get(f"/alerts/{alert_id}")["state"] == "acknowledged"
 
     def test_fires_as_before_when_that_is_taken_back(self, api, alert_id):
@@ -91,7 +91,7 @@ class TestAnAlertThatSomebodyHasSeenTo:
     def test_says_so_after_it_is_over(self, api, run_id, alert_id):
         post(api, f"/alerts/{alert_id}/ack", by="on-call")
         with api.app.state.parts.store.write() as writer:
-            writer.alerts.change(run_id, "high-loss", "firing", state="resolved", resolved_step=9)
+            writer.alerts.change(run_id, 1, "high-loss", "firing", state="resolved", resolved_step=9)
         assert ended(api, alert_id) == ("resolved", 9, "clear")
         assert api.get(f"/alerts/{alert_id}")["acknowledged_by"] == "on-call"
 
@@ -146,6 +146,16 @@ class TestAnAlertThatSomebodyCallsOver:
 
 @pytest.mark.parametrize("state", ["finished", "failed"])
 class TestTheEndOfARun:
+    @pytest.mark.both_engines
+    def test_is_at_the_newest_step_of_this_run_whatever_others_have(self, start, state):
+        api = start()
+        run_ids = [api.register(name) for name in ("short", "long", "ended")]
+        alert_ids = [api.open_alert(run_id) for run_id in run_ids]
+        for run_id, step in zip(run_ids, (50, 900, 70), strict=True):
+            api.send_ok(run_id, [loss_frame(step)])
+        set_state(api, run_ids[2], state)
+        assert ended(api, alert_ids[2]) == ("resolved", 70, "run ended")
+
     def test_ends_what_fires_and_says_that_it_still_did(self, api, run_id, alert_id, state):
         api.send_ok(run_id, [loss_frame(30)])
         set_state(api, run_id, state)
@@ -192,6 +202,7 @@ class TestTheEndOfARun:
 
 class TestANewAttempt:
     def test_ends_what_fires_for_that_reason(self, api, run_id, alert_id):
+        api.fall_silent(run_id)
         api.register(resume_step=20)
         assert ended(api, alert_id) == ("resolved", 20, "new attempt")
 
@@ -203,6 +214,7 @@ class TestThatAnAlertIsOver:
     @pytest.mark.parametrize("how", ["run ended", "new attempt", "by hand"])
     def test_is_for_whoever_was_told_of_it(self, api, run_id, alert_id, how):
         api.database.execute("DELETE FROM notice")
+        api.fall_silent(run_id)
         {
             "run ended": lambda: set_state(api, run_id, "failed"),
             "new attempt": lambda: api.register(resume_step=9),

@@ -37,6 +37,7 @@ class TestFrames:
             "duplicates": 0,
             "last_seq": 5,
             "alerts": [],
+            "live_attempts": [],
         }
         assert api.losses(run_id) == {0: 1.0, 5: 2.5}
 
@@ -313,7 +314,7 @@ class TestAHeartbeat:
         run_id = api.register()
         now[0] = 2000.0
         reply = api.http.post(f"/api/v1/runs/{run_id}/heartbeat", json={"writer": "w", "attempt": 1, "step": 3})
-        assert reply.json() == {"alerts": []}
+        assert reply.json() == {"alerts": [], "live_attempts": []}
         assert api.get(f"/runs/{run_id}")["updated_at"] == "1970-01-01T00:33:20Z"
 
     def test_tells_where_the_process_is_and_since_when(self, start):
@@ -329,7 +330,7 @@ class TestAHeartbeat:
         (listed,) = api.get("/runs")["runs"]
         assert (listed["process_step"], listed["stepped_at"]) == (5, "1970-01-01T00:17:40Z")
 
-    def test_of_an_older_attempt_tells_nothing_of_the_run(self, start):
+    def test_of_an_older_attempt_tells_nothing_of_the_run_but_that_it_is_live(self, start):
         now = [1000.0]
         api = start(clock=lambda: now[0])
         run_id = api.register()
@@ -340,7 +341,12 @@ class TestAHeartbeat:
         before = api.get(f"/runs/{run_id}")
         now[0] = 2000.0
         beat(api, run_id, 900, attempt=1)
-        assert api.get(f"/runs/{run_id}") == before
+        after = api.get(f"/runs/{run_id}")
+        assert [[one.pop("is_live") for one in run["attempts"]] for run in (before, after)] == [
+            [True, True],
+            [True, False],
+        ]
+        assert after == before
 
     def test_of_an_unknown_attempt_is_refused(self, api):
         run_id = api.register()

@@ -285,14 +285,11 @@ class TestWhatATokenForFramesCannotFill:
         monkeypatch.setattr(adding, "MOST_KNOWN", 2)
         store = Store(database.url)
         with store.write() as writer:
-            run_id, attempt = writer.runs.register(
-                "p", "r", blocks=[], config=None, tags=None, resume_step=None, attempt_key=None
-            )
+            given = {"blocks": [], "config": None, "tags": None, "resume_step": None, "attempt_key": None}
+            run_id = writer.runs.register("p", "r", **given).run_id
         for seq in range(7):
             with store.write() as writer:
-                assert len(
-                    writer.frames.add(run_id, attempt, f"w{seq}", [Frame(seq, seq, 1.0, {f"m{seq}": 1.0})]).frames
-                )
+                assert len(writer.frames.add(run_id, 1, f"w{seq}", [Frame(seq, seq, 1.0, {f"m{seq}": 1.0})]).frames)
             assert len(store._series._stored.layouts) <= 2
             assert len(store._series._stored.streams) <= 2
         store.close()

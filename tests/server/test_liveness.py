@@ -13,10 +13,14 @@ from tsemon.errors import StoreError
 from tsemon_server.alerts import ActiveRules
 from tsemon_server.alerts.liveness import LISTEN_S, LOOK_EVERY_S, Liveness
 from tsemon_server.main import create_app
+from tsemon_server.rules import PACK
 from tsemon_server.rules.documents import load
 from tsemon_server.settings import Settings
 from tsemon_server.store import Store
+from tsemon_server.store.ledger.progress import Progress
 
+LOOK_S = 15.0
+"""Between two looks in most of these tests; a server looks oftener."""
 COMMON = """
     family: liveness
     severity: warning
@@ -26,7 +30,7 @@ COMMON = """
     source: Nobody.
     origin: Convention.
 """
-RULES = load(f"""
+DOCUMENT = f"""
 rules:
   - name: silent
     title: Nothing is heard
@@ -43,7 +47,8 @@ rules:
     title: The pace is not its own
     when: {{value: [{{scalar: step_seconds}}, {{over: [{{scalar: usual_step_seconds}}]}}], at_least: 3}}
 {COMMON.replace("samples: 1", "samples: 4, steps: 60")}
-""")
+"""
+RULES = load(DOCUMENT)
 
 
 class Clock:
@@ -66,19 +71,20 @@ class Clock:
 class Process:
     """A training process as the service hears of it."""
 
-    def __init__(self, api, name):
-        self.api, self.step = api, 0
-        self.run_id = api.register(run=name)
+    def __init__(self, api, name, project="default", attempt=1):
+        self.api, self.attempt, self.step = api, attempt, 0
+        self.run_id = api.register(run=name, project=project)
 
     def beat(self, steps=0):
         self.step += steps
-        body = {"writer": "w", "attempt": 1, "step": self.step}
+        body = {"writer": "w", "attempt": self.attempt, "step": self.step}
         reply = self.api.http.post(f"/api/v1/runs/{self.run_id}/heartbeat", json=body)
         assert reply.status_code == 200, reply.text
         return [(alert["rule"], alert["state"]) for alert in reply.json()["alerts"]]
 
     def end(self, state):
-        assert self.api.http.patch(f"/api/v1/runs/{self.run_id}", json={"state": state}).status_code == 200
+        body = {"state": state, "attempt": self.attempt}
+        assert self.api.http.patch(f"/api/v1/runs/{self.run_id}", json=body).status_code == 200
 
     @property
     def alerts(self):
@@ -89,13 +95,13 @@ class Process:
 class Service:
     """A service that looks when the test says so."""
 
-    def __init__(self, api, clock):
-        self.api, self.clock = api, clock
+    def __init__(self, api, clock, rules=RULES):
+        self.api, self.clock, self.rules = api, clock, rules
         self.start()
 
     def start(self):
         self.store = Store(self.api.database.url, self.clock)
-        self.liveness = Liveness(self.store, ActiveRules(RULES), clock=self.clock, monotonic=self.clock.monotonic)
+        self.liveness = Liveness(self.store, ActiveRules(self.rules), clock=self.clock, monotonic=self.clock.monotonic)
 
     def restart(self):
         self.store.close()
@@ -103,8 +109,8 @@ class Service:
 
     def watch(self, seconds, *, beating=(), steps=0):
         """Look again and again; before each look `beating` processes are heard of, so many steps on."""
-        for _ in range(round(seconds / LOOK_EVERY_S)):
-            self.clock.advance(LOOK_EVERY_S)
+        for _ in range(round(seconds / LOOK_S)):
+            self.clock.advance(LOOK_S)
             for process in beating:
                 process.beat(steps)
             self.liveness.look()
@@ -172,6 +178,219 @@ class TestASilentProcess:
             api.send_ok(process.run_id, [loss_frame(step)])
             service.watch(60)
         assert process.alerts == []
+
+
+class TestAKilledProcessByTheBuiltInRules:
+    """Heartbeats come every 30 s at most, from a thread."""
+
+    LOOK_TAKES_S = 0.1
+    HEARTBEAT_S = 30.0
+
+    @pytest.fixture
+    def looks(self, api, clock):
+        with closing(Store(api.database.url, clock)) as store:
+            self.clock, self.look_at = clock, clock.steady
+            self.liveness = Liveness(store, ActiveRules(PACK), clock=clock, monotonic=clock.monotonic)
+            yield
+
+    def watch_until(self, at):
+        """Look as the server does, until then; when it first told of a silent process, or None."""
+        while self.look_at <= at:
+            self.clock.advance(self.look_at - self.clock.steady)
+            self.liveness.look()
+            told_at, self.look_at = self.look_at, self.look_at + LOOK_EVERY_S + self.LOOK_TAKES_S
+            if any(state == "firing" for _, state, *_ in self.process.alerts):
+                return told_at
+        self.clock.advance(at - self.clock.steady)
+        return None
+
+    def beat(self, num, every_s=HEARTBEAT_S):
+        for _ in range(num):
+            assert self.watch_until(self.clock.steady + every_s) is None
+            self.process.beat(1)
+
+    @pytest.fixture(params=[0.0, 5.0, 9.9])
+    def delay_s(self, request):
+        """Of the first heartbeat: looks come at any time after a sign of life."""
+        return request.param
+
+    @pytest.fixture(autouse=True)
+    def trains(self, api, looks, delay_s):
+        self.process = Process(api, "gpt")
+        self.watch_until(self.clock.steady + delay_s)
+        self.beat(8)
+
+    def test_is_told_within_120_seconds(self):
+        last_sign_at = self.clock.steady
+        told_at = self.watch_until(last_sign_at + 600)
+        assert 95 <= told_at - last_sign_at <= 120
+
+    def test_is_told_as_soon_where_it_sent_many_frames(self):
+        self.beat(40, every_s=2.0)
+        last_sign_at = self.clock.steady
+        assert 95 <= self.watch_until(last_sign_at + 600) - last_sign_at <= 120
+
+    def test_is_told_within_120_seconds_where_it_had_just_begun(self, api):
+        self.process = Process(api, "new")
+        self.process.beat(0)
+        began_at = self.clock.steady
+        assert 95 <= self.watch_until(began_at + 600) - began_at <= 120
+
+    def test_is_none_whose_threads_stood_still_for_a_minute(self):
+        for _ in range(3):
+            assert self.watch_until(self.clock.steady + self.HEARTBEAT_S + 60) is None
+            self.process.beat(1)
+            self.beat(4)
+
+    def test_is_none_that_sends_no_heartbeats_and_a_frame_now_and_then(self, api):
+        self.process = Process(api, "by hand")
+        for _ in range(4):
+            self.beat(1, every_s=90)
+        self.beat(1, every_s=600)
+
+
+class TestSeveralProcessesOfARun:
+    """Each by the built-in rules, and as soon as one alone."""
+
+    @pytest.fixture
+    def service(self, api, clock):
+        service = Service(api, clock, PACK)
+        yield service
+        service.store.close()
+
+    @pytest.fixture
+    def first(self, api, service):
+        first = Process(api, "gpt")
+        service.watch(300, beating=[first], steps=10)
+        return first
+
+    @pytest.fixture
+    def second(self, api, first):
+        return Process(api, "gpt", attempt=2)
+
+    @pytest.fixture
+    def both(self, first, second, service):
+        service.watch(60, beating=[first, second], steps=10)
+        return first, second
+
+    def told(self, api):
+        return [(a["attempt"], a["rule"], a["state"]) for a in api.get("/alerts")["alerts"]]
+
+    def states(self, api, run_id):
+        run = api.get(f"/runs/{run_id}")
+        return run["state"], [attempt["state"] for attempt in run["attempts"]]
+
+    def test_are_told_of_where_the_earlier_one_is_killed(self, api, both, service):
+        first, second = both
+        service.watch(120, beating=[second], steps=10)
+        assert self.told(api) == [(1, "process-silent", "firing")]
+        service.watch(600, beating=[second], steps=10)
+        assert self.told(api) == [(1, "process-silent", "resolved")]
+        assert self.states(api, first.run_id) == ("running", ["replaced", "running"])
+
+    def test_are_told_of_where_the_earlier_one_is_killed_after_the_later_one_has_ended(self, api, both, service):
+        first, second = both
+        second.end("finished")
+        service.watch(600, beating=[first], steps=10)
+        assert self.told(api) == []
+        service.watch(120)
+        assert self.told(api) == [(1, "process-silent", "firing")]
+        assert self.states(api, first.run_id) == ("running", ["running", "finished"])
+        service.watch(600)
+        assert self.states(api, first.run_id) == ("finished", ["replaced", "finished"])
+
+    def test_are_told_of_after_a_time_in_which_the_service_was_away(self, api, both, service, clock):
+        clock.advance(3600)
+        service.restart()
+        service.watch(150, beating=both[1:], steps=10)
+        assert self.told(api) == [(1, "process-silent", "firing")]
+
+    def test_are_told_of_where_the_later_one_is_killed(self, api, both, service):
+        service.watch(75, beating=both[:1], steps=10)
+        both[0].end("finished")
+        service.watch(45)
+        assert self.told(api) == [(2, "process-silent", "firing")]
+
+    def test_are_well_as_soon_as_they_are_heard_of(self, api, both, service):
+        service.watch(900, beating=both[1:], steps=10)
+        service.watch(30, beating=both, steps=10)
+        assert self.told(api) == [(1, "process-silent", "resolved")]
+        assert self.states(api, both[0].run_id) == ("running", ["running", "running"])
+
+    def test_are_not_called_stuck_where_no_step_is_known(self, api, both, service):
+        service.watch(3600, beating=both, steps=10)
+        assert self.told(api) == []
+
+    @pytest.mark.parametrize("silent_s", [0, 60, 90, 180])
+    def test_are_a_restart_where_the_earlier_one_was_silent_before(self, api, first, service, silent_s):
+        service.watch(silent_s)
+        second = Process(api, "gpt", attempt=2)
+        service.watch(900, beating=[second], steps=10)
+        assert self.told(api) == [(1, "process-silent", "resolved")] * (silent_s > 120)
+        assert self.states(api, first.run_id) == ("running", ["replaced", "running"])
+
+    def test_are_a_restart_by_a_rule_that_is_quicker_than_the_lease(self, api, clock, first):
+        service = Service(api, clock, load(DOCUMENT.replace("120", "60")))
+        service.watch(75, beating=[first], steps=10)
+        service.watch(15)
+        second = Process(api, "gpt", attempt=2)
+        service.watch(300, beating=[second], steps=10)
+        service.store.close()
+        assert self.told(api) == []
+
+    def test_are_a_restart_where_the_later_one_ends_soon(self, api, first, second, service):
+        service.watch(30, beating=[second], steps=10)
+        second.end("finished")
+        service.watch(300)
+        assert self.told(api) == []
+        assert self.states(api, first.run_id) == ("finished", ["replaced", "finished"])
+
+    def test_are_in_the_order_in_which_runs_are_locked(self, api, both, service):
+        """Another order would lock transactions that store frames against each other."""
+        for number in range(20):
+            api.register(run=f"run {number}")
+        with service.store.read() as reader:
+            found = [(one.run_id, one.attempt) for one in reader.liveness.running(0)]
+        assert len(found) == 22
+        assert found == sorted(found)
+
+    def test_have_each_their_own_frames_that_were_not_evaluated(self, api, both, service):
+        with service.store.write() as writer:
+            writer.progress.keep(both[0].run_id, 1, Progress(read_to=70, num_skipped=7))
+        service.watch(60, beating=both, steps=10)
+        (alert,) = api.get("/alerts")["alerts"]
+        assert (alert["rule"], alert["attempt"], alert["firing_step"]) == ("unevaluated-frames", 1, 70)
+
+
+class TestTheThresholdOfAProject:
+    def test_is_its_own(self, api, clock):
+        strict, lax, others = (Process(api, name, project=name) for name in ("strict", "lax", "others"))
+        for project, seconds in (("strict", 60), ("lax", 600)):
+            rule = json.dumps({"name": "silent", "on": "clock", "when": f"silent_seconds >= {seconds} for 1 sample"})
+            reply = api.http.put(f"/api/v1/rules/silent?project={project}", content=rule)
+            assert reply.status_code == 200, reply.text
+        service = Service(api, clock)
+        service.watch(300, beating=[strict, lax, others], steps=10)
+        told = {}
+        for seconds in range(15, 900, 15):
+            service.watch(15)
+            for process in (strict, lax, others):
+                if process.alerts:
+                    told.setdefault(process, seconds)
+        service.store.close()
+        assert [told[process] for process in (strict, lax, others)] == [60, 600, 120]
+        assert {api.get("/alerts", run=p.run_id)["alerts"][0]["rule_version"] for p in (strict, lax)} == {1, 2}
+
+    def test_counts_from_the_next_look_on_and_what_fired_goes_on(self, api, clock):
+        mine, theirs = (Process(api, name, project=name) for name in ("mine", "theirs"))
+        service = Service(api, clock)
+        service.watch(300, beating=[mine, theirs], steps=10)
+        service.watch(150)
+        rule = json.dumps({"name": "silent", "on": "clock", "when": "silent_seconds >= 6000 for 1 sample"})
+        assert api.http.put("/api/v1/rules/silent?project=mine", content=rule).status_code == 200
+        service.watch(30)
+        service.store.close()
+        assert [process.alerts[0][1] for process in (mine, theirs)] == ["resolved", "firing"]
 
 
 class TestARunThatEnded:
@@ -303,7 +522,7 @@ class TestAServiceThatWasAway:
         with monkeypatch.context() as patch:
             patch.setattr(service.store, "read", fail)
             for _ in range(240):
-                clock.advance(LOOK_EVERY_S)
+                clock.advance(LOOK_S)
                 with pytest.raises(StoreError):
                     service.liveness.look()
         service.watch(15)
@@ -316,7 +535,7 @@ class TestALookThatIsNotWrittenDown:
     def goes_silent(self, process, service, clock):
         service.watch(300, beating=[process], steps=10)
         service.watch(105)
-        clock.advance(LOOK_EVERY_S)
+        clock.advance(LOOK_S)
 
     def test_loses_no_alert_where_the_database_failed(self, process, service, monkeypatch):
         def fail():

@@ -358,7 +358,7 @@ class TestAToken:
             http.get("/api/v1/runs", headers={"Authorization": f"Bearer {token.text}"})
             http.get("/api/v1/runs", headers={"Authorization": f"Bearer {token.text}x"})
         assert [(line["status"], line.get("token_id")) for line in log.lines] == [(200, token.token_id), (401, None)]
-        assert token.text.rpartition("_")[2] not in log.text
+        assert token.text.removeprefix(f"tsm_{token.token_id}_") not in log.text
 
 
 class TestTextForPeople:

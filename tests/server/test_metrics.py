@@ -60,6 +60,7 @@ class TestMetrics:
             ("tsemon_run_loss",): 2.5,
             ("tsemon_run_last_seen_timestamp_seconds",): 1000.0,
             ("tsemon_run_stepped_timestamp_seconds",): 1000.0,
+            ("tsemon_run_unevaluated_frames",): 0.0,
             ("tsemon_run_nonfinite_values",): 1.0,
             ("tsemon_layers_token_similarity_min",): 0.25,
             ("tsemon_layers_token_similarity_mean",): 0.375,
@@ -77,6 +78,7 @@ class TestMetrics:
         assert {name for name, *_ in of_run(api, empty)} == {
             "tsemon_run_info",
             "tsemon_run_last_seen_timestamp_seconds",
+            "tsemon_run_unevaluated_frames",
         }
         assert of_run(api, bare)[("tsemon_run_step",)] == 4.0
 
@@ -537,7 +539,7 @@ class TestLimits:
         for run_id, depth in depths.items():
             values = {"scalars": {}, "layers": {"grad_norm": np.ones(depth, np.float32)}, "heads": {}}
             runs.append(LiveRun(run_id, "p", run_id, 0, 0, 0.0, 0.0, [values], []))
-        settings = MetricsSettings(max_series=4 * (6 + 5) + 40)
+        settings = MetricsSettings(max_series=4 * (7 + 5) + 40)
         families, left_out = shown(runs, [], settings, {})
         assert left_out.series == 40
         lines = families["tsemon_layer_grad_norm"].samples.splitlines()
@@ -619,7 +621,7 @@ class TestWhatTheServiceSaysOfItself:
             api.http.get(path.replace("{", "").replace("}", ""), params={"seconds": 0})  # events would go on
         found = {dict(labels)["route"] for (name, labels) in scrape(api) if name == "tsemon_http_requests_total"}
         assert found - templates == {"/openapi.json"}  # the document does not describe itself
-        assert templates - found <= {"/api/v1/rules/test"}  # to get it is to ask for the rule of that name
+        assert templates - found <= {"/api/v1/rules/test", "/api/v1/rules/check"}  # GET asks for the rule of that name
 
     def test_is_what_waits(self, start):
         now = [1000.0]

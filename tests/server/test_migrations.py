@@ -11,6 +11,7 @@ from sqlalchemy import create_engine
 from tests.databases import with_driver
 from tsemon_server.store import Store
 from tsemon_server.store.engine import MIGRATIONS
+from tsemon_server.store.ledger.progress import Progress
 from tsemon_server.store.series.settling import Sizes
 
 from .conftest import Api, loss_frame
@@ -135,9 +136,9 @@ class TestADatabaseOfAnEarlierVersion:
         path = "/api/v1/alerts/1/ack"
         assert api.http.post(path, json={"by": "on-call"}).json()["state"] == "acknowledged"
         with api.app.state.parts.store.write() as writer:
-            assert writer.rules.state("aa11") is None
+            assert writer.progress.of("aa11", 2) is None
             assert writer.runs.model("aa11", 1) == (frozenset(), None)
-            writer.rules.keep_state("aa11", 2, b"state")
+            writer.progress.keep("aa11", 2, Progress(read_to=5))
 
     def test_is_upgraded_once(self, api):
         Store(api.database.url).close()

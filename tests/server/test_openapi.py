@@ -229,6 +229,7 @@ class TestAGeneratedClient:
         assert len(ask("describe_rule", "high-loss").versions) == 1
         assert len(ask("put_rule", "high-loss", body=rules).versions) == 1
         assert ask("list_rule_standings", run_id).rules[0].rule == "high-loss"
+        assert ask("check_rule", body=rules).mistakes == []
         assert ask("test_rules", body=models.RuleTest(run_id=run_id)).num_frames == 4
         assert len(ask("disable_rule", "high-loss").versions) == 2
         assert ask("sign_in", body=models.SignIn(token=client.token)).needs_token

@@ -152,7 +152,8 @@ BAD = {
         "expected 28 bytes of values behind the header, as the layouts say, got 27",
     ),
     "values that go on": (packed(FRAME, values=VALUES + b"\0"), "expected 28 bytes .*, got 29"),
-    "lengths beyond all bytes": (layout(heads={"x": [2**53, 2**53]}), r"expected \d+ bytes of values .*, got 28"),
+    "lengths beyond all bytes": (layout(heads={"x": [2**24, 2**24]}), r"expected \d+ bytes of values .*, got 28"),
+    "lengths of thousands of digits": (layout(heads={"x": [10**2500, 10**2500]}), "less than or equal to 16777216"),
     "too few layers": (
         packed(FRAME, layouts=[{"layers": {"token_similarity": [2]}}], values=bytes(8)),
         r"frame seq 1, layers 'token_similarity': expected shape \[3\] \(2 blocks, .*one entry more\), got \[2\]",

@@ -2,12 +2,15 @@
 
 import json
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
 from tests.server.test_rulebook import RULE, YAML
+from tests.serving import served_from
 from tsemon.errors import UnknownRule
 from tsemon.tools.cli import app
+from tsemon.wire import API
 from tsemon_server.rules import PACK
 from tsemon_server.rules.documents import load
 
@@ -74,6 +77,21 @@ class TestRulesShow:
         assert load(run("show", rule.name).stdout) == (rule,)
         for alias in rule.aliases:
             assert rule in load(run("show", alias).stdout)
+
+    def test_lists_those_that_are_active_in_a_project(self, tmp_path, monkeypatch):
+        mine = {"name": "mine", "when": "loss > 10"}
+        with served_from(tmp_path / "tsemon.db") as service:
+            monkeypatch.setenv("TSEMON_SERVER", service.url)
+            for path in ("/rules/mine?project=p", "/rules/loss-spike?project=p"):
+                rule = mine if "mine" in path else mine | {"name": "loss-spike"}
+                httpx.put(service.url + API + path, content=json.dumps(rule)).raise_for_status()
+            httpx.delete(f"{service.url}{API}/rules/loss-stall?project=p").raise_for_status()
+            lines = [line.split()[:2] for line in run("show", "--project", "p").stdout.splitlines()[1:]]
+            assert {name for name, whose in lines if whose == "project"} == {"mine", "loss-spike"}
+            assert {name for name, _ in lines} == {rule.name for rule in PACK} - {"loss-stall"} | {"mine"}
+            assert json.loads(run("show", "mine", "--project", "p", "--json").stdout) == [mine]
+            assert isinstance(run("show", "mine", "--server", service.url).exception, UnknownRule)
+            assert "loss-stall" in run("show", "--server", service.url).stdout
 
     def test_names_the_nearest_of_a_name_that_is_none(self):
         done = run("show", PACK[0].name[:-1])

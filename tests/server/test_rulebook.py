@@ -1,6 +1,9 @@
 """Rules over REST: read, edited, switched off, tried."""
 
 import json
+import math
+import operator
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -377,3 +380,155 @@ class TestRulesThatAreTried:
     )
     def test_are_refused_what_they_cannot_read(self, api, body, status, code):
         assert try_rules(api, **body)[:2] == (status, code)
+
+
+class TestARuleThatIsChecked:
+    def check(self, api, body):
+        reply = api.http.post("/api/v1/rules/check", content=body if isinstance(body, str) else json.dumps(body))
+        return reply.json() if reply.status_code == 200 else problem(reply)
+
+    def test_has_the_place_of_a_mistake_and_the_nearest_name(self, api):
+        found = self.check(api, {"name": "mine", "when": "any(atention_entropy < 0.1)", "severity": "bad"})
+        assert [mistake["field"] for mistake in found["mistakes"]] == ["when", "severity"]
+        mistake, other = found["mistakes"]
+        assert (mistake["column"], mistake["length"], mistake["nearest"]) == (5, 16, "attention_entropy")
+        assert mistake["text"].startswith("no metric is named 'atention_entropy'")
+        assert "\n" not in mistake["text"]
+        assert (other["column"], other["example"]) == (None, None)
+        assert (found["explained"], found["lines"]) == (None, {})
+
+    def test_is_told_in_words_and_as_lines_and_nothing_is_kept(self, api):
+        found = self.check(api, RULE | {"name": "tree"})
+        assert found["lines"] == {"when": "loss > 10", "clear": "loss < 5"}
+        assert found["explained"]["hold"] == {"samples": 2, "steps": 0}
+        assert (found["mistakes"], found["notes"]) == ([], [])
+        assert "tree" not in {rule["name"] for rule in api.get("/rules")["rules"]}
+
+    def test_may_be_a_file_with_one_rule(self, api):
+        assert self.check(api, YAML)["mistakes"] == []
+        assert self.check(api, BUILT_IN)[:2] == (422, "invalid_argument")
+
+    @pytest.mark.parametrize(
+        ("body", "status", "code"),
+        [
+            ("rules: [", 422, "invalid_document"),
+            ("rules: []", 422, "invalid_rules"),
+            ("[]", 422, "invalid_rules"),
+            ('{"name": "' + "x" * 70_000 + '"}', 413, "body_too_large"),
+        ],
+    )
+    def test_is_refused_if_it_is_no_rule_at_all(self, api, body, status, code):
+        assert self.check(api, body)[:2] == (status, code)
+
+    def test_is_answered_soon_however_it_is_written(self, api):
+        nested = "(" * 40 + " + ".join(["loss"] * 400) + ")" * 40 + " > 1"
+        body = {"name": "mine", "when": nested, "evidence": {f"e{i}": "loss" for i in range(4000)}}
+        began = time.process_time()
+        self.check(api, body)
+        assert time.process_time() - began < 5
+
+
+class TestATrace:
+    """What a rule saw of a run."""
+
+    def trace(self, api, when, frames, points=100, **more):
+        rule = {"name": "tried", "when": when, "for": {"samples": 2, "steps": 0}}
+        body = {"frames": [json.loads(frame.to_json()) for frame in frames], "num_blocks": 3}
+        found = try_rules(api, **body, rules=json.dumps({"rules": [rule]}), points=points, **more)
+        (trace,) = found["traces"]
+        return trace
+
+    def losses(self, *losses):
+        return [loss_frame(step, float(loss)) for step, loss in enumerate(losses)]
+
+    def test_has_each_value_with_its_bound_and_when_the_rule_was_met(self, api):
+        trace = self.trace(api, "loss > 10", self.losses(1, 20, 1, 1, 30, 40, 1, 1, 20))
+        (comparison,) = trace["comparisons"]
+        assert comparison["text"] == "loss above 10"
+        assert [point["seen"] for point in comparison["points"]] == [1, 20, 1, 1, 30, 40, 1, 1, 20]
+        assert comparison["points"][1] == {
+            "step": 1,
+            "seen": 20,
+            "layer": None,
+            "bounds": {"above": 10},
+            "holds": True,
+        }
+        assert (comparison["num_held"], comparison["num_known"]) == (4, 9)
+        assert trace["spans"] == [
+            {"pending_step": 1, "firing_step": None, "end_step": 3},
+            {"pending_step": 4, "firing_step": 5, "end_step": 7},
+            {"pending_step": 8, "firing_step": None, "end_step": None},
+        ]
+        assert (trace["first_step"], trace["last_step"], trace["num_samples"]) == (0, 8, 9)
+
+    def test_says_what_came_nearest(self, api):
+        trace = self.trace(api, "loss > 10", self.losses(1, 9, 7))
+        nearest = trace["comparisons"][0]["nearest"]
+        assert (nearest["step"], nearest["seen"], nearest["bounds"], trace["spans"]) == (1, 9, {"above": 10}, [])
+
+    def test_keeps_what_is_nearest_if_there_are_more_samples_than_points(self, api):
+        losses = [1.0] * 333
+        losses[100], losses[201] = 20.0, 9.0
+        trace = self.trace(api, "loss > 10", self.losses(*losses), points=9)
+        points = trace["comparisons"][0]["points"]
+        assert trace["samples_per_point"] == 64
+        assert len(points) == 6
+        assert [point["seen"] for point in points] == [1, 20, 1, 9, 1, 1]
+        assert points[1]["step"] == 100
+        low = self.trace(api, "loss < 0", self.losses(*losses[::-1], -5), points=4)["comparisons"][0]["points"]
+        assert [point["seen"] for point in low] == [1, 1, -5]
+
+    @pytest.mark.parametrize(
+        ("when", "seen", "layer"),
+        [
+            ("any(grad_norm > 5)", 9, "2"),
+            ("all(grad_norm > 5)", 1, "0"),
+            ("first(grad_norm > 5)", 1, "0"),
+            ("last(grad_norm > 5)", 9, "2"),
+            ("any(grad_norm < 5)", 1, "0"),
+            ("all(grad_norm < 5)", 9, "2"),
+            ("any(grad_norm > 5, layers=2)", 4, "1"),
+            ("any(grad_norm > 5, share=0.5)", 4, "1"),
+            ("any(2 < grad_norm < 6)", 4, "1"),
+            ("any(grad_norm > 2 * mean(grad_norm))", 9, "2"),
+        ],
+    )
+    def test_shows_the_layer_that_decides(self, api, when, seen, layer):
+        trace = self.trace(api, when, [layer_frame(0, [1.0, 4.0, 9.0], "grad_norm")])
+        (point,) = trace["comparisons"][0]["points"]
+        assert (point["seen"], point["layer"]) == (seen, layer)
+        sides = {"above": operator.gt, "below": operator.lt}
+        assert point["holds"] is all(sides[name](seen, bound) for name, bound in point["bounds"].items())
+
+    def test_has_gaps_where_a_value_was_not_measured_and_names_it(self, api):
+        trace = self.trace(api, "loss > 3 or any(grad_norm > 1) or finite(loss)", self.losses(1, math.nan, 2))
+        assert [point["seen"] for point in trace["comparisons"][0]["points"]] == [1, None, 2]
+        assert {point["holds"] for point in trace["comparisons"][1]["points"]} == {None}
+        assert trace["comparisons"][1]["nearest"] is None
+        assert trace["comparisons"][2]["num_held"] == 2
+        assert trace["not_measured"] == ["grad_norm"]
+
+    def test_is_one_for_each_attempt(self, api):
+        run_id = api.register()
+        send(api, run_id, [1, 20, 20, 20])
+        api.register(resume_step=2)
+        api.send_ok(run_id, [loss_frame(2, 2.0), loss_frame(3, 2.0)], attempt=2)
+        rules = json.dumps({"rules": [RULE]})
+        first, second = try_rules(api, run_id=run_id, rules=rules, points=10)["traces"]
+        assert [(one["attempt"], one["first_step"], one["num_samples"]) for one in (first, second)] == [
+            (1, 0, 4),
+            (2, 2, 2),
+        ]
+        assert (len(first["spans"]), len(second["spans"])) == (1, 0)
+
+    def test_has_no_more_spans_than_there_is_room_for(self, api):
+        trace = self.trace(api, "loss > 10", self.losses(*[20, 20, 1, 1] * 210))
+        assert (len(trace["spans"]), trace["num_spans"]) == (200, 210)
+        assert trace["spans"][-1] == {"pending_step": 796, "firing_step": 797, "end_step": 799}
+
+    def test_is_of_few_rules_and_only_if_it_is_asked_for(self, api):
+        assert try_rules(api, frames=[], rules=BUILT_IN)["traces"] == []
+        many = json.dumps({"rules": [RULE | {"name": f"r{i}"} for i in range(5)]})
+        assert try_rules(api, frames=[], rules=many, points=10)[:2] == (422, "invalid_argument")
+        assert try_rules(api, frames=[], points=10)[:2] == (422, "invalid_argument")
+        assert try_rules(api, frames=[], rules=many, points=501)[:2] == (422, "invalid_argument")

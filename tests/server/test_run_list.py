@@ -221,6 +221,7 @@ class TestTheCondition:
         alert_id = api.open_alert(run_id, "process-silent", family="liveness")
         assert api.http.post(f"/api/v1/alerts/{alert_id}/ack", json={"by": "me"}).status_code == 200
         assert names(api, condition="silent") == ["gpt"]
+        api.fall_silent(run_id)
         api.register(attempt_key="another")
         assert names(api, condition="running") == ["gpt"]
 

@@ -102,7 +102,7 @@ class TestASilence:
         alert_id = api.open_alert(run_id)
         add(api, run="gpt")
         with api.app.state.parts.store.read() as reader:
-            (told,) = reader.alerts.to_tell(run_id)
+            (told,) = reader.alerts.to_tell(run_id, 1)
             assert told.silenced
             assert is_muted(reader.alerts.get(told.alert_id))
         assert api.get("/alerts", silenced=True)["alerts"][0]["alert_id"] == alert_id

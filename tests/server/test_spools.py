@@ -441,6 +441,10 @@ class TestTheFolder:
             create_app(Settings(spool=str(tmp_path / name)))
 
 
+QUESTIONS = {"/api/v1/rules/test", "/api/v1/rules/check"}
+"""That are too long for an address."""
+
+
 class TestWriting:
     def test_is_refused_on_every_route(self, write, show):
         write(loss_frame(0))
@@ -448,7 +452,7 @@ class TestWriting:
         run_id = service.await_run(num_frames=1)["run_id"]
         asked = []
         for path, methods in service.http.get("/openapi.json").json()["paths"].items():
-            for method in set(methods) - {"get", "head"} if path != "/api/v1/rules/test" else ():
+            for method in set(methods) - {"get", "head"} if path not in QUESTIONS else ():
                 reply = service.http.request(method, path.replace("{run_id}", run_id), json={"run": "new"})
                 status, code, detail = problem(reply)
                 assert (status, code) == (403, "read_only")
@@ -463,6 +467,8 @@ class TestWriting:
         run_id = service.await_run(num_frames=1)["run_id"]
         tried = service.http.post("/api/v1/rules/test", json={"run_id": run_id})
         assert (tried.status_code, tried.json()["num_frames"]) == (200, 1)
+        checked = service.http.post("/api/v1/rules/check", json={"name": "mine", "when": "loss > 1"})
+        assert (checked.status_code, checked.json()["mistakes"]) == (200, [])
 
 
 class TestTheSpoolsOfARun:

@@ -175,6 +175,14 @@ class TestTryingRules:
         reply = api.http.post("/api/v1/rules/test", json=self.body(stacks=STACKS[:1]))
         assert "add up to the 8 blocks of the model, not to 4" in problem(reply)[2]
 
+    def test_traces_the_stack_that_comes_nearest_and_names_its_layer(self, api):
+        sent = [json.loads(frame.to_json()) for frame in frames(EVEN, COLLAPSE)]
+        rules = json.dumps({"rules": [{"name": "low", "when": "any(token_diversity < 1e-4) for 1 sample"}]})
+        body = self.body(frames=sent, rules=rules, stacks=STACKS, points=10)
+        (trace,) = api.http.post("/api/v1/rules/test", json=body).json()["traces"]
+        assert {point["layer"] for point in trace["comparisons"][0]["points"]} == {"decoder 4"}
+        assert trace["spans"][0]["firing_step"] is not None
+
     def test_on_a_stored_run_knows_its_stacks(self, start):
         api = start(rules=(FALL,))
         run_id = register(api)

@@ -33,7 +33,7 @@ def told(setup, rank):
         return []
     return [
         "this process is rank 1 of 2 that train one model together, and attach() got no process_group: it measures its own "
-        "batches and sends frames of its own for the same run. Pass attach(process_group=...) on all ranks, or attach on "
+        "batches and sends frames of its own. Pass attach(process_group=...) on all ranks, or attach on "
         "rank 0 only"
     ]
 

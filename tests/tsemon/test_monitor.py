@@ -386,6 +386,14 @@ class TestClose:
         assert spool.end_state == "failed"
         spool.close()
 
+    @pytest.mark.parametrize(("code", "state"), [(None, "finished"), (0, "finished"), (1, "failed"), ("no", "failed")])
+    def test_says_what_the_exit_code_of_a_block_says(self, tmp_path, code, state):
+        with pytest.raises(SystemExit), tsemon.attach(zoo.torch_encoder()[0], run="r", spool_dir=tmp_path):
+            sys.exit(code)
+        spool = Spool.open(find_spools(tmp_path)[0])
+        assert spool.end_state == state
+        spool.close()
+
     def test_lets_the_model_go(self, tmp_path):
         model = zoo.torch_encoder()[0]
         kept = weakref.ref(model)

@@ -78,4 +78,5 @@ class MainProcessMonitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(state="finished" if kind is None else "failed")
+        if self.monitor is not None:
+            self.monitor.__exit__(kind, error, trace)

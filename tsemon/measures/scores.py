@@ -79,6 +79,10 @@ class DotProducts:
         scale: float | None = None,
         merged: Rows | None = None,
     ) -> None:
+        if query.ndim > 4:
+            leading = query.shape[:-2]
+            key = key if key.shape[:2] == leading[:2] and key.shape[2:-2].numel() == 1 else _expanded(key, leading)
+            attn_mask = None if attn_mask is None else with_heads(_expanded(attn_mask, leading), None)
         self._query_BHTK, self._key_BGSK = with_heads(query.detach(), merged), with_heads(key.detach(), merged)
         self.are_heads_known = query.ndim > 3 or merged is not None
         self._mask_BHTS = None if attn_mask is None else attn_mask.detach()
@@ -128,6 +132,12 @@ class DotProducts:
         of_keys_BHT = _at_keys(mask_BHTS, keys_BT)
         sees_BHT = of_keys_BHT if of_keys_BHT.dtype == torch.bool else of_keys_BHT > -MASKED
         return sees_BHT.any(dim=1)
+
+
+def _expanded(x: Tensor, leading: torch.Size) -> Tensor:
+    """With these leading axes, unless heads share all of it."""
+    x = x.detach().reshape((1,) * (len(leading) + 2 - x.ndim) + tuple(x.shape))
+    return x if x.shape[1:-2].numel() == 1 else x.expand(*leading, *x.shape[-2:])
 
 
 class Modified:
@@ -193,7 +203,8 @@ def _over_places(mod: Callable[..., Tensor], num_places: int, *, with_score: boo
 
 
 class Materialised:
-    """Scores that the model has computed itself, (B, H, T, S) or (B * H, T, S), masked by very negative numbers."""
+    """Scores that the model has computed itself, masked by very negative numbers: (B, H, T, S), (B, G, H / G, T, S) with
+    heads in groups, or (B * H, T, S)."""
 
     factors = None
     is_causal = False
@@ -233,9 +244,12 @@ def is_visible(scores: Tensor) -> Tensor:
 
 
 def with_heads(x: Tensor, merged: Rows | None) -> Tensor:
-    """(B * H, ...) as (B, H, ...), or (B * H, 1, ...) if it is not known how. A tensor with four axes stays as it is."""
+    """(B * H, ...) as (B, H, ...), or (B * H, 1, ...) if it is not known how, and (B, G, H / G, ...) as (B, H, ...).
+
+    A tensor with four axes stays as it is.
+    """
     if x.ndim > 3:
-        return x
+        return x.flatten(1, -3) if x.ndim > 4 else x
     if merged is None:
         return x.unsqueeze(1)
     if merged.is_heads_first:

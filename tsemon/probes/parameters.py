@@ -238,7 +238,20 @@ class ParameterProbe(Part):
             for s in self._steppers
             if trained & _ids_of(s.optimizer)
         ]
-        return ", ".join([f"{len(self._all())} tensors", *dict.fromkeys(steppers)])
+        rows = (
+            f"the usual rows of queries and keys in {num} blocks, unchecked" if (num := self._num_unchecked()) else ""
+        )
+        return ", ".join(filter(None, [f"{len(self._all())} tensors", *dict.fromkeys(steppers), rows]))
+
+    def _num_unchecked(self) -> int:
+        """Number of blocks with a packed projection whose rows are known by its name alone."""
+        checked = {None, *self._value_rows}
+        return sum(
+            number not in self._doubted_query_key
+            and not isinstance(found, str)
+            and any(slices.projection not in checked for slices in found)
+            for number, found in self._found_query_key.items()
+        )
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         if (why := self._why_unreadable()) is not None:

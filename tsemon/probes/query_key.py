@@ -111,7 +111,7 @@ def without_values(found: Sequence[Slices], values: Mapping[nn.Module, Tensor]) 
         if stretches and slices.projection is not None and slices.projection in values:
             stretches = _without(values[slices.projection], stretches)
         if stretches is None:
-            return "a packed projection makes values in rows that, by its name, make queries and keys"
+            return "a packed projection makes values in more or in fewer rows than its name says"
         result.append(slices._replace(stretches=stretches))
     return result
 
@@ -235,11 +235,11 @@ def _stretches(kind: str, attention: nn.Module, name: str, base: nn.Module) -> S
 
 
 def _without(is_value_R: Tensor, stretches: Stretches) -> Stretches | None:
-    """The same stretches if no values are there, else the same number of other rows. None if there are not as many."""
+    """Return the rows that make no values. None if the name says another number of them."""
     is_told_R = torch.zeros_like(is_value_R)
     for start, stop in stretches:
         is_told_R[start:stop] = True
-    if not (is_told_R & is_value_R).any():
+    if torch.equal(is_told_R, ~is_value_R):
         return stretches
     edges = torch.diff(nn.functional.pad((~is_value_R).int(), (1, 1)))
     starts, stops = (edges == 1).nonzero()[:, 0].tolist(), (edges == -1).nonzero()[:, 0].tolist()

@@ -267,7 +267,9 @@ class AttentionTap(TorchFunctionMode):
         left, right = (_factors_of_einsum if func is torch.einsum else _factors)(*args, **kwargs)
         if left is None or right is None or left.shape != self._weights:
             return None
-        if right.ndim != left.ndim or right.shape[:-1] != (*left.shape[:-2], left.shape[-1]):
+        if right.ndim != left.ndim or (right.shape[0], right.shape[-2]) != (left.shape[0], left.shape[-1]):
+            return None
+        if any(size not in (1, heads) for size, heads in zip(right.shape[1:-2], left.shape[1:-2], strict=True)):
             return None
         return with_heads(right.detach(), self._merged)
 
@@ -311,7 +313,10 @@ def _factors(left: Any = None, right: Any = None, **kwargs: Any) -> tuple[Tensor
 
 
 def _factors_of_einsum(equation: Any = None, *operands: Any, **_: Any) -> tuple[Tensor | None, Tensor | None]:
-    """Of "bhts,bshk->bthk" for one: the right factor with its axes in the order of the left's, its width last."""
+    """Of "bhts,bshk->bthk" for one: the right factor with its axes in the order of the left's, its width last.
+
+    Axes that it lacks have length 1.
+    """
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = tuple(operands[0])
     if not isinstance(equation, str) or len(operands) != 2 or "." in equation:
@@ -319,9 +324,11 @@ def _factors_of_einsum(equation: Any = None, *operands: Any, **_: Any) -> tuple[
     left, right = (equation.replace(" ", "").partition("->")[0] + ",").split(",")[:2]
     shared = left[:-2] + left[-1:]
     width = [axis for axis in right if axis not in shared]
-    if len(width) != 1 or sorted(right) != sorted([*shared, *width]):
+    if len(width) != 1 or left[-1] not in right or len({*right}) < len(right):
         return None, None
-    return operands[0], operands[1].permute([right.index(axis) for axis in (*shared, *width)])
+    axes = (*shared, *width)
+    factor = operands[1].permute([right.index(axis) for axis in axes if axis in right])
+    return operands[0], factor[tuple(slice(None) if axis in right else None for axis in axes)]
 
 
 HUGGING_FACE, FLEX = "attention interface", "flex_attention"

@@ -177,7 +177,7 @@ class Usage:
             self._tell(
                 "rank",
                 f"this process is rank {dist.get_rank()} of {dist.get_world_size()} that train one model together, and "
-                "attach() got no process_group: it measures its own batches and sends frames of its own for the same run. "
+                "attach() got no process_group: it measures its own batches and sends frames of its own. "
                 "Pass attach(process_group=...) on all ranks, or attach on rank 0 only",
             )
 

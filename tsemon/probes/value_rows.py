@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -94,11 +94,14 @@ class ValueRows(AttentionPart):
 
     @contextmanager
     def tap(self, hooks: Hooks, block: Block, places: Iterable[Place]) -> Iterator[None]:
-        with super().tap(hooks, block, places) if block in self._open else nullcontext():
-            try:
+        if block not in self._open or not hooks.are_concerned:
+            yield
+            return
+        try:
+            with super().tap(hooks, block, places):
                 yield
-            finally:
-                self._outputs.clear()
+        finally:
+            self._outputs.clear()
 
     def look(self, block: Block, seen: Seen) -> bool:
         values_BHSK = None if seen.values is None else seen.values()
@@ -118,12 +121,16 @@ class ValueRows(AttentionPart):
 
     def _compare(self, block: Block, projection: nn.Module, num_rows: int, sums: Tensor) -> Tensor:
         """Values that are no entries of the output were changed on the way, and say nothing."""
-        is_value_R = rows_of_copy(sums[:, :-num_rows], sums[:, -num_rows:])
-        if is_value_R is not None:
-            self._learner.learn_values(block, projection, is_value_R, now=False)
         self._compared[block] -= 1
         if not self._compared[block]:
             del self._compared[block]
+        try:
+            is_value_R = rows_of_copy(sums[:, :-num_rows], sums[:, -num_rows:])
+        except Alike:
+            self._open.setdefault(block, []).append(projection)
+            return sums
+        if is_value_R is not None:
+            self._learner.learn_values(block, projection, is_value_R, now=False)
         return sums
 
     def collect(self) -> Partials:
@@ -164,20 +171,28 @@ def sums_of(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     return torch.stack([x.sum(axes, dtype=torch.float64).flatten(), lengths.flatten()])
 
 
+class Alike(Exception):
+    """Values are in one of several rows with the same numbers, such as zeros. A later pass may decide."""
+
+
 def rows_of_copy(values_2N: Tensor, output_2R: Tensor) -> Tensor | None:
     """Return which rows have the sums and lengths of the values, as a mask (R,).
 
-    None if an entry of the values is in no row, or two rows are alike.
+    None if an entry of the values is in no row. Raises Alike if it is in one of several rows that are alike.
     """
-    output_2R, order_R = output_2R[:, output_2R[1].argsort()], output_2R[1].argsort()
-    if _are_same(output_2R[:, 1:], output_2R[:, :-1]).any():
-        return None
+    order_R = output_2R[1].argsort()
+    output_2R = output_2R[:, order_R]
     place_N = torch.searchsorted(output_2R[1], values_2N[1] * (1 - SAME)).clamp(max=len(order_R) - 1)
     if not _are_same(values_2N, output_2R[:, place_N]).all():
         return None
-    return torch.zeros(len(order_R), dtype=torch.bool).index_fill_(0, order_R[place_N], value=True)
+    is_value_R = torch.zeros_like(order_R, dtype=torch.bool).index_fill_(0, place_N, value=True)
+    are_alike = _are_same(output_2R[:, 1:], output_2R[:, :-1])
+    if (are_alike & (is_value_R[1:] | is_value_R[:-1])).any():
+        raise Alike
+    return is_value_R[order_R.argsort()]
 
 
 def _are_same(some_2N: Tensor, others_2N: Tensor) -> Tensor:
     """A sum may cancel, so it is as exact as the length is."""
-    return ((some_2N - others_2N).abs() <= torch.tensor([[1e3 * SAME], [SAME]]) * others_2N[1]).all(dim=0)
+    by_2N, most_N = (some_2N - others_2N).abs(), SAME * others_2N[1]
+    return (by_2N[0] <= 1e3 * most_N) & (by_2N[1] <= most_N)

@@ -3,6 +3,7 @@
 from tsemon.transport.folders import find_spools
 from tsemon.transport.http import HttpDelivery
 from tsemon.transport.memory import MemorySpool
+from tsemon.transport.names import check_name
 from tsemon.transport.outbox import Outbox, OutboxStats
 from tsemon.transport.reading import SpoolReader
 from tsemon.transport.recorded import RunWriter, attempt_key, run_writer
@@ -21,6 +22,7 @@ __all__ = [
     "SpoolReader",
     "Synced",
     "attempt_key",
+    "check_name",
     "find_spools",
     "run_writer",
     "sync",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tsemon.errors import ServerRefused, ServerUnreachable, SpoolError, UnknownAttempt, UnknownRun
-from tsemon.transport.http import HttpDelivery
+from tsemon.transport.http import HttpDelivery, Registered
 from tsemon.transport.memory import MemorySpool
 from tsemon.transport.packing import pack_frames
 from tsemon.transport.spool import Batch, Spool
@@ -23,7 +23,7 @@ class Courier:
     """Delivers for one writer.
 
     Raises ServerUnreachable, ServerRefused, UnknownRun or UnknownAttempt; nothing is lost then, and calling again goes
-    on where it stopped.
+    on where it stopped. `on_others` hears once that another live process has the same name.
     """
 
     def __init__(
@@ -34,18 +34,20 @@ class Courier:
         *,
         on_reply: Callable[[Mapping[str, Any]], None] = lambda _reply: None,
         on_warning: Callable[[str], None] = lambda _text: None,
+        on_others: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.num_sent = 0
         self.num_refused = 0
         self._delivery = delivery
         self._registration = registration
-        self._run: tuple[str, int] | None = None
+        self._run: Registered | None = None
         self._run_key: str | None = None
         """The attempt key under which that was registered; `Spool.resume_at` gives another one."""
         self._writer = writer
         self._on_reply = on_reply
-        self._on_warning = on_warning
+        self._on_warning, self._on_others = on_warning, on_others
         self._max_batch_bytes = 4 * 2**20
+        self._has_told_of_others = False
         self._is_packing = False
         """Whether the server reads packed bodies."""
 
@@ -67,10 +69,36 @@ class Courier:
     def register(self) -> tuple[str, int]:
         """Make the run known, once, and give its id and attempt."""
         if self._run is None or not self.is_registered:
+            if self._run is not None and self._run.live_attempts is not None:  # of this very process, without frames
+                self._delivery.finish(self._run.run_id, "finished", self._run.attempt)
             body = dict(self._registration)
-            self._run, self._run_key = self._delivery.register(body), body["attempt_key"]
+            self._run, self._run_key = self._registered(body), body["attempt_key"]
             self._is_packing = PACKED in self._delivery.accepts
-        return self._run
+            if self._run.run != body["run"]:
+                self._on_warning(
+                    f"a live process already sends to the run {body['run']!r}, so this one is the run {self._run.run!r}; "
+                    "attach(on_conflict=...) chooses what to do"
+                )
+            self._tell_of_others(self._run.live_attempts)
+        return self._run[:2]
+
+    def _registered(self, body: dict[str, Any]) -> Registered:
+        try:
+            return self._delivery.register(body)
+        except ServerRefused as refusal:
+            if refusal.status != 422 or "on_conflict" not in str(refusal):
+                raise
+        return self._delivery.register({name: value for name, value in body.items() if name != "on_conflict"})
+
+    def _tell_of_others(self, live_attempts: Sequence[int] | None) -> None:
+        """Warn once that another live process has the same name."""
+        if live_attempts and not self._has_told_of_others:
+            self._has_told_of_others = True
+            self._on_others(
+                f"another live process sends to the run {self._registration['run']!r}, as attempt {live_attempts[-1]}. Both "
+                "are evaluated, but charts show the attempt that began last. Give each training a name of its own. If they "
+                "are ranks of one training, give attach(process_group=...) on all of them"
+            )
 
     def beat(self, step: int) -> None:
         """Say that the writer lives, and at which step."""
@@ -83,6 +111,7 @@ class Courier:
                 raise
             self._on_warning(f"a heartbeat was refused, frames are sent all the same: {refusal}")
         else:
+            self._tell_of_others(reply.get("live_attempts"))
             self._on_reply(reply)
 
     def knock(self, step: int) -> None:
@@ -100,10 +129,15 @@ class Courier:
         return batch is not None
 
     def finish(self, state: RunState) -> None:
-        """Tell the service how the run ended, unless a newer attempt has taken it over: then it is not ours to say."""
+        """Tell the service how this attempt ended."""
         run_id, attempt = self.register()
+        assert self._run is not None
         with self._noticing_loss():
-            if self._delivery.run(run_id).get("attempt") == attempt:
+            if self._run.live_attempts is not None:
+                self._delivery.finish(run_id, state, attempt)
+            elif (
+                self._delivery.run(run_id).get("attempt") == attempt
+            ):  # an older service has one state for all attempts
                 self._delivery.finish(run_id, state)
 
     def _send(self, spool: Spool | MemorySpool, batch: Batch, *, is_again: bool = False) -> None:
@@ -131,6 +165,7 @@ class Courier:
                     f"the service confirmed {confirmed} of {len(batch.frames)} frames; they are kept and sent again"
                 )
             self.num_sent += confirmed
+            self._tell_of_others(reply.get("live_attempts"))
             self._on_reply(reply)
         try:
             spool.acknowledge(batch.ends[-1])
@@ -155,7 +190,7 @@ class Courier:
     def _packed(self, attempt: int, frames: Sequence[str]) -> bytes | None:
         try:
             return pack_frames(self._writer, attempt, frames) if self._is_packing else None
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
             return None  # frames of another client, which JSON carries as they are
 
     @contextlib.contextmanager

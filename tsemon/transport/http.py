@@ -9,10 +9,10 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from tsemon.errors import InvalidArgument, ServerRefused, ServerUnreachable, TsemonError, UnknownAttempt, UnknownRun
@@ -22,6 +22,17 @@ JSON = "application/json"
 _MAX_REPLY_BYTES = 16 * 2**20
 _RETRY = {408, 425, 429}
 """Statuses under 500 that speak of the moment, not of the request."""
+
+
+class Registered(NamedTuple):
+    """The reply to a registration."""
+
+    run_id: str
+    attempt: int
+    run: str
+    """Another name than the one asked for, if a live process has that one."""
+    live_attempts: Sequence[int] | None
+    """Other attempts whose processes are alive; None from an older server, which cannot tell."""
 
 
 class HttpDelivery:
@@ -65,13 +76,15 @@ class HttpDelivery:
         self._connection: http.client.HTTPConnection | None = None
         self._is_aborted = False
 
-    def register(self, body: Mapping[str, Any]) -> tuple[str, int]:
+    def register(self, body: Mapping[str, Any]) -> Registered:
         """Make the run known and get its id and the number of this attempt."""
         reply = self._request("POST", "/runs", json.dumps(body).encode())
         accepts = reply.get("accepts")
         self.accepts = frozenset(map(str, accepts)) if isinstance(accepts, list) else frozenset()
         try:
-            return str(reply["run_id"]), int(reply["attempt"])
+            live_attempts = reply.get("live_attempts")  # an older server tells neither this nor the name
+            run = str(reply.get("run", body["run"]))
+            return Registered(str(reply["run_id"]), int(reply["attempt"]), run, live_attempts)
         except (KeyError, TypeError, ValueError) as error:
             raise self._unreachable(f"answered the registration without a run_id and an attempt: {reply}") from error
 
@@ -110,9 +123,10 @@ class HttpDelivery:
             return None
         return found if found.get("step") == step else None
 
-    def finish(self, run_id: str, state: RunState) -> None:
-        """Say how the run ended."""
-        self._request("PATCH", f"/runs/{quote(run_id, safe='')}", json.dumps({"state": state}).encode())
+    def finish(self, run_id: str, state: RunState, attempt: int | None = None) -> None:
+        """Say how an attempt ended, or the current one."""
+        body = {"state": state} | ({} if attempt is None else {"attempt": attempt})
+        self._request("PATCH", f"/runs/{quote(run_id, safe='')}", json.dumps(body).encode())
 
     def abort(self) -> None:
         """End the request under way, and any later one, with ServerUnreachable."""

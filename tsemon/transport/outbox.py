@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import random
 import shlex
@@ -142,7 +143,12 @@ class Outbox:
         self._sender: threading.Thread | None = None
         if delivery is not None:
             self._courier = Courier(
-                delivery, spool.registration, spool.writer, on_reply=self._read_alerts, on_warning=self._warn_of_frame
+                delivery,
+                spool.registration,
+                spool.writer,
+                on_reply=self._read_alerts,
+                on_warning=self._warn_of_frame,
+                on_others=functools.partial(self._warn, "others"),
             )
             self._has_work.set()  # what an earlier attempt has left is delivered at once
             self._sender = threading.Thread(target=self._send, args=(self._courier,), name="tsemon-sender", daemon=True)

@@ -14,7 +14,8 @@ from tsemon.wire import PACKED_MAGIC
 def pack_frames(writer: str, attempt: int, frames: Iterable[str]) -> bytes:
     """The packed body for frames that are JSON already, as `Frame.to_json` makes it.
 
-    Raises ValueError, LookupError, TypeError or AttributeError for frames of another form, such as lists of numbers.
+    Raises ValueError, LookupError, TypeError, AttributeError or OverflowError for frames of another form, such as lists of
+    numbers.
     """
     layouts: dict[tuple[Any, ...], int] = {}
     rows: list[dict[str, Any]] = []

@@ -76,6 +76,8 @@ class _Segment:
     """Frames that went with the deleted file, and are not in `num_frames` any more."""
     num_thinned: int = 0
     """Number of times that this process has thinned it out."""
+    is_final: bool = False
+    """True if none of its frames may go. It is not read again for nothing."""
 
 
 def parse_records(data: bytes) -> Iterator[tuple[str, int]]:
@@ -220,7 +222,7 @@ class Spool:
         """
         with self._mutex, _telling("write to", self.folder):
             assert not self.has_frames
-            self.registration.update(resume_step=step, attempt_key=uuid.uuid4().hex)
+            self.registration.update(resume_step=step, attempt_key=uuid.uuid4().hex, on_conflict="take_over")
             self._run_json = json.dumps(json.loads(self._run_json) | self.registration)
             _replace(self.folder / "run.json", self._run_json)
 
@@ -411,7 +413,7 @@ class Spool:
     def _thin_out(self) -> bool:
         """Drop half of the frames of the oldest of the segments that have been thinned least. False if none has two."""
         in_hand = max(self._in_hand, self._acked.segment if self._acked.num_before else 0)
-        others = [number for number in self._segments if number > in_hand]
+        others = [number for number, segment in self._segments.items() if number > in_hand and not segment.is_final]
         for number in sorted(others, key=lambda number: (self._segments[number].num_thinned, number)):
             if self._thin(number):
                 with contextlib.suppress(OSError):
@@ -423,11 +425,13 @@ class Spool:
         segment = self._segments[number]
         size_bytes, data = segment.size_bytes, self._read_segment(number, 0)
         thinning, kept, start = self._thinnings[segment.num_thinned], list[bytes](), 0
+        num_before = thinning.num_that_may_go
         for text, end in parse_records(data):
             if thinning.keeps(text):
                 kept.append(data[start:end])
             start = end
         segment.num_thinned += 1
+        segment.is_final = thinning.num_that_may_go == num_before
         if len(kept) < segment.num_frames:
             self._replace_segment(number, kept)
         return segment.size_bytes < size_bytes

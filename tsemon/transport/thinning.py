@@ -15,6 +15,8 @@ class Thinning:
     def __init__(self) -> None:
         self._goes_next: dict[object, bool] = {}
         """Whether the next frame of a kind goes. It lasts over segments: some have a single frame of a kind."""
+        self.num_that_may_go = 0
+        """Number of frames that do not always stay."""
 
     def keeps(self, payload: str) -> bool:
         """True if this frame (JSON) stays.
@@ -31,4 +33,5 @@ class Thinning:
         except (ValueError, TypeError, AttributeError, RecursionError):  # no frame at all; the service tells
             kind, goes = None, self._goes_next.get(None, False)
         self._goes_next[kind] = not goes
+        self.num_that_may_go += 1
         return not goes

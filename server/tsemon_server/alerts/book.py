@@ -44,7 +44,7 @@ class AlertBook:
             ended = self._change(event, "firing", resolved_step=event.resolved_step)
             self.resolved += [] if ended is None else [ended]
         elif opened is None:
-            self._alerts.withdraw(self.run_id, event.rule.name)
+            self._alerts.withdraw(self.run_id, self.attempt, event.rule.name)
 
     def close(self) -> None:
         """Once all is entered: what did not open again goes away, or, where people were told of it, is over."""
@@ -74,7 +74,7 @@ class AlertBook:
         return None
 
     def _change(self, event: Event, from_state: Any, **values: Any) -> int | None:
-        return self._alerts.change(self.run_id, event.rule.name, from_state, state=event.kind, **values)
+        return self._alerts.change(self.run_id, self.attempt, event.rule.name, from_state, state=event.kind, **values)
 
     def _values(self, opened: Event) -> dict[str, Any]:
         rule = opened.rule

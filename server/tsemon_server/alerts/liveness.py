@@ -1,12 +1,12 @@
-"""Lets the rules on the clock look at each running run: is its process silent, stuck, slow, or well?
+"""Time-based rules: is the process of each running attempt silent, stuck, slow, or well?
 
-    silent   nothing is heard of the process, not even a heartbeat
-    stuck    it is heard of, and its step does not change
+    silent   the process sends nothing, not even a heartbeat
+    stuck    it sends something, and its step does not change
     slow     it steps, at a pace that is not its own
 
 Nobody is called silent by a service that could not hear: after a start, and after a time in which the service itself stood
 still or had no database, it listens first, and counts from there. What it saw before it remembers: an alert that fires
-goes on, and is over only when the run is heard of.
+continues, and is over only when the process sends something.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tsemon_server.alerts.active import ActiveRules
+from tsemon_server.alerts.active import ActiveRules, InForce
 from tsemon_server.alerts.book import AlertBook
 from tsemon_server.alerts.pulse import Pulse
-from tsemon_server.rules.evaluator import Evaluator, Event
+from tsemon_server.rules.evaluator import Event
 from tsemon_server.rules.program import View
 from tsemon_server.rules.state import State, UnreadableState
 from tsemon_server.store import Store
-from tsemon_server.store.ledger.liveness import RunningRun, Watched
+from tsemon_server.store.ledger.attempts import HEARD_S, LEASE_S
+from tsemon_server.store.ledger.liveness import RunningAttempt, Watched
 from tsemon_server.store.reading import Reader
 from tsemon_server.store.writing import Writer
 
-LOOK_EVERY_S = 15.0
+LOOK_EVERY_S = 10.0
 """Between two looks."""
 LISTEN_S = 60.0
 """How long the service listens before it judges: twice the time between two heartbeats."""
@@ -38,15 +39,20 @@ MAX_GAP_S = 45.0
 HEARD_WITHIN_S = 7 * 86_400.0
 """Runs that have been silent for longer are left as they are."""
 KEEP_S = 300.0
-"""How often it is written down what is remembered of a run of which there is nothing to say."""
-RUNS_PER_COMMIT = 100
+"""How often the memory of an attempt without events is stored."""
+ATTEMPTS_PER_COMMIT = 100
+REPLACED_AFTER_S = 600.0
+"""An earlier attempt that was killed while a later one lived keeps its alert for so long."""
+
+_Which = tuple[str, int]
+"""A run and an attempt."""
 
 
 @dataclass
-class _Run:
-    """One attempt of a run."""
+class _Attempt:
+    """The memory of one attempt."""
 
-    attempt: int
+    in_force: InForce
     pulse: Pulse
     state: State
     began_at: float
@@ -58,6 +64,12 @@ class _Run:
 
     def tick(self, now: float) -> int:
         return self.began_tick + int(now - self.began_at)
+
+    def follow(self, in_force: InForce) -> None:
+        """Go by the rules in force: those that were edited since the last look begin anew, the others go on."""
+        if in_force.on_clock is not self.in_force.on_clock:
+            self.state = in_force.on_clock.load(self.in_force.on_clock.dump(self.state))
+        self.in_force = in_force
 
     def by_step(self, event: Event, step: int) -> Event:
         """The event with optimizer steps in place of seconds, where alerts have steps."""
@@ -74,6 +86,19 @@ class _Run:
             resolved_step=step if is_over else None,
             evidence=_by_second(event.evidence, step),
         )
+
+
+def _which(found: RunningAttempt | Watched) -> _Which:
+    return found.run_id, found.attempt
+
+
+def _scalars(found: RunningAttempt, attempt: _Attempt, now: float) -> dict[str, float]:
+    return {**attempt.pulse.scalars(now), "unevaluated_frames": float(found.num_skipped or 0)}
+
+
+def _step(found: RunningAttempt) -> int:
+    """The step for alerts. For an earlier attempt it is the last one that the rules have read."""
+    return max(found.read_to or 0, 0) if found.process_step is None else found.process_step
 
 
 def _by_second(evidence: Mapping[str, Any], step: int) -> dict[str, Any]:
@@ -105,11 +130,9 @@ class Liveness:
     ) -> None:
         self._store = store
         self._active = active
-        self._evaluator = Evaluator((), on="clock")
-        self._versions: Mapping[str, int] = {}
         self._listen_s = listen_s
         self._clock, self._monotonic = clock, monotonic
-        self._runs: dict[str, _Run] = {}
+        self._attempts: dict[_Which, _Attempt] = {}
         self._began_at = self._looked_at = -math.inf
 
     def look(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
@@ -120,84 +143,102 @@ class Liveness:
             is_written = self._look(self._monotonic(), is_stopped)
         finally:
             if not is_written:
-                self._runs.clear()
+                self._attempts.clear()
                 self._looked_at = -math.inf
 
     def _look(self, now: float, is_stopped: Callable[[], bool]) -> bool:
         if now - self._looked_at > MAX_GAP_S:
             self._began_at = now
-            self._runs.clear()
+            self._attempts.clear()
         with self._store.read() as reader:
-            self._follow(reader)
             running = reader.liveness.running(self._clock() - HEARD_WITHIN_S)
-            self._meet(reader, running, now)
+            in_force = self._active.of_projects(reader.rules, {found.project for found in running})
+            self._meet(reader, running, in_force, now)
         for found in running:
-            self._runs[found.run_id].pulse.look(now, found.heard_at, found.process_step)
+            attempt = self._attempts[_which(found)]
+            attempt.follow(in_force[found.project])
+            attempt.pulse.look(now, found.heard_at, found.process_step)
         self._looked_at = now
         return now - self._began_at < self._listen_s or self._judge(running, now, is_stopped)
 
-    def _follow(self, reader: Reader) -> None:
-        """Go by the rules in force: those that were edited since the last look begin anew, the others go on."""
-        in_force = self._active.of(reader.rules)
-        self._versions = in_force.versions
-        if in_force.on_clock is not self._evaluator:
-            for run in self._runs.values():
-                run.state = in_force.on_clock.load(self._evaluator.dump(run.state))
-            self._evaluator = in_force.on_clock
+    def _meet(
+        self, reader: Reader, running: Sequence[RunningAttempt], in_force: Mapping[str, InForce], now: float
+    ) -> None:
+        """Forget attempts that do not run any more, and load the stored memory of new ones."""
+        known = {_which(found): found for found in running}
+        self._attempts = {which: attempt for which, attempt in self._attempts.items() if which in known}
+        new = [which for which in known if which not in self._attempts]
+        run_ids = sorted({run_id for run_id, _ in new})
+        kept = {_which(watched): watched for part in _parts(run_ids) for watched in reader.liveness.watched(part)}
+        for which in new:
+            self._attempts[which] = _attempt(in_force[known[which].project], kept.get(which), now)
 
-    def _meet(self, reader: Reader, running: Sequence[RunningRun], now: float) -> None:
-        """Keep those that run, in the attempt that they are in; remember what was kept of the new ones."""
-        known = {run.run_id: run for run in running}
-        self._runs = {
-            run_id: run
-            for run_id, run in self._runs.items()
-            if run_id in known and known[run_id].attempt == run.attempt
-        }
-        new = [run_id for run_id in known if run_id not in self._runs]
-        kept = {watched.run_id: watched for part in _parts(new) for watched in reader.liveness.watched(part)}
-        for run_id in new:
-            self._runs[run_id] = self._run(known[run_id].attempt, kept.get(run_id), now)
-
-    def _run(self, attempt: int, kept: Watched | None, now: float) -> _Run:
-        if kept is None or kept.attempt != attempt:
-            return _Run(attempt, Pulse(now), self._evaluator.start(), now, 0)
-        state = self._evaluator.start()
-        with suppress(UnreadableState):  # of another version
-            state = self._evaluator.load(kept.rules)
-        tick = 0 if state.last_step is None else state.last_step + 1
-        return _Run(attempt, Pulse(now, kept.pulse), state, now, tick, dict(kept.pulse.get("alerts", {})))
-
-    def _judge(self, running: Sequence[RunningRun], now: float, is_stopped: Callable[[], bool]) -> bool:
+    def _judge(self, running: Sequence[RunningAttempt], now: float, is_stopped: Callable[[], bool]) -> bool:
         """Let the rules look at them; whether what came of it is written down."""
-        changed: list[tuple[RunningRun, list[Event]]] = []
+        self._end_replaced(running, now)
+        changed: list[tuple[RunningAttempt, list[Event]]] = []
         for found in running:
-            run = self._runs[found.run_id]
-            events = self._evaluator.advance(run.state, View(run.tick(now), run.pulse.scalars(now)))
-            if events or self._is_due(run, now):
+            if found.is_replaced:
+                continue
+            attempt = self._attempts[_which(found)]
+            view = View(attempt.tick(now), _scalars(found, attempt, now))
+            events = attempt.in_force.on_clock.advance(attempt.state, view)
+            if events or self._is_due(attempt, now):
                 changed.append((found, events))
         for part in _parts(changed):
             if is_stopped():
                 return False
             with self._store.write() as writer:
-                writer.liveness.keep([self._noted(writer, found, events, now) for found, events in part])
+                # Held in the order in which the bodies of frames hold them.
+                there = [(found, events) for found, events in part if writer.runs.hold(found.run_id)]
+                writer.liveness.keep([self._noted(writer, found, events, now) for found, events in there])
         return True
 
-    def _is_due(self, run: _Run, now: float) -> bool:
-        """Whether it shall be written down what is remembered of a run of which there is nothing to say."""
-        is_quiet = all(track.state == "quiet" for track in run.state.tracks)
-        return now - run.kept_at >= (KEEP_S if is_quiet else 0)
+    def _end_replaced(self, running: Sequence[RunningAttempt], now: float) -> None:
+        """Mark silent earlier attempts as replaced: after a restart when the lease ends, after a kill later."""
+        heard_since = self._clock() - LEASE_S - HEARD_S
+        silent = [
+            found
+            for found in running
+            if (found.is_replaced and found.heard_at < heard_since)
+            or (found.followed_at is not None and self._silence_s(found, now) >= REPLACED_AFTER_S)
+        ]
+        for part in _parts(silent):
+            with self._store.write() as writer:
+                for found in part:
+                    if writer.runs.hold(found.run_id):
+                        writer.runs.replace_silent(found.run_id, found.attempt, found.attempt)
 
-    def _noted(self, writer: Writer, found: RunningRun, events: Sequence[Event], now: float) -> Watched:
-        run = self._runs[found.run_id]
-        run.kept_at = now
+    def _silence_s(self, found: RunningAttempt, now: float) -> float:
+        return self._attempts[_which(found)].pulse.scalars(now)["silent_seconds"]
+
+    def _is_due(self, attempt: _Attempt, now: float) -> bool:
+        """Whether to store the memory of an attempt without events."""
+        is_quiet = all(track.state == "quiet" for track in attempt.state.tracks)
+        return now - attempt.kept_at >= (KEEP_S if is_quiet else 0)
+
+    def _noted(self, writer: Writer, found: RunningAttempt, events: Sequence[Event], now: float) -> Watched:
+        attempt = self._attempts[_which(found)]
+        attempt.kept_at = now
         if events and writer.liveness.is_running(found.run_id, found.attempt):
-            book = AlertBook(writer.alerts, found.run_id, found.attempt, self._versions)
+            book = AlertBook(writer.alerts, found.run_id, found.attempt, attempt.in_force.versions)
             for event in events:
-                book.enter(run.by_step(event, found.process_step or 0))
+                book.enter(attempt.by_step(event, _step(found)))
             book.close()
-        pulse = run.pulse.to_json(now) | {"alerts": run.alerts}
-        return Watched(found.run_id, found.attempt, pulse, self._evaluator.dump(run.state))
+        pulse = attempt.pulse.to_json(now) | {"alerts": attempt.alerts}
+        return Watched(found.run_id, found.attempt, pulse, attempt.in_force.on_clock.dump(attempt.state))
+
+
+def _attempt(in_force: InForce, kept: Watched | None, now: float) -> _Attempt:
+    evaluator = in_force.on_clock
+    state = evaluator.start()
+    if kept is None:
+        return _Attempt(in_force, Pulse(now), state, now, 0)
+    with suppress(UnreadableState):  # of another version
+        state = evaluator.load(kept.rules)
+    tick = 0 if state.last_step is None else state.last_step + 1
+    return _Attempt(in_force, Pulse(now, kept.pulse), state, now, tick, dict(kept.pulse.get("alerts", {})))
 
 
 def _parts(entries: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    return (entries[start : start + RUNS_PER_COMMIT] for start in range(0, len(entries), RUNS_PER_COMMIT))
+    return (entries[start : start + ATTEMPTS_PER_COMMIT] for start in range(0, len(entries), ATTEMPTS_PER_COMMIT))

@@ -19,7 +19,7 @@ MIN_SEEN = 3
 MAX_SILENCE_S = 60.0
 """A longer one says nothing of steps: a process that was stopped made none, one that was cut off made them unheard."""
 MAX_HEARD = 31
-MAX_PACES = 240
+MAX_PACES = 360
 """Of these the median is taken: an hour of looks, of which a pause is a few."""
 NUM_RECENT = 5
 """Of these, too: a single pause changes no pace."""
@@ -81,14 +81,15 @@ class Pulse:
         self._step, self._standstill = step, _Age(now)
 
     def scalars(self, now: float) -> dict[str, float]:
-        """What rules on the clock can ask for; NaN is what is not known yet."""
+        """What rules on the clock can ask for; NaN is what is not known."""
+        has_step = self._step is not None
         return {
             "silent_seconds": self._silence.seconds(now),
             # While it is silent nobody knows whether it steps.
-            "stuck_seconds": self._standstill.seconds(self._silence.since),
+            "stuck_seconds": self._standstill.seconds(self._silence.since) if has_step else math.nan,
             "usual_heard_seconds": _usual(self._heard),
             "usual_step_seconds": _usual(self._paces),
-            "step_seconds": _usual([*islice(reversed(self._paces), NUM_RECENT)]),
+            "step_seconds": _usual([*islice(reversed(self._paces), NUM_RECENT)]) if has_step else math.nan,
             "longest_pause_seconds": self._longest_pause,
         }
 

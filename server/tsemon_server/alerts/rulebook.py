@@ -1,9 +1,12 @@
-"""What people make of the rules: each edit is a new version, and the newest version of a rule is the one."""
+"""What people make of the rules: each edit is a new version, and the newest version of a rule is the one.
+
+With a `project` an edit is that project's own, and counts there in place of the server's until it is restored.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from tsemon.errors import InvalidArgument, InvalidDocument, InvalidRules, UnknownRule
@@ -31,58 +34,78 @@ class Rulebook:
             edited = {version.name for version in writer.rules.newest() if version.origin == "edited"}
             writer.rules.add_versions([_definition(r) for r in self._pack.values() if r.name not in edited], "built-in")
 
-    def newest(self, rules: KnownRules) -> list[RuleVersion]:
-        """The newest version of each rule, also of those that are disabled, by name."""
-        return [v for v in rules.newest() if v.origin == "edited" or v.name in self._pack]
+    def newest(self, rules: KnownRules, project: str | None = None) -> list[RuleVersion]:
+        """The active version of each rule, including disabled ones, by name."""
+        return [v for v in rules.newest(project) if v.origin == "edited" or v.name in self._pack]
 
-    def rules(self, store: Store) -> Rules:
-        """The rules that the server knows, also in words."""
+    def rules(
+        self, store: Store, project: str | None = None, is_shown: Callable[[str], bool] = lambda _: True
+    ) -> Rules:
+        """The rules that the server knows, also in words. `is_shown` is true for projects that the token may read."""
         with store.read() as reader:
-            newest = self.newest(reader.rules)
-        return Rules(rules=newest, explained=self._in_words(newest))
+            newest = self.newest(reader.rules, project)
+            projects = [name for name in reader.rules.projects() if is_shown(name)]
+        return Rules(project=project, projects=projects, rules=newest, explained=self._in_words(newest))
 
-    def history(self, store: Store, name: str) -> RuleHistory:
+    def history(self, store: Store, name: str, project: str | None = None) -> RuleHistory:
         """All versions of a rule. Raises UnknownRule."""
         with store.read() as reader:
-            return RuleHistory(versions=self.versions(reader.rules, name))
+            return RuleHistory(versions=self.versions(reader.rules, name, project))
 
-    def put(self, store: Store, text: str) -> Rules:
+    def put(self, store: Store, text: str, project: str | None = None) -> None:
         """Let the rules of a file be in force: all of them, or none if one is wrong."""
         rules = load(text, "body")
         with store.write() as writer:
-            self.edit(writer.rules, rules)
-        return self.rules(store)
+            self.edit(writer.rules, rules, project)
 
-    def put_one(self, store: Store, name: str, text: str) -> RuleHistory:
+    def put_one(self, store: Store, name: str, text: str, project: str | None = None) -> RuleHistory:
         """Let the one rule of a file, which has this name, be in force."""
         rule = one_rule(text, name)
         with store.write() as writer:
-            self.edit(writer.rules, [rule])
-        return self.history(store, name)
+            self.edit(writer.rules, [rule], project)
+        return self.history(store, name, project)
 
-    def edit(self, book: RuleChanges, rules: Iterable[Rule]) -> None:
-        """Let these be in force. One that says what the pack says is the pack's again."""
+    def edit(self, book: RuleChanges, rules: Iterable[Rule], project: str | None = None) -> None:
+        """Activate these rules. A rule that equals the built-in one counts as built in again. A project does not keep a rule
+        that equals the server's as its own."""
+        servers = {} if project is None else {version.name: version for version in self.newest(book)}
         for rule in rules:
+            known = servers.get(rule.name)
+            if project is not None and known is not None and known.enabled and known.digest == rule.digest:
+                _give_up(book, known, project)
+                continue
             builtin = self._pack.get(rule.name)
-            is_as_built_in = builtin is not None and builtin.digest == rule.digest
-            book.add_versions([_definition(rule)], "built-in" if is_as_built_in else "edited")
+            is_as_built_in = project is None and builtin is not None and builtin.digest == rule.digest
+            book.add_versions([_definition(rule)], "built-in" if is_as_built_in else "edited", project=project)
 
-    def disable(self, writer: Writer, name: str) -> None:
-        """Let the rule look at no run any more; what it has opened is over."""
-        newest = self.versions(writer.rules, name)[0]
-        last = Definition(newest.name, newest.digest, newest.definition)
-        writer.rules.add_versions([last], "edited", enabled=False)
-        writer.alerts.end_of_rule(name)
+    def disable(self, writer: Writer, name: str, project: str | None = None) -> None:
+        """Disable the rule and resolve its alerts. If the server disables it, projects with their own version keep it."""
+        newest = self.versions(writer.rules, name, project)[0]
+        writer.rules.add_versions([_said(newest)], "edited", enabled=False, project=project)
+        writer.alerts.end_of_rule(name, project, besides=() if project else writer.rules.projects(name))
 
-    def restore(self, book: RuleChanges, name: str) -> None:
-        """Let a rule of the pack be in force as it came."""
-        if name not in self._pack:
+    def restore(self, writer: Writer, name: str, project: str | None = None) -> None:
+        """Let a rule of the pack be in force as it came; in a project, let the server's count again."""
+        if project is not None:
+            self._restore_servers(writer, name, project)
+        elif name not in self._pack:
             raise UnknownRule(f"no built-in rule is named {name!r}; only one of the pack can be as it came")
-        self.edit(book, [self._pack[name]])
+        else:
+            self.edit(writer.rules, [self._pack[name]])
 
-    def versions(self, rules: KnownRules, name: str) -> list[RuleVersion]:
-        """All versions of a rule, the newest first. Raises UnknownRule."""
-        found = rules.versions(name)
+    def _restore_servers(self, writer: Writer, name: str, project: str) -> None:
+        known = {version.name: version for version in self.newest(writer.rules)}.get(name)
+        if known is None:
+            raise UnknownRule(
+                f"the server has no rule named {name!r} that could count in place of the project's; disable it"
+            )
+        _give_up(writer.rules, known, project)
+        if not known.enabled:
+            writer.alerts.end_of_rule(name, project)
+
+    def versions(self, rules: KnownRules, name: str, project: str | None = None) -> list[RuleVersion]:
+        """All versions of a rule, the active one first. Raises UnknownRule."""
+        found = rules.versions(name, project)
         if not found:
             raise UnknownRule(f"no rule is named {name!r}; the list of rules has those there are")
         return found
@@ -100,13 +123,28 @@ class Rulebook:
 
 def one_rule(text: str, name: str) -> Rule:
     """The rule of a file with this one rule, or of its definition alone as JSON."""
-    # On one line, so that the lines of mistakes stay what they were.
-    is_alone = text.lstrip().startswith("{") and '"rules"' not in text
-    rules = load(f'{{"rules": [{text}]}}' if is_alone else text, "body")
+    rules = load(as_file(text), "body")
     if [rule.name for rule in rules] != [name]:
         found = ", ".join(rule.name for rule in rules) or "none"
         raise InvalidArgument(f"body: expected the one rule {name}, got {found}; PUT /api/v1/rules takes a whole file")
     return rules[0]
+
+
+def _give_up(book: RuleChanges, servers: RuleVersion, project: str) -> None:
+    """Return the project to the server's version if it has its own."""
+    if servers.name in {version.name for version in book.own(project)}:
+        book.add_versions([_said(servers)], "server", enabled=servers.enabled, project=project)
+
+
+def _said(version: RuleVersion) -> Definition:
+    return Definition(version.name, version.digest, version.definition)
+
+
+def as_file(text: str) -> str:
+    """The text of a rule file, or the definition of one rule as JSON as such a file."""
+    # On one line, so that the lines of mistakes stay what they were.
+    is_alone = text.lstrip().startswith("{") and '"rules"' not in text
+    return f'{{"rules": [{text}]}}' if is_alone else text
 
 
 def _definition(rule: Rule) -> Definition:

@@ -9,30 +9,20 @@ from tsemon_answers.alerts import Alert
 from tsemon_answers.rules import RuleStanding, RuleStandings
 from tsemon_answers.runs import Recorded
 from tsemon_server.alerts.active import InForce
-from tsemon_server.rules.evaluator import Evaluator, RuleStatus
+from tsemon_server.alerts.recall import state_now
+from tsemon_server.rules.evaluator import RuleStatus
 from tsemon_server.rules.program import Program
 from tsemon_server.rules.rule import Rule, compile_rule
-from tsemon_server.rules.state import State, UnreadableState
 from tsemon_server.store.reading import Reader
 
 
 def standings(reader: Reader, in_force: InForce, run_id: str) -> RuleStandings:
     """Read from what the rules remember. Raises UnknownRun."""
     run = reader.runs.detail(run_id)
-    state = _state(reader, in_force.evaluator, run_id, run.attempt)
-    on_clock = _of_the_clock(in_force.on_clock.rules, reader.alerts.to_tell(run_id))
+    state = state_now(reader, in_force.evaluator, run_id, run.attempt)
+    on_clock = _of_the_clock(in_force.on_clock.rules, reader.alerts.to_tell(run_id, run.attempt))
     found = [*in_force.evaluator.statuses(state), *on_clock]
     return RuleStandings(step=state.last_step, rules=[_standing(status, run.metrics) for status in found])
-
-
-def _state(reader: Reader, evaluator: Evaluator, run_id: str, attempt: int) -> State:
-    known = reader.rules.state(run_id)
-    if known is None or known.attempt != attempt:
-        return evaluator.start()
-    try:
-        return evaluator.load(known.state)
-    except UnreadableState:  # of another version of tsemon
-        return evaluator.start()
 
 
 def _of_the_clock(rules: Sequence[Rule], alerts: Iterable[Alert]) -> list[RuleStatus]:

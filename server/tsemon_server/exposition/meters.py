@@ -74,9 +74,10 @@ class Meters:
         finally:
             self._commits.dec()
 
-    def count_rules(self, seconds: float) -> None:
-        """The rules have read a frame."""
-        self._rules.observe(seconds)
+    def count_rules(self, seconds: float, num_frames: int) -> None:
+        """The rules have read this many frames in so much time."""
+        for _ in range(num_frames):
+            self._rules.observe(seconds / num_frames)
 
     def count_rule_error(self) -> None:
         """The rules failed on a frame."""

@@ -31,6 +31,10 @@ OF_RUNS: Mapping[str, tuple[FamilyKind, str]] = {
     "tsemon_run_process_step": ("gauge", "Step at which the training process is, sampled or not"),
     "tsemon_run_last_seen_timestamp_seconds": ("gauge", "When the run was last heard of"),
     "tsemon_run_stepped_timestamp_seconds": ("gauge", "When the training process was last heard to have moved on"),
+    "tsemon_run_unevaluated_frames": (
+        "gauge",
+        "Stored frames that no rule has read: they came too late, or rules failed",
+    ),
     "tsemon_run_nonfinite_values": ("gauge", "Values of the newest frame that should be finite and are not"),
 }
 RESERVED = frozenset(name.removeprefix("tsemon_run_") for name in OF_RUNS) | {"info"}
@@ -173,6 +177,7 @@ def _add_own(page: _Page, run: LiveRun, labels: str, num_nonfinite: int | None) 
         ("tsemon_run_process_step", run.process_step),
         ("tsemon_run_last_seen_timestamp_seconds", run.seen_at),
         ("tsemon_run_stepped_timestamp_seconds", run.stepped_at),
+        ("tsemon_run_unevaluated_frames", run.num_skipped),
         ("tsemon_run_nonfinite_values", num_nonfinite),
     ):
         if value is not None:

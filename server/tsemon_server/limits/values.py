@@ -41,6 +41,8 @@ class Limits:
     """Pages and programs that listen to events. Each looks like a request under way for as long as it listens."""
     bytes_held: int = 256 * 2**20
     """Bytes of bodies under way, unpacked, until they are answered."""
+    wait_s: int = 5
+    """Seconds that a body of frames waits to be stored, by the server's estimate. A trainer's patience is 10 s."""
     commits: int = 256
     """Requests of training processes that wait for a transaction, per thread that writes."""
     writes_per_s: int = 2000

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import Future
 
 from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
 
 from tsemon.errors import Busy, TsemonError
 from tsemon.wire import MAX_BODY_BYTES
@@ -18,7 +19,7 @@ from tsemon_server.limits.admission import visit_of
 from tsemon_server.parts import Parts
 from tsemon_server.routes.openapi import takes
 from tsemon_server.routes.reading import read_raw
-from tsemon_server.routes.signature import RunId, TheParts, TheStore, api_router, as_json
+from tsemon_server.routes.signature import MAX_RUN_ID, RunId, TheParts, api_router, as_json
 from tsemon_server.services.ingest import service
 from tsemon_server.services.ingest.packed import header_of, is_packed
 from tsemon_server.services.ingest.schemas import FramesBody, Heartbeat
@@ -26,10 +27,27 @@ from tsemon_server.services.ingest.schemas import FramesBody, Heartbeat
 SMALL_BYTES = 2**16
 """Bodies up to this are read at once: in a millisecond, for which other requests wait."""
 
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 0.25
 """How often the server looks whether the client of a body that waits for its transaction is still there."""
 
-router = api_router("writers")
+
+class RouteOfWriters(APIRoute):
+    """A route whose function has the parameters `run_id`, `request` and `parts`.
+
+    To find these is all that FastAPI would do for a request as writers send it, and it would take as long as to read a
+    frame. Any other request is left to it.
+    """
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        run_id = scope["path_params"]["run_id"]
+        if scope["method"] != "POST" or scope["query_string"] or len(run_id) > MAX_RUN_ID:
+            await super().handle(scope, receive, send)
+            return
+        response = await self.endpoint(run_id, Request(scope, receive), scope["app"].state.parts)
+        await response(scope, receive, send)
+
+
+router = api_router("writers", route_class=RouteOfWriters)
 
 
 @router.post("/runs/{run_id}/frames", response_model=Receipt)
@@ -40,17 +58,16 @@ async def send_frames(run_id: RunId, request: Request, parts: TheParts) -> Respo
 
     The wire format has a packed form of this body, with a content type of its own.
     """
-    store, meters = parts.store, parts.meters
+    meters = parts.meters
     try:
-        content_type = request.headers.get("content-type", "")
-        raw = await read_raw(request, MAX_BODY_BYTES, header_of if is_packed(content_type) else None)
-        began = time.perf_counter()
-        batch = await _batch(parts, run_id, request, raw, service.reader_of(content_type))
-        visit_of(request).num_frames = len(batch.frames)
-        with meters.committing():
-            observe = parts.watch.observe
-            kept = store.write_soon(run_id, lambda writer: service.keep(writer, batch, observe), len(batch.frames))
-            receipt: Receipt = await _if_wanted(request, kept)
+        announced = request.headers.get("content-length", "")
+        with parts.backlog.turn(int(announced[:18]) if announced.isdecimal() else 0) as turn:
+            content_type = request.headers.get("content-type", "")
+            raw = await read_raw(request, MAX_BODY_BYTES, header_of if is_packed(content_type) else None)
+            turn.come(len(raw))
+            began = time.perf_counter()
+            with meters.committing():
+                receipt = await _stored(parts, run_id, request, raw, service.reader_of(content_type))
     except TsemonError:
         meters.count_refused()
         raise
@@ -58,9 +75,29 @@ async def send_frames(run_id: RunId, request: Request, parts: TheParts) -> Respo
     return as_json(receipt)
 
 
-async def _if_wanted(request: Request, kept: Future[Receipt]) -> Receipt:
+async def _stored(parts: Parts, run_id: str, request: Request, raw: bytearray, reader: service.Reader) -> Receipt:
+    """Read a body and store it: on the event loop where that takes less than another thread would."""
+    if len(raw) > SMALL_BYTES:
+        async with parts.large_bodies_read:
+            await _check_client(request)
+            async with parts.large_bodies:
+                batch = await run_in_threadpool(service.read, parts.store, run_id, raw, reader)
+            raw.clear()  # whoever called has it, too
+            await _check_client(request)
+            return await _committed(parts, request, batch)
+    body = reader(raw)
+    stacks = parts.store.known_stacks(run_id, body.attempt)
+    if stacks is None:
+        stacks = await run_in_threadpool(parts.store.stacks, run_id, body.attempt)
+    return await _committed(parts, request, service.batch_of(run_id, body, stacks))
+
+
+async def _committed(parts: Parts, request: Request, batch: service.Batch) -> Receipt:
     """Wait for the commit. If the client leaves before the work begins, the work is not done: the client sends it again."""
-    waiting = asyncio.wrap_future(kept)
+    visit_of(request).num_frames = len(batch.frames)
+    watch = parts.watch
+    kept = parts.store.write_soon(batch.run_id, lambda writer: service.Kept(writer, batch, watch), len(batch.frames))
+    waiting: asyncio.Future[Receipt] = asyncio.wrap_future(kept)
     while not (await asyncio.wait({waiting}, timeout=LOOK_EVERY_S))[0]:
         if await request.is_disconnected():
             waiting.cancel()
@@ -68,32 +105,23 @@ async def _if_wanted(request: Request, kept: Future[Receipt]) -> Receipt:
     return waiting.result()
 
 
+async def _check_client(request: Request) -> None:
+    if await request.is_disconnected():
+        raise _client_left()
+
+
 def _client_left() -> Busy:
     return Busy("the client closed the connection before its frames were stored; send them again")
 
 
-async def _batch(parts: Parts, run_id: str, request: Request, raw: bytearray, reader: service.Reader) -> service.Batch:
-    """On the event loop where it takes less than another thread would."""
-    if len(raw) > SMALL_BYTES:
-        async with parts.large_bodies:
-            if await request.is_disconnected():
-                raise _client_left()
-            return await run_in_threadpool(service.read, parts.store, run_id, raw, reader)
-    body = reader(raw)
-    stacks = parts.store.known_stacks(run_id, body.attempt)
-    if stacks is None:
-        stacks = await run_in_threadpool(parts.store.stacks, run_id, body.attempt)
-    return service.batch_of(run_id, body, stacks)
-
-
-@router.post("/runs/{run_id}/heartbeat")
+@router.post("/runs/{run_id}/heartbeat", response_model=Pulse)
 @needs("ingest", of="run")
 @takes(Heartbeat)
-async def send_heartbeat(run_id: RunId, request: Request, store: TheStore) -> Pulse:
+async def send_heartbeat(run_id: RunId, request: Request, parts: TheParts) -> Response:
     """Tell that a writer is alive, and hear of the run's alerts."""
     raw = await read_raw(request)
     body = read_body(Heartbeat, raw)
     # Not on a thread of its own: where the database is locked, those that wait would soon have all of them.
-    heard = store.write_soon(run_id, lambda writer: service.heard_of(writer, run_id, body))
+    heard = parts.store.write_soon(run_id, lambda writer: service.heard_of(writer, run_id, body))
     pulse: Pulse = await asyncio.wrap_future(heard)
-    return pulse
+    return as_json(pulse)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
 from fastapi import Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -24,11 +25,10 @@ from tsemon_server.access.needs import needs
 from tsemon_server.bodies import read_body
 from tsemon_server.routes.openapi import takes
 from tsemon_server.routes.reading import read_raw
-from tsemon_server.routes.signature import Asked, RunId, TheLines, TheStore, api_router, as_json
+from tsemon_server.routes.signature import Asked, RunId, TheLines, TheParts, TheStore, api_router, as_json
 from tsemon_server.services.ingest import service as ingest
 from tsemon_server.services.ingest.schemas import Registration, RunChange
 from tsemon_server.services.queries import glances, service
-from tsemon_server.store.writing import Writer
 
 router = api_router("readers")
 writers = api_router("writers")
@@ -51,16 +51,12 @@ async def register_run(request: Request, store: TheStore) -> Registered:
 @writers.patch("/runs/{run_id}")
 @needs("ingest", of="run")
 @takes(RunChange)
-async def change_run(run_id: RunId, request: Request, store: TheStore) -> Run:
+async def change_run(run_id: RunId, request: Request, parts: TheParts) -> Run:
     """Change a run's state, tags or config."""
     raw = await read_raw(request, MAX_BODY_BYTES)
     body = await run_in_threadpool(read_body, RunChange, raw)
-
-    def change(writer: Writer) -> Run:
-        writer.runs.change(run_id, state=body.state, tags=body.tags, config=body.config)
-        return writer.runs.get(run_id)
-
-    changed: Run = await asyncio.wrap_future(store.write_soon(run_id, change))
+    work = functools.partial(ingest.change, run_id=run_id, body=body, watch=parts.watch)
+    changed: Run = await asyncio.wrap_future(parts.store.write_soon(run_id, work))
     return changed
 
 

@@ -6,6 +6,7 @@ import threading
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from tsemon.wire import API
@@ -21,16 +22,19 @@ Q = TypeVar("Q", bound=BaseModel)
 
 Asked = Annotated[Q, Query()]
 """A query of `tsemon_answers`, read from the query string."""
-RunId = Annotated[str, Path(description="Id of the run, as the registration answered it.", max_length=64)]
+MAX_RUN_ID = 64
+"""Characters."""
+RunId = Annotated[str, Path(description="Id of the run, as the registration answered it.", max_length=MAX_RUN_ID)]
 AlertId = Annotated[str, Path(description="Id of the alert, as GET /alerts answered it.", max_length=64)]
 SilenceId = Annotated[str, Path(description="Id of the silence, as GET /silences answered it.", max_length=64)]
 RuleName = Annotated[str, Path(description="Name of the rule.", max_length=128)]
 
 
-def api_router(tag: str, prefix: str = API) -> APIRouter:
+def api_router(tag: str, prefix: str = API, route_class: type[APIRoute] = APIRoute) -> APIRouter:
     """A router for routes of one kind. The name of its function is how a route is called in OpenAPI."""
     return APIRouter(
         prefix=prefix,
+        route_class=route_class,
         tags=[tag],
         responses=PROBLEMS,
         dependencies=[Depends(refuse_unknown_parameters)],

@@ -9,19 +9,18 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tsemon_server.rules.columns import Answers, Array, Numbers, Sheets, aligned, beside, of_each, spread
 from tsemon_server.rules.memory import HowOften
 from tsemon_server.rules.parts import Part
-from tsemon_server.rules.program import Program, Slots, Term, View
-from tsemon_server.rules.reductions import Array
-from tsemon_server.rules.values import aligned
+from tsemon_server.rules.program import Compute, Program, Term, View, bounded
 
-Answer = bool | None
 Bound = tuple[str, Term]
 
 BOUNDS: dict[str, Callable[[Any, Any], Any]] = {
@@ -40,27 +39,23 @@ class Comparison:
     value: Term
     bounds: tuple[Bound, ...]
     holds: Term
+    layers: Any = None
+    """In which layers it must hold, as the tree of the rule has it after `in`; None for one number."""
 
 
 def negated(term: Term, program: Program) -> Term:
-    def compute(view: View, slots: Slots) -> Answer:
-        answer: Answer = slots[term.index]
-        return None if answer is None else not answer
+    def compute(views: Sequence[View], columns: list[Any]) -> Answers:
+        return [None if answer is None else not answer for answer in columns[term.index]]
 
     return program.add(f"not ({term.key})", compute, of=[term], axes=0, says=f"not {term.says}")
 
 
 def joined(terms: Sequence[Term], name: str, program: Program) -> Term:
-    indices, decisive = [term.index for term in terms], name == "any"
+    indices, decisive, other = [term.index for term in terms], name == "any", name != "any"
 
-    def compute(view: View, slots: Slots) -> Answer:
-        is_known = True
-        for index in indices:
-            answer: Answer = slots[index]
-            if answer is decisive:
-                return decisive
-            is_known = is_known and answer is not None
-        return not decisive if is_known else None
+    def compute(views: Sequence[View], columns: list[Any]) -> Answers:
+        each = zip(*[columns[index] for index in indices], strict=True)
+        return [decisive if decisive in row else None if None in row else other for row in each]
 
     word = " and " if name == "all" else " or "
     key, says = f"{name} [{'; '.join(term.key for term in terms)}]", word.join(term.says for term in terms)
@@ -70,114 +65,171 @@ def joined(terms: Sequence[Term], name: str, program: Program) -> Term:
 def repeated(term: Term, num_samples: int, least: int, program: Program) -> Term:
     how_often = program.remember(term, f"in the last {num_samples}", HowOften(num_samples), says=term.says)
 
-    def compute(view: View, slots: Slots) -> Answer:
-        times = slots[how_often.index]
-        return None if math.isnan(times) else bool(times >= least)
+    def compute(views: Sequence[View], columns: list[Any]) -> Answers:
+        return [None if times != times else times >= least for times in columns[how_often.index]]
 
     says = f"{term.says} in {least} of {num_samples} samples"
-    return program.add(f"{how_often.key} at least {least}", compute, of=[term], axes=0, says=says)
+    return program.add(f"{how_often.key} at least {least}", compute, of=[how_often], axes=0, says=says)
 
 
 # Comparisons
 
 
 def held_against(value: Term, bounds: Sequence[Bound], program: Program) -> Term:
-    tests = [(BOUNDS[name], bound.index) for name, bound in bounds]
-    source = value.index
-
-    def number(view: View, slots: Slots) -> Answer:
-        x, holds = slots[source], True
-        for test, index in tests:
-            limit = slots[index]
-            if limit != limit:
-                return None
-            holds = holds and test(x, limit)
-        # Of NumPy's numbers `holds` is no bool, and answers are told apart by identity.
-        return None if x != x else bool(holds)
-
-    def layers(view: View, slots: Slots) -> Array:
-        x = slots[source]
-        holds = np.where(np.isnan(x), np.nan, 1.0)
-        for test, index in tests:
-            limit = slots[index]
-            if isinstance(limit, np.ndarray):
-                holds = aligned(np.multiply, holds, _answers(test, x, limit))
-            else:
-                holds *= test(x, limit) if limit == limit else np.nan
-        return holds
-
-    says = value.says + " " + " and ".join(f"{name.replace('_', ' ')} {bound.says}" for name, bound in bounds)
-    key = f"{value.key} " + " ".join(f"{name} ({bound.key})" for name, bound in bounds)
-    of = [value, *(bound for _, bound in bounds)]
-    return program.add(key, layers if value.axes else number, of=of, axes=value.axes, says=says)
+    """An answer for one number, or a mask for layers."""
+    of, says = [value, *(bound for _, bound in bounds)], _says(value, bounds)
+    compute = _mask(value, bounds) if value.axes else _answers(value, bounds)
+    reads = of if value.axes else _read(value, bounds)
+    return program.add(_key(value, bounds), compute, of=of, reads=reads, axes=value.axes, says=says)
 
 
-def _answers(test: Callable[[Any, Any], Any], x: Array, limit: Array) -> Array:
-    answers: Array = aligned(lambda x, limit: np.where(np.isnan(limit), np.nan, test(x, limit)), x, limit)
-    return answers
+def _key(value: Term, bounds: Sequence[Bound]) -> str:
+    return f"{value.key} " + " ".join(f"{name} ({bound.key})" for name, bound in bounds)
+
+
+def _says(value: Term, bounds: Sequence[Bound]) -> str:
+    return value.says + " " + " and ".join(f"{name.replace('_', ' ')} {bound.says}" for name, bound in bounds)
+
+
+def _read(value: Term, bounds: Sequence[Bound]) -> list[Term]:
+    """Whose columns `_answer` needs: a bound that is a constant it knows."""
+    return [value, *(bound for _, bound in bounds if bound.number is None)]
+
+
+def _answers(value: Term, bounds: Sequence[Bound]) -> Compute:
+    """Numbers held against bounds, row by row."""
+    if len(bounds) == 1:
+        return _answer(value.index, *bounds[0])
+    tests = [_answer(value.index, *bound) for bound in bounds]
+
+    def compute(views: Sequence[View], columns: list[Any]) -> Answers:
+        each = [test(views, columns) for test in tests]
+        return [None if None in row else all(row) for row in zip(*each, strict=True)]
+
+    return compute
+
+
+def _answer(source: int, name: str, bound: Term) -> Compute:
+    """Numbers held against one bound."""
+    test, limit, index = BOUNDS[name], bound.number, bound.index
+    if limit is not None:
+        return lambda views, columns: [None if x != x else test(x, limit) for x in columns[source]]
+    return lambda views, columns: [
+        None if x != x or at != at else test(x, at) for x, at in zip(columns[source], columns[index], strict=True)
+    ]
+
+
+def _mask(value: Term, bounds: Sequence[Bound]) -> Compute:
+    def compute(views: Sequence[View], columns: list[Any]) -> Sheets:
+        values: Sheets = columns[value.index]
+        masks = of_each(lambda x: np.where(np.isnan(x), np.nan, 1.0), values)
+        for name, bound in bounds:
+            hold = aligned if bound.axes else beside
+            masks = aligned(np.multiply, masks, hold(_tested(name), values, columns[bound.index]))
+        return masks
+
+    return compute
+
+
+def _tested(name: str) -> Callable[[Array, Array], Array]:
+    test = BOUNDS[name]
+    return lambda x, limit: np.where(np.isnan(limit), np.nan, test(x, limit))
 
 
 def of_kind(part: Part, value: Term, program: Program) -> Term:
     kind, source = part.one_of(KINDS), value.index
+    is_of_kind, name = _OF_KIND[kind], value.key.removeprefix("scalar:")
 
-    def layers(view: View, slots: Slots) -> Array:
-        answers: Array = _is_of_kind(kind, slots[source]).astype(float)
-        return answers
+    def layers(views: Sequence[View], columns: list[Any]) -> Sheets:
+        return of_each(lambda values: is_of_kind(values).astype(float), columns[source])
 
-    def number(view: View, slots: Slots) -> Answer:
-        is_given = _is_given(value, view, slots[source])
+    def numbers(views: Sequence[View], columns: list[Any]) -> Answers:
+        # A name that is in the frame with NaN was computed, and is not finite. Of what is made of it NaN may be a hole.
+        is_given = [name in view.scalars or x == x for view, x in zip(views, columns[source], strict=True)]
         if kind == "measured":
-            return is_given
-        return bool(_is_of_kind(kind, slots[source])) if is_given else None
+            return [*is_given]
+        is_finite = kind == "finite"
+        given = zip(is_given, columns[source], strict=True)
+        return [(math.isfinite(x) is is_finite) if is_there else None for is_there, x in given]
 
-    says = f"{value.says} is {kind}"
-    return program.add(
-        f"{value.key} is {kind}", layers if value.axes else number, of=[value], axes=value.axes, says=says
-    )
-
-
-def _is_given(value: Term, view: View, x: float) -> bool:
-    """A name that is in the frame with NaN was computed, and is not finite. Of what is made of it NaN may be a hole."""
-    return value.key.removeprefix("scalar:") in view.scalars or x == x
+    compute: Compute = layers if value.axes else numbers
+    return program.add(f"{value.key} is {kind}", compute, of=[value], axes=value.axes, says=f"{value.says} is {kind}")
 
 
-def _is_of_kind(kind: str, x: Any) -> Any:
-    if kind == "measured":
-        return ~np.isnan(x)
-    return np.isfinite(x) if kind == "finite" else ~np.isfinite(x)
+_OF_KIND: dict[str, Callable[[Array], NDArray[np.bool_]]] = {
+    "measured": lambda values: ~np.isnan(values),
+    "finite": np.isfinite,
+    "nonfinite": lambda values: ~np.isfinite(values),
+}
+
+# Layers
+
+
+def held_in(part: Part, value: Term, bounds: Sequence[Bound], program: Program) -> Term:
+    """A comparison of layers with the layers in which it must hold."""
+    if part.data not in ("any", "all") or len(bounds) > 1 or bounds[0][1].axes:
+        return in_layers(part, held_against(value, bounds, program), program)
+    # It holds in any layer if it holds in the one that is farthest to its side, and in all if in the other one.
+    is_low = bounds[0][0] in ("below", "at_most")
+    farthest = _known_end(value, 0 if is_low is (part.data == "any") else 1, program)
+    reads, compute = _read(farthest, bounds), _answers(farthest, bounds)
+    return _in(part, _key(value, bounds), _says(value, bounds), [value, bounds[0][1]], reads, compute, program)
+
+
+def _known_end(value: Term, end: int, program: Program) -> Term:
+    """The lowest (0) or highest (1) of the layers that are not NaN."""
+
+    def compute(views: Sequence[View], columns: list[Any]) -> Numbers:
+        sheets: Sheets = columns[value.index]
+        return spread(sheets, [sheet.known_ends[end] for sheet in sheets], math.nan, len(views))
+
+    return program.add(f"{value.key} | known end {end}", compute, of=[value], axes=0, says=value.says)
 
 
 def in_layers(part: Part, mask: Term, program: Program) -> Term:
-    decide, says = _quantifier(part)
-    source = mask.index
+    decide, source = _decision(part), mask.index
 
-    def compute(view: View, slots: Slots) -> Answer:
-        holds = slots[source]
-        return decide(holds) if len(holds) else None
+    def compute(views: Sequence[View], columns: list[Any]) -> Answers:
+        sheets: Sheets = columns[source]
+        return spread(sheets, [decide(sheet.values) for sheet in sheets], None, len(views))
 
-    key = f"{mask.key} in {json.dumps(part.data)}"
-    return program.add(key, compute, of=[mask], axes=0, says=f"{mask.says} in {says}")
+    return _in(part, mask.key, mask.says, [mask], [mask], compute, program)
 
 
-def _quantifier(part: Part) -> tuple[Callable[[Array], Answer], str]:
+def _in(
+    part: Part, key: str, says: str, of: Sequence[Term], reads: Sequence[Term], compute: Compute, program: Program
+) -> Term:
+    key, says = f"{bounded(key)} in {json.dumps(part.data)}", f"{says} in {_quantifier(part)}"
+    return program.add(key, compute, of=of, reads=reads, axes=0, says=says)
+
+
+def _quantifier(part: Part) -> str:
+    if not isinstance(part.data, dict):
+        name = part.one_of(["any", "all", "first", "last"])
+        return f"{name} layer{'s' if name == 'all' else ''}" if name in ("any", "all") else f"the {name} layer"
+    if "layers" in part:
+        return f"at least {part['layers'].whole(1, 10_000)} layers"
+    return f"at least {part['share'].share():.0%} of layers"
+
+
+def _decision(part: Part) -> Callable[[Array], Answers]:
+    """From a mask of (rows, layers) to an answer for each row."""
     if isinstance(part.data, dict):
         if "layers" in part:
             least = part.has_keys(["layers"])["layers"].whole(1, 10_000)
-            return lambda holds: _counted(holds, least), f"at least {least} layers"
+            return lambda masks: [None if not known else holds >= least for holds, known in _counts(masks)]
         share = part.has_keys(["share"])["share"].share()
-        return lambda holds: _counted(
-            holds, share * np.count_nonzero(~np.isnan(holds))
-        ), f"at least {share:.0%} of layers"
+        return lambda masks: [None if not known else holds >= share * known for holds, known in _counts(masks)]
     name = part.one_of(["any", "all", "first", "last"])
     if name in ("first", "last"):
         place = 0 if name == "first" else -1
-        return lambda holds: None if math.isnan(holds[place]) else bool(holds[place]), f"the {name} layer"
-    if name == "any":
-        return lambda holds: _counted(holds, 1), "any layer"
-    return lambda holds: _counted(holds, float(np.count_nonzero(~np.isnan(holds)))), "all layers"
+        return lambda masks: [None if holds != holds else holds == 1 for holds in masks[:, place].tolist()]
+    return lambda masks: [
+        None if not known else holds >= (1 if name == "any" else known) for holds, known in _counts(masks)
+    ]
 
 
-def _counted(holds: Array, least: float) -> Answer:
-    """Of the layers that were measured."""
-    known = holds[~np.isnan(holds)]
-    return bool(known.sum() >= least) if len(known) else None
+def _counts(masks: Array) -> Iterator[tuple[int, int]]:
+    """In how many layers it holds, and how many were measured, for each row."""
+    holds, known = np.count_nonzero(masks == 1, axis=1), np.count_nonzero(masks == masks, axis=1)
+    return zip(holds.tolist(), known.tolist(), strict=True)

@@ -8,27 +8,26 @@ from typing import Any
 
 import numpy as np
 
+from tsemon_server.rules.columns import Array
 from tsemon_server.rules.conditions import Comparison
 from tsemon_server.rules.engine import Change
-from tsemon_server.rules.program import Slots, View
-from tsemon_server.rules.reductions import Array
+from tsemon_server.rules.plan import Row
+from tsemon_server.rules.program import View
+from tsemon_server.rules.recent import SHOWN_SAMPLES
 from tsemon_server.rules.rule import Compiled
-
-SHOWN_SAMPLES = 8
-"""Of the window: enough to see a trend, few enough to read in a message."""
 
 
 def evidence(
-    compiled: Compiled, change: Change, view: View, slots: Slots, window: Mapping[str, Sequence[float]], also: list[str]
+    compiled: Compiled, change: Change, view: View, values: Row, window: Mapping[str, Sequence[float]], also: list[str]
 ) -> dict[str, Any]:
     """All that is known of one change, as plain JSON; what is not finite is null."""
     measures = sorted(compiled.measures)
     return {
         "step": view.step,
         **({} if view.stack_name is None else {"stack": view.stack_name}),
-        "conditions": [_held(comparison, slots, view) for comparison in compiled.comparisons],
+        "conditions": [_held(comparison, values, view) for comparison in compiled.comparisons],
         "layers": {m.name: _profile(m.of(view), view) for m in measures if m.kind != "scalar"},
-        "numbers": numbers(compiled, slots),
+        "numbers": numbers(compiled, values),
         "held": {"since_step": change.since_step, "samples": change.samples, "steps": view.step - change.since_step},
         "window": _window(window),
         "also_firing": also,
@@ -36,38 +35,43 @@ def evidence(
     }
 
 
-def numbers(compiled: Compiled, slots: Slots) -> dict[str, float | None]:
+def numbers(compiled: Compiled, values: Row) -> dict[str, float | None]:
     """The further numbers that the rule asks to be shown."""
-    return {name: number(slots[term.index]) for name, term in compiled.evidence.items()}
+    return {name: number(values[term.index]) for name, term in compiled.evidence.items()}
 
 
-def summary(compiled: Compiled, slots: Slots, view: View) -> str:
+def summary(compiled: Compiled, values: Row, view: View) -> str:
     """One sentence: the title, in which stack if there are several, and what was seen."""
-    holding = [comparison for comparison in compiled.comparisons if slots[comparison.holds.index] is True]
+    holding = [comparison for comparison in compiled.comparisons if values[comparison.holds.index] is True]
     once = {comparison.value.says: comparison for comparison in reversed(holding)}  # of bounds on one value the first
-    seen = [_sentence(_held(comparison, slots, view)) for comparison in [*reversed(once.values())][:3]]
+    seen = [_sentence(_held(comparison, values, view)) for comparison in [*reversed(once.values())][:3]]
     title = compiled.rule.title + ("" if view.stack_name is None else f" ({view.stack_name})")
     return f"{title}: {'; '.join(seen)}." if seen else f"{title}."
 
 
-def _held(comparison: Comparison, slots: Slots, view: View) -> dict[str, Any]:
-    seen, bounds = slots[comparison.value.index], {}
+def _held(comparison: Comparison, values: Row, view: View) -> dict[str, Any]:
+    seen, bounds = values[comparison.value.index], {}
     shown: dict[str, Any] = {"value": comparison.value.says}
     for name, bound in comparison.bounds:
-        bounds[name] = slots[bound.index]
+        bounds[name] = values[bound.index]
     if isinstance(seen, np.ndarray):
         layer = _farthest(seen, bounds)
         shown |= {"layer": None} if layer is None else view.place(layer, len(seen))
         seen = math.nan if layer is None else seen[layer]
-        bounds = {
-            name: at[layer] if isinstance(at, np.ndarray) and layer is not None else at for name, at in bounds.items()
-        }
+        bounds = {name: _in_layer(at, layer) for name, at in bounds.items()}
     shown["seen"] = number(seen)
     for name, bound in comparison.bounds:
         shown[name] = number(bounds[name])
         if bound.measures:
             shown["against"] = bound.says
-    return shown | {"holds": slots[comparison.holds.index]}
+    return shown | {"holds": values[comparison.holds.index]}
+
+
+def _in_layer(bound: Any, layer: int | None) -> Any:
+    """What a layer was held against; None where the bound has layers, but not this one."""
+    if not isinstance(bound, np.ndarray):
+        return bound
+    return None if layer is None or layer >= len(bound) else bound[layer]
 
 
 def _farthest(values: Array, bounds: Mapping[str, Any]) -> int | None:

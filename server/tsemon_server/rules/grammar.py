@@ -50,12 +50,14 @@ def _comparison(part: Part, program: Program, found: list[Comparison]) -> Term:
     bounds: Sequence[Bound] = ()
     if "is" in part:
         holds = conditions.of_kind(part["is"], compared, program)
+        holds = conditions.in_layers(part["in"], holds, program) if compared.axes else holds
     else:
         bounds = _bounds(part, compared, program)
-        holds = conditions.held_against(compared, bounds, program)
-    if compared.axes:
-        holds = conditions.in_layers(part["in"], holds, program)
-    found.append(Comparison(compared, tuple(bounds), holds))
+        if compared.axes:
+            holds = conditions.held_in(part["in"], compared, bounds, program)
+        else:
+            holds = conditions.held_against(compared, bounds, program)
+    found.append(Comparison(compared, tuple(bounds), holds, part["in"].data if compared.axes else None))
     return holds
 
 
@@ -90,7 +92,7 @@ def value(part: Part, program: Program, own: Term | None = None) -> Term:
     A definition is a number, or a list: a source and then stages, each applied to the result of the one before.
     """
     if isinstance(part.data, int | float):
-        return values.constant(part.number(), program)
+        return program.constant(part.number())
     if not isinstance(part.data, list):
         raise part.wrong("a number, or a list that begins with a measure, such as [{scalar: loss}]")
     source, *stages = part.items()

@@ -9,11 +9,12 @@ import ast
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
-from tsemon.catalogue import LAYERED, SCALARS, nearest
+from tsemon.catalogue import LAYERED, SCALARS, most_alike, nearest
 from tsemon_server.rules.functions import AXES, FUNCTIONS, GUESSED, Function, Param, Read, Unfit
-from tsemon_server.rules.parts import Mistake, Part
+from tsemon_server.rules.parts import Mistake, Part, Path
 from tsemon_server.rules.scanning import Wrong, scan
 
 MAX_DEPTH = 50
@@ -22,11 +23,15 @@ MAX_NODES = 1_000
 """Number of names, numbers, calls and operators in a line."""
 MAX_DIGITS = 300
 
+_PARSER = Lock()
+"""Held while `ast` parses: before Python 3.11.9, two threads that parse can disturb each other (gh-106905)."""
+
 ON_CLOCK = (
     "longest_pause_seconds",
     "silent_seconds",
     "step_seconds",
     "stuck_seconds",
+    "unevaluated_frames",
     "usual_heard_seconds",
     "usual_step_seconds",
 )
@@ -64,6 +69,15 @@ class Line:
     """The samples and steps after `for` and `after`, if the line ends in them."""
 
 
+class MistakeInLine(Mistake):
+    """A mistake at a place in a line. Its text has the column, and shows the line."""
+
+    def __init__(self, path: Path, line: str, wrong: Wrong) -> None:
+        super().__init__(path, wrong.shown_in(line))
+        self.line = line
+        self.wrong = wrong
+
+
 def condition(part: Part, clauses: Collection[str] = ()) -> Line:
     """Read the line of a condition, which may end in these clauses. Raises Mistake, which shows the column."""
     return _read(part, _Reader.condition, clauses)
@@ -80,13 +94,14 @@ def _read(part: Part, how: Callable[[_Reader, ast.expr], Read], clauses: Collect
         scanned = scan(text, clauses)
         return Line(how(_Reader(scanned.expression), _parsed(scanned.expression)).tree, scanned.clauses)
     except Wrong as wrong:
-        raise Mistake(part.path, wrong.shown_in(text)) from None
+        raise MistakeInLine(part.path, text, wrong) from None
 
 
 def _parsed(text: str) -> ast.expr:
     indent = len(text) - len(text.lstrip())
     try:
-        body = ast.parse(text.strip(), mode="eval").body
+        with _PARSER:
+            body = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
         place = indent + error.offset - 1 if error.offset else len(text.rstrip())
         at_end = "something is missing at the end" if place >= len(text.rstrip()) else None
@@ -161,12 +176,11 @@ class _Reader:
             return Read([{KNOWN[name]: name}], ("scalar", "layers").index(KNOWN[name]))
         if name in FUNCTIONS:
             raise self._wrong(node, f"{name} is a function and needs arguments in parentheses", FUNCTIONS[name].example)
-        hint = nearest(name[:128], list(KNOWN))
-        hint = f"; {hint}" if hint.startswith("did") else "."
+        near = most_alike(name[:128], KNOWN) or ""
+        hint = f"; did you mean {near!r}?" if near else "."
         own_name = f'scalar("{name}")' if len(name) <= 40 else 'scalar("...")'
-        raise self._wrong(
-            node, f"no metric is named {_cut(name)!r}{hint} A scalar that you log yourself is written {own_name}"
-        )
+        text = f"no metric is named {_cut(name)!r}{hint} A scalar that you log yourself is written {own_name}"
+        raise self._wrong(node, text, nearest=near)
 
     def _constant(self, node: ast.Constant, own: Read | None) -> Read:
         return Read(self._number(node, node.value), 0)
@@ -249,7 +263,10 @@ class _Reader:
             if name in KNOWN:
                 raise self._wrong(node, f"{name} is a metric, not a function", f"last({name}) > 1")
             hint = f"write {GUESSED[name]}" if name in GUESSED else nearest(name[:128], list(FUNCTIONS))
-            raise self._wrong(node, f"no function is named {_cut(name)!r}; {hint}")
+            near = GUESSED.get(name) or most_alike(name[:128], FUNCTIONS) or ""
+            raise self._wrong(
+                node.func, f"no function is named {_cut(name)!r}; {hint}", nearest=near if near in FUNCTIONS else ""
+            )
         nodes = self._bound(name, function, node)
         given: dict[str, Any] = {}
         try:
@@ -332,8 +349,9 @@ class _Reader:
         after = self._encoded[end:]
         return Wrong(self._place(end + len(after) - len(after.lstrip(b" )"))), text)
 
-    def _wrong(self, node: ast.expr, text: str, example: str = "") -> Wrong:
-        return Wrong(self._place(node.col_offset), text, example)
+    def _wrong(self, node: ast.expr, text: str, example: str = "", nearest: str = "") -> Wrong:
+        end = None if node.end_col_offset is None else self._place(node.end_col_offset)
+        return Wrong(self._place(node.col_offset), text, example, end=end, nearest=nearest)
 
     def _place(self, byte: int) -> int:
         """`ast` counts bytes, people count characters."""

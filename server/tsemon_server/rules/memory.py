@@ -1,7 +1,7 @@
-"""What is remembered of one number from sample to sample. A cell is a short list of floats, so that it can be stored.
+"""Memories of one number from sample to sample. A cell is a short list of floats, so that it can be stored.
 
-A memory's `push` takes the cell, the number of the new sample and its step, and gives the number that a rule sees. NaN is
-what was not measured: it is not remembered.
+A memory's `read` takes the cell, some samples and their steps. It returns the number that a rule sees at each of them, and
+the new cell. Reading samples together or one by one gives the same. Missing values are NaN and are not remembered.
 """
 
 from __future__ import annotations
@@ -11,19 +11,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
+
+from tsemon_server.rules.columns import Numbers
 
 Cell = list[float]
+Seen = tuple[Numbers, Cell]
+"""A number for each sample, and the new cell."""
 
 MAX_SAMPLES = 1000
-"""The longest memory: what is remembered is stored with every body of frames."""
+"""The longest memory: all cells are stored with every body of frames."""
 
 
 class Memory(ABC):
     """One of the ways to remember."""
 
     @abstractmethod
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        """Remember `value`, and give what comes of it and of those before."""
+    def read(self, cell: Cell, values: Sequence[Any], steps: Sequence[float]) -> Seen:
+        """The result for each value, and the new cell. The given cell is not changed."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +39,15 @@ class Window(Memory):
     """Of values and their steps, oldest first."""
     num_samples: int
 
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        if value != value:
-            return math.nan
-        cell += (value, float(step))
-        del cell[: -2 * self.num_samples]
-        if len(cell) < 2 * self.num_samples:
-            return math.nan
-        return self.take(cell[::2], cell[1::2])
+    def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
+        cell, seen, full = cell[:], [], 2 * self.num_samples
+        for x, step in zip(values, steps, strict=True):
+            if x == x:
+                cell += (x, step)
+                del cell[:-full]
+            is_there = x == x and len(cell) == full
+            seen.append(self.take(cell[::2], cell[1::2]) if is_there else math.nan)
+        return seen, cell
 
 
 @dataclass(frozen=True)
@@ -51,15 +57,18 @@ class Start(Memory):
     take: Callable[[Sequence[float], Sequence[float]], float]
     num_samples: int
 
-    def push(self, cell: Cell, value: float, step: int) -> float:
+    def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
         if len(cell) == 1:  # what came of it; a pair for each sample before
-            return cell[0]
-        if math.isfinite(value):  # nothing can be held against a start without bound
-            cell += (value, float(step))
-        if len(cell) < 2 * self.num_samples:
-            return math.nan
-        cell[:] = [self.take(cell[::2], cell[1::2])]
-        return cell[0]
+            return cell * len(values), cell
+        cell, seen = cell[:], []
+        for x, step in zip(values, steps, strict=True):
+            if len(cell) != 1:
+                if math.isfinite(x):  # nothing can be held against a start without bound
+                    cell += (x, step)
+                if len(cell) >= 2 * self.num_samples:
+                    cell = [self.take(cell[::2], cell[1::2])]
+            seen.append(cell[0] if len(cell) == 1 else math.nan)
+        return seen, cell
 
 
 @dataclass(frozen=True)
@@ -68,10 +77,13 @@ class Best(Memory):
 
     is_lowest: bool
 
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        if math.isfinite(value) and (not cell or (value < cell[0] if self.is_lowest else value > cell[0])):
-            cell[:] = [value]
-        return cell[0] if cell else math.nan
+    def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
+        best, seen = cell[0] if cell else math.nan, []
+        for x in values:
+            if math.isfinite(x) and (best != best or (x < best if self.is_lowest else x > best)):
+                best = x
+            seen.append(best)
+        return seen, [best] if best == best else []
 
 
 @dataclass(frozen=True)
@@ -84,14 +96,14 @@ class ZScore(Memory):
 
     num_samples: int
 
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        if value != value:
-            return math.nan
-        z = self._of(cell, value) if len(cell) == self.num_samples else math.nan
-        if math.isfinite(value):
-            cell.append(value)
-            del cell[: -self.num_samples]
-        return z
+    def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
+        cell, seen = cell[:], []
+        for x in values:
+            seen.append(self._of(cell, x) if x == x and len(cell) == self.num_samples else math.nan)
+            if math.isfinite(x):
+                cell.append(x)
+                del cell[: -self.num_samples]
+        return seen, cell
 
     def _of(self, cell: Cell, value: float) -> float:
         middle = median(cell)
@@ -105,12 +117,14 @@ class Previous(Memory):
 
     num_samples: int
 
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        if value != value:
-            return math.nan
-        cell.append(value)
-        del cell[: -self.num_samples - 1]
-        return cell[0] if len(cell) > self.num_samples else math.nan
+    def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
+        cell, seen = cell[:], []
+        for x in values:
+            if x == x:
+                cell.append(x)
+                del cell[: -self.num_samples - 1]
+            seen.append(cell[0] if x == x and len(cell) > self.num_samples else math.nan)
+        return seen, cell
 
 
 @dataclass(frozen=True)
@@ -120,10 +134,13 @@ class StepsSince(Memory):
     is_lowest: bool
     by_ratio: float
 
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        if value == value and (not cell or self._is_better(value, cell[0])):
-            cell[:] = [value, float(step)]
-        return step - cell[1] if cell else math.nan
+    def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
+        seen = []
+        for x, step in zip(values, steps, strict=True):
+            if x == x and (not cell or self._is_better(x, cell[0])):
+                cell = [x, step]
+            seen.append(step - cell[1] if cell else math.nan)
+        return seen, cell
 
     def _is_better(self, value: float, best: float) -> bool:
         margin = self.by_ratio * abs(best)
@@ -132,39 +149,33 @@ class StepsSince(Memory):
 
 @dataclass(frozen=True)
 class StepsIn(Memory):
-    """Steps for which a condition, 1 or 0, has held without a break; 0 at the first sample at which it does."""
+    """Steps for which a condition has held without a break; 0 at the first sample at which it does."""
 
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        if value == 0:
-            cell.clear()
-        elif value == 1 and not cell:
-            cell.append(float(step))
-        return step - cell[0] if cell else (math.nan if value != value else 0.0)
+    def read(self, cell: Cell, values: Sequence[bool | None], steps: Sequence[float]) -> Seen:
+        seen = []
+        for holds, step in zip(values, steps, strict=True):
+            if holds is False:
+                cell = []
+            elif holds is True and not cell:
+                cell = [step]
+            seen.append(step - cell[0] if cell else (math.nan if holds is None else 0.0))
+        return seen, cell
 
 
 @dataclass(frozen=True)
 class HowOften(Memory):
-    """In how many of the last `num_samples` a condition, 1 or 0, held. What never came counts as not."""
+    """In how many of the last `num_samples` a condition held. Missing samples count as not held."""
 
     num_samples: int
 
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        if value == value:
-            cell.append(value)
-            del cell[: -self.num_samples]
-        return sum(cell) if cell else math.nan
-
-
-@dataclass(frozen=True)
-class Recent(Memory):
-    """The last `num_samples` with their steps, to be shown: a trend that fits into a message."""
-
-    num_samples: int
-
-    def push(self, cell: Cell, value: float, step: int) -> float:
-        cell += (float(step), value)
-        del cell[: -2 * self.num_samples]
-        return value
+    def read(self, cell: Cell, values: Sequence[bool | None], steps: Sequence[float]) -> Seen:
+        cell, seen = cell[:], []
+        for holds in values:
+            if holds is not None:
+                cell.append(float(holds))
+                del cell[: -self.num_samples]
+            seen.append(sum(cell) if cell else math.nan)
+        return seen, cell
 
 
 def mean(values: Sequence[float]) -> float:

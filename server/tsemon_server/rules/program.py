@@ -1,9 +1,10 @@
-"""What all rules together compute of a frame: each quantity once, however many rules look at it."""
+"""The quantities that all rules together compute from frames, each of them once."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
 from typing import Any, NamedTuple
@@ -12,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tsemon.stacks import Stacks
-from tsemon_server.rules.memory import Cell, Memory
-
-NOTHING = np.empty(0)
-"""In the place of layers or heads that were not measured."""
+from tsemon_server.rules.memory import Memory
+from tsemon_server.rules.remembering import Span, of_arrays, of_numbers
 
 
 @dataclass(frozen=True)
@@ -73,11 +72,6 @@ class View:
         return None if self.stacks is None or self.stack is None else self.stacks.each[self.stack].name
 
 
-Slots = list[Any]
-"""What the nodes gave, in their order: a float, an array, True, False or None (unknown)."""
-Compute = Callable[[View, Slots], Any]
-
-
 class Measure(NamedTuple):
     """What a frame may have."""
 
@@ -87,7 +81,9 @@ class Measure(NamedTuple):
 
     def of(self, view: View) -> Any:
         """None where it was not measured."""
-        return {"scalar": view.scalars, "layers": view.layers, "heads": view.heads}[self.kind].get(self.name)
+        if self.kind == "scalar":
+            return view.scalars.get(self.name)
+        return (view.layers if self.kind == "layers" else view.heads).get(self.name)
 
 
 @dataclass(frozen=True)
@@ -96,13 +92,15 @@ class Term:
 
     index: int
     key: str
-    """What it computes: two terms with one key are one."""
+    """Two terms with one key are one."""
     axes: int
     """0: one number, 1: layers, 2: blocks and heads."""
     says: str
-    """What it is, for people."""
+    """Its description for people."""
     measures: frozenset[Measure] = frozenset()
-    """What of a frame it is made of."""
+    """The parts of a frame from which it is computed."""
+    number: float | None = None
+    """Its value, if it is a constant."""
 
 
 KEY_BYTES = 8
@@ -118,86 +116,91 @@ MAX_SAYS = 1000
 """Maximum number of characters. `own` repeats the text of all stages before it, so the text could double with each stage."""
 
 
-def _bounded(term: Term) -> Term:
-    """The term with a key and a text of bounded length; equal keys stay equal."""
-    key = term.key if len(term.key) <= MAX_KEY else f"sha256:{sha256(term.key.encode()).hexdigest()}"
-    says = term.says if len(term.says) <= MAX_SAYS else f"{term.says[:MAX_SAYS]}..."
-    return replace(term, key=key, says=says)
+def bounded(key: str) -> str:
+    """The key with a bounded length; equal keys stay equal."""
+    return key if len(key) <= MAX_KEY else f"sha256:{sha256(key.encode()).hexdigest()}"
 
 
-class _Node(NamedTuple):
-    key: bytes
-    compute: Compute | None
-    """Of what does not depend on the past."""
-    memory: Memory | None
-    source: int
-    """Where a memory reads."""
+Compute = Callable[[Sequence[View], list[Any]], Any]
+"""The column of a node, from the frames and the columns of the nodes that it reads."""
+
+
+class Node(NamedTuple):
+    """One of the three is there: `measure` of an array, `remember` of a memory, `compute` of all else."""
+
+    compute: Compute | None = None
+    remember: Callable[[Sequence[Span], Any], Any] | None = None
+    measure: Measure | None = None
+    reads: tuple[int, ...] = ()
 
 
 class Program:
-    """Nodes in an order in which each comes after those that it reads. Two that say the same are one."""
+    """Nodes, each after the nodes that it reads. Two that say the same are one.
+
+    Frames go through it together, node by node: no node depends on the verdict of a rule.
+    """
 
     def __init__(self) -> None:
-        self._nodes: list[_Node] = []
         self._terms: dict[str, Term] = {}
+        self.nodes: list[Node] = []
+        self.memories: list[int] = []
+        """The nodes that remember."""
+        self.shown: dict[str, Term] = {}
+        """Numbers whose last samples are kept, by key."""
+
+    def constant(self, number: float) -> Term:
+        """A node that is the same in each frame."""
+        term = Term(0, json.dumps(number), 0, f"{number:g}", number=number)
+        return self._add(term, Node(lambda views, _: [number] * len(views)))
 
     def read(self, measure: Measure) -> Term:
-        """A node that gives a measure of the frame: NaN, or an empty array, where it is not there."""
-        axes = ("scalar", "layers", "heads").index(measure.kind)
-        nothing = NOTHING if axes else math.nan
+        """A node that gives a measure of the frame: NaN, or no array, where it is not there."""
+        axes, name = ("scalar", "layers", "heads").index(measure.kind), measure.name
+        term = Term(0, f"{measure.kind}:{name}", axes, name, frozenset([measure]))
+        if axes:
+            return self._add(term, Node(measure=measure))
+        return self._add(term, Node(lambda views, _: [float(view.scalars.get(name, math.nan)) for view in views]))
 
-        def compute(view: View, slots: Slots) -> Any:
-            values = measure.of(view)
-            if values is None:
-                return nothing
-            return np.asarray(values, dtype=np.float64) if axes else values
-
-        return self._add(Term(0, f"{measure.kind}:{measure.name}", axes, measure.name, frozenset([measure])), compute)
-
-    def add(self, key: str, compute: Compute, *, of: Iterable[Term] = (), axes: int, says: str) -> Term:
-        """A node that is a function of others."""
+    def add(
+        self,
+        key: str,
+        compute: Compute,
+        *,
+        of: Sequence[Term],
+        reads: Sequence[Term] | None = None,
+        axes: int,
+        says: str,
+    ) -> Term:
+        """A node that is a function of others; `reads` are those whose columns it needs, if not all."""
         measures = frozenset[Measure]().union(*(term.measures for term in of))
-        return self._add(Term(0, key, axes, says, measures), compute)
+        needed = tuple(term.index for term in (of if reads is None else reads))
+        return self._add(Term(0, key, axes, says, measures), Node(compute, reads=needed))
 
     def remember(self, term: Term, key: str, memory: Memory, *, says: str) -> Term:
         """A node that is what `memory` makes of another; elementwise, where that has layers."""
-        return self._add(Term(0, f"{term.key} | {key}", term.axes, says, term.measures), None, memory, term.index)
+        num_nodes, remember = len(self.nodes), (of_arrays if term.axes else of_numbers)(memory, len(self.memories))
+        node = Node(remember=remember, reads=(term.index,))
+        made = self._add(Term(0, f"{term.key} | {key}", term.axes, says, term.measures), node)
+        if len(self.nodes) > num_nodes:
+            self.memories.append(made.index)
+        return made
 
-    def _add(self, term: Term, compute: Compute | None, memory: Memory | None = None, source: int = -1) -> Term:
-        term = _bounded(term)
+    def show(self, term: Term) -> str:
+        """Keep the last samples of a number, so that they can be shown; gives its key in `shown`."""
+        key = bounded(f"{term.key} | recent")
+        self.shown[key] = term
+        return key
+
+    def _add(self, term: Term, node: Node) -> Term:
+        says = term.says if len(term.says) <= MAX_SAYS else f"{term.says[:MAX_SAYS]}..."
+        term = replace(term, index=len(self.nodes), key=bounded(term.key), says=says)
         if term.key not in self._terms:
-            self._terms[term.key] = replace(term, index=len(self._nodes))
-            self._nodes.append(_Node(digest(term.key), compute, memory, source))
+            self._terms[term.key] = term
+            self.nodes.append(node)
         return self._terms[term.key]
 
-    @property
-    def memory_keys(self) -> dict[bytes, int]:
-        """By which the cells of each memory are found again in a stored state, and its node."""
-        return {node.key: index for index, node in enumerate(self._nodes) if node.memory is not None}
-
-    def run(self, view: View, cells: list[list[Cell]]) -> Slots:
-        """All nodes of one frame. What is remembered, in `cells`, a list for each node, is changed in place."""
-        slots: Slots = []
-        with np.errstate(all="ignore"):  # a run that fails has numbers of any size
-            for (_, compute, memory, source), held in zip(self._nodes, cells, strict=True):
-                if compute is not None:
-                    slots.append(compute(view, slots))
-                elif memory is not None:
-                    slots.append(_pushed(memory, held, slots[source], view.step))
-        return slots
-
-    def fresh_cells(self) -> list[list[Cell]]:
-        return [[] for _ in self._nodes]
-
-
-def _pushed(memory: Memory, held: list[Cell], value: Any, step: int) -> Any:
-    if not isinstance(value, np.ndarray):
-        if len(held) != 1:
-            held[:] = [[]]
-        return memory.push(held[0], np.nan if value is None else float(value), step)
-    if not value.size:
-        return NOTHING
-    if len(held) != value.size:  # another depth: another model
-        held[:] = [[] for _ in range(value.size)]
-    pushed = [memory.push(cell, x, step) for cell, x in zip(held, value.ravel().tolist(), strict=True)]
-    return np.array(pushed).reshape(value.shape)
+    def cell_keys(self) -> dict[bytes, int]:
+        """The key of each cell in a stored state, and its place."""
+        keys = [*self._terms]
+        each = [*(keys[memory] for memory in self.memories), *self.shown]
+        return {digest(key): place for place, key in enumerate(each)}

@@ -1,18 +1,28 @@
-"""From the layers of a model, or the heads of a block, to one number. NaN is what could not be measured: it is left out."""
+"""From the layers of a model, or the heads of a block, to one number. NaN is what could not be measured: it is left out.
+
+All rows of a sheet are reduced in one call if the result is the same to the last bit: a contiguous row is summed in the same
+order either way. Rows with NaN in different places are reduced one by one.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tsemon_server.rules.columns import Array, Numbers, Sheet
 from tsemon_server.rules.parts import Part
 
-Array = NDArray[np.float64]
-Reduction = Callable[[Array], float]
+Reduction = Callable[[Sheet], Numbers]
+"""From a sheet of (rows, layers) to one number a row."""
+T = TypeVar("T")
+Layers = tuple[int, ...]
+Fit = tuple[float, float]
+"""Slope per layer and r²."""
 
 FLAT = "slope", "r_squared", "fall", "fall_r_squared"
 """Reductions over depth that fit a line."""
@@ -24,70 +34,149 @@ def reduction(part: Part, *, along: str) -> Reduction:
     """The function that a definition names, such as `min`, `{quantile: 0.9}` or `slope`."""
     if isinstance(part.data, dict):
         if "index" in part:
-            place = part.has_keys(["index"])["index"].whole(-10_000, 10_000)
-            return lambda values: float(values[place]) if -len(values) <= place < len(values) else math.nan
+            return _at(part.has_keys(["index"])["index"].whole(-10_000, 10_000))
         if "first_above" in part and along == "layers":
             bound = part.has_keys(["first_above"])["first_above"].number()
-            return lambda values: float(next(iter(np.flatnonzero(values > bound)), math.nan))
-        share = part.has_keys(["quantile"])["quantile"].share()
-        return lambda values: quantile(_known(values), share)
+            return lambda sheet: [float(next(iter(np.flatnonzero(row)), math.nan)) for row in sheet.values > bound]
+        return _quantile(part.has_keys(["quantile"])["quantile"].share())
     return _NAMED[part.one_of([name for name in _NAMED if along == "layers" or name not in FLAT])]
 
 
-def _known(values: Array) -> Array:
-    known = values == values  # NaN is not
-    return values if known.all() else values[known]
-
-
-def quantile(known: Array, share: float) -> float:
-    """Between the two nearest in proportion; what `numpy.quantile` gives, in a tenth of the time for few values."""
-    if not len(known):
-        return math.nan
-    ordered = sorted(known.tolist())
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
-    return float(low if low == high else low + (place - below) * (high - low))
-
-
-def _over_known(take: Callable[[Any], Any]) -> Reduction:
-    def reduce(values: Array) -> float:
-        known = _known(values)
-        return float(take(known)) if len(known) else math.nan
+def _at(place: int) -> Reduction:
+    def reduce(sheet: Sheet) -> Numbers:
+        num_rows, num_layers = sheet.values.shape
+        is_there = -num_layers <= place < num_layers
+        found: Numbers = sheet.values[:, place].tolist() if is_there else [math.nan] * num_rows
+        return found
 
     return reduce
 
 
-def fit(values: Array, *, only_fall: bool = False) -> tuple[float, float]:
-    """Slope per layer and r² of the least-squares line; NaN with fewer than four finite values.
+def _quantile(share: float) -> Reduction:
+    def reduce(sheet: Sheet) -> Numbers:
+        rows = sheet.values.tolist()
+        if not sheet.is_whole:
+            rows = [[x for x in row if x == x] for row in rows]
+        return [quantile(row, share) for row in rows]
+
+    return reduce
+
+
+def quantile(known: Sequence[float], share: float) -> float:
+    """Between the two nearest in proportion; what `numpy.quantile` gives, in a tenth of the time for few values."""
+    if not known:
+        return math.nan
+    ordered = sorted(known)
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    return low if low == high else low + (place - below) * (high - low)
+
+
+def _over_known(take: Callable[[Array], Array]) -> Reduction:
+    """`take` reduces the rows of a matrix without NaN."""
+
+    def taken(layers: Layers, values: Array) -> Numbers:
+        found: Numbers = take(values).tolist() if layers else [math.nan] * len(values)
+        return found
+
+    def reduce(sheet: Sheet) -> Numbers:
+        values = sheet.values
+        return take(values).tolist() if sheet.is_whole else _of_known(taken, values, values == values)
+
+    return reduce
+
+
+def _of_known(take: Callable[[Layers, Array], list[T]], values: Array, is_known: NDArray[np.bool_]) -> list[T]:
+    """Apply `take` to the known values of each row; in one call if the same layers are known in all rows."""
+    first = is_known[0]
+    if not (is_known == first).all():
+        rows = zip(values, is_known, strict=True)
+        return [found for row, known in rows for found in _of_known(take, row[None], known[None])]
+    return take(tuple(np.flatnonzero(first).tolist()), np.compress(first, values, axis=1))
+
+
+@lru_cache(maxsize=1024)
+def _all_layers(num_layers: int) -> Layers:
+    return tuple(range(num_layers))
+
+
+def _end(is_lowest: bool) -> Reduction:
+    def reduce(sheet: Sheet) -> Numbers:
+        if sheet.is_whole:
+            return sheet.ends[0 if is_lowest else 1]
+        return of_known(sheet)
+
+    end = np.minimum if is_lowest else np.maximum
+    of_known = _over_known(lambda values: end.reduce(values, axis=1))
+    return reduce
+
+
+def fits(sheet: Sheet, *, only_fall: bool) -> list[Fit]:
+    """The least-squares line of each row; NaN with fewer than four finite values.
 
     `only_fall`: over the part that ends where the values come within one unit of their lowest. Below a fall lies a
     plateau, such as the rounding of the model's precision, that says nothing of how it was reached.
     """
-    x = np.flatnonzero(np.isfinite(values))
-    if len(x) < MIN_POINTS:
-        return math.nan, math.nan
-    y = values[x]
-    if only_fall:
-        end = max(int(np.argmax(y <= y.min() + 1)) + 1, MIN_POINTS)
-        x, y = x[:end], y[:end]
-    x_centred, y_centred = x - x.mean(), y - y.mean()
-    slope = float(x_centred @ y_centred / (x_centred @ x_centred))
-    total = float(y_centred @ y_centred)
-    rest = y_centred - slope * x_centred
-    return slope, (1 - float(rest @ rest) / total if total > 0 else 0.0)
+    if only_fall not in sheet.notes:
+        take = _falls if only_fall else _lines
+        if sheet.is_finite:
+            sheet.notes[only_fall] = take(_all_layers(sheet.values.shape[1]), sheet.values)
+        else:
+            sheet.notes[only_fall] = _of_known(take, sheet.values, np.isfinite(sheet.values))
+    found: list[Fit] = sheet.notes[only_fall]
+    return found
 
 
+def _falls(layers: Layers, y: Array) -> list[Fit]:
+    if len(layers) < MIN_POINTS:
+        return _lines(layers, y)
+    near_lowest = np.argmax(y <= y.min(axis=1, keepdims=True) + 1, axis=1)
+    ends = [max(place + 1, MIN_POINTS) for place in near_lowest.tolist()]
+    if len({*ends}) == 1:
+        return _lines(layers[: ends[0]], y[:, : ends[0]])
+    found = [_NO_FIT] * len(y)
+    for end in {*ends}:
+        rows = [row for row, its_end in enumerate(ends) if its_end == end]
+        for row, fit in zip(rows, _lines(layers[:end], y[rows, :end]), strict=True):
+            found[row] = fit
+    return found
+
+
+def _lines(layers: Layers, y: Array) -> list[Fit]:
+    if len(layers) < MIN_POINTS:
+        return [_NO_FIT] * len(y)
+    x, x_squared = _centred(layers)
+    y = y - np.add.reduce(y, axis=1, keepdims=True) / len(layers)
+    slopes = _dots(x[None], y) / x_squared
+    rests = y - slopes[:, None] * x
+    sums = zip(slopes.tolist(), _dots(rests, rests).tolist(), _dots(y, y).tolist(), strict=True)
+    return [(slope, 1 - rest / total if total > 0 else 0.0) for slope, rest, total in sums]
+
+
+@lru_cache(maxsize=1024)
+def _centred(layers: Layers) -> tuple[Array, float]:
+    x = np.array(layers) - np.mean(layers)
+    return x, float(x @ x)
+
+
+def _dots(left: Array, right: Array) -> Array:
+    """Products of rows. `@` uses the same routine as for two vectors; einsum does not, and its last bits differ."""
+    found: Array = (left[:, None, :] @ right[:, :, None])[:, 0, 0]
+    return found
+
+
+_NO_FIT = math.nan, math.nan
 _NAMED: dict[str, Reduction] = {
-    "min": _over_known(lambda known: known.min()),
-    "max": _over_known(lambda known: known.max()),
-    "mean": _over_known(lambda known: known.sum() / len(known)),
-    "sum": _over_known(lambda known: known.sum()),
-    "median": lambda values: quantile(_known(values), 0.5),
-    "first": lambda values: float(values[0]) if len(values) else math.nan,
-    "last": lambda values: float(values[-1]) if len(values) else math.nan,
-    "slope": lambda values: fit(values)[0],
-    "r_squared": lambda values: fit(values)[1],
-    "fall": lambda values: fit(values, only_fall=True)[0],
-    "fall_r_squared": lambda values: fit(values, only_fall=True)[1],
+    "min": _end(is_lowest=True),
+    "max": _end(is_lowest=False),
+    "mean": _over_known(lambda values: np.add.reduce(values, axis=1) / values.shape[1]),
+    "sum": _over_known(lambda values: np.add.reduce(values, axis=1)),
+    "median": _quantile(0.5),
+    "first": _at(0),
+    "last": _at(-1),
+    "slope": lambda sheet: [slope for slope, _ in fits(sheet, only_fall=False)],
+    "r_squared": lambda sheet: [r_squared for _, r_squared in fits(sheet, only_fall=False)],
+    "fall": lambda sheet: [slope for slope, _ in fits(sheet, only_fall=True)],
+    "fall_r_squared": lambda sheet: [r_squared for _, r_squared in fits(sheet, only_fall=True)],
 }

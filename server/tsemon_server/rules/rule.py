@@ -27,6 +27,8 @@ _OPTIONAL = (
     *("family", "severity", "title", "advice", "source", "origin", "aliases"),
     *("on", "clear", "only_while", "for", "clear_for", "after", "evidence"),
 )
+KEYS = (*_REQUIRED, *_OPTIONAL)
+"""All that a definition may have."""
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _EVIDENCE = re.compile(r"[a-z0-9_]{1,64}")
 _AFTER_SENTENCE = re.compile(r"(?<=\.) ")

@@ -62,10 +62,19 @@ _UNSUPPORTED = {
 class Wrong(Exception):
     """A mistake at a place in the text of a line, counted from 0."""
 
-    def __init__(self, place: int, text: str, example: str = "") -> None:
+    def __init__(self, place: int, text: str, example: str = "", *, end: int | None = None, nearest: str = "") -> None:
         super().__init__(text)
         self.place = place
         self.example = example
+        self.nearest = nearest
+        """The known name that is most like the unknown one, if one is."""
+        self._end = end
+
+    def length_in(self, line: str) -> int:
+        """Number of characters that are wrong: by default the word, number, text or sign at the place; 0 at the end."""
+        token = _TOKEN.match(line, min(self.place, len(line)))
+        end = self._end if self._end is not None else token.end() if token else self.place
+        return max(0, min(end, len(line)) - self.place)
 
     def shown_in(self, line: str) -> str:
         """The error with its column, the text with a mark below the place, and an example."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import struct
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -26,9 +25,10 @@ _KINDS: tuple[Kind, ...] = ("pending", "firing", "resolved", "withdrawn")
 
 @dataclass
 class State:
-    """Of one attempt of a run; changed in place by `Evaluator.advance`."""
+    """Of one attempt of a run; changed in place by `Evaluator.read`."""
 
     cells: list[list[Cell]]
+    """Each memory has one, or one for each layer."""
     tracks: list[Track]
     first_step: int | None = None
     last_step: int | None = None
@@ -41,35 +41,34 @@ class UnreadableState(Exception):
     """Bytes that are no state, or of a form that this version does not know."""
 
 
-def dump(state: State, cell_nodes: Sequence[tuple[bytes, int]], rule_keys: Sequence[bytes]) -> bytes:
-    """The state as bytes: the keys of the nodes that remember and of the rules, then all numbers; this for each stack."""
-    own = _dump_one(state, cell_nodes, rule_keys)
-    if not state.others:
-        return own
-    each = [own, *(_dump_one(other, cell_nodes, rule_keys) for other in state.others)]
+def dump(state: State, memory_keys: Sequence[bytes], rule_keys: Sequence[bytes]) -> bytes:
+    """The state as bytes: the keys of the memories and of the rules, then all numbers; this for each stack."""
+    keys = b"".join((*memory_keys, *rule_keys))
+    each = [_dump_one(one, keys) for one in (state, *state.others)]
+    if len(each) == 1:
+        return each[0]
     return b"".join([bytes([_SEVERAL]), *(_SIZE.pack(len(one)) + one for one in each)])
 
 
-def _dump_one(state: State, cell_nodes: Sequence[tuple[bytes, int]], rule_keys: Sequence[bytes]) -> bytes:
-    numbers = array("d")
-    for _, node in cell_nodes:
-        held = state.cells[node]
+def _dump_one(state: State, keys: bytes) -> bytes:
+    numbers: list[float] = []
+    for held in state.cells:
         numbers.append(len(held))
         for cell in held:
             numbers.append(len(cell))
-            numbers.extend(cell)
+            numbers += cell
     for track in state.tracks:
-        numbers.extend(_of_track(track))
+        numbers += _of_track(track)
     first = -1 if state.first_step is None else state.first_step
     last = -1 if state.last_step is None else state.last_step
-    head = _HEAD.pack(_VERSION, len(cell_nodes), len(rule_keys), first, last, state.num_samples)
-    return b"".join((head, *(key for key, _ in cell_nodes), *rule_keys, _little(numbers).tobytes()))
+    head = _HEAD.pack(_VERSION, len(state.cells), len(state.tracks), first, last, state.num_samples)
+    return b"".join((head, keys, struct.pack(f"<{len(numbers)}d", *numbers)))
 
 
-def load(raw: bytes, start: Callable[[], State], nodes: dict[bytes, int], rules: dict[bytes, int]) -> State:
+def load(raw: bytes, start: Callable[[], State], memories: dict[bytes, int], rules: dict[bytes, int]) -> State:
     """A state from `start` with everything that `raw` has for it. Raises UnreadableState."""
     if raw[:1] != bytes([_SEVERAL]):
-        return _load_one(raw, start(), nodes, rules)
+        return _load_one(raw, start(), memories, rules)
     states, place = list[State](), 1
     while place < len(raw):
         try:
@@ -79,29 +78,26 @@ def load(raw: bytes, start: Callable[[], State], nodes: dict[bytes, int], rules:
         place += _SIZE.size + size
         if place > len(raw):
             raise UnreadableState(f"expected {place} bytes, got {len(raw)}")
-        states.append(_load_one(raw[place - size : place], start(), nodes, rules))
+        states.append(_load_one(raw[place - size : place], start(), memories, rules))
     if not states:
         raise UnreadableState("expected several states, got none")
     states[0].others = states[1:]
     return states[0]
 
 
-def _load_one(raw: bytes, fresh: State, nodes: dict[bytes, int], rules: dict[bytes, int]) -> State:
+def _load_one(raw: bytes, fresh: State, memories: dict[bytes, int], rules: dict[bytes, int]) -> State:
     try:
-        version, num_nodes, num_rules, first, last, fresh.num_samples = _HEAD.unpack_from(raw)
+        version, num_memories, num_rules, first, last, fresh.num_samples = _HEAD.unpack_from(raw)
         if version != _VERSION:
             raise UnreadableState(f"expected version {_VERSION}, got {version}")
-        start = _HEAD.size + KEY_BYTES * (num_nodes + num_rules)
+        start = _HEAD.size + KEY_BYTES * (num_memories + num_rules)
         keys = [raw[at : at + KEY_BYTES] for at in range(_HEAD.size, start, KEY_BYTES)]
-        numbers = array("d")
-        numbers.frombytes(raw[start:])
-        place = 0
-        numbers = _little(numbers)
-        for key in keys[:num_nodes]:
+        numbers, place = struct.unpack(f"<{(len(raw) - start) // 8}d", raw[start:]), 0
+        for key in keys[:num_memories]:
             held, place = _cells(numbers, place)
-            if key in nodes:
-                fresh.cells[nodes[key]] = held
-        for key in keys[num_nodes:]:
+            if key in memories:
+                fresh.cells[memories[key]] = held
+        for key in keys[num_memories:]:
             if key in rules:
                 fresh.tracks[rules[key]] = _track(numbers[place : place + _TRACK_NUMBERS])
             place += _TRACK_NUMBERS
@@ -111,12 +107,12 @@ def _load_one(raw: bytes, fresh: State, nodes: dict[bytes, int], rules: dict[byt
     return fresh
 
 
-def _cells(numbers: array[float], place: int) -> tuple[list[Cell], int]:
+def _cells(numbers: Sequence[float], place: int) -> tuple[list[Cell], int]:
     held, num_cells = [], int(numbers[place])
     place += 1
     for _ in range(num_cells):
         end = place + 1 + int(numbers[place])
-        held.append(numbers[place + 1 : end].tolist())
+        held.append([*numbers[place + 1 : end]])
         place = end
     return held, place
 
@@ -149,12 +145,3 @@ def _step(number: float) -> int | None:
 
 def _number(step: int | None) -> float:
     return math.nan if step is None else float(step)
-
-
-def _little(numbers: array[float]) -> array[float]:
-    """Little-endian on every machine: services of one database may run on different ones."""
-    if struct.pack("=H", 1) == b"\x01\x00":
-        return numbers
-    swapped = numbers[:]
-    swapped.byteswap()
-    return swapped

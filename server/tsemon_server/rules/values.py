@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from tsemon_server.rules.columns import Array, Column, Sheet, Sheets, aligned, beside, of_each, spread
 from tsemon_server.rules.memory import MAX_SAMPLES, OVER_TIME, Best, Previous, Start, StepsSince, Window, ZScore
 from tsemon_server.rules.parts import Mistake, Part
-from tsemon_server.rules.program import NOTHING, Program, Slots, Term, View
-from tsemon_server.rules.reductions import Array, quantile, reduction
+from tsemon_server.rules.program import Compute, Program, Term, View
+from tsemon_server.rules.reductions import Reduction, quantile, reduction
 
-
-def constant(number: float, program: Program) -> Term:
-    return program.add(json.dumps(number), lambda view, slots: number, axes=0, says=f"{number:g}")
-
-
-_OF_ONE: dict[str, Callable[[Any], Any]] = {
+_OF_NUMBER: dict[str, Callable[[float], Any]] = {
     "abs": abs,
     "negate": lambda x: -x,
-    "sqrt": lambda x: np.sqrt(x) if isinstance(x, np.ndarray) or x >= 0 else math.nan,
-    "log10": lambda x: np.log10(np.maximum(x, 1e-300)) if isinstance(x, np.ndarray) else _log10(x),
+    "sqrt": lambda x: math.sqrt(x) if x >= 0 else math.nan,
+    "log10": lambda x: x if x != x else math.log10(max(x, 1e-300)),
+    "exp10": lambda x: float(np.power(10.0, np.minimum(x, 300.0))),
+    "log_odds": lambda x: float(_log_odds(x)),
+}
+_OF_ARRAY: dict[str, Callable[[Array], Array]] = {
+    "abs": np.abs,
+    "negate": np.negative,
+    "sqrt": np.sqrt,
+    "log10": lambda x: np.log10(np.maximum(x, 1e-300)),
     "exp10": lambda x: np.power(10.0, np.minimum(x, 300.0)),
-    # Clipped where a share of energy tells nothing more: the rounding of float32, and what independent tokens share.
-    "log_odds": lambda x: _log_odds(np.clip(x, 1e-13, 0.999)),
+    "log_odds": lambda x: _log_odds(x),
 }
 
 
@@ -34,11 +38,9 @@ _SAYS = {"abs": "|{}|", "negate": "-{}", "log10": "log10 {}", "exp10": "10^({})"
 _ENCLOSED = "abs", "exp10"
 
 
-def _log10(x: float) -> float:
-    return x if x != x else math.log10(max(x, 1e-300))
-
-
 def _log_odds(share: Any) -> Any:
+    # Clipped where a share of energy tells nothing more: the rounding of float32, and what independent tokens share.
+    share = np.minimum(np.maximum(share, 1e-13), 0.999)
     return np.log10(share / (1 - share))
 
 
@@ -46,12 +48,13 @@ def named(term: Term, part: Part, program: Program) -> Term:
     """Add the node of a stage that is a single word."""
     if part.data == "skip_frozen":
         return _skip_frozen(term, part, program)
-    name = part.one_of([*_OF_ONE, "skip_frozen"])
-    function, source = _OF_ONE[name], term.index
+    name = part.one_of([*_OF_NUMBER, "skip_frozen"])
+    of_number, of_array, source = _OF_NUMBER[name], _OF_ARRAY[name], term.index
 
-    def compute(view: View, slots: Slots) -> Any:
-        x = slots[source]
-        return function(x) if isinstance(x, np.ndarray) else float(function(x))
+    def compute(views: Sequence[View], columns: list[Any]) -> Column:
+        if term.axes:
+            return of_each(of_array, columns[source])
+        return [of_number(x) for x in columns[source]]
 
     return program.add(
         f"{term.key} | {name}",
@@ -63,16 +66,27 @@ def named(term: Term, part: Part, program: Program) -> Term:
 
 
 def combined(term: Term, name: str, other: Term, part: Part, program: Program) -> Term:
-    left, right, function = term.index, other.index, OF_TWO[name]
     if term.axes and other.axes and term.axes != other.axes:
         raise part.wrong(f"values with as many axes on both sides, {_AXES[term.axes]} or one number")
     return program.add(
         f"({term.key}) {name} ({other.key})",
-        lambda view, slots: aligned(function, slots[left], slots[right]),
+        _of_two(term, other, name),
         of=[term, other],
         axes=max(term.axes, other.axes),
         says=f"{_grouped(term)} {_SIGNS[name]} {_grouped(other)}",
     )
+
+
+def _of_two(term: Term, other: Term, name: str) -> Compute:
+    left, right, of_arrays = term.index, other.index, OF_TWO[name]
+    if term.axes and other.axes:
+        return lambda views, columns: aligned(of_arrays, columns[left], columns[right])
+    if term.axes:
+        return lambda views, columns: beside(of_arrays, columns[left], columns[right])
+    if other.axes:
+        return lambda views, columns: beside(lambda x, y: of_arrays(y, x), columns[right], columns[left])
+    of_numbers = _OF_TWO_NUMBERS.get(name, of_arrays)
+    return lambda views, columns: [*map(of_numbers, columns[left], columns[right])]
 
 
 def _grouped(term: Term) -> str:
@@ -87,28 +101,24 @@ def _without_bars(says: str) -> str:
     return "".join(says.split("|")[::2])
 
 
-def aligned(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Elementwise. Where the two sides have other depths, or one was not measured, there is nothing."""
-    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray) and left.shape != right.shape:
-        return NOTHING
-    return function(left, right)
-
-
 def _divided(left: Any, right: Any) -> Any:
-    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(np.equal(right, 0), np.nan, np.divide(left, right))
-    return left / right if right else math.nan
+    return np.where(np.equal(right, 0), np.nan, np.divide(left, right))
 
 
 OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
-    "plus": lambda left, right: left + right,
-    "minus": lambda left, right: left - right,
-    "times": lambda left, right: left * right,
+    "plus": operator.add,
+    "minus": operator.sub,
+    "times": operator.mul,
     "over": _divided,
     "min_with": np.minimum,
     "max_with": np.maximum,
 }
+_OF_TWO_NUMBERS: dict[str, Callable[[float, float], float]] = {
+    "over": lambda left, right: left / right if right else math.nan,
+    "min_with": lambda left, right: float(np.minimum(left, right)),
+    "max_with": lambda left, right: float(np.maximum(left, right)),
+}
+"""Operations that are different for numbers."""
 _SIGNS = {"plus": "+", "minus": "-", "times": "×", "over": "/", "min_with": "or, if less,", "max_with": "or, if more,"}
 _AXES = {0: "one number", 1: "layers", 2: "blocks and heads"}
 
@@ -119,9 +129,14 @@ def layers(term: Term, part: Part, program: Program) -> Term:
         hint = "; reduce over heads first" if term.axes == 2 else ""
         raise Mistake(part.path, f"{name!r} expects a value with layers, got {_AXES[term.axes]}{hint}")
     reduce, source = reduction(part[name], along=name), term.index
+
+    def compute(views: Sequence[View], columns: list[Any]) -> Column:
+        sheets = columns[source]
+        return spread(sheets, [reduce(sheet) for sheet in sheets], math.nan, len(views))
+
     return program.add(
         f"{term.key} | layers {_key(part[name])}",
-        lambda view, slots: reduce(slots[source]),
+        compute,
         of=[term],
         axes=0,
         says=_over_layers(part[name], _grouped(term)),
@@ -145,11 +160,17 @@ def heads(term: Term, part: Part, program: Program) -> Term:
         raise Mistake(part.path, f"{name!r} expects a value with heads, got {_AXES[term.axes]}")
     reduce, source = reduction(part[name], along=name), term.index
 
-    def compute(view: View, slots: Slots) -> Any:
-        return np.array([reduce(heads) for heads in slots[source]]) if slots[source].size else NOTHING
+    def compute(views: Sequence[View], columns: list[Any]) -> Sheets:
+        return [_of_heads(reduce, sheet) for sheet in columns[source]]
 
     key, says = f"{term.key} | heads {_key(part[name])}", f"{_grouped(term)} ({_short(part[name])} of heads)"
     return program.add(key, compute, of=[term], axes=1, says=says)
+
+
+def _of_heads(reduce: Reduction, sheet: Sheet) -> Sheet:
+    num_rows, num_blocks, num_heads = sheet.values.shape
+    each_block = Sheet(range(num_rows * num_blocks), sheet.values.reshape(-1, num_heads))
+    return Sheet(sheet.rows, np.array(reduce(each_block)).reshape(num_rows, num_blocks))
 
 
 def sliced(term: Term, part: Part, program: Program) -> Term:
@@ -159,30 +180,40 @@ def sliced(term: Term, part: Part, program: Program) -> Term:
         raise part["slice"].wrong("the first layer and the one after the last, such as [1, null]")
     span = slice(*(None if end.data is None else end.whole(-10_000, 10_000) for end in ends))
     source = term.index
+
+    def compute(views: Sequence[View], columns: list[Any]) -> Sheets:
+        cut = of_each(lambda values: values[:, span], columns[source])
+        return [sheet for sheet in cut if sheet.values.size]
+
     key = f"{term.key} | slice {span.start} {span.stop}"
-    return program.add(key, lambda view, slots: slots[source][span], of=[term], axes=term.axes, says=term.says)
+    return program.add(key, compute, of=[term], axes=term.axes, says=term.says)
 
 
 def _skip_frozen(term: Term, part: Part, program: Program) -> Term:
     needs_layers(term, part)
     source = term.index
 
-    def compute(view: View, slots: Slots) -> Any:
-        values = slots[source]
-        if not view.frozen or not values.size:
-            return values
-        kept = values.copy()
-        kept[[block for block in view.frozen if 0 <= block < len(kept)]] = np.nan
-        return kept
+    def compute(views: Sequence[View], columns: list[Any]) -> Sheets:
+        if not any(view.frozen for view in views):
+            sheets: Sheets = columns[source]
+            return sheets
+        return [_without_frozen(sheet, views) for sheet in columns[source]]
 
     return program.add(f"{term.key} | skip_frozen", compute, of=[term], axes=term.axes, says=term.says)
+
+
+def _without_frozen(sheet: Sheet, views: Sequence[View]) -> Sheet:
+    kept = sheet.values.copy()
+    for values, row in zip(kept, sheet.rows, strict=True):
+        values[[block for block in views[row].frozen if 0 <= block < len(values)]] = np.nan
+    return Sheet(sheet.rows, kept)
 
 
 def kept_where(term: Term, mask: Term, program: Program) -> Term:
     source, condition = term.index, mask.index
     return program.add(
         f"{term.key} | where ({mask.key})",
-        lambda view, slots: aligned(_kept_where, slots[source], slots[condition]),
+        lambda views, columns: aligned(_kept_where, columns[source], columns[condition]),
         of=[term, mask],
         axes=term.axes,
         says=f"{_grouped(term)} where {mask.says}",
@@ -222,7 +253,7 @@ def start(term: Term, part: Part, program: Program) -> Term:
 def _over_time(part: Part) -> tuple[Any, str]:
     if isinstance(part.data, dict):
         share = part.has_keys(["quantile"])["quantile"].share()
-        return lambda values, _: quantile(np.asarray(values), share), f"quantile {share:g}"
+        return lambda values, _: quantile(values, share), f"quantile {share:g}"
     return OVER_TIME[part.one_of(list(OVER_TIME))], str(part.data)
 
 

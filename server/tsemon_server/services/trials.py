@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from tsemon.errors import InvalidArgument, UnknownRun
+from tsemon.errors import Forbidden, InvalidArgument, UnknownRun
 from tsemon.wire import MAX_BLOCKS
 from tsemon_answers.rules import Tried, TriedAlert
 from tsemon_answers.runs import Run
@@ -28,11 +28,14 @@ from tsemon_server.services.ingest.schemas import (
 from tsemon_server.services.replay.recording import Attempt, Recording
 from tsemon_server.services.replay.replaying import replay
 from tsemon_server.services.replay.stored import StoredRun
+from tsemon_server.services.replay.tracing import Traced
 from tsemon_server.store import Store
 
 MAX_TRIED_FRAMES = 10_000
 """That come in a body."""
 MAX_TRIED_STORED_FRAMES = 100_000
+MAX_POINTS = 500
+MAX_TRACED_RULES = 4
 
 
 class RuleTest(Body):
@@ -62,13 +65,24 @@ class RuleTest(Body):
     """With `frames`: the stacks that the blocks form, one after the other; absent, they are one stack."""
     frozen_blocks: Annotated[list[BlockIndex], Field(max_length=MAX_BLOCKS)] = []  # noqa: RUF012
     """With `frames`: indexes of the blocks that are not trained, on purpose."""
+    project: Annotated[str, Field(max_length=128)] | None = None
+    """With `frames`: the project whose rules are tried. A run has one."""
     rules: Annotated[str, Field(max_length=MAX_CHARACTERS)] | None = None
     """A rule file, as YAML or JSON; without it, the rules that are in force."""
+    points: Annotated[int, Field(ge=2, le=MAX_POINTS), WHOLE] | None = None
+    """With few `rules`: also return what each saw, every comparison with at most this many points."""
 
     @field_validator("stacks")
     @classmethod
     def _have_all_blocks(cls, stacks: GivenStacks, info: ValidationInfo) -> GivenStacks:
         return with_blocks_in_all(stacks, info.data.get("num_blocks"))
+
+    @field_validator("points")
+    @classmethod
+    def _are_of_given_rules(cls, points: int | None, info: ValidationInfo) -> int | None:
+        if points is not None and info.data.get("rules") is None:
+            raise PydanticCustomError("points_without_rules", "points should come with rules")
+        return points
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> Self:
@@ -77,19 +91,23 @@ class RuleTest(Body):
         return self
 
 
-def test(store: Store, active: ActiveRules, raw: bytes | bytearray, may_see: Callable[[str], bool]) -> Tried:
-    """What rules would have said. `may_see` is whether whoever asks may see a project."""
+def test(store: Store, active: ActiveRules, raw: bytes | bytearray, only: str | None) -> Tried:
+    """Evaluate rules on a run or on frames, of the project `only` or of any. Raises UnknownRun and Forbidden."""
     body = read_body(RuleTest, raw)
+    given = None if body.rules is None else Evaluator(load(body.rules, "rules"))
     with store.read() as reader:
-        given = None if body.rules is None else Evaluator(load(body.rules, "rules"))
-        evaluator = active.of(reader.rules).evaluator if given is None else given
         if body.run_id is not None:
             run = reader.runs.get(body.run_id)
-            if not may_see(run.project):
+            if only not in (None, run.project):
                 raise UnknownRun(f"no run has the id {body.run_id!r}; the list of runs has those there are")
             _check_length(run)
-            return _tried(StoredRun(reader, body.run_id), evaluator)
-    return _tried(_Sent(body), evaluator)
+            evaluator = given or active.of(reader.rules, run.project).evaluator
+            return _tried(StoredRun(reader, body.run_id), evaluator, body.points)
+        project = only if body.project is None else body.project
+        if only not in (None, project):
+            raise Forbidden(f"the token may try the rules of project {only!r} alone, got project {project!r:.80}")
+        evaluator = given or active.of(reader.rules, project).evaluator
+    return _tried(_Sent(body), evaluator, body.points)
 
 
 class _Sent:
@@ -115,10 +133,14 @@ def _check_length(run: Run) -> None:
         )
 
 
-def _tried(recording: Recording, evaluator: Evaluator) -> Tried:
-    replayed = replay(recording, evaluator)
+def _tried(recording: Recording, evaluator: Evaluator, points: int | None) -> Tried:
+    if points is not None and len(evaluator.rules) > MAX_TRACED_RULES:
+        raise InvalidArgument(f"expected at most {MAX_TRACED_RULES} rules with points, got {len(evaluator.rules)}")
+    traced = Traced(recording, evaluator.rules if points is not None else (), points or 0)
+    replayed = replay(traced, evaluator)
     return Tried(
         alerts=[TriedAlert.model_validate(alert, from_attributes=True) for alert in replayed.alerts],
         num_frames=replayed.num_frames,
         problems=list(replayed.problems),
+        traces=traced.traces(),
     )

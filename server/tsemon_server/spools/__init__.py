@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tsemon.errors import SpoolError
 from tsemon.wire import API
 from tsemon_answers.runs import ShownSpools
+from tsemon_server.alerts import Watch
 from tsemon_server.errors import problem_response
-from tsemon_server.services.ingest.service import Observe
 from tsemon_server.spools.following import Follower
 from tsemon_server.spools.scratch import Scratch
 
@@ -32,9 +32,9 @@ class SpoolView:
         self.database = f"sqlite:///{self._scratch.path / 'index.db'}"
         self._follower = Follower(self.root, self.database)
 
-    def start(self, observe: Observe) -> None:
-        """Follow the folder in a thread; `observe` sees the new frames."""
-        self._follower.start(observe)
+    def start(self, watch: Watch) -> None:
+        """Follow the folder in a thread; `watch` lets the rules read the new frames."""
+        self._follower.start(watch)
 
     def close(self) -> None:
         """Stop, and remove the index."""
@@ -67,4 +67,4 @@ class ReadOnly:
 
 def _tries(scope: Scope) -> bool:
     """A question that is too long for an address."""
-    return (scope["method"], scope["path"]) == ("POST", f"{API}/rules/test")
+    return scope["method"] == "POST" and scope["path"] in (f"{API}/rules/test", f"{API}/rules/check")

@@ -16,9 +16,9 @@ from tsemon.errors import InvalidArgument
 from tsemon.transport import SpoolReader
 from tsemon.wire import RunState, frames_to_body
 from tsemon_answers.runs import ShownSpool, ShownSpools
+from tsemon_server.alerts import Watch
 from tsemon_server.bodies import read_body
 from tsemon_server.services.ingest import schemas, service
-from tsemon_server.services.ingest.service import Observe
 from tsemon_server.store import Store
 
 log = logging.getLogger(__name__)
@@ -70,9 +70,9 @@ class Follower:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, observe: Observe) -> None:
-        """Begin; `observe` sees the new frames in the transaction that stores them."""
-        self._observe = observe
+    def start(self, watch: Watch) -> None:
+        """Begin; `watch` lets the rules read the new frames in the transaction that stores them."""
+        self._rules = watch
         self._thread = threading.Thread(target=self._follow, name="tsemon-spools", daemon=True)
         self._thread.start()
 
@@ -185,7 +185,7 @@ class Follower:
         self._now = spool.seen_at = max(spool.seen_at, _time_of(frames[-1]))
         body = frames_to_body(spool.reader.writer, spool.attempt, frames)
         try:
-            spool.num_frames += service.accept(self._store, spool.run_id, body, self._observe).accepted
+            spool.num_frames += service.accept(self._store, spool.run_id, body, self._rules).accepted
             self._written[spool.run_id] = time.monotonic()
         except InvalidArgument as error:
             if middle := len(frames) // 2:

@@ -230,4 +230,4 @@ class Store:
     def close(self) -> None:
         if self._commits is not None:
             self._commits.close()
-        self._database.engine.dispose()
+        self._database.close()

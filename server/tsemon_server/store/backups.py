@@ -67,7 +67,7 @@ def restore(url: str, path: Path, now: float, *, force: bool) -> None:
     database = Database(url)  # brings a backup of an older version up to date
     with database.writing() as connection:
         connection.execute(ledger.lease.delete())  # those of the time of the backup
-    database.engine.dispose()
+    database.close()
 
 
 def _refuse_overwriting(connection: Connection, tables: set[str], now: float, force: bool) -> None:

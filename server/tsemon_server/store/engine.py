@@ -104,6 +104,7 @@ class Database:
         """So many threads that write are of use."""
         self._turn: AbstractContextManager[Any] = _Turn(_timeout_s(self.engine.url)) if is_sqlite else nullcontext()
         self._file: tuple[str, tuple[int, int] | None] | None = None
+        self._idle_writers: list[Connection] = []
         try:
             with self.writing() if migrate else self.reading() as connection:
                 if migrate and connection.dialect.name == "postgresql":
@@ -114,15 +115,22 @@ class Database:
             if path:
                 self._file = path, _identity(path)
         except BaseException:
-            self.engine.dispose()
+            self.close()
             raise
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self._idle_writers:
+            connection.close()
+        self._idle_writers.clear()
+        self.engine.dispose()
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A transaction that sees one state of the database."""
         with self._explained():
             self._check_file()
-            with self._begun(self.engine) as connection:
+            with self.engine.connect() as connection, self._begun(connection):
                 yield connection
 
     @contextmanager
@@ -130,29 +138,46 @@ class Database:
         """A transaction that commits at the end of the block, or does nothing when the block raises."""
         with self._turn, self._explained():
             self._check_file()
-            with self._begun(self._writing_engine) as connection:
+            with self._writer() as connection, self._begun(connection):
                 yield connection
                 connection.commit()
 
     @contextmanager
-    def _begun(self, engine: Engine) -> Iterator[Connection]:
-        """A connection on which a transaction has begun."""
-        with engine.connect() as connection:
-            try:
-                connection.begin()
-            except DBAPIError as error:
-                if not error.connection_invalidated:
-                    raise
-                # The server was restarted since this connection was used; nothing has been done on it, so another one
-                # does as well. The pool has dropped all of its age.
-                connection.rollback()
-                connection.begin()
-            try:
-                yield connection
-            except engine.dialect.loaded_dbapi.Error as error:
-                if engine.dialect.is_disconnect(error, connection.connection.dbapi_connection, None):
-                    connection.invalidate()
+    def _writer(self) -> Iterator[Connection]:
+        """A connection that writes. It is kept for the next transaction: to take it from the pool and to give it back
+        costs as much as storing a frame."""
+        try:
+            connection = self._idle_writers.pop()
+        except IndexError:
+            connection = self._writing_engine.connect()
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        if len(self._idle_writers) < self.num_writers:
+            self._idle_writers.append(connection)
+        else:
+            connection.close()
+
+    @contextmanager
+    def _begun(self, connection: Connection) -> Iterator[None]:
+        """A transaction on this connection."""
+        try:
+            connection.begin()
+        except DBAPIError as error:
+            if not error.connection_invalidated:
                 raise
+            # The server was restarted since this connection was used; nothing has been done on it, so another one
+            # does as well. The pool has dropped all of its age.
+            connection.rollback()
+            connection.begin()
+        try:
+            yield
+        except self.engine.dialect.loaded_dbapi.Error as error:
+            if self.engine.dialect.is_disconnect(error, connection.connection.dbapi_connection, None):
+                connection.invalidate()
+            raise
 
     def give_back(self, num_pages: int) -> bool:
         """Make a SQLite file shorter by at most so many pages that hold nothing; False where there is none to give."""
@@ -252,10 +277,11 @@ def connected(url: str, *, must_exist: bool = False) -> Iterator[Connection]:
 
 @contextmanager
 def _explained(engine: Engine) -> Iterator[None]:
-    where, driver = without_password(engine.url), engine.dialect.loaded_dbapi
+    driver = engine.dialect.loaded_dbapi
     try:
         yield
     except OutOfConnections as error:
+        where = without_password(engine.url)
         raise StoreError(f"all connections to the database {where} are in use; send it again") from error
     except (DBAPIError, driver.Error) as error:  # what goes past SQLAlchemy raises the driver's own
         original = getattr(error, "orig", None) or error
@@ -266,6 +292,7 @@ def _explained(engine: Engine) -> Iterator[None]:
         if is_slip and getattr(original, "sqlstate", None) != _NO_PRIVILEGE:
             raise
         needs = _NEEDS[engine.dialect.name]
+        where = without_password(engine.url)
         raise StoreError(f"the database {where} cannot be used: {reason(original)}; {needs}") from error
 
 

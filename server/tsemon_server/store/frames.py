@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -12,7 +12,7 @@ from tsemon.wire import Frame
 from tsemon_answers.runs import Recorded
 from tsemon_server.store.engine import Unit
 from tsemon_server.store.ledger.attempts import visible
-from tsemon_server.store.ledger.rules import Rules
+from tsemon_server.store.ledger.progress import RuleProgress
 from tsemon_server.store.ledger.summaries import Summaries
 from tsemon_server.store.schema import NEVER
 from tsemon_server.store.series import Series, Shape
@@ -51,9 +51,10 @@ class Frames:
         """Whole frames, with some metrics or all."""
         return self._series.export(self._unit, run_id, self._visible(run_id, **which), metrics)
 
-    def after(self, run_id: str, attempt: int, step: int) -> list[Frame]:
+    def after(self, run_id: str, attempt: int, step: int, to_step: int | None = None) -> Iterator[Frame]:
         """The attempt's frames after `step` in the order of steps; of one step, by writer and seq."""
-        return [frame.to_wire() for frame in self.export(run_id, attempt=attempt, from_step=step + 1).frames()]
+        found = self.export(run_id, attempt=attempt, from_step=step + 1, to_step=to_step)
+        return (frame.to_wire() for frame in found.frames())
 
     def nearest(self, run_id: str, step: int | None, attempt: int | None) -> At | None:
         """Where the nearest frame to `step` is, or the newest one."""
@@ -95,16 +96,18 @@ class Added(NamedTuple):
     """Those that were not stored before, by seq."""
     unread: Sequence[Frame]
     """The frames that the rules have to read: the same, and more if the ledger had missed some."""
-    is_current: bool
-    """Whether their attempt is the run's current one."""
+    has_others: bool
+    """Whether other attempts of the run are live."""
+    was_replaced: bool
+    """Whether the attempt was taken for dead, and another one for its successor."""
 
 
 class FrameChanges(Frames):
     """Adds frames."""
 
-    def __init__(self, unit: Unit, series: Series[Unit], now: float, rules: Rules) -> None:
+    def __init__(self, unit: Unit, series: Series[Unit], now: float, progress: RuleProgress) -> None:
         super().__init__(unit, series)
-        self._summaries, self._rules = Summaries(unit.connection, now), rules
+        self._summaries, self._progress = Summaries(unit.connection, now), progress
 
     def add(self, run_id: str, attempt: int, writer: str, frames: Sequence[Frame]) -> Added:
         """Store the frames that are not stored yet, and note them in the summary of the run."""
@@ -117,9 +120,11 @@ class FrameChanges(Frames):
             self._summaries.repair(run_id, known, self.newest(run_id), num_stored)
             unread = self._unread(run_id, attempt)
         self._summaries.note_not_measured(stream, frames)
-        return Added(added, unread, attempt == known.attempt)
+        if added:  # frames that come again may be on their way from a process that is gone
+            self._summaries.hear_of_attempt(run_id, attempt, known)
+        return Added(added, unread, known.has_others, bool(added) and known.state == "replaced")
 
     def _unread(self, run_id: str, attempt: int) -> list[Frame]:
-        """All from the older of two checkpoints on, which is how far back the rules go for a late frame."""
-        steps = [checkpoint.step for checkpoint in self._rules.checkpoints(run_id, attempt)]
-        return self.after(run_id, attempt, min(steps) if len(steps) > 1 else -1)
+        """All from the older of the two newest checkpoints on."""
+        steps = self._progress.checkpoint_steps(run_id, attempt)
+        return [*self.after(run_id, attempt, steps[1][0] if len(steps) > 1 else -1)]

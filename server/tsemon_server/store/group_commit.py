@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from contextvars import Context, copy_context
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from tsemon.errors import Busy, StoreError
 
@@ -18,6 +19,15 @@ MOST = 64
 
 MOST_SIZE = 1024
 """And so much, in sizes that callers give: the last piece may go beyond it."""
+
+
+class Rest(ABC):
+    """What is left of a piece of work, and is done for all pieces of a transaction together."""
+
+    @classmethod
+    @abstractmethod
+    def finish(cls, rests: Sequence[Self]) -> Sequence[Any]:
+        """Do it; the results of the pieces."""
 
 
 class _Job(NamedTuple):
@@ -34,7 +44,8 @@ class GroupCommit(Generic[Tool]):
 
     What comes while a transaction is under way shares the next. Nothing is answered before it is committed. Where a piece
     of work fails, the transaction is undone and each piece has one of its own: so work must be repeatable until then.
-    Where the database fails, all of them fail.
+    Where the database fails, all of them fail. A piece of work may return a `Rest`, which is finished before the next piece
+    of its key begins.
     """
 
     def __init__(
@@ -76,7 +87,7 @@ class GroupCommit(Generic[Tool]):
             return
         try:
             with self._begin() as tool:
-                results = [job.context.run(job.do, tool) for job in jobs]
+                results = _results(jobs, tool)
         except BaseException as error:
             if len(jobs) == 1 or isinstance(error, StoreError):  # alone they would wait for the database one by one
                 for job in jobs:
@@ -87,6 +98,29 @@ class GroupCommit(Generic[Tool]):
             return
         for job, result in zip(jobs, results, strict=True):
             job.done.set_result(result)
+
+
+def _results(jobs: Sequence[_Job], tool: Any) -> list[Any]:
+    results: list[Any] = []
+    unfinished: dict[str, int] = {}
+    for place, job in enumerate(jobs):
+        if job.key in unfinished:
+            _finish(results, unfinished)
+        results.append(job.context.run(job.do, tool))
+        if isinstance(results[-1], Rest):
+            unfinished[job.key] = place
+    _finish(results, unfinished)
+    return results
+
+
+def _finish(results: list[Any], unfinished: dict[str, int]) -> None:
+    by_kind: dict[type[Rest], list[int]] = {}
+    for place in unfinished.values():
+        by_kind.setdefault(type(results[place]), []).append(place)
+    for kind, places in by_kind.items():
+        for place, result in zip(places, kind.finish([results[place] for place in places]), strict=True):
+            results[place] = result
+    unfinished.clear()
 
 
 def _next(queue: SimpleQueue[_Job | None]) -> _Job | None:

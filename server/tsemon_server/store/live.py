@@ -11,6 +11,7 @@ from tsemon.stacks import Stacks
 from tsemon_server.store.engine import Unit
 from tsemon_server.store.ledger import tables
 from tsemon_server.store.ledger.leases import SETTLING, done_at
+from tsemon_server.store.ledger.progress import RuleProgress
 from tsemon_server.store.ledger.runs import OF_NEWEST_FRAME
 from tsemon_server.store.series import Series
 from tsemon_server.store.series.frames import Measured
@@ -40,6 +41,8 @@ class LiveRun(NamedTuple):
     """Titles of metrics of the user's own, by name."""
     stacks: Stacks | None = None
     """The stacks of the model; None if all blocks are one stack."""
+    num_skipped: int = 0
+    """Number of frames that no rule has read."""
 
 
 class LiveRuns(NamedTuple):
@@ -90,12 +93,14 @@ class Live:
             if row.last_seq is not None
         ]
         found = self._series.live(self._unit, addresses)
+        skipped = RuleProgress(self._connection).num_skipped([row.run_id for row in rows])
         runs = [
             LiveRun(
                 *row[:7],
                 *_by_writer(found.get(row.run_id, ())),
                 _titles(row.quantities),
                 Stacks.of(0, row.stacks) if row.stacks else None,
+                skipped.get(row.run_id, 0),
             )
             for row in sorted(rows, key=lambda row: row.run_id)
         ]

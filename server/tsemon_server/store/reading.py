@@ -6,6 +6,7 @@ from tsemon_server.store.engine import Unit
 from tsemon_server.store.frames import Frames
 from tsemon_server.store.ledger.alerts import Alerts
 from tsemon_server.store.ledger.liveness import Liveness
+from tsemon_server.store.ledger.progress import RuleProgress
 from tsemon_server.store.ledger.retention import Retentions
 from tsemon_server.store.ledger.rules import Rules
 from tsemon_server.store.ledger.runs import Runs
@@ -26,6 +27,7 @@ class Reader:
         self.alerts = Alerts(connection, now)
         self.silences = Silences(connection, now)
         self.rules = Rules(connection, now)
+        self.progress = RuleProgress(connection)
         self.liveness = Liveness(connection)
         self.retention = Retentions(connection)
         self.live = Live(unit, series)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
 
@@ -64,9 +64,9 @@ class Newest(NamedTuple):
 class Standing(NamedTuple):
     """The state of a run, as far as its frames are concerned."""
 
-    attempt: int
-    """The current attempt. Earlier attempts send no more frames."""
+    attempts: Collection[int]
+    """The current attempt, and earlier ones that are live. The others send no more frames."""
     is_over: bool
-    """True if the current attempt sends no more frames either."""
+    """True if these send no more frames either."""
     newest: Address | None
     """The newest frame, which stays hot."""

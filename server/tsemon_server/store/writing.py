@@ -9,6 +9,7 @@ from tsemon_server.store.frames import FrameChanges
 from tsemon_server.store.ledger.alerts import AlertChanges
 from tsemon_server.store.ledger.journal import Event, Journal
 from tsemon_server.store.ledger.liveness import LivenessChanges
+from tsemon_server.store.ledger.progress import RuleProgressChanges
 from tsemon_server.store.ledger.retention import RetentionChanges
 from tsemon_server.store.ledger.rules import RuleChanges
 from tsemon_server.store.ledger.runs import Limits, RunChanges
@@ -23,10 +24,12 @@ class Writer:
     def __init__(self, unit: Unit, now: float, series: Series[Unit], limits: Limits) -> None:
         connection, now, journal = unit.connection, utc(now).timestamp(), Journal()
         self._journal = journal
+        self.now = now
         self.rules = RuleChanges(connection, now)
-        self.frames = FrameChanges(unit, series, now, self.rules)
+        self.progress = RuleProgressChanges(connection)
+        self.frames = FrameChanges(unit, series, now, self.progress)
         self.alerts = AlertChanges(connection, now, journal)
-        self.runs = RunChanges(connection, now, self.frames, self.alerts, self.rules, journal, limits)
+        self.runs = RunChanges(connection, now, self.frames, self.alerts, self.progress, journal, limits)
         self.silences = SilenceChanges(connection, now)
         self.liveness = LivenessChanges(connection)
         self.retention = RetentionChanges(connection)

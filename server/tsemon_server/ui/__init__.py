@@ -13,6 +13,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 from tsemon.catalogue import LAYERED
+from tsemon_server.rules.language import language
 
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -74,6 +75,11 @@ def _catalogue() -> Asset:
     return Asset(json.dumps(metrics).encode(), MEDIA_TYPES[".json"], "no-cache")
 
 
+def _language() -> Asset:
+    """The language of rules, from which the editor completes names."""
+    return Asset(json.dumps(language()).encode(), MEDIA_TYPES[".json"], "no-cache")
+
+
 def _with_preloads(assets: Mapping[str, Asset]) -> Asset:
     """The start page, which names all modules: the browser fetches them at once, not one import after the other."""
     page, head = assets["index.html"], b"  </head>"
@@ -83,5 +89,9 @@ def _with_preloads(assets: Mapping[str, Asset]) -> Asset:
 
 
 _FILES = _read(files(__package__))
-ASSETS = _FILES | {"catalogue.json": _catalogue(), "index.html": _with_preloads(_FILES)}
+ASSETS = _FILES | {
+    "catalogue.json": _catalogue(),
+    "language.json": _language(),
+    "index.html": _with_preloads(_FILES),
+}
 ETAGS = {name: asset.etag for name, asset in ASSETS.items()}

@@ -5,10 +5,12 @@ import { refreshAges } from "./base/format.js";
 import { h, put } from "./base/dom.js";
 import { Live } from "./base/live.js";
 import { isPlainKey, showKeys } from "./parts/keys.js";
+import { askToLeave } from "./parts/leaving.js";
 import { showForbidden, skeleton } from "./parts/states.js";
 import { AlertsView } from "./views/alerts.js";
 import { CompareView } from "./views/compare.js";
 import { FleetView } from "./views/fleet.js";
+import { RuleView } from "./views/rule.js";
 import { RulesView } from "./views/rules.js";
 import { RunView } from "./views/run.js";
 import { askForToken } from "./views/sign_in.js";
@@ -34,15 +36,20 @@ let live = null;
  *
  * A view has `refresh(signal)`, which resolves to the milliseconds until the next, `redraw()` for another theme and `destroy()`. It
  * may have `onEvent` (base/live.js), `moved(query)` for a link to itself with another query (else it is made anew), `keys`
- * ([key, what it does] for the list of keys) and `onKey(event)`, true where the key was one of them. It gets `reload()`.
+ * ([key, what it does] for the list of keys) and `onKey(event)`, true where the key was one of them. It gets `reload()`. One with
+ * changes that are not saved `isDirty`, and is left only after a question; `forget()` drops them.
  */
 const VIEWS = {
   "": (main, _id, query) => new FleetView(main, query),
   run: (main, id, query) => new RunView(main, id, query),
   alerts: (main, _id, query) => new AlertsView(main, query),
   rules: (main, _id, query) => new RulesView(main, query),
+  rule: (main, id, query) => new RuleView(main, id, query),
   compare: (main, _id, query) => new CompareView(main, query),
 };
+
+/** By the kind of a view without a link of its own: the one whose link stands for it. */
+const PARENTS = { run: "", rule: "rules" };
 
 /** `kind` is null where there is no such view. */
 function viewOf(hash) {
@@ -70,7 +77,7 @@ function navigate() {
   }
   close();
   for (const link of links) {
-    if (link.hash === `#/${kind === "run" ? "" : kind}`) link.setAttribute("aria-current", "page");
+    if (link.hash === `#/${PARENTS[kind] ?? kind}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   if (kind === null) return report({ error: new Refused(404, `There is no view at ${location.hash}.`) });
@@ -169,7 +176,18 @@ function troubleOf(error) {
   return `The page could not show this: ${error.message}.`;
 }
 
-window.addEventListener("hashchange", navigate);
+/** Another address: what is not saved is not left without a question. */
+function moved({ oldURL, newURL }) {
+  if (!view?.isDirty || viewOf(location.hash).key === view.key) return navigate();
+  history.replaceState(null, "", oldURL);
+  askToLeave(() => {
+    view.forget();
+    location.href = newURL;
+  });
+}
+
+window.addEventListener("hashchange", moved);
+window.addEventListener("beforeunload", (event) => view?.isDirty && event.preventDefault());
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address is the view's
   main.focus();

@@ -72,7 +72,7 @@ class TestWhatARouteNeeds:
             "POST /runs/{run_id}/frames",
             "POST /runs/{run_id}/heartbeat",
         }
-        assert {route.replace(API, "") for route in others} == {*of_a_training, "POST /rules/test"}
+        assert {route.replace(API, "") for route in others} == {*of_a_training, "POST /rules/test", "POST /rules/check"}
         assert sum(need.scopes == ("admin",) for need in changing.values()) >= 10
 
     def test_keeps_a_training_from_deleting_its_run(self, guarded):
@@ -120,8 +120,10 @@ class TestARouteThatNeedsAToken:
             assert (reply.status_code, was_read) == (status, [])
 
 
+RULE_CHANGES = {"PUT /rules", "PUT /rules/{name}", "DELETE /rules/{name}", "POST /rules/{name}/restore"}
 BY_ITSELF = {"GET /events", "POST /runs", "POST /silences", "DELETE /silences/{silence_id}", "POST /rules/test"}
-"""test_tokens.py and, of events, test_events.py have a test of each."""
+BY_ITSELF |= RULE_CHANGES
+"""test_tokens.py has a test of each; of events, test_events.py; of changes of rules, test_project_rules.py."""
 
 
 class TestATokenOfAnotherProject:

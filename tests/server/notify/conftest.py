@@ -96,7 +96,7 @@ class Alerts:
         with self.store.write() as writer:
             for run in runs:
                 run_id = self.run_ids[project, run]
-                assert writer.alerts.change(run_id, rule, "firing", state="resolved", resolved_step=step) is not None
+                assert writer.alerts.change(run_id, 1, rule, "firing", state="resolved", resolved_step=step) is not None
 
     def _run_id(self, writer, project, run):
         if (project, run) not in self.run_ids:

@@ -105,13 +105,14 @@ class TestANotification:
         alerts.fire("gpt", state="pending")
         with store.write() as writer:
             run_id = alerts.run_ids["default", "gpt"]
-            writer.alerts.change(run_id, "loss-spike", "pending", state="firing", firing_step=3)
+            writer.alerts.change(run_id, 1, "loss-spike", "pending", state="firing", firing_step=3)
         await_log(store, ("firing", "sent", 1))
 
-    def test_is_sent_when_a_new_attempt_ends_what_fires(self, store, alerts, start, hooked, http):
+    def test_is_sent_when_a_new_attempt_ends_what_fires(self, store, alerts, start, hooked, http, clock):
         start(hooked())
         alerts.fire("gpt")
         await_log(store, ("firing", "sent", 1))
+        clock.now += 100
         with store.write() as writer:
             given = {"blocks": [], "config": None, "tags": None, "resume_step": 5, "attempt_key": None}
             writer.runs.register("default", "gpt", **given)

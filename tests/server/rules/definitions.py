@@ -1,12 +1,17 @@
 """Rules for tests: as little as a rule needs, and what a test is about."""
 
 import json
+import math
 
 import numpy as np
 
+from tsemon_server.rules import grammar
 from tsemon_server.rules.documents import load
 from tsemon_server.rules.evaluator import Evaluator
-from tsemon_server.rules.program import View
+from tsemon_server.rules.parts import Part
+from tsemon_server.rules.plan import Batch, Plan
+from tsemon_server.rules.program import Program, View
+from tsemon_server.rules.remembering import Span
 
 ABOUT = {
     "family": "loss",
@@ -47,13 +52,11 @@ def answers(when, views):
 
 def numbers(value, views):
     """What a value is on each view; None where it is undefined."""
-    evaluator = Evaluator([rule({"value": [{"scalar": "always"}], "is": "measured"}, evidence={"seen": value})])
-    compiled = evaluator._compiled[0]
-    state, seen = evaluator.start(), []
-    for view in views:
-        number = evaluator._program.run(view, state.cells)[compiled.evidence["seen"].index]
-        seen.append(None if np.isnan(number) else float(number))
-    return seen
+    program = Program()
+    term = grammar.value(Part(value), program)
+    plan = Plan(program, [term])
+    batch = Batch(plan, views, [Span(0, [view.step for view in views], plan.fresh_cells())])
+    return [None if math.isnan(number) else number for number in batch[term.index]]
 
 
 def events(rules, views):

@@ -139,7 +139,7 @@ class TestACondition:
             grammar.condition(Part(condition(function.example)), Program())
 
     def test_knows_what_the_server_measures_of_a_run(self):
-        assert sorted(Pulse(0.0).scalars(1.0)) == sorted(line.ON_CLOCK)
+        assert sorted([*Pulse(0.0).scalars(1.0), "unevaluated_frames"]) == sorted(line.ON_CLOCK)
 
 
 class TestAClauseAtTheEnd:

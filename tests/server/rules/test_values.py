@@ -127,9 +127,8 @@ class TestArithmetic:
     def test_goes_layer_by_layer(self):
         value = [X, {"over": [{"layers": "y"}]}, {"layers": "max"}]
         assert numbers(value, [layers_view(0, x=[1, 6, 5], y=[1, 2, 0])]) == [3]
-        assert numbers(
-            [X, {"times": [{"scalar": "loss"}]}, {"layers": "max"}], [View(0, {"loss": 2.0}, {"x": [1, 3]})]
-        ) == [6]
+        view = View(0, {"loss": 2.0}, {"x": np.array([1, 3])})
+        assert numbers([X, {"times": [{"scalar": "loss"}]}, {"layers": "max"}], [view]) == [6]
 
     def test_may_be_with_itself_at_another_time(self):
         losses = [loss_view(step, loss) for step, loss in enumerate([2.0, 8.0, 4.0])]
@@ -240,6 +239,11 @@ class TestAComparisonOfLayers:
             True,
             False,
         ]
+
+    def test_that_was_not_measured_leaves_the_answer_unknown(self):
+        condition = {"value": [X], "above": [{"layers": "y"}], "below": 9, "in": "any"}
+        views = [layers_view(0, x=[2, 3]), layers_view(1, x=[2, 3], y=[1]), layers_view(2, x=[2, 3], y=[1, 1])]
+        assert answers(condition, views) == [None, None, True]
 
 
 UNKNOWN = {"value": [{"scalar": "missing"}], "above": 0}

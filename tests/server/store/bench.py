@@ -63,8 +63,8 @@ class Bench:
         """The number of frames that were new."""
         with self.store.write() as write:
             added = write.frames.add(run_id, attempt, writer, frames)
-            if added.is_current and added.unread:
-                self.watch.observe(write, run_id, attempt, added.unread)
+            if added.unread:
+                self.watch.observe(write, run_id, attempt, writer, added.unread)
         return len(added.frames)
 
     def send_without_a_word(self, run_id, frames, writer="w", attempt=1):

@@ -111,7 +111,7 @@ class MemorySeries:
             if stands is None:
                 continue
             hot = sorted(seq for of, seq in self.frames if of == stream and (of, seq) not in self.segments)
-            is_over = stands.is_over or stream.attempt != stands.attempt
+            is_over = stands.is_over or stream.attempt not in stands.attempts
             num = math.ceil(len(hot) / sizes.segment) if is_over else (len(hot) - sizes.kept) // sizes.segment
             may_go = [seq for seq in hot if stands.newest is None or (stream, seq) != stands.newest[:2]]
             for number in range(num if len(hot) > 1 else 0):

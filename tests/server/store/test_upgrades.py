@@ -17,8 +17,10 @@ from tests.server.frames import frames_of_a_long_run
 from tests.server.store.contract.test_frames import exactly, values_of, written_out
 from tests.server.test_admin import admin_of_url
 from tests.server.test_migrations import upgrade
+from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.store import Store
 from tsemon_server.store.engine import MIGRATIONS
+from tsemon_server.store.ledger.liveness import Watched
 from tsemon_server.store.ledger.retention import Retention
 from tsemon_server.store.series.frames import HotFrame
 from tsemon_server.store.series.packing import layout_id, pack
@@ -119,11 +121,33 @@ def fill_alerts(old):
     old.insert("delivery", **sent, **times, status="sent", is_held=False, attempts=1)
 
 
+def _state(last_step, num_samples):
+    """What rules remember that have no memory."""
+    state = Evaluator(()).start()
+    state.first_step, state.last_step, state.num_samples = 0, last_step, num_samples
+    return Evaluator(()).dump(state)
+
+
 def fill_rules(old):
-    old.insert("rule_state", run_id=RUN, attempt=2, state=b"state", step=35, tracks="{}")
-    old.insert("rule_checkpoint", run_id=RUN, attempt=2, step=35, state=b"earlier")
+    old.insert("rule_state", run_id=RUN, attempt=2, state=_state(35, 20), step=35, tracks="{}")
+    old.insert(
+        "rule_progress",
+        run_id=RUN,
+        attempt=2,
+        revision=0,
+        read_to=35,
+        num_read=20,
+        writers="{}",
+        num_late=0,
+        num_skipped=0,
+    )
+    for step, num_read in ((30, 15), (35, 20)) if "rule_progress" in old.columns else ((30, 15),):
+        state = _state(step, num_read)
+        old.insert("rule_checkpoint", run_id=RUN, attempt=2, step=step, num_read=num_read, state=state)
     version = {"name": "mine", "version": 1, "origin": "edited", "enabled": True, "digest": "d", "definition": "{}"}
     old.insert("rule_version", **version, created_at=1000.0)
+    if "project" in old.columns.get("rule_version", ()):
+        old.insert("rule_version", **version | {"version": 2, "project": "pretrain"}, created_at=1001.0)
     old.insert("watched", run_id=RUN, attempt=2, pulse="{}", rules=b"state")
 
 
@@ -157,6 +181,7 @@ class TestADatabaseOfEachEarlierVersion:
             self.has_its_run(store, has, old.columns)
             self.has_its_frames(store)
             self.has_what_came_with_its_version(store, has)
+            self.has_its_rules(store, old.columns.get("rule_version", ()))
             self.goes_on(store)
             assert old.database.execute(f"SELECT count(*) FROM frame WHERE run_id = '{GONE}'") == [(0,)]
         code, shown = admin_of_url(old.database.url)("check")
@@ -189,13 +214,21 @@ class TestADatabaseOfEachEarlierVersion:
             (alert,) = reader.alerts.find()
             assert (alert.state, alert.firing_step) == (("acknowledged" if "silence" in has else "firing"), 45)
             assert len(reader.silences.all()) == ("silence" in has)
-            assert [version.name for version in reader.rules.newest()] == ["mine"] * ("rule_version" in has)
-            assert (reader.rules.state(RUN) is not None) == ("rule_checkpoint" in has)
-            assert len(reader.rules.checkpoints(RUN, 2)) == ("rule_checkpoint" in has)
-            assert len(reader.liveness.watched([RUN])) == ("watched" in has)
+            if "rule_checkpoint" in has:
+                assert reader.progress.of(RUN, 2)[:3] == (0, 35, 20)
+                assert reader.progress.checkpoint_steps(RUN, 2) == [(35, 20), (30, 15)]
+                assert reader.progress.before(RUN, 2, 36).state == _state(35, 20)
+            assert reader.liveness.watched([RUN]) == [Watched(RUN, 2, {}, b"state")] * ("watched" in has)
             assert reader.retention.all() == [Retention("pretrain", runs_s=1e9)] * ("retention" in has)
         assert len(store.notices.log()) == ("delivery" in has)
         assert (store.tokens.find("t1") is not None) == ("token" in has)
+
+    def has_its_rules(self, store, columns):
+        """Those of before are the whole server's."""
+        with store.read() as reader:
+            servers, of_project = reader.rules.newest(), reader.rules.newest("pretrain")
+        assert [(v.name, v.version, v.project) for v in servers] == [("mine", 1, None)] * bool(columns)
+        assert of_project == servers if "project" not in columns else [v.project for v in of_project] == ["pretrain"]
 
     def goes_on(self, store):
         """Frames are known when they come again, new ones are counted, and all of it settles."""

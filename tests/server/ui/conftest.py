@@ -61,6 +61,11 @@ class Service:
         answer = self.request("POST", f"{API}/runs", json=body).raise_for_status()
         return str(answer.json()["run_id"])
 
+    def end(self, run_id: str, attempt: int = 1) -> None:
+        """The process of this attempt has failed."""
+        body = {"state": "failed", "attempt": attempt}
+        self.request("PATCH", f"{API}/runs/{run_id}", json=body).raise_for_status()
+
     def send(self, run_id: str, *frames: Frame) -> None:
         body = frames_to_body("writer", 1, [frame.to_json() for frame in frames])
         self.request("POST", f"{API}/runs/{run_id}/frames", content=body).raise_for_status()

@@ -1,6 +1,7 @@
 """The alerts of all runs, in Chromium on the real service."""
 
 import re
+import time
 
 import pytest
 from playwright.sync_api import expect
@@ -22,7 +23,7 @@ class Told:
 
     def __init__(self, service, url):
         self.service = service
-        self._store = Store(url)
+        self._url, self._store = url, Store(url)
         self.failing = service.replay("tse_vit24-s0", project="vision")
         self.quiet = service.register("quiet", project="language")
         self.open_alert(self.quiet, "loss-stall", severity="info", family="loss", summary="The loss stalls.")
@@ -40,12 +41,20 @@ class Told:
             writer.alerts.open(run_id, 1, rule, **at, **{**told, **values})
             alert_id = writer.alerts.find(AlertsQuery(run_id=run_id), limit=1)[0].alert_id
             if state == "resolved":
-                writer.alerts.change(run_id, rule, "firing", state="resolved", resolved_step=9)
+                writer.alerts.change(run_id, 1, rule, "firing", state="resolved", resolved_step=9)
         return alert_id
+
+    def register_later(self, run, project):
+        """Open an attempt when the lease of those before is over."""
+        later = Store(self._url, clock=lambda: time.time() + 100)
+        with later.write() as writer:
+            given = {"blocks": [], "config": None, "tags": None, "resume_step": 0, "attempt_key": None}
+            writer.runs.register(project, run, **given)
+        later.close()
 
     def withdraw(self, run_id, rule):
         with self._store.write() as writer:
-            writer.alerts.withdraw(run_id, rule)
+            writer.alerts.withdraw(run_id, 1, rule)
 
     def alerts(self, **query):
         return self.service.request("GET", "/api/v1/alerts", params=query).json()["alerts"]
@@ -293,7 +302,7 @@ class TestAnAlert:
 
     def test_that_another_attempt_overtook_leads_to_its_own_attempt(self, page, told, run):
         told.open_alert(run, "overtaken", evidence={"layers": {"token_similarity": {"last": {"layer": 4, "value": 1}}}})
-        told.service.register("of-this-test", project="tests", resume_step=0)
+        told.register_later("of-this-test", "tests")
         look(page, "?project=tests&state=past")
         expect(card(page, "overtaken")).to_contain_text("still firing when a new attempt began")
         expect(card(page, "overtaken").get_by_role("link", name="Show step 4")).to_have_attribute(

@@ -85,7 +85,7 @@ class Drawn:
                 summary=f"It is {rule}.", evidence={}, advice={},
             )  # fmt: skip
             if until is not None:
-                writer.alerts.change(run_id, rule, "firing", state="resolved", resolved_step=until)
+                writer.alerts.change(run_id, 1, rule, "firing", state="resolved", resolved_step=until)
 
 
 @pytest.fixture(scope="module")

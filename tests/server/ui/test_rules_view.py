@@ -55,6 +55,15 @@ def edited(service):
     service.request("DELETE", "/api/v1/rules/saturation").raise_for_status()
 
 
+@pytest.fixture(scope="module")
+def own(service):
+    """A rule of the project `speech` alone, and one that it has in place of the server's."""
+    built_in = next(rule for rule in PACK if rule.name == "loss-spike")
+    for rule in ({**MINE, "name": "of-speech"}, {**built_in.definition, "severity": "info"}):
+        path = f"/api/v1/rules/{rule['name']}?project=speech"
+        service.request("PUT", path, content=json.dumps(rule)).raise_for_status()
+
+
 def look(page, query=""):
     page.goto(f"/#/rules{query}")
     expect(page.get_by_role("heading", name="Rules", exact=True)).to_be_visible()
@@ -72,7 +81,7 @@ class TestTheRules:
     def test_are_all_there_by_family(self, page, edited):
         look(page)
         assert sorted(names(page)) == sorted([*(rule.name for rule in PACK), "my-rule"])
-        expect(page.get_by_text("42 rules, 3 edited, 1 disabled")).to_be_visible()
+        expect(page.get_by_text("43 rules, 3 edited, 1 disabled")).to_be_visible()
         token_similarity = page.get_by_role("region", name="Token similarity")
         expect(token_similarity.get_by_role("article")).to_have_count(4)
 
@@ -256,3 +265,28 @@ class TestARuleOfOnesOwn:
         for text in ("warning", "Short rule", "fires when loss above 10", "for 4 samples in a row"):
             expect(found).to_contain_text(re.compile(re.escape(text).replace(r"\ ", r"\s*")))
         expect(found).not_to_contain_text("undefined")
+
+
+class TestTheRulesOfAProject:
+    def test_are_chosen_and_told_from_the_servers(self, page, edited, own):
+        look(page)
+        expect(card(page, "of-speech")).to_have_count(0)
+        page.get_by_label("project", exact=True).select_option("speech")
+        expect(page.get_by_role("heading", name="In project speech: 2 of its own")).to_be_visible()
+        expect(card(page, "of-speech")).to_contain_text("of the project")
+        expect(card(page, "loss-spike")).to_contain_text("info")
+        expect(card(page, "loss-stall")).not_to_contain_text("of the project")
+        assert "project=speech" in page.url
+        page.get_by_label("project", exact=True).select_option("any")
+        expect(card(page, "of-speech")).to_have_count(0)
+
+    def test_are_those_that_a_run_of_the_project_shows(self, page, service, own):
+        run_id = service.register("a-run", project="speech")
+        look(page, f"?run={run_id}")
+        expect(page.get_by_role("heading", name="In project speech")).to_be_visible()
+        expect(card(page, "of-speech").locator(".stands")).to_contain_text("unknown")
+
+    def test_are_where_its_alerts_lead(self, page, run):
+        page.goto(f"/#/run/{run}")
+        link = page.get_by_role("link", name="token-similarity-escalation").first
+        expect(link).to_have_attribute("href", "#/rules?rule=token-similarity-escalation&project=vision")

@@ -615,6 +615,7 @@ class TestAttempts:
         """Of 20 steps of loss 2.0 the second half was taken back, and goes on with 1.0 until step 14."""
         run_id = service.register(name)
         service.send(run_id, *rich_frames(range(20)))
+        service.end(run_id)
         service.register(name, resume_step=10)
         body = frames_to_body("again", 2, [frame.to_json() for frame in rich_frames(range(10, 15), loss=1.0)])
         service.request("POST", f"/api/v1/runs/{run_id}/frames", content=body).raise_for_status()
@@ -624,8 +625,17 @@ class TestAttempts:
         open_run(page, resumed)
         expect(fact(page, "attempt")).to_have_text("2, from step 10")
         page.get_by_text("Attempts (2)").click()
+        expect(page.get_by_role("row", name="attempt 1")).to_contain_text("failed")
         expect(page.get_by_role("row", name="attempt 1")).to_contain_text("taken back from step 10 on")
         expect(page.get_by_role("row", name="attempt 2")).to_contain_text("stands")
+
+    def test_that_are_live_at_the_same_time_are_counted(self, page, service, name, resumed):
+        service.register(name, resume_step=15)
+        open_run(page, resumed)
+        page.get_by_text("Attempts (3, 2 of them live)").click()
+        expect(page.get_by_role("row", name="attempt 1")).not_to_contain_text("live")
+        for attempt in (2, 3):
+            expect(page.get_by_role("row", name=f"attempt {attempt}")).to_contain_text("live")
 
     def test_show_what_was_taken_back_beside_what_stands(self, page, resumed):
         open_run(page, resumed)
@@ -861,6 +871,7 @@ class TestAnAlert:
     def test_leads_to_the_attempt_that_it_is_about_and_out_of_a_zoom(self, page, service, name):
         run_id = service.register(name)
         service.send(run_id, *rich_frames(range(15)), *rich_frames(range(15, 20), 15, loss=math.nan))
+        service.end(run_id)
         service.register(name, resume_step=10)
         again = rich_frames(range(10, 15), loss=math.nan)
         body = frames_to_body("again", 2, [frame.to_json() for frame in again])

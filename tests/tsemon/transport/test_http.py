@@ -22,7 +22,7 @@ def delivery(peer):
 
 class TestHttpDelivery:
     def test_registers_sends_and_finishes_on_one_connection(self, peer, delivery, registration):
-        run_id, attempt = delivery.register(registration(run="a/b ü"))
+        run_id, attempt, *_ = delivery.register(registration(run="a/b ü"))
         assert attempt == 1
         peer.runs["x"] = peer.runs.pop(run_id) | {"run_id": "x"}
         assert delivery.send("x", BODY)["accepted"] == 1
@@ -43,7 +43,7 @@ class TestHttpDelivery:
         port = peer.port
         peer.stop()
         peer.start(port)
-        assert delivery.register(registration()) == ("default/gpt", 1)
+        assert delivery.register(registration())[:2] == ("default/gpt", 1)
 
     @pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
     def test_calls_a_bad_moment_unreachable(self, peer, delivery, registration, status):
@@ -88,7 +88,7 @@ class TestHttpDelivery:
 
     def test_reads_no_proxy_from_the_environment(self, monkeypatch, delivery, registration):
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-        assert delivery.register(registration()) == ("default/gpt", 1)
+        assert delivery.register(registration())[:2] == ("default/gpt", 1)
 
     def test_says_that_nobody_answers(self, peer, delivery, registration):
         peer.stop()
@@ -137,7 +137,7 @@ class TestATokenInTheEnvironment:
 
     def test_goes_into_a_header_of_every_request(self, peer, registration):
         delivery = HttpDelivery(peer.url)
-        run_id, _ = delivery.register(registration())
+        run_id, _, *_ = delivery.register(registration())
         delivery.send(run_id, BODY)
         delivery.beat(run_id, writer="rank0", attempt=1, step=0)
         delivery.has_frames("default", "gpt")
@@ -208,7 +208,7 @@ class TestHttps:
         self.serve(peer, key, certificate)
         monkeypatch.setenv("SSL_CERT_FILE", os.fspath(certificate))
         delivery = HttpDelivery(peer.url, timeout_s=20)
-        run_id, _ = delivery.register(registration())
+        run_id, _, *_ = delivery.register(registration())
         assert delivery.send(run_id, BODY)["accepted"] == 1
         assert len(peer.server.open_sockets) == 1
         delivery.close()

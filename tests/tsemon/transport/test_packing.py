@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.cases import METRICS, STEPS
-from tsemon.errors import UnknownRun
+from tsemon.errors import ServerRefused, UnknownRun
 from tsemon.transport import HttpDelivery, MemorySpool
 from tsemon.transport.courier import Courier
 from tsemon.transport.packing import pack_frames
@@ -90,6 +90,16 @@ class TestACourier:
         assert kinds(peer)[2:] == ["application/json"]
         assert (peer.seqs(), courier.num_refused) == ([0, 1, 2, 3], 0)
 
+    def test_sends_no_json_if_the_refusal_is_not_about_the_body(self, peer, courier, spool):
+        peer.accepts = [PACKED]
+        peer.faults.append((403, {"error": "forbidden", "detail": "this token may not write"}, {}))
+        fill(spool, 0)
+        with pytest.raises(ServerRefused):
+            courier.send_next(spool)
+        assert kinds(peer) == [PACKED]
+        courier.send_next(spool)
+        assert (kinds(peer), peer.seqs()) == ([PACKED, PACKED], [0])
+
     def test_sends_packed_bodies_again_after_a_frame_that_is_refused_either_way(self, peer, courier, spool):
         peer.accepts = [PACKED]
         peer.faults.extend([(422, REFUSED, {})] * 4)
@@ -113,7 +123,8 @@ class TestACourier:
     @pytest.mark.parametrize(
         "text",
         ['{"seq": 0, "step": 0, "time": 1, "layers": {"x": [1.5]}, "scalars": {}, "heads": {}}',
-         '{"seq": 0, "step": 0, "time": 1, "scalars": {"loss": 1}}'],
+         '{"seq": 0, "step": 0, "time": 1, "scalars": {"loss": 1}}',
+         f'{{"seq": 0, "step": 0, "time": 1, "scalars": {{"loss": 1{"0" * 400}}}, "layers": {{}}, "heads": {{}}}}'],
     )  # fmt: skip
     def test_sends_frames_of_another_client_as_they_are(self, peer, courier, spool, text):
         peer.accepts = [PACKED]

@@ -277,6 +277,16 @@ class TestAFullSpool:
         assert kept == list(range(300 - len(kept), 300))
         assert full.num_dropped == 300 - len(kept)
 
+    def test_reads_a_segment_no_second_time_if_none_of_its_frames_may_go(self, tmp_path, monkeypatch):
+        reads, read_segment = list[int](), Spool._read_segment
+        monkeypatch.setattr(Spool, "_read_segment", lambda *args: reads.append(args[1]) or read_segment(*args))
+        spool = Spool.create(tmp_path, REGISTRATION, "rank0", max_bytes=8000, segment_bytes=1000)
+        for seq in range(300):
+            spool.append(frame(seq, not_measured={}))
+        spool.close()
+        assert len(reads) > 10
+        assert len(reads) == len({*reads})
+
     def test_forgets_a_half_that_a_killed_process_had_not_put_in_its_place(self, full):
         full.append(frame(0))
         full.close()

@@ -157,6 +157,7 @@ def bring(
                 edition = writer.edition if not writers else edition
                 if writers and not _goes_on(writers[-1], writer):
                     outcome, edition = None, writer.edition + 1
+                    writer.give_up()
                     break
                 for log, seen in part.logs:
                     for name, frame in frames(log, seen, found.plan, advance, notes):

@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import AfterValidator, FailFast, Field, FiniteFloat, ValidationError
@@ -18,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from tsemon.errors import BodyTooLarge, InvalidFrame
 from tsemon.stacks import Stacks
-from tsemon.wire import MAX_FRAMES, MAX_NOT_MEASURED, MAX_SCALARS, PACKED, PACKED_MAGIC, Array, Frame
+from tsemon.wire import MAX_BODY_BYTES, MAX_FRAMES, MAX_NOT_MEASURED, MAX_SCALARS, PACKED, PACKED_MAGIC, Array, Frame
 from tsemon_server.bodies import WHOLE, Body
 from tsemon_server.services.ingest.schemas import (
     Count,
@@ -33,10 +34,12 @@ from tsemon_server.services.ingest.schemas import (
 
 MAX_METRICS_IN_ALL = 2**18
 """Metrics of all frames of a body: each takes microseconds and more memory than it has bytes. JSON may have as many keys."""
+MOST_METRICS_KEPT = 256
+"""Maximum number of metrics of a layout that is remembered."""
 
 _START = struct.Struct("<4sI")
 
-Length = Annotated[int, Field(ge=0), WHOLE]
+Length = Annotated[int, Field(ge=0, le=MAX_BODY_BYTES), WHOLE]
 
 
 def _once_each(names: list[str]) -> list[str]:
@@ -107,7 +110,7 @@ class PackedFrames:
 
     def to_frames(self, stacks: Stacks) -> list[Frame]:
         """Hold the frames against the stacks of the model. Raises InvalidFrame."""
-        return list(self._frames([_Plan.of(layout, stacks) for layout in self.header.layouts]))
+        return list(self._frames([_plan_of(layout, stacks) for layout in self.header.layouts]))
 
     def _frames(self, plans: list[_Plan]) -> Iterator[Frame]:
         offset = 0
@@ -133,7 +136,7 @@ class PackedFrames:
         return arrays, offset
 
 
-_Shapes = list[tuple[str, tuple[int, ...], int]]
+_Shapes = tuple[tuple[str, tuple[int, ...], int], ...]
 """Name, shape and size in bytes of each array."""
 
 
@@ -141,21 +144,26 @@ _Shapes = list[tuple[str, tuple[int, ...], int]]
 class _Plan:
     """How to take apart the values of a frame."""
 
-    scalars: list[str]
+    scalars: tuple[str, ...]
     doubles: struct.Struct
     layers: _Shapes
     heads: _Shapes
     problem: str | None
 
-    @classmethod
-    def of(cls, layout: Layout, stacks: Stacks) -> _Plan:
-        layers, heads = _shapes(layout.layers), _shapes(layout.heads)
-        problem = _problem(layers, heads, stacks)
-        return cls(layout.scalars, struct.Struct(f"<{len(layout.scalars)}d"), layers, heads, problem)
+
+def _plan_of(layout: Layout, stacks: Stacks) -> _Plan:
+    make = _plan if layout.num_metrics <= MOST_METRICS_KEPT else _plan.__wrapped__
+    return make(tuple(layout.scalars), _shapes(layout.layers), _shapes(layout.heads), stacks)
+
+
+@lru_cache(maxsize=128)
+def _plan(scalars: tuple[str, ...], layers: _Shapes, heads: _Shapes, stacks: Stacks) -> _Plan:
+    """Remembered, because body after body has the same layouts."""
+    return _Plan(scalars, struct.Struct(f"<{len(scalars)}d"), layers, heads, _problem(layers, heads, stacks))
 
 
 def _shapes(shapes: dict[str, list[int]]) -> _Shapes:
-    return [(name, tuple(shape), 4 * math.prod(shape)) for name, shape in shapes.items()]
+    return tuple((name, tuple(shape), 4 * math.prod(shape)) for name, shape in shapes.items())
 
 
 def _problem(layers: _Shapes, heads: _Shapes, stacks: Stacks) -> str | None:

@@ -45,6 +45,7 @@ from tsemon.wire import (
     NAME,
     Array,
     Frame,
+    OnConflict,
     RunState,
 )
 from tsemon_answers.record import LARGEST
@@ -197,6 +198,9 @@ class Registration(Body):
     """The step that this attempt starts at: it hides, and keeps, what earlier attempts wrote from there on."""
     attempt_key: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")] | None = None
     """Any text that names this start. The same key again is the same attempt: a lost reply can be asked for again."""
+    on_conflict: OnConflict = "take_over"
+    """If a live process sends to a run of this name, `new` opens the run `name (2)`, `take_over` opens another attempt of
+    this run, beside the live one, and `refuse` is an error."""
 
     @field_validator("stacks")
     @classmethod
@@ -216,7 +220,9 @@ class RunChange(Body):
     """What shall be different about a run; what is absent stays."""
 
     state: RunState | None = None
-    """How the run is doing."""
+    """State of `attempt`."""
+    attempt: NumberOfAttempt | None = None
+    """Attempt whose state it is; absent for the current one. A run is running as long as one of its attempts is live."""
     tags: Annotated[list[Title], Field(max_length=MAX_TAGS)] | None = None
     """Free words for filters, in place of those there are."""
     config: Config | None = None

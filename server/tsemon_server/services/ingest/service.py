@@ -8,15 +8,14 @@ from typing import NamedTuple, Protocol
 from tsemon.stacks import Stacks
 from tsemon.wire import PACKED, Frame
 from tsemon_answers.alerts import Pulse, Receipt
-from tsemon_answers.runs import Registered
+from tsemon_answers.runs import Registered, Run
+from tsemon_server.alerts import Watch
 from tsemon_server.services.ingest import schemas
 from tsemon_server.services.ingest.packed import is_packed, read_packed
+from tsemon_server.services.ingest.usual import read_json
 from tsemon_server.store import Store
-from tsemon_server.store.frames import Added
+from tsemon_server.store.group_commit import Rest
 from tsemon_server.store.writing import Writer
-
-Observe = Callable[[Writer, str, int, Sequence[Frame]], Sequence[int]]
-"""Looks at new frames of a run's current attempt in the transaction that stores them; the ids of alerts it resolved."""
 
 
 def key_of(store: Store, body: schemas.Registration) -> str:
@@ -42,8 +41,9 @@ def register(writer: Writer, body: schemas.Registration) -> Registered:
         quantities=None if body.quantities is None else {q.name: q.model_dump() for q in body.quantities},
         resume_step=body.resume_step,
         attempt_key=body.attempt_key,
+        on_conflict=body.on_conflict,
     )
-    return Registered(run_id=found.run_id, attempt=found.attempt, accepts=["application/json", PACKED])
+    return Registered(**found._asdict(), accepts=["application/json", PACKED])
 
 
 class Batch(NamedTuple):
@@ -74,7 +74,7 @@ Reader = Callable[[bytes | bytearray], Sent]
 
 def reader_of(content_type: str) -> Reader:
     """The function that reads bodies of this content type: JSON unless it is the type of packed bodies."""
-    return read_packed if is_packed(content_type) else schemas.read_frames
+    return read_packed if is_packed(content_type) else read_json
 
 
 def batch_of(run_id: str, body: Sent, stacks: Stacks) -> Batch:
@@ -82,39 +82,63 @@ def batch_of(run_id: str, body: Sent, stacks: Stacks) -> Batch:
     return Batch(run_id, body.attempt, body.writer, body.to_frames(stacks))
 
 
-def read(store: Store, run_id: str, raw: bytes | bytearray, reader: Reader = schemas.read_frames) -> Batch:
+def read(store: Store, run_id: str, raw: bytes | bytearray, reader: Reader = read_json) -> Batch:
     """The frames of a raw body. May wait for the database."""
     body = reader(raw)
     return batch_of(run_id, body, store.stacks(run_id, body.attempt))
 
 
-def keep(writer: Writer, batch: Batch, observe: Observe) -> Receipt:
-    """Store the frames of a batch and let `observe` see those that it has not seen, in the writer's transaction."""
-    added = writer.frames.add(*batch)
-    resolved = _observed(observe, writer, batch.run_id, batch.attempt, added)
-    return Receipt(
-        accepted=len(added.frames),
-        duplicates=len(batch.frames) - len(added.frames),
-        last_seq=max((frame.seq for frame in batch.frames), default=None),
-        alerts=writer.alerts.to_tell(batch.run_id, resolved),
-    )
+class Kept(Rest):
+    """A batch whose frames are stored, and which the rules have not read."""
+
+    def __init__(self, writer: Writer, batch: Batch, watch: Watch) -> None:
+        self._writer, self._batch, self._watch = writer, batch, watch
+        self._which = batch.run_id, batch.attempt
+        self._added = writer.frames.add(*batch)
+        if self._added.was_replaced:
+            writer.runs.goes_on(*self._which)
+        unread = self._added.unread
+        self._reading = watch.begin(writer, *self._which, batch.writer, unread) if unread else None
+
+    @classmethod
+    def finish(cls, rests: Sequence[Kept]) -> list[Receipt]:
+        """Let the rules read the new frames of all batches together."""
+        readings = [kept._reading for kept in rests if kept._reading is not None]
+        resolved = iter(rests[0]._watch.finish(readings))
+        return [kept._receipt([] if kept._reading is None else next(resolved)) for kept in rests]
+
+    def _receipt(self, resolved: Sequence[int]) -> Receipt:
+        frames = self._batch.frames
+        return Receipt(
+            accepted=len(self._added.frames),
+            duplicates=len(frames) - len(self._added.frames),
+            last_seq=max((frame.seq for frame in frames), default=None),
+            alerts=self._writer.alerts.to_tell(*self._which, resolved),
+            live_attempts=self._writer.runs.live_besides(*self._which) if self._added.has_others else [],
+        )
 
 
-def accept(store: Store, run_id: str, raw: bytes | bytearray, observe: Observe) -> Receipt:
+def accept(store: Store, run_id: str, raw: bytes | bytearray, watch: Watch) -> Receipt:
     """Read and store a body in a transaction of its own."""
     batch = read(store, run_id, raw)
     with store.write() as writer:
-        return keep(writer, batch, observe)
+        return Kept.finish([Kept(writer, batch, watch)])[0]
 
 
-def _observed(observe: Observe, writer: Writer, run_id: str, attempt: int, added: Added) -> Sequence[int]:
-    if not added.is_current or not added.unread:
-        return ()
-    return observe(writer, run_id, attempt, added.unread)
+def change(writer: Writer, run_id: str, body: schemas.RunChange, watch: Watch) -> Run:
+    """Change a run. The frames of an attempt that ends wait for no others any more."""
+    if body.state is not None and writer.runs.hold(run_id):
+        attempt = body.attempt or writer.runs.get(run_id).attempt
+        watch.end(writer, run_id, attempt)
+    writer.runs.change(run_id, state=body.state, attempt=body.attempt, tags=body.tags, config=body.config)
+    return writer.runs.get(run_id)
 
 
 def heard_of(writer: Writer, run_id: str, body: schemas.Heartbeat) -> Pulse:
     """Note that the run was heard of now, and where its process is."""
     writer.runs.stacks(run_id, body.attempt)  # an attempt that nobody knows is told as such
-    writer.runs.hear_of(run_id, body.attempt, body.step)
-    return Pulse(alerts=writer.alerts.to_tell(run_id))
+    has_others = writer.runs.hear_of(run_id, body.attempt, body.step)
+    return Pulse(
+        alerts=writer.alerts.to_tell(run_id, body.attempt),
+        live_attempts=writer.runs.live_besides(run_id, body.attempt) if has_others else [],
+    )

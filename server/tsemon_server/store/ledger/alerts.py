@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -19,7 +21,6 @@ from sqlalchemy import (
     func,
     insert,
     literal,
-    literal_column,
     or_,
     select,
     update,
@@ -29,13 +30,14 @@ from tsemon.errors import UnknownAlert, WrongAlertState
 from tsemon.wire import AlertState
 from tsemon_answers.alerts import Alert, AlertsQuery, ResolvedReason
 from tsemon_server.store.ledger import silences, tables
-from tsemon_server.store.ledger.attempts import is_running
+from tsemon_server.store.ledger.attempts import state_of
 from tsemon_server.store.ledger.journal import Journal
 from tsemon_server.store.ledger.listing import OPEN, Place, fired_to_the_end, page_of
 from tsemon_server.store.prepared import Prepared
+from tsemon_server.store.schema import NEVER
 from tsemon_server.store.times import utc
 
-_alert, _run = tables.alert.c, tables.run.c
+_alert, _run, _attempt = tables.alert.c, tables.run.c, tables.attempt.c
 
 EVERY_ALERT = AlertsQuery()
 
@@ -79,25 +81,28 @@ def select_alerts() -> Select[Any]:
 
 
 def alert_of(row: Row[Any]) -> Alert:
+    return _alert_from(row._asdict())
+
+
+def _alert_from(row: Mapping[str, Any]) -> Alert:
     times = ("opened_at", "updated_at", "acknowledged_at")
-    shown = {name: None if (time := getattr(row, name)) is None else utc(time) for name in times}
-    return Alert.model_validate({**row._mapping, **shown, "alert_id": str(row.alert_id)})
+    shown = {name: None if row[name] is None else utc(row[name]) for name in times}
+    return Alert.model_validate({**row, **shown, "alert_id": str(row["alert_id"])})
+
+
+@lru_cache(maxsize=512)
+def _alert_as_read(row: tuple[Any, ...]) -> Alert:
+    """The alert in a row of `_OPEN_ALERTS`. While the row is the same, it is made once: its evidence has kilobytes."""
+    read = dict(zip(_COLUMNS, row, strict=True))
+    as_json = {name: json.loads(read[name]) for name in ("evidence", "advice")}
+    return _alert_from({**read, **as_json, "silenced": bool(read["silenced"])})
 
 
 # Built once, for every body of frames asks them.
-_HAS_OPEN_ALERTS = Prepared(
-    select(_alert.run_id)
-    .where(_alert.run_id == bindparam("run_id"), or_(*(_alert.state == state for state in OPEN)))
-    .limit(literal_column("1"))
-)
-_ALERTS_TO_TELL = (
-    select_alerts()
-    .where(
-        _alert.run_id == bindparam("run_id"),
-        or_(_alert.state.in_(OPEN), _alert.alert_id.in_(bindparam("resolved", expanding=True))),
-    )
-    .order_by(_alert.alert_id.desc())
-)
+_OF_ATTEMPT = and_(_alert.run_id == bindparam("run_id"), _alert.attempt == bindparam("attempt"))
+_SELECT_OPEN = select_alerts().where(_OF_ATTEMPT, or_(*(_alert.state == state for state in OPEN)))
+_OPEN_ALERTS = Prepared(_SELECT_OPEN.order_by(_alert.alert_id.desc()))
+_COLUMNS = tuple(str(column.key) for column in _SELECT_OPEN.selected_columns)
 
 
 class Alerts:
@@ -148,11 +153,14 @@ class Alerts:
             is_changed = or_(is_changed, _alert.run_id.in_(run_ids))
         return self._alerts(select_alerts().where(is_changed).order_by(_alert.updated_at, _alert.alert_id))
 
-    def to_tell(self, run_id: str, resolved: Sequence[int] = ()) -> list[Alert]:
-        """What the writer of a run gets to hear: its open alerts, and those in `resolved`."""
-        if not resolved and _HAS_OPEN_ALERTS.run(self._connection, {"run_id": run_id}).fetchone() is None:
-            return []  # as nearly always
-        return self._alerts(_ALERTS_TO_TELL, run_id=run_id, resolved=resolved)
+    def to_tell(self, run_id: str, attempt: int, resolved: Sequence[int] = ()) -> list[Alert]:
+        """What the writer of an attempt gets to hear: its open alerts, and those in `resolved`."""
+        which = {"run_id": run_id, "attempt": attempt, "now": self._now}
+        told = [_alert_as_read(tuple(row)) for row in _OPEN_ALERTS.run(self._connection, which)]
+        if not resolved:
+            return told
+        over = self.by_ids({*resolved} - {int(alert.alert_id) for alert in told})
+        return sorted([*told, *over], key=lambda alert: int(alert.alert_id), reverse=True)
 
     def firing(self) -> list[FiringAlert]:
         """All that fires and is not silenced; what fires more than once on a run is named once."""
@@ -187,11 +195,10 @@ class AlertChanges(Alerts):
         if values["state"] == "firing":
             self._queue_notices(_alert.alert_id == alert_id, has_fired=True)
 
-    def change(self, run_id: str, rule: str, from_state: AlertState, **values: Any) -> int | None:
+    def change(self, run_id: str, attempt: int, rule: str, from_state: AlertState, **values: Any) -> int | None:
         """Change the alert of the rule that is in `from_state`; its id, or None where there is none."""
-        which = select(func.max(_alert.alert_id)).where(
-            _alert.run_id == run_id, _alert.rule == rule, _alert.state == from_state
-        )
+        mine = (_alert.run_id == run_id, _alert.attempt == attempt, _alert.rule == rule, _alert.state == from_state)
+        which = select(func.max(_alert.alert_id)).where(*mine)
         alert_id: int | None = self._connection.execute(which).scalar_one()
         if alert_id is not None:
             reason = {"resolved_reason": "clear"} if values.get("state") == "resolved" else {}
@@ -199,9 +206,9 @@ class AlertChanges(Alerts):
             self._queue_notices(_alert.alert_id == alert_id, has_fired=values.get("state") == "firing")
         return alert_id
 
-    def withdraw(self, run_id: str, rule: str) -> None:
+    def withdraw(self, run_id: str, attempt: int, rule: str) -> None:
         """Forget the rule's pending alert."""
-        self._delete_pending(_alert.run_id == run_id, _alert.rule == rule)
+        self._delete_pending(_alert.run_id == run_id, _alert.attempt == attempt, _alert.rule == rule)
 
     def take_back(self, run_id: str, attempt: int, step: int, rules: Sequence[str]) -> dict[str, list[TakenBack]]:
         """Let the alerts of `rules` be as they left them after `step`; those that opened or fired later, in order, by rule.
@@ -283,23 +290,26 @@ class AlertChanges(Alerts):
 
     # By what becomes of runs and rules
 
-    def end_of_run(self, run_id: str, reason: ResolvedReason, step: int | None = None) -> None:
-        """Whatever is open ends at `step`, else the last: what fires is over, what was pending never was."""
-        self._end(_alert.run_id == run_id, _over(_LAST_STEP if step is None else step, reason))
+    def end_of_attempt(self, run_id: str, attempt: int, reason: ResolvedReason) -> None:
+        """Whatever is open ends with the attempt: what fires is over, what was pending never was."""
+        mine = and_(_alert.run_id == run_id, _alert.attempt == attempt)
+        self._end(mine, _over(_END_OF_ATTEMPT, reason))
 
     def end_of_ended(self, run_id: str, attempt: int) -> None:
-        """Where the run has ended already, what frames that came afterwards opened is over with it."""
-        if not is_running(self._connection, run_id, attempt):
-            self.end_of_run(run_id, "run ended")
+        """If the attempt has ended already, what frames that came afterwards opened is over with it."""
+        state = state_of(self._connection, run_id, attempt)
+        if state != "running":
+            self.end_of_attempt(run_id, attempt, "new attempt" if state == "replaced" else "run ended")
 
-    def end_of_rule(self, rule: str) -> None:
-        """The rule looks at no run any more, so what it had opened is over."""
-        self._end(_alert.rule == rule, _over(_LAST_STEP, "rule disabled"))
+    def end_of_rule(self, rule: str, project: str | None = None, *, besides: Collection[str] = ()) -> None:
+        """Resolve the alerts of a disabled rule: those of runs of `project`, or of all projects but those in `besides`."""
+        is_meant = _run.project.not_in(besides) if project is None else _run.project == project
+        runs = select(_run.run_id).where(is_meant)
+        self._end(and_(_alert.rule == rule, _alert.run_id.in_(runs)), _over(_LAST_STEP, "rule disabled"))
 
-    def reopen(self, run_id: str) -> None:
-        """The run has not ended after all, so what fired at its end still does."""
-        of_attempt = select(_run.attempt).where(_run.run_id == run_id).scalar_subquery()
-        did_end = and_(_alert.run_id == run_id, _alert.resolved_reason == "run ended", _alert.attempt == of_attempt)
+    def reopen(self, run_id: str, attempt: int, reason: ResolvedReason) -> None:
+        """The attempt has not ended after all, so what fired at its end still does."""
+        did_end = and_(_alert.run_id == run_id, _alert.attempt == attempt, _alert.resolved_reason == reason)
         self._queue_notices(did_end)
         self._update(did_end, state="firing", **_NOT_OVER)
 
@@ -331,7 +341,15 @@ _NOT_OVER = {"resolved_step": None, "resolved_reason": None}
 
 
 # Of the run of an alert.
-_LAST_STEP = select(func.coalesce(_run.last_step, 0)).where(_run.run_id == _alert.run_id).scalar_subquery()
+_OF_RUN = select(func.coalesce(_run.last_step, 0)).where(_run.run_id == _alert.run_id)
+_LAST_STEP = _OF_RUN.correlate(tables.alert).scalar_subquery()
+_END_OF_ATTEMPT = (
+    select(case((_attempt.hidden_from < NEVER, _attempt.hidden_from), else_=_LAST_STEP))
+    .where(_attempt.run_id == _alert.run_id, _attempt.attempt == _alert.attempt)
+    .correlate(tables.alert)
+    .scalar_subquery()
+)
+"""The step at which a later attempt took over, or the last one."""
 
 
 def _over(step: int | ScalarSelect[Any], reason: ResolvedReason) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
-from sqlalchemy import Connection, String, or_, select
+from sqlalchemy import ColumnElement, Connection, String, and_, or_, select
 
 from tsemon_server.store.engine import table_of
 from tsemon_server.store.ledger import tables
@@ -42,15 +42,41 @@ def standings(connection: Connection, run_ids: Collection[str], silent_before: f
     """How those of these runs stand that are there. One that was not heard of since then sends no more."""
     is_over = or_(_run.state != "running", _run.updated_at < silent_before)
     newest = (_run.last_attempt, _run.last_writer, _run.last_seq, _run.last_step)
+    chosen = {"run_ids": values_of(run_ids)}
+    others = select(_attempt.run_id, _attempt.attempt).join(ONE_OF, ONE_OF.c.run_id == _attempt.run_id)
+    live: dict[str, set[int]] = {}
+    for run_id, attempt in connection.execute(others.where(_attempt.state == "running"), chosen):
+        live.setdefault(run_id, set()).add(attempt)
     query = select(_run.run_id, _run.attempt, is_over, *newest).join(ONE_OF, ONE_OF.c.run_id == _run.run_id)
-    rows = connection.execute(query, {"run_ids": values_of(run_ids)})
+    rows = connection.execute(query, chosen)
     return {
-        run_id: Standing(attempt, is_over, None if seq is None else Address(Stream(run_id, of, writer), seq, step))
+        run_id: Standing(
+            {attempt} | live.get(run_id, set()),
+            is_over,
+            None if seq is None else Address(Stream(run_id, of, writer), seq, step),
+        )
         for run_id, attempt, is_over, of, writer, seq, step in rows
     }
 
 
-def is_running(connection: Connection, run_id: str, attempt: int) -> bool:
-    """Whether the run is still running, in this attempt; it stays so to the end of this transaction."""
-    query = select(_run.run_id).where(_run.run_id == run_id, _run.attempt == attempt, _run.state == "running")
-    return connection.execute(query.with_for_update()).first() is not None
+LEASE_S = 90.0
+"""After so long without a frame or a heartbeat, an attempt is not live any more. A writer sends something every 30 s."""
+HEARD_S = 5.0
+"""Precision of `heard_at`."""
+
+
+def is_live(now: float | ColumnElement[float]) -> ColumnElement[bool]:
+    """Whether an attempt's process is taken to be alive."""
+    return and_(_attempt.state == "running", _attempt.heard_at >= now - LEASE_S - HEARD_S)
+
+
+def live_besides(connection: Connection, run_id: str, attempt: int, now: float) -> list[int]:
+    """The run's other attempts that are live."""
+    query = select(_attempt.attempt).where(_attempt.run_id == run_id, _attempt.attempt != attempt, is_live(now))
+    return list(connection.execute(query.order_by(_attempt.attempt)).scalars())
+
+
+def state_of(connection: Connection, run_id: str, attempt: int) -> str | None:
+    """running, finished, failed or replaced, to the end of this transaction; None if there is no such attempt."""
+    query = select(_attempt.state).where(_attempt.run_id == run_id, _attempt.attempt == attempt)
+    return connection.execute(query.with_for_update()).scalar_one_or_none()

@@ -1,6 +1,7 @@
-"""The versions of rules, and their memory of each run.
+"""The versions of rules.
 
-Versions are added and never change, so their number tells whether there is a new one.
+Versions are added and never change, so their number tells whether there is a new one. A version is of the whole server or
+of one project, in which it goes before the server's; both are numbered in one sequence.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Column, Connection, Row, Select, Table, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, or_, select, tuple_
 
 from tsemon_answers.rules import RuleVersion
 from tsemon_server.store.engine import insert_if_missing
@@ -16,59 +17,12 @@ from tsemon_server.store.ledger import tables
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.times import utc
 
-Origin = Literal["built-in", "edited"]
+Origin = Literal["built-in", "edited", "server"]
 
-_version, _state, _checkpoint = tables.rule_version.c, tables.rule_state.c, tables.rule_checkpoint.c
+_version = tables.rule_version.c
 
 # On the path of every frame.
 _NUM_VERSIONS = Prepared(select(func.count()).select_from(tables.rule_version))
-_STATE = Prepared(select(_state.attempt, _state.state).where(_state.run_id == bindparam("run_id")))
-_REPLACE_STATE = Prepared(
-    update(tables.rule_state)
-    .where(_state.run_id == bindparam("which"))
-    .values(attempt=bindparam("attempt"), state=bindparam("state"))
-)
-_INSERT_STATE = Prepared(insert(tables.rule_state))
-_CHECKPOINTS = Prepared(
-    select(_checkpoint.step, _checkpoint.state)
-    .where(_checkpoint.run_id == bindparam("run_id"), _checkpoint.attempt == bindparam("attempt"))
-    .order_by(_checkpoint.step.desc())
-)
-_newest_before = (
-    select(func.max(_checkpoint.step))
-    .where(
-        _checkpoint.run_id == bindparam("run_id"),
-        _checkpoint.attempt == bindparam("attempt"),
-        _checkpoint.step < bindparam("step"),
-    )
-    .scalar_subquery()
-)
-# Whatever is written again from a step on, what was written from there on before is of no use.
-_FORGET_CHECKPOINTS = Prepared(
-    delete(tables.rule_checkpoint).where(
-        _checkpoint.run_id == bindparam("run_id"),
-        or_(
-            _checkpoint.attempt != bindparam("attempt"),
-            _checkpoint.step >= bindparam("step"),
-            _checkpoint.step < _newest_before,
-        ),
-    )
-)
-_INSERT_CHECKPOINT = Prepared(insert(tables.rule_checkpoint))
-
-
-class RuleState(NamedTuple):
-    """What the rules remember of a run's attempt."""
-
-    attempt: int
-    state: bytes
-
-
-class RuleCheckpoint(NamedTuple):
-    """What the rules remembered of a run's attempt when `step` was the last one that they had seen."""
-
-    step: int
-    state: bytes
 
 
 class Definition(NamedTuple):
@@ -90,70 +44,84 @@ class Rules:
         (found,) = _NUM_VERSIONS.run(self._connection, {}).fetchone()
         return int(found)
 
-    def newest(self) -> list[RuleVersion]:
-        """The newest version of each rule, by name."""
-        rows = self._connection.execute(_newest(tables.rule_version))
-        return sorted(map(_version_of, rows), key=lambda version: version.name)  # engines disagree on what comes first
+    def newest(self, project: str | None = None) -> list[RuleVersion]:
+        """The active version of each rule, by name: the project's own if it has one, else the server's."""
+        found = {version.name: version for version in self._newest(_version.project.is_(None))}
+        if project is not None:
+            found |= {version.name: version for version in self.own(project)}
+        return [found[name] for name in sorted(found)]  # engines disagree on what comes first
 
-    def versions(self, name: str) -> list[RuleVersion]:
-        """All versions of a rule, the newest first; none where nobody knows it."""
-        query = select(tables.rule_version).where(_version.name == name).order_by(_version.version.desc())
-        return list(map(_version_of, self._connection.execute(query)))
+    def own(self, project: str) -> list[RuleVersion]:
+        """The newest version of each rule that the project has itself, except rules that it gave back."""
+        return [version for version in self._newest(_version.project == project) if version.origin != "server"]
 
-    def state(self, run_id: str) -> RuleState | None:
-        """What was last kept; None for a run whose current attempt no rule has looked at."""
-        row = _STATE.run(self._connection, {"run_id": run_id}).fetchone()
-        return None if row is None else RuleState(*row)
+    def projects(self, name: str | None = None) -> list[str]:
+        """The projects that have versions of their own, of this rule or of any."""
+        is_meant = [_version.project.is_not(None), *([] if name is None else [_version.name == name])]
+        own = _newest(and_(*is_meant), _version.project).where(_version.origin != "server").distinct()
+        return sorted(self._connection.execute(own).scalars())
 
-    def checkpoints(self, run_id: str, attempt: int) -> list[RuleCheckpoint]:
-        """What was kept of earlier states, the newest first."""
-        rows = _CHECKPOINTS.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchall()
-        return [RuleCheckpoint(*row) for row in rows]
+    def versions(self, name: str, project: str | None = None) -> list[RuleVersion]:
+        """All versions of a rule, the active one first; empty if the rule is unknown.
+
+        In a project these are its own and the server's, each from the newest on.
+        """
+        is_meant = (_version.name == name) & _scope(project)
+        rows = self._connection.execute(select(tables.rule_version).where(is_meant).order_by(_version.version.desc()))
+        found = list(map(_version_of, rows))
+        own = [version for version in found if version.project is not None]
+        is_own = bool(own) and own[0].origin != "server"
+        return sorted(found, key=lambda version: (version.project is not None) != is_own)
+
+    def _newest(self, is_meant: ColumnElement[bool]) -> list[RuleVersion]:
+        return list(map(_version_of, self._connection.execute(_newest(is_meant))))
 
 
 class RuleChanges(Rules):
-    """Changes of rules, and of their memory."""
+    """Changes of rules."""
 
-    def add_versions(self, definitions: Sequence[Definition], origin: Origin, *, enabled: bool = True) -> None:
-        """Let each of them be the newest of its rule; one that is so already is not added again.
+    def add_versions(
+        self, definitions: Sequence[Definition], origin: Origin, *, enabled: bool = True, project: str | None = None
+    ) -> None:
+        """Let each of them be the newest of its rule, in the server or in a project; one that is so already is not added.
 
         Other processes may add versions at the same moment: they are all kept, one after the other.
         """
-        of_version = _newest(_version.name, _version.version, _version.digest, _version.origin, _version.enabled)
         # The pack has dozens, a database may be far.
-        newest = {row.name: row for row in self._connection.execute(of_version)}
+        newest, numbers = self._last(project, [new.name for new in definitions])
         for new in definitions:
-            row = {**new._asdict(), "origin": origin, "enabled": enabled, "created_at": self._now}
-            last = newest.get(new.name)
-            while last is None or (last.digest, last.origin, last.enabled) != (new.digest, origin, enabled):
-                number = 1 if last is None else last.version + 1
+            row = {**new._asdict(), "origin": origin, "enabled": enabled, "project": project, "created_at": self._now}
+            while newest.get(new.name) != (new.digest, origin, enabled):
+                number = numbers.get(new.name, 0) + 1
                 if insert_if_missing(self._connection, tables.rule_version, {**row, "version": number}):
                     break
-                last = self._connection.execute(of_version.where(_version.name == new.name)).first()
+                again = self._last(project, [new.name])
+                newest, numbers = newest | again[0], numbers | again[1]
 
-    def keep_state(self, run_id: str, attempt: int, state: bytes) -> None:
-        """Replace what the rules remember of the run."""
-        kept = {"attempt": attempt, "state": state}
-        if not _REPLACE_STATE.run(self._connection, {"which": run_id, **kept}).rowcount:
-            _INSERT_STATE.run(self._connection, {"run_id": run_id, **kept})
-
-    def keep_checkpoint(self, run_id: str, attempt: int, step: int, state: bytes) -> None:
-        """Keep this state and the newest before it; those of other attempts and of this step on are forgotten."""
-        kept = {"run_id": run_id, "attempt": attempt, "step": step, "state": state}
-        _FORGET_CHECKPOINTS.run(self._connection, kept)
-        _INSERT_CHECKPOINT.run(self._connection, kept)
-
-    def forget(self, run_id: str) -> None:
-        """Let the rules begin anew with the run."""
-        for table in (tables.rule_state, tables.rule_checkpoint):
-            self._connection.execute(delete(table).where(table.c.run_id == run_id))
+    def _last(
+        self, project: str | None, names: Sequence[str]
+    ) -> tuple[dict[str, tuple[str, Origin, bool]], dict[str, int]]:
+        """Content of the newest version of each rule, in the server or in a project, and its highest number."""
+        is_meant = _version.name.in_(names)
+        is_of_project = _version.project.is_(None) if project is None else _version.project == project
+        newest = self._newest(is_meant & is_of_project)
+        numbers = (
+            select(_version.name, func.max(_version.version).label("last")).where(is_meant).group_by(_version.name)
+        )
+        said = {version.name: (version.digest, version.origin, version.enabled) for version in newest}
+        return said, {row.name: row.last for row in self._connection.execute(numbers)}
 
 
-def _newest(*columns: Table | Column[Any]) -> Select[Any]:
-    """These columns of the newest version of each rule."""
-    newest = select(_version.name, func.max(_version.version).label("version")).group_by(_version.name).subquery()
-    is_newest = (_version.name == newest.c.name) & (_version.version == newest.c.version)
-    return select(*columns).join(newest, is_newest)
+def _scope(project: str | None) -> ColumnElement[bool]:
+    """The versions that a project can see: the server's and its own."""
+    is_servers = _version.project.is_(None)
+    return is_servers if project is None else or_(is_servers, _version.project == project)
+
+
+def _newest(is_meant: ColumnElement[bool], *columns: ColumnElement[Any]) -> Select[Any]:
+    """The newest of these versions of each rule, in the server and in each project."""
+    newest = select(_version.name, func.max(_version.version)).where(is_meant).group_by(_version.name, _version.project)
+    return select(*columns or _version).where(tuple_(_version.name, _version.version).in_(newest))
 
 
 def _version_of(row: Row[Any]) -> RuleVersion:

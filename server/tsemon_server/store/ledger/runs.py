@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from sqlalchemy import Connection, Row, Select, and_, bindparam, func, insert, or_, select, true, update
 
-from tsemon.errors import LimitReached, UnknownAttempt, UnknownRun
+from tsemon.errors import LimitReached, NameInUse, UnknownAttempt, UnknownRun
 from tsemon.stacks import Stacks
-from tsemon.wire import MAX_ATTEMPTS, RunState
+from tsemon.wire import MAX_ATTEMPTS, MAX_NAME, OnConflict, RunState
 from tsemon_answers.runs import Attempt, Latest, Recorded, Run, RunDetail, RunFilter, RunOrder, TagUse
 from tsemon_answers.runs import Stack as DescribedStack
 from tsemon_server.store.engine import insert_missing, items_of, num_items
 from tsemon_server.store.ledger import listing, tables
 from tsemon_server.store.ledger.alerts import AlertChanges
+from tsemon_server.store.ledger.attempts import HEARD_S, LEASE_S, is_live, live_besides, state_of
 from tsemon_server.store.ledger.journal import Journal
 from tsemon_server.store.ledger.listing import Place
-from tsemon_server.store.ledger.rules import RuleChanges
+from tsemon_server.store.ledger.progress import RuleProgress, RuleProgressChanges
 from tsemon_server.store.ledger.summaries import Summaries, columns_of
 from tsemon_server.store.ledger.tombstones import forget_run
 from tsemon_server.store.prepared import Prepared
@@ -35,7 +37,10 @@ class Registration(NamedTuple):
     """Where a writer may send its frames."""
 
     run_id: str
+    run: str
     attempt: int
+    live_attempts: Sequence[int]
+    """Other attempts of the run whose processes are alive."""
 
 
 class Model(NamedTuple):
@@ -59,6 +64,21 @@ class Limits(NamedTuple):
 
     runs: int = 100_000
     project_runs: int = 20_000
+
+
+class _Names:
+    """A run's name, and the names `run (2)`, `run (3)` and so on of runs that were begun while it was live."""
+
+    def __init__(self, run: str) -> None:
+        self._run, self._start = run, f"{run[: MAX_NAME - len(' (99999)')]} ("
+
+    def __contains__(self, name: str) -> bool:
+        return name == self._run or (name.startswith(self._start) and name[len(self._start) : -1].isdigit())
+
+    def free(self, taken: Iterable[str]) -> str:
+        """The first of them that is not taken."""
+        others = {*taken}
+        return next(name for number in itertools.count(2) if (name := f"{self._start}{number})") not in others)
 
 
 class FramesOfRuns(Protocol):
@@ -93,7 +113,7 @@ class Runs:
         """The run with all but its frames, or UnknownRun."""
         row, recorded = self._row(run_id), self._frames.recorded(run_id)
         attempts = self._connection.execute(
-            select(_attempt.attempt, _attempt.resume_step, _attempt.started_at)
+            select(_attempt.attempt, _attempt.resume_step, _attempt.started_at, _attempt.state, is_live(self._now))
             .where(_attempt.run_id == run_id)
             .order_by(_attempt.attempt)
         )
@@ -106,10 +126,12 @@ class Runs:
             config=row.config,
             quantities=row.quantities,
             attempts=[
-                Attempt(attempt=a.attempt, resume_step=a.resume_step, started_at=utc(a.started_at)) for a in attempts
+                Attempt(attempt=number, resume_step=step, started_at=utc(started_at), state=state, is_live=live)
+                for number, step, started_at, state, live in attempts
             ],
             metrics=recorded,
             latest=self._latest(row),
+            unevaluated_frames=RuleProgress(self._connection).num_skipped([run_id]).get(run_id, 0),
         )
 
     def find(self, which: RunFilter, *, order: RunOrder, limit: int, after: Place | None = None) -> list[Run]:
@@ -156,11 +178,20 @@ class Runs:
             )
         return Stacks.of(len(found.blocks), found.stacks)
 
+    def live_besides(self, run_id: str, attempt: int) -> list[int]:
+        """The other attempts of the run whose processes are alive."""
+        return live_besides(self._connection, run_id, attempt, self._now)
+
     def stacks_now(self, run_ids: Collection[str]) -> dict[str, Stacks]:
         """The stacks that the newest frames of these runs have; runs with a single stack are left out."""
         query = select(_run.run_id, _attempt.stacks).select_from(tables.run.join(tables.attempt, OF_NEWEST_FRAME))
         rows = self._connection.execute(query.where(_run.run_id.in_(run_ids), _attempt.stacks.is_not(None)))
         return {run_id: Stacks.of(0, told) for run_id, told in rows}
+
+    def project_of(self, run_id: str) -> str | None:
+        """The project of the run, which never changes; None if there is no such run."""
+        row = _PROJECT.run(self._connection, {"run_id": run_id}).fetchone()
+        return None if row is None else row[0]
 
     def model(self, run_id: str, attempt: int) -> Model:
         """The properties of the model that rules use. They never change."""
@@ -208,12 +239,12 @@ class RunChanges(Runs):
         now: float,
         frames: FramesOfRuns,
         alerts: AlertChanges,
-        rules: RuleChanges,
+        progress: RuleProgressChanges,
         journal: Journal,
         limits: Limits,
     ) -> None:
         super().__init__(connection, now, frames)
-        self._alerts, self._rules, self._journal, self._limits = alerts, rules, journal, limits
+        self._alerts, self._progress, self._journal, self._limits = alerts, progress, journal, limits
 
     def register(
         self,
@@ -228,18 +259,28 @@ class RunChanges(Runs):
         resume_step: int | None,
         attempt_key: str | None,
         quantities: Mapping[str, Any] | None = None,
+        on_conflict: OnConflict = "take_over",
     ) -> Registration:
         """Open a new attempt of (project, run); one that has `attempt_key` already is found again, unchanged.
 
         `stacks` are the name and the number of blocks of each stack; none if all blocks are one stack. `config`, `tags` and
-        `quantities` stay as they were where None is given.
+        `quantities` stay as they were where None is given. `on_conflict` is what to do if an attempt of the run is live:
+        open one of another run, `run (2)`; open one of this run, too; or raise NameInUse.
         """
+        names = _Names(run)
+        if attempt_key is not None and (known := self._with_key(project, names, attempt_key)) is not None:
+            return known
         run_id = self._run_named(project, run)
-        if attempt_key is not None:
-            with_key = select(_attempt.attempt).where(_attempt.run_id == run_id, _attempt.attempt_key == attempt_key)
-            known = self._connection.execute(with_key).scalar_one_or_none()
-            if known is not None:
-                return Registration(run_id, known)
+        live = live_besides(self._connection, run_id, 0, self._now)
+        if live and on_conflict == "refuse":
+            raise NameInUse(
+                f"a live process sends to the run {run!r} of project {project!r} (attempt {live[-1]}); give another name, "
+                'end that process, or register with on_conflict="new" or "take_over". A process that was killed counts as '
+                f"live for {LEASE_S + HEARD_S:.0f} s"
+            )
+        if live and on_conflict == "new":
+            run = names.free(self._connection.execute(select(_run.run).where(_run.project == project)).scalars())
+            run_id, live = self._run_named(project, run), []
         start_step = resume_step or 0
         attempt = self._hide_from(run_id, start_step) + 1
         if attempt > MAX_ATTEMPTS:
@@ -254,38 +295,85 @@ class RunChanges(Runs):
                 blocks=list(blocks),
                 frozen_blocks=list(frozen_blocks),
                 started_at=self._now,
+                state="running",
+                heard_at=self._now,
                 **({"stacks": list(stacks)} if stacks else {}),
             )
         )
-        self._alerts.end_of_run(run_id, "new attempt", start_step)
-        self._rules.forget(run_id)
+        self.replace_silent(run_id, 1, attempt - 1)
         process = {"process_step": None, "stepped_at": None}  # the new one has not been heard of
         # Once per attempt the newest frame that is not hidden is looked for; frames that come later keep it up to date.
         newest = columns_of(self._frames.newest(run_id))
         given = _given(config=config, tags=tags, quantities=quantities)
         self._set(run_id, attempt=attempt, state="running", **process, **newest, **given)
         self._journal.tell("run registered", run_id, project=project, run=run, attempt=attempt, resume_step=resume_step)
-        return Registration(run_id, attempt)
+        return Registration(run_id, run, attempt, live)
+
+    def replace_silent(self, run_id: str, first: int, last: int) -> None:
+        """Let the current attempt replace those from `first` to `last` that are silent, and end their open alerts."""
+        is_earlier = _attempt.attempt.between(first, last)
+        is_left = and_(_attempt.run_id == run_id, is_earlier, _attempt.state == "running")
+        silent = self._connection.execute(select(_attempt.attempt).where(is_left, ~is_live(self._now))).scalars().all()
+        for attempt in silent:
+            self._set_attempt(run_id, attempt, "replaced")
+            self._alerts.end_of_attempt(run_id, attempt, "new attempt")
+            self._progress.keep_newest_checkpoint(run_id, attempt)
+        if silent:
+            state = self._state(run_id, self._row(run_id).attempt)
+            self._connection.execute(update(tables.run).where(_run.run_id == run_id).values(state=state))
 
     def change(
         self,
         run_id: str,
         *,
         state: RunState | None = None,
+        attempt: int | None = None,
         tags: Sequence[str] | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Set what is given, and note that the run was heard of. What fires is over with the run, until it goes on."""
-        self._set(run_id, **_given(state=state, tags=tags, config=config))
-        self._journal.tell("run changed", run_id, state=state)
-        if state == "running":
-            self._alerts.reopen(run_id)
-        elif state is not None:
-            self._alerts.end_of_run(run_id, "run ended")
+        """Set what is given, and note that the run was heard of.
 
-    def hear_of(self, run_id: str, attempt: int, step: int) -> None:
-        """Note that the run's process is alive, and at which step. That of an older attempt says nothing of the run."""
-        Summaries(self._connection, self._now).hear_of(run_id, attempt, step)
+        `attempt` is the one whose `state` changes, by default the current one. Its end resolves its alerts, and `running`
+        reopens them. A run is running as long as one of its attempts is live.
+        """
+        self._set(run_id, **_given(tags=tags, config=config))
+        if state is not None:
+            current = self._row(run_id).attempt
+            self._change_attempt(run_id, attempt or current, state)
+            self._set(run_id, state=self._state(run_id, current))
+        self._journal.tell("run changed", run_id, state=state)
+
+    def _state(self, run_id: str, current: int) -> str:
+        """The state of the current attempt, or "running" as long as any attempt is live."""
+        has_live = bool(live_besides(self._connection, run_id, 0, self._now))
+        return "running" if has_live else state_of(self._connection, run_id, current) or "running"
+
+    def _change_attempt(self, run_id: str, attempt: int, state: RunState) -> None:
+        before = state_of(self._connection, run_id, attempt)
+        if before is None:
+            self.stacks(run_id, attempt)  # raises UnknownAttempt
+        self._set_attempt(run_id, attempt, state, heard_at=self._now)
+        if state == "running":
+            self._alerts.reopen(run_id, attempt, "run ended")
+        else:
+            self._alerts.end_of_attempt(run_id, attempt, "run ended")
+
+    def hear_of(self, run_id: str, attempt: int, step: int) -> bool:
+        """Note that an attempt's process is alive, and at which step; whether other attempts of the run are live."""
+        known = Summaries(self._connection, self._now).hear_of(run_id, attempt, step)
+        if known.state == "replaced":
+            self.goes_on(run_id, attempt)
+        return known.has_others
+
+    def goes_on(self, run_id: str, attempt: int) -> None:
+        """An attempt that was taken for dead is alive, so its alerts fire again."""
+        self._alerts.reopen(run_id, attempt, "new attempt")
+        self._set(run_id, state="running")
+
+    def hold(self, run_id: str) -> bool:
+        """Let others that write the run wait to the end of this transaction; False if there is no such run."""
+        of_run = select(_run.run_id).where(_run.run_id == run_id)
+        return self._connection.execute(of_run.with_for_update()).first() is not None
 
     def delete(self, run_id: str) -> None:
         """Forget a run with all its frames and alerts; `Store.purge` removes the frames."""
@@ -316,6 +404,15 @@ class RunChanges(Runs):
             self._check_number_of_runs(project)
         return run_id
 
+    def _with_key(self, project: str, names: _Names, attempt_key: str) -> Registration | None:
+        """The attempt that was registered with this key, maybe under a name made of the one asked for."""
+        query = select(_run.run_id, _run.run, _attempt.attempt).join(tables.attempt, _run.run_id == _attempt.run_id)
+        rows = self._connection.execute(query.where(_run.project == project, _attempt.attempt_key == attempt_key))
+        found = next((row for row in rows if row.run in names), None)
+        if found is None:
+            return None
+        return Registration(*found, live_besides(self._connection, found.run_id, found.attempt, self._now))
+
     def _check_number_of_runs(self, project: str) -> None:
         num_runs = select(func.count()).select_from(tables.run)
         if self._connection.execute(num_runs.where(_run.project == project)).scalar_one() > self._limits.project_runs:
@@ -335,6 +432,10 @@ class RunChanges(Runs):
         self._connection.execute(hidden.values(hidden_from=start_step))
         last = self._connection.execute(select(func.max(_attempt.attempt)).where(_attempt.run_id == run_id))
         return last.scalar_one() or 0
+
+    def _set_attempt(self, run_id: str, attempt: int, state: str, **values: Any) -> None:
+        which = (_attempt.run_id == run_id, _attempt.attempt == attempt)
+        self._connection.execute(update(tables.attempt).where(*which).values(state=state, **values))
 
     def _set(self, run_id: str, **values: Any) -> None:
         statement = update(tables.run).where(_run.run_id == run_id).values(updated_at=self._now, **values)
@@ -392,6 +493,7 @@ OF_NEWEST_FRAME = and_(_attempt.run_id == _run.run_id, _attempt.attempt == _run.
 _BLOCKS = select(_attempt.blocks, _attempt.stacks).where(
     _attempt.run_id == bindparam("run_id"), _attempt.attempt == bindparam("attempt")
 )
+_PROJECT = Prepared(select(_run.project).where(_run.run_id == bindparam("run_id")))
 _MODEL = Prepared(
     select(_attempt.frozen_blocks, _attempt.stacks).where(
         _attempt.run_id == bindparam("run_id"), _attempt.attempt == bindparam("attempt")

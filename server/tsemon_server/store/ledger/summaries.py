@@ -6,11 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, and_, bindparam, exists, literal_column, select, update
 
 from tsemon.errors import UnknownRun
 from tsemon.wire import Frame
 from tsemon_server.store.ledger import tables
+from tsemon_server.store.ledger.attempts import HEARD_S, LEASE_S
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.streams import Newest, Stream
 
@@ -18,6 +19,13 @@ _MOST_TELL = 64
 """Writers of an attempt that may say why they do not measure something."""
 
 _run, _attempt = tables.run.c, tables.attempt.c
+_other = tables.attempt.alias("other")
+_is_other_live = and_(
+    _other.c.run_id == _attempt.run_id,
+    _other.c.attempt != _attempt.attempt,
+    _other.c.state == "running",
+    _other.c.heard_at >= bindparam("live_since"),
+)
 _KNOWN = Prepared(
     select(
         _run.attempt,
@@ -27,6 +35,9 @@ _KNOWN = Prepared(
         _run.process_step,
         _run.stepped_at,
         _attempt.hidden_from,
+        _attempt.state,
+        _attempt.heard_at,
+        exists(literal_column("1")).where(_is_other_live).correlate(tables.attempt),
     )
     .join(tables.attempt, _attempt.run_id == _run.run_id)
     .where(_run.run_id == bindparam("run_id"), _attempt.attempt == bindparam("attempt"))
@@ -40,6 +51,11 @@ _NOTE = (
 _PLACE = ("last_attempt", "last_writer", "last_seq", "last_step", "loss", "latest")
 _NOTE_NEWEST = Prepared(_NOTE.values({name: bindparam(name) for name in _PLACE}))
 _NOTE_OLDER = Prepared(_NOTE)
+_HEAR_OF_ATTEMPT = Prepared(
+    update(tables.attempt)
+    .where(_attempt.run_id == bindparam("which"), _attempt.attempt == bindparam("of_attempt"))
+    .values(state=bindparam("state"), heard_at=bindparam("heard_at"))
+)
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -54,6 +70,11 @@ class Known(NamedTuple):
     stepped_at: float | None
     hidden_from: int
     """Where the attempt of these frames ends to be seen."""
+    state: str
+    """The attempt's state."""
+    heard_at: float
+    has_others: bool
+    """Whether other attempts of the run are live."""
 
 
 class Summaries:
@@ -64,7 +85,9 @@ class Summaries:
 
     def of(self, run_id: str, attempt: int) -> Known:
         """Read the row of the run for one of its attempts. Others that write the run wait from here on."""
-        row = _KNOWN.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchone()
+        live_since = self._now - LEASE_S - HEARD_S
+        which = {"run_id": run_id, "attempt": attempt, "live_since": live_since}
+        row = _KNOWN.run(self._connection, which).fetchone()
         if row is None:
             raise UnknownRun(
                 f"no run has the id {run_id!r}; it may have been deleted, and to register it makes it anew"
@@ -105,12 +128,22 @@ class Summaries:
             told[stream.writer] = {"seq": telling.seq, "why": telling.not_measured}
             self._connection.execute(update(tables.attempt).where(*which).values(not_measured=told))
 
-    def hear_of(self, run_id: str, attempt: int, step: int) -> None:
-        """Note that the run's process is alive, and at which step. That of an older attempt says nothing of the run."""
+    def hear_of(self, run_id: str, attempt: int, step: int) -> Known:
+        """Note that an attempt's process is alive, and at which step; the step of an older attempt is not the run's."""
         known = self.of(run_id, attempt)
+        self.hear_of_attempt(run_id, attempt, known)
         if attempt == known.attempt:
             heard = update(tables.run).where(_run.run_id == run_id)
             self._connection.execute(heard.values(updated_at=self._now, **self._process(known, step)))
+        return known
+
+    def hear_of_attempt(self, run_id: str, attempt: int, known: Known) -> None:
+        """Renew its lease. An attempt that was taken for dead is running again; one that has ended stays ended."""
+        is_over = known.state in ("finished", "failed")
+        if is_over or (known.state == "running" and 0 <= self._now - known.heard_at < HEARD_S):
+            return
+        heard = {"which": run_id, "of_attempt": attempt, "state": "running", "heard_at": self._now}
+        _HEAR_OF_ATTEMPT.run(self._connection, heard)
 
     def _process(self, known: Known, step: int | None) -> dict[str, Any]:
         """Where the process is, and since when: it moves with a step that is larger than those before."""

@@ -60,7 +60,10 @@ attempt = Table(
     Column("stacks", Json),  # [{name, blocks}] in depth order; NULL where all blocks are one stack
     Column("not_measured", Json, nullable=False, server_default="{}"),  # by writer: seq of the frame, reason per metric
     Column("started_at", Float(53), nullable=False),
+    Column("state", String(16), nullable=False),  # running, finished, failed; replaced: silent since a later one began
+    Column("heard_at", Float(53), nullable=False),  # of its process, to a few seconds
     UniqueConstraint("run_id", "attempt_key", name="attempt_by_key"),
+    Index("attempt_of_key", "attempt_key"),
 )
 
 alert = Table(
@@ -91,21 +94,32 @@ alert = Table(
     sqlite_autoincrement=True,  # the number of an alert that was withdrawn is not given to another
 )
 
-rule_state = Table(
-    "rule_state",
+rule_progress = Table(
+    "rule_progress",
     metadata,
     Column("run_id", String(32), primary_key=True),
-    Column("attempt", Integer, nullable=False),
-    Column("state", LargeBinary, nullable=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("revision", BigInteger, nullable=False),  # another number after each reading
+    Column("read_to", BigInteger, nullable=False),
+    Column("num_read", Integer, nullable=False),
+    Column("writers", Json, nullable=False),  # newest step and time of each
+    Column("waiting_since", Float(53)),
+    Column("late_from", BigInteger),
+    Column("num_late", Integer, nullable=False),
+    Column("claimed_from", BigInteger),
+    Column("num_skipped", Integer, nullable=False),
+    Column("due_at", Float(53)),
+    Index("rule_progress_due", "due_at"),
 )
 
-# What the rules remembered a little earlier, so that a frame that comes late is looked at in its place.
+# What the rules remembered after some of the steps: from there on they read again after a restart, or if a frame comes late.
 rule_checkpoint = Table(
     "rule_checkpoint",
     metadata,
     Column("run_id", String(32), primary_key=True),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
     Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("num_read", Integer, nullable=False),
     Column("state", LargeBinary, nullable=False),
 )
 
@@ -114,8 +128,10 @@ rule_version = Table(
     "rule_version",
     metadata,
     Column("name", String(128), primary_key=True),
+    # One sequence for the server and all projects: an alert's rule and version say which definition opened it.
     Column("version", Integer, primary_key=True, autoincrement=False),
-    Column("origin", String(16), nullable=False),  # built-in or edited
+    Column("project", String(128)),  # NULL: of the whole server
+    Column("origin", String(16), nullable=False),  # built-in or edited, or server: the project's own is given up
     Column("enabled", Boolean, nullable=False),
     Column("digest", String(64), nullable=False),
     Column("definition", Json, nullable=False),
@@ -138,12 +154,12 @@ silence = Table(
     sqlite_autoincrement=True,
 )
 
-# What the rules on the clock remember of a run: what they saw of its process, and their own memory.
+# What the rules on the clock remember of an attempt: what they saw of its process, and their own memory.
 watched = Table(
     "watched",
     metadata,
     Column("run_id", String(32), primary_key=True),
-    Column("attempt", Integer, nullable=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
     Column("pulse", Json, nullable=False),
     Column("rules", LargeBinary, nullable=False),
 )
@@ -225,5 +241,5 @@ lease = Table(
     Column("until", Float(53), nullable=False),
 )
 
-OF_RUN = (attempt, alert, rule_state, rule_checkpoint, watched, notice, delivery)
+OF_RUN = (attempt, alert, rule_progress, rule_checkpoint, watched, notice, delivery)
 """Tables that hold something of a run besides its own row."""

@@ -42,7 +42,7 @@ def num_segments(stream: Stream, num_frames: int, standing: Standing | None, siz
     """Into how many segments the hot frames of a stream can be packed; 0 for a deleted run."""
     if standing is None:
         return 0
-    if standing.is_over or stream.attempt != standing.attempt:
+    if standing.is_over or stream.attempt not in standing.attempts:
         return -(-num_frames // sizes.segment) if num_frames > 1 else 0
     return max(0, num_frames - sizes.kept) // sizes.segment
 

@@ -1,6 +1,8 @@
 // Asking the service. Paths are relative, so the page also works below a proxy's prefix.
 
 const TIMEOUT_MS = 15_000;
+/** A run of 100,000 frames is read from its beginning to its end. */
+const TRIAL_MS = 120_000;
 let skewMs = 0;
 
 /** The service's clock: ages are shown by it, as it wrote the times. */
@@ -69,8 +71,24 @@ export const signOut = () => ask("api/v1/session", undefined, { method: "DELETE"
 /** The layered metrics by name: title, equation, range, scale. */
 export const getCatalogue = (signal) => ask("ui/catalogue.json", signal);
 
-async function ask(url, signal, options = {}) {
-  const limits = [AbortSignal.timeout(TIMEOUT_MS), ...(signal ? [signal] : [])];
+/** What may stand in the line of a rule: {names, functions, words, families, severities, default_hold}. */
+export const getLanguage = (signal) => ask("ui/language.json", signal);
+
+/** The mistakes of a rule that somebody writes, or the rule in words; nothing is kept. */
+export const checkRule = (rule, signal) => ask("api/v1/rules/check", signal, { method: "POST", body: asFile(rule) });
+
+/** What a rule would have said of a stored run, and what it saw, with so many points at most. */
+export const tryRule = (rule, runId, points, signal) =>
+  ask("api/v1/rules/test", signal, { method: "POST", body: JSON.stringify({ run_id: runId, rules: asFile(rule), points }), timeoutMs: TRIAL_MS });
+
+/** Put a rule in force, in a project or, with null, on the server: its versions, the newest first. */
+export const putRule = (rule, project) =>
+  ask(`api/v1/rules/${encodeURIComponent(rule.name)}${project === null ? "" : `?${new URLSearchParams({ project })}`}`, undefined, { method: "PUT", body: asFile(rule) });
+
+const asFile = (rule) => JSON.stringify({ rules: [rule] });
+
+async function ask(url, signal, { timeoutMs = TIMEOUT_MS, ...options } = {}) {
+  const limits = [AbortSignal.timeout(timeoutMs), ...(signal ? [signal] : [])];
   const lost = (error) => {
     throw new Unreachable(error.message);
   };

@@ -45,7 +45,7 @@ export function cardOf(alert, { place, about = null, seeingTo }) {
       {},
       h("span", { class: `pill ${alert.state}` }, wordsOf(alert.state)),
       h("span", { class: `severity ${alert.severity}` }, alert.severity),
-      h("a", { class: "rule", href: `#/rules?rule=${encodeURIComponent(alert.rule)}` }, alert.rule),
+      h("a", { class: "rule", href: `#/rules?${new URLSearchParams({ rule: alert.rule, project: alert.project })}` }, alert.rule),
       alert.silenced ? h("span", { class: "pill", title: "a silence applies: nobody is told" }, "silenced") : null,
     ),
     about,

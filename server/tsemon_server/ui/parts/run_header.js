@@ -23,8 +23,10 @@ export class RunHeader {
     const { project, tags, config, attempts, not_measured } = run;
     keyed(this.title, [{ name: run.run, state: run.condition ?? run.state, project, tags }], () => "title", titleOf);
     keyed(this.facts, factsOf(run), ({ name }) => name, factOf);
+    const numLive = attempts.filter((one) => one.is_live).length;
+    const live = numLive > 1 ? `, ${numLive} of them live` : "";
     const folds = [
-      attempts.length > 1 && { key: "attempts", title: `Attempts (${attempts.length})`, attempts },
+      attempts.length > 1 && { key: "attempts", title: `Attempts (${attempts.length}${live})`, attempts },
       Object.keys(not_measured).length > 0 && { key: "not measured", title: `Not measured (${Object.keys(not_measured).length})`, not_measured },
       Object.keys(config).length > 0 && { key: "config", title: "Configuration", config },
     ];
@@ -41,17 +43,18 @@ export class RunHeader {
 
   #attempts({ attempts }) {
     const choose = (attempt, text) => h("button", { type: "button", "data-attempt": String(attempt ?? ""), onclick: () => this.onAttempt(attempt) }, text);
-    const row = ({ attempt, resume_step, started_at }) => {
+    const row = ({ attempt, resume_step, started_at, state, is_live }) => {
       const end = takenBackFrom({ attempts }, attempt);
       return h("tr", {},
         h("th", { scope: "row" }, `attempt ${count(attempt)}`),
         h("td", { "data-label": "began" }, time(started_at)),
         h("td", { "data-label": "from step" }, count(resume_step ?? 0)),
+        h("td", { "data-label": "process" }, is_live ? "live" : state === "running" ? "silent" : state),
         h("td", { "data-label": "since then" }, end === Infinity ? "stands" : end === 0 ? "taken back whole" : `taken back from step ${count(end)} on`),
         h("td", {}, choose(attempt, "Show as it was")),
       );
     };
-    const head = h("thead", {}, h("tr", {}, ["", "began", "from step", "since then", ""].map((name) => h("th", { scope: "col" }, name))));
+    const head = h("thead", {}, h("tr", {}, ["", "began", "from step", "process", "since then", ""].map((name) => h("th", { scope: "col" }, name))));
     return [
       h("p", { class: "quiet" }, "Each start of the training is an attempt. One that resumes from an earlier step takes back what was recorded from there on; nothing is deleted."),
       h("div", { class: "wide" }, h("table", { class: "attempts" }, head, h("tbody", {}, attempts.map(row)))),

@@ -22,7 +22,8 @@ const SEEN = { true: "somebody has", false: "nobody has" };
 const SILENCED = { true: "silenced", false: "not silenced" };
 
 export class AlertsView {
-  #rules = null;
+  #rules = null; // of the project that is chosen, or of the server
+  #rulesOf = null;
   #run = null; // that has no alerts here, or {problem} where it is not there; null where all runs are looked at
   #trail = [];
   watched = null;
@@ -65,8 +66,10 @@ export class AlertsView {
     const { state, ...filters } = this.choice;
     const wanted = { ...filters, state: STATES[state].states, limit: PAGE_SIZE, cursor: this.cursor };
     const asked = getPage("alerts", wanted, signal, () => this.#go(null));
-    const [page, rules] = await Promise.all([asked, this.#rules ?? get("rules", {}, signal).then(({ rules }) => rules)]);
-    this.#rules = rules;
+    const { project } = this.choice;
+    const known = this.#rulesOf === project ? this.#rules : null;
+    const [page, rules] = await Promise.all([asked, known ?? get("rules", { project }, signal).then(({ rules }) => rules)]);
+    [this.#rules, this.#rulesOf] = [rules, project];
     this.#run = page.alerts.length || this.choice.run === null ? null : await getOrProblem(runPath(this.choice.run), {}, signal);
     if (!this.root?.isConnected) this.#build();
     document.title = "Alerts · tsemon";

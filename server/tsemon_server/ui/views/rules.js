@@ -2,8 +2,9 @@
 
 import { get, getOrProblem, runPath } from "../base/api.js";
 import { h, keyed, put } from "../base/dom.js";
-import { count, refreshAges, time, wordsOf, worded } from "../base/format.js";
+import { count, refreshAges, time, wordsOf } from "../base/format.js";
 import { Filter } from "../parts/pickers.js";
+import { holdOf, termsOf, titleOf } from "../parts/rule_words.js";
 import { RunSearch } from "../parts/run_search.js";
 
 const BUSY_MS = 5000;
@@ -44,6 +45,7 @@ export class RulesView {
     const oneOf = (name, known) => (Object.hasOwn(known, query.get(name) ?? "") ? query.get(name) : null);
     this.choice = {
       run: query.get("run") || null,
+      project: query.get("project") || null,
       rule: query.get("rule") || null,
       q: query.get("q") || null,
       family: query.get("family") || null,
@@ -75,8 +77,9 @@ export class RulesView {
     const { run: id } = this.choice;
     // A run that is not there is told beside the field; the rules are there all the same.
     const ofRun = (path) => (id === null ? null : getOrProblem(`${runPath(id)}${path}`, {}, signal));
-    const [known, run, standings] = await Promise.all([get("rules", {}, signal), ofRun(""), ofRun("/rules")]);
-    [this.#known, this.#run, this.#standings] = [known, run, shownStandings(standings, run)];
+    const [run, standings] = await Promise.all([ofRun(""), ofRun("/rules")]);
+    this.#known = await get("rules", { project: run?.project ?? this.choice.project }, signal);
+    [this.#run, this.#standings] = [run, shownStandings(standings, run)];
     if (!this.root?.isConnected) this.#build();
     document.title = "Rules · tsemon";
     this.#show();
@@ -89,6 +92,7 @@ export class RulesView {
     this.family = new Filter("family", "family", (value) => this.#set("family", value));
     this.severity = new Filter("severity", "severity", (value) => this.#set("severity", value));
     this.origin = new Filter("origin", "origin", (value) => this.#set("origin", value));
+    this.project = new Filter("project", "project", (value) => this.#set("project", value));
     this.state = new Filter("state", "state", (value) => this.#set("state", value));
     this.clear = h("button", { type: "button", onclick: () => this.#clear() }, "Clear filters");
     this.runLink = h("a");
@@ -101,19 +105,22 @@ export class RulesView {
     this.seen = h("p", { class: "quiet", role: "status" });
     this.other = h("button", { type: "button", onclick: () => this.#set("run", null) }, "Another run");
     this.standing = h("div", { class: "standing" }, h("div", { class: "who" }, this.runLink, this.runProject, this.other), this.countRow, this.seen);
+    this.ofProject = h("h2");
     this.note = h("p", { class: "quiet" });
     this.list = h("div", { class: "stack" });
+    this.fresh = h("a", { class: "button" }, "New rule");
     this.none = h("section", { class: "card empty none" }, h("h2", {}, "No rule fits these filters."), h("button", { type: "button", onclick: () => this.#clear() }, "Clear filters"));
     const filters = h(
       "form",
       { class: "filters", "aria-label": "Filters", onsubmit: (event) => event.preventDefault() },
       h("span", { class: "filter" }, h("label", { for: "rule-words" }, "search"), this.field),
-      this.family.element, this.severity.element, this.origin.element, this.state.element, this.clear,
+      this.family.element, this.severity.element, this.origin.element, this.state.element, this.project.element, this.clear,
     );
     this.root = h(
       "div",
       { class: "stack rules-view" },
-      h("h1", {}, "Rules"),
+      h("div", { class: "heading" }, h("h1", {}, "Rules"), this.fresh),
+      this.ofProject,
       h("section", { class: "card of-run", "aria-label": "Run" }, this.search.element, this.standing),
       h("section", { class: "card" }, filters, this.note),
       this.none,
@@ -128,11 +135,13 @@ export class RulesView {
     const [run, standings] = [this.#run, this.#standings];
     const stands = new Map((standings?.rules ?? []).map((one) => [one.rule, one]));
     const items = rules
-      .map((version) => ({ ...version, explained: explained[version.name] ?? null, standing: stands.get(version.name) ?? null, hasRun: stands.size > 0 }))
+      .map((version) => ({ ...version, explained: explained[version.name] ?? null, standing: stands.get(version.name) ?? null, hasRun: stands.size > 0, editor: this.#editorOf(version.name) }))
       .filter((item) => this.#fits(item))
       .sort((a, b) => Object.keys(SEVERITIES).indexOf(a.definition.severity) - Object.keys(SEVERITIES).indexOf(b.definition.severity));
     this.#showFilters(rules, items.length);
+    this.#showProject();
     this.#showRun(run, standings, rules);
+    this.fresh.setAttribute("href", this.#editorOf(""));
     const families = Object.entries(Object.groupBy(items, ({ definition }) => definition.family));
     const place = (family) => (Object.hasOwn(FAMILIES, family) ? Object.keys(FAMILIES).indexOf(family) : Infinity);
     this.#showFamilies(families.sort(([a], [b]) => place(a) - place(b)));
@@ -144,6 +153,21 @@ export class RulesView {
       card?.scrollIntoView({ block: "center" });
       this.#isScrolled = true;
     }
+  }
+
+  #editorOf(name) {
+    const asked = Object.entries({ run: this.choice.run, project: this.#known.project }).filter(([, value]) => value !== null);
+    return `#/rule${name && `/${encodeURIComponent(name)}`}${asked.length ? `?${new URLSearchParams(asked)}` : ""}`;
+  }
+
+  /** Whose rules these are. A chosen run has a project. */
+  #showProject() {
+    const { project, projects = [], rules } = this.#known;
+    this.project.element.hidden = this.#run?.project !== undefined || (project === null && projects.length === 0);
+    this.project.show(project, projects.map((name) => [name, name]));
+    this.ofProject.hidden = project === null;
+    const own = rules.filter((rule) => rule.project !== null).length;
+    if (project !== null) put(this.ofProject, "In project ", h("span", { class: "given" }, project), own ? `: ${count(own)} of its own, the others are the server's` : ": the server's");
   }
 
   #showFamilies(families) {
@@ -211,7 +235,7 @@ export class RulesView {
     put(this.seen, standings.step === null ? "They have seen no frame of its current attempt." : `They have seen it up to step ${count(standings.step)}.`);
   }
 
-  #card({ name, version, origin, enabled, definition, created_at, explained, standing, hasRun }) {
+  #card({ name, version, project, origin, enabled, definition, created_at, explained, standing, hasRun, editor }) {
     const { severity, title, advice, source, origin: thresholds, aliases = [], on } = definition;
     const isClock = on === "clock";
     const more = h(
@@ -238,7 +262,7 @@ export class RulesView {
         "div",
         { class: "what" },
         h("header", {}, h("span", { class: `severity ${severity}` }, severity), h("h3", {}, title)),
-        h("p", { class: "name" }, h("code", {}, name), h("span", { class: "quiet" }, `version ${version}`), origin === "edited" ? h("span", { class: "pill pending" }, "edited") : null, enabled ? null : h("span", { class: "pill" }, "disabled")),
+        h("p", { class: "name" }, h("code", {}, name), h("span", { class: "quiet" }, `version ${version}`), origin === "edited" ? h("span", { class: "pill pending" }, project === null ? "edited" : "of the project") : null, enabled ? null : h("span", { class: "pill" }, "disabled"), h("a", { class: "edit", href: editor, "aria-label": `Edit ${name}` }, "Edit")),
         explained ? h("p", { class: "watches" }, h("span", { class: "quiet" }, "watches "), explained.watches.map((metric) => h("span", { class: "tag given" }, metric))) : null,
         hasRun ? standingOf(standing, enabled, isClock) : null,
       ),
@@ -264,7 +288,7 @@ export class RulesView {
     this.choice[name] = value;
     if (name === "run" && value === null && this.choice.state !== "disabled") this.choice.state = null;
     this.#keepChoices();
-    if (name === "run") this.reload();
+    if (name === "run" || name === "project") this.reload();
     else this.#show(); // all rules are there: nothing is asked for
   }
 
@@ -274,28 +298,8 @@ export class RulesView {
   }
 }
 
-const titleOf = (name) => `${name[0].toUpperCase()}${name.slice(1)}`.replaceAll("-", " ");
 const entry = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
 const isNone = (hold) => hold.samples === NONE.samples && hold.steps === NONE.steps;
-
-/** A condition, line by line; what goes on in the next line of the page hangs. */
-function termsOf(lines, hold = "", otherwise = "") {
-  const told = lines.map(({ depth, text }) => {
-    const line = h("li", {}, worded(text));
-    line.style.marginInlineStart = `${depth * 16}px`;
-    return line;
-  });
-  return h("div", { class: "term" }, told.length ? h("ul", {}, told) : otherwise, hold ? h("p", { class: "quiet" }, hold) : null);
-}
-
-function holdOf({ samples, steps }, isClock) {
-  const unit = isClock ? "second" : "step";
-  const some = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
-  if (samples <= 1 && steps === 0) return "at once";
-  if (steps === 0) return `for ${some(samples, "sample")} in a row`;
-  if (samples <= 1) return `for ${some(steps, unit)}`;
-  return `for ${some(samples, "sample")} in a row, over at least ${some(steps, unit)}`;
-}
 
 /** What fires when a run has ended does so no more: it `stood`, as its alert did. */
 function shownStandings(standings, run) {
@@ -308,7 +312,7 @@ function standingOf(standing, enabled, isClock) {
   if (!enabled) return h("p", { class: "stands" }, h("span", { class: "pill" }, "disabled"), " looks at no run");
   if (standing === null) return h("p", { class: "stands quiet" }, "not in force on this run");
   const { state, judged_step, not_measured } = standing;
-  const judged = isClock ? "reads the clock, four times a minute" : judged_step === null ? "never judged" : `last judged at step ${count(judged_step)}`;
+  const judged = isClock ? "reads the clock, every 10 seconds" : judged_step === null ? "never judged" : `last judged at step ${count(judged_step)}`;
   const lacks = not_measured.length ? ["; the run has never had ", not_measured.flatMap((metric, i) => [i ? ", " : "", h("b", { class: "given" }, metric)])] : state === "unknown" && judged_step === null && !isClock ? "; it never had all that it needs" : "";
   return h("p", { class: "stands" }, h("span", { class: `pill ${state}` }, wordsOf(state)), " ", judged, lacks);
 }

@@ -209,8 +209,8 @@ class TestFramesAfterAStep:
         bench.send(run_id, [loss_frame(sent[-1].step + 1, seq=0)], attempt=2)
         settle()
         with bench.store.read() as reader:
-            assert exactly(reader.frames.after(run_id, 1, sent[119].step)) == exactly(sent[120:])
-            assert reader.frames.after(run_id, 1, sent[-1].step) == []
+            assert exactly([*reader.frames.after(run_id, 1, sent[119].step)]) == exactly(sent[120:])
+            assert [*reader.frames.after(run_id, 1, sent[-1].step)] == []
 
 
 class TestPieces:

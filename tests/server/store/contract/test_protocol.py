@@ -37,10 +37,11 @@ class SqlEngine:
             for table in {*ledger.run.metadata.tables} & {*inspect(connection).get_table_names()}:
                 if table in vars(ledger):
                     connection.exec_driver_sql(f"DROP TABLE {table}")
+            connection.exec_driver_sql("CREATE TABLE run (run_id TEXT)")  # a connection asks for this name
         self.series = SqlSeries(self._database)
 
     def close(self):
-        self._database.engine.dispose()
+        self._database.close()
 
     @contextmanager
     def writing(self):
@@ -134,7 +135,7 @@ class Pair:
 
     def settle(self, is_over, most):
         def standing(run_ids):
-            return {run_id: Standing(2, is_over, newest.get(run_id)) for run_id in run_ids}
+            return {run_id: Standing({2}, is_over, newest.get(run_id)) for run_id in run_ids}
 
         newest = {}
         for run_id in "ab":

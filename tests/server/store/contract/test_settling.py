@@ -62,6 +62,8 @@ class TestSettledFrames:
             bench.register(resume_step=resume_step)
             frames = [loss_frame(resume_step + 2 * seq, seq, seq=seq) for seq in range(400)]
             bench.fill(run_id, frames, attempt=attempt)
+            with bench.store.write() as writer:  # one that is live keeps its newest frames hot
+                writer.runs.change(run_id, state="failed", attempt=attempt - 1)
         expected = answers(bench, run_id)
         assert bench.store.settle(sizes=sizes) == num_segments
         assert answers(bench, run_id) == close_to(expected)

@@ -57,7 +57,8 @@ class InProcess:
     def register(self, run, depth, resume_step, key):
         with self._bench.store.write() as writer:
             about = {"config": None, "tags": None, "resume_step": resume_step, "attempt_key": key}
-            return writer.runs.register("p", run, blocks=[f"h.{number}" for number in range(depth)], **about)
+            found = writer.runs.register("p", run, blocks=[f"h.{number}" for number in range(depth)], **about)
+        return found.run_id, found.attempt
 
     def post(self, run_id, attempt, writer, frames):
         """The number of frames that were new."""
@@ -211,7 +212,10 @@ class StoreStory(RuleBasedStateMachine):
         run_id, attempt = self.driver.register(name, depth, resume_step, key)
         known = [known_id for known_id, (known_name, _) in self.runs.items() if known_name == name]
         assert known in ([], [run_id])
-        assert self.runs.setdefault(run_id, (name, NaiveRun()))[1].register(depth, resume_step, key) == attempt
+        assert (
+            self.runs.setdefault(run_id, (name, NaiveRun(lambda: self.now)))[1].register(depth, resume_step, key)
+            == attempt
+        )
 
     @rule(data=st.data())
     def post(self, data):
@@ -246,7 +250,7 @@ class StoreStory(RuleBasedStateMachine):
     def finish(self, data):
         run_id = data.draw(st.sampled_from(list(self.runs)))
         self.driver.finish(run_id)
-        self.runs[run_id][1].state = "finished"
+        self.runs[run_id][1].finish()
 
     @precondition(lambda self: len(self.runs) > 1)
     @rule(data=st.data())
