@@ -13,6 +13,21 @@ from tsemon_server.parts import make_parts
 from tsemon_server.settings import MetricsSettings, Settings
 
 
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self):
+        self.now = 1e9
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
 class Api:
     """A server on a real database, and the requests that tests make of it.
 

@@ -23,19 +23,6 @@ rules:
 """
 
 
-class Clock:
-    def __init__(self):
-        self.now = 1e9
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def api(start, clock):
     return start(rules=load(HIGH), clock=clock)

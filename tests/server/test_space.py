@@ -14,19 +14,6 @@ from tsemon_server.store.ledger.retention import Retention
 DAY_S = 86400.0
 
 
-class Clock:
-    def __init__(self):
-        self.now = 1e9
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def api(start, clock):
     return start(clock=clock)

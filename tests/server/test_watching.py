@@ -15,19 +15,6 @@ from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.store.ledger import progress
 
 
-class Clock:
-    def __init__(self):
-        self.now = 1e9
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def api(start, clock):
     return start(rules=HIGH_LOSS, clock=clock)
