@@ -69,6 +69,14 @@ class ActiveRules:
         read = self._now(unit.rules)
         return self._of(read, unit.rules, unit.runs.project_of(run_id) if read.projects else None)
 
+    def of_versions(self, known: Rules, versions: Mapping[str, int]) -> InForce:
+        """The rules that were active when these versions were the newest."""
+        built_in = {rule.name: rule for rule in self._built_in}
+        found = known.of(versions)
+        is_as_now = {v.name for v in found if v.name in built_in and v.digest == built_in[v.name].digest}
+        now = [rule for rule in self._built_in if rule.name in is_as_now]
+        return _in_force(now, [v if v.name in is_as_now else v.model_copy(update={"origin": "edited"}) for v in found])
+
     def _now(self, known: Rules) -> _Read:
         read, num_versions = self._read, known.num_versions()
         if num_versions != read.num_versions:
@@ -78,21 +86,22 @@ class ActiveRules:
     def _of(self, read: _Read, known: Rules, project: str | None) -> InForce:
         whose = project if project in read.projects else None
         if whose not in read.in_force:
-            read.in_force[whose] = self._in_force(known.newest(whose))
+            read.in_force[whose] = _in_force(self._built_in, known.newest(whose))
         return read.in_force[whose]
 
-    def _in_force(self, newest: Iterable[RuleVersion]) -> InForce:
-        rules = {rule.name: rule for rule in self._built_in}
-        versions: dict[str, int] = {}
-        for version in newest:
-            versions[version.name] = version.version
-            if not version.enabled:
-                rules.pop(version.name, None)
-            elif version.origin == "edited":
-                rules.pop(version.name, None)
-                rules |= {rule.name: rule for rule in _loaded(version)}
-        in_force = tuple(rules.values())
-        return InForce(in_force, *_evaluators(in_force), versions)
+
+def _in_force(built_in: Iterable[Rule], active: Iterable[RuleVersion]) -> InForce:
+    rules = {rule.name: rule for rule in built_in}
+    versions: dict[str, int] = {}
+    for version in active:
+        versions[version.name] = version.version
+        if not version.enabled:
+            rules.pop(version.name, None)
+        elif version.origin == "edited":
+            rules.pop(version.name, None)
+            rules |= {rule.name: rule for rule in _loaded(version)}
+    in_force = tuple(rules.values())
+    return InForce(in_force, *_evaluators(in_force), versions)
 
 
 def _loaded(version: RuleVersion) -> tuple[Rule, ...]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
+from tsemon_server.alerts.active import InForce
 from tsemon_server.rules.evaluator import Event
-from tsemon_server.rules.rule import Rule
 from tsemon_server.store.ledger.alerts import AlertChanges, TakenBack
+
+
+class _Opened(NamedTuple):
+    event: Event
+    version: int | None
+    """Of the rule."""
 
 
 class AlertBook:
@@ -16,32 +22,38 @@ class AlertBook:
     An alert is written once it is known how long it was open: by that, those that were taken back are told apart.
     """
 
-    def __init__(self, alerts: AlertChanges, run_id: str, attempt: int, versions: Mapping[str, int]) -> None:
+    def __init__(self, alerts: AlertChanges, run_id: str, attempt: int, in_force: InForce) -> None:
         self.run_id, self.attempt = run_id, attempt
         self.resolved: list[int] = []
         """The ids of alerts that ended."""
         self._alerts = alerts
-        self._versions = versions
-        self._open: dict[str, Event] = {}
+        self._versions = in_force.versions
+        self._open: dict[str, _Opened] = {}
         """What is open by the events entered, and not written yet, by rule."""
         self._taken_back: dict[str, list[TakenBack]] = {}
         self._may_reopen = False
 
-    def go_back_to(self, step: int, rules: Sequence[Rule]) -> None:
+    def go_back_to(self, step: int, rules: Collection[str]) -> None:
         """Let the alerts of `rules` be as they were after `step`. Those that open again keep their ids."""
-        self._taken_back = self._alerts.take_back(self.run_id, self.attempt, step, [rule.name for rule in rules])
+        self._taken_back = self._alerts.take_back(self.run_id, self.attempt, step, rules)
         self._may_reopen = True
+
+    def go_on_with(self, in_force: InForce) -> None:
+        """The next events are of these rules. What rules opened that are not active any more is forgotten."""
+        self._versions = in_force.versions
+        active = {rule.name for rule in in_force.rules}
+        self._open = {name: opened for name, opened in self._open.items() if name in active}
 
     def enter(self, event: Event) -> None:
         if event.kind in ("pending", "firing"):
-            self._open[event.rule.name] = event
+            self._open[event.rule.name] = _Opened(event, self._versions.get(event.rule.name))
             return
         opened = self._open.pop(event.rule.name, None)
         if event.kind == "resolved":
             if opened is not None:
                 self._write(opened, event.resolved_step)
             # Summary and evidence stay those of the firing: they are the reason to look at it afterwards.
-            ended = self._change(event, "firing", resolved_step=event.resolved_step)
+            ended = self._change(event, "firing", state="resolved", resolved_step=event.resolved_step)
             self.resolved += [] if ended is None else [ended]
         elif opened is None:
             self._alerts.withdraw(self.run_id, self.attempt, event.rule.name)
@@ -55,12 +67,13 @@ class AlertBook:
         if self._open or self._may_reopen:
             self._alerts.end_of_ended(self.run_id, self.attempt)
 
-    def _write(self, opened: Event, resolved_step: int | None) -> None:
-        again = self._find_again(opened, resolved_step)
+    def _write(self, opened: _Opened, resolved_step: int | None) -> None:
+        event = opened.event
+        again = self._find_again(event, resolved_step)
         if again is not None:
-            self._alerts.revise(again.alert_id, **self._values(opened))
-        elif opened.kind == "pending" or self._change(opened, "pending", **_seen(opened)) is None:
-            self._alerts.open(self.run_id, self.attempt, opened.rule.name, **self._values(opened))
+            self._alerts.revise(again.alert_id, **_values(opened))
+        elif event.kind == "pending" or self._change(event, "pending", **_values(opened)) is None:
+            self._alerts.open(self.run_id, self.attempt, event.rule.name, **_values(opened))
 
     def _find_again(self, opened: Event, resolved_step: int | None) -> TakenBack | None:
         """The alert that this was before. What people called over stays so however often it opened until then."""
@@ -74,17 +87,18 @@ class AlertBook:
         return None
 
     def _change(self, event: Event, from_state: Any, **values: Any) -> int | None:
-        return self._alerts.change(self.run_id, self.attempt, event.rule.name, from_state, state=event.kind, **values)
+        return self._alerts.change(self.run_id, self.attempt, event.rule.name, from_state, **values)
 
-    def _values(self, opened: Event) -> dict[str, Any]:
-        rule = opened.rule
-        return {
-            "state": opened.kind,
-            "family": rule.family,
-            "severity": rule.severity,
-            "rule_version": self._versions.get(rule.name),
-            **_seen(opened),
-        }
+
+def _values(opened: _Opened) -> dict[str, Any]:
+    rule = opened.event.rule
+    return {
+        "state": opened.event.kind,
+        "family": rule.family,
+        "severity": rule.severity,
+        "rule_version": opened.version,
+        **_seen(opened.event),
+    }
 
 
 def _seen(event: Event) -> dict[str, Any]:

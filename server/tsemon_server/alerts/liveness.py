@@ -221,7 +221,7 @@ class Liveness:
         attempt = self._attempts[_which(found)]
         attempt.kept_at = now
         if events and writer.liveness.is_running(found.run_id, found.attempt):
-            book = AlertBook(writer.alerts, found.run_id, found.attempt, attempt.in_force.versions)
+            book = AlertBook(writer.alerts, found.run_id, found.attempt, attempt.in_force)
             for event in events:
                 book.enter(attempt.by_step(event, _step(found)))
             book.close()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from tsemon_server.alerts.active import ActiveRules, InForce
+from tsemon_server.alerts.eras import Era, eras_after, handed_over
 from tsemon_server.rules.evaluator import Evaluator, Event
+from tsemon_server.rules.program import View
 from tsemon_server.rules.state import State, UnreadableState
 from tsemon_server.rules.views import views_in_order
 from tsemon_server.store.ledger.progress import START, Checkpoint, Progress
@@ -33,17 +36,37 @@ def recalled(
         return None
 
 
-def state_now(reader: Reader, evaluator: Evaluator, run_id: str, attempt: int) -> State:
+def read_one_by_one(
+    read: Callable[[Sequence[View]], list[Event]],
+    views: Sequence[View],
+    run_id: str,
+    on_error: Callable[[], None] = lambda: None,
+) -> tuple[list[Event], int]:
+    """The events of frames on which the rules failed together, and the number of frames on which they fail alone."""
+    events, num_skipped = list[Event](), 0
+    for view in views:
+        try:
+            events += read([view])
+        except Exception:  # a rule is no reason to lose frames
+            log.exception("the rules failed at step %d of run %s; they skip this frame", view.step, run_id)
+            on_error()
+            num_skipped += 1
+    return events, num_skipped
+
+
+def state_now(reader: Reader, active: ActiveRules, run_id: str, attempt: int) -> State:
     """The state after the last step that the rules have read, from the newest checkpoint and the frames since."""
-    progress = reader.progress.of(run_id, attempt)
+    evaluator, progress = active.of_run(reader, run_id).evaluator, reader.progress.of(run_id, attempt)
     if progress is None:
         return evaluator.start()
-    checkpoint = reader.progress.before(run_id, attempt, progress.read_to + 1)
-    state = recalled(evaluator, checkpoint, run_id)
-    if state is None:
-        return evaluator.start()
-    frames = reader.frames.after(run_id, attempt, checkpoint.step, progress.read_to)
-    evaluator.read([(state, [*views_in_order(frames, *reader.runs.model(run_id, attempt))])])
+    start = reader.progress.before(run_id, attempt, progress.read_to + 1)
+    eras = eras_after(start.step, reader, active, run_id, attempt, progress)
+    kept = recalled(eras[0].rules.evaluator, start, run_id)
+    state = evaluator.start()
+    if kept is None:
+        return state
+    for rules, state, views in _again(reader, eras, kept, (run_id, attempt), start.step, progress.read_to):
+        rules.evaluator.read([(state, views)])
     return state
 
 
@@ -51,43 +74,64 @@ class Past(NamedTuple):
     """Steps of an attempt that were read again, without a transaction that writes."""
 
     claimed: Progress
-    evaluator: Evaluator
     start: Checkpoint
+    rules: InForce
+    """Those that read the last of the steps."""
     state: State
     read_to: int
     num_read: int
     num_skipped: int
-    events: list[Event]
+    events: list[tuple[InForce, list[Event]]]
+    """In the order of steps, with the rules that they are of."""
     checkpoints: list[Checkpoint]
 
 
 def past_of(
-    reader: Reader, evaluator: Evaluator, run_id: str, attempt: int, claimed: Progress, is_stopped: Callable[[], bool]
+    reader: Reader, active: ActiveRules, run_id: str, attempt: int, claimed: Progress, is_stopped: Callable[[], bool]
 ) -> Past | None:
     """Read again from before the first late frame that was claimed; None if stopped."""
     assert claimed.claimed_from is not None
     start = reader.progress.before(run_id, attempt, claimed.claimed_from)
-    state = recalled(evaluator, start, run_id)
-    if state is None:  # then all is read again
-        start, state = START, evaluator.start()
-    frames = reader.frames.after(run_id, attempt, start.step, claimed.read_to)
-    views = views_in_order(frames, *reader.runs.model(run_id, attempt))
-    past = Past(claimed, evaluator, start, state, start.step, start.num_read, 0, [], [])
-    while some := [*islice(views, FRAMES_AT_ONCE)]:
+    eras = eras_after(start.step, reader, active, run_id, attempt, claimed)
+    kept = recalled(eras[0].rules.evaluator, start, run_id)
+    if kept is None:  # then all is read again
+        start, eras = START, eras_after(START.step, reader, active, run_id, attempt, claimed)
+        kept = eras[0].rules.evaluator.start()
+    past = Past(claimed, start, eras[0].rules, kept, start.step, start.num_read, 0, [], [])
+    for rules, state, views in _again(reader, eras, kept, (run_id, attempt), start.step, claimed.read_to):
         if is_stopped():
             return None
-        num_skipped = 0
-        try:
-            past.events.extend(evaluator.read([(state, some)])[0])
-        except Exception:  # one frame is no reason to skip the others
-            for view in some:
-                try:
-                    past.events.extend(evaluator.advance(state, view))
-                except Exception:
-                    log.exception("the rules failed at step %d of run %s; they skip this frame", view.step, run_id)
-                    num_skipped += 1
-        past = past._replace(
-            read_to=some[-1].step, num_read=past.num_read + len(some), num_skipped=past.num_skipped + num_skipped
-        )
-        past.checkpoints.append(Checkpoint(past.read_to, past.num_read, evaluator.dump(state)))
+        past = _longer(past._replace(rules=rules, state=state), views, run_id)
     return past
+
+
+def _longer(past: Past, views: Sequence[View], run_id: str) -> Past:
+    if not views:
+        return past
+    rules, state = past.rules, past.state
+    num_skipped = 0
+    try:
+        events = rules.evaluator.read([(state, views)])[0]
+    except Exception:  # one frame is no reason to skip the others
+        events, num_skipped = read_one_by_one(lambda some: rules.evaluator.read([(state, some)])[0], views, run_id)
+    past.events.append((rules, events))
+    read_to, num_read = views[-1].step, past.num_read + len(views)
+    past.checkpoints.append(Checkpoint(read_to, num_read, rules.evaluator.dump(state)))
+    return past._replace(read_to=read_to, num_read=num_read, num_skipped=past.num_skipped + num_skipped)
+
+
+def _again(
+    reader: Reader, eras: Sequence[Era], state: State, which: tuple[str, int], start: int, end: int
+) -> Iterator[tuple[InForce, State, Sequence[View]]]:
+    """The frames after the step `start`, and those who are to read them: at least once for each era, with no frame if
+    there is none."""
+    model, before = reader.runs.model(*which), eras[0].rules
+    for rules, until in eras:
+        state = handed_over(state, before, rules)
+        last = end if until is None else min(until, end)
+        views = views_in_order(reader.frames.after(*which, start, last), *model)
+        some = [*islice(views, FRAMES_AT_ONCE)]
+        yield rules, state, some
+        while some := [*islice(views, FRAMES_AT_ONCE)]:
+            yield rules, state, some
+        before, start = rules, last

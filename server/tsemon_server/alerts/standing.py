@@ -8,7 +8,7 @@ from typing import Literal
 from tsemon_answers.alerts import Alert
 from tsemon_answers.rules import RuleStanding, RuleStandings
 from tsemon_answers.runs import Recorded
-from tsemon_server.alerts.active import InForce
+from tsemon_server.alerts.active import ActiveRules
 from tsemon_server.alerts.recall import state_now
 from tsemon_server.rules.evaluator import RuleStatus
 from tsemon_server.rules.program import Program
@@ -16,10 +16,10 @@ from tsemon_server.rules.rule import Rule, compile_rule
 from tsemon_server.store.reading import Reader
 
 
-def standings(reader: Reader, in_force: InForce, run_id: str) -> RuleStandings:
+def standings(reader: Reader, active: ActiveRules, run_id: str) -> RuleStandings:
     """Read from what the rules remember. Raises UnknownRun."""
-    run = reader.runs.detail(run_id)
-    state = state_now(reader, in_force.evaluator, run_id, run.attempt)
+    run, in_force = reader.runs.detail(run_id), active.of_run(reader, run_id)
+    state = state_now(reader, active, run_id, run.attempt)
     on_clock = _of_the_clock(in_force.on_clock.rules, reader.alerts.to_tell(run_id, run.attempt))
     found = [*in_force.evaluator.statuses(state), *on_clock]
     return RuleStandings(step=state.last_step, rules=[_standing(status, run.metrics) for status in found])

@@ -14,20 +14,30 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
-from itertools import islice
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from tsemon.errors import StoreError
 from tsemon.wire import Frame
-from tsemon_server.alerts.active import ActiveRules
+from tsemon_server.alerts.active import ActiveRules, InForce
 from tsemon_server.alerts.book import AlertBook
-from tsemon_server.alerts.recall import FRAMES_AT_ONCE, Past, past_of, recalled
+from tsemon_server.alerts.eras import Era, eras_after, handed_over
+from tsemon_server.alerts.recall import FRAMES_AT_ONCE, Past, past_of, read_one_by_one, recalled
 from tsemon_server.rules.evaluator import Evaluator, Event
 from tsemon_server.rules.program import View
 from tsemon_server.rules.state import State
 from tsemon_server.rules.views import views_in_order, views_of
 from tsemon_server.store import Store
-from tsemon_server.store.ledger.progress import MOST_PAUSE_S, MOST_REREAD, REACH, SPACING, Checkpoint, Progress, Seen
+from tsemon_server.store.ledger.progress import (
+    MOST_PAUSE_S,
+    MOST_REREAD,
+    REACH,
+    SPACING,
+    Checkpoint,
+    Progress,
+    RuleEra,
+    Seen,
+)
 from tsemon_server.store.writing import Writer
 
 log = logging.getLogger(__name__)
@@ -48,7 +58,7 @@ class _Known(NamedTuple):
     """The memory of a process of one attempt, after one reading."""
 
     revision: int
-    evaluator: Evaluator
+    rules: InForce
     state: State
     kept_at: int
     """How many steps had been read at the newest checkpoint."""
@@ -135,7 +145,7 @@ class Watch:
         if claimed is None:
             return
         with store.read() as reader:
-            past = past_of(reader, self.active.of_run(reader, run_id).evaluator, run_id, attempt, claimed, is_stopped)
+            past = past_of(reader, self.active, run_id, attempt, claimed, is_stopped)
         if past is None:
             return
         with store.write() as writer:
@@ -155,17 +165,23 @@ class Reading:
     def __init__(self, watch: Watch, writer: Writer, run_id: str, attempt: int) -> None:
         self._watch, self._writer = watch, writer
         self._which = run_id, attempt
-        self._in_force = watch.active.of_run(writer, run_id)
-        self.evaluator = self._in_force.evaluator
+        self._rules = watch.active.of_run(writer, run_id)
+        """Those that read the next frames."""
         self._model = writer.runs.model(run_id, attempt)
-        self._book = AlertBook(writer.alerts, run_id, attempt, self._in_force.versions)
+        self._book = AlertBook(writer.alerts, run_id, attempt, self._rules)
         self._progress = writer.progress.of(run_id, attempt) or Progress()
         self._known = watch.known.pop(self._which, None)
+        self._keeps = False
+        """Whether to keep a checkpoint after the last step, however soon after the one before."""
         self._reread = 0
         """Steps that are to be read again, or were."""
         self._late_at = None if self._progress.late_from is None else self._progress.due_at
         self._context = copy_context()
         """The context of the request, with the id for the log."""
+
+    @property
+    def evaluator(self) -> Evaluator:
+        return self._rules.evaluator
 
     def hear(self, sender: str, frames: Sequence[Frame]) -> None:
         """Find the frames to read now that these have come."""
@@ -205,15 +221,16 @@ class Reading:
         if progress.claimed_from != past.claimed.claimed_from:  # somebody else has read it
             self.flush()
             return
-        self.state, self._kept_at = past.state, past.num_read
-        if past.evaluator is not self.evaluator:  # the rules were edited meanwhile
-            self.state = self.evaluator.load(past.evaluator.dump(past.state))
+        eras = self._eras_after(past.start.step)
         self._writer.progress.forget_checkpoints(*self._which, past.start.step + 1)
         for kept in past.checkpoints:
             self._writer.progress.keep_checkpoint(*self._which, kept)
-        self._book.go_back_to(past.start.step, self.evaluator.rules)
-        for event in past.events:
-            self._book.enter(event)
+        self._book.go_back_to(past.start.step, _names(eras))
+        for rules, events in past.events:
+            self._book.go_on_with(rules)
+            for event in events:
+                self._book.enter(event)
+        self._rules, self.state, self._kept_at = past.rules, past.state, past.num_read
         self._progress = progress._replace(
             read_to=past.read_to,
             num_read=past.num_read,
@@ -221,6 +238,7 @@ class Reading:
             num_late=progress.num_late - past.claimed.num_late,
             num_skipped=progress.num_skipped + past.num_skipped,
         )
+        self._go_through([era for era in eras if era.until is None or era.until > past.read_to])
         self._reread = past.num_read - past.start.num_read
         horizon = max(self._horizon(), progress.read_to)
         self._prepare(self._stored(horizon))
@@ -231,8 +249,9 @@ class Reading:
         return self._context.run(self._close)
 
     def _close(self) -> list[int]:
-        while self.views:
-            self._read_next()
+        self._read_all()
+        if self._keeps:
+            self._keep_checkpoint()
         self._book.close()
         due = []
         if self._progress.waiting_since is not None:
@@ -247,7 +266,7 @@ class Reading:
         self._progress = self._progress._replace(revision=revision, due_at=due_at)
         self._writer.progress.keep(*self._which, self._progress)
         known = self._watch.known
-        known[self._which] = _Known(revision, self.evaluator, self.state, self._kept_at)
+        known[self._which] = _Known(revision, self._rules, self.state, self._kept_at)
         while len(known) > KNOWN_ATTEMPTS:
             known.popitem(last=False)
         return self._book.resolved
@@ -320,16 +339,15 @@ class Reading:
     def _go_to(self, step: int | None) -> None:
         """Restore the state of the rules before `step`, or without one, after the last step that they have read."""
         known, read_to = self._known, self._progress.read_to
-        is_known = known is not None and known.revision == self._progress.revision
-        if step is None and is_known and known is not None:
-            self._kept_at = known.kept_at
-            self.state = known.state
-            if known.evaluator is not self.evaluator:
-                self.state = self.evaluator.load(known.evaluator.dump(known.state))
-                self._keep_checkpoint()
+        if step is None and known is not None and known.revision == self._progress.revision:
+            self.state, self._kept_at = handed_over(known.state, known.rules, self._rules), known.kept_at
+            if known.rules.evaluator is not self.evaluator:
+                self._begin_era()
             return
         found = self._writer.progress.before(*self._which, read_to + 1 if step is None else step)
-        state = recalled(self.evaluator, found, self._which[0], self._watch.on_error)
+        eras = self._eras_after(found.step)
+        self._begin_era()
+        state = recalled(eras[0].rules.evaluator, found, self._which[0], self._watch.on_error)
         if state is None:  # the rules begin anew, with what comes
             num_skipped = self._progress.num_skipped + (0 if step is None else self._num_late)
             self._progress = self._progress._replace(num_skipped=num_skipped)
@@ -339,9 +357,38 @@ class Reading:
             return
         self.state, self._kept_at = state, found.num_read
         if found.step < read_to:
+            # Where several processes take turns, the next one finds all in the store.
+            self._keeps |= step is None
             self._writer.progress.forget_checkpoints(*self._which, found.step + 1)
-            self._book.go_back_to(found.step, self.evaluator.rules)
+            self._book.go_back_to(found.step, _names(eras))
             self._progress = self._progress._replace(read_to=found.step, num_read=found.num_read)
+        self._rules = eras[0].rules  # which read the checkpoint
+        self._go_through(eras)
+
+    def _eras_after(self, step: int) -> list[Era]:
+        return eras_after(step, self._writer, self._watch.active, *self._which, self._progress)
+
+    def _begin_era(self) -> None:
+        """Note that the next steps are read by other rules than the last ones, if they are."""
+        known, versions = self._writer.progress.eras(*self._which), self._rules.versions
+        if not known or known[-1].versions != versions:
+            after_step = self._progress.read_to if known else -1
+            self._writer.progress.begin_era(*self._which, RuleEra(after_step, versions))
+            self._keeps = True
+
+    def _go_through(self, eras: Sequence[Era]) -> None:
+        """Let the rules of each era but the last read its steps."""
+        self._enter(eras[0].rules)
+        for earlier, later in pairwise(eras):
+            assert earlier.until is not None
+            self._prepare(self._stored(earlier.until))
+            self._read_all()
+            self._enter(later.rules)
+
+    def _enter(self, rules: InForce) -> None:
+        self.state = handed_over(self.state, self._rules, rules)
+        self._rules = rules
+        self._book.go_on_with(rules)
 
     def _keep_checkpoint(self) -> None:
         progress = self._progress
@@ -369,12 +416,14 @@ class Reading:
         if num_read - self._kept_at >= SPACING:
             self._keep_checkpoint()
 
-    def _read_next(self) -> None:
-        try:
-            events = self._events(self.views)
-        except Exception:  # one frame is no reason to skip the others
-            events = [event for view in self.views for event in self._events_or_none(view)]
-        self._take(events)
+    def _read_all(self) -> None:
+        while self.views:
+            try:
+                events = self._events(self.views)
+            except Exception:  # one frame is no reason to skip the others
+                events, num_failed = read_one_by_one(self._events, self.views, self._which[0], self._watch.on_error)
+                self._progress = self._progress._replace(num_skipped=self._progress.num_skipped + num_failed)
+            self._take(events)
 
     def _events(self, views: Sequence[View]) -> list[Event]:
         began = time.perf_counter()
@@ -382,11 +431,6 @@ class Reading:
         self._watch.on_read(time.perf_counter() - began, len(views))
         return events
 
-    def _events_or_none(self, view: View) -> list[Event]:
-        try:
-            return self._events([view])
-        except Exception:  # a rule is no reason to lose frames
-            log.exception("the rules failed at step %d of run %s; they skip this frame", view.step, self._which[0])
-            self._watch.on_error()
-            self._progress = self._progress._replace(num_skipped=self._progress.num_skipped + 1)
-            return []
+
+def _names(eras: Sequence[Era]) -> set[str]:
+    return {rule.name for era in eras for rule in era.rules.evaluator.rules}

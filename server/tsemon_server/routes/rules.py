@@ -115,7 +115,7 @@ def restore_rule(
 def list_rule_standings(run_id: RunId, store: TheStore, active: TheActiveRules) -> RuleStandings:
     """How each rule that is in force stands on a run."""
     with store.read() as reader:
-        return standings(reader, active.of_run(reader, run_id), run_id)
+        return standings(reader, active, run_id)
 
 
 def _check_access(request: Request, project: str | None) -> None:

@@ -210,7 +210,7 @@ class AlertChanges(Alerts):
         """Forget the rule's pending alert."""
         self._delete_pending(_alert.run_id == run_id, _alert.attempt == attempt, _alert.rule == rule)
 
-    def take_back(self, run_id: str, attempt: int, step: int, rules: Sequence[str]) -> dict[str, list[TakenBack]]:
+    def take_back(self, run_id: str, attempt: int, step: int, rules: Collection[str]) -> dict[str, list[TakenBack]]:
         """Let the alerts of `rules` be as they left them after `step`; those that opened or fired later, in order, by rule.
 
         These are neither open nor over until `revise` or `drop` says what they are. What people or the run's end called

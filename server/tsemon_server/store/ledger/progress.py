@@ -25,8 +25,10 @@ REACH = 16_384
 """A frame that is late by up to this many samples is evaluated."""
 MOST_REREAD = 4 * REACH
 """Maximum number of steps that are read again for a late frame, since the next older checkpoint may be far away."""
+MOST_ERAS = 64
+"""Maximum number of eras of an attempt that are kept. The oldest one then stands for those before it."""
 
-_progress, _checkpoint = tables.rule_progress.c, tables.rule_checkpoint.c
+_progress, _checkpoint, _era = tables.rule_progress.c, tables.rule_checkpoint.c, tables.rule_era.c
 _COLUMNS = (
     "revision", "read_to", "num_read", "writers", "waiting_since", "late_from", "num_late", "claimed_from", "num_skipped",
     "due_at",
@@ -76,6 +78,14 @@ class Checkpoint(NamedTuple):
 
 
 START = Checkpoint(-1, 0, None)
+
+
+class RuleEra(NamedTuple):
+    """From the step after this one on, until the next era, the rules of these versions read an attempt."""
+
+    after_step: int
+    versions: Mapping[str, int]
+
 
 # On the path of every frame.
 _OF = (_progress.run_id == bindparam("of_run"), _progress.attempt == bindparam("of_attempt"))
@@ -134,6 +144,12 @@ class RuleProgress:
         rows = _CHECKPOINTS.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchall()
         return [(step, num_read) for step, num_read in rows]
 
+    def eras(self, run_id: str, attempt: int) -> list[RuleEra]:
+        """The oldest first; empty for an attempt that no rule has looked at."""
+        of_attempt = (_era.run_id == run_id, _era.attempt == attempt)
+        query = select(_era.after_step, _era.versions).where(*of_attempt).order_by(_era.after_step)
+        return [RuleEra(*row) for row in self._connection.execute(query)]
+
 
 class RuleProgressChanges(RuleProgress):
     """Changes of it."""
@@ -154,6 +170,15 @@ class RuleProgressChanges(RuleProgress):
     def forget_checkpoints(self, run_id: str, attempt: int, from_step: int) -> None:
         """Drop the checkpoints from a step on, because the rules read it again."""
         self._drop(run_id, attempt, from_step, NEVER)
+
+    def begin_era(self, run_id: str, attempt: int, era: RuleEra) -> None:
+        """Note that these rules read all later steps."""
+        of_attempt = (_era.run_id == run_id, _era.attempt == attempt)
+        kept = select(_era.after_step).where(*of_attempt).order_by(_era.after_step.desc())
+        oldest = self._connection.execute(kept.offset(MOST_ERAS - 2).limit(1)).scalar()
+        is_replaced = or_(_era.after_step >= era.after_step, _era.after_step < (-1 if oldest is None else oldest))
+        self._connection.execute(delete(tables.rule_era).where(*of_attempt, is_replaced))
+        self._connection.execute(insert(tables.rule_era).values(run_id=run_id, attempt=attempt, **era._asdict()))
 
     def keep_newest_checkpoint(self, run_id: str, attempt: int) -> None:
         """For an attempt that has ended."""

@@ -73,6 +73,12 @@ class Rules:
         is_own = bool(own) and own[0].origin != "server"
         return sorted(found, key=lambda version: (version.project is not None) != is_own)
 
+    def of(self, versions: Mapping[str, int]) -> list[RuleVersion]:
+        """These versions, by name."""
+        is_meant = tuple_(_version.name, _version.version).in_(list(versions.items()))
+        rows = self._connection.execute(select(tables.rule_version).where(is_meant))
+        return sorted(map(_version_of, rows), key=lambda version: version.name)
+
     def _newest(self, is_meant: ColumnElement[bool]) -> list[RuleVersion]:
         return list(map(_version_of, self._connection.execute(_newest(is_meant))))
 

@@ -123,6 +123,16 @@ rule_checkpoint = Table(
     Column("state", LargeBinary, nullable=False),
 )
 
+# Which rules read the frames of an attempt, from the step after `after_step` on: the version of each.
+rule_era = Table(
+    "rule_era",
+    metadata,
+    Column("run_id", String(32), primary_key=True),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("after_step", BigInteger, primary_key=True, autoincrement=False),
+    Column("versions", Json, nullable=False),
+)
+
 # Rows are added and never changed: their number tells whether there is something new.
 rule_version = Table(
     "rule_version",
@@ -241,5 +251,5 @@ lease = Table(
     Column("until", Float(53), nullable=False),
 )
 
-OF_RUN = (attempt, alert, rule_progress, rule_checkpoint, watched, notice, delivery)
+OF_RUN = (attempt, alert, rule_progress, rule_checkpoint, rule_era, watched, notice, delivery)
 """Tables that hold something of a run besides its own row."""

@@ -1,0 +1,17 @@
+"""Each attempt knows which versions of the rules read which of its steps."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0016"
+down_revision = "0015"
+
+
+def upgrade() -> None:
+    op.create_table(
+        "rule_era",
+        sa.Column("run_id", sa.String(32), primary_key=True),
+        sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("after_step", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("versions", sa.Text, nullable=False),
+    )

@@ -1,0 +1,189 @@
+"""An edited rule counts from the next step on, and for no step before, whatever is read again."""
+
+import json
+import random
+from contextlib import closing
+
+import pytest
+
+from tests.server.conftest import Api, loss_frame
+from tests.server.test_project_rules import above
+from tests.server.test_rulebook import RULE, call, put
+from tests.server.test_watching import alerts, look, send, states
+from tsemon_server.alerts import watch as watching
+from tsemon_server.alerts.eras import handed_over
+from tsemon_server.rules.documents import load
+from tsemon_server.rules.views import views_of
+from tsemon_server.store.ledger import progress
+from tsemon_server.store.ledger.progress import RuleEra
+
+RULES = load(json.dumps({"rules": [RULE]}))
+
+
+@pytest.fixture
+def api(start, clock):
+    return start(rules=RULES, clock=clock)
+
+
+@pytest.fixture
+def run_id(api):
+    return api.register()
+
+
+def edit(api, bound, **changes):
+    """Let the rule fire above another loss."""
+    put(api, "/rules/high-loss", above(bound, **changes))
+
+
+def told(api):
+    return sorted(((found["rule_version"], *states([found])[0]) for found in alerts(api)), key=str)
+
+
+class TestAnEditedRule:
+    def test_does_not_judge_earlier_steps_for_a_late_frame(self, api, run_id):
+        send(api, run_id, [7] * 20)
+        edit(api, 6)
+        send(api, run_id, [7], 21)
+        send(api, run_id, [7], 20)
+        send(api, run_id, [7], 22)
+        assert told(api) == [(2, "firing", 20, 21, None)]
+
+    def test_does_not_judge_earlier_steps_after_a_restart(self, api, run_id, start):
+        send(api, run_id, [7] * 20)
+        edit(api, 6)
+        send(start(rules=RULES), run_id, [1, 7], 20)
+        assert told(api) == [(2, "pending", 21, None, None)]
+
+    def test_does_not_judge_earlier_steps_in_its_status(self, api, run_id, start):
+        send(api, run_id, [7] * 20)
+        edit(api, 6)
+        (standing,) = start(rules=RULES).get(f"/runs/{run_id}/rules")["rules"]
+        assert (standing["state"], standing["judged_step"]) == ("quiet", 19)
+
+    def test_leaves_a_late_frame_to_the_version_of_its_step(self, api, run_id):
+        send(api, run_id, [20] * 3)
+        send(api, run_id, [1] * 5, 5)
+        edit(api, 50)
+        send(api, run_id, [20] * 4, 10)
+        send(api, run_id, [20, 20], 3)
+        assert told(api) == [(1, "resolved", 0, 1, 6)]
+
+    def test_leaves_frames_that_come_very_late_to_the_version_of_their_step(self, api, run_id, clock):
+        for step in range(10, 400):
+            send(api, run_id, [1 if step < 12 else 7], step)
+            if step == 200:
+                edit(api, 6)
+        send(api, run_id, [20, 20], 3, writer="late")
+        look(api, clock, after_s=20)
+        assert told(api) == [(1, "resolved", 3, 4, 11), (2, "firing", 201, 202, None)]
+
+    def test_goes_on_with_the_alert_of_the_version_before(self, api, run_id, start):
+        send(api, run_id, [20] * 3)
+        edit(api, 30)
+        send(start(rules=RULES), run_id, [20, 20, 1, 1], 3)
+        assert told(api) == [(1, "resolved", 0, 1, 6)]
+
+    def test_counts_from_its_edit_where_it_is_edited_while_late_frames_are_read(self, api, run_id, clock, monkeypatch):
+        past_of = watching.past_of
+
+        def edit_meanwhile(*arguments):
+            edit(api, 6)
+            send(api, run_id, [3, 3], 400)
+            past = past_of(*arguments)
+            edit(api, 2)
+            send(api, run_id, [3, 3], 402)
+            return past
+
+        for step in range(10, 400):
+            send(api, run_id, [1 if step < 12 else 7], step)
+        send(api, run_id, [20, 20], 3, writer="late")
+        with monkeypatch.context() as patch:
+            patch.setattr(watching, "past_of", edit_meanwhile)
+            look(api, clock, after_s=10)
+        assert told(api) == [(1, "resolved", 3, 4, 11), (3, "firing", 402, 403, None)]
+
+    def test_that_is_disabled_fires_at_no_late_frame(self, api, run_id):
+        send(api, run_id, [1] * 5)
+        send(api, run_id, [7] * 5, 10)
+        call(api, "DELETE", "/rules/high-loss")
+        send(api, run_id, [1], 20)
+        send(api, run_id, [20, 20], 5)
+        send(api, run_id, [20, 20], 15)
+        put(api, "/rules/high-loss", RULE)
+        send(api, run_id, [1], 21)
+        assert [found["state"] for found in alerts(api) if found["state"] != "resolved"] == []
+
+    def test_takes_nothing_from_an_alert_that_ended_when_it_was_disabled(self, api, run_id):
+        send(api, run_id, [20] * 10)
+        call(api, "DELETE", "/rules/high-loss")
+        send(api, run_id, [20] * 3, 11)
+        send(api, run_id, [20], 10)
+        assert [(found["resolved_reason"], *states([found])[0]) for found in alerts(api)] == [
+            ("rule disabled", "resolved", 0, 1, 9)
+        ]
+
+
+class TestTheErasOfAnAttempt:
+    def test_are_kept_by_step_and_the_oldest_stand_for_those_before(self, api, run_id, monkeypatch):
+        monkeypatch.setattr(progress, "MOST_ERAS", 4)
+        for number, step in enumerate((-1, 3, 5, 5, 8, 9)):
+            with api.parts.store.write() as writer:
+                writer.progress.begin_era(run_id, 1, RuleEra(step, {"a": number}))
+        with api.parts.store.read() as reader:
+            kept = reader.progress.eras(run_id, 1)
+        assert kept == [RuleEra(3, {"a": 1}), RuleEra(5, {"a": 3}), RuleEra(8, {"a": 4}), RuleEra(9, {"a": 5})]
+
+    def test_go_with_the_run(self, api, run_id):
+        send(api, run_id, [1])
+        assert api.database.execute("SELECT count(*) FROM rule_era") == [(1,)]
+        api.http.delete(f"/api/v1/runs/{run_id}")
+        assert api.database.execute("SELECT count(*) FROM rule_era") == [(0,)]
+
+    @pytest.mark.parametrize("seed", range(8))
+    def test_give_the_alerts_of_reading_each_step_once_by_its_rules(self, start, database, clock, seed):
+        """Frames in any order, edits, restarts and a second server; then each step is read by the rules of its era."""
+        chance = random.Random(seed)
+        frames = [loss_frame(step, chance.choice([1, 3, 7, 7, 20, 20])) for step in range(60)]
+        coming = sorted(frames, key=lambda frame: frame.step + chance.choice([0, 0, 0, 3, 12]))
+        api = start(rules=RULES, clock=clock)
+        run_id = api.register()
+        with closing(Api(database, rules=RULES, clock=clock)) as other:
+            while coming:
+                size = chance.choice([1, 1, 2, 5])
+                chance.choice([api, other]).send_ok(run_id, coming[:size])
+                coming = coming[size:]
+                if chance.random() < 0.15:
+                    edit(other, chance.choice([2, 5, 6, 10, 30]))
+                if chance.random() < 0.05:
+                    api = start(rules=RULES, clock=clock)
+            look(other, clock, after_s=20)
+            assert told_by(other, run_id) == read_once(other, run_id, frames)
+
+
+def told_by(api, run_id):
+    """Without what fired only because a frame was late."""
+    return sorted(
+        (found["firing_step"], found["pending_step"], found["rule_version"])
+        for found in api.get("/alerts", run=run_id, limit=1000)["alerts"]
+        if found["firing_step"] not in (None, found["resolved_step"])
+    )
+
+
+def read_once(api, run_id, frames):
+    """What fires if each step is read by the rules of its era."""
+    with api.parts.store.read() as reader:
+        eras = [
+            (one.after_step, api.parts.active.of_versions(reader.rules, one.versions))
+            for one in reader.progress.eras(run_id, 1)
+        ]
+    fired, last, state = [], eras[0][1], eras[0][1].evaluator.start()
+    for view in views_of(frames, frozenset()):
+        rules = [rules for after_step, rules in eras if after_step < view.step][-1]
+        state = handed_over(state, last, rules)
+        fired += [
+            (event.firing_step, event.pending_step, rules.versions[event.rule.name])
+            for event in rules.evaluator.advance(state, view)
+            if event.kind == "firing"
+        ]
+        last = rules
+    return fired
