@@ -13,7 +13,6 @@ from tsemon_server.store.ledger.alerts import AlertChanges, TakenBack
 class _Opened(NamedTuple):
     event: Event
     version: int | None
-    """Of the rule."""
 
 
 class AlertBook:
@@ -39,7 +38,7 @@ class AlertBook:
         self._may_reopen = True
 
     def go_on_with(self, in_force: InForce) -> None:
-        """The next events are of these rules. What rules opened that are not active any more is forgotten."""
+        """Continue with the events of these rules. The alerts of rules that are not active any more stay as they are."""
         self._versions = in_force.versions
         active = {rule.name for rule in in_force.rules}
         self._open = {name: opened for name, opened in self._open.items() if name in active}

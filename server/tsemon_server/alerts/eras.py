@@ -1,6 +1,6 @@
 """Which rules read which steps of an attempt. An edited rule counts from the next step on, and for no step before.
 
-Frames that are read again, after a restart or because others came late, are read by the rules that read them first.
+If frames are read again, after a restart or for a late frame, the same rules read them again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def eras_after(
 
 
 def handed_over(state: State, before: InForce, now: InForce) -> State:
-    """The state that rules left, for those that read on. A rule of the same name keeps its alert."""
+    """The state of rules, for the rules that read the next steps. A rule of the same name keeps its alert."""
     if before.evaluator is now.evaluator:
         return state
     return now.evaluator.load(before.evaluator.dump(state))

@@ -15,6 +15,7 @@ from tsemon_server.rules.state import State, UnreadableState
 from tsemon_server.rules.views import views_in_order
 from tsemon_server.store.ledger.progress import START, Checkpoint, Progress
 from tsemon_server.store.reading import Reader
+from tsemon_server.store.writing import Writer
 
 log = logging.getLogger(__name__)
 
@@ -54,19 +55,24 @@ def read_one_by_one(
     return events, num_skipped
 
 
-def state_now(reader: Reader, active: ActiveRules, run_id: str, attempt: int) -> State:
-    """The state after the last step that the rules have read, from the newest checkpoint and the frames since."""
-    evaluator, progress = active.of_run(reader, run_id).evaluator, reader.progress.of(run_id, attempt)
-    if progress is None:
-        return evaluator.start()
-    start = reader.progress.before(run_id, attempt, progress.read_to + 1)
-    eras = eras_after(start.step, reader, active, run_id, attempt, progress)
-    kept = recalled(eras[0].rules.evaluator, start, run_id)
-    state = evaluator.start()
-    if kept is None:
+def state_now(
+    unit: Reader | Writer,
+    active: ActiveRules,
+    run_id: str,
+    attempt: int,
+    progress: Progress,
+    on_error: Callable[[], None] = lambda: None,
+) -> State | None:
+    """The state after the last step that the rules have read, from the newest checkpoint and the frames since; None if
+    the checkpoint cannot be read."""
+    start = unit.progress.before(run_id, attempt, progress.read_to + 1)
+    eras = eras_after(start.step, unit, active, run_id, attempt, progress)
+    state = recalled(eras[0].rules.evaluator, start, run_id, on_error)
+    if state is None or (start.step == progress.read_to and len(eras) == 1):
         return state
-    for rules, state, views in _again(reader, eras, kept, (run_id, attempt), start.step, progress.read_to):
-        rules.evaluator.read([(state, views)])
+    again = _again(unit, eras, state, (run_id, attempt), start.step, progress.read_to)
+    for rules, state, views in again:
+        _read(rules.evaluator, state, views, run_id)
     return state
 
 
@@ -76,7 +82,7 @@ class Past(NamedTuple):
     claimed: Progress
     start: Checkpoint
     rules: InForce
-    """Those that read the last of the steps."""
+    """The rules that read the last of the steps."""
     state: State
     read_to: int
     num_read: int
@@ -109,27 +115,35 @@ def _longer(past: Past, views: Sequence[View], run_id: str) -> Past:
     if not views:
         return past
     rules, state = past.rules, past.state
-    num_skipped = 0
-    try:
-        events = rules.evaluator.read([(state, views)])[0]
-    except Exception:  # one frame is no reason to skip the others
-        events, num_skipped = read_one_by_one(lambda some: rules.evaluator.read([(state, some)])[0], views, run_id)
+    events, num_skipped = _read(rules.evaluator, state, views, run_id)
     past.events.append((rules, events))
     read_to, num_read = views[-1].step, past.num_read + len(views)
     past.checkpoints.append(Checkpoint(read_to, num_read, rules.evaluator.dump(state)))
     return past._replace(read_to=read_to, num_read=num_read, num_skipped=past.num_skipped + num_skipped)
 
 
+def _read(evaluator: Evaluator, state: State, views: Sequence[View], run_id: str) -> tuple[list[Event], int]:
+    """The events, and the number of frames on which the rules failed."""
+
+    def read(some: Sequence[View]) -> list[Event]:
+        return evaluator.read([(state, some)])[0]
+
+    try:
+        return read(views), 0
+    except Exception:  # one frame is no reason to skip the others
+        return read_one_by_one(read, views, run_id)
+
+
 def _again(
-    reader: Reader, eras: Sequence[Era], state: State, which: tuple[str, int], start: int, end: int
+    unit: Reader | Writer, eras: Sequence[Era], state: State, which: tuple[str, int], start: int, end: int
 ) -> Iterator[tuple[InForce, State, Sequence[View]]]:
-    """The frames after the step `start`, and those who are to read them: at least once for each era, with no frame if
-    there is none."""
-    model, before = reader.runs.model(*which), eras[0].rules
+    """The frames after the step `start`, and the rules that are to read them: for each era at least once, with or without
+    frames."""
+    model, before = unit.runs.model(*which), eras[0].rules
     for rules, until in eras:
         state = handed_over(state, before, rules)
         last = end if until is None else min(until, end)
-        views = views_in_order(reader.frames.after(*which, start, last), *model)
+        views = views_in_order(unit.frames.after(*which, start, last), *model)
         some = [*islice(views, FRAMES_AT_ONCE)]
         yield rules, state, some
         while some := [*islice(views, FRAMES_AT_ONCE)]:

@@ -19,7 +19,9 @@ from tsemon_server.store.reading import Reader
 def standings(reader: Reader, active: ActiveRules, run_id: str) -> RuleStandings:
     """Read from what the rules remember. Raises UnknownRun."""
     run, in_force = reader.runs.detail(run_id), active.of_run(reader, run_id)
-    state = state_now(reader, active, run_id, run.attempt)
+    progress = reader.progress.of(run_id, run.attempt)
+    state = None if progress is None else state_now(reader, active, run_id, run.attempt, progress)
+    state = in_force.evaluator.start() if state is None else state
     on_clock = _of_the_clock(in_force.on_clock.rules, reader.alerts.to_tell(run_id, run.attempt))
     found = [*in_force.evaluator.statuses(state), *on_clock]
     return RuleStandings(step=state.last_step, rules=[_standing(status, run.metrics) for status in found])

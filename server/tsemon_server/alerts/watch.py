@@ -22,7 +22,7 @@ from tsemon.wire import Frame
 from tsemon_server.alerts.active import ActiveRules, InForce
 from tsemon_server.alerts.book import AlertBook
 from tsemon_server.alerts.eras import Era, eras_after, handed_over
-from tsemon_server.alerts.recall import FRAMES_AT_ONCE, Past, past_of, read_one_by_one, recalled
+from tsemon_server.alerts.recall import FRAMES_AT_ONCE, Past, past_of, read_one_by_one, recalled, state_now
 from tsemon_server.rules.evaluator import Evaluator, Event
 from tsemon_server.rules.program import View
 from tsemon_server.rules.state import State
@@ -166,7 +166,7 @@ class Reading:
         self._watch, self._writer = watch, writer
         self._which = run_id, attempt
         self._rules = watch.active.of_run(writer, run_id)
-        """Those that read the next frames."""
+        """The rules that read the next frames."""
         self._model = writer.runs.model(run_id, attempt)
         self._book = AlertBook(writer.alerts, run_id, attempt, self._rules)
         self._progress = writer.progress.of(run_id, attempt) or Progress()
@@ -338,32 +338,40 @@ class Reading:
 
     def _go_to(self, step: int | None) -> None:
         """Restore the state of the rules before `step`, or without one, after the last step that they have read."""
-        known, read_to = self._known, self._progress.read_to
+        known = self._known
         if step is None and known is not None and known.revision == self._progress.revision:
             self.state, self._kept_at = handed_over(known.state, known.rules, self._rules), known.kept_at
             if known.rules.evaluator is not self.evaluator:
                 self._begin_era()
             return
-        found = self._writer.progress.before(*self._which, read_to + 1 if step is None else step)
+        if step is None:
+            state = state_now(self._writer, self._watch.active, *self._which, self._progress, self._watch.on_error)
+            self._begin_era()
+            # Where several processes take turns, the next one finds all in the store.
+            self._keeps |= self._progress.num_read > 0
+            self._kept_at = -1
+            self.state = self._begin_anew() if state is None else state
+            return
+        found = self._writer.progress.before(*self._which, step)
         eras = self._eras_after(found.step)
         self._begin_era()
         state = recalled(eras[0].rules.evaluator, found, self._which[0], self._watch.on_error)
-        if state is None:  # the rules begin anew, with what comes
-            num_skipped = self._progress.num_skipped + (0 if step is None else self._num_late)
-            self._progress = self._progress._replace(num_skipped=num_skipped)
-            self._writer.progress.forget_checkpoints(*self._which, 0)
-            self.state, self._kept_at = self.evaluator.start(), -1
-            self._keep_checkpoint()
+        if state is None:
+            self._progress = self._progress._replace(num_skipped=self._progress.num_skipped + self._num_late)
+            self.state = self._begin_anew()
             return
         self.state, self._kept_at = state, found.num_read
-        if found.step < read_to:
-            # Where several processes take turns, the next one finds all in the store.
-            self._keeps |= step is None
-            self._writer.progress.forget_checkpoints(*self._which, found.step + 1)
-            self._book.go_back_to(found.step, _names(eras))
-            self._progress = self._progress._replace(read_to=found.step, num_read=found.num_read)
+        self._writer.progress.forget_checkpoints(*self._which, found.step + 1)
+        self._book.go_back_to(found.step, _names(eras))
+        self._progress = self._progress._replace(read_to=found.step, num_read=found.num_read)
         self._rules = eras[0].rules  # which read the checkpoint
         self._go_through(eras)
+
+    def _begin_anew(self) -> State:
+        """Let the rules begin with the next frame, because their state cannot be read."""
+        self._writer.progress.forget_checkpoints(*self._which, 0)
+        self._keeps, self._kept_at = True, -1
+        return self.evaluator.start()
 
     def _eras_after(self, step: int) -> list[Era]:
         return eras_after(step, self._writer, self._watch.active, *self._which, self._progress)

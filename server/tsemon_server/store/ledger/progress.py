@@ -102,6 +102,17 @@ _DROP_CHECKPOINTS = Prepared(
 _CHECKPOINTS = Prepared(
     select(_checkpoint.step, _checkpoint.num_read).where(*_OF_CHECKPOINT).order_by(_checkpoint.step.desc())
 )
+_BEFORE = Prepared(
+    select(_checkpoint.step, _checkpoint.num_read, _checkpoint.state)
+    .where(*_OF_CHECKPOINT, _checkpoint.step < bindparam("step"))
+    .order_by(_checkpoint.step.desc())
+    .limit(1)
+)
+_ERAS = Prepared(
+    select(_era.after_step, _era.versions)
+    .where(_era.run_id == bindparam("run_id"), _era.attempt == bindparam("attempt"))
+    .order_by(_era.after_step)
+)
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -134,10 +145,8 @@ class RuleProgress:
 
     def before(self, run_id: str, attempt: int, step: int) -> Checkpoint:
         """The newest checkpoint before `step`."""
-        query = select(_checkpoint.step, _checkpoint.num_read, _checkpoint.state)
-        of_attempt = (_checkpoint.run_id == run_id, _checkpoint.attempt == attempt, _checkpoint.step < step)
-        row = self._connection.execute(query.where(*of_attempt).order_by(_checkpoint.step.desc()).limit(1)).first()
-        return START if row is None else Checkpoint(row.step, row.num_read, bytes(row.state))
+        row = _BEFORE.run(self._connection, {"run_id": run_id, "attempt": attempt, "step": step}).fetchone()
+        return START if row is None else Checkpoint(row[0], row[1], bytes(row[2]))
 
     def checkpoint_steps(self, run_id: str, attempt: int) -> list[tuple[int, int]]:
         """The steps of all checkpoints and how many steps had been read there, the newest first."""
@@ -146,9 +155,8 @@ class RuleProgress:
 
     def eras(self, run_id: str, attempt: int) -> list[RuleEra]:
         """The oldest first; empty for an attempt that no rule has looked at."""
-        of_attempt = (_era.run_id == run_id, _era.attempt == attempt)
-        query = select(_era.after_step, _era.versions).where(*of_attempt).order_by(_era.after_step)
-        return [RuleEra(*row) for row in self._connection.execute(query)]
+        rows = _ERAS.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchall()
+        return [RuleEra(step, json.loads(told) if isinstance(told, str) else told) for step, told in rows]
 
 
 class RuleProgressChanges(RuleProgress):
