@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,14 +104,14 @@ def _known(server: str | None, project: str | None) -> tuple[tuple[Rule, ...], s
     """Return the active rules of a server, or the built-in rules, and the names of the project's own rules."""
     from tsemon_client.commands.options import DEFAULT_SERVER, connect
     from tsemon_server.rules import PACK
-    from tsemon_server.rules.documents import load
+    from tsemon_server.rules.documents import stored
 
     if server is None and project is None:
         return PACK, set()
     address = server or os.environ.get("TSEMON_SERVER") or DEFAULT_SERVER
     with connect(address) as client:
         found = [version for version in client.rules(project) if version.enabled]
-    rules = load(json.dumps({"rules": [version.definition for version in found]}), f"rules of {address}")
+    rules = tuple(stored(version.definition, f"rule {version.name} of {address}") for version in found)
     return rules, {version.name for version in found if version.project is not None}
 
 

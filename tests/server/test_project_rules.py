@@ -8,6 +8,7 @@ from tests.server.access.conftest import Guarded
 from tests.server.conftest import loss_frame
 from tests.server.test_rulebook import RULE, call, fired, put, send, told, try_rules
 from tsemon_server.alerts import ActiveRules
+from tsemon_server.alerts.programs import Programs
 from tsemon_server.rules.documents import load
 from tsemon_server.store import Store
 
@@ -197,7 +198,7 @@ class TestTheRulesInForce:
     def test_are_one_for_all_projects_without_their_own(self, api, store):
         put(api, "/rules/high-loss?project=p", above(2))
         mine, theirs, servers = self.of(ActiveRules(BUILT_IN), store, "p", "q", None)
-        assert theirs is servers
+        assert theirs.evaluator is servers.evaluator
         assert mine.evaluator is not servers.evaluator
         assert mine.on_clock is not None
 
@@ -216,6 +217,40 @@ class TestTheRulesInForce:
         after = self.of(active, store, "p", None)
         assert [one.evaluator for one in after] == [one.evaluator for one in before]
 
+    def test_of_other_projects_are_not_read_again_when_one_edits(self, api, store, monkeypatch):
+        for project in ("p", "q"):
+            put(api, f"/rules/high-loss?project={project}", above(2))
+        active, asked = ActiveRules(BUILT_IN), []
+        self.of(active, store, "p", "q", None)
+        put(api, "/rules/high-loss?project=q", above(4))
+        with store.read() as reader:
+            newest = reader.rules.newest
+            monkeypatch.setattr(reader.rules, "newest", lambda whose: asked.append(whose) or newest(whose))
+            for project in ("p", "q", None):
+                active.of(reader.rules, project)
+        assert {*asked} == {"q"}
+
+    def test_of_200_projects_that_take_turns_are_compiled_once(self, api, store):
+        with store.write() as writer:
+            for number in range(200):
+                definition = above(2, name="high-loss", clear={"value": [{"scalar": "loss"}], "below": number / 200})
+                api.app.state.parts.rulebook.edit(writer.rules, load(json.dumps({"rules": [definition]})), f"p{number}")
+        active, projects = ActiveRules(BUILT_IN, Programs()), [f"p{number}" for number in range(200)]
+        first, again = self.of(active, store, *projects), self.of(active, store, *projects)
+        assert len({id(one.evaluator) for one in first}) == 200
+        assert all(one.evaluator is other.evaluator for one, other in zip(first, again, strict=True))
+
+    def test_that_nobody_has_needed_for_long_are_compiled_again(self, api, store):
+        for project, bound in (("p", 2), ("q", 3)):
+            put(api, f"/rules/high-loss?project={project}", above(bound))
+        active = ActiveRules(BUILT_IN, Programs(most_bytes=1))
+        mine, again = self.of(active, store, "p", "p")
+        assert mine.evaluator is again.evaluator
+        self.of(active, store, "q")
+        (later,) = self.of(active, store, "p")
+        assert later.evaluator is not mine.evaluator
+        assert later.rules == mine.rules
+
     def test_are_asked_for_with_one_query_while_nobody_edits(self, api, store, monkeypatch):
         put(api, "/rules/high-loss?project=p", above(2))
         active = ActiveRules(BUILT_IN)
@@ -223,7 +258,7 @@ class TestTheRulesInForce:
         with store.read() as reader:
             asked = []
             monkeypatch.setattr(reader.rules, "newest", lambda *_: asked.append("newest"))
-            monkeypatch.setattr(reader.rules, "projects", lambda *_: asked.append("projects"))
+            monkeypatch.setattr(reader.rules, "num_versions_of", lambda *_: asked.append("num_versions_of"))
             active.of_projects(reader.rules, ["p", "q", "r"])
         assert asked == []
 
@@ -231,12 +266,12 @@ class TestTheRulesInForce:
         active = ActiveRules(BUILT_IN)
         run_id = api.register(project="p")
         with store.read() as reader:
-            assert active.of_run(reader, run_id) is active.of(reader.rules, "p")
+            assert active.of_run(reader, run_id) == active.of(reader.rules, "p")
         put(api, "/rules/high-loss?project=p", above(2))
         with store.read() as reader:
-            assert active.of_run(reader, run_id) is active.of(reader.rules, "p")
-            assert active.of_run(reader, run_id) is not active.of(reader.rules, None)
-            assert active.of_run(reader, "none") is active.of(reader.rules, None)
+            assert active.of_run(reader, run_id) == active.of(reader.rules, "p")
+            assert active.of_run(reader, run_id) != active.of(reader.rules, None)
+            assert active.of_run(reader, "none") == active.of(reader.rules, None)
 
 
 class TestAProjectsAdministrator:
@@ -320,3 +355,55 @@ class TestADatabaseThatTwoProcessesEdit:
         with other.read() as reader:
             assert reader.rules.newest("p")[0].version == 2
         other.close()
+
+
+def dear(number):
+    """A rule that takes about a quarter of what a project may have."""
+    return {"name": f"dear-{number}", "when": f"any(median(grad_norm + {number}, samples=20) > 1)"}
+
+
+class TestWhatRulesOfAProjectMayCost:
+    @pytest.fixture
+    def full(self, api):
+        """A project that has as many rules as it may."""
+        number = 0
+        while isinstance(put(api, f"/rules/dear-{number}?project=p", dear(number)), dict):
+            number += 1
+        return number
+
+    def test_is_bounded_for_one_rule(self, api):
+        status, error, told = put(
+            api, "/rules/mine?project=p", {"name": "mine", "when": "any(z_score(grad_norm, 900) > 1)"}
+        )
+        assert (status, error) == (422, "invalid_rules")
+        assert "this rule needs an estimated 6.44 ms of CPU time for each frame, and may need 0.5 ms" in told
+        assert api.get("/rules")["projects"] == []
+
+    def test_is_bounded_for_all_together(self, api, full):
+        status, error, told = put(api, f"/rules/dear-{full}?project=p", dear(full))
+        assert (status, error) == (422, "invalid_rules")
+        assert told.startswith("the own rules of project 'p' need an estimated 1.76 ms of CPU time for each frame")
+        assert f"the most expensive of the {full + 1} is dear-" in told
+        own = [name for name, project in whose(api, "p").items() if project]
+        assert own == [f"dear-{number}" for number in range(full)]
+
+    def test_is_bounded_for_each_project_by_itself(self, api, full):
+        for project in ("?project=q", ""):
+            assert isinstance(put(api, f"/rules/dear-{full}{project}", dear(full)), dict)
+
+    def test_leaves_room_for_others_once_a_rule_is_gone(self, api, full):
+        call(api, "DELETE", "/rules/dear-0?project=p")
+        assert isinstance(put(api, f"/rules/dear-{full}?project=p", dear(full)), dict)
+        assert put(api, "/rules/dear-0?project=p", dear(0))[0] == 422
+
+    def test_counts_a_rule_once_however_often_it_is_edited(self, api, full):
+        for _ in range(3):
+            put(api, "/rules/dear-0?project=p", dear(0) | {"severity": "info"})
+            assert isinstance(put(api, "/rules/dear-0?project=p", dear(0)), dict)
+
+    def test_is_bounded_for_the_rules_that_the_server_was_given(self, api):
+        replies = [put(api, f"/rules/dear-{number}", dear(number)) for number in range(9)]
+        refused = [reply for reply in replies if not isinstance(reply, dict)]
+        assert 0 < len(refused) < 9
+        assert refused[0][2].startswith("the server's rules that are not built in need an estimated")
+        assert isinstance(call(api, "POST", "/rules/high-loss/restore"), dict)

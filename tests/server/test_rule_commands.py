@@ -45,6 +45,12 @@ class TestRulesCheck:
         assert first.startswith(f"tsemon: {file} line 3: rules[0].when: column 1: no metric is named 'lss'")
         assert below == ["    lss > 10 for 3 samples", "    ^"]
 
+    def test_refuses_rules_that_cost_too_much(self, file):
+        file.write_text("rules: [{name: dear, when: 'any(z_score(grad_norm, 900) > 1)'}]")
+        done = run("check", file)
+        assert done.exit_code == 1
+        assert "this rule needs an estimated 6.44 ms of CPU time for each frame, and may need 0.5 ms" in done.stderr
+
     def test_notes_layers_that_tsemon_does_not_measure_wherever_the_rule_reads_them(self, file):
         only_while = "    only_while: {value: [{layers: grad_nrm}, {layers: max}], above: 0}\n"
         file.write_text(YAML + only_while)

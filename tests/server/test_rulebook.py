@@ -404,6 +404,11 @@ class TestARuleThatIsChecked:
         assert (found["mistakes"], found["notes"]) == ([], [])
         assert "tree" not in {rule["name"] for rule in api.get("/rules")["rules"]}
 
+    def test_finds_what_costs_too_much(self, api):
+        (mistake,) = self.check(api, {"name": "mine", "when": "any(z_score(grad_norm, 900) > 1)"})["mistakes"]
+        assert (mistake["field"], mistake["column"]) == ("when", None)
+        assert mistake["text"].startswith("this rule needs an estimated 6.44 ms of CPU time for each frame")
+
     def test_may_be_a_file_with_one_rule(self, api):
         assert self.check(api, YAML)["mistakes"] == []
         assert self.check(api, BUILT_IN)[:2] == (422, "invalid_argument")

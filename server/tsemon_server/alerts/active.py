@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import NamedTuple
 
-from tsemon.errors import InvalidDocument, InvalidRules
+from tsemon.errors import InvalidRules
 from tsemon_answers.rules import RuleVersion
-from tsemon_server.rules.documents import load
+from tsemon_server.alerts.programs import Programs
+from tsemon_server.rules.documents import stored
 from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.rules.rule import Rule
 from tsemon_server.store.ledger.rules import Rules
@@ -18,6 +19,8 @@ from tsemon_server.store.reading import Reader
 from tsemon_server.store.writing import Writer
 
 log = logging.getLogger(__name__)
+
+_PROGRAMS = Programs()
 
 
 @dataclass(frozen=True)
@@ -32,27 +35,36 @@ class InForce:
     versions: Mapping[str, int]
 
 
-@dataclass(frozen=True)
-class _Read:
+class _Chosen(NamedTuple):
+    """Which rules are active in a project."""
+
+    key: str
+    """Equal if the rules are."""
+    versions: Mapping[str, int]
+
+
+class _Read(NamedTuple):
     """The state of a database at a number of versions."""
 
     num_versions: int
-    projects: frozenset[str]
-    """Projects with versions of their own."""
-    in_force: dict[str | None, InForce] = field(default_factory=dict)
-    """Rules of each of these projects, filled on first use; None stands for every other project."""
+    num_of: Mapping[str | None, int]
+    """Number of versions of the server (None) and of each project with versions of its own."""
+    chosen: dict[str | None, _Chosen]
+    """By project, filled on first use; None stands for every other project."""
 
 
 class ActiveRules:
     """The rules in force in a database, by project.
 
-    Asking is cheap: versions are only added, so their number tells of an edit. Projects with the same rules have the same
-    evaluators.
+    Asking is cheap: versions are only added, so their number tells of an edit. An edit of a project's rules concerns that
+    project alone, and projects with the same rules have the same evaluators.
     """
 
-    def __init__(self, built_in: Sequence[Rule]) -> None:
-        self._built_in = tuple(built_in)
-        self._read = _Read(-1, frozenset())
+    def __init__(self, built_in: Sequence[Rule], programs: Programs = _PROGRAMS) -> None:
+        self._built_in = {rule.name: rule for rule in built_in}
+        self._digests = {rule.name: rule.digest for rule in built_in}
+        self._programs = programs
+        self._read = _Read(-1, {}, {})
 
     def of(self, known: Rules, project: str | None) -> InForce:
         """Rules that are active in a project for the transaction of `known`, including the edits of other processes. None
@@ -67,52 +79,66 @@ class ActiveRules:
     def of_run(self, unit: Reader | Writer, run_id: str) -> InForce:
         """Active rules of the project of a run. The project is looked up only if any project has its own rules."""
         read = self._now(unit.rules)
-        return self._of(read, unit.rules, unit.runs.project_of(run_id) if read.projects else None)
+        has_projects = bool(read.num_of.keys() - {None})
+        return self._of(read, unit.rules, unit.runs.project_of(run_id) if has_projects else None)
 
     def of_versions(self, known: Rules, versions: Mapping[str, int]) -> InForce:
         """The rules that were active when these versions were the newest."""
-        built_in = {rule.name: rule for rule in self._built_in}
         found = known.of(versions)
-        is_as_now = {v.name for v in found if v.name in built_in and v.digest == built_in[v.name].digest}
-        now = [rule for rule in self._built_in if rule.name in is_as_now]
-        return _in_force(now, [v if v.name in is_as_now else v.model_copy(update={"origin": "edited"}) for v in found])
+        digests = {version.name: version.digest for version in found}
+        built_in = [name for name, digest in self._digests.items() if digests.get(name) == digest]
+        active = [v if v.name in built_in else v.model_copy(update={"origin": "edited"}) for v in found]
+        chosen = self._chosen(active, built_in)
+        compiled = self._programs.of(chosen.key, lambda: self._rules(active, built_in))
+        return InForce(*compiled, chosen.versions)
 
     def _now(self, known: Rules) -> _Read:
-        read, num_versions = self._read, known.num_versions()
-        if num_versions != read.num_versions:
-            read = self._read = _Read(num_versions, frozenset(known.projects()))
-        return read
+        before, num_versions = self._read, known.num_versions()
+        if num_versions == before.num_versions:
+            return before
+        num_of = known.num_versions_of()
+        kept: dict[str | None, _Chosen] = {}
+        if num_of.get(None) == before.num_of.get(None):
+            kept = {
+                whose: one for whose, one in [*before.chosen.items()] if num_of.get(whose) == before.num_of.get(whose)
+            }
+        self._read = _Read(num_versions, num_of, kept)
+        return self._read
 
     def _of(self, read: _Read, known: Rules, project: str | None) -> InForce:
-        whose = project if project in read.projects else None
-        if whose not in read.in_force:
-            read.in_force[whose] = _in_force(self._built_in, known.newest(whose))
-        return read.in_force[whose]
+        whose = project if project in read.num_of else None
+        chosen = read.chosen.get(whose)
+        if chosen is None:
+            chosen = read.chosen[whose] = self._chosen(known.newest(whose), self._built_in)
+        compiled = self._programs.of(chosen.key, lambda: self._rules(known.newest(whose), self._built_in))
+        return InForce(*compiled, chosen.versions)
 
+    def _chosen(self, active: Iterable[RuleVersion], built_in: Iterable[str]) -> _Chosen:
+        digests, versions = {name: self._digests[name] for name in built_in}, dict[str, int]()
+        for version in active:
+            versions[version.name] = version.version
+            if not version.enabled:
+                digests.pop(version.name, None)
+            elif version.origin == "edited":
+                digests.pop(version.name, None)
+                digests[version.name] = version.digest
+        said = "\n".join(f"{name} {digest}" for name, digest in digests.items())
+        return _Chosen(sha256(said.encode()).hexdigest(), versions)
 
-def _in_force(built_in: Iterable[Rule], active: Iterable[RuleVersion]) -> InForce:
-    rules = {rule.name: rule for rule in built_in}
-    versions: dict[str, int] = {}
-    for version in active:
-        versions[version.name] = version.version
-        if not version.enabled:
-            rules.pop(version.name, None)
-        elif version.origin == "edited":
-            rules.pop(version.name, None)
-            rules |= {rule.name: rule for rule in _loaded(version)}
-    in_force = tuple(rules.values())
-    return InForce(in_force, *_evaluators(in_force), versions)
+    def _rules(self, active: Iterable[RuleVersion], built_in: Iterable[str]) -> Sequence[Rule]:
+        rules = {name: self._built_in[name] for name in built_in}
+        for version in active:
+            if not version.enabled:
+                rules.pop(version.name, None)
+            elif version.origin == "edited":
+                rules.pop(version.name, None)
+                rules |= {rule.name: rule for rule in _loaded(version)}
+        return [*rules.values()]
 
 
 def _loaded(version: RuleVersion) -> tuple[Rule, ...]:
     try:
-        return load(json.dumps({"rules": [version.definition]}), f"rule {version.name}, version {version.version},")
-    except (InvalidDocument, InvalidRules) as error:  # written for another version of tsemon
+        return (stored(version.definition, f"rule {version.name}, version {version.version}"),)
+    except InvalidRules as error:  # written for another version of tsemon
         log.error("%s; the rule looks at no run until it is edited", error)
         return ()
-
-
-@lru_cache(maxsize=64)
-def _evaluators(rules: tuple[Rule, ...]) -> tuple[Evaluator, Evaluator]:
-    """Of those that read frames and of those that read the clock: most new versions change nothing that is in force."""
-    return Evaluator(rules), Evaluator(rules, on="clock")

@@ -5,14 +5,14 @@ With a `project` an edit is that project's own, and counts there in place of the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from tsemon.errors import InvalidArgument, InvalidDocument, InvalidRules, UnknownRule
+from tsemon.errors import InvalidArgument, InvalidRules, UnknownRule
 from tsemon_answers.rules import ExplainedRule, RuleHistory, Rules, RuleVersion
 from tsemon_server.alerts.explaining import explain
-from tsemon_server.rules.documents import load
+from tsemon_server.rules.bounds import check_all
+from tsemon_server.rules.documents import load, stored
 from tsemon_server.rules.rule import Rule
 from tsemon_server.store import Store
 from tsemon_server.store.ledger.rules import Definition, RuleChanges
@@ -67,8 +67,9 @@ class Rulebook:
 
     def edit(self, book: RuleChanges, rules: Iterable[Rule], project: str | None = None) -> None:
         """Activate these rules. A rule that equals the built-in one counts as built in again. A project does not keep a rule
-        that equals the server's as its own."""
+        that equals the server's as its own. Raises InvalidRules if they cost too much with the others."""
         servers = {} if project is None else {version.name: version for version in self.newest(book)}
+        is_own = False
         for rule in rules:
             known = servers.get(rule.name)
             if project is not None and known is not None and known.enabled and known.digest == rule.digest:
@@ -77,6 +78,22 @@ class Rulebook:
             builtin = self._pack.get(rule.name)
             is_as_built_in = project is None and builtin is not None and builtin.digest == rule.digest
             book.add_versions([_definition(rule)], "built-in" if is_as_built_in else "edited", project=project)
+            is_own = is_own or not is_as_built_in
+        if is_own:
+            self._check_all(book, project)
+
+    def _check_all(self, book: RuleChanges, project: str | None) -> None:
+        """Raises InvalidRules if the own rules of the project, or the rules added to the server, cost too much together."""
+        known = book.newest() if project is None else book.own(project)
+        given = list[Rule]()
+        for version in known:
+            if version.origin == "edited" and version.enabled:
+                with suppress(InvalidRules):  # written for another version of tsemon: it reads no frame
+                    given.append(stored(version.definition, version.name))
+        whose = (
+            "the server's rules that are not built in" if project is None else f"the own rules of project {project!r}"
+        )
+        check_all(given, whose)
 
     def disable(self, writer: Writer, name: str, project: str | None = None) -> None:
         """Disable the rule and resolve its alerts. If the server disables it, projects with their own version keep it."""
@@ -115,9 +132,8 @@ class Rulebook:
         for version in versions:
             if version.digest in known:
                 continue
-            with suppress(InvalidDocument, InvalidRules):
-                (rule,) = load(json.dumps({"rules": [version.definition]}), version.name)
-                known[version.digest] = explain(rule)
+            with suppress(InvalidRules):
+                known[version.digest] = explain(stored(version.definition, version.name))
         return {version.name: known[version.digest] for version in versions if version.digest in known}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tsemon.catalogue import LAYERED, nearest
+from tsemon_server.rules.bounds import check_one
 from tsemon_server.rules.parts import Mistake, Part
 from tsemon_server.rules.rule import KEYS, Rule, rule
 
@@ -16,7 +17,7 @@ def mistakes(part: Part) -> list[Mistake]:
     """The mistakes in a definition, at most one for each of its keys and one that concerns several."""
     first = _mistake(part.data)
     if first is None:
-        return []
+        return _too_dear(part)
     found = {first.path: first}
     for key in KEYS:
         if key in part:
@@ -25,6 +26,14 @@ def mistakes(part: Part) -> list[Mistake]:
             if mistake is not None:
                 found.setdefault(mistake.path, mistake)
     return [*found.values()]
+
+
+def _too_dear(part: Part) -> list[Mistake]:
+    try:
+        check_one(rule(part))
+    except Mistake as mistake:
+        return [mistake]
+    return []
 
 
 def _mistake(definition: object) -> Mistake | None:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tsemon_server.rules.columns import Answers, Array, Numbers, Sheets, aligned, beside, of_each, spread
+from tsemon_server.rules.costs import Work, elementwise
 from tsemon_server.rules.memory import HowOften
 from tsemon_server.rules.parts import Part
 from tsemon_server.rules.program import Compute, Program, Term, View, bounded
@@ -47,7 +48,7 @@ def negated(term: Term, program: Program) -> Term:
     def compute(views: Sequence[View], columns: list[Any]) -> Answers:
         return [None if answer is None else not answer for answer in columns[term.index]]
 
-    return program.add(f"not ({term.key})", compute, of=[term], axes=0, says=f"not {term.says}")
+    return program.add(f"not ({term.key})", compute, of=[term], axes=0, says=f"not {term.says}", work=elementwise(0, 1))
 
 
 def joined(terms: Sequence[Term], name: str, program: Program) -> Term:
@@ -59,7 +60,7 @@ def joined(terms: Sequence[Term], name: str, program: Program) -> Term:
 
     word = " and " if name == "all" else " or "
     key, says = f"{name} [{'; '.join(term.key for term in terms)}]", word.join(term.says for term in terms)
-    return program.add(key, compute, of=terms, axes=0, says=says)
+    return program.add(key, compute, of=terms, axes=0, says=says, work=Work(0.5 + 0.1 * len(terms)))
 
 
 def repeated(term: Term, num_samples: int, least: int, program: Program) -> Term:
@@ -69,7 +70,8 @@ def repeated(term: Term, num_samples: int, least: int, program: Program) -> Term
         return [None if times != times else times >= least for times in columns[how_often.index]]
 
     says = f"{term.says} in {least} of {num_samples} samples"
-    return program.add(f"{how_often.key} at least {least}", compute, of=[how_often], axes=0, says=says)
+    key = f"{how_often.key} at least {least}"
+    return program.add(key, compute, of=[how_often], axes=0, says=says, work=elementwise(0, 1))
 
 
 # Comparisons
@@ -80,7 +82,8 @@ def held_against(value: Term, bounds: Sequence[Bound], program: Program) -> Term
     of, says = [value, *(bound for _, bound in bounds)], _says(value, bounds)
     compute = _mask(value, bounds) if value.axes else _answers(value, bounds)
     reads = of if value.axes else _read(value, bounds)
-    return program.add(_key(value, bounds), compute, of=of, reads=reads, axes=value.axes, says=says)
+    work = elementwise(value.axes, 2 + 9 * len(bounds)) if value.axes else elementwise(0, 2 * len(bounds))
+    return program.add(_key(value, bounds), compute, of=of, reads=reads, axes=value.axes, says=says, work=work)
 
 
 def _key(value: Term, bounds: Sequence[Bound]) -> str:
@@ -153,7 +156,8 @@ def of_kind(part: Part, value: Term, program: Program) -> Term:
         return [(math.isfinite(x) is is_finite) if is_there else None for is_there, x in given]
 
     compute: Compute = layers if value.axes else numbers
-    return program.add(f"{value.key} is {kind}", compute, of=[value], axes=value.axes, says=f"{value.says} is {kind}")
+    key, says, work = f"{value.key} is {kind}", f"{value.says} is {kind}", elementwise(value.axes, 3)
+    return program.add(key, compute, of=[value], axes=value.axes, says=says, work=work)
 
 
 _OF_KIND: dict[str, Callable[[Array], NDArray[np.bool_]]] = {
@@ -173,7 +177,8 @@ def held_in(part: Part, value: Term, bounds: Sequence[Bound], program: Program) 
     is_low = bounds[0][0] in ("below", "at_most")
     farthest = _known_end(value, 0 if is_low is (part.data == "any") else 1, program)
     reads, compute = _read(farthest, bounds), _answers(farthest, bounds)
-    return _in(part, _key(value, bounds), _says(value, bounds), [value, bounds[0][1]], reads, compute, program)
+    key, says, work = _key(value, bounds), _says(value, bounds), elementwise(0, 2)
+    return _in(part, key, says, [value, bounds[0][1]], reads, compute, program, work)
 
 
 def _known_end(value: Term, end: int, program: Program) -> Term:
@@ -183,7 +188,11 @@ def _known_end(value: Term, end: int, program: Program) -> Term:
         sheets: Sheets = columns[value.index]
         return spread(sheets, [sheet.known_ends[end] for sheet in sheets], math.nan, len(views))
 
-    return program.add(f"{value.key} | known end {end}", compute, of=[value], axes=0, says=value.says)
+    return program.add(f"{value.key} | known end {end}", compute, of=[value], axes=0, says=value.says, work=_ENDS)
+
+
+_ENDS = Work(12)
+_COUNTED = Work(20)
 
 
 def in_layers(part: Part, mask: Term, program: Program) -> Term:
@@ -193,14 +202,21 @@ def in_layers(part: Part, mask: Term, program: Program) -> Term:
         sheets: Sheets = columns[source]
         return spread(sheets, [decide(sheet.values) for sheet in sheets], None, len(views))
 
-    return _in(part, mask.key, mask.says, [mask], [mask], compute, program)
+    return _in(part, mask.key, mask.says, [mask], [mask], compute, program, _COUNTED)
 
 
 def _in(
-    part: Part, key: str, says: str, of: Sequence[Term], reads: Sequence[Term], compute: Compute, program: Program
+    part: Part,
+    key: str,
+    says: str,
+    of: Sequence[Term],
+    reads: Sequence[Term],
+    compute: Compute,
+    program: Program,
+    work: Work,
 ) -> Term:
     key, says = f"{bounded(key)} in {json.dumps(part.data)}", f"{says} in {_quantifier(part)}"
-    return program.add(key, compute, of=of, reads=reads, axes=0, says=says)
+    return program.add(key, compute, of=of, reads=reads, axes=0, says=says, work=work)
 
 
 def _quantifier(part: Part) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from tsemon.errors import InvalidDocument, InvalidRules
+from tsemon_server.rules.bounds import MAX_RULES, check_all, check_one
 from tsemon_server.rules.parts import Mistake, Part
 from tsemon_server.rules.parts import Path as Keys
 from tsemon_server.rules.rule import Rule, rule
@@ -26,17 +28,35 @@ def load_file(path: Path) -> tuple[Rule, ...]:
 
 
 def load(text: str, origin: str = "rules") -> tuple[Rule, ...]:
-    """The rules of a file. Raises InvalidDocument or InvalidRules, which name `origin`, the line and the place."""
+    """The rules of a file. Raises InvalidDocument or InvalidRules, which name `origin`, the line and the place.
+
+    They must be within the limits of cost. `stored` reads rules from a database.
+    """
     if len(text) > MAX_CHARACTERS:
         raise InvalidRules(f"{origin}: expected at most {MAX_CHARACTERS:,} characters of rules, got {len(text):,}")
     data, line_of = parse(text, origin)
     try:
         listed = Part(data).has_keys(["rules"])["rules"]
-        read = tuple(rule(part) for part in listed.items())
+        parts = [*listed.items()]
+        if len(parts) > MAX_RULES:
+            raise Mistake(listed.path, f"expected at most {MAX_RULES} rules, got {len(parts):,}")
+        read = tuple(map(rule, parts))
         _refuse_twins(read, listed.path)
+        for one, part in zip(read, parts, strict=True):
+            check_one(one, part.path)
     except Mistake as mistake:
         raise InvalidRules(_explained(mistake, origin, line_of, data)) from None
+    check_all(read, f"{origin}: its rules")
     return read
+
+
+def stored(definition: Mapping[str, Any], origin: str) -> Rule:
+    """The rule of a definition from a database; limits of cost do not apply. Raises InvalidRules."""
+    try:
+        return rule(Part(definition))
+    except Mistake as mistake:
+        where = f"{written(mistake.path)}: " if mistake.path else ""
+        raise InvalidRules(f"{origin}: {where}{mistake}") from None
 
 
 def pack() -> tuple[Rule, ...]:

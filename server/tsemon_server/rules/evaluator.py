@@ -5,7 +5,7 @@ The cost of a frame does not grow with the frames before, and the state can be s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +14,7 @@ from tsemon_server.rules.engine import Change, Kind, Track, TrackState
 from tsemon_server.rules.plan import Batch, Plan
 from tsemon_server.rules.program import Program, View, digest
 from tsemon_server.rules.reading import Attempt, Look, attempts_of
-from tsemon_server.rules.rule import Compiled, Rule, compile_rule, filled
+from tsemon_server.rules.rule import Compiled, Rule, compile_rule, filled, shown_numbers
 from tsemon_server.rules.state import State
 from tsemon_server.rules.tracking import Courses, Standing
 
@@ -64,11 +64,13 @@ class Evaluator:
 
     def __init__(self, rules: Sequence[Rule], on: Literal["frame", "clock"] = "frame") -> None:
         self.rules = tuple(rule for rule in rules if rule.on == on)
-        self._program = Program()
-        self.compiled = [compile_rule(rule, self._program) for rule in self.rules]
-        self._shown = [_shown_numbers(compiled, self._program) for compiled in self.compiled]
-        self._plan = Plan(self._program, [compiled.when for compiled in self.compiled])
-        self._cell_keys = self._program.cell_keys()
+        program = Program()
+        self.compiled = [compile_rule(rule, program) for rule in self.rules]
+        self._shown = [shown_numbers(compiled, program) for compiled in self.compiled]
+        self._plan = Plan(program, [compiled.when for compiled in self.compiled])
+        self._cell_keys = program.cell_keys()
+        self.size_bytes = program.size_bytes
+        """Estimated memory of the compiled rules."""
         self._rule_keys = [digest(rule.name) for rule in self.rules]  # an edited rule goes on
 
     def start(self) -> State:
@@ -123,18 +125,17 @@ class Evaluator:
         moving = attempt.moving()
         for frame in attempt.changed_frames():
             looks = attempt.looks(frame, batch)
+            firing = [place for place in moving if any(look.after(place).state == "firing" for look in looks)]
             for place in moving:
                 for change, stack in _changes(place, looks, attempt.frames[frame].step):
-                    yield self._event(place, change, stack, looks, attempt.frames[frame], batch)
+                    also = [self.rules[number].name for number in firing if number != place]
+                    yield self._event(place, change, stack, looks, attempt.frames[frame], batch, also)
 
-    def _event(self, place: int, change: Change, stack: int, looks: Sequence[Look], frame: View, batch: Batch) -> Event:
+    def _event(
+        self, place: int, change: Change, stack: int, looks: Sequence[Look], frame: View, batch: Batch, also: list[str]
+    ) -> Event:
         compiled = self.compiled[place]
         rule = compiled.rule
-        firing = [
-            r.name
-            for number, r in enumerate(self.rules)
-            if r is not rule and any(look.after(number).state == "firing" for look in looks)
-        ]
         shown = _shown(compiled, stack, looks)
         view, values = shown.view if compiled.is_of_layers else frame, shown.values
         window = {says: batch.recent_at(shown.row, shown.span, key) for says, key in self._shown[place].items()}
@@ -146,7 +147,7 @@ class Evaluator:
             firing_step=change.firing_step,
             resolved_step=view.step if has_ended else None,
             summary=evidence.summary(compiled, values, view),
-            evidence=evidence.evidence(compiled, change, view, values, window, firing),
+            evidence=evidence.evidence(compiled, change, view, values, window, also),
             advice={"text": filled(rule.advice, evidence.numbers(compiled, values)), "source": rule.source},
         )
 
@@ -206,9 +207,3 @@ def _status(rule: Rule, tracks: Sequence[Track]) -> RuleStatus:
 
 
 _LOUDEST: tuple[TrackState, ...] = ("firing", "pending", "quiet")
-
-
-def _shown_numbers(compiled: Compiled, program: Program) -> Mapping[str, str]:
-    """The numbers that the rule holds against something, and by which key the program has their last samples."""
-    numbers = [comparison.value for comparison in compiled.comparisons if not comparison.value.axes]
-    return {term.says: program.show(term) for term in numbers}

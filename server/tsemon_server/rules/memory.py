@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from tsemon_server.rules.columns import Numbers
 
@@ -23,8 +23,27 @@ MAX_SAMPLES = 1000
 """The longest memory: all cells are stored with every body of frames."""
 
 
+class Statistic(NamedTuple):
+    """A number of the last or the first samples."""
+
+    of: Callable[[Sequence[float], Sequence[float]], float]
+    """Function of values and their steps, oldest first."""
+    us: float
+    """Estimated CPU time for each value."""
+
+
 class Memory(ABC):
     """One of the ways to remember."""
+
+    @property
+    @abstractmethod
+    def num_kept(self) -> int:
+        """Maximum number of numbers in a cell."""
+
+    @property
+    @abstractmethod
+    def us(self) -> float:
+        """Estimated CPU time of a sample, once the cell is full."""
 
     @abstractmethod
     def read(self, cell: Cell, values: Sequence[Any], steps: Sequence[float]) -> Seen:
@@ -35,9 +54,16 @@ class Memory(ABC):
 class Window(Memory):
     """A statistic of the last `num_samples`; undefined before there are so many."""
 
-    take: Callable[[Sequence[float], Sequence[float]], float]
-    """Of values and their steps, oldest first."""
+    take: Statistic
     num_samples: int
+
+    @property
+    def num_kept(self) -> int:
+        return 2 * self.num_samples
+
+    @property
+    def us(self) -> float:
+        return 4 + (0.01 + self.take.us) * self.num_samples
 
     def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
         cell, seen, full = cell[:], [], 2 * self.num_samples
@@ -46,7 +72,7 @@ class Window(Memory):
                 cell += (x, step)
                 del cell[:-full]
             is_there = x == x and len(cell) == full
-            seen.append(self.take(cell[::2], cell[1::2]) if is_there else math.nan)
+            seen.append(self.take.of(cell[::2], cell[1::2]) if is_there else math.nan)
         return seen, cell
 
 
@@ -54,8 +80,16 @@ class Window(Memory):
 class Start(Memory):
     """A statistic of the first `num_samples` of the attempt; undefined before there are so many."""
 
-    take: Callable[[Sequence[float], Sequence[float]], float]
+    take: Statistic
     num_samples: int
+
+    @property
+    def num_kept(self) -> int:
+        return 2 * self.num_samples
+
+    @property
+    def us(self) -> float:
+        return 1 + 0.01 * self.num_samples
 
     def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
         if len(cell) == 1:  # what came of it; a pair for each sample before
@@ -66,7 +100,7 @@ class Start(Memory):
                 if math.isfinite(x):  # nothing can be held against a start without bound
                     cell += (x, step)
                 if len(cell) >= 2 * self.num_samples:
-                    cell = [self.take(cell[::2], cell[1::2])]
+                    cell = [self.take.of(cell[::2], cell[1::2])]
             seen.append(cell[0] if len(cell) == 1 else math.nan)
         return seen, cell
 
@@ -76,6 +110,14 @@ class Best(Memory):
     """The lowest, or the highest, so far."""
 
     is_lowest: bool
+
+    @property
+    def num_kept(self) -> int:
+        return 1
+
+    @property
+    def us(self) -> float:
+        return 1.0
 
     def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
         best, seen = cell[0] if cell else math.nan, []
@@ -95,6 +137,14 @@ class ZScore(Memory):
     """
 
     num_samples: int
+
+    @property
+    def num_kept(self) -> int:
+        return self.num_samples
+
+    @property
+    def us(self) -> float:
+        return 2 + 0.14 * self.num_samples
 
     def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
         cell, seen = cell[:], []
@@ -117,6 +167,14 @@ class Previous(Memory):
 
     num_samples: int
 
+    @property
+    def num_kept(self) -> int:
+        return self.num_samples + 1
+
+    @property
+    def us(self) -> float:
+        return 1 + 0.004 * self.num_samples
+
     def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
         cell, seen = cell[:], []
         for x in values:
@@ -133,6 +191,14 @@ class StepsSince(Memory):
 
     is_lowest: bool
     by_ratio: float
+
+    @property
+    def num_kept(self) -> int:
+        return 2
+
+    @property
+    def us(self) -> float:
+        return 1.5
 
     def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
         seen = []
@@ -151,6 +217,14 @@ class StepsSince(Memory):
 class StepsIn(Memory):
     """Steps for which a condition has held without a break; 0 at the first sample at which it does."""
 
+    @property
+    def num_kept(self) -> int:
+        return 1
+
+    @property
+    def us(self) -> float:
+        return 1.5
+
     def read(self, cell: Cell, values: Sequence[bool | None], steps: Sequence[float]) -> Seen:
         seen = []
         for holds, step in zip(values, steps, strict=True):
@@ -167,6 +241,14 @@ class HowOften(Memory):
     """In how many of the last `num_samples` a condition held. Missing samples count as not held."""
 
     num_samples: int
+
+    @property
+    def num_kept(self) -> int:
+        return self.num_samples
+
+    @property
+    def us(self) -> float:
+        return 1.5 + 0.01 * self.num_samples
 
     def read(self, cell: Cell, values: Sequence[bool | None], steps: Sequence[float]) -> Seen:
         cell, seen = cell[:], []
@@ -197,15 +279,17 @@ def slope(values: Sequence[float], steps: Sequence[float]) -> float:
     )
 
 
-OVER_TIME: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
-    "mean": lambda values, _: mean(values),
-    "min": lambda values, _: min(values),
-    "max": lambda values, _: max(values),
-    "median": lambda values, _: median(values),
-    "std": lambda values, _: deviation(values),
-    "first": lambda values, _: values[0],
-    "last": lambda values, _: values[-1],
-    "slope": slope,
-    "change": lambda values, _: values[-1] - values[0],
-    "ratio": lambda values, _: values[-1] / values[0] if values[0] else math.nan,
+SORTED_US = 0.05
+
+OVER_TIME: dict[str, Statistic] = {
+    "mean": Statistic(lambda values, _: mean(values), 0.01),
+    "min": Statistic(lambda values, _: min(values), 0.02),
+    "max": Statistic(lambda values, _: max(values), 0.02),
+    "median": Statistic(lambda values, _: median(values), SORTED_US),
+    "std": Statistic(lambda values, _: deviation(values), 0.06),
+    "first": Statistic(lambda values, _: values[0], 0),
+    "last": Statistic(lambda values, _: values[-1], 0),
+    "slope": Statistic(slope, 0.13),
+    "change": Statistic(lambda values, _: values[-1] - values[0], 0),
+    "ratio": Statistic(lambda values, _: values[-1] / values[0] if values[0] else math.nan, 0),
 }

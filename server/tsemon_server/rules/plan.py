@@ -27,7 +27,7 @@ class Plan:
             if index in needed:
                 needed.update(self.nodes[index].reads)
         arrays = {index for index, _ in self.arrays}
-        self.steps = [(index, *self.nodes[index]) for index in sorted(needed - arrays)]
+        self.steps = [(index, self.nodes[index]) for index in sorted(needed - arrays)]
 
     def fresh_cells(self) -> list[list[Cell]]:
         return [[] for _ in range(self.num_memories + len(self.shown))]
@@ -48,22 +48,22 @@ class Batch:
             arrays = read_sheets([_arrays(measure, views) for _, measure in plan.arrays])
             for (index, _), sheets in zip(plan.arrays, arrays, strict=True):
                 columns[index] = sheets
-            for index, compute, remember, _, reads in plan.steps:
-                if compute is not None:
-                    columns[index] = compute(views, columns)
-                elif remember is not None:
-                    columns[index] = remember(spans, columns[reads[0]])
+            for index, node in plan.steps:
+                if node.compute is not None:
+                    columns[index] = node.compute(views, columns)
+                elif node.remember is not None:
+                    columns[index] = node.remember(spans, columns[node.reads[0]])
 
     def __getitem__(self, node: int) -> Any:
         """The column of a node."""
         column = self._columns[node]
         if column is None:
-            compute, _, _, reads = self._plan.nodes[node]
-            for read in reads:
+            made = self._plan.nodes[node]
+            for read in made.reads:
                 self[read]
-            assert compute is not None
+            assert made.compute is not None
             with np.errstate(all="ignore"):
-                column = self._columns[node] = compute(self._views, self._columns)
+                column = self._columns[node] = made.compute(self._views, self._columns)
         return column
 
     def recent_at(self, row: int, span: Span, key: str) -> Cell:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tsemon.stacks import Stacks
+from tsemon_server.rules.costs import Priced, Work, elementwise, remembering
 from tsemon_server.rules.memory import Memory
 from tsemon_server.rules.remembering import Span, of_arrays, of_numbers
 
@@ -86,7 +87,7 @@ class Measure(NamedTuple):
         return (view.layers if self.kind == "layers" else view.heads).get(self.name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Term:
     """A node of a program, as what stands above it in the definition sees it."""
 
@@ -125,6 +126,9 @@ Compute = Callable[[Sequence[View], list[Any]], Any]
 """The column of a node, from the frames and the columns of the nodes that it reads."""
 
 
+_NODE_BYTES = 1_000
+
+
 class Node(NamedTuple):
     """One of the three is there: `measure` of an array, `remember` of a memory, `compute` of all else."""
 
@@ -132,6 +136,7 @@ class Node(NamedTuple):
     remember: Callable[[Sequence[Span], Any], Any] | None = None
     measure: Measure | None = None
     reads: tuple[int, ...] = ()
+    work: Work = Work(0)
 
 
 class Program:
@@ -151,15 +156,18 @@ class Program:
     def constant(self, number: float) -> Term:
         """A node that is the same in each frame."""
         term = Term(0, json.dumps(number), 0, f"{number:g}", number=number)
-        return self._add(term, Node(lambda views, _: [number] * len(views)))
+        return self._add(term, Node(lambda views, _: [number] * len(views), work=elementwise(0, 0)))
 
     def read(self, measure: Measure) -> Term:
         """A node that gives a measure of the frame: NaN, or no array, where it is not there."""
         axes, name = ("scalar", "layers", "heads").index(measure.kind), measure.name
         term = Term(0, f"{measure.kind}:{name}", axes, name, frozenset([measure]))
+        work = elementwise(axes, 2)
         if axes:
-            return self._add(term, Node(measure=measure))
-        return self._add(term, Node(lambda views, _: [float(view.scalars.get(name, math.nan)) for view in views]))
+            return self._add(term, Node(measure=measure, work=work))
+        return self._add(
+            term, Node(lambda views, _: [float(view.scalars.get(name, math.nan)) for view in views], work=work)
+        )
 
     def add(
         self,
@@ -170,16 +178,18 @@ class Program:
         reads: Sequence[Term] | None = None,
         axes: int,
         says: str,
+        work: Work,
     ) -> Term:
         """A node that is a function of others; `reads` are those whose columns it needs, if not all."""
         measures = frozenset[Measure]().union(*(term.measures for term in of))
         needed = tuple(term.index for term in (of if reads is None else reads))
-        return self._add(Term(0, key, axes, says, measures), Node(compute, reads=needed))
+        return self._add(Term(0, key, axes, says, measures), Node(compute, reads=needed, work=work))
 
     def remember(self, term: Term, key: str, memory: Memory, *, says: str) -> Term:
         """A node that is what `memory` makes of another; elementwise, where that has layers."""
         num_nodes, remember = len(self.nodes), (of_arrays if term.axes else of_numbers)(memory, len(self.memories))
-        node = Node(remember=remember, reads=(term.index,))
+        work = remembering(term.axes, memory.us, memory.num_kept)
+        node = Node(remember=remember, reads=(term.index,), work=work)
         made = self._add(Term(0, f"{term.key} | {key}", term.axes, says, term.measures), node)
         if len(self.nodes) > num_nodes:
             self.memories.append(made.index)
@@ -198,6 +208,15 @@ class Program:
             self._terms[term.key] = term
             self.nodes.append(node)
         return self._terms[term.key]
+
+    def priced(self) -> list[Priced]:
+        """Each node as people read it, with its cost."""
+        return [Priced(term.says, node.work) for term, node in zip(self._terms.values(), self.nodes, strict=True)]
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory of the nodes."""
+        return sum(_NODE_BYTES + len(term.key) + len(term.says) for term in self._terms.values())
 
     def cell_keys(self) -> dict[bytes, int]:
         """The key of each cell in a stored state, and its place."""

@@ -202,6 +202,12 @@ def compile_rule(rule: Rule, program: Program, part: Part | None = None) -> Comp
     return Compiled(rule, when, clear, only_while, tuple(comparisons), _evidence(part, program))
 
 
+def shown_numbers(compiled: Compiled, program: Program) -> Mapping[str, str]:
+    """The numbers that the rule holds against something, and by which key the program has their last samples."""
+    numbers = [comparison.value for comparison in compiled.comparisons if not comparison.value.axes]
+    return {term.says: program.show(term) for term in numbers}
+
+
 def _evidence(part: Part, program: Program) -> dict[str, Term]:
     if "evidence" not in part:
         return {}

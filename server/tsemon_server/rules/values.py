@@ -11,10 +11,22 @@ from typing import Any
 import numpy as np
 
 from tsemon_server.rules.columns import Array, Column, Sheet, Sheets, aligned, beside, of_each, spread
-from tsemon_server.rules.memory import MAX_SAMPLES, OVER_TIME, Best, Previous, Start, StepsSince, Window, ZScore
+from tsemon_server.rules.costs import elementwise
+from tsemon_server.rules.memory import (
+    MAX_SAMPLES,
+    OVER_TIME,
+    SORTED_US,
+    Best,
+    Previous,
+    Start,
+    Statistic,
+    StepsSince,
+    Window,
+    ZScore,
+)
 from tsemon_server.rules.parts import Mistake, Part
 from tsemon_server.rules.program import Compute, Program, Term, View
-from tsemon_server.rules.reductions import Reduction, quantile, reduction
+from tsemon_server.rules.reductions import Reduction, quantile, reduction, work_of
 
 _OF_NUMBER: dict[str, Callable[[float], Any]] = {
     "abs": abs,
@@ -34,6 +46,20 @@ _OF_ARRAY: dict[str, Callable[[Array], Array]] = {
 }
 
 
+_PASSES = {
+    "log10": 2,
+    "exp10": 5,
+    "log_odds": 7,
+    "plus": 2,
+    "minus": 2,
+    "times": 2,
+    "over": 6,
+    "min_with": 5,
+    "max_with": 5,
+}
+"""Operations that cost more than one pass over the values."""
+_NUMBER_US = {"exp10": 3.5, "log_odds": 3.5, "min_with": 2.5, "max_with": 2.5}
+"""Operations that cost more with one number, because numpy does them."""
 _SAYS = {"abs": "|{}|", "negate": "-{}", "log10": "log10 {}", "exp10": "10^({})", "log_odds": "log10 odds of {}"}
 _ENCLOSED = "abs", "exp10"
 
@@ -62,6 +88,7 @@ def named(term: Term, part: Part, program: Program) -> Term:
         of=[term],
         axes=term.axes,
         says=_SAYS.get(name, f"{name} of {{}}").format(term.says if name in _ENCLOSED else _grouped(term)),
+        work=elementwise(term.axes, _PASSES.get(name, 1), _NUMBER_US.get(name, 0)),
     )
 
 
@@ -74,6 +101,7 @@ def combined(term: Term, name: str, other: Term, part: Part, program: Program) -
         of=[term, other],
         axes=max(term.axes, other.axes),
         says=f"{_grouped(term)} {_SIGNS[name]} {_grouped(other)}",
+        work=elementwise(max(term.axes, other.axes), _PASSES[name], _NUMBER_US.get(name, 0)),
     )
 
 
@@ -140,6 +168,7 @@ def layers(term: Term, part: Part, program: Program) -> Term:
         of=[term],
         axes=0,
         says=_over_layers(part[name], _grouped(term)),
+        work=work_of(part[name], of_axes=1),
     )
 
 
@@ -164,7 +193,7 @@ def heads(term: Term, part: Part, program: Program) -> Term:
         return [_of_heads(reduce, sheet) for sheet in columns[source]]
 
     key, says = f"{term.key} | heads {_key(part[name])}", f"{_grouped(term)} ({_short(part[name])} of heads)"
-    return program.add(key, compute, of=[term], axes=1, says=says)
+    return program.add(key, compute, of=[term], axes=1, says=says, work=work_of(part[name], of_axes=2))
 
 
 def _of_heads(reduce: Reduction, sheet: Sheet) -> Sheet:
@@ -186,7 +215,7 @@ def sliced(term: Term, part: Part, program: Program) -> Term:
         return [sheet for sheet in cut if sheet.values.size]
 
     key = f"{term.key} | slice {span.start} {span.stop}"
-    return program.add(key, compute, of=[term], axes=term.axes, says=term.says)
+    return program.add(key, compute, of=[term], axes=term.axes, says=term.says, work=elementwise(term.axes, 1))
 
 
 def _skip_frozen(term: Term, part: Part, program: Program) -> Term:
@@ -199,7 +228,8 @@ def _skip_frozen(term: Term, part: Part, program: Program) -> Term:
             return sheets
         return [_without_frozen(sheet, views) for sheet in columns[source]]
 
-    return program.add(f"{term.key} | skip_frozen", compute, of=[term], axes=term.axes, says=term.says)
+    work = elementwise(term.axes, 4)
+    return program.add(f"{term.key} | skip_frozen", compute, of=[term], axes=term.axes, says=term.says, work=work)
 
 
 def _without_frozen(sheet: Sheet, views: Sequence[View]) -> Sheet:
@@ -217,6 +247,7 @@ def kept_where(term: Term, mask: Term, program: Program) -> Term:
         of=[term, mask],
         axes=term.axes,
         says=f"{_grouped(term)} where {mask.says}",
+        work=elementwise(term.axes, 6),
     )
 
 
@@ -250,10 +281,10 @@ def start(term: Term, part: Part, program: Program) -> Term:
     )
 
 
-def _over_time(part: Part) -> tuple[Any, str]:
+def _over_time(part: Part) -> tuple[Statistic, str]:
     if isinstance(part.data, dict):
         share = part.has_keys(["quantile"])["quantile"].share()
-        return lambda values, _: quantile(values, share), f"quantile {share:g}"
+        return Statistic(lambda values, _: quantile(values, share), SORTED_US), f"quantile {share:g}"
     return OVER_TIME[part.one_of(list(OVER_TIME))], str(part.data)
 
 

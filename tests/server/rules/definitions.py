@@ -1,12 +1,11 @@
 """Rules for tests: as little as a rule needs, and what a test is about."""
 
-import json
 import math
 
 import numpy as np
 
 from tsemon_server.rules import grammar
-from tsemon_server.rules.documents import load
+from tsemon_server.rules.documents import stored
 from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.rules.parts import Part
 from tsemon_server.rules.plan import Batch, Plan
@@ -27,8 +26,7 @@ AT_ONCE = {"samples": 1}
 def rule(when=None, name="test", **fields):
     """A rule that is met by a loss above 10 for three samples, and by whatever else is said."""
     when = {"value": [{"scalar": "loss"}], "above": 10} if when is None else when
-    (read,) = load(json.dumps({"rules": [{"name": name, **ABOUT, "for": {"samples": 3}, "when": when, **fields}]}))
-    return read
+    return stored({"name": name, **ABOUT, "for": {"samples": 3}, "when": when, **fields}, "test")
 
 
 def loss_view(step, loss):

@@ -44,6 +44,11 @@ class Rules:
         (found,) = _NUM_VERSIONS.run(self._connection, {}).fetchone()
         return int(found)
 
+    def num_versions_of(self) -> dict[str | None, int]:
+        """The same of the server (None) and of each project that has ever had its own."""
+        counts = select(_version.project, func.count().label("num")).group_by(_version.project)
+        return {row.project: row.num for row in self._connection.execute(counts)}
+
     def newest(self, project: str | None = None) -> list[RuleVersion]:
         """The active version of each rule, by name: the project's own if it has one, else the server's."""
         found = {version.name: version for version in self._newest(_version.project.is_(None))}
