@@ -28,6 +28,7 @@ from tsemon_server.rules.state import State
 from tsemon_server.rules.views import views_in_order, views_of
 from tsemon_server.store import Store
 from tsemon_server.store.ledger.progress import MOST_PAUSE_S, MOST_REREAD, REACH, SPACING, Checkpoint, Progress, Seen
+from tsemon_server.store.ledger.runs import Model
 from tsemon_server.store.writing import Writer
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class _Known(NamedTuple):
 
     revision: int
     evaluator: Evaluator
+    model: Model
     state: State
     kept_at: int
     """How many steps had been read at the newest checkpoint."""
@@ -157,10 +159,10 @@ class Reading:
         self._which = run_id, attempt
         self._in_force = watch.active.of_run(writer, run_id)
         self.evaluator = self._in_force.evaluator
-        self._model = writer.runs.model(run_id, attempt)
+        self._known = watch.known.pop(self._which, None)
+        self._model = writer.runs.model(run_id, attempt) if self._known is None else self._known.model
         self._book = AlertBook(writer.alerts, run_id, attempt, self._in_force.versions)
         self._progress = writer.progress.of(run_id, attempt) or Progress()
-        self._known = watch.known.pop(self._which, None)
         self._reread = 0
         """Steps that are to be read again, or were."""
         self._late_at = None if self._progress.late_from is None else self._progress.due_at
@@ -247,7 +249,7 @@ class Reading:
         self._progress = self._progress._replace(revision=revision, due_at=due_at)
         self._writer.progress.keep(*self._which, self._progress)
         known = self._watch.known
-        known[self._which] = _Known(revision, self.evaluator, self.state, self._kept_at)
+        known[self._which] = _Known(revision, self.evaluator, self._model, self.state, self._kept_at)
         while len(known) > KNOWN_ATTEMPTS:
             known.popitem(last=False)
         return self._book.resolved
