@@ -30,6 +30,7 @@ from tsemon_server.logs import set_up_logs
 from tsemon_server.parts import Parts, make_parts
 from tsemon_server.request_log import RequestLog
 from tsemon_server.routes import NEEDS, OF_A_FOLDER, ROUTES
+from tsemon_server.routes.frames import Writers
 from tsemon_server.routes.openapi import describe
 from tsemon_server.settings import Settings
 from tsemon_server.spools import ReadOnly
@@ -104,6 +105,7 @@ class Application(FastAPI):
         )
         self.state.parts = parts
         limits = parts.limits
+        self.add_middleware(Writers, parts=parts)  # first, so that it is last to see a request
         if parts.view is not None:
             self.add_middleware(ReadOnly, root=parts.view.root)
         handle_errors(self)

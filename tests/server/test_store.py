@@ -10,7 +10,6 @@ from itertools import pairwise
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy.exc import OperationalError
 
 from tsemon.errors import InvalidArgument, MissingPackage, StoreError
 from tsemon.wire import Array, Frame
@@ -93,7 +92,7 @@ class TestTheDatabase:
     def test_is_busy_also_while_another_reads_the_journal_of_one_that_was_killed(self, code):
         reason = sqlite3.OperationalError("database is locked")
         reason.sqlite_errorcode = code
-        assert _is_busy(OperationalError("BEGIN IMMEDIATE", None, reason))
+        assert _is_busy(reason)
 
     def test_is_left_to_other_processes_now_and_then_however_much_one_of_them_writes(self, tmp_path):
         database = Database(f"sqlite:///{tmp_path / 't.db'}")

@@ -38,6 +38,7 @@ from tsemon_server.store.ledger.progress import (
     RuleEra,
     Seen,
 )
+from tsemon_server.store.ledger.runs import Model
 from tsemon_server.store.writing import Writer
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class _Known(NamedTuple):
 
     revision: int
     rules: InForce
+    model: Model
     state: State
     kept_at: int
     """How many steps had been read at the newest checkpoint."""
@@ -167,10 +169,10 @@ class Reading:
         self._which = run_id, attempt
         self._rules = watch.active.of_run(writer, run_id)
         """The rules that read the next frames."""
-        self._model = writer.runs.model(run_id, attempt)
+        self._known = watch.known.pop(self._which, None)
+        self._model = writer.runs.model(run_id, attempt) if self._known is None else self._known.model
         self._book = AlertBook(writer.alerts, run_id, attempt, self._rules)
         self._progress = writer.progress.of(run_id, attempt) or Progress()
-        self._known = watch.known.pop(self._which, None)
         self._keeps = False
         """Whether to keep a checkpoint after the last step, however soon after the one before."""
         self._reread = 0
@@ -266,7 +268,7 @@ class Reading:
         self._progress = self._progress._replace(revision=revision, due_at=due_at)
         self._writer.progress.keep(*self._which, self._progress)
         known = self._watch.known
-        known[self._which] = _Known(revision, self._rules, self.state, self._kept_at)
+        known[self._which] = _Known(revision, self._rules, self._model, self.state, self._kept_at)
         while len(known) > KNOWN_ATTEMPTS:
             known.popitem(last=False)
         return self._book.resolved

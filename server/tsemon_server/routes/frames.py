@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tsemon.errors import Busy, TsemonError
-from tsemon.wire import MAX_BODY_BYTES
+from tsemon.wire import API, MAX_BODY_BYTES
 from tsemon_answers.alerts import Pulse, Receipt
 from tsemon_server.access.needs import needs
 from tsemon_server.bodies import read_body
+from tsemon_server.errors import respond
 from tsemon_server.limits.admission import visit_of
 from tsemon_server.parts import Parts
 from tsemon_server.routes.openapi import takes
@@ -31,23 +33,34 @@ LOOK_EVERY_S = 0.25
 """How often the server looks whether the client of a body that waits for its transaction is still there."""
 
 
-class RouteOfWriters(APIRoute):
-    """A route whose function has the parameters `run_id`, `request` and `parts`.
+router = api_router("writers")
 
-    To find these is all that FastAPI would do for a request as writers send it, and it would take as long as to read a
-    frame. Any other request is left to it.
+
+class Writers:
+    """Calls the functions of `router` for requests as writers send them: they have no query.
+
+    To find the function and its arguments is all that Starlette and FastAPI would do for such a request, and it would take
+    as long as to read a frame. Any other request is left to them.
     """
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        run_id = scope["path_params"]["run_id"]
-        if scope["method"] != "POST" or scope["query_string"] or len(run_id) > MAX_RUN_ID:
-            await super().handle(scope, receive, send)
+    def __init__(self, app: ASGIApp, parts: Parts) -> None:
+        self._app, self._parts = app, parts
+        self._routes = {route.path.rpartition("/")[2]: route for route in router.routes if isinstance(route, APIRoute)}
+        self._path = re.compile(rf"{API}/runs/([^/]{{1,{MAX_RUN_ID}}})/({'|'.join(self._routes)})")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_usual = scope["type"] == "http" and scope["method"] == "POST" and not scope["query_string"]
+        found = self._path.fullmatch(scope["path"]) if is_usual else None
+        if found is None:
+            await self._app(scope, receive, send)
             return
-        response = await self.endpoint(run_id, Request(scope, receive), scope["app"].state.parts)
+        run_id, name = found.groups()
+        scope["route"] = self._routes[name]
+        try:
+            response = await self._routes[name].endpoint(run_id, Request(scope, receive), self._parts)
+        except TsemonError as error:
+            response = respond(error)
         await response(scope, receive, send)
-
-
-router = api_router("writers", route_class=RouteOfWriters)
 
 
 @router.post("/runs/{run_id}/frames", response_model=Receipt)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from starlette.requests import ClientDisconnect, Request
 
 from tsemon.errors import BodyTooLarge, InvalidArgument, UnsupportedEncoding
+from tsemon_server.bodies import count
 from tsemon_server.limits.admission import visit_of
 
 SMALL_BODY_BYTES = 64 * 1024
@@ -59,7 +60,7 @@ async def read_raw(
 def _check_items(body: bytes | bytearray) -> None:
     """Refuse what is small for its bytes and large for its contents: each key costs microseconds, in which others wait."""
     for what, sign, most in (("keys", b":", MAX_KEYS), ("lists", b"[", MAX_KEYS), ("values", b",", MAX_VALUES)):
-        if (number := body.count(sign)) > most:
+        if (number := count(body, sign)) > most:
             raise BodyTooLarge(f"expected at most {most} {what} in a body, got about {number}; send less at a time")
 
 

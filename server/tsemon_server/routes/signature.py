@@ -6,7 +6,6 @@ import threading
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from tsemon.wire import API
@@ -30,11 +29,10 @@ SilenceId = Annotated[str, Path(description="Id of the silence, as GET /silences
 RuleName = Annotated[str, Path(description="Name of the rule.", max_length=128)]
 
 
-def api_router(tag: str, prefix: str = API, route_class: type[APIRoute] = APIRoute) -> APIRouter:
+def api_router(tag: str, prefix: str = API) -> APIRouter:
     """A router for routes of one kind. The name of its function is how a route is called in OpenAPI."""
     return APIRouter(
         prefix=prefix,
-        route_class=route_class,
         tags=[tag],
         responses=PROBLEMS,
         dependencies=[Depends(refuse_unknown_parameters)],

@@ -105,7 +105,7 @@ def _read_alike(
 ) -> None:
     """Add the sheets with these rows, of the measures in these places."""
     arrays = [measured[place][row] for place in places for row in rows]
-    values = np.concatenate(arrays).reshape(len(places), len(rows), *shape).astype(np.float64)
+    values = np.concatenate(arrays, dtype=np.float64).reshape(len(places), len(rows), *shape)
     if len(shape) > 1:
         for place, own in zip(places, values, strict=True):
             columns[place].append(Sheet(rows, own))

@@ -154,7 +154,7 @@ def fits(sheet: Sheet, *, only_fall: bool) -> list[Fit]:
 def _falls(layers: Layers, y: Array) -> list[Fit]:
     if len(layers) < MIN_POINTS:
         return _lines(layers, y)
-    near_lowest = np.argmax(y <= y.min(axis=1, keepdims=True) + 1, axis=1)
+    near_lowest = (y <= np.minimum.reduce(y, axis=1, keepdims=True) + 1).argmax(axis=1)
     ends = [max(place + 1, MIN_POINTS) for place in near_lowest.tolist()]
     if len({*ends}) == 1:
         return _lines(layers[: ends[0]], y[:, : ends[0]])
@@ -185,6 +185,8 @@ def _centred(layers: Layers) -> tuple[Array, float]:
 
 def _dots(left: Array, right: Array) -> Array:
     """Products of rows. `@` uses the same routine as for two vectors; einsum does not, and its last bits differ."""
+    if len(left) == len(right) == 1:  # a tenth of the time
+        return np.array([left[0] @ right[0]])
     found: Array = (left[:, None, :] @ right[:, :, None])[:, 0, 0]
     return found
 

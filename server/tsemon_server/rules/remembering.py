@@ -28,13 +28,14 @@ class Span:
 
 def of_numbers(memory: Memory, place: int) -> Callable[[Sequence[Span], Numbers], Numbers]:
     """The node of the memory in this place, which reads a column of numbers or of answers."""
+    read = memory.read
 
     def remember(spans: Sequence[Span], column: Numbers) -> Numbers:
         found: Numbers = []
         for span in spans:
             held = span.cells[place]
-            cell = held[0] if len(held) == 1 else []
-            seen, cell = memory.read(cell, column[span.start : span.stop], span.times)
+            values = column if len(spans) == 1 else column[span.start : span.stop]
+            seen, cell = read(held[0] if len(held) == 1 else [], values, span.times)
             found += seen
             span.cells_after.append([cell])
         return found

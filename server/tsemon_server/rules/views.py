@@ -41,4 +41,8 @@ def _view(frame: Frame, frozen: frozenset[int], stacks: Stacks | None) -> View:
 
 
 def _numbers(values: Array) -> NDArray[np.float32]:
-    return np.frombuffer(values.data, "<f4").reshape(values.shape)
+    flat: NDArray[np.float32] = np.frombuffer(values.data, _FLOAT32)
+    return flat if len(values.shape) == 1 else flat.reshape(values.shape)
+
+
+_FLOAT32 = np.dtype("<f4")

@@ -38,7 +38,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as OutOfConnections
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -516,7 +516,11 @@ def _on_postgresql_begin(connection: Connection) -> None:
     # The driver would wait with this for the first statement. Said here, it tells in time whether the server still
     # knows the connection. Writers see what others commit meanwhile, and lock the run that they write to.
     writes = connection.get_execution_options().get("writes", False)
-    connection.exec_driver_sql(_BEGIN_WRITING if writes else "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+    begin = _BEGIN_WRITING if writes else "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+    try:
+        connection.connection.driver_connection.execute(begin)  # type: ignore[union-attr]
+    except connection.dialect.loaded_dbapi.Error:
+        connection.exec_driver_sql(begin)  # fails again, now so that SQLAlchemy knows of it
 
 
 # The server gives up a transaction whose process has stopped, and with it the locks that others wait for.
@@ -600,9 +604,9 @@ def _begin_writing_on_sqlite(connection: Connection) -> None:
     try:
         while True:
             try:
-                connection.exec_driver_sql("BEGIN IMMEDIATE")
+                driver.execute("BEGIN IMMEDIATE")
                 return
-            except OperationalError as error:
+            except sqlite3.OperationalError as error:
                 if not _is_busy(error) or time.monotonic() > deadline:
                     raise
             time.sleep(_LOOK_EVERY_S)
@@ -610,9 +614,9 @@ def _begin_writing_on_sqlite(connection: Connection) -> None:
         driver.execute(f"PRAGMA busy_timeout = {round(timeout_s * 1000)}")
 
 
-def _is_busy(error: OperationalError) -> bool:
+def _is_busy(error: sqlite3.OperationalError) -> bool:
     """Whether another process has a SQLite file. Above the low byte the code says why, such as a journal to be read."""
-    return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _migrate(connection: Connection) -> None:

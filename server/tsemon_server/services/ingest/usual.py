@@ -6,9 +6,9 @@ written in an unusual way, so it alone decides which bodies are valid, and write
 
 from __future__ import annotations
 
-import binascii
 import math
 import re
+from binascii import a2b_base64
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isfinite
@@ -19,6 +19,7 @@ from pydantic_core import from_json
 from tsemon.stacks import Stacks
 from tsemon.wire import MAX_FRAMES, MAX_NOT_MEASURED, MAX_REASON, MAX_SCALARS, MAX_STEP, METRIC_NAME, Array, Frame
 from tsemon_answers.record import LARGEST
+from tsemon_server.bodies import count
 from tsemon_server.services.ingest.schemas import FramesBody, check_heads, check_layers, read_frames
 
 MOST_ARRAYS_KEPT = 256
@@ -97,7 +98,7 @@ def _read_usual(raw: bytes | bytearray, sent: Any) -> UsualFrames:
     layers, heads = _Shapes(), _Shapes()
     read = [_frame(one, layers, heads) for one in frames]
     # A key that comes twice is checked twice by `schemas`, and here once.
-    _expect(raw.count(b":") == len(_BODY) + sum(map(_num_keys, frames)))
+    _expect(count(raw, b":") == len(_BODY) + sum(map(_num_keys, frames)))
     return UsualFrames(raw, writer, attempt, read, layers, heads)
 
 
@@ -140,9 +141,8 @@ def _arrays(sent: dict[str, Any], shapes: _Shapes) -> dict[str, Array]:
         found = known.get(name)
         if found is None:
             found = known[name] = _shape(name, shape)
-        _expect(len(value) == 2 and shape == found[0])
-        data = binascii.a2b_base64(value["f32"], strict_mode=True)
-        _expect(len(data) == found[2])
+        data = a2b_base64(value["f32"], strict_mode=True)
+        _expect(len(value) == 2 and shape == found[0] and len(data) == found[2])
         arrays[name] = Array(found[1], data)
     return arrays
 
