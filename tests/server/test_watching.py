@@ -77,6 +77,16 @@ class TestAStep:
         assert states(alerts(api)) == [("firing", 1, 3, None)]
 
 
+class TestAStepThatWasRead:
+    def test_does_not_wait_again_after_a_restart(self, api, run_id, clock, start):
+        send(api, run_id, [1] * 77, 0, writer="a")
+        send(api, run_id, [20] * 3, 77, writer="a")
+        send(api, run_id, [1], 0, writer="b")
+        api = start(rules=HIGH_LOSS, clock=clock)
+        look(api, clock, after_s=1)
+        assert (read_to(api, run_id), states(alerts(api))) == (79, [("firing", 77, 79, None)])
+
+
 class TestAFrameThatComesLate:
     def test_is_read_at_once_if_few_others_are_to_be_read_again(self, api, run_id):
         send(api, run_id, [1] * 40, 10)

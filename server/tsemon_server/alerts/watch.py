@@ -185,8 +185,9 @@ class Reading:
 
     def flush(self, *, is_over: bool = False) -> None:
         """Find the frames to read that have waited long enough, or all that wait if the attempt `is_over`."""
+        read_to = self._progress.read_to
         self._go_to(None)
-        horizon = max(self._newest_step() if is_over else self._horizon(), self._progress.read_to)
+        horizon = max(self._newest_step() if is_over else self._horizon(), read_to)
         self._prepare(self._stored(horizon))
         self._note_waiting(horizon)
 
