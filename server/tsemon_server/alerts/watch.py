@@ -192,7 +192,7 @@ class Reading:
         self._note_waiting(horizon)
 
     def claim(self) -> Progress | None:
-        """Claim the late frames; None without late frames. An earlier claim is the claim of a process that died, or is slow."""
+        """Claim the late frames; None without late frames. An earlier claim is of a process that died, or is slow."""
         progress = self._progress
         starts = [] if progress.late_from is None else [progress.late_from]
         if progress.claimed_from is not None:
