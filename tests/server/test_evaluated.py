@@ -27,6 +27,7 @@ from tsemon_server.alerts import ActiveRules, Watch, recall
 from tsemon_server.alerts import watch as watching
 from tsemon_server.alerts.recall import past_of, state_now
 from tsemon_server.alerts.rulebook import Rulebook
+from tsemon_server.alerts.watch import DELAY_S
 from tsemon_server.rules.documents import load
 from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.rules.views import views_in_order
@@ -64,7 +65,6 @@ SMALL = {
     "AT_ONCE": 4,
     "REACH": 4,
     "MOST_REREAD": 16,
-    "MOST_WRITERS": 2,
     "KNOWN_ATTEMPTS": 2,
 }
 """So that a dozen frames have checkpoints at all ages, and some of them are too late."""
@@ -146,7 +146,7 @@ class EvaluatedStory(RuleBasedStateMachine):
         self.rulebook.register(self.servers[0].store)
         self.may_edit, self.was_edited = is_edited, False
         self.run_ids = {}
-        self.stored, self.in_reach, self.far_back = {}, {}, set()
+        self.stored, self.in_reach, self.heard_at, self.far_back = {}, {}, {}, set()
         self.sent, self.held_back = [], []
         self.meanwhile = self.looking = None
         patch.setattr(watching, "past_of", self.past_of)
@@ -177,6 +177,12 @@ class EvaluatedStory(RuleBasedStateMachine):
     def post(self, data, number):
         for _ in range(number):
             self.deliver(data, [self.draw_body(data)])
+
+    @rule(data=st.data())
+    def post_of_all_writers(self, data):
+        which = data.draw(st.sampled_from([*self.stored]))
+        for writer in WRITERS:
+            self.deliver(data, [self.draw_body(data, which, writer=writer)])
 
     @rule(data=st.data())
     def post_to_both_runs(self, data):
@@ -388,24 +394,43 @@ class EvaluatedStory(RuleBasedStateMachine):
 
     def deliver(self, data, bodies):
         server = self.draw_server(data)
+        before = {which: self.progress_of(which) for which, *_ in bodies}
         with server.store.write() as write:
             batches = sorted(Batch(self.run_ids[run], attempt, *body) for (run, attempt), *body in bodies)
             Kept.finish([Kept(write, batch, server.watch) for batch in batches])
         for body in bodies:
             self.note(*body)
             self.sent.append(body)
+        for which, known in before.items():
+            self.check_waiting(which, known)
 
-    def note(self, which, _, frames):
+    def progress_of(self, which):
+        run, attempt = which
+        with self.servers[1].store.read() as reader:
+            return reader.progress.of(self.run_ids[run], attempt) or progress.Progress()
+
+    def check_waiting(self, which, before):
+        """That no step was read which a live writer has not passed, unless some step waited before."""
+        heard = {
+            writer: at for (of, writer), at in self.heard_at.items() if of == which and abs(self.now - at) < DELAY_S
+        }
+        passed = [max(step for name, step in self.stored[which].items() if name[0] == writer) for writer in heard]
+        if passed and before.waiting_since is None:
+            assert self.progress_of(which).read_to <= max(before.read_to, min(passed))
+
+    def note(self, which, writer, frames):
         steps = {*self.stored[which].values()}
         new = {name_of(frame): frame.step for frame in frames if name_of(frame) not in self.stored[which]}
         near = {name for name, own in new.items() if sum(step > own for step in steps) <= SMALL["REACH"]}
         self.stored[which] |= new
+        if new:
+            self.heard_at[which, writer] = self.now
         self.in_reach[which] |= near
 
-    def draw_body(self, data, which=None, late_step=None):
+    def draw_body(self, data, which=None, late_step=None, writer=None):
         """Most go on where their writer was; some come again, and one from `late_step` on is short."""
         which = which or data.draw(st.sampled_from([*self.stored][::-1]))
-        writer = data.draw(st.sampled_from(WRITERS))
+        writer = writer or data.draw(st.sampled_from(WRITERS))
         stored = self.stored[which]
         seqs = [int(name[1:]) for name in stored if name[0] == writer]
         number = data.draw(st.sampled_from([1, 1, 2, 3, 5, 12, 24] if late_step is None else [1, 2]))
