@@ -77,6 +77,16 @@ class TestAStep:
         assert states(alerts(api)) == [("firing", 1, 3, None)]
 
 
+class TestAStepThatWasRead:
+    def test_does_not_wait_again_after_a_restart(self, api, run_id, clock, start):
+        send(api, run_id, [1] * 77, 0, writer="a")
+        send(api, run_id, [20] * 3, 77, writer="a")
+        send(api, run_id, [1], 0, writer="b")
+        api = start(rules=HIGH_LOSS, clock=clock)
+        look(api, clock, after_s=1)
+        assert (read_to(api, run_id), states(alerts(api))) == (79, [("firing", 77, 79, None)])
+
+
 class TestAFrameThatComesLate:
     def test_is_read_at_once_if_few_others_are_to_be_read_again(self, api, run_id):
         send(api, run_id, [1] * 40, 10)
@@ -157,6 +167,29 @@ class TestAFrameThatComesLate:
         assert alerts(api) == []
         look(api, clock, after_s=60)
         assert states(alerts(api)) == [("resolved", 3, 5, 12)]
+
+    def test_is_read_although_another_server_read_without_it_meanwhile(self, api, run_id, clock, database, monkeypatch):
+        past_of = watching.past_of
+
+        def die(*_):
+            raise OSError("on purpose")
+
+        def be_slow(*arguments):
+            past = past_of(*arguments)
+            send(api, run_id, [20, 20, 20], 5, writer="late")
+            with monkeypatch.context() as patch, closing(Api(database, rules=HIGH_LOSS, clock=clock)) as other:
+                patch.setattr(watching, "past_of", die)
+                look(other, clock, after_s=1)
+            return past
+
+        for step in range(10, 400):
+            send(api, run_id, [1], step)
+        send(api, run_id, [1], 3, writer="late")
+        with monkeypatch.context() as patch:
+            patch.setattr(watching, "past_of", be_slow)
+            look(api, clock, after_s=10)
+        look(api, clock, after_s=60)
+        assert (states(alerts(api)), skipped(api, run_id)) == ([("resolved", 5, 7, 12)], 0)
 
     def test_behind_a_state_that_cannot_be_read_is_counted(self, api, run_id, clock):
         for first in (10, 30):

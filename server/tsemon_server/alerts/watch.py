@@ -203,15 +203,18 @@ class Reading:
 
     def flush(self, *, is_over: bool = False) -> None:
         """Find the frames to read that have waited long enough, or all that wait if the attempt `is_over`."""
+        read_to = self._progress.read_to
         self._go_to(None)
-        horizon = max(self._newest_step() if is_over else self._horizon(), self._progress.read_to)
+        horizon = max(self._newest_step() if is_over else self._horizon(), read_to)
         self._prepare(self._stored(horizon))
         self._note_waiting(horizon)
 
     def claim(self) -> Progress | None:
-        """Claim the late frames; None without late frames. An earlier claim is the claim of a process that died."""
+        """Claim the late frames; None without late frames. An earlier claim is of a process that died, or is slow."""
         progress = self._progress
-        starts = [step for step in (progress.late_from, progress.claimed_from) if step is not None]
+        starts = [] if progress.late_from is None else [progress.late_from]
+        if progress.claimed_from is not None:
+            starts.append(progress.claimed_from - 1)  # another one, by which a slow process knows that it is too late
         if not starts:
             return None
         self._progress = progress._replace(late_from=None, claimed_from=min(starts))
