@@ -1,4 +1,4 @@
-"""Each attempt knows which versions of the rules read which of its steps."""
+"""Each attempt knows which versions of the rules read which of its steps, and who reads its late frames."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -15,3 +15,4 @@ def upgrade() -> None:
         sa.Column("after_step", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("versions", sa.Text, nullable=False),
     )
+    op.add_column("rule_progress", sa.Column("claim", sa.BigInteger))

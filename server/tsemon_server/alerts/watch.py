@@ -203,27 +203,24 @@ class Reading:
 
     def flush(self, *, is_over: bool = False) -> None:
         """Find the frames to read that have waited long enough, or all that wait if the attempt `is_over`."""
-        read_to = self._progress.read_to
         self._go_to(None)
-        horizon = max(self._newest_step() if is_over else self._horizon(), read_to)
+        horizon = max(self._newest_step() if is_over else self._horizon(), self._progress.read_to)
         self._prepare(self._stored(horizon))
         self._note_waiting(horizon)
 
     def claim(self) -> Progress | None:
         """Claim the late frames; None without late frames. An earlier claim is of a process that died, or is slow."""
         progress = self._progress
-        starts = [] if progress.late_from is None else [progress.late_from]
-        if progress.claimed_from is not None:
-            starts.append(progress.claimed_from - 1)  # another one, by which a slow process knows that it is too late
+        starts = [step for step in (progress.late_from, progress.claimed_from) if step is not None]
         if not starts:
             return None
-        self._progress = progress._replace(late_from=None, claimed_from=min(starts))
+        self._progress = progress._replace(late_from=None, claimed_from=min(starts), claim=secrets.randbits(62))
         return self._progress
 
     def replace(self, past: Past) -> None:
         """Continue from a past that was read again, with its alerts, and find the frames that came since."""
         progress = self._progress
-        if progress.claimed_from != past.claimed.claimed_from:  # somebody else has read it
+        if progress.claim != past.claimed.claim:  # another process has claimed them since
             self.flush()
             return
         eras = self._eras_after(past.start.step)
@@ -240,6 +237,7 @@ class Reading:
             read_to=past.read_to,
             num_read=past.num_read,
             claimed_from=None,
+            claim=None,
             num_late=progress.num_late - past.claimed.num_late,
             num_skipped=progress.num_skipped + past.num_skipped,
         )

@@ -30,8 +30,8 @@ MOST_ERAS = 64
 
 _progress, _checkpoint, _era = tables.rule_progress.c, tables.rule_checkpoint.c, tables.rule_era.c
 _COLUMNS = (
-    "revision", "read_to", "num_read", "writers", "waiting_since", "late_from", "num_late", "claimed_from", "num_skipped",
-    "due_at",
+    "revision", "read_to", "num_read", "writers", "waiting_since", "late_from", "num_late", "claimed_from", "claim",
+    "num_skipped", "due_at",
 )  # fmt: skip
 
 
@@ -62,6 +62,8 @@ class Progress(NamedTuple):
     """Frames that came late and are not evaluated yet."""
     claimed_from: int | None = None
     """`late_from` before a process began to read the late frames."""
+    claim: int | None = None
+    """Another number for each process that begins to read them."""
     num_skipped: int = 0
     """Frames that came too late, or on which the rules failed: they are stored and were never evaluated."""
     due_at: float | None = None

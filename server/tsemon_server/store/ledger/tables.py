@@ -107,6 +107,7 @@ rule_progress = Table(
     Column("late_from", BigInteger),
     Column("num_late", Integer, nullable=False),
     Column("claimed_from", BigInteger),
+    Column("claim", BigInteger),  # another number for each process that reads late frames
     Column("num_skipped", Integer, nullable=False),
     Column("due_at", Float(53)),
     Index("rule_progress_due", "due_at"),
