@@ -16,7 +16,7 @@ _NUMBERS = 'a finite number, null or "NaN", "Infinity", "-Infinity"'
 
 
 def count(raw: bytes | bytearray, sign: bytes) -> int:
-    """How often a byte occurs: what `raw.count` gives, in a fifth of the time."""
+    """The same as `raw.count`, in a fifth of the time."""
     return int(np.count_nonzero(np.frombuffer(raw, np.uint8) == ord(sign)))
 
 

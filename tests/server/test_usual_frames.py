@@ -1,6 +1,7 @@
 """Bodies in JSON as writers usually send them: read in one pass, with nothing that the schema would read in another way."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -52,6 +53,11 @@ class TestABodyAsWritersSendIt:
         body["frames"][0]["scalars"] = {"tokens": 4096, "debt": -3}
         assert type(read_json(raw_of(body))) is UsualFrames
         assert read(read_json, raw_of(body)) == read(read_frames, raw_of(body))
+
+    def test_may_have_colons_in_its_reasons(self):
+        raw = frames_to_body("w", 1, [replace(FRAME, not_measured={"cosine": "first sample: none before"}).to_json()])
+        assert type(read_json(raw)) is UsualFrames
+        assert read(read_json, raw) == read(read_frames, raw)
 
 
 def change(*place, to):
@@ -132,6 +138,11 @@ class TestAnyOtherBody:
         raw = frames_to_body("w", 1, [FRAME.to_json()])
         assert old in raw
         assert read(read_json, raw.replace(old, new, 1)) == read(read_frames, raw.replace(old, new, 1))
+
+    def test_with_an_escaped_colon_and_a_name_twice_is_so_too(self):
+        raw = frames_to_body("w", 1, [replace(FRAME, not_measured={"cosine": "first: none"}).to_json()])
+        twice = raw.replace(b"first: none", b"first\\u003a none").replace(b'"loss":0.25', b'"loss":"bad","loss":0.25')
+        assert read(read_json, twice) == read(read_frames, twice)
 
     def test_whose_later_frame_has_another_shape_is_so_too(self):
         body = body_of(FRAME, FRAME)

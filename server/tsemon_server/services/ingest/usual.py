@@ -97,8 +97,10 @@ def _read_usual(raw: bytes | bytearray, sent: Any) -> UsualFrames:
     _expect(_WRITER.fullmatch(writer) is not None and type(attempt) is int and 1 <= attempt <= LARGEST)
     layers, heads = _Shapes(), _Shapes()
     read = [_frame(one, layers, heads) for one in frames]
-    # A key that comes twice is checked twice by `schemas`, and here once.
-    _expect(count(raw, b":") == len(_BODY) + sum(map(_num_keys, frames)))
+    # A key that comes twice is checked twice by `schemas`, and here once. So a colon stands for a key, or is in a reason.
+    num_in_reasons = sum(map(_num_colons, read))
+    _expect(count(raw, b":") == len(_BODY) + sum(map(_num_keys, frames)) + num_in_reasons)
+    _expect(not num_in_reasons or b"\\" not in raw)  # which may spell a colon in another way
     return UsualFrames(raw, writer, attempt, read, layers, heads)
 
 
@@ -168,6 +170,10 @@ def _is_metric(name: str) -> bool:
 def _num_keys(sent: dict[str, Any]) -> int:
     arrays = (len(sent.get(kind, ())) for kind in ("layers", "heads"))
     return len(sent) + len(sent.get("scalars", ())) + 3 * sum(arrays) + len(sent.get("not_measured") or ())
+
+
+def _num_colons(frame: Frame) -> int:
+    return sum(why.count(":") for why in (frame.not_measured or {}).values())
 
 
 def _expect(is_usual: bool) -> None:
