@@ -5,7 +5,7 @@ import { refreshAges } from "./base/format.js";
 import { h, put } from "./base/dom.js";
 import { Live } from "./base/live.js";
 import { isPlainKey, showKeys } from "./parts/keys.js";
-import { askToLeave } from "./parts/leaving.js";
+import { askToLeave } from "./parts/asking.js";
 import { showForbidden, skeleton } from "./parts/states.js";
 import { AlertsView } from "./views/alerts.js";
 import { CompareView } from "./views/compare.js";
@@ -56,7 +56,9 @@ function viewOf(hash) {
   const [path, query] = hash.replace(/^#\/?/, "").split("?");
   const [name, id = ""] = path.split("/");
   const kind = Object.hasOwn(VIEWS, name) ? name : null;
-  return { kind, key: `${kind}/${id}`, query: new URLSearchParams(query), make: (query) => VIEWS[kind](main, decoded(id), query) };
+  const asked = new URLSearchParams(query);
+  const of = kind === "rule" ? `?project=${asked.get("project") ?? ""}` : ""; // a rule in another project is another rule
+  return { kind, key: `${kind}/${id}${of}`, query: asked, make: (query) => VIEWS[kind](main, decoded(id), query) };
 }
 
 /** The id as it was before it went into the address; as it stands where no page wrote it, which no run has. */

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.server.test_rulebook import RULE
-from tests.server.ui.conftest import START_S, Server, opened, served
+from tests.server.ui.conftest import START_S, Server, opened, option_of, served
 from tsemon.wire import Array, Frame
 from tsemon_server.access.tokens import new_token
 from tsemon_server.settings import Settings
@@ -232,6 +232,69 @@ class TestCompletion:
         when(page).press("Control+z")
         expect(when(page)).not_to_have_value("any(token_diversity")
 
+    @pytest.mark.parametrize(
+        "line", ["loss > 3 for 200 steps", "loss > 3 after 5 samples, 200 steps", "loss > 3 for 2 st"]
+    )
+    @pytest.mark.parametrize("key", ["Tab", "Enter"])
+    def test_leaves_the_unit_of_a_duration_alone(self, page, run, line, key):
+        open_editor(page, run)
+        when(page).press_sequentially(line)
+        when(page).press(key)
+        expect(when(page)).to_have_value(line)
+
+    def test_offers_at_the_end_of_a_line_what_can_follow_there(self, page, run):
+        open_editor(page, run)
+        when(page).press_sequentially("loss > 3 for 200 steps a")
+        expect(options(page)).to_have_count(1)
+        when(page).press("Tab")
+        expect(when(page)).to_have_value("loss > 3 for 200 steps after")
+
+    @pytest.mark.parametrize("key", ["Tab", "Enter"])
+    def test_takes_nothing_of_itself_where_the_word_is_complete(self, page, run, key):
+        open_editor(page, run)
+        when(page).press_sequentially("loss")
+        expect(options(page).first).to_contain_text("loss")
+        expect(page.locator("[role=option][aria-selected=true]")).to_have_count(0)
+        when(page).press(key)
+        expect(when(page)).to_have_value("loss")
+        expect(options(page)).to_have_count(0)
+        when(page).focus()
+        when(page).press("Control+ ")
+        when(page).press("ArrowDown")
+        when(page).press("ArrowDown")
+        when(page).press(key)
+        expect(when(page)).not_to_have_value("loss")
+
+    @pytest.mark.parametrize("width", [1280, 390])
+    def test_leaves_what_is_wrong_elsewhere_in_the_line_to_be_read(self, page, run, width):
+        page.set_viewport_size({"width": width, "height": 900})
+        open_editor(page, run)
+        when(page).press_sequentially("lss > 3 and steps_")
+        expect(options(page)).to_have_count(3)
+        expect(page.locator("#rule-when-mistake")).to_contain_text("no metric is named 'lss'")
+        expect(page.locator("#rule-when-mistake")).to_be_visible()
+        mistake = page.locator("#rule-when-mistake").bounding_box()
+        assert (
+            page.get_by_role("listbox", name="Names that fit").bounding_box()["y"] >= mistake["y"] + mistake["height"]
+        )
+        expect(mark_of(page)).to_have_css("text-decoration-line", "underline")
+
+    def test_hides_what_is_wrong_with_the_word_that_is_typed_until_it_is_closed(self, page, run):
+        open_editor(page, run)
+        with page.expect_response("**/rules/check"):
+            when(page).press_sequentially("3 < grad_n")
+        expect(mark_of(page)).to_have_text("grad_n")
+        expect(page.locator("#rule-when-mistake")).to_be_hidden()
+        when(page).press("Escape")
+        expect(page.locator("#rule-when-mistake")).to_be_visible()
+
+    def test_breaks_no_name_in_a_narrow_window(self, page, run):
+        page.set_viewport_size({"width": 390, "height": 900})
+        open_editor(page, run)
+        when(page).press_sequentially("steps_since")
+        for name in options(page).locator("b").all():
+            assert name.bounding_box()["height"] < 25, "one line"
+
     def test_fits_a_narrow_window(self, page, run):
         page.set_viewport_size({"width": 375, "height": 800})
         open_editor(page, run)
@@ -284,6 +347,66 @@ class TestWhereItWouldHaveFired:
         expect(said(page)).to_contain_text("There is no run with frames yet.")
         when(page).press_sequentially("any(grad")
         expect(options(page).first).to_contain_text("grad_norm")
+
+    def test_begins_with_a_run_of_the_project(self, page, service, run):
+        other = service.register("elsewhere", project="elsewhere")
+        service.send_steps(other, range(10), loss=1.0)
+        page.goto("/#/rule?project=vision")
+        expect(page.get_by_role("link", name="spiky")).to_be_visible()
+        page.goto("/#/rule?project=empty")
+        expect(said(page)).to_contain_text("Project empty has no run with frames yet.")
+        service.request("DELETE", f"/api/v1/runs/{other}").raise_for_status()
+
+    def test_draws_each_quantity_once(self, page, run):
+        open_editor(page, run)
+        when(page).fill(" or ".join(["any(grad_norm > 10)"] * 5 + ["any(grad_norm > 3)"]))
+        expect(page.locator(".trial-heads h4")).to_have_count(1)
+        expect(page.locator(".trial-heads h4 .given")).to_have_text(
+            "grad_norm above 10 in any layer, above 3 in any layer"
+        )
+
+    @pytest.mark.parametrize(
+        ("num", "text"), [(7, "One more value is not drawn."), (8, "2 more values are not drawn.")]
+    )
+    def test_counts_what_is_not_drawn(self, page, run, num, text):
+        open_editor(page, run)
+        when(page).fill(" or ".join(f"mean(loss, samples={2 + place}) > 30" for place in range(num)))
+        expect(page.get_by_text(text)).to_be_visible()
+
+    def test_has_whole_headings_in_a_narrow_window(self, page, run):
+        page.set_viewport_size({"width": 390, "height": 900})
+        open_editor(page, run)
+        when(page).fill("highest(mean(loss, samples=20)) / median(loss, samples=30) > 10 or loss > 30")
+        heads = page.locator(".trial-heads h4")
+        expect(heads).to_have_count(2)
+        boxes = [head.bounding_box() for head in heads.all()]
+        for head in heads.all():
+            expect(head).to_contain_text(re.compile(r"held in \d+ of \d+ samples"))
+            assert head.locator(".quiet").is_visible()
+            assert head.locator(".given").evaluate("one => one.scrollWidth <= one.clientWidth + 1")
+        tops = option_of(page.locator(".trial-chart"), "grid", "top")
+        assert tops[0] >= boxes[0]["height"]
+        assert tops[1] - tops[0] - 104 >= boxes[1]["height"]
+
+    @pytest.mark.parametrize(
+        ("line", "text"),
+        [
+            ('scalar("los") > 3', "The run has no los; did you mean loss?"),
+            ('any(layers("ownnorm") > 3)', "The run has no ownnorm; did you mean own_norm?"),
+            ('scalar("quite_other") > 3', "The run has no quite_other."),
+            ("3 > 2", "The rule reads no metric, so its condition is the same at every step."),
+            ("layer(grad_norm, 99) < 0.1", "In this run grad_norm has the layers 0 to 3, and none is 99."),
+        ],
+    )
+    def test_says_why_a_condition_can_never_change(self, page, run, line, text):
+        open_editor(page, run)
+        when(page).fill(line)
+        expect(page.locator(".trial .details")).to_have_text(text)
+
+    def test_does_not_say_that_a_run_has_nothing_of_a_metric_that_it_has(self, page, run):
+        open_editor(page, run)
+        when(page).fill("layer(grad_norm, 99) < 0.1")
+        expect(said(page)).to_have_text("Would never have fired: its condition was never known.")
 
     def test_names_what_the_run_lacks(self, page, run):
         open_editor(page, run)
@@ -404,6 +527,17 @@ class TestSaving:
         expect(page.locator("#rule-name-mistake")).to_contain_text("Give the rule a name")
         expect(page.get_by_label("Name", exact=True)).to_be_focused()
 
+    def test_goes_on_to_ask_for_a_name_while_the_line_is_checked(self, page, run):
+        open_editor(page, run)
+        with page.expect_response("**/rules/check"):
+            when(page).fill("loss > 10")
+            page.get_by_role("button", name="Save").click()
+        expect(page.locator(".words")).to_contain_text("loss above 10")
+        expect(page.locator("#rule-name-mistake")).to_contain_text("Give the rule a name")
+        expect(page.get_by_text("Not saved: the rule has no name yet.")).to_be_visible()
+        page.get_by_label("Name", exact=True).fill("a-name")
+        expect(page.locator("#rule-name-mistake")).to_be_empty()
+
     def test_says_what_another_name_does(self, page, service, run):
         put(service, RULE | {"name": "there-already"})
         open_editor(page, run, "loss-stall")
@@ -411,6 +545,170 @@ class TestSaving:
         expect(page.get_by_text("Saving adds the rule mine; loss-stall stays as it is.")).to_be_visible()
         page.get_by_label("Name", exact=True).fill("there-already")
         expect(page.get_by_text("Saving replaces the rule there-already")).to_be_visible()
+
+
+class TestTheRuleInWords:
+    def test_says_when_it_begins(self, page, run):
+        open_editor(page, run)
+        when(page).fill("loss > 10 for 4 samples after 300 steps")
+        expect(page.locator(".words")).to_contain_text("not in the first 300 steps of an attempt")
+        when(page).fill("loss > 10 for 4 samples")
+        expect(page.locator(".words")).not_to_contain_text("not in the first")
+
+    def test_is_called_added_before_it_is_edited(self, page, service, run):
+        put(service, RULE | {"name": "added-here"})
+        open_editor(page, run, "added-here")
+        expect(page.get_by_text("added, version 1")).to_be_visible()
+        when(page).fill("loss > 11")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_text("edited, version 2")).to_be_visible()
+
+    def test_has_its_advice_without_a_line_that_is_cut(self, page, service, run):
+        put(service, RULE | {"name": "long-advice", "advice": "A sentence of some length. " * 30})
+        page.set_viewport_size({"width": 390, "height": 900})
+        open_editor(page, run, "long-advice")
+        page.get_by_text("When it clears").click()
+        assert page.get_by_label("Advice", exact=True).evaluate("one => one.scrollHeight <= one.clientHeight + 1")
+
+
+class TestTheProject:
+    def test_stays_in_the_address_and_counts_after_a_reload(self, page, service, run):
+        service.request(
+            "PUT", "/api/v1/rules/loss-spike?project=vision", json={"name": "loss-spike", "when": "loss > 7"}
+        )
+        page.goto(f"/#/rule/loss-spike?project=vision&run={run}")
+        expect(page.get_by_text("of the project, version 2")).to_be_visible()
+        expect(page.get_by_role("link", name="spiky")).to_be_visible()
+        assert "project=vision" in page.url
+        page.reload()
+        expect(page.get_by_text("of the project, version 2")).to_be_visible()
+        expect(page.get_by_text("Saves for: project vision only")).to_be_visible()
+        page.get_by_role("link", name="All rules").click()
+        expect(page).to_have_url(re.compile("#/rules\\?project=vision"))
+
+    def test_of_a_new_rule_is_where_it_is_saved(self, page, service, run):
+        page.goto("/#/rule?project=vision")
+        expect(page.get_by_role("link", name="spiky")).to_be_visible()
+        page.reload()
+        expect(page.get_by_text("Saves for: project vision only")).to_be_visible()
+        when(page).fill("loss > 10")
+        page.get_by_label("Name", exact=True).fill("vision-only")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_text("of the project, version 1")).to_be_visible()
+        assert service.request("GET", "/api/v1/rules/vision-only").status_code == 404
+
+    def test_is_all_of_them_where_none_is_chosen(self, page, run):
+        open_editor(page, run, "loss-stall")
+        expect(page.get_by_text("Saves for: all projects without a version of their own")).to_be_visible()
+
+    def test_is_followed_in_the_address_with_a_question_before_changes_are_lost(self, page, service, run):
+        open_editor(page, run, "loss-stall")
+        when(page).fill("loss > 10")
+        page.evaluate("location.hash = '#/rule/loss-stall?project=vision'")
+        page.get_by_role("button", name="Leave").click()
+        expect(page.get_by_text("Saves for: project vision only")).to_be_visible()
+        expect(when(page)).not_to_have_value("loss > 10")
+
+
+class TestWhetherItIsInForce:
+    def test_is_told_before_it_is_disabled_and_it_can_be_enabled_again(self, page, service, run):
+        put(service, RULE | {"name": "switched"})
+        open_editor(page, run, "switched")
+        expect(page.get_by_role("button", name="Enable")).to_be_hidden()
+        expect(page.get_by_role("button", name="Restore")).to_be_hidden()
+        page.get_by_role("button", name="Disable").click()
+        dialog = page.get_by_role("dialog", name="Disable switched?")
+        expect(dialog).to_contain_text("Its firing alerts there are resolved with “rule disabled”")
+        dialog.get_by_role("button", name="Cancel").click()
+        assert newest(service, "switched")["enabled"]
+        page.get_by_role("button", name="Disable").click()
+        when_unsaved = "loss > 77"
+        dialog.get_by_role("button", name="Disable").click()
+        expect(page.get_by_text("version 2, disabled")).to_be_visible()
+        assert not newest(service, "switched")["enabled"]
+        expect(page.get_by_role("button", name="Disable")).to_be_hidden()
+        when(page).fill(when_unsaved)
+        page.get_by_role("button", name="Enable").click()
+        expect(page.get_by_text("Enabled. It counts from the next frame on.")).to_be_visible()
+        found = newest(service, "switched")
+        assert (found["enabled"], found["definition"]["when"]) == (True, RULE["when"]), (
+            "what is not saved does not count"
+        )
+        expect(when(page)).to_have_value(when_unsaved)
+
+    def test_resolves_its_alerts_when_it_is_disabled(self, page, service, run):
+        put(service, {"name": "always", "when": "loss > 0 for 1 samples"})
+        other = service.register("alerting", project="alerting")
+        service.send_steps(other, range(3), loss=1.0)
+        open_editor(page, run, "always")
+        page.get_by_role("button", name="Disable").click()
+        page.get_by_role("dialog").get_by_role("button", name="Disable").click()
+        expect(page.get_by_text("Disabled. Its alerts are resolved.")).to_be_visible()
+        alerts = service.request("GET", f"/api/v1/alerts?run={other}&rule=always").json()["alerts"]
+        assert [(alert["state"], alert["resolved_reason"]) for alert in alerts] == [("resolved", "rule disabled")]
+        service.request("DELETE", f"/api/v1/runs/{other}").raise_for_status()
+
+    def test_can_be_as_it_came(self, page, service, run):
+        came = newest(service, "states-collapse")["definition"]
+        put(service, {**came, "severity": "info"})
+        open_editor(page, run, "states-collapse")
+        page.get_by_role("button", name="Restore").click()
+        dialog = page.get_by_role("dialog", name="Restore states-collapse?")
+        expect(dialog).to_contain_text("The rule as it came with tsemon counts again.")
+        dialog.get_by_role("button", name="Restore").click()
+        expect(page.get_by_text("built in, version 3")).to_be_visible()
+        expect(page.get_by_label("Severity")).to_have_value(came["severity"])
+        expect(page.get_by_role("button", name="Restore")).to_be_hidden()
+        assert newest(service, "states-collapse")["definition"] == came
+
+    def test_can_be_the_servers_again_in_a_project(self, page, service, run):
+        path = "/api/v1/rules/token-rank-collapse?project=vision"
+        service.request("PUT", path, json={"name": "token-rank-collapse", "when": "loss > 7"}).raise_for_status()
+        page.goto(f"/#/rule/token-rank-collapse?project=vision&run={run}")
+        expect(page.get_by_text("of the project, version 2")).to_be_visible()
+        page.get_by_role("button", name="Restore").click()
+        dialog = page.get_by_role("dialog", name="Restore token-rank-collapse?")
+        expect(dialog).to_contain_text("The server's version counts again in project vision.")
+        dialog.get_by_role("button", name="Restore").click()
+        expect(page.get_by_text("built in, version 1")).to_be_visible()
+        expect(when(page)).to_have_value(re.compile("effective_rank"))
+
+
+class TestWhatAnotherSavedMeanwhile:
+    def test_is_asked_about_with_both_texts_at_hand(self, page, service, run):
+        put(service, {"name": "contested", "when": "loss > 10"})
+        open_editor(page, run, "contested")
+        when(page).fill("loss > 12")
+        put(service, {"name": "contested", "when": "loss > 11", "severity": "critical"})
+        page.get_by_role("button", name="Save").click()
+        notice = page.get_by_role("alert").filter(has_text="Not saved yet.")
+        expect(notice).to_contain_text("You began with version 1. Somebody saved another one meanwhile")
+        expect(notice).to_contain_text("loss > 11")
+        expect(notice).to_contain_text("critical")
+        assert newest(service, "contested")["version"] == 2
+        expect(when(page)).to_have_value("loss > 12")
+        page.get_by_role("button", name="Put version 2 into the fields").click()
+        expect(when(page)).to_have_value("loss > 11")
+        expect(page.get_by_label("Severity")).to_have_value("critical")
+        expect(page.get_by_role("button", name="Save")).to_be_disabled()
+        page.get_by_role("button", name="Put my text into the fields").click()
+        expect(when(page)).to_have_value("loss > 12")
+        expect(page.get_by_label("Severity")).to_have_value("warning")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_text("Saved as version 3.")).to_be_visible()
+        assert newest(service, "contested")["definition"]["when"] == "loss > 12"
+        expect(page.get_by_role("button", name="Put version 2 into the fields")).to_be_visible()
+
+    def test_is_also_a_rule_that_was_added_under_the_same_name(self, page, service, run):
+        open_editor(page, run)
+        when(page).fill("loss > 12")
+        page.get_by_label("Name", exact=True).fill("also-mine")
+        put(service, {"name": "also-mine", "when": "loss > 11"})
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_text("Somebody added a rule of this name meanwhile")).to_be_visible()
+        assert newest(service, "also-mine")["definition"]["when"] == "loss > 11"
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_text("Saved as version 2.")).to_be_visible()
 
 
 class TestUnsavedChanges:

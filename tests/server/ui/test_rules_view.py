@@ -81,7 +81,7 @@ class TestTheRules:
     def test_are_all_there_by_family(self, page, edited):
         look(page)
         assert sorted(names(page)) == sorted([*(rule.name for rule in PACK), "my-rule"])
-        expect(page.get_by_text("43 rules, 3 edited, 1 disabled")).to_be_visible()
+        expect(page.get_by_text("43 rules, 1 added, 2 edited, 1 disabled")).to_be_visible()
         token_similarity = page.get_by_role("region", name="Token similarity")
         expect(token_similarity.get_by_role("article")).to_have_count(4)
 
@@ -129,6 +129,8 @@ class TestTheRules:
         assert sorted(names(page)) == ["loss-stall", "my-rule", "saturation"]
         expect(card(page, "loss-stall")).to_contain_text("version 2")
         expect(card(page, "loss-stall")).to_contain_text("edited")
+        expect(card(page, "my-rule")).to_contain_text("added")
+        expect(card(page, "my-rule")).not_to_contain_text("edited")
         expect(card(page, "saturation")).to_contain_text("disabled")
 
     def test_can_be_searched_and_narrowed(self, page, edited):
@@ -247,7 +249,7 @@ class TestWhatAClientSends:
         expect(found.get_by_role("heading", name=HOSTILE)).to_be_in_viewport()
         for text in (f"(loss - 1) / {HOSTILE} above 2", "not token_similarity at most 0.5 in any layer", "{loss_now}"):
             expect(found).to_contain_text(text)
-        expect(found).to_contain_text("at the start of an attempt, for 100 steps")
+        expect(found).to_contain_text("in the first 100 steps of an attempt")
         expect(page.get_by_role("link", name=HOSTILE + str(width))).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert page.locator("main img, main script").count() == 0

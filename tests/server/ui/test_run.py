@@ -97,6 +97,18 @@ def tooltip(page):
     return page.locator(".tip:visible")
 
 
+def words_of(page):
+    """What is written beside or in the bars of alerts."""
+    return charts(page).evaluate(
+        """async (element) => {
+            const echarts = await import("/ui/vendor/echarts-6.1.0.esm.min.mjs");
+            const shown = echarts.getInstanceByDom(element).getZr().storage.getDisplayList(true);
+            const words = shown.filter((one) => one.type === "tspan" && one.style.font.startsWith("600 "));
+            return words.map((one) => one.style.text);
+        }"""
+    )
+
+
 def card_of(page, rule):
     return page.get_by_role("article", name=rule)
 
@@ -782,6 +794,40 @@ class TestAnAlert:
         open_run(page, failing)
         expect(page.get_by_text("No alerts.")).to_be_visible()
         expect(page.get_by_text("fired to the end")).to_be_hidden()
+
+    def test_has_its_name_at_its_bar_also_in_a_narrow_window(self, page, service, name):
+        rules = {
+            "ends-early-on": (0, 3),
+            "is-later-than-that": (25, 33),
+            "to-the-end": (50, 99),
+        }
+        for rule, (first, last) in rules.items():
+            line = f'scalar("place") >= {first} and scalar("place") <= {last} for 1 samples'
+            service.request("PUT", f"/api/v1/rules/{rule}", json={"name": rule, "when": line}).raise_for_status()
+        run_id = service.register(name)
+        for place in range(60):
+            service.send_steps(run_id, [place], place=float(place))
+        open_run(page, run_id)
+        assert sorted(words_of(page)) == sorted(rules), "there is room"
+        page.set_viewport_size({"width": 390, "height": 1500})
+        wait_for_charts(page)
+        assert sorted(words_of(page)) == sorted(rules), "each in a row of its own"
+        for rule in rules:
+            service.request("DELETE", f"/api/v1/rules/{rule}").raise_for_status()
+
+    def test_has_a_name_that_ends_in_an_ellipsis_where_it_is_cut(self, page, service, name):
+        rule = "a-name-that-is-too-long-for-any-place-at-its-bar-in-a-narrow-window"
+        line = 'scalar("at") >= 25 and scalar("at") <= 29 for 1 samples'
+        service.request("PUT", f"/api/v1/rules/{rule}", json={"name": rule, "when": line}).raise_for_status()
+        run_id = service.register(name)
+        for place in range(60):
+            service.send_steps(run_id, [place], at=float(place))
+        page.set_viewport_size({"width": 390, "height": 1500})
+        open_run(page, run_id)
+        (word,) = words_of(page)
+        assert word.endswith("…")
+        assert rule.startswith(word[:-1])
+        service.request("DELETE", f"/api/v1/rules/{rule}").raise_for_status()
 
     @pytest.mark.parametrize(("severity", "ink"), [("warning", (163, 92, 0)), ("critical", (198, 40, 40))])
     def test_has_a_bar_in_the_colour_of_its_severity(self, page, service, name, severity, ink):

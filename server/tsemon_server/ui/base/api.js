@@ -82,8 +82,15 @@ export const tryRule = (rule, runId, points, signal) =>
   ask("api/v1/rules/test", signal, { method: "POST", body: JSON.stringify({ run_id: runId, rules: asFile(rule), points }), timeoutMs: TRIAL_MS });
 
 /** Put a rule in force, in a project or, with null, on the server: its versions, the newest first. */
-export const putRule = (rule, project) =>
-  ask(`api/v1/rules/${encodeURIComponent(rule.name)}${project === null ? "" : `?${new URLSearchParams({ project })}`}`, undefined, { method: "PUT", body: asFile(rule) });
+export const putRule = (rule, project) => ask(rulePath(rule.name, project), undefined, { method: "PUT", body: asFile(rule) });
+
+/** Let a rule look at no run any more. */
+export const disableRule = (name, project) => ask(rulePath(name, project), undefined, { method: "DELETE" });
+
+/** Let a built-in rule count as it came; in a project, the server's rule. */
+export const restoreRule = (name, project) => ask(rulePath(name, project, "/restore"), undefined, { method: "POST" });
+
+const rulePath = (name, project, path = "") => `api/v1/rules/${encodeURIComponent(name)}${path}${project === null ? "" : `?${new URLSearchParams({ project })}`}`;
 
 const asFile = (rule) => JSON.stringify({ rules: [rule] });
 

@@ -24,6 +24,8 @@ const LONGEST_TIP = 180;
 const LANE = 17;
 const LEAST_BAR = 3;
 const LEAST_TEXT = 30;
+/** In less, names of rules have no room beside each other. */
+const LEAST_SHARED = 560;
 
 export class Timeline extends ZoomChart {
   #panels = [];
@@ -31,6 +33,7 @@ export class Timeline extends ZoomChart {
   #spans = new Map(); // by alert: both ends of its bar with its name, in pixels
   #hides = null;
   #left = LEFT;
+  #wasNarrow = false;
 
   /**
    * `tools` are elements for the heads of panels, by the panel's key. `onPick({step, layer})` is told what is clicked, with the
@@ -67,6 +70,7 @@ export class Timeline extends ZoomChart {
   show(model) {
     this.#hides = model.map && hiddenIn(model.map, model.scale);
     this.model = model;
+    this.#wasNarrow = this.#isNarrow;
     this.#edges = model.map ? edgesOf(model.map.step) : [];
     this.#panels = this.#laidOut(model);
     this.#left = leftOf(model);
@@ -83,6 +87,16 @@ export class Timeline extends ZoomChart {
     }
     // All refer to each other by id: with panels that come and go, indices would not stay those of this list.
     this.chart.setOption(this.#option(model), { replaceMerge: ["grid", "xAxis", "yAxis", "series"] });
+  }
+
+  /** A window that becomes narrow shows alerts in other rows. */
+  resized() {
+    super.resized();
+    if (this.model && this.#wasNarrow !== this.#isNarrow) this.redraw();
+  }
+
+  get #isNarrow() {
+    return this.element.clientWidth < LEAST_SHARED;
   }
 
   /** Look closer at a step, so that what its column stands for falls apart into finer ones; by `factor` where that is given. */
@@ -108,7 +122,7 @@ export class Timeline extends ZoomChart {
 
   #laidOut(model) {
     const layers = model.map?.layers ?? 0;
-    const lanes = lanesOf(model.alerts);
+    const lanes = lanesOf(model.alerts, this.#isNarrow);
     const named = { alerts: [["alerts"]], loss: [["loss"]], curves: model.curves.map(({ name, key }, i) => [key ?? name, COLOURS[i]]), history: [[model.history?.title ?? ""]] };
     const panels = [
       lanes.length > 0 && { key: "alerts", lanes, height: lanes.length * LANE },
@@ -240,10 +254,10 @@ export class Timeline extends ZoomChart {
 
   /**
    * A bar for each alert, from the step at which it fired, or was first seen, to the one at which it was over, and never too
-   * short to see. The name of its rule is in the bar if it fits there, else on the side that has more room.
+   * short to see. The name of its rule is in the bar, before or behind it: where it fits, else where least of it is cut.
    */
   #laneSeries({ key, lanes }, colours, max) {
-    const bars = lanes.flatMap((alerts, lane) => alerts.map((alert, i) => ({ alert, lane, before: alerts[i - 1] })));
+    const bars = lanes.flatMap((alerts, lane) => alerts.map((alert, i) => ({ alert, lane, before: alerts[i - 1], after: alerts[i + 1] })));
     const font = `600 ${labelFont(colours)}`;
     this.#spans.clear();
     return {
@@ -255,10 +269,16 @@ export class Timeline extends ZoomChart {
       clip: true,
       data: bars.map(({ alert, lane }) => [beginOf(alert), lane]),
       renderItem: ({ dataIndex, coordSys: { x, width } }, api) => {
-        const { alert, lane, before } = bars[dataIndex];
+        const { alert, lane, before, after } = bars[dataIndex];
         const endsOf = (one) => {
           const left = api.coord([beginOf(one), lane])[0];
           return [left, Math.max(api.coord([one.resolved_step ?? max, lane])[0], left + LEAST_BAR)];
+        };
+        /** What the name of the next bar needs before it. */
+        const beforeOf = (one) => {
+          const [from, to] = endsOf(one);
+          const needed = widthOf(one.rule, font) + 10;
+          return needed <= Math.min(to, x + width) - Math.max(from, x) ? 0 : needed;
         };
         const [start, end] = endsOf(alert);
         this.#spans.delete(alert);
@@ -268,12 +288,17 @@ export class Timeline extends ZoomChart {
         const ink = inkOf(alert, colours);
         const isOpen = alert.firing_step !== null;
         const bar = { type: "rect", shape: { x: left, y: y + 1, width: right - left, height: LANE - 3, r: 2 }, style: isOpen ? { fill: ink } : { fill: "none", stroke: ink, lineDash: [4, 3] } };
-        const [inside, outside] = [right - left - 10, left - 6 - Math.max(x, before ? endsOf(before)[1] : x)];
-        const wide = Math.min(outside, widthOf(alert.rule, font));
-        const isInside = inside >= wide;
-        const place = isInside ? { x: left + 6, width: inside, fill: isOpen ? colours.card : ink } : { x: left - 4, width: outside, align: "right", fill: ink };
-        const text = { type: "text", style: { ...place, y: y + LANE / 2, text: alert.rule, font, verticalAlign: "middle", overflow: "truncate", ellipsis: "" } };
-        this.#spans.set(alert, [left - (isInside ? 0 : wide) - LEAST_BAR, right]);
+        const wide = widthOf(alert.rule, font);
+        const room = (after ? Math.min(endsOf(after)[0], x + width) - beforeOf(after) : x + width) - right - 6;
+        const places = [
+          { x: left + 6, width: right - left - 10, fill: isOpen ? colours.card : ink, beside: [0, 0] },
+          { x: left - 4, width: left - 6 - Math.max(x, before ? endsOf(before)[1] : x), align: "right", fill: ink, beside: [-1, 0] },
+          { x: right + 4, width: room, fill: ink, beside: [0, 1] },
+        ];
+        const { beside, ...place } = places.find((one) => one.width >= wide) ?? places.reduce((a, b) => (b.width > a.width ? b : a));
+        const text = { type: "text", style: { ...place, y: y + LANE / 2, text: alert.rule, font, verticalAlign: "middle", overflow: "truncate", ellipsis: "…" } };
+        const reach = Math.min(wide, place.width);
+        this.#spans.set(alert, [left + beside[0] * reach - LEAST_BAR, right + beside[1] * reach]);
         return { type: "group", children: place.width > LEAST_TEXT ? [bar, text] : [bar] };
       },
     };
@@ -466,11 +491,11 @@ function keyOf(text, colour = null, kind = "given") {
   return h("span", { class: "key" }, swatch, h("span", { class: "given" }, text));
 }
 
-/** Alerts in rows without overlap. There are never more rows than rules, because a rule has at most one open alert. */
-function lanesOf(alerts) {
+/** Alerts in rows without overlap, `byRule` if rules share no row. There are about as many rows as rules at most, because a rule has one open alert per attempt. */
+function lanesOf(alerts, byRule) {
   const lanes = [];
   for (const alert of [...alerts].sort((a, b) => beginOf(a) - beginOf(b))) {
-    const free = lanes.find((lane) => beginOf(lane.at(-1)) < beginOf(alert) && (lane.at(-1).resolved_step ?? Infinity) <= beginOf(alert));
+    const free = lanes.find((lane) => (!byRule || lane.at(-1).rule === alert.rule) && beginOf(lane.at(-1)) < beginOf(alert) && (lane.at(-1).resolved_step ?? Infinity) <= beginOf(alert));
     if (free) free.push(alert);
     else lanes.push([alert]);
   }

@@ -4,6 +4,7 @@ import { Chart, axis, base, nearestIndex, stepLabels, theme, tooltipOver, valueA
 import { h } from "../base/dom.js";
 import { count, number, worded } from "../base/format.js";
 
+/** The least of it: a head is as high as its words in the window need. */
 const HEAD = 30;
 const PLOT = 104;
 const GAP = 10;
@@ -25,12 +26,13 @@ export class TrialChart extends Chart {
     this.model = model;
     const colours = theme();
     const { panels } = model;
-    this.setHeight(panels.length * (HEAD + PLOT + GAP) + FOOT);
     this.heads.replaceChildren(...panels.map(headOf));
+    const tops = this.#layOut();
+    this.setHeight(tops.at(-1) + PLOT + GAP + FOOT);
     const [min, max] = [model.first_step, Math.max(model.last_step, model.first_step + 1)];
     const option = {
       ...base(colours),
-      grid: panels.map((_, i) => ({ id: `${i}`, outerBoundsMode: "none", left: LEFT, right: RIGHT, top: topOf(i), height: PLOT })),
+      grid: panels.map((_, i) => ({ id: `${i}`, outerBoundsMode: "none", left: LEFT, right: RIGHT, top: tops[i], height: PLOT })),
       xAxis: panels.map((_, i) =>
         axis(colours, { id: `${i}`, gridIndex: i, min, max, minInterval: 1, axisLabel: { ...stepLabels(colours), show: i === panels.length - 1, showMinLabel: true, showMaxLabel: true } }),
       ),
@@ -39,6 +41,24 @@ export class TrialChart extends Chart {
     };
     // An axis that turns from linear to logarithmic is another axis, which a merge would not make.
     this.chart.setOption(option, { replaceMerge: ["grid", "xAxis", "yAxis", "series"] });
+  }
+
+  /** A window of another width needs heads of another height. */
+  resized() {
+    const isWider = this.element.clientWidth !== this.chart.getWidth();
+    super.resized();
+    if (isWider) this.redraw();
+  }
+
+  /** Let each head stand above its plot: the tops of the plots. */
+  #layOut() {
+    let bottom = 0;
+    return [...this.heads.children].map((head) => {
+      head.style.top = `${bottom + 4}px`;
+      const top = bottom + Math.max(HEAD, head.offsetHeight + 12);
+      bottom = top + PLOT + GAP;
+      return top;
+    });
   }
 
   #seriesOf({ comparisons }, i, colours, last) {
@@ -75,24 +95,24 @@ export class TrialChart extends Chart {
   }
 }
 
-/** Comparisons that are drawn together: those of one number that is held against several bounds. */
+/** Comparisons that are drawn together: those of one curve that is held against several bounds, each once. */
 export function panelsOf(comparisons) {
-  const known = comparisons.filter(({ points }) => points.some(({ seen }) => seen !== null));
-  const groups = Object.groupBy(known, ({ value, points }, i) => (points.every(({ layer }) => layer === null) ? value : i));
+  const distinct = Object.values(Object.groupBy(comparisons, (one) => `${one.text} ${curveOf(one)}`)).map(([first]) => first);
+  const known = distinct.filter(({ points }) => points.some(({ seen }) => seen !== null));
+  const groups = Object.groupBy(known, curveOf);
   return Object.values(groups)
     .map((group) => ({ comparisons: group, at: known.indexOf(group[0]) }))
     .sort((a, b) => a.at - b.at);
 }
 
-function headOf({ comparisons }, i) {
+/** What tells curves apart: of values with layers the bound may choose another layer, and so another curve. */
+const curveOf = ({ value, points }) => (points.every(({ layer }) => layer === null) ? value : JSON.stringify([value, points.map(({ seen, layer }) => [seen, layer])]));
+
+function headOf({ comparisons }) {
   const text = comparisons.map((one, k) => worded(k ? one.text.replace(one.value, "").trim() : one.text)).join(", ");
   const held = comparisons.map(({ num_held }) => count(num_held)).join(" and ");
-  const head = h("h4", { title: text }, h("span", { class: "given" }, text), h("span", { class: "quiet" }, `held in ${held} of ${count(comparisons[0].num_known)} samples`));
-  head.style.top = `${topOf(i) - HEAD + 4}px`;
-  return head;
+  return h("h4", { title: text }, h("span", { class: "given" }, text), h("span", { class: "quiet" }, `held in ${held} of ${count(comparisons[0].num_known)} samples`));
 }
-
-const topOf = (i) => i * (HEAD + PLOT + GAP) + HEAD;
 
 const firedAt = (spans) => spans.map((span) => span.firing_step).filter((step) => step !== null);
 

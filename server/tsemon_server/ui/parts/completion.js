@@ -1,5 +1,9 @@
 // What the line of a rule can be completed with: the names of the language, and what a run has besides.
 
+const CLAUSES = ["for", "after"];
+/** Behind `for` and `after` there are numbers with their units, and no names. */
+const AT_THE_END = "the end of the line";
+
 /**
  * All that can be completed, each {name, kind, detail, help, within, insert(rest, word)}: `insert` gives the text and where in
  * it the caret goes, `within` is the function in whose quotes the name stands. `run` is a run with its metrics, or null.
@@ -12,7 +16,8 @@ export function offersOf(language, run) {
   });
   const functions = Object.entries(language.functions).map(([name, { signature, help }]) => ({ name, kind: "function", detail: signature, help, rank: 2, insert: called(name) }));
   const words = Object.entries(language.words).map(([name, help]) => ({ name, kind: "word", detail: "", help, rank: 3, insert: plain(name) }));
-  return [...known, ...functions, ...words, ...(run === null ? [] : ownOf(language, run))];
+  const atTheEnd = words.filter(({ name }) => CLAUSES.includes(name)).map((word) => ({ ...word, within: AT_THE_END }));
+  return [...known, ...functions, ...words, ...atTheEnd, ...(run === null ? [] : ownOf(language, run))];
 }
 
 /** What only this run has, or what stands in quotes there. */
@@ -40,7 +45,7 @@ const closed = (name) => (rest, { quote }) => {
   return rest.startsWith(quote) ? [text, text.length + 1] : [`${text}${quote}`, text.length + 1];
 };
 
-/** The name that ends at the caret: {from, to, typed, within, quote}, or null in the quotes of something else and in a number. */
+/** The name that ends at the caret: {from, to, typed, within, quote}, or null where none can stand: in the quotes of something else, in a number, in its unit. */
 export function nameAt(text, caret) {
   const before = text.slice(0, caret);
   const quoted = openQuote(before);
@@ -49,9 +54,14 @@ export function nameAt(text, caret) {
     return within ? { ...quoted, to: caret, typed: before.slice(quoted.from), within } : null;
   }
   const typed = /\w*$/.exec(before)[0];
-  if (/^\d/.test(typed)) return null;
-  return { from: caret - typed.length, to: caret, typed, within: undefined, quote: null };
+  const place = caret - typed.length;
+  const isAtTheEnd = /\b(?:for|after)\s/.test(withoutQuotes(before).slice(0, place));
+  if (/^\d/.test(typed) || (isAtTheEnd && /\d\s+$/.test(before.slice(0, place)))) return null;
+  return { from: place, to: caret, typed, within: isAtTheEnd ? AT_THE_END : undefined, quote: null };
 }
+
+/** The text with blanks for what is in quotes. */
+const withoutQuotes = (text) => text.replace(/"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'/g, (quoted) => " ".repeat(quoted.length));
 
 function openQuote(text) {
   let [quote, from] = [null, 0];
@@ -74,6 +84,9 @@ export function offersFor(offers, { typed, within }) {
   };
   const found = offers.filter((offer) => offer.within === within).map((offer) => ({ ...offer, fit: fits(offer.name) })).filter(({ fit }) => fit !== null);
   const begun = found.filter(({ fit }) => fit === 0);
-  if (begun.length === 1 && begun[0].name === typed && ["metric", "word"].includes(begun[0].kind)) return []; // it is complete
-  return found.sort((a, b) => a.fit - b.fit || a.rank - b.rank || (a.name < b.name ? -1 : 1));
+  if (begun.length === 1 && isComplete(begun[0], typed)) return [];
+  return found.sort((a, b) => (b.name === typed) - (a.name === typed) || a.fit - b.fit || a.rank - b.rank || (a.name < b.name ? -1 : 1));
 }
+
+/** Whether what was typed is all of this offer, so that there is nothing left to take: a function lacks its parentheses. */
+export const isComplete = ({ name, kind }, typed) => name === typed && ["metric", "word"].includes(kind);

@@ -1,7 +1,7 @@
 // A field for a line of a rule: it grows with its text, marks what is wrong, and completes names.
 
 import { h } from "../base/dom.js";
-import { nameAt, offersFor } from "./completion.js";
+import { isComplete, nameAt, offersFor } from "./completion.js";
 
 const MOST = 40;
 const WIDEST = 460;
@@ -11,7 +11,7 @@ export class LineField {
   #mark = null;
   #before = "";
   #found = [];
-  #at = 0;
+  #at = null;
   #word = null;
 
   /** `offers` gives what can be completed (completion.js); `onInput()` is told of each change. */
@@ -48,7 +48,11 @@ export class LineField {
     this.#mark = movedTo(mark, checked, this.value);
     this.field.setAttribute("aria-invalid", String(mistake !== null));
     this.#show();
-    if (isSame) return;
+    if (!isSame) this.#tell(mistake);
+    if (!this.list.hidden) this.#place();
+  }
+
+  #tell(mistake) {
     if (mistake === null) return this.note.replaceChildren();
     const { column, text, nearest, example } = mistake;
     const said = column === null || nearest === null ? text : text.replace(/; did you mean .*?\?/, ".");
@@ -65,6 +69,7 @@ export class LineField {
     this.list.replaceChildren();
     this.field.setAttribute("aria-expanded", "false");
     this.field.removeAttribute("aria-activedescendant");
+    this.element.classList.remove("completing");
   }
 
   #typed() {
@@ -100,8 +105,10 @@ export class LineField {
     this.list.replaceChildren(...this.#found.map((offer, i) => this.#option(offer, i)));
     this.list.hidden = false;
     this.field.setAttribute("aria-expanded", "true");
-    this.#place(word.from);
-    this.#select(0);
+    this.#place();
+    this.#at = null;
+    this.field.removeAttribute("aria-activedescendant");
+    if (!isComplete(this.#found[0], word.typed)) this.#select(0);
   }
 
   #option({ name, kind, detail, help }, i) {
@@ -122,8 +129,11 @@ export class LineField {
     option.scrollIntoView({ block: "nearest" });
   }
 
-  /** Let the list begin below the word. */
-  #place(from) {
+  /** Let the list begin below the word, the line, and what is said to be wrong in it; but a word that is being typed is not wrong yet. */
+  #place() {
+    const { from, to } = this.#word;
+    const isOfWord = this.#mark === null ? this.#mistake !== null : this.#mark[0] <= to && this.#mark[1] >= from; // without a mark it was just edited
+    this.element.classList.toggle("completing", isOfWord);
     const [node, offset] = this.#nodeAt(from);
     const range = document.createRange();
     range.setStart(node, offset);
@@ -132,7 +142,8 @@ export class LineField {
     const width = Math.min(WIDEST, box.width);
     this.list.style.width = `${width}px`;
     this.list.style.left = `${Math.max(0, Math.min(word.left - box.left - 10, box.width - width - 2))}px`;
-    this.list.style.top = `${word.bottom - box.top + 4}px`;
+    const bottom = Math.max(box.bottom, this.note.getBoundingClientRect().bottom); // 0 while the note is empty or hidden
+    this.list.style.top = `${bottom - box.top + 3}px`;
   }
 
   #nodeAt(place) {
@@ -176,9 +187,10 @@ export class LineField {
     if (key === "Enter" && !isOpen) return event.preventDefault(); // a line is one line
     if (!isOpen) return;
     if (["ArrowLeft", "ArrowRight", "Home", "End"].includes(key)) return this.close();
-    const move = { ArrowDown: 1, ArrowUp: -1 }[key];
-    if (move) this.#select((this.#at + move + this.#found.length) % this.#found.length);
-    else if (key === "Enter" || (key === "Tab" && !event.shiftKey)) this.#take(this.#at);
+    if (key === "ArrowDown") this.#select(((this.#at ?? -1) + 1) % this.#found.length);
+    else if (key === "ArrowUp") this.#select(((this.#at ?? 0) || this.#found.length) - 1);
+    else if (key === "Tab" && (event.shiftKey || this.#at === null)) return this.close();
+    else if (key === "Enter" || key === "Tab") this.#at === null ? this.close() : this.#take(this.#at);
     else if (key === "Escape") this.close();
     else return;
     event.preventDefault();

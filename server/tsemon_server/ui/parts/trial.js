@@ -1,10 +1,11 @@
 // A rule on a past run: where it would have fired, in a sentence and as a chart.
 
-import { Refused, get, runPath, tryRule } from "../base/api.js";
+import { Refused, get, own, runPath, tryRule } from "../base/api.js";
 import { h, put } from "../base/dom.js";
 import { count, number } from "../base/format.js";
 import { TrialChart, panelsOf } from "../charts/trial.js";
 import { loadCharts } from "../charts/chart.js";
+import { nearestName } from "./nearest.js";
 import { fill } from "./pickers.js";
 import { RunSearch } from "./run_search.js";
 
@@ -19,6 +20,7 @@ export class Trial {
   #chart = null;
   #controller = new AbortController();
   #wanted = null;
+  #watches = [];
   #shownKey = null;
   #isBusy = false;
   #tried = null;
@@ -26,8 +28,9 @@ export class Trial {
   #timer = null;
   run = null;
 
-  /** `onRun(run)` is told which run is chosen: with all its metrics. */
-  constructor(onRun) {
+  /** Without a choice it is a run of `project`, or of any if that is null. `onRun(run)` is told which run is chosen: with all its metrics. */
+  constructor({ project, onRun }) {
+    this.ofProject = project;
     this.onRun = onRun;
     this.search = new RunSearch({ label: "Find a run", onPick: (run) => this.choose(run.run_id) });
     this.search.element.hidden = true;
@@ -52,8 +55,8 @@ export class Trial {
   /** The run of this id; without one, the run that was last written to. */
   async choose(runId) {
     try {
-      const id = runId ?? (await newestRun(this.#controller.signal));
-      if (id === null) return put(this.said, "There is no run with frames yet. Train one, and see here where the rule would have fired.");
+      const id = runId ?? (await newestRun(this.ofProject, this.#controller.signal));
+      if (id === null) return put(this.said, ...this.#noRun());
       this.run = await get(runPath(id), {}, this.#controller.signal);
     } catch (error) {
       if (!this.#controller.signal.aborted) this.#fail(error);
@@ -66,12 +69,18 @@ export class Trial {
     this.#attempt = null;
     this.onRun(this.run);
     if (this.#wanted === null) put(this.said, "Write a condition to see where it would have fired.");
-    else this.want(this.#wanted);
+    else this.want(this.#wanted, this.#watches);
   }
 
-  /** Try this rule. One is tried at a time: of those that come meanwhile only the last. */
-  want(rule) {
+  #noRun() {
+    if (this.ofProject === null) return ["There is no run with frames yet. Train one, and see here where the rule would have fired."];
+    return ["Project ", h("span", { class: "given" }, this.ofProject), " has no run with frames yet. Choose a run of another project to see where the rule would have fired."];
+  }
+
+  /** Try this rule, which reads the metrics `watches`. One is tried at a time: of those that come meanwhile only the last. */
+  want(rule, watches) {
     clearTimeout(this.#timer);
+    this.#watches = watches;
     this.#wanted = rule;
     if (!this.#isBusy) this.#next();
   }
@@ -114,7 +123,7 @@ export class Trial {
       if (this.#controller.signal.aborted) return;
       this.#shownKey = null;
       this.#fail(error);
-      if (BUSY.includes(error.status)) this.#timer = setTimeout(() => this.want(this.#wanted), RETRY_MS);
+      if (BUSY.includes(error.status)) this.#timer = setTimeout(() => this.want(this.#wanted, this.#watches), RETRY_MS);
     } finally {
       this.#isBusy = false;
       this.element.removeAttribute("aria-busy");
@@ -144,17 +153,18 @@ export class Trial {
     }
     fill(this.attempts, String(trace.attempt), traces.map(({ attempt }) => [String(attempt), `attempt ${attempt}`]));
     put(this.said, sentenceOf(trace));
-    this.details.replaceChildren(...detailsOf(trace, this.#tried.problems).map((text) => h("li", { class: "given" }, text)));
+    this.details.replaceChildren(...[...(this.#watches.length === 0 ? ["The rule reads no metric, so its condition is the same at every step."] : []), ...detailsOf(trace, this.run, this.#tried.problems)].map((text) => h("li", { class: "given" }, text)));
     const panels = panelsOf(trace.comparisons);
     const drawn = panels.slice(0, MOST_PANELS);
+    const hidden = panels.length - drawn.length;
     this.drawing.hidden = this.legend.hidden = drawn.length === 0;
-    this.drawing.setAttribute("aria-label", `${trace.comparisons.map(({ text }) => text).join("; ")} over steps ${trace.first_step} to ${trace.last_step}`);
+    this.drawing.setAttribute("aria-label", `${[...new Set(trace.comparisons.map(({ text }) => text))].join("; ")} over steps ${trace.first_step} to ${trace.last_step}`);
     if (drawn.length) {
       this.#chart ??= new TrialChart(this.drawing);
       this.#chart.show({ ...trace, panels: drawn });
     }
     const notes = [
-      panels.length > drawn.length && `${count(panels.length - drawn.length)} more values are not drawn.`,
+      hidden > 0 && (hidden === 1 ? "One more value is not drawn." : `${count(hidden)} more values are not drawn.`),
       trace.samples_per_point > 1 && `Each point is the one of ${count(trace.samples_per_point)} samples that comes closest to its bound.`,
     ].filter(Boolean);
     put(this.more, notes.join(" "));
@@ -165,13 +175,13 @@ export class Trial {
 /** What of a rule a trial depends on. */
 const seenBy = ({ when, clear, only_while, for: hold, clear_for, after, on }) => [when, clear, only_while, hold, clear_for, after, on];
 
-async function newestRun(signal) {
-  const { runs } = await get("runs", { limit: 20, order: "-updated" }, signal);
+async function newestRun(project, signal) {
+  const { runs } = await get("runs", { limit: 20, order: "-updated", project }, signal);
   return runs.find((run) => run.last_step !== null)?.run_id ?? null;
 }
 
 /** Whether it would have fired, and when. */
-function sentenceOf({ spans, num_spans, comparisons, num_samples }) {
+function sentenceOf({ spans, num_spans, comparisons, num_samples, not_measured }) {
   if (num_samples === 0) return "This attempt has no frames.";
   const fired = spans.filter(({ firing_step }) => firing_step !== null);
   if (fired.length === 1) {
@@ -185,7 +195,9 @@ function sentenceOf({ spans, num_spans, comparisons, num_samples }) {
     const steps = isMore ? `${at.join(", ")}, …` : `${at.slice(0, -1).join(", ")} and ${at.at(-1)}.`;
     return `Would have fired ${num_spans > spans.length ? "at least " : ""}${count(fired.length)} times, at steps ${steps}${last}`;
   }
-  if (comparisons.length && comparisons.every(({ num_known }) => num_known === 0)) return "Would never have fired: the run has nothing that the rule reads.";
+  if (comparisons.length && comparisons.every(({ num_known }) => num_known === 0)) {
+    return `Would never have fired: ${not_measured.length ? "the run has nothing that the rule reads" : "its condition was never known"}.`;
+  }
   if (num_spans > 0) return `Would never have fired: the condition was met ${num_spans === 1 ? "once" : `${count(num_spans)} times`}, but not for long enough.`;
   return `Would never have fired.${comparisons.length === 1 ? nearestOf(comparisons[0]) : ""}`;
 }
@@ -198,4 +210,18 @@ function nearestOf({ nearest }) {
 }
 
 /** What the run lacks, and what of it was lost. */
-const detailsOf = ({ not_measured }, problems) => [...(not_measured.length ? [`The run has no ${not_measured.join(", ")}.`] : []), ...problems];
+function detailsOf({ not_measured, comparisons }, { metrics }, problems) {
+  const has = [...metrics.scalars, ...Object.keys(metrics.layers), ...Object.keys(metrics.heads)];
+  const meant = new Set(not_measured.map((name) => nearestName(name, has)).filter((name) => name !== null));
+  const lacks = not_measured.length ? [`The run has no ${not_measured.join(", ")}${meant.size ? `; did you mean ${[...meant].join(", ")}?` : "."}`] : [];
+  return [...lacks, ...new Set(comparisons.flatMap(({ text }) => outsideOf(text, metrics.layers))), ...problems];
+}
+
+/** The layers that a condition names and the run does not have. */
+function outsideOf(text, layers) {
+  return [...text.matchAll(/([\w/.-]+) \(index (-?\d+) of layers\)/g)].flatMap(([, name, place]) => {
+    const num = own(layers, name);
+    const isThere = num === undefined || (Number(place) < num && Number(place) >= -num);
+    return isThere ? [] : [`In this run ${name} has the layers 0 to ${num - 1}, and none is ${place}.`];
+  });
+}

@@ -1,12 +1,13 @@
 // One rule in an editor: the server checks each change, says the rule in words, and shows where it would have fired on a past run.
 
-import { Refused, checkRule, get, getLanguage, getSession, putRule } from "../base/api.js";
+import { Refused, checkRule, disableRule, get, getLanguage, getSession, putRule, restoreRule } from "../base/api.js";
 import { h, put } from "../base/dom.js";
-import { count } from "../base/format.js";
+import { count, time } from "../base/format.js";
+import { ask } from "../parts/asking.js";
 import { offersOf } from "../parts/completion.js";
 import { LineField } from "../parts/line_field.js";
 import { fill } from "../parts/pickers.js";
-import { holdOf, termsOf } from "../parts/rule_words.js";
+import { holdOf, isNone, originOf, startOf, termsOf } from "../parts/rule_words.js";
 import { Trial } from "../parts/trial.js";
 
 const SETTLES_MS = 200;
@@ -20,6 +21,9 @@ const TEXTS = ["title", "advice", "source", "origin"];
 export class RuleView {
   #rules = null;
   #rule = null;
+  #versions = [];
+  #other = null;
+  #titleOfFields = MINE;
   #language = null;
   #session = null;
   #baseline = "";
@@ -30,12 +34,13 @@ export class RuleView {
   #offers = [];
   #touched = new Set();
   #isSaving = false;
+  #needsName = false;
 
   constructor(main, name, query) {
     this.main = main;
     this.name = name;
     this.runId = query.get("run");
-    this.project = query.get("project");
+    this.project = query.get("project") || null;
   }
 
   /** Another run of the same rule. */
@@ -61,11 +66,13 @@ export class RuleView {
     this.#rule = this.name === "" ? null : known.rules.find(({ name }) => name === this.name) ?? null;
     if (this.name !== "" && this.#rule === null) throw new Refused(404, `no rule is named '${this.name}'; the list of rules has those there are`);
     const definition = this.#rule?.definition ?? { name: "", when: "" };
-    const lines = LINES.some((key) => typeof definition[key] === "object") ? (await checkRule(definition, signal)).lines : {};
+    const lines = await linesOf(definition, signal);
+    this.#versions = this.#rule === null ? [] : (await get(`rules/${encodeURIComponent(this.name)}`, { project: this.project }, signal)).versions;
     this.#offers = offersOf(language, null);
     this.#build();
     this.#fill(definition, lines);
     document.title = `${this.name || "New rule"} · tsemon`;
+    this.#keepAddress();
     this.trial.choose(this.runId);
     this.#check();
     return REST_MS;
@@ -111,20 +118,25 @@ export class RuleView {
     );
     this.save = h("button", { type: "button", class: "chief", onclick: () => this.#save() }, "Save");
     this.undo = h("button", { type: "button", onclick: () => this.#discard() }, "Discard changes");
-    this.outcome = h("p", { role: "status" });
+    this.disable = h("button", { type: "button", onclick: () => this.#askToDisable() }, "Disable");
+    this.enable = h("button", { type: "button", onclick: () => this.#enable() }, "Enable");
+    this.restore = h("button", { type: "button", onclick: () => this.#askToRestore() }, "Restore");
+    this.newer = h("section", { class: "newer", role: "alert", hidden: true });
+    this.outcome = h("p", { class: "outcome", role: "status" });
     this.general = h("p", { class: "mistake", role: "status" });
     this.#shows[""] = (mistake) => put(this.general, mistake === null ? "" : mistake.text);
     for (const key of LINES) this.#shows[key] = (mistake, checked) => this.lines[key].show(mistake, checked[key] ?? "");
     const mayChange = !this.#session.needs_token || (this.#session.scopes.includes("admin") && [null, this.project].includes(this.#session.project));
     const footer = mayChange
-      ? h("div", { class: "buttons" }, this.save, this.undo, this.outcome)
+      ? h("div", { class: "stack tight" }, this.newer, this.#whom(), h("div", { class: "buttons" }, this.save, this.undo, this.disable, this.enable, this.restore), this.outcome)
       : h("p", { class: "quiet read-only" }, "Your token may not change rules: that needs the scope admin. You can still write and try here.");
     this.heading = h("h1");
     this.about = h("p", { class: "quiet" });
     const ofProject = this.project === null ? null : h("p", {}, "In project ", h("span", { class: "given" }, this.project));
+    const rules = this.project === null ? "#/rules" : `#/rules?${new URLSearchParams({ project: this.project })}`;
     this.words = h("div", { class: "words" });
     this.notes = h("ul", { class: "quiet details" });
-    this.trial = new Trial((run) => this.#withRun(run));
+    this.trial = new Trial({ project: this.project, onRun: (run) => this.#withRun(run) });
     const form = h(
       "form",
       { class: "card stack", "aria-label": "Rule", onsubmit: (event) => event.preventDefault() },
@@ -134,8 +146,14 @@ export class RuleView {
       h("div", { class: "said-in-words" }, this.words, this.notes),
       this.fold, this.general, footer,
     );
-    this.root = h("div", { class: "stack rule-view" }, h("div", {}, h("a", { class: "back", href: "#/rules" }, "All rules"), this.heading, this.about, ofProject), h("div", { class: "sides" }, form, this.trial.element));
+    this.root = h("div", { class: "stack rule-view" }, h("div", {}, h("a", { class: "back", href: rules }, "All rules"), this.heading, this.about, ofProject), h("div", { class: "sides" }, form, this.trial.element));
     this.main.replaceChildren(this.root);
+  }
+
+  /** For whom the rule is saved, where it is saved. */
+  #whom() {
+    const whom = this.project === null ? [h("b", {}, "all projects"), " without a version of their own"] : ["project ", h("b", { class: "given" }, this.project), " only"];
+    return h("p", { class: "saves-for" }, "Saves for: ", whom);
   }
 
   #text(key) {
@@ -165,6 +183,15 @@ export class RuleView {
   /** Let the fields show a definition; `lines` are those of conditions that are trees. */
   #fill(definition, lines) {
     this.#hadLines = { ...lines };
+    this.#write(definition, lines);
+    const { default_hold: hold } = this.#language;
+    this.#showHolds({ for: hold, clear_for: hold, after: { samples: 0, steps: 0 } });
+    this.#touched = new Set(this.#rule === null ? [] : Object.keys(this.#shows));
+    this.forget();
+    this.#showState();
+  }
+
+  #write(definition, lines) {
     for (const key of LINES) this.lines[key].value = typeof definition[key] === "string" ? definition[key] : lines[key] ?? "";
     for (const key of HOLDS) for (const unit of ["samples", "steps"]) this.holds[key][unit].value = definition[key]?.[unit] ?? "";
     for (const key of TEXTS) this.texts[key].value = definition[key] ?? "";
@@ -174,11 +201,6 @@ export class RuleView {
     this.severity.value = definition.severity ?? "warning";
     this.family.value = definition.family ?? "custom";
     this.evidence.value = Object.entries(definition.evidence ?? {}).filter(([, value]) => typeof value !== "object").map(([name, value]) => `${name}: ${value}`).join("\n");
-    const { default_hold: hold } = this.#language;
-    this.#showHolds({ for: hold, clear_for: hold, after: { samples: 0, steps: 0 } });
-    this.#touched = new Set(this.#rule === null ? [] : Object.keys(this.#shows));
-    this.forget();
-    this.#showState();
   }
 
   /** What the fields say; what they do not show stays as it was. */
@@ -208,16 +230,23 @@ export class RuleView {
 
   #withRun(run) {
     this.#offers = offersOf(this.#language, run);
-    const query = `?${new URLSearchParams({ run: run.run_id })}`;
-    history.replaceState(null, "", `#/rule${this.name && `/${encodeURIComponent(this.name)}`}${query}`);
+    this.runId = run.run_id;
+    this.#keepAddress();
+  }
+
+  /** Let the address say all that is chosen: whose rule it is, above all, or a reload would edit another one. */
+  #keepAddress() {
+    if (!this.root.isConnected) return; // it was left while the service answered
+    const asked = Object.entries({ run: this.runId, project: this.project }).filter(([, value]) => value !== null);
+    history.replaceState(null, "", `#/rule${this.name && `/${encodeURIComponent(this.name)}`}${asked.length ? `?${new URLSearchParams(asked)}` : ""}`);
+    this.key = `rule/${encodeURIComponent(this.name)}?project=${this.project ?? ""}`; // as app.js has it
   }
 
   // Checking
 
   #changed(key) {
     this.#touched.add(key);
-    put(this.outcome, "");
-    this.outcome.className = "quiet";
+    this.#say("quiet", "");
     this.#showState();
     this.trial.isStale = true;
     clearTimeout(this.#timer);
@@ -242,19 +271,22 @@ export class RuleView {
     const byField = new Map(checked.mistakes.map((mistake) => [fieldOf(mistake, this.#shows), mistake]));
     for (const [key, show] of Object.entries(this.#shows)) {
       const mistake = byField.get(key) ?? null;
-      show(mistake !== null && (this.#touched.has(key) || key === "") ? named(mistake, key) : null, texts);
+      const shown = mistake !== null && (this.#touched.has(key) || key === "") ? named(mistake, key) : null;
+      if (key === "name") this.#showNameMistake(shown);
+      else show(shown, texts);
     }
     if ([...byField.keys()].some((key) => IN_FOLD.has(key))) this.fold.open = true;
     this.words.classList.toggle("stale", checked.explained === null);
     if (checked.explained === null) return void (this.trial.isStale = true);
     this.#showWords(checked, rule.on === "clock");
-    this.trial.want(rule);
+    this.trial.want(rule, checked.explained.watches);
   }
 
   #showWords({ explained, notes }, isClock) {
     this.#showHolds({ for: explained.hold, clear_for: explained.clear_hold, after: explained.after });
     const hold = holdOf(explained.hold, isClock);
-    put(this.words, h("span", { class: "label" }, "In words"), termsOf(explained.when, hold));
+    const start = isNone(explained.after) ? null : h("p", { class: "quiet" }, `not ${startOf(explained.after, isClock)}`);
+    put(this.words, h("span", { class: "label" }, "In words"), termsOf(explained.when, hold), ...(start ? [start] : []));
     this.notes.replaceChildren(...notes.map((note) => h("li", { class: "given" }, note)));
   }
 
@@ -267,11 +299,15 @@ export class RuleView {
     const name = this.nameField.value.trim();
     const isOther = name !== this.name && this.#rules.some((rule) => rule.name === name);
     put(this.heading, this.#rule === null ? "New rule" : h("span", { class: "given" }, this.name));
-    const was = this.#rule === null ? "" : `${this.#rule.origin !== "edited" ? "built in" : this.#rule.project === null ? "edited" : "of the project"}, version ${count(this.#rule.version)}${this.#rule.enabled ? "" : ", disabled: saving enables it"}`;
+    const was = this.#rule === null ? "" : `${this.#rule.project === null ? originOf(this.#rule) : "of the project"}, version ${count(this.#rule.version)}${this.#rule.enabled ? "" : ", disabled: saving enables it"}`;
     const becomes = isOther ? `Saving replaces the rule ${name}, which is there already.` : this.#rule !== null && name !== this.name && name ? `Saving adds the rule ${name}; ${this.name} stays as it is.` : "";
     put(this.about, [was, becomes].filter(Boolean).join(". "));
     this.save.disabled = this.#isSaving || !this.isDirty;
     this.undo.hidden = !this.isDirty;
+    this.disable.hidden = !this.#rule?.enabled;
+    this.enable.hidden = this.#rule?.enabled !== false;
+    this.restore.hidden = !this.#canRestore;
+    for (const button of [this.disable, this.enable, this.restore]) button.disabled = this.#isSaving;
   }
 
   // Saving
@@ -279,19 +315,22 @@ export class RuleView {
   async #save() {
     for (const line of Object.values(this.lines)) if (line.value !== line.value.trim()) line.value = line.value.trim();
     const rule = this.#definition();
-    if (rule.name === "") {
-      this.#shows.name({ text: "Give the rule a name, such as loss-is-high." });
-      return this.nameField.focus();
-    }
+    if (rule.name === "") return this.#askForName();
     this.#touched = new Set(Object.keys(this.#shows));
+    await this.#change("saved", async () => {
+      if (await this.#isOutdated(rule.name)) return;
+      this.#saved(rule, await putRule(rule, this.project));
+    });
+  }
+
+  /** Change what is in force; one change at a time. */
+  async #change(done, make) {
     this.#isSaving = true;
     this.#showState();
     try {
-      const { versions } = await putRule(rule, this.project);
-      this.#saved(rule, versions[0]);
+      await make();
     } catch (error) {
-      this.outcome.className = "bad";
-      put(this.outcome, error instanceof Refused ? "Not saved. " : `Not saved: ${error.message}`, ...(error instanceof Refused ? [h("span", { class: "given refusal" }, error.message)] : []));
+      this.#say("bad", error instanceof Refused ? `Not ${done}. ` : `Not ${done}: ${error.message}`, ...(error instanceof Refused ? [h("span", { class: "given refusal" }, error.message)] : []));
       this.#check();
     } finally {
       this.#isSaving = false;
@@ -299,27 +338,143 @@ export class RuleView {
     }
   }
 
-  #saved(rule, version) {
-    this.#rules = [...this.#rules.filter(({ name }) => name !== rule.name), version];
-    this.#rule = version;
-    this.name = rule.name;
+  #say(kind, ...content) {
+    this.outcome.className = `outcome ${kind}`;
+    put(this.outcome, ...content);
+  }
+
+  #askForName() {
+    this.#needsName = true;
+    this.#showNameMistake(null);
+    this.#say("bad", "Not saved: the rule has no name yet.");
+    this.nameField.focus();
+  }
+
+  /** A rule is checked also before it has a name, so a check does not take back that it needs one. */
+  #showNameMistake(mistake) {
+    const isMissing = this.#needsName && this.nameField.value.trim() === "";
+    this.#shows.name(isMissing ? { text: "Give the rule a name, such as loss-is-high: small letters, digits and hyphens." } : mistake);
+  }
+
+  #saved(rule, { versions }) {
+    const [version] = versions;
+    this.#isNow(versions);
     this.#hadLines = Object.fromEntries(LINES.filter((key) => typeof version.definition[key] === "object").map((key) => [key, this.lines[key].value.trim()]));
     this.#baseline = JSON.stringify(rule);
-    this.key = `rule/${encodeURIComponent(this.name)}`;
+    this.#showOther();
+    this.#say("good", `Saved as version ${count(version.version)}. It counts from the next frame on.`);
+  }
+
+  /** These are the versions of the rule now, of which the first is active. */
+  #isNow(versions) {
+    [this.#rule] = this.#versions = versions;
+    this.name = this.#rule.name;
+    this.#rules = [...this.#rules.filter(({ name }) => name !== this.name), this.#rule];
     document.title = `${this.name} · tsemon`;
-    const asked = Object.entries({ run: this.trial.run?.run_id ?? null, project: this.project }).filter(([, value]) => value !== null);
-    history.replaceState(null, "", `#/rule/${encodeURIComponent(this.name)}${asked.length ? `?${new URLSearchParams(asked)}` : ""}`);
-    this.outcome.className = "good";
-    put(this.outcome, `Saved as version ${count(version.version)}. It counts from the next frame on.`);
+    this.#keepAddress();
+  }
+
+  // What others saved meanwhile
+
+  /** Whether the rule of this name is not the one that was there when one began to write. Then both texts are at hand, and saving again is a decision. */
+  async #isOutdated(name) {
+    const { rules } = await get("rules", { project: this.project });
+    const [before, now] = [this.#rules, rules].map((some) => some.find((rule) => rule.name === name));
+    if (now === undefined || now.version === before?.version) return false;
+    const [lines, { versions }] = await Promise.all([linesOf(now.definition), get(`rules/${encodeURIComponent(name)}`, { project: this.project })]);
+    const mine = this.#written();
+    this.#isNow(versions);
+    this.#fill(now.definition, lines);
+    this.#other = { ...this.#written(), title: `Version ${count(now.version)}` };
+    this.#titleOfFields = MINE;
+    this.#write(mine.definition, mine.lines);
+    const since = before === undefined ? "Somebody added a rule of this name meanwhile, " : `You began with version ${count(before.version)}. Somebody saved another one meanwhile, `;
+    this.#showOther([h("b", {}, "Not saved yet. "), since, time(now.created_at), ". Save again to replace it; it stays in the history of the rule."]);
+    return true;
+  }
+
+  /** What is in the fields. */
+  #written() {
+    return { definition: this.#definition(), lines: Object.fromEntries(LINES.map((key) => [key, this.lines[key].value])) };
+  }
+
+  /** The text that is not in the fields, as far as it differs, and the way to have it there. */
+  #showOther(said = []) {
+    this.newer.hidden = this.#other === null;
+    if (this.#other === null) return;
+    const { title, definition } = this.#other;
+    const mine = this.#definition();
+    const keys = [...new Set([...Object.keys(definition), ...Object.keys(mine)])].filter((key) => JSON.stringify(definition[key]) !== JSON.stringify(mine[key]));
+    const entries = keys.map((key) => [h("dt", {}, key), h("dd", {}, h("code", { class: "given" }, shownOf(definition[key])))]);
+    const button = h("button", { type: "button", onclick: () => this.#exchange() }, `Put ${title === MINE ? "my text" : title.toLowerCase()} into the fields`);
+    put(this.newer, h("p", {}, said), h("p", {}, keys.length ? `${title} says:` : `${title} says the same.`), h("dl", {}, entries), h("div", { class: "buttons" }, button));
+  }
+
+  #exchange() {
+    const [mine, { title, definition, lines }] = [this.#written(), this.#other];
+    this.#write(definition, lines);
+    this.#other = { ...mine, title: this.#titleOfFields };
+    this.#titleOfFields = title;
+    this.#showOther();
+    this.#changed("when");
+  }
+
+  // In force or not
+
+  get #canRestore() {
+    if (this.#rule === null) return false;
+    const known = this.#versions.some(({ origin, project }) => (this.project === null ? origin === "built-in" : project === null));
+    return known && (this.project === null ? this.#rule.origin !== "built-in" : this.#rule.project !== null);
+  }
+
+  #askToDisable() {
+    const where = this.project === null ? "in all projects without a version of their own" : `in project ${this.project}`;
+    const text = [`It is not evaluated any more ${where}. Its firing alerts there are resolved with “rule disabled”, and what is pending is withdrawn.`, "Its versions stay, and Enable puts it in force again.", this.isDirty && "What you have not saved stays in the fields."];
+    const disable = async () => {
+      this.#isNow((await disableRule(this.name, this.project)).versions);
+      this.#say("good", "Disabled. Its alerts are resolved.");
+    };
+    ask({ title: `Disable ${this.name}?`, text, yes: "Disable", no: "Cancel", onYes: () => this.#change("disabled", disable) });
+  }
+
+  /** Put the version that is disabled in force, and not what the fields say. */
+  #enable() {
+    this.#change("enabled", async () => {
+      this.#isNow((await putRule(this.#rule.definition, this.project)).versions);
+      this.#say("good", "Enabled. It counts from the next frame on.");
+    });
+  }
+
+  #askToRestore() {
+    const servers = this.#versions.find(({ project }) => project === null);
+    const counts = this.project === null ? "The rule as it came with tsemon counts again." : `The server's version counts again in project ${this.project}.`;
+    const isOff = this.project !== null && !servers.enabled && "It is disabled there, so the firing alerts of the rule are resolved with “rule disabled”.";
+    const text = [counts, isOff, "The present version stays in the history of the rule.", this.isDirty && "What you have not saved is lost."];
+    const restore = async () => {
+      this.#isNow((await restoreRule(this.name, this.project)).versions);
+      this.#fill(this.#rule.definition, await linesOf(this.#rule.definition));
+      this.#check();
+      this.#say("good", `${this.project === null ? "Restored" : "The server's version counts again"}: version ${count(this.#rule.version)}.`);
+    };
+    ask({ title: `Restore ${this.name}?`, text, yes: "Restore", no: "Cancel", onYes: () => this.#change("restored", restore) });
   }
 
   #discard() {
     const definition = this.#rule?.definition ?? { name: "", when: "" };
     this.#fill(definition, this.#hadLines);
-    put(this.outcome, "");
+    this.#say("quiet", "");
     this.#check();
   }
 }
+
+const MINE = "Your text";
+
+/** The conditions that a definition has as trees, as lines. */
+async function linesOf(definition, signal) {
+  return LINES.some((key) => typeof definition[key] === "object") ? (await checkRule(definition, signal)).lines : {};
+}
+
+const shownOf = (value) => (value === undefined ? "(not given)" : typeof value === "string" ? value : JSON.stringify(value));
 
 const LABELS = { for: "For", clear_for: "Clear for", after: "After", title: "Title", advice: "Advice", source: "Source of the advice", origin: "Reason for the thresholds" };
 const IN_FOLD = new Set(["clear", "clear_for", "only_while", "family", "evidence", ...TEXTS]);

@@ -4,7 +4,7 @@ import { get, getOrProblem, runPath } from "../base/api.js";
 import { h, keyed, put } from "../base/dom.js";
 import { count, refreshAges, time, wordsOf } from "../base/format.js";
 import { Filter } from "../parts/pickers.js";
-import { holdOf, termsOf, titleOf } from "../parts/rule_words.js";
+import { holdOf, isNone, originOf, startOf, termsOf, titleOf } from "../parts/rule_words.js";
 import { RunSearch } from "../parts/run_search.js";
 
 const BUSY_MS = 5000;
@@ -24,9 +24,8 @@ const FAMILIES = {
 /** What a definition may leave out. */
 const DEFAULTS = { family: "custom", severity: "warning", advice: "", source: "", origin: "" };
 const STATES = { firing: "firing", stood: wordsOf("stood"), pending: "pending", quiet: "quiet", unknown: "unknown", disabled: "disabled" };
-const ORIGINS = { "built-in": "built in", edited: "edited" };
+const ORIGINS = { "built-in": "built in", edited: "edited or added" };
 const SEVERITIES = { critical: "critical", warning: "warning", info: "info" };
-const NONE = { samples: 0, steps: 0 };
 
 export class RulesView {
   #known = null;
@@ -208,9 +207,9 @@ export class RulesView {
     this.origin.show(origin, Object.entries(ORIGINS));
     this.state.show(state, Object.entries(STATES).filter(([name]) => run !== null || name === "disabled"));
     this.clear.hidden = !this.#isFiltered();
-    const edited = rules.filter((rule) => rule.origin === "edited").length;
+    const [added, edited] = ["added", "edited"].map((word) => rules.filter((rule) => originOf(rule) === word).length);
     const off = rules.filter((rule) => !rule.enabled).length;
-    const parts = [num === rules.length ? `${count(num)} rules` : `${count(num)} of ${count(rules.length)} rules`, edited ? `${count(edited)} edited` : "as they came", off ? `${count(off)} disabled` : ""];
+    const parts = [num === rules.length ? `${count(num)} rules` : `${count(num)} of ${count(rules.length)} rules`, added ? `${count(added)} added` : "", edited ? `${count(edited)} edited` : added ? "" : "as they came", off ? `${count(off)} disabled` : ""];
     put(this.note, parts.filter(Boolean).join(", "));
   }
 
@@ -249,10 +248,10 @@ export class RulesView {
         source && entry("Source", source),
         explained ? [entry("Over when", termsOf(explained.clear, holdOf(explained.clear_hold, isClock), "that is no longer so"))] : null,
         explained?.only_while.length ? entry("Judged only while", termsOf(explained.only_while)) : null,
-        explained && !isNone(explained.after) ? entry("Not judged", `at the start of an attempt, ${holdOf(explained.after, isClock)}`) : null,
+        explained && !isNone(explained.after) ? entry("Not judged", startOf(explained.after, isClock)) : null,
         thresholds && entry("Its thresholds", thresholds),
         aliases.length ? entry("Elsewhere called", aliases.join(", ")) : null,
-        entry("Version", [`${version}, ${ORIGINS[origin]}, made `, time(created_at)]),
+        entry("Version", [`${version}, ${originOf({ origin, version })}, made `, time(created_at)]),
       ),
     );
     return h(
@@ -262,7 +261,7 @@ export class RulesView {
         "div",
         { class: "what" },
         h("header", {}, h("span", { class: `severity ${severity}` }, severity), h("h3", {}, title)),
-        h("p", { class: "name" }, h("code", {}, name), h("span", { class: "quiet" }, `version ${version}`), origin === "edited" ? h("span", { class: "pill pending" }, project === null ? "edited" : "of the project") : null, enabled ? null : h("span", { class: "pill" }, "disabled"), h("a", { class: "edit", href: editor, "aria-label": `Edit ${name}` }, "Edit")),
+        h("p", { class: "name" }, h("code", {}, name), h("span", { class: "quiet" }, `version ${version}`), origin === "edited" ? h("span", { class: "pill pending" }, project === null ? originOf({ origin, version }) : "of the project") : null, enabled ? null : h("span", { class: "pill" }, "disabled"), h("a", { class: "edit", href: editor, "aria-label": `Edit ${name}` }, "Edit")),
         explained ? h("p", { class: "watches" }, h("span", { class: "quiet" }, "watches "), explained.watches.map((metric) => h("span", { class: "tag given" }, metric))) : null,
         hasRun ? standingOf(standing, enabled, isClock) : null,
       ),
@@ -299,7 +298,6 @@ export class RulesView {
 }
 
 const entry = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
-const isNone = (hold) => hold.samples === NONE.samples && hold.steps === NONE.steps;
 
 /** What fires when a run has ended does so no more: it `stood`, as its alert did. */
 function shownStandings(standings, run) {
