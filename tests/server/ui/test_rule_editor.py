@@ -682,7 +682,7 @@ class TestWhatAnotherSavedMeanwhile:
         put(service, {"name": "contested", "when": "loss > 11", "severity": "critical"})
         page.get_by_role("button", name="Save").click()
         notice = page.get_by_role("alert").filter(has_text="Not saved yet.")
-        expect(notice).to_contain_text("You began with version 1. Somebody saved another one meanwhile")
+        expect(notice).to_contain_text("You began with version 1. Another person saved a newer one meanwhile")
         expect(notice).to_contain_text("loss > 11")
         expect(notice).to_contain_text("critical")
         assert newest(service, "contested")["version"] == 2
@@ -705,7 +705,7 @@ class TestWhatAnotherSavedMeanwhile:
         page.get_by_label("Name", exact=True).fill("also-mine")
         put(service, {"name": "also-mine", "when": "loss > 11"})
         page.get_by_role("button", name="Save").click()
-        expect(page.get_by_text("Somebody added a rule of this name meanwhile")).to_be_visible()
+        expect(page.get_by_text("Another person added a rule of this name meanwhile")).to_be_visible()
         assert newest(service, "also-mine")["definition"]["when"] == "loss > 11"
         page.get_by_role("button", name="Save").click()
         expect(page.get_by_text("Saved as version 2.")).to_be_visible()

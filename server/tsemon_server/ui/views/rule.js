@@ -388,7 +388,7 @@ export class RuleView {
     this.#other = { ...this.#written(), title: `Version ${count(now.version)}` };
     this.#titleOfFields = MINE;
     this.#write(mine.definition, mine.lines);
-    const since = before === undefined ? "Somebody added a rule of this name meanwhile, " : `You began with version ${count(before.version)}. Somebody saved another one meanwhile, `;
+    const since = before === undefined ? "Another person added a rule of this name meanwhile, " : `You began with version ${count(before.version)}. Another person saved a newer one meanwhile, `;
     this.#showOther([h("b", {}, "Not saved yet. "), since, time(now.created_at), ". Save again to replace it; it stays in the history of the rule."]);
     return true;
   }
@@ -429,7 +429,7 @@ export class RuleView {
 
   #askToDisable() {
     const where = this.project === null ? "in all projects without a version of their own" : `in project ${this.project}`;
-    const text = [`It is not evaluated any more ${where}. Its firing alerts there are resolved with “rule disabled”, and what is pending is withdrawn.`, "Its versions stay, and Enable puts it in force again.", this.isDirty && "What you have not saved stays in the fields."];
+    const text = [`It is not evaluated any more ${where}. Its firing alerts there are resolved with “rule disabled”, and pending ones are withdrawn.`, "Its versions stay, and Enable puts it in force again.", this.isDirty && "Your unsaved changes stay in the fields."];
     const disable = async () => {
       this.#isNow((await disableRule(this.name, this.project)).versions);
       this.#say("good", "Disabled. Its alerts are resolved.");
@@ -449,7 +449,7 @@ export class RuleView {
     const servers = this.#versions.find(({ project }) => project === null);
     const counts = this.project === null ? "The rule as it came with tsemon counts again." : `The server's version counts again in project ${this.project}.`;
     const isOff = this.project !== null && !servers.enabled && "It is disabled there, so the firing alerts of the rule are resolved with “rule disabled”.";
-    const text = [counts, isOff, "The present version stays in the history of the rule.", this.isDirty && "What you have not saved is lost."];
+    const text = [counts, isOff, "The present version stays in the history of the rule.", this.isDirty && "Your unsaved changes are lost."];
     const restore = async () => {
       this.#isNow((await restoreRule(this.name, this.project)).versions);
       this.#fill(this.#rule.definition, await linesOf(this.#rule.definition));
