@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from tsemon.catalogue import OWN_FAMILY
 from tsemon_answers.alerts import Severity
 from tsemon_answers.record import Query, Record
 
@@ -38,6 +39,11 @@ class RuleVersion(Record):
     """The rule, as rule files write it."""
     created_at: datetime
     """Time at which the version was made, or first found in the server."""
+
+    @property
+    def family(self) -> str:
+        """Kind of failure that the rule detects. A definition can leave it out."""
+        return str(self.definition.get("family", OWN_FAMILY))
 
 
 class ExplainedLine(Record):

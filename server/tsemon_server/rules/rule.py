@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal, cast
 
+from tsemon.catalogue import OWN_FAMILY
 from tsemon_server.rules import line
 from tsemon_server.rules.conditions import Comparison
 from tsemon_server.rules.grammar import condition, value
@@ -16,8 +17,6 @@ from tsemon_server.rules.parts import Mistake, Part
 from tsemon_server.rules.program import Measure, Program, Term
 from tsemon_server.rules.scanning import MAX_SAMPLES_HELD, MAX_STEPS_HELD
 
-OWN_FAMILY = "custom"
-"""The family of a rule that names none."""
 FAMILIES = "tse", "entropy", "rank", "norm", "dead", "diverge", "data", "loss", "liveness", OWN_FAMILY
 SEVERITIES = "info", "warning", "critical"
 Severity = Literal["info", "warning", "critical"]
