@@ -253,6 +253,26 @@ class TriedAlert(Record):
     """What to try (`text`), and the source of that advice (`source`)."""
 
 
+class Lacking(Record):
+    """A metric that a rule reads and a run does not have."""
+
+    kind: str
+    """`scalar`, `layers` or `heads`."""
+    name: str
+    """Name of the metric."""
+    nearest: str | None
+    """The metric of the run that is most like it, as a line names it; null if none is."""
+
+
+class NotJudged(Record):
+    """A rule whose condition was unknown in every frame."""
+
+    rule: str
+    """Name of the rule."""
+    lacks: list[Lacking]
+    """Metrics of the condition that no frame has. Empty if the run has all of them, but for example not the layer."""
+
+
 class Tried(Record):
     """What the rules would have said."""
 
@@ -262,5 +282,7 @@ class Tried(Record):
     """Number of frames that the rules have read."""
     problems: list[str]
     """What of the run the rules could not see."""
+    not_judged: list[NotJudged] = Field([])
+    """Rules that were never evaluated, because their condition was unknown in every frame."""
     traces: list[RuleTrace] = Field([])
     """A trace of each rule in each attempt, if `points` was asked for."""

@@ -193,7 +193,7 @@ def _put_rules(rules: str, project: str | None = None) -> Talk[Records[RuleVersi
     """Activate the rules of a rule file, on the server or in a project: all of them, or none if one is wrong.
 
     `rules` is the text of the file. Other rules stay as they are. A rule that has changed gets a new version.
-    Returns what `rules` returns. Raises InvalidDocument or InvalidRules, and Forbidden if the token is not for changing these rules.
+    Returns what `rules` returns. Raises InvalidDocument or InvalidRules, and Forbidden if the token is not for that.
     """
     return ask_list(Request("/rules", Rules, _of(project), method="PUT", text=rules), "rules", RuleVersion)
 

@@ -13,12 +13,12 @@ import typer
 from tsemon.catalogue import most_alike, nearest
 from tsemon.errors import InvalidArgument, UnknownRule
 from tsemon.terminal import Column, examples, print_json, print_table, say
-from tsemon_client.commands.completion import complete_project, complete_rule
+from tsemon_client.commands.completion import complete_project, complete_rule, complete_run
 from tsemon_client.commands.options import DEFAULT_SERVER, Server, connect
 
 if TYPE_CHECKING:
     from tsemon_client import Client
-    from tsemon_client.models import RuleVersion
+    from tsemon_client.models import Recorded, RuleVersion
     from tsemon_server.rules.rule import Rule
 
 
@@ -42,20 +42,34 @@ MAX_RUNS = 1000
 
 
 @app.command(
-    epilog=examples("tsemon rules check mine.yaml", "tsemon rules check rules/*.yaml --json | jq -r '.[].error'")
+    epilog=examples(
+        "tsemon rules check mine.yaml",
+        "tsemon rules check mine.yaml --run vision/vit-80  # also: does this run have the metrics?",
+        "tsemon rules check rules/*.yaml --json | jq -r '.[].error'",
+    )
 )
 def check(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Rule files, as YAML or JSON.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            help="Also name metrics and scalars that this run of the server lacks: its name, project/name or id.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Say whether rule files can be read, or what is wrong first and in which line. Exits 1 where one cannot."""
     from tsemon_server.rules.documents import load_file
 
+    recorded = None if run is None else _recorded(server, run)
     found: list[dict[str, Any]] = []
     for file in files:
         try:
             rules = load_file(file)
             names, notes = [rule.name for rule in rules], list(_notes(rules))
+            notes += [] if recorded is None else _lacks(rules, recorded)
             found.append({"file": str(file), "rules": names, "notes": notes, "error": None})
         except InvalidArgument as error:
             found.append({"file": str(file), "rules": [], "notes": [], "error": str(error)})
@@ -190,6 +204,23 @@ def _known(server: str | None, project: str | None) -> tuple[tuple[Rule, ...], s
         found = [version for version in client.rules(project) if version.enabled]
     rules = load(json.dumps({"rules": [version.definition for version in found]}), f"rules of {address}")
     return rules, {version.name for version in found if version.project is not None}
+
+
+def _recorded(server: str, run: str) -> Recorded:
+    """The names of the metrics of a run."""
+    from tsemon_client.commands.finding import find_run
+
+    with connect(server) as client:
+        return client.run(find_run(client, run).run_id).metrics
+
+
+def _lacks(rules: tuple[Rule, ...], recorded: Recorded) -> Iterator[str]:
+    from tsemon_server.rules.checking import lacks
+
+    has = {"scalar": recorded.scalars, "layers": recorded.layers, "heads": recorded.heads}
+    for rule in rules:
+        for lack in lacks(rule, has) if rule.on == "frame" else ():
+            yield f"rule {rule.name}: the run has {lack}"
 
 
 def _notes(rules: tuple[Rule, ...]) -> Iterator[str]:

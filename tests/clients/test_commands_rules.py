@@ -1,5 +1,6 @@
 """`tsemon rules put`, `disable` and `restore`, and the methods behind them, against a real service."""
 
+import json
 import os
 import re
 import shutil
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.command_line import environment, in_this_process, register
+from tests.clients.command_line import environment, frame, in_this_process, register, send
 from tests.serving import served_from
 from tsemon.errors import InvalidRules, UnknownRule
 from tsemon_client import Client
@@ -57,6 +58,51 @@ class TestPut:
         code, shown, told = put(run, "los")
         assert (code, shown) == (1, "")
         assert told.startswith("tsemon: mine.yaml line 3: rules[0].when: column 8: no metric is named 'los'")
+
+
+class TestARunThatLacksAMetric:
+    @pytest.fixture
+    def rules(self, service):
+        send(service.url, register(service.url, "mine"), [frame(step, reward=[1.0] * 4) for step in range(0, 100, 10)])
+        lines = {
+            "reads-layers": "any(grad_norm < 0.1)",
+            "misspelled": 'scalar("scor") < 0.1 for 1 sample after 50 steps',
+            "of-another-kind": 'scalar("reward") < 0.1 or loss > 1e9',
+            "beyond-the-last-layer": "layer(attention_entropy, 99) > 1",
+            "known": "loss > 1e9",
+        }
+        Path("mine.yaml").write_text(json.dumps({"rules": [{"name": n, "when": line} for n, line in lines.items()]}))
+        return "mine.yaml"
+
+    @pytest.mark.parametrize("where", ["server", "database"])
+    def test_is_told_so_by_replay(self, run, service, rules, where, tmp_path):
+        url = {"server": service.url, "database": f"sqlite:///{tmp_path}/tsemon.db"}[where]
+        code, shown, _ = run("replay", f"--{where}", url, "--run", "mine", "--rules", rules)
+        assert code == 0
+        assert shown.splitlines() == [
+            "mine: rule reads-layers was never evaluated: the run has no metric with layers 'grad_norm'",
+            "mine: rule misspelled was never evaluated: the run has no scalar 'scor'; did you mean 'score'?",
+            "mine: rule of-another-kind was never evaluated: the run has no scalar 'reward'; did you mean layers(\"reward\")?",
+            "mine: rule beyond-the-last-layer was never evaluated: its condition was unknown in all 10 frames, for example "
+            "because a layer is missing or a window is longer",
+            "runs: 1, with alerts: 0; frames: 10; alerts: 0",
+        ]
+
+    def test_is_told_so_in_json(self, run, service, rules):
+        (found,) = json.loads(run("replay", "--server", service.url, "--run", "mine", "--rules", rules, "--json")[1])
+        lacks = {one["rule"]: one["lacks"] for one in found["not_judged"]}
+        assert lacks["misspelled"] == [{"kind": "scalar", "name": "scor", "nearest": "'score'"}]
+        assert lacks["beyond-the-last-layer"] == []
+        assert "known" not in lacks
+
+    def test_is_told_so_before_by_check(self, run, rules):
+        shown = run("rules", "check", rules, "--run", "mine")[1]
+        assert "note: rule misspelled: the run has no scalar 'scor'; did you mean 'score'?" in shown
+        assert "rule known" not in shown
+
+    def test_is_told_of_built_in_rules_in_one_line(self, run, service, rules):
+        shown = run("replay", "--server", service.url, "--run", "mine")[1]
+        assert re.search(r"^rules that were never evaluated on some of these runs: \d+; ", shown, re.MULTILINE)
 
 
 class TestDisableAndRestore:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
 
-from tsemon.catalogue import LAYERED, nearest
+from tsemon.catalogue import LAYERED, most_alike, nearest
 from tsemon_server.rules.parts import Mistake, Part
 from tsemon_server.rules.rule import KEYS, Rule, rule
 
@@ -33,6 +34,34 @@ def _mistake(definition: object) -> Mistake | None:
     except Mistake as mistake:
         return mistake
     return None
+
+
+class Lack(NamedTuple):
+    """A metric that a condition reads and a run does not have."""
+
+    kind: str
+    name: str
+    nearest: str | None
+    """What the run has that is most like it, as a line would name it."""
+
+    def __str__(self) -> str:
+        of = {"scalar": "scalar", "layers": "metric with layers", "heads": "metric with heads"}[self.kind]
+        return f"no {of} {self.name!r}" + (f"; did you mean {self.nearest}?" if self.nearest else "")
+
+
+def lacks(read: Rule, has: Mapping[str, Collection[str]]) -> list[Lack]:
+    """The metrics that the condition of a rule reads and a run lacks; `has` are the names of each kind."""
+    missing = [measure for measure in sorted(read.measures) if measure.name not in has[measure.kind]]
+    return [Lack(measure.kind, measure.name, _alike(measure.kind, measure.name, has)) for measure in missing]
+
+
+def _alike(kind: str, name: str, has: Mapping[str, Collection[str]]) -> str | None:
+    """The same name of another kind, else the most similar name, first of those of the same kind."""
+    for other, names in has.items():
+        if name in names:
+            return f'{other}("{name}")'
+    near = most_alike(name, has[kind])
+    return repr(near) if near else next((f'{k}("{n}")' for k in has if (n := most_alike(name, has[k]))), None)
 
 
 def unmeasured(read: Rule) -> Iterator[str]:
