@@ -81,8 +81,9 @@ class TestARunThatLacksAMetric:
         assert code == 0
         assert shown.splitlines() == [
             "mine: rule reads-layers was never evaluated: the run has no metric with layers 'grad_norm'",
-            "mine: rule misspelled was never evaluated: the run has no scalar 'scor'; did you mean 'score'?",
-            "mine: rule of-another-kind was never evaluated: the run has no scalar 'reward'; did you mean layers(\"reward\")?",
+            "mine: rule misspelled was never evaluated: the run has no scalar 'scor'; did you mean scalar(\"score\")?",
+            "mine: rule of-another-kind was never evaluated: the run has no scalar 'reward'; "
+            'did you mean layers("reward")?',
             "mine: rule beyond-the-last-layer was never evaluated: its condition was unknown in all 10 frames, for example "
             "because a layer is missing or a window is longer",
             "runs: 1, with alerts: 0; frames: 10; alerts: 0",
@@ -91,13 +92,13 @@ class TestARunThatLacksAMetric:
     def test_is_told_so_in_json(self, run, service, rules):
         (found,) = json.loads(run("replay", "--server", service.url, "--run", "mine", "--rules", rules, "--json")[1])
         lacks = {one["rule"]: one["lacks"] for one in found["not_judged"]}
-        assert lacks["misspelled"] == [{"kind": "scalar", "name": "scor", "nearest": "'score'"}]
+        assert lacks["misspelled"] == [{"kind": "scalar", "name": "scor", "nearest": 'scalar("score")'}]
         assert lacks["beyond-the-last-layer"] == []
         assert "known" not in lacks
 
     def test_is_told_so_before_by_check(self, run, rules):
         shown = run("rules", "check", rules, "--run", "mine")[1]
-        assert "note: rule misspelled: the run has no scalar 'scor'; did you mean 'score'?" in shown
+        assert "note: rule misspelled: the run has no scalar 'scor'; did you mean scalar(\"score\")?" in shown
         assert "rule known" not in shown
 
     def test_is_told_of_built_in_rules_in_one_line(self, run, service, rules):

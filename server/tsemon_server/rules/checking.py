@@ -57,11 +57,14 @@ def lacks(read: Rule, has: Mapping[str, Collection[str]]) -> list[Lack]:
 
 def _alike(kind: str, name: str, has: Mapping[str, Collection[str]]) -> str | None:
     """The same name of another kind, else the most similar name, first of those of the same kind."""
-    for other, names in has.items():
-        if name in names:
+    for other in has:
+        if name in has[other]:
             return f'{other}("{name}")'
-    near = most_alike(name, has[kind])
-    return repr(near) if near else next((f'{k}("{n}")' for k in has if (n := most_alike(name, has[k]))), None)
+    for other in (kind, *has):
+        near = most_alike(name, has[other])
+        if near is not None:
+            return f'{other}("{near}")'
+    return None
 
 
 def unmeasured(read: Rule) -> Iterator[str]:
