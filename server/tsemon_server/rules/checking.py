@@ -11,6 +11,9 @@ from tsemon_server.rules.rule import KEYS, Rule, rule
 
 _STAND_IN = {"name": "x", "when": "loss > 0"}
 """A rule that is right except for the one key that is checked."""
+_OF_CLOCK = {"name": "x", "on": "clock", "when": "silent_seconds > 0"}
+_READERS = "when", "clear", "only_while"
+"""Keys that may read what `on` does not have."""
 
 
 def mistakes(part: Part) -> list[Mistake]:
@@ -21,8 +24,10 @@ def mistakes(part: Part) -> list[Mistake]:
     found = {first.path: first}
     for key in KEYS:
         if key in part:
-            with_numbers = {"evidence": part.data["evidence"]} if key == "advice" and "evidence" in part else {}
-            mistake = _mistake({**_STAND_IN, **with_numbers, key: part.data[key]})
+            beside = {"advice": ("evidence",), "on": _READERS}.get(key, ("on",) if key in _READERS else ())
+            given = {other: part.data[other] for other in beside if other in part}
+            stand_in = _OF_CLOCK if part.data.get("on") == "clock" else _STAND_IN
+            mistake = _mistake({**stand_in, **given, key: part.data[key]})
             if mistake is not None:
                 found.setdefault(mistake.path, mistake)
     return [*found.values()]
