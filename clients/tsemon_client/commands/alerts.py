@@ -128,6 +128,10 @@ def alerts(
     ):
         if alert is not None and given:
             raise InvalidArgument(f"expected an ALERT or {option}, got both")
+    if alert is not None and not alert.isdecimal():
+        raise InvalidArgument(
+            f"expected the id of an alert, a number, got {alert!r:.80}; for those of a run, say --run"
+        )
     with connect(server) as client:
         if alert is not None:
             _show_one(client.alert(alert), as_json, as_csv)

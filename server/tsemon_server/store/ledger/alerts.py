@@ -257,13 +257,13 @@ class AlertChanges(Alerts):
     # By people
 
     def acknowledge(self, alert_id: str, by: str, note: str | None) -> Alert:
-        """Note who has seen to an alert. The first to say so stays."""
+        """Note who acknowledges an alert. The first acknowledgement stays."""
         seen = {"acknowledged_at": self._now, "acknowledged_by": by, "note": note}
         self._change_open(alert_id, _alert.acknowledged_at.is_(None), **seen)
         return self._open_alert(alert_id, "acknowledged")
 
     def unacknowledge(self, alert_id: str) -> Alert:
-        """Let nobody have seen to it."""
+        """Withdraw the acknowledgement."""
         unseen = {"acknowledged_at": None, "acknowledged_by": None, "note": None}
         self._change_open(alert_id, _alert.acknowledged_at.is_not(None), **unseen)
         return self._open_alert(alert_id, "given back")
