@@ -270,7 +270,7 @@ class NotJudged(Record):
     rule: str
     """Name of the rule."""
     lacks: list[Lacking]
-    """Metrics of the condition that no frame has. Empty if the run has all of them, but for example not the layer."""
+    """Metrics of the condition that no frame has. Empty if the run has all of them: a layer may be missing."""
 
 
 class Tried(Record):

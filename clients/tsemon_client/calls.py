@@ -190,7 +190,7 @@ def _of(project: str | None) -> dict[str, str]:
 
 @checked
 def _put_rules(rules: str, project: str | None = None) -> Talk[Records[RuleVersion]]:
-    """Activate the rules of a rule file, on the server or in a project: all of them, or none if one is wrong.
+    """Activate the rules of a rule file, on the server or in a project. If one has a mistake, nothing changes.
 
     `rules` is the text of the file. Other rules stay as they are. A rule that has changed gets a new version.
     Returns what `rules` returns. Raises InvalidDocument or InvalidRules, and Forbidden if the token is not for that.

@@ -1,4 +1,4 @@
-"""`tsemon rules`: checks rule files, shows rules, changes a server's. What a command needs is imported inside it."""
+"""`tsemon rules`: checks rule files, shows rules, changes a server's. Commands import their packages themselves."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _active(client: Client, name: str, project: str | None) -> RuleVersion | Non
 
 
 def _changed(before: RuleVersion | None, after: RuleVersion, project: str | None) -> str:
-    """One line on what a change has made of a rule, and for whom."""
+    """The version of a rule after a change, in one line, and for whom."""
     whom = "all projects" if project is None else f"project {project}"
     is_servers = project is not None and after.project is None
     version = f"the server's version {after.version}" if is_servers else f"version {after.version}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -133,8 +133,8 @@ _SECOND_KEY = re.compile(r"\s*(- +)?[\w.-]+: +\S")
 
 
 def _explained(error: yaml.MarkedYAMLError, text: str) -> tuple[Any, str]:
-    """Where a text stops being YAML, and what to write instead."""
-    problem, mark = str(error.problem), error.problem_mark
+    """The place at which a text stops being YAML, and advice."""
+    problem, mark = str(error.problem), cast(Any, error.problem_mark)
     line = (text.splitlines() or [""])[min(_line(mark), len(text.splitlines())) - 1]
     before, rest = line[: mark.column], line[mark.column :]
     if "not allowed here" in problem and "\n" not in text:

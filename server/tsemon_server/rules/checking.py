@@ -13,7 +13,7 @@ _STAND_IN = {"name": "x", "when": "loss > 0"}
 """A rule that is right except for the one key that is checked."""
 _OF_CLOCK = {"name": "x", "on": "clock", "when": "silent_seconds > 0"}
 _READERS = "when", "clear", "only_while"
-"""Keys that may read what `on` does not have."""
+"""Keys with conditions."""
 
 
 def mistakes(part: Part) -> list[Mistake]:
@@ -47,7 +47,7 @@ class Lack(NamedTuple):
     kind: str
     name: str
     nearest: str | None
-    """What the run has that is most like it, as a line would name it."""
+    """The most similar metric of the run, as a line names it."""
 
     def __str__(self) -> str:
         of = {"scalar": "scalar", "layers": "metric with layers", "heads": "metric with heads"}[self.kind]
@@ -61,7 +61,7 @@ def lacks(read: Rule, has: Mapping[str, Collection[str]]) -> list[Lack]:
 
 
 def _alike(kind: str, name: str, has: Mapping[str, Collection[str]]) -> str | None:
-    """The same name of another kind, else the most similar name, first of those of the same kind."""
+    """The same name of another kind, else the most similar name, preferably of the same kind."""
     for other in has:
         if name in has[other]:
             return f'{other}("{name}")'

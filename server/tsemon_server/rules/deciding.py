@@ -20,7 +20,7 @@ _NO_FRAME = {*ON_CLOCK} - {*SCALARS}
 
 
 def check_measures(path: Path, measures: frozenset[Measure], on: str) -> None:
-    """Raise Mistake if a condition reads what is not there when it is evaluated, in a frame or by the clock."""
+    """Raise Mistake if a condition reads a metric that is missing when it is evaluated, in a frame or by the clock."""
     for measure in sorted(measures):
         if on == "clock" and measure not in _OF_CLOCK:
             raise Mistake(

@@ -402,7 +402,7 @@ class _Reader:
         return f". {_cut(calls[0])} is over layers; over time, say of how many samples: samples=20" if calls else ""
 
     def _over_layers(self, node: ast.expr) -> list[ast.Call]:
-        """Statistics in a comparison that may be over layers or over time, and do not say so."""
+        """Statistics in a comparison without `samples=`, which are over layers."""
         calls = [call for call in ast.walk(node) if isinstance(call, ast.Call) and len(call.args) == 1]
         named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in _OF_BOTH]
         return [call for call in named if not call.keywords]

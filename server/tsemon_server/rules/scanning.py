@@ -64,7 +64,7 @@ _WORDS = {
     **dict.fromkeys(("below", "under", "less", "smaller"), "<"),
     **{word: word for word in ("and", "or", "not", *CLAUSES)},
 }
-"""Words that people write in lower or upper case, and what the language has for each."""
+"""Words that people write in lower or upper case, and the word of the language for each."""
 
 
 class Wrong(Exception):
