@@ -377,7 +377,6 @@ class TestWrongUsage:
             (("alerts", "3", "--firing"), "an ALERT or --firing"),
             (("alerts", "3", "--run", "gpt"), "an ALERT or --run"),
             (("alerts", "demo/gpt"), "the id of an alert, a number, got 'demo/gpt'; for those of a run, say --run"),
-            (("rules", "put", "none.yaml"), "none.yaml: the rule file cannot be read: No such file or directory"),
             (("rules", "disable", "loss-spike", "--project", ""), "project: expected at least one character"),
             (("series", "gpt", "attention_entropy", "--head", "1"), "--layer with --head"),
             (("series", "gpt", "loss", "--from", "10", "--to", "5"), "swap them"),

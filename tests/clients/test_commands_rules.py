@@ -54,6 +54,10 @@ class TestPut:
         code, _, told = put(run, 5, "--project", "visoin")
         assert (code, told) == (0, "note: project visoin has no runs yet; did you mean vision?\n")
 
+    def test_says_in_one_line_that_there_is_no_file(self, run):
+        said = "tsemon: none.yaml: the rule file cannot be read: No such file or directory\n"
+        assert run("rules", "put", "none.yaml") == (1, "", said)
+
     def test_refuses_a_file_with_a_mistake_by_its_name_and_line(self, run):
         code, shown, told = put(run, "los")
         assert (code, shown) == (1, "")
