@@ -594,6 +594,10 @@ LAYERED = {metric.name: metric for metric in CATALOGUE if metric.axis != "run"}
 """Metrics with a value per layer, by name."""
 
 
+OWN_FAMILY = "custom"
+"""The family of a rule that names none."""
+
+
 def most_alike(name: str, known: Collection[str]) -> str | None:
     """The known name that is most like `name`; None if none is alike."""
     return next(iter(difflib.get_close_matches(name, known, n=1)), None)

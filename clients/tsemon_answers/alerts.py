@@ -65,8 +65,8 @@ class AlertsQuery(Query):
     silenced: bool | None = None
     """Only alerts that are silenced now, or only those that are not."""
     at_end: bool | None = None
-    """Only alerts that `alerts_at_end` of their run counts (warnings and critical alerts that were firing when the run was
-    finished or failed), or only others."""
+    """Only alerts that `alerts_at_end` of their run counts (warnings and critical alerts that were firing when their attempt
+    was finished or failed, unless a later attempt began afterwards), or only others."""
     since: Moment = None
     """Only alerts that changed at this time or later, as in 2026-01-31T12:00:00Z."""
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from tsemon.catalogue import OWN_FAMILY
 from tsemon_answers.alerts import Severity
 from tsemon_answers.record import Query, Record
 
@@ -38,6 +39,11 @@ class RuleVersion(Record):
     """The rule, as rule files write it."""
     created_at: datetime
     """Time at which the version was made, or first found in the server."""
+
+    @property
+    def family(self) -> str:
+        """Kind of failure that the rule detects. A definition can leave it out."""
+        return str(self.definition.get("family", OWN_FAMILY))
 
 
 class ExplainedLine(Record):
@@ -247,6 +253,26 @@ class TriedAlert(Record):
     """What to try (`text`), and the source of that advice (`source`)."""
 
 
+class Lacking(Record):
+    """A metric that a rule reads and a run does not have."""
+
+    kind: str
+    """`scalar`, `layers` or `heads`."""
+    name: str
+    """Name of the metric."""
+    nearest: str | None
+    """The metric of the run that is most like it, as a line names it; null if none is."""
+
+
+class NotJudged(Record):
+    """A rule whose condition was unknown in every frame."""
+
+    rule: str
+    """Name of the rule."""
+    lacks: list[Lacking]
+    """Metrics of the condition that no frame has. Empty if the run has all of them: a layer may be missing."""
+
+
 class Tried(Record):
     """What the rules would have said."""
 
@@ -256,5 +282,7 @@ class Tried(Record):
     """Number of frames that the rules have read."""
     problems: list[str]
     """What of the run the rules could not see."""
+    not_judged: list[NotJudged] = Field([])
+    """Rules that were never evaluated, because their condition was unknown in every frame."""
     traces: list[RuleTrace] = Field([])
     """A trace of each rule in each attempt, if `points` was asked for."""

@@ -121,7 +121,8 @@ class Run(Record):
     open_alerts: int
     """Number of pending and firing alerts."""
     alerts_at_end: int
-    """Number of warnings and critical alerts that were firing when the run was finished or failed; 0 while it runs."""
+    """Number of warnings and critical alerts that were firing when their attempt was finished or failed. An attempt that a
+    later one continued does not count."""
 
     _source: Source | None = PrivateAttr(None)
 

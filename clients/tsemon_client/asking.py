@@ -33,6 +33,9 @@ class Request(Generic[M]):
     """Parameters of the query string."""
     method: str = "GET"
     body: Mapping[str, Any] | None = None
+    """Sent as JSON."""
+    text: str | None = None
+    """Sent as it is."""
     timeout_s: float | None = None
     """How long to wait for the answer, if not as long as the client waits for others."""
     is_idempotent: bool = True

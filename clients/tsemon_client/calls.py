@@ -189,6 +189,36 @@ def _of(project: str | None) -> dict[str, str]:
 
 
 @checked
+def _put_rules(rules: str, project: str | None = None) -> Talk[Records[RuleVersion]]:
+    """Activate the rules of a rule file, on the server or in a project. If one has a mistake, nothing changes.
+
+    `rules` is the text of the file. Other rules stay as they are. A rule that has changed gets a new version.
+    Returns what `rules` returns. Raises InvalidDocument or InvalidRules, and Forbidden if the token is not for that.
+    """
+    return ask_list(Request("/rules", Rules, _of(project), method="PUT", text=rules), "rules", RuleVersion)
+
+
+@checked
+def _disable_rule(name: str, project: str | None = None) -> Talk[Records[RuleVersion]]:
+    """Disable a rule, on the server or in a project, and resolve its alerts. Returns what `rule` returns.
+
+    Raises UnknownRule, and Forbidden if the token is not for changing this rule.
+    """
+    request = Request(path_of("rules", name), RuleHistory, _of(project), method="DELETE")
+    return ask_list(request, "versions", RuleVersion)
+
+
+@checked
+def _restore_rule(name: str, project: str | None = None) -> Talk[Records[RuleVersion]]:
+    """Return a built-in rule to its original definition, or a project to the server's rule. Returns what `rule` returns.
+
+    Raises UnknownRule, and Forbidden if the token is not for changing this rule.
+    """
+    request = Request(path_of("rules", name, "restore"), RuleHistory, _of(project), method="POST")
+    return ask_list(request, "versions", RuleVersion)
+
+
+@checked
 def _standing(run_id: str) -> Talk[RuleStandings]:
     """The status of the active rules on a run: state, last evaluated step, missing metrics. Raises UnknownRun."""
     return ask(Request(path_of("runs", run_id, "rules"), RuleStandings))
@@ -240,6 +270,9 @@ class Calls:
     rules = asks(_rules)
     rule = asks(_rule)
     standing = asks(_standing)
+    put_rules = asks(_put_rules)
+    disable_rule = asks(_disable_rule)
+    restore_rule = asks(_restore_rule)
     check_rule = asks(_check_rule)
     test_rules = asks(_test_rules)
     tags = asks(made_of(TagsQuery, _tags))

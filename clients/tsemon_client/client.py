@@ -96,7 +96,12 @@ class _Connection:
         timeout = httpx.Timeout(self._timeout_s, read=request.timeout_s or self._timeout_s)
         try:
             asked: httpx.Request = self._http.build_request(
-                request.method, request.path, params=request.params, json=request.body, timeout=timeout
+                request.method,
+                request.path,
+                params=request.params,
+                json=request.body,
+                content=request.text,
+                timeout=timeout,
             )
             return asked
         except httpx.InvalidURL as error:

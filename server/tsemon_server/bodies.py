@@ -84,6 +84,8 @@ def first_problem(error: ValidationError, prefix: str) -> str:
         prefix = f"{prefix}, {'.'.join(str(part)[:80] for part in where[:8])}"
     elif len(where) == 3:
         prefix = f"{prefix}, {str(where[2])[:80]}"
+    if kind == "string_too_short" and not problem["input"]:
+        return f"{prefix}: expected at least one character, got an empty text"
     return f"{prefix}: {problem['msg']}, got {shown(problem['input'])}"
 
 

@@ -122,4 +122,6 @@ def _first_problem(error: RequestValidationError) -> str:
     parts = names if names and place in ("query", "path") else problem["loc"]
     where = ".".join(str(part)[:80] for part in parts)
     given = None if problem["type"] == "missing" else problem.get("input")
+    if problem["type"] == "string_too_short" and not given:
+        return f"{where}: expected at least one character, got an empty text"
     return f"{where}: {problem['msg']}, got {given!r:.80}"

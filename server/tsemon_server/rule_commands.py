@@ -1,4 +1,4 @@
-"""`tsemon rules`: reads rule files, and shows the built-in rules. What a command needs is imported inside it."""
+"""`tsemon rules`: checks rule files, shows rules, changes a server's. Commands import their packages themselves."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsemon.catalogue import nearest
+from tsemon.catalogue import most_alike, nearest
 from tsemon.errors import InvalidArgument, UnknownRule
 from tsemon.terminal import Column, examples, print_json, print_table, say
+from tsemon_client.commands.completion import complete_project, complete_rule, complete_run
+from tsemon_client.commands.options import DEFAULT_SERVER, Server, connect
 
 if TYPE_CHECKING:
+    from tsemon_client import Client
+    from tsemon_client.models import Recorded, RuleVersion
     from tsemon_server.rules.rule import Rule
 
 
@@ -26,24 +30,45 @@ def _names(incomplete: str) -> list[str]:
     return [rule.name for rule in PACK if rule.name.startswith(incomplete)]
 
 
-app = typer.Typer(help="Read rule files, and show the built-in rules.", no_args_is_help=True)
+app = typer.Typer(help="Read rule files, and show and change the rules of a server.", no_args_is_help=True)
+RuleNamed = Annotated[str, typer.Argument(metavar="NAME", help="Name of the rule.", autocompletion=complete_rule)]
+InProject = Annotated[
+    str | None,
+    typer.Option(help="Only for runs of this project; without it, for all.", autocompletion=complete_project),
+]
+MAX_RUNS = 1000
+"""Maximum number of runs whose projects are searched for a similar name."""
 
 
 @app.command(
-    epilog=examples("tsemon rules check mine.yaml", "tsemon rules check rules/*.yaml --json | jq -r '.[].error'")
+    epilog=examples(
+        "tsemon rules check mine.yaml",
+        "tsemon rules check mine.yaml --run vision/vit-80  # also: does this run have the metrics?",
+        "tsemon rules check rules/*.yaml --json | jq -r '.[].error'",
+    )
 )
 def check(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Rule files, as YAML or JSON.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            help="Also name metrics and scalars that this run of the server lacks: its name, project/name or id.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Say whether rule files can be read, or what is wrong first and in which line. Exits 1 where one cannot."""
     from tsemon_server.rules.documents import load_file
 
+    recorded = None if run is None else _recorded(server, run)
     found: list[dict[str, Any]] = []
     for file in files:
         try:
             rules = load_file(file)
             names, notes = [rule.name for rule in rules], list(_notes(rules))
+            notes += [] if recorded is None else _lacks(rules, recorded)
             found.append({"file": str(file), "rules": names, "notes": notes, "error": None})
         except InvalidArgument as error:
             found.append({"file": str(file), "rules": [], "notes": [], "error": str(error)})
@@ -100,9 +125,74 @@ def show(
         print_table(columns, rows)
 
 
+@app.command(
+    epilog=examples(
+        "tsemon rules put mine.yaml",
+        "tsemon rules put mine.yaml --project vision",
+        "tsemon rules put mine.yaml --server https://tsemon.example.org  # with the token in TSEMON_TOKEN",
+    )
+)
+def put(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A rule file, as YAML or JSON.")],
+    project: InProject = None,
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """Activate the rules of a file on a server. A rule that has changed gets a new version; other rules stay as they are."""
+    from tsemon_server.rules.documents import load_file
+
+    names = [rule.name for rule in load_file(file)]  # a mistake is reported with the name of the file
+    with connect(server) as client:
+        before = {version.name: version for version in client.rules(project)}
+        after = {version.name: version for version in client.put_rules(file.read_text("utf-8"), project)}
+        for name in names:
+            say(_changed(before.get(name), after[name], project))
+        _note_project(client, project)
+
+
+@app.command(epilog=examples("tsemon rules disable loss-stall", "tsemon rules disable loss-stall --project vision"))
+def disable(name: RuleNamed, project: InProject = None, server: Server = DEFAULT_SERVER) -> None:
+    """Disable a rule of a server and resolve its alerts. Its versions are kept."""
+    with connect(server) as client:
+        before = _active(client, name, project)
+        say(_changed(before, client.disable_rule(name, project)[0], project))
+        _note_project(client, project)
+
+
+@app.command(epilog=examples("tsemon rules restore loss-spike", "tsemon rules restore loss-spike --project vision"))
+def restore(name: RuleNamed, project: InProject = None, server: Server = DEFAULT_SERVER) -> None:
+    """Return a built-in rule to its original definition, or a project to the server's rule."""
+    with connect(server) as client:
+        before = _active(client, name, project)
+        say(_changed(before, client.restore_rule(name, project)[0], project))
+        _note_project(client, project)
+
+
+def _active(client: Client, name: str, project: str | None) -> RuleVersion | None:
+    return next((version for version in client.rules(project) if version.name == name), None)
+
+
+def _changed(before: RuleVersion | None, after: RuleVersion, project: str | None) -> str:
+    """The version of a rule after a change, in one line, and for whom."""
+    whom = "all projects" if project is None else f"project {project}"
+    is_servers = project is not None and after.project is None
+    version = f"the server's version {after.version}" if is_servers else f"version {after.version}"
+    if not after.enabled:
+        version += " (disabled)"
+    is_same = before is not None and (before.version, before.enabled) == (after.version, after.enabled)
+    return f"{after.name}: {'unchanged' if is_same else 'now'} {version}, for {whom}"
+
+
+def _note_project(client: Client, project: str | None) -> None:
+    """Note that a project has no runs, with the most similar name of one that has: its name may be misspelled."""
+    if project is None or next(client.runs(project=project, limit=1), None) is not None:
+        return
+    near = most_alike(project, {run.project for run in client.runs(limit=MAX_RUNS)})
+    hint = f"; did you mean {near}?" if near else ""
+    say(f"note: project {project} has no runs yet{hint}", err=True)
+
+
 def _known(server: str | None, project: str | None) -> tuple[tuple[Rule, ...], set[str]]:
     """Return the active rules of a server, or the built-in rules, and the names of the project's own rules."""
-    from tsemon_client.commands.options import DEFAULT_SERVER, connect
     from tsemon_server.rules import PACK
     from tsemon_server.rules.documents import stored
 
@@ -113,6 +203,23 @@ def _known(server: str | None, project: str | None) -> tuple[tuple[Rule, ...], s
         found = [version for version in client.rules(project) if version.enabled]
     rules = tuple(stored(version.definition, f"rule {version.name} of {address}") for version in found)
     return rules, {version.name for version in found if version.project is not None}
+
+
+def _recorded(server: str, run: str) -> Recorded:
+    """The names of the metrics of a run."""
+    from tsemon_client.commands.finding import find_run
+
+    with connect(server) as client:
+        return client.run(find_run(client, run).run_id).metrics
+
+
+def _lacks(rules: tuple[Rule, ...], recorded: Recorded) -> Iterator[str]:
+    from tsemon_server.rules.checking import lacks
+
+    has = {"scalar": recorded.scalars, "layers": recorded.layers, "heads": recorded.heads}
+    for rule in rules:
+        for lack in lacks(rule, has) if rule.on == "frame" else ():
+            yield f"rule {rule.name}: the run has {lack}"
 
 
 def _notes(rules: tuple[Rule, ...]) -> Iterator[str]:

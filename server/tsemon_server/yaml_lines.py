@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -49,13 +49,15 @@ def written(path: Path) -> str:
 
 class _Reader:
     def __init__(self, text: str, origin: str) -> None:
-        self._origin = origin
+        self._origin, self._given = origin, text
         self._events = self._explained(yaml.parse(text, Loader=yaml.SafeLoader))
         self.lines: dict[Path, int] = {(): 1}
 
     def document(self) -> Any:
         next(self._events)
         if isinstance(next(self._events), yaml.StreamEndEvent):
+            if self._given.lstrip().startswith("#") and "\n" not in self._given:
+                raise InvalidDocument(f"{self._origin} line 1: the whole text is one comment; {_LINE_BREAKS_LOST}")
             return None
         data = self._value(next(self._events), ())
         next(self._events)
@@ -114,14 +116,52 @@ class _Reader:
         try:
             yield from events
         except yaml.MarkedYAMLError as error:
-            where = f"{self._origin} line {_line(error.problem_mark)}"
-            raise InvalidDocument(f"{where}: expected YAML: {error.problem}") from error
+            mark, advice = _explained(error, self._given)
+            where = f"{self._origin} line {_line(mark)}: column {mark.column + 1}"
+            raise InvalidDocument(f"{where}: {advice}") from error
         # Characters that may not stand in it, or that are none.
         except (yaml.YAMLError, ValueError, OverflowError) as error:
             raise InvalidDocument(f"{self._origin}: expected YAML: {error}") from error
 
     def _problem(self, event: Any, what: str) -> InvalidDocument:
         return InvalidDocument(f"{self._origin} line {_line(event.start_mark)}: {what}")
+
+
+_LINE_BREAKS_LOST = "if curl sent it, use --data-binary instead of -d, which removes the line breaks of a file"
+_QUOTED = re.compile(r"""\s*(- +)?[\w.-]+: +(["'])""")
+_SECOND_KEY = re.compile(r"\s*(- +)?[\w.-]+: +\S")
+
+
+def _explained(error: yaml.MarkedYAMLError, text: str) -> tuple[Any, str]:
+    """The place at which a text stops being YAML, and advice."""
+    problem, mark = str(error.problem), cast(Any, error.problem_mark)
+    line = (text.splitlines() or [""])[min(_line(mark), len(text.splitlines())) - 1]
+    before, rest = line[: mark.column], line[mark.column :]
+    if "not allowed here" in problem and "\n" not in text:
+        return mark, f"expected a line for each key; {_LINE_BREAKS_LOST}"
+    if _QUOTED.match(before) and rest.strip() and not problem.startswith("found unknown escape"):
+        quote = "double" if '"' in before else "single"
+        advice = (
+            f"the {quote} quotes end before the text does; put the line in single quotes, with double quotes inside"
+        )
+        return mark, f"{advice}: when: 'scalar(\"val/loss\") > 3'"
+    if problem.startswith("mapping values"):
+        if _SECOND_KEY.match(before):
+            return mark, "a second colon in one line; give each key a line of its own, or put the text in single quotes"
+        return mark, "this key is indented in another way than the keys above it; indent all keys of a mapping alike"
+    if problem.startswith("found character '\\t'"):
+        return mark, "this line is indented with a tab; use spaces"
+    if problem.startswith("found character"):
+        return mark, f"a text cannot begin with {rest[:1]!r}; put it in single quotes"
+    if problem.startswith("found unknown escape"):
+        return mark, "in double quotes, a backslash begins an escape sequence; put the line in single quotes"
+    if problem.startswith("found unexpected end of stream"):
+        return error.context_mark or mark, "this quote is never closed"
+    if problem.startswith("could not find expected ':'"):
+        return error.context_mark or mark, "expected a key and a colon, such as when: loss > 10"
+    if problem.startswith("expected <block end>"):
+        return mark, "this line is indented in another way than the lines above it; indent all keys of a mapping alike"
+    return mark, f"expected YAML: {problem}"
 
 
 def _line(mark: Any) -> int:

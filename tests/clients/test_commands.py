@@ -376,6 +376,8 @@ class TestWrongUsage:
             (("alerts", "--follow", "--family", "nonsense"), "no family is named 'nonsense'; known are 'data', 'dead'"),
             (("alerts", "3", "--firing"), "an ALERT or --firing"),
             (("alerts", "3", "--run", "gpt"), "an ALERT or --run"),
+            (("alerts", "demo/gpt"), "the id of an alert, a number, got 'demo/gpt'; for those of a run, say --run"),
+            (("rules", "disable", "loss-spike", "--project", ""), "project: expected at least one character"),
             (("series", "gpt", "attention_entropy", "--head", "1"), "--layer with --head"),
             (("series", "gpt", "loss", "--from", "10", "--to", "5"), "swap them"),
             (("series", "gpt", "loss", "--layer", "3"), "'loss' is one number per step"),

@@ -58,6 +58,10 @@ class TestRestApiMd:
                 for parameter in route.get("parameters", []):
                     assert re.search(rf"[`{{]{parameter['name']}[`}}]", self.text), (path, parameter["name"])
 
+    @pytest.mark.parametrize("code", ["invalid_rules", "invalid_document", "name_in_use"])
+    def test_has_a_row_for_an_error(self, code):
+        assert re.search(rf"^\| 4\d\d \| .*`{code}`.* \| ", self.text, re.MULTILINE)
+
     @pytest.mark.parametrize("error", TsemonError.__subclasses__(), ids=lambda error: error.code)
     def test_names_each_code_that_the_service_answers(self, error):
         assert (f"`{error.code}`" in self.text) == (error.status != 500)

@@ -103,6 +103,14 @@ class TestTwoLiveAttempts:
         end(api, run_id, 3 - first, "failed")
         assert api.get(f"/runs/{run_id}")["state"] == ("failed" if first == 1 else "finished")
 
+    def test_count_each_what_fired_when_it_ended(self, api, run_id):
+        registered(api)
+        for attempt in (1, 2):
+            send(api, run_id, [20] * 3, attempt=attempt)
+            end(api, run_id, attempt)
+        assert sorted(alerts(api, at_end=True)) == [(1, "resolved", "run ended"), (2, "resolved", "run ended")]
+        assert api.get(f"/runs/{run_id}")["alerts_at_end"] == 2
+
     def test_survive_a_restart_of_the_service(self, start, api, run_id, clock):
         registered(api)
         for attempt in (1, 2):
@@ -110,6 +118,18 @@ class TestTwoLiveAttempts:
         again = start(rules=load(HIGH), clock=clock)
         for attempt in (1, 2):
             assert [a["firing_step"] for a in send(again, run_id, [20], 2, attempt=attempt)["alerts"]] == [2]
+
+
+class TestAnAttemptThatALaterOneContinued:
+    def test_does_not_count_at_the_end(self, api, run_id, clock):
+        send(api, run_id, [20] * 3)
+        end(api, run_id, 1, "failed")
+        clock.now += 1
+        registered(api, resume_step=3)
+        send(api, run_id, [1] * 3, 3, attempt=2)
+        end(api, run_id, 2)
+        assert alerts(api) == [(1, "resolved", "run ended")]
+        assert alerts(api, at_end=True) == []
 
 
 class TestAnAttemptThatFellSilent:

@@ -157,7 +157,7 @@ class TestARestoredRule:
         put(api, "/rules/mine?project=p", above(2, name="mine"))
         status, error, detail = call(api, "POST", "/rules/mine/restore?project=p")[:3]
         assert (status, error) == (404, "unknown_rule")
-        assert "disable it" in detail
+        assert "disable the rule" in detail
 
 
 class TestWhatIsToldOfARun:

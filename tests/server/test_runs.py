@@ -55,6 +55,7 @@ class TestRegistering:
             ({}, "run: Field required"),
             ({"run": "gpt", "blockz": []}, "blockz: Extra inputs"),
             ({"run": "a\nb"}, "run: String should match"),
+            ({"run": "gpt", "attempt_key": ""}, "attempt_key: expected at least one character, got an empty text"),
             ({"run": "x" * 300}, "run: String should have at most 128"),
             ({"run": "gpt", "project": "x" * 129}, "project: String should have at most 128"),
             ({"run": "gpt", "tags": ["x" * 129]}, r"tags\.0: String should have at most 128"),

@@ -65,7 +65,7 @@ class TestTheLine:
 class TestAnInvalidDocument:
     @pytest.mark.parametrize(
         ("text", "problem"),
-        [("a: 1\nb: [1,\n", "file line 3: expected YAML"),
+        [("a: 1\nb: [1,\n", "file line 3: column 1: expected YAML"),
          ("a: 1\nb: 2\na: 3", "file line 3: 'a' stands there a second time, first in line 1"),
          ("a: &x 1\nb: *x", "file line 1: .* anchor or alias"),
          ("a: 1\nb: !!python/object:os.system x", "file line 2: expected a value without a tag, got 'tag:yaml.org"),
@@ -73,12 +73,40 @@ class TestAnInvalidDocument:
          ("a: 1\n? [x]\n: 2", "file line 2: expected a word"),
          ("a: \x00", "file: expected YAML"),
          ('a: "\\U00110000"', "file: expected YAML"),
-         ("a: 1\n\tb: 2", "file line 2: expected YAML"),
+         ("a: 1\n\tb: 2", "file line 2: column 1: this line is indented with a tab"),
          ("[" * 10_000, f"file line 1: expected at most {MAX_DEPTH}")],
     )  # fmt: skip
     def test_tells_its_origin_and_line(self, text, problem):
         with pytest.raises(InvalidDocument, match=problem):
             parse(text, "file")
+
+
+class TestAMistakeThatPeopleMake:
+    @pytest.mark.parametrize(
+        ("text", "line", "column", "advice"),
+        [
+            ('rules:\n  - when: "scalar("val/loss") > 3"\n', 2, 20, "the double quotes end before the text does"),
+            ("rules:\n  - when: 'scalar('val/loss') > 3'\n", 2, 20, "the single quotes end before the text does"),
+            ('rules:\n  - when: "a" > 3\n', 2, 17, "put the line in single quotes, with double quotes inside"),
+            ("rules:\n  - when: loss > 3 for: 3 samples\n", 2, 23, "a second colon in one line; give each key"),
+            ("rules:  - name: a    when: loss > 3", 1, 9, "use --data-binary instead of -d"),
+            ("rules:\n  - name: a\n   when: loss > 3\n", 3, 4, "indented in another way"),
+            ("rules:\n  - name: a\n      when: loss > 3\n", 3, 11, "indented in another way"),
+            ('rules:\n  - when: "any(x \\d > 3)"\n', 2, 19, "in double quotes, a backslash"),
+            ('rules:\n  - when: "loss > 3\n', 2, 11, "this quote is never closed"),
+            ("rules:\n  - when: @x\n", 2, 11, "a text cannot begin with '@'"),
+            ("rules:\n  - name: a\n    when loss > 3\n    for: 3\n", 3, 5, "expected a key and a colon"),
+        ],
+    )
+    def test_is_told_with_its_column_and_what_to_write(self, text, line, column, advice):
+        with pytest.raises(InvalidDocument) as error:
+            parse(text, "file")
+        assert str(error.value).startswith(f"file line {line}: column {column}: ")
+        assert advice in str(error.value)
+
+    def test_is_a_comment_that_has_swallowed_the_text(self):
+        with pytest.raises(InvalidDocument, match=r"the whole text is one comment; .* use --data-binary"):
+            parse("# rules of mine rules: - name: a", "file")
 
 
 class TestWritten:

@@ -79,13 +79,15 @@ def alerts(
     firing: Annotated[
         bool,
         typer.Option(
-            "--firing", help="Only what fires, not silenced, and nobody has seen to; exits 3 where there is any."
+            "--firing",
+            help="Show only firing alerts that are neither silenced nor acknowledged. Exits with 3 if there are any.",
         ),
     ] = False,
     at_end: Annotated[
         bool,
         typer.Option(
-            "--at-end", help="Only warnings and criticals that fired when their run ended; exits 3 where there is any."
+            "--at-end",
+            help="Show only warnings and critical alerts that were firing when their attempt ended. Exits with 3 if any.",
         ),
     ] = False,
     since: Annotated[
@@ -126,14 +128,19 @@ def alerts(
     ):
         if alert is not None and given:
             raise InvalidArgument(f"expected an ALERT or {option}, got both")
+    if alert is not None and not alert.isdecimal():
+        raise InvalidArgument(
+            f"expected the id of an alert, a number, got {alert!r:.80}; for those of a run, say --run"
+        )
     with connect(server) as client:
         if alert is not None:
             _show_one(client.alert(alert), as_json, as_csv)
             return
         from tsemon_client.models import Severity
 
+        of = None if run is None else find_run(client, run)
         asked: dict[str, Any] = {
-            "run_id": None if run is None else find_run(client, run).run_id,
+            "run_id": None if of is None else of.run_id,
             "project": project,
             "rule": rule,
             "family": family,
@@ -143,7 +150,7 @@ def alerts(
             "at_end": at_end or None,
             "since": None if since is None else time_of(since),
         }
-        _check_is_known(client, rule, family)
+        _check_is_known(client, rule, family, project if of is None else of.project)
         if follow:
             with suppress(KeyboardInterrupt):
                 _follow(client, asked, limit, as_json)
@@ -161,7 +168,7 @@ def alerts(
     elif not found:
         say("nothing fires" if firing else "nothing fired to the end of a run" if at_end else "no alerts", err=True)
     else:
-        _print_list(shown)
+        _print_list(shown, has_attempts=of is not None and of.attempt > 1)
         if len(found) > limit:
             say(f"there are more than these {limit:,}; --limit shows more", err=True)
     if (firing or at_end) and found:
@@ -190,16 +197,16 @@ FIELDS = (
 )
 
 
-def _check_is_known(client: Client, rule: str | None, family: str | None) -> None:
+def _check_is_known(client: Client, rule: str | None, family: str | None, project: str | None) -> None:
     """Raises InvalidArgument for names that neither a rule has nor an alert: of those there will never be one."""
     if rule is None and family is None:
         return
     from tsemon.catalogue import nearest
 
-    rules = client.rules()
+    rules = client.rules(project)
     for word, given, known, alerts in (
         ("rule", rule, {one.name for one in rules}, client.alerts(rule=rule, limit=1)),
-        ("family", family, {one.definition["family"] for one in rules}, client.alerts(family=family, limit=1)),
+        ("family", family, {one.family for one in rules}, client.alerts(family=family, limit=1)),
     ):
         if given is not None and given not in known and next(alerts, None) is None:
             raise InvalidArgument(f"--{word}: no {word} is named {given!r:.80}; {nearest(given, known)}")
@@ -231,17 +238,29 @@ def time_of(text: str) -> str:
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
 
 
-def _print_list(shown: Sequence[Alert]) -> None:
+def _print_list(shown: Sequence[Alert], has_attempts: bool) -> None:
+    """`has_attempts` is true if the attempts of an alert are shown even if all are of the first one."""
+    has_attempts = has_attempts or any(alert.attempt > 1 for alert in shown)
     if terminal() is not None:
-        print_alerts(shown)
+        print_alerts(shown, has_attempts)
         return
-    names = ("id", "state", "severity", "rule", "run", "step", "changed", "summary")
-    columns = [Column(name, right=name in ("id", "step")) for name in names]
-    print_table(columns, [_cells(alert) for alert in shown])
+    names = [
+        "id",
+        "state",
+        "severity",
+        "rule",
+        "run",
+        *(["attempt"] if has_attempts else []),
+        "step",
+        "changed",
+        "summary",
+    ]
+    columns = [Column(name, right=name in ("id", "attempt", "step")) for name in names]
+    print_table(columns, [_cells(alert, has_attempts) for alert in shown])
 
 
-def print_alerts(alerts: Sequence[Alert]) -> None:
-    """Two lines each, or more: a summary has more words than a column has room for."""
+def print_alerts(alerts: Sequence[Alert], has_attempts: bool = False) -> None:
+    """Print two lines or more per alert: a summary has more words than a column has room for."""
     from rich.console import Console
     from rich.text import Text
 
@@ -255,6 +274,7 @@ def print_alerts(alerts: Sequence[Alert]) -> None:
             (alert.severity, SEVERITY_STYLES[alert.severity]),
             "  ",
             (printable(f"{alert.project}/{alert.run}"), "bold"),
+            f"  attempt {alert.attempt}" if has_attempts else "",
             f"  step {count(step_of(alert))}",
             (f"  {moment(alert.updated_at)}", "dim"),
         )
@@ -262,13 +282,14 @@ def print_alerts(alerts: Sequence[Alert]) -> None:
         print_facts([("", f"{alert.rule}: {alert.summary}")], indent=7, name_width=0)
 
 
-def _cells(alert: Alert) -> list[Cell]:
+def _cells(alert: Alert, has_attempt: bool) -> list[Cell]:
     return [
         alert.alert_id,
         state_of(alert),
         (alert.severity, SEVERITY_STYLES[alert.severity]),
         alert.rule,
         f"{alert.project}/{alert.run}",
+        *([str(alert.attempt)] if has_attempt else []),
         count(step_of(alert)),
         moment(alert.updated_at),
         alert.summary,
@@ -342,7 +363,7 @@ def line_of(alert: Alert) -> str:
     """The alert as a line of a log."""
     return printable(
         f"{moment(alert.updated_at)}  {state_of(alert)[0]:<16} {alert.severity:<8} {alert.project}/{alert.run}  "
-        f"step {count(told_step_of(alert))}  {alert.summary}"
+        f"{f'attempt {alert.attempt}  ' if alert.attempt > 1 else ''}step {count(told_step_of(alert))}  {alert.summary}"
     )
 
 
@@ -377,7 +398,7 @@ def _facts(alert: Alert) -> Iterator[tuple[str, Cell]]:
     yield "changed", moment(alert.updated_at)
     if alert.acknowledged_at:
         note = f": {alert.note}" if alert.note else ""
-        yield "seen to", f"{moment(alert.acknowledged_at)} by {alert.acknowledged_by}{note}"
+        yield "acknowledged", f"{moment(alert.acknowledged_at)} by {alert.acknowledged_by}{note}"
 
 
 def _in_brackets(text: str | None) -> str | None:

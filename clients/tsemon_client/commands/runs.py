@@ -260,7 +260,7 @@ def _show_one(client: Client, name: str, as_json: bool, as_csv: bool) -> None:
     alerts += client.alerts(run_id=run.run_id, at_end=True).all() if run.alerts_at_end else []
     if alerts:
         print_heading("alerts")
-        print_alerts(alerts)
+        print_alerts(alerts, has_attempts=run.attempt > 1)
 
 
 def _about(run: RunDetail) -> Iterator[tuple[str, list[tuple[str, Cell]]]]:

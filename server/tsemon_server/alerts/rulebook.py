@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
+from tsemon.catalogue import nearest
 from tsemon.errors import InvalidArgument, InvalidRules, UnknownRule
 from tsemon_answers.rules import ExplainedRule, RuleHistory, Rules, RuleVersion
 from tsemon_server.alerts.explaining import explain
@@ -106,15 +107,19 @@ class Rulebook:
         if project is not None:
             self._restore_servers(writer, name, project)
         elif name not in self._pack:
-            raise UnknownRule(f"no built-in rule is named {name!r}; only one of the pack can be as it came")
+            known = self.versions(writer.rules, name)[0]
+            raise UnknownRule(
+                f"{known.name!r} is not a built-in rule, so there is no original to restore; disable it, or put another one"
+            )
         else:
             self.edit(writer.rules, [self._pack[name]])
 
     def _restore_servers(self, writer: Writer, name: str, project: str) -> None:
         known = {version.name: version for version in self.newest(writer.rules)}.get(name)
         if known is None:
+            self.versions(writer.rules, name, project)
             raise UnknownRule(
-                f"the server has no rule named {name!r} that could count in place of the project's; disable it"
+                f"the server has no rule {name!r} that project {project!r} could return to; disable the rule"
             )
         _give_up(writer.rules, known, project)
         if not known.enabled:
@@ -124,7 +129,8 @@ class Rulebook:
         """All versions of a rule, the active one first. Raises UnknownRule."""
         found = rules.versions(name, project)
         if not found:
-            raise UnknownRule(f"no rule is named {name!r}; the list of rules has those there are")
+            known = [version.name for version in self.newest(rules, project)]
+            raise UnknownRule(f"no rule is named {name!r}; {nearest(name, known)}")
         return found
 
     def _in_words(self, versions: Sequence[RuleVersion]) -> dict[str, ExplainedRule]:

@@ -53,7 +53,7 @@ def list_notifications(asked: Asked[NotificationsQuery], store: TheStore) -> Not
 @needs("admin", of="alert")
 @takes(care.Acknowledgement)
 async def acknowledge_alert(alert_id: AlertId, request: Request, store: TheStore) -> Alert:
-    """Say that somebody has seen to an alert. One that somebody has seen to already stays as it is."""
+    """Acknowledge an alert. An alert that is acknowledged already stays as it is."""
     return await run_in_threadpool(care.acknowledge, store, alert_id, await read_raw(request))
 
 

@@ -22,8 +22,11 @@ def load_file(path: Path) -> tuple[Rule, ...]:
     """The rules of a file. Raises InvalidDocument or InvalidRules."""
     try:
         text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidDocument(f"{path}: expected a rule file in UTF-8, which cannot be read: {error}") from None
+    except OSError as error:
+        raise InvalidDocument(f"{path}: the rule file cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise InvalidDocument(f"{path} line {line}: expected text in UTF-8; save the file in this encoding") from None
     return load(text, str(path))
 
 
@@ -32,6 +35,8 @@ def load(text: str, origin: str = "rules") -> tuple[Rule, ...]:
 
     They must be within the limits of cost. `stored` reads rules from a database.
     """
+    if not text.strip():
+        raise InvalidDocument(f"{origin}: expected rules, got an empty text")
     if len(text) > MAX_CHARACTERS:
         raise InvalidRules(f"{origin}: expected at most {MAX_CHARACTERS:,} characters of rules, got {len(text):,}")
     data, line_of = parse(text, origin)

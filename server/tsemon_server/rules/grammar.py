@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from tsemon_server.rules import conditions, values
 from tsemon_server.rules.conditions import BOUNDS, Bound, Comparison
 from tsemon_server.rules.memory import MAX_SAMPLES, StepsIn
-from tsemon_server.rules.parts import Mistake, Part
+from tsemon_server.rules.parts import Mistake, Part, unknown_key
 from tsemon_server.rules.program import Measure, Program, Term
 
 SOURCES = "scalar", "layers", "heads", "steps_in"
@@ -127,7 +127,7 @@ def _kind(part: Part, options: Sequence[str]) -> str:
         return found[0]
     if isinstance(part.data, dict) and part.data and not found:
         key = str(next(iter(part.data)))
-        raise Mistake((*part.path, key), f"no {key!r} here; expected one of {', '.join(options)}")
+        raise unknown_key(part.path, key, options)
     raise part.wrong(f"a mapping with one of {', '.join(options)}")
 
 

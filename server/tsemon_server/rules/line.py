@@ -15,7 +15,7 @@ from typing import Any
 from tsemon.catalogue import LAYERED, SCALARS, most_alike, nearest
 from tsemon_server.rules.functions import AXES, FUNCTIONS, GUESSED, Function, Param, Read, Unfit
 from tsemon_server.rules.parts import Mistake, Part, Path
-from tsemon_server.rules.scanning import Wrong, scan
+from tsemon_server.rules.scanning import Wrong, guessed, scan
 
 MAX_DEPTH = 50
 """Number of expressions inside one another."""
@@ -103,6 +103,9 @@ def _parsed(text: str) -> ast.expr:
         with _PARSER:
             body = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
+        other = guessed(text)
+        if other is not None:
+            raise other from None
         place = indent + error.offset - 1 if error.offset else len(text.rstrip())
         at_end = "something is missing at the end" if place >= len(text.rstrip()) else None
         said = _INVALID.get(text[place : place + 1]) or at_end or f"this is not an expression: {error.msg}"
@@ -134,7 +137,7 @@ class _Reader:
                     node, "this comparison has an answer per head; reduce over heads first", FUNCTIONS["heads"].example
                 )
             text = "this comparison has an answer per layer; say in which it must hold: any(...), all(...), first(...)"
-            raise self._wrong(node, f"{text} or last(...)", f"any({self._text(node, 'grad_norm > 1')})")
+            raise self._wrong(node, f"{text} or last(...){self._over_time(node)}", self._in_any(node))
         return found
 
     def value(self, node: ast.expr, own: Read | None = None) -> Read:
@@ -207,15 +210,36 @@ class _Reader:
         return found.then("negate")
 
     def _arithmetic(self, node: ast.BinOp, own: Read | None) -> Read:
+        """A chain such as a + b - c is read from the left to the right: its terms are not inside one another."""
+        chain, first = [node], node.left
+        while isinstance(first, ast.BinOp):
+            chain.append(first)
+            first = first.left
+        for one in chain:
+            self._refuse_path(one)
+        left = self.value(first, own)
+        for one in reversed(chain):
+            left = self._of_two(one, left)
+        return left
+
+    def _of_two(self, node: ast.BinOp, left: Read) -> Read:
         name = _ARITHMETIC.get(type(node.op))
         if name is None:
             raise self._unsupported(node.op, node.left)
-        left = self.value(node.left, own)
         right = self.value(node.right, left)
         if left.axes and right.axes and left.axes != right.axes:
             text = f"expected two values of one shape, got {AXES[left.axes]} and {AXES[right.axes]}"
             raise self._wrong(node.right, text, 'min(heads("attention_entropy")) / sink_share')
         return left.then({name: right.tree}, axes=max(left.axes, right.axes))
+
+    def _refuse_path(self, node: ast.BinOp) -> None:
+        """Names with a slash between them are one name if one of them is like no metric."""
+        text = self._source(node)
+        names = text.split("/")
+        unknown = [name for name in names if name not in KNOWN and name != "own" and not most_alike(name[:128], KNOWN)]
+        if len(names) > 1 and unknown and all(name.isidentifier() for name in names) and len(text) <= 40:
+            said = f'no metric is named {unknown[0]!r}. A scalar that you log yourself is written scalar("{text}")'
+            raise self._wrong(node, said, f'scalar("{text}") > 3')
 
     def _joined(self, node: ast.BoolOp, own: Read | None) -> Read:
         name = "all" if isinstance(node.op, ast.And) else "any"
@@ -357,10 +381,31 @@ class _Reader:
         """`ast` counts bytes, people count characters."""
         return len(self._encoded[:byte].decode("utf-8", "surrogatepass"))
 
+    def _source(self, node: ast.expr) -> str:
+        return self._encoded[node.col_offset : node.end_col_offset].decode("utf-8", "surrogatepass")
+
     def _text(self, node: ast.expr, otherwise: str) -> str:
         """The text of a node, for an example."""
-        text = ast.unparse(node)
+        text = self._source(node)
         return text if len(text) <= 60 else otherwise
+
+    def _in_any(self, node: ast.expr) -> str:
+        """An example: the comparison in any layer, with statistics over time instead of over layers."""
+        text = self._text(node, "grad_norm > 1")
+        for call in self._over_layers(node):
+            text = text.replace(self._source(call), f"{self._source(call)[:-1]}, samples=20)")
+        return f"any({text})"
+
+    def _over_time(self, node: ast.expr) -> str:
+        """A hint if a statistic is over layers that may be meant over time."""
+        calls = [self._source(call) for call in self._over_layers(node)]
+        return f". {_cut(calls[0])} is over layers; over time, say of how many samples: samples=20" if calls else ""
+
+    def _over_layers(self, node: ast.expr) -> list[ast.Call]:
+        """Statistics in a comparison without `samples=`, which are over layers."""
+        calls = [call for call in ast.walk(node) if isinstance(call, ast.Call) and len(call.args) == 1]
+        named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in _OF_BOTH]
+        return [call for call in named if not call.keywords]
 
     _NODES: Mapping[type[ast.AST], Callable[[_Reader, Any, Read | None], Read]] = {
         ast.Name: _name,
@@ -373,6 +418,8 @@ class _Reader:
     }
 
 
+_OF_BOTH = "mean", "median", "min", "max"
+"""Statistics that are over time if they say of how many samples, else over layers."""
 _FIRST = "value", "layers", "condition", "mask", "either"
 
 

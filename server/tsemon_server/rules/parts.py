@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tsemon.catalogue import most_alike
+
 UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn"}
 """Unicode categories: control, format, surrogate, private, unassigned."""
 Path = tuple[str | int, ...]
@@ -43,7 +45,7 @@ class Part:
             raise self.wrong(f"a mapping with {', '.join(required) or 'any of ' + ', '.join(optional)}")
         for key in self.data:
             if key not in required and key not in optional:
-                raise Mistake((*self.path, str(key)), f"no {key!r} here; expected {', '.join((*required, *optional))}")
+                raise unknown_key(self.path, str(key), (*required, *optional))
         for key in required:
             if key not in self.data:
                 raise Mistake(self.path, f"{key!r} is missing; expected {', '.join(required)}")
@@ -87,6 +89,19 @@ class Part:
         return str(self.data)
 
 
+def unknown_key(path: Path, key: str, known: Sequence[str]) -> Mistake:
+    """A key that a mapping cannot have."""
+    near = most_alike(key[:128], known)
+    hint = f"did you mean {near}?" if near else f"expected {', '.join(known)}"
+    return Mistake((*path, key), f"unknown key {key[:80]!r}; {hint}")
+
+
+_WORDS = {None: "nothing", True: "true", False: "false"}
+"""Values as YAML and JSON write them."""
+
+
 def _shown(data: Any) -> str:
+    if data is None or isinstance(data, bool):
+        return _WORDS[data]
     text = repr(data)
     return text if len(text) <= 80 else text[:77] + "..."

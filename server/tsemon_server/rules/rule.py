@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal, cast
 
-from tsemon_server.rules import line
+from tsemon.catalogue import OWN_FAMILY
+from tsemon_server.rules import deciding, line
 from tsemon_server.rules.conditions import Comparison
 from tsemon_server.rules.grammar import condition, value
 from tsemon_server.rules.parts import Mistake, Part
 from tsemon_server.rules.program import Measure, Program, Term
 from tsemon_server.rules.scanning import MAX_SAMPLES_HELD, MAX_STEPS_HELD
 
-OWN_FAMILY = "custom"
-"""The family of a rule that names none."""
 FAMILIES = "tse", "entropy", "rank", "norm", "dead", "diverge", "data", "loss", "liveness", OWN_FAMILY
 SEVERITIES = "info", "warning", "critical"
 Severity = Literal["info", "warning", "critical"]
@@ -137,6 +136,10 @@ def rule(part: Part) -> Rule:
         tree=part.data,
     )
     compiled = compile_rule(read, Program(), part)
+    for key, term in zip(_CLAUSES, (compiled.when, compiled.clear, compiled.only_while), strict=True):
+        if term is not None:
+            deciding.check(part[key].data, (*part.path, key))
+            deciding.check_measures((*part.path, key), term.measures, read.on)
     for name in _PLACE.findall(read.advice):
         if name not in compiled.evidence:
             raise Mistake((*part.path, "advice"), f"{{{name}}} is not in evidence; expected one of its names")

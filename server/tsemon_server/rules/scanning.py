@@ -26,7 +26,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _NUMBER = re.compile(r"[0-9][0-9_]*(\.[0-9_]*)?([eE][0-9]*)?")
-_LASTING = re.compile(r"([0-9]{1,12})\s+(sample|step)s?")
+_LASTING = re.compile(r"([0-9]+)\s+(sample|step)s?")
 CLAUSES = "for", "after"
 _CLAUSE = re.compile(r"\b(for|after)\b")
 _WHERE = {"for": "only `when` and `clear` have it", "after": "only `when` has it"}
@@ -59,6 +59,14 @@ _UNSUPPORTED = {
 }
 
 
+_WORDS = {
+    **dict.fromkeys(("above", "over", "exceeds", "greater", "larger"), ">"),
+    **dict.fromkeys(("below", "under", "less", "smaller"), "<"),
+    **{word: word for word in ("and", "or", "not", *CLAUSES)},
+}
+"""Words that people write in lower or upper case, and the word of the language for each."""
+
+
 class Wrong(Exception):
     """A mistake at a place in the text of a line, counted from 0."""
 
@@ -86,6 +94,17 @@ class Wrong(Exception):
         mark = " " * (len(before) + place - start) + "^"
         example = f"\n    for example: {self.example}" if self.example else ""
         return f"column {place + 1}: {self}\n    {shown.rstrip()}\n    {mark}{example}"
+
+
+def guessed(text: str) -> Wrong | None:
+    """The first word that the language writes in another way, in a text that is no expression."""
+    for token in _TOKEN.finditer(text):
+        meant = _WORDS.get(token[0].lower()) if token.lastgroup == "word" else None
+        if meant is not None and meant != token[0]:
+            return Wrong(
+                token.start(), f"`{token[0]}` is not understood; write `{meant}`", end=token.end(), nearest=meant
+            )
+    return None
 
 
 @dataclass(frozen=True)

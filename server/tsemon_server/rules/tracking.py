@@ -115,7 +115,7 @@ def _verdicts(
         guard = batch[compiled.only_while.index][rows]
         verdicts = ["between" if holds is False else said for said, holds in zip(verdicts, guard, strict=True)]
     early = min(_num_early(compiled.rule.after, span, state), len(verdicts))
-    verdicts[:early] = ["between"] * early
+    verdicts[:early] = ["unknown" if said == "unknown" else "between" for said in verdicts[:early]]
     return verdicts
 
 

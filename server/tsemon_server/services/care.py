@@ -27,7 +27,7 @@ def _in_utc(until: datetime) -> datetime:
 
 
 class Acknowledgement(Body):
-    """Somebody has seen to an alert."""
+    """An alert is acknowledged."""
 
     by: Name
     """Who says so."""
@@ -67,7 +67,7 @@ class NewSilence(Body):
 
 
 def acknowledge(store: Store, alert_id: str, raw: bytes | bytearray) -> Alert:
-    """Say that somebody has seen to an alert. One that somebody has seen to already stays as it is."""
+    """Acknowledge an alert. An alert that is acknowledged already stays as it is."""
     body = read_body(Acknowledgement, raw)
     with store.write() as writer:
         return writer.alerts.acknowledge(alert_id, body.by, body.note)

@@ -142,5 +142,6 @@ def _tried(recording: Recording, evaluator: Evaluator, points: int | None) -> Tr
         alerts=[TriedAlert.model_validate(alert, from_attributes=True) for alert in replayed.alerts],
         num_frames=replayed.num_frames,
         problems=list(replayed.problems),
+        not_judged=list(replayed.not_judged),
         traces=traced.traces(),
     )

@@ -145,7 +145,7 @@ class TestNotificationsMd:
 class TestAnInvalidConfiguration:
     @pytest.mark.parametrize(
         ("text", "problem"),
-        [("receivers: [", "line 1: expected YAML"),
+        [("receivers: [", "line 1: column 13: expected YAML"),
          ("", "line 1: expected settings such as `receivers:`, got nothing"),
          ("- name: pager", "line 1: expected settings such as `receivers:`, got a list"),
          ("pager", "line 1: expected settings such as `receivers:`, got one word or number"),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tsemon.errors import InvalidRules
 from tsemon.stacks import Stack, Stacks
 from tsemon_server.rules import PACK
 from tsemon_server.rules.evaluator import Evaluator
@@ -73,7 +74,15 @@ def few_samples(draw, trees):
     return shortened(draw(trees))
 
 
-CONDITIONS = few_samples(conditions())
+def may_be_a_rule(tree):
+    try:
+        rule(tree)
+    except InvalidRules:
+        return False
+    return True
+
+
+CONDITIONS = few_samples(conditions()).filter(may_be_a_rule)
 
 
 class TestFramesThatAreReadTogether:
@@ -146,9 +155,15 @@ class TestAStateWhoseFramesCannotBeRead:
 class TestEvidence:
     def test_names_no_bound_for_a_layer_that_the_bound_lacks(self):
         uneven = rule(
-            {"any": [{"value": [{"layers": "x"}], "above": [{"layers": "y"}], "in": "any"}, {"value": 1, "above": 0}]},
+            {
+                "any": [
+                    {"value": [{"layers": "x"}], "above": [{"layers": "y"}], "in": "any"},
+                    {"value": [{"scalar": "loss"}], "above": 0},
+                ]
+            },
             **{"for": AT_ONCE},
         )
         evaluator = Evaluator([uneven])
-        (fired,) = evaluator.advance(evaluator.start(), layers_view(0, x=[1, 2, 3], y=[1]))
+        view = replace(layers_view(0, x=[1, 2, 3], y=[1]), scalars={"loss": 1.0})
+        (fired,) = evaluator.advance(evaluator.start(), view)
         assert fired.evidence["conditions"][0]["above"] is None

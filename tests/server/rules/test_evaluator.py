@@ -239,7 +239,7 @@ class TestRules:
         assert len(two.start().cells) == len(one.start().cells)
 
     def test_on_the_clock_are_apart(self):
-        rules = [rule(), rule(name="silent", on="clock")]
+        rules = [rule(), rule("silent_seconds > 9", "silent", on="clock")]
         assert [r.name for r in Evaluator(rules).rules] == ["test"]
         assert [r.name for r in Evaluator(rules, on="clock").rules] == ["silent"]
 

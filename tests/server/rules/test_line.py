@@ -223,6 +223,13 @@ class TestALineThatIsWrong:
             ("loss == 3", 6, "`==` is not supported"),
             ("(loss) == 3", 8, "`==` is not supported"),
             ("loss = 3", 6, "`=` is not supported"),
+            ("loss > 3 AND loss < 4", 10, "`AND` is not understood; write `and`"),
+            ("loss above 3", 6, "`above` is not understood; write `>`"),
+            ("loss > 3 For 3 samples", 10, "`For` is not understood; write `for`"),
+            ("val/loss > 3", 1, 'written scalar("val/loss")'),
+            ("loss - val/loss > 3", 8, 'written scalar("val/loss")'),
+            ("update_nrm/param_norm > 3", 1, "did you mean 'update_norm'?"),
+            ("-" * 55 + "loss > 3", 50, "expected at most 50 expressions inside one another"),
             ("loss ** 2 > 1", 6, "`**` is not supported"),
             ("9**9**9 > loss", 2, "`**` is not supported"),
             ("loss > 10%", 10, "write 20% as 0.2"),
@@ -305,6 +312,35 @@ PIECES = st.one_of(
     ),
     st.text(max_size=3),
 )
+
+
+class TestAChain:
+    def test_of_terms_is_not_nested(self):
+        flat = "loss > 1" + " + 1" * 60
+        grammar.condition(Part(condition(flat)), Program())
+        assert condition(flat)["above"][1:] == [{"plus": 1}] * 60
+        assert value("loss" + " - previous(own)" * 60)[1:] == [{"minus": ["own", {"previous": 1}]}] * 60
+
+    def test_is_bounded_by_its_length(self):
+        assert "at most about 1,000" in refused("loss > 1" + "+1" * 1_990)
+
+    def test_may_be_long_in_what_is_refused(self):
+        assert "any(grad_norm > 1)" in refused("grad_norm > 1" + "+1" * 300)
+
+
+class TestAStatisticOverLayers:
+    def test_may_be_meant_over_time(self):
+        found = refused("grad_norm > 10 * median(grad_norm)")
+        assert "median(grad_norm) is over layers; over time, say of how many samples: samples=20" in found
+        assert found.endswith("for example: any(grad_norm > 10 * median(grad_norm, samples=20))")
+        line.condition(Part("any(grad_norm > 10 * median(grad_norm, samples=20))"))
+        assert "samples=" not in refused("grad_norm > 10 * median(grad_norm, samples=5)").split("\n")[0]
+
+
+class TestAClause:
+    def test_names_its_limit(self):
+        said = "expected a whole number from 0 to 1000000000, got 99999999999999999999 steps"
+        assert said in refused("loss > 3 for 99999999999999999999 steps", clauses=("for",))
 
 
 class TestAnyText:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tsemon.errors import InvalidArgument, InvalidRules
+from tsemon.errors import InvalidArgument, InvalidDocument, InvalidRules
 from tsemon_server.rules import PACK
-from tsemon_server.rules.documents import load
+from tsemon_server.rules.documents import load, load_file
 from tsemon_server.rules.program import Program
 from tsemon_server.rules.rule import Hold, compile_rule
 
@@ -51,14 +51,14 @@ class TestARuleFile:
             ("name: loss-is-high", "name: Loss", 3, "rules[0].name: expected a name of small letters"),
             ("family: loss", "family: los", 4, "rules[0].family: expected one of tse, entropy"),
             ("severity: warning", "severity: bad", 5, "expected one of info, warning, critical, got 'bad'"),
-            ("above: 1e1", "abov: 1e1", 10, "no 'abov' here; expected value, above"),
+            ("above: 1e1", "abov: 1e1", 10, "unknown key 'abov'; did you mean above?"),
             ("above: 1e1", "above: high", 10, "expected a number, or a list that begins with"),
             ("above: 1e1", "in: any", 10, "the value is one number: expected no `in`"),
             ("          above: 1e1\n", "", 9, "nothing to hold the value against"),
             ("{layers: last}]", "{layers: lst}]", 11, "expected one of min, max"),
             ("{layers: last}]", "{heads: last}]", 11, "'heads' expects a value with heads, got layers"),
             (", {layers: last}]", "]", 11, "the value has layers: say in which"),
-            ("[{layers: grad_norm}", "[{layer: grad_norm}", 11, "no 'layer' here; expected one of scalar, layers"),
+            ("[{layers: grad_norm}", "[{layer: grad_norm}", 11, "unknown key 'layer'; did you mean layers?"),
             ("{layers: last}]", "{window: mean}]", 11, "'samples' is missing"),
             ("{layers: last}]", "{slice: 3}, {layers: last}]", 11, "expected a list of at least 1, got 3"),
             ("samples: 4", "samples: 0", 13, "expected a whole number from 1"),
@@ -67,9 +67,17 @@ class TestARuleFile:
             ("{start: mean}", "{start: mode}", 16, "expected one of mean, min"),
             ("It began at {start}", "It began at {begin}", 17, "{begin} is not in evidence"),
             ("name: loss-is-high", "on: frame", 3, "'name' is missing; expected name, when"),
-            ("for: {samples: 4}", "for: {samples: 4, step: 1}", 13, "no 'step' here"),
+            ("for: {samples: 4}", "for: {samples: 4, step: 1}", 13, "unknown key 'step'; did you mean steps?"),
+            ("family: loss", "zzz: loss", 4, "unknown key 'zzz'; expected name, when, family"),
+            (
+                "family: loss",
+                "family:",
+                4,
+                "expected one of tse, entropy, rank, norm, dead, diverge, data, loss, liveness, custom, got nothing",
+            ),
+            ("severity: warning", "severity: true", 5, "expected one of info, warning, critical, got true"),
             ("all:", "every:", 7, "expected a mapping with value, or with condition"),
-            ("rules:", "rule:", 2, "no 'rule' here; expected rules"),
+            ("rules:", "rule:", 2, "unknown key 'rule'; did you mean rules?"),
         ],
     )
     def test_that_is_wrong_is_refused_with_the_line_and_the_place(self, old, new, line, said):
@@ -104,6 +112,19 @@ class TestARuleFile:
     def test_has_each_name_once(self):
         with pytest.raises(InvalidRules, match=r"line 20: .*a second rule 'loss-is-high'"):
             load(GOOD + GOOD.split("rules:\n")[1])
+
+    def test_that_cannot_be_read_is_told_of_in_plain_words(self, tmp_path):
+        file = tmp_path / "my.yaml"
+        for content, said in (
+            (None, f"{file}: the rule file cannot be read: No such file or directory"),
+            (b"", f"{file}: expected rules, got an empty text"),
+            (b"rules:\n\xff", f"{file} line 2: expected text in UTF-8; save the file in this encoding"),
+        ):
+            if content is not None:
+                file.write_bytes(content)
+            with pytest.raises(InvalidDocument) as error:
+                load_file(file)
+            assert str(error.value) == said
 
     @pytest.mark.parametrize("text", ["", "rules:", "rules: []", "rules: 3", "- 1", "a: [", "rules: [1]"])
     def test_that_is_none_is_refused(self, text):

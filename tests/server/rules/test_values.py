@@ -247,8 +247,8 @@ class TestAComparisonOfLayers:
 
 
 UNKNOWN = {"value": [{"scalar": "missing"}], "above": 0}
-YES = {"value": 1, "above": 0}
-NO = {"value": 1, "below": 0}
+YES = {"value": [{"scalar": "loss"}], "above": 0}
+NO = {"value": [{"scalar": "zero"}], "below": 0}
 
 
 class TestACondition:
@@ -266,13 +266,13 @@ class TestACondition:
             ({"not": YES}, False),
             ({"not": NO}, True),
             ({"not": UNKNOWN}, None),
-            ({"value": 5, "above": 1, "below": 9}, True),
-            ({"value": 5, "above": 1, "below": 3}, False),
-            ({"value": 5, "at_least": 5, "at_most": 5}, True),
+            ({"value": [{"scalar": "loss"}], "above": 1, "below": 9}, True),
+            ({"value": [{"scalar": "loss"}], "above": 1, "below": 3}, False),
+            ({"value": [{"scalar": "loss"}], "at_least": 5, "at_most": 5}, True),
         ],
     )
     def test_has_three_answers(self, condition, expected):
-        assert answers(condition, [View(0)]) == [expected]
+        assert answers(condition, [View(0, {"loss": 5.0, "zero": 0.0})]) == [expected]
 
     def test_may_be_about_what_is_not_finite(self):
         views = [loss_view(0, 1.0), loss_view(1, NAN), loss_view(2, math.inf), loss_view(3, None)]

@@ -39,7 +39,9 @@ def run(
         results += replay_served(server, runs, rules)
     found = [result for result in results if isinstance(result, Replayed)]
     refused = [result for result in results if isinstance(result, str)]
-    print(to_json(found, evidence=evidence)) if as_json else print_found(found, evidence=evidence)
+    print(to_json(found, evidence=evidence)) if as_json else print_found(
+        found, evidence=evidence, has_own_rules=rules is not None
+    )
     for problem in _problems(found, refused):
         say(f"tsemon: {problem}", err=True)
     return not refused

@@ -52,8 +52,10 @@ def _replay_share(rules: Path | None, sources: Sequence[Source]) -> list[Replaye
 def _replay_one(source: Source, evaluator: Evaluator) -> Replayed | str:
     try:
         return replay(source.open(), evaluator)
-    except (TsemonError, OSError) as error:
+    except TsemonError as error:
         return str(error)
+    except OSError as error:
+        return f"{error.filename or source.paths[0]}: cannot be read: {error.strerror or error}"
 
 
 def replay_stored(database: str, runs: Sequence[str], rules: Path | None) -> Iterator[Replayed]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from tsemon_answers.rules import Lacking, NotJudged
+from tsemon_server.rules.checking import lacks
 from tsemon_server.rules.evaluator import Evaluator, Event
 from tsemon_server.rules.program import View
 from tsemon_server.services.replay.recording import Recording
@@ -41,17 +43,24 @@ class Replayed:
     num_frames: int
     problems: Sequence[str]
     """What of the recording could not be read."""
+    not_judged: Sequence[NotJudged] = ()
+    """The rules whose condition was unknown in every frame."""
 
 
 def replay(recording: Recording, evaluator: Evaluator) -> Replayed:
     """Read a recording to its end, each attempt with rules that know of none before it."""
     alerts, num_frames = list[Fired](), 0
+    judged, has = set[str](), dict[str, set[str]](scalar=set(), layers=set(), heads=set())
     for first_step, views in recording.attempts():
         alerts = [_ended(alert, first_step) for alert in alerts]
         state, fires = evaluator.start(), dict[str, int]()
         rising = _rising(views)
         while chunk := [*islice(rising, FRAMES_AT_ONCE)]:
             num_frames += len(chunk)
+            for view in chunk:
+                has["scalar"].update(view.scalars)
+                has["layers"].update(view.layers)
+                has["heads"].update(view.heads)
             for event in evaluator.read([(state, chunk)])[0]:
                 if event.kind == "firing":
                     fires[event.rule.name] = len(alerts)
@@ -59,7 +68,18 @@ def replay(recording: Recording, evaluator: Evaluator) -> Replayed:
                 elif event.kind == "resolved":
                     place = fires.pop(event.rule.name)
                     alerts[place] = replace(alerts[place], resolved_step=event.resolved_step)
-    return Replayed(run=recording.name, alerts=alerts, num_frames=num_frames, problems=recording.problems)
+        judged |= {status.rule.name for status in evaluator.statuses(state) if status.judged_step is not None}
+    unknown = [rule for rule in evaluator.rules if num_frames and rule.name not in judged and rule.on == "frame"]
+    return Replayed(
+        run=recording.name,
+        alerts=alerts,
+        num_frames=num_frames,
+        problems=recording.problems,
+        not_judged=[
+            NotJudged(rule=rule.name, lacks=[Lacking.model_validate(one._asdict()) for one in lacks(rule, has)])
+            for rule in unknown
+        ],
+    )
 
 
 def _rising(views: Iterator[View]) -> Iterator[View]:

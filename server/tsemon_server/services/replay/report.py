@@ -8,17 +8,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from tsemon.terminal import Cell, Column, count, print_json, print_table, say
+from tsemon_answers.rules import NotJudged
+from tsemon_server.rules.checking import Lack
 from tsemon_server.services.replay.replaying import Fired, Replayed
 
 STYLES = {"critical": "bold red", "warning": "yellow", "info": "dim"}
 
 
 def to_json(results: Sequence[Replayed], *, evidence: bool) -> str:
-    """One list of runs with the alerts that fired on each."""
-    return json.dumps(
-        [{"run": result.run, "alerts": [_alert(alert, evidence) for alert in result.alerts]} for result in results],
-        indent=2,
-    )
+    """One list of runs with the alerts that fired on each, and the rules that were never evaluated."""
+    return json.dumps([_result(result, evidence) for result in results], indent=2)
+
+
+def _result(result: Replayed, evidence: bool) -> dict[str, Any]:
+    return {
+        "run": result.run,
+        "alerts": [_alert(alert, evidence) for alert in result.alerts],
+        "not_judged": [one.model_dump() for one in result.not_judged],
+    }
 
 
 def _alert(alert: Fired, evidence: bool) -> dict[str, Any]:
@@ -26,8 +33,11 @@ def _alert(alert: Fired, evidence: bool) -> dict[str, Any]:
     return {name: value for name, value in vars(alert).items() if name not in hidden}
 
 
-def print_found(results: Sequence[Replayed], *, evidence: bool) -> None:
-    """A row for each alert, and a last line that counts."""
+def print_found(results: Sequence[Replayed], *, evidence: bool, has_own_rules: bool) -> None:
+    """Print a row for each alert, the rules that were never evaluated, and a last line that counts.
+
+    Many runs lack metrics of some built-in rules, so those rules are only counted.
+    """
     steps = [Column(name, right=True) for name in ("fired", "resolved")]
     rows: list[list[Cell]] = [
         [
@@ -49,7 +59,24 @@ def print_found(results: Sequence[Replayed], *, evidence: bool) -> None:
     for result in results if evidence else ():
         for alert in result.alerts:
             _print_evidence(result.run, alert)
+    for result in results if has_own_rules else ():
+        for unknown in result.not_judged:
+            say(_unknown(result.run, result.num_frames, unknown))
+    num_unknown = len({unknown.rule for result in results for unknown in result.not_judged})
+    if num_unknown and not has_own_rules:
+        say(
+            f"rules that were never evaluated on some of these runs: {num_unknown}; --json names the metrics that they lack"
+        )
     say(_counted(results))
+
+
+def _unknown(run: str, num_frames: int, rule: NotJudged) -> str:
+    lacks = [str(Lack(one.kind, one.name, one.nearest)) for one in rule.lacks]
+    why = f"the run has {' and '.join(lacks)}" if lacks else _OTHERWISE.format(num_frames)
+    return f"{run}: rule {rule.rule} was never evaluated: {why}"
+
+
+_OTHERWISE = "its condition was unknown in all {} frames, for example because a layer is missing or a window is longer"
 
 
 def _print_evidence(run: str, alert: Fired) -> None:

@@ -24,4 +24,10 @@ def replay_served(server: str, runs: Sequence[str], rules: Path | None) -> Itera
             found = find_run(client, run)
             tried = client.test_rules(found.run_id, text)
             alerts = [Fired(**alert.model_dump()) for alert in tried.alerts]
-            yield Replayed(run=found.run, alerts=alerts, num_frames=tried.num_frames, problems=tried.problems)
+            yield Replayed(
+                run=found.run,
+                alerts=alerts,
+                num_frames=tried.num_frames,
+                problems=tried.problems,
+                not_judged=tried.not_judged,
+            )

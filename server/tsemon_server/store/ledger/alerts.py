@@ -14,6 +14,7 @@ from sqlalchemy import (
     Row,
     ScalarSelect,
     Select,
+    Table,
     and_,
     bindparam,
     case,
@@ -37,7 +38,7 @@ from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.schema import NEVER
 from tsemon_server.store.times import utc
 
-_alert, _run, _attempt = tables.alert.c, tables.run.c, tables.attempt.c
+_alert, _run, _attempt, _progress = tables.alert.c, tables.run.c, tables.attempt.c, tables.rule_progress.c
 
 EVERY_ALERT = AlertsQuery()
 
@@ -256,13 +257,13 @@ class AlertChanges(Alerts):
     # By people
 
     def acknowledge(self, alert_id: str, by: str, note: str | None) -> Alert:
-        """Note who has seen to an alert. The first to say so stays."""
+        """Note who acknowledges an alert. The first acknowledgement stays."""
         seen = {"acknowledged_at": self._now, "acknowledged_by": by, "note": note}
         self._change_open(alert_id, _alert.acknowledged_at.is_(None), **seen)
         return self._open_alert(alert_id, "acknowledged")
 
     def unacknowledge(self, alert_id: str) -> Alert:
-        """Let nobody have seen to it."""
+        """Withdraw the acknowledgement."""
         unseen = {"acknowledged_at": None, "acknowledged_by": None, "note": None}
         self._change_open(alert_id, _alert.acknowledged_at.is_not(None), **unseen)
         return self._open_alert(alert_id, "given back")
@@ -293,7 +294,7 @@ class AlertChanges(Alerts):
     def end_of_attempt(self, run_id: str, attempt: int, reason: ResolvedReason) -> None:
         """Whatever is open ends with the attempt: what fires is over, what was pending never was."""
         mine = and_(_alert.run_id == run_id, _alert.attempt == attempt)
-        self._end(mine, _over(_END_OF_ATTEMPT, reason))
+        self._end(mine, _over(_HIDDEN_FROM if reason == "new attempt" else _LAST_STEP, reason))
 
     def end_of_ended(self, run_id: str, attempt: int) -> None:
         """If the attempt has ended already, what frames that came afterwards opened is over with it."""
@@ -340,19 +341,34 @@ class AlertChanges(Alerts):
 _NOT_OVER = {"resolved_step": None, "resolved_reason": None}
 
 
-# Of the run of an alert.
-_OF_RUN = select(func.coalesce(_run.last_step, 0)).where(_run.run_id == _alert.run_id)
-_LAST_STEP = _OF_RUN.correlate(tables.alert).scalar_subquery()
-_END_OF_ATTEMPT = (
-    select(case((_attempt.hidden_from < NEVER, _attempt.hidden_from), else_=_LAST_STEP))
-    .where(_attempt.run_id == _alert.run_id, _attempt.attempt == _alert.attempt)
+def _of_the_alert(value: ColumnElement[Any], attempt: Table) -> ScalarSelect[Any]:
+    """A value in the row that this table has for the attempt of an alert."""
+    is_it = and_(attempt.c.run_id == _alert.run_id, attempt.c.attempt == _alert.attempt)
+    return select(value).where(is_it).correlate(tables.alert).scalar_subquery()
+
+
+_RUNS_LAST_STEP = (
+    select(func.coalesce(_run.last_step, 0))
+    .where(_run.run_id == _alert.run_id)
     .correlate(tables.alert)
     .scalar_subquery()
 )
-"""The step at which a later attempt took over, or the last one."""
+_HIDDEN_FROM = _of_the_alert(
+    case((_attempt.hidden_from < NEVER, _attempt.hidden_from), else_=_RUNS_LAST_STEP), tables.attempt
+)
+"""The step at which a later attempt took over."""
+# The newest step of a run is of another attempt if a later one hides the end of this one. Its process may still be alive.
+_LAST_STEP = case(
+    (
+        _of_the_alert(_attempt.hidden_from, tables.attempt) < NEVER,
+        func.coalesce(_of_the_alert(_progress.read_to, tables.rule_progress), _HIDDEN_FROM),
+    ),
+    else_=_RUNS_LAST_STEP,
+)
+"""The last step of the attempt."""
 
 
-def _over(step: int | ScalarSelect[Any], reason: ResolvedReason) -> dict[str, Any]:
+def _over(step: ColumnElement[Any], reason: ResolvedReason) -> dict[str, Any]:
     """The values of alerts that end at `step` though they fire."""
     fired = _alert.firing_step
     # Not before it fired: it was there, even if its frames are hidden now.

@@ -80,10 +80,15 @@ def open_alerts() -> ColumnElement[int]:
 
 
 def fired_to_the_end() -> ColumnElement[bool]:
-    """Of an alert of a run: whether it still fired, as more than information, when the current attempt ended."""
-    alert = tables.alert.c
-    is_of_the_end = and_(alert.resolved_reason == "run ended", alert.attempt == tables.run.c.attempt)
-    return and_(is_of_the_end, alert.severity != "info")
+    """Of an alert of a run: whether it still fired, as more than information, when its attempt ended.
+
+    An attempt that had ended before a later one began is superseded, and does not count.
+    """
+    alert, later = tables.alert.c, tables.attempt.alias("later")
+    is_superseded = exists().where(
+        later.c.run_id == alert.run_id, later.c.attempt > alert.attempt, later.c.started_at > alert.updated_at
+    )
+    return and_(alert.resolved_reason == "run ended", alert.severity != "info", not_(is_superseded))
 
 
 def run_ids(connection: Connection, which: RunFilter, order: RunOrder, limit: int, after: Place | None) -> list[str]:
