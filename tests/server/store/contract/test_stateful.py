@@ -136,18 +136,21 @@ class OverHttp:
 
 @contextmanager
 def before_each_statement(action):
-    """Call `action(number, connection)` before each SQL statement of this thread."""
+    """Call `action(number, connection)` before each SQL statement of this thread, among them the BEGIN of a transaction."""
     thread, numbers = threading.get_ident(), iter(range(10**9))
 
     def listen(connection, *_):
         if threading.get_ident() == thread:
             action(next(numbers), connection)
 
-    event.listen(Engine, "before_cursor_execute", listen)
+    hooks = "begin", "before_cursor_execute"
+    for hook in hooks:
+        event.listen(Engine, hook, listen)
     try:
         yield
     finally:
-        event.remove(Engine, "before_cursor_execute", listen)
+        for hook in hooks:
+            event.remove(Engine, hook, listen)
 
 
 def frames_of(depth, seqs, steps, layout, seed):
