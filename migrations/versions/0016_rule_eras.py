@@ -1,4 +1,4 @@
-"""Each attempt knows which versions of the rules read which of its steps, and who reads its late frames."""
+"""Each attempt has the versions of the rules by step, and a number for the process that reads its late frames."""
 
 import sqlalchemy as sa
 from alembic import op
