@@ -12,7 +12,8 @@ def upgrade() -> None:
         "rule_era",
         sa.Column("run_id", sa.String(32), primary_key=True),
         sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("after_step", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("after_step", sa.BigInteger, nullable=False),
         sa.Column("versions", sa.Text, nullable=False),
     )
     op.add_column("rule_progress", sa.Column("claim", sa.BigInteger))

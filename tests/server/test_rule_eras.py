@@ -102,6 +102,51 @@ class TestAnEditedRule:
             look(api, clock, after_s=10)
         assert told(api) == [(1, "resolved", 3, 4, 11), (3, "firing", 402, 403, None)]
 
+    def test_counts_from_its_edit_where_no_frame_comes_while_late_frames_are_read(
+        self, api, run_id, clock, monkeypatch
+    ):
+        past_of = watching.past_of
+
+        def edit_meanwhile(*arguments):
+            past = past_of(*arguments)
+            edit(api, 2)
+            return past
+
+        for step in range(10, 400):
+            send(api, run_id, [1], step)
+        send(api, run_id, [1, 1], 3, writer="late")
+        with monkeypatch.context() as patch:
+            patch.setattr(watching, "past_of", edit_meanwhile)
+            look(api, clock, after_s=10)
+        send(api, run_id, [3] * 3, 400)
+        send(api, run_id, [3] * 2, 404)
+        send(api, run_id, [3], 403)
+        assert told(api) == [(2, "firing", 400, 401, None)]
+
+    def test_keeps_what_its_rule_remembered_where_it_is_edited_before_late_frames_are_read(
+        self, api, run_id, clock, monkeypatch, database
+    ):
+        past_of = watching.past_of
+        put(api, "/rules/high-loss", {"name": "high-loss", "when": "lowest(loss) < 0.5 and loss > 2 for 1 sample"})
+
+        def edit_meanwhile(*arguments):
+            with closing(Api(database, rules=RULES, clock=clock)) as other:
+                send(other, run_id, [3], 400)
+                put(
+                    other,
+                    "/rules/high-loss",
+                    {"name": "high-loss", "when": "lowest(loss) < 0.4 and loss > 2 for 1 sample"},
+                )
+                return past_of(*arguments)
+
+        for step in range(10, 400):
+            send(api, run_id, [0.1 if step == 20 else 1], step)
+        send(api, run_id, [1, 1], 3, writer="late")
+        with monkeypatch.context() as patch:
+            patch.setattr(watching, "past_of", edit_meanwhile)
+            look(api, clock, after_s=10)
+        assert told(api) == [(2, "firing", 400, 400, None)]
+
     def test_that_is_disabled_fires_at_no_late_frame(self, api, run_id):
         send(api, run_id, [1] * 5)
         send(api, run_id, [7] * 5, 10)
@@ -123,15 +168,68 @@ class TestAnEditedRule:
         ]
 
 
+class TestARuleThatIsDisabledAndEnabledAgain:
+    @pytest.fixture(params=["", "?project=default"])
+    def of(self, request):
+        return request.param
+
+    @pytest.fixture(params=[False, True])
+    def restart(self, request, start, clock):
+        return lambda api: start(rules=RULES, clock=clock) if request.param else api
+
+    def test_fires_again(self, api, run_id, of, restart):
+        send(api, run_id, [20] * 5)
+        call(api, "DELETE", f"/rules/high-loss{of}")
+        call(api, "POST", f"/rules/high-loss/restore{of}")
+        api = restart(api)
+        send(api, run_id, [20] * 5, 5)
+        assert [states([found])[0] for found in alerts(api)] == [("firing", 5, 6, None), ("resolved", 0, 1, 4)]
+
+    @pytest.mark.parametrize("late", [2, 4, 5, 6])
+    def test_fires_again_however_late_a_frame_comes(self, api, run_id, of, restart, late):
+        sent = [step for step in range(20) if step != late]
+        for step in sent:
+            if step == 5 or (step == 6 and late == 5):
+                call(api, "DELETE", f"/rules/high-loss{of}")
+                call(api, "POST", f"/rules/high-loss/restore{of}")
+                api = restart(api)
+            send(api, run_id, [20], step)
+        send(api, run_id, [20], late)
+        found = [states([found])[0] for found in alerts(api)]
+        assert [one[0] for one in found] == ["firing", "resolved"]
+        assert found[0][1] >= (4 if late == 4 else 5)  # the next step that was read
+
+    def test_stays_over_if_somebody_resolved_its_alert(self, api, run_id):
+        send(api, run_id, [20] * 5)
+        (alert,) = alerts(api)
+        api.http.post(f"/api/v1/alerts/{alert['alert_id']}/resolve", json={"by": "ada"})
+        edit(api, 10, title="Another title")
+        send(api, run_id, [20] * 5, 5)
+        assert [found["state"] for found in alerts(api)] == ["resolved"]
+
+
+class TestRulesWhoseStateCannotBeRead:
+    def test_read_all_frames_again(self, api, run_id, start, clock):
+        send(api, run_id, [20] * 40)
+        api.database.execute("UPDATE rule_checkpoint SET state = x'00'")
+        api = start(rules=RULES, clock=clock)
+        send(api, run_id, [20] * 2, 40)
+        look(api, clock, after_s=60)
+        meanwhile = ("resolved", 40, 41, 41)
+        assert states(alerts(api)) == [meanwhile, ("firing", 0, 1, None)]
+        send(api, run_id, [1] * 4, 42)
+        assert states(alerts(api)) == [meanwhile, ("resolved", 0, 1, 43)]
+
+
 class TestTheErasOfAnAttempt:
-    def test_are_kept_by_step_and_the_oldest_stand_for_those_before(self, api, run_id, monkeypatch):
+    def test_are_kept_in_order_and_the_oldest_stand_for_those_before(self, api, run_id, monkeypatch):
         monkeypatch.setattr(progress, "MOST_ERAS", 4)
         for number, step in enumerate((-1, 3, 5, 5, 8, 9)):
             with api.parts.store.write() as writer:
                 writer.progress.begin_era(run_id, 1, RuleEra(step, {"a": number}))
         with api.parts.store.read() as reader:
             kept = reader.progress.eras(run_id, 1)
-        assert kept == [RuleEra(3, {"a": 1}), RuleEra(5, {"a": 3}), RuleEra(8, {"a": 4}), RuleEra(9, {"a": 5})]
+        assert kept == [RuleEra(5, {"a": 2}), RuleEra(5, {"a": 3}), RuleEra(8, {"a": 4}), RuleEra(9, {"a": 5})]
 
     def test_go_with_the_run(self, api, run_id):
         send(api, run_id, [1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from tsemon_server.alerts.active import ActiveRules, InForce
@@ -81,6 +81,8 @@ class Past(NamedTuple):
 
     claimed: Progress
     start: Checkpoint
+    num_eras: int
+    """Number of eras, from `start` on, that have read the steps."""
     rules: InForce
     """The rules that read the last of the steps."""
     state: State
@@ -103,10 +105,14 @@ def past_of(
     if kept is None:  # then all is read again
         start, eras = START, eras_after(START.step, reader, active, run_id, attempt, claimed)
         kept = eras[0].rules.evaluator.start()
-    past = Past(claimed, start, eras[0].rules, kept, start.step, start.num_read, 0, [], [])
+    # The next era reads later steps, even if another process has read some of them since the claim.
+    eras = [*eras[:1], *(era for before, era in pairwise(eras) if (before.until or 0) < claimed.read_to)]
+    past = Past(claimed, start, len(eras), eras[0].rules, kept, start.step, start.num_read, 0, [], [])
     for rules, state, views in _again(reader, eras, kept, (run_id, attempt), start.step, claimed.read_to):
         if is_stopped():
             return None
+        if rules is not past.rules and past.checkpoints:  # the last one is from before the edit
+            past.checkpoints[-1] = past.checkpoints[-1]._replace(state=rules.evaluator.dump(state))
         past = _longer(past._replace(rules=rules, state=state), views, run_id)
     return past
 

@@ -192,6 +192,8 @@ class Reading:
         late = [frame.step for frame in frames if frame.step <= before.read_to]
         self._num_late = len(late)
         back_to = self._judged_now(late) if late else None
+        if back_to is not None and self._may_be_edited():
+            self._go_to(None)  # first notes what was edited
         self._go_to(back_to)
         horizon = max(self._horizon(), before.read_to)
         if before.waiting_since is not None or self._progress.read_to < before.read_to:
@@ -224,6 +226,7 @@ class Reading:
             self.flush()
             return
         eras = self._eras_after(past.start.step)
+        self._begin_era()
         self._writer.progress.forget_checkpoints(*self._which, past.start.step + 1)
         for kept in past.checkpoints:
             self._writer.progress.keep_checkpoint(*self._which, kept)
@@ -241,7 +244,7 @@ class Reading:
             num_late=progress.num_late - past.claimed.num_late,
             num_skipped=progress.num_skipped + past.num_skipped,
         )
-        self._go_through([era for era in eras if era.until is None or era.until > past.read_to])
+        self._go_through(eras[past.num_eras - 1 :])
         self._reread = past.num_read - past.start.num_read
         horizon = max(self._horizon(), progress.read_to)
         self._prepare(self._stored(horizon))
@@ -341,26 +344,17 @@ class Reading:
 
     def _go_to(self, step: int | None) -> None:
         """Restore the state of the rules before `step`, or without one, after the last step that they have read."""
-        known = self._known
-        if step is None and known is not None and known.revision == self._progress.revision:
-            self.state, self._kept_at = handed_over(known.state, known.rules, self._rules), known.kept_at
-            if known.rules.evaluator is not self.evaluator:
-                self._begin_era()
-            return
         if step is None:
-            state = state_now(self._writer, self._watch.active, *self._which, self._progress, self._watch.on_error)
-            self._begin_era()
-            # Where several processes take turns, the next one finds all in the store.
-            self._keeps |= self._progress.num_read > 0
-            self._kept_at = -1
-            self.state = self._begin_anew() if state is None else state
+            is_edited = self._may_be_edited()
+            self._restore()
+            if is_edited:
+                self._restart_rules()
             return
         found = self._writer.progress.before(*self._which, step)
         eras = self._eras_after(found.step)
         self._begin_era()
         state = recalled(eras[0].rules.evaluator, found, self._which[0], self._watch.on_error)
         if state is None:
-            self._progress = self._progress._replace(num_skipped=self._progress.num_skipped + self._num_late)
             self.state = self._begin_anew()
             return
         self.state, self._kept_at = state, found.num_read
@@ -370,10 +364,50 @@ class Reading:
         self._rules = eras[0].rules  # which read the checkpoint
         self._go_through(eras)
 
+    def _may_be_edited(self) -> bool:
+        """Whether rules could have been edited since the last reading."""
+        return self._known is None or self._known.rules.versions is not self._rules.versions
+
+    def _restore(self) -> None:
+        """Restore the state of the rules after the last step that they have read."""
+        known = self._known
+        if known is not None and known.revision == self._progress.revision:
+            self.state, self._kept_at = handed_over(known.state, known.rules, self._rules), known.kept_at
+            if known.rules.evaluator is not self.evaluator:
+                self._begin_era()
+            return
+        state = state_now(self._writer, self._watch.active, *self._which, self._progress, self._watch.on_error)
+        self._begin_era()
+        # Where several processes take turns, the next one finds all in the store.
+        self._keeps |= self._progress.num_read > 0
+        self._kept_at = -1
+        self.state = self._begin_anew() if state is None else state
+
+    def _restart_rules(self) -> None:
+        """Restart rules that were disabled and are active again: their alerts have ended."""
+        states = (self.state, *self.state.others)
+        firing = {
+            rule.name
+            for place, rule in enumerate(self.evaluator.rules)
+            if any(state.tracks[place].state == "firing" for state in states)
+        }
+        restarted = firing and firing & self._writer.alerts.ended_by_disabling(*self._which)
+        if not restarted:
+            return
+        rules, versions = self._rules, self._rules.versions
+        others = {name: version for name, version in versions.items() if name not in restarted}
+        for part in (others, versions):
+            self._writer.progress.begin_era(*self._which, RuleEra(self._progress.read_to, part))
+        self._enter(self._watch.active.of_versions(self._writer.rules, others))
+        self._enter(rules)
+        self._kept_at = -1
+        self._keep_checkpoint()
+
     def _begin_anew(self) -> State:
-        """Let the rules begin with the next frame, because their state cannot be read."""
+        """Begin with the next frame, because the state of the rules cannot be read. Then all frames are read again."""
         self._writer.progress.forget_checkpoints(*self._which, 0)
         self._keeps, self._kept_at = True, -1
+        self._progress = self._progress._replace(late_from=0)
         return self.evaluator.start()
 
     def _eras_after(self, step: int) -> list[Era]:
@@ -395,6 +429,9 @@ class Reading:
             self._prepare(self._stored(earlier.until))
             self._read_all()
             self._enter(later.rules)
+            if self._kept_at == self._progress.num_read:  # the checkpoint is from before
+                self._kept_at = -1
+                self._keep_checkpoint()
 
     def _enter(self, rules: InForce) -> None:
         self.state = handed_over(self.state, self._rules, rules)

@@ -163,6 +163,14 @@ class Alerts:
         over = self.by_ids({*resolved} - {int(alert.alert_id) for alert in told})
         return sorted([*told, *over], key=lambda alert: int(alert.alert_id), reverse=True)
 
+    def ended_by_disabling(self, run_id: str, attempt: int) -> set[str]:
+        """The rules of an attempt whose last alert ended because the rule was disabled."""
+        last = select(func.max(_alert.alert_id)).where(_alert.run_id == run_id, _alert.attempt == attempt)
+        query = select(_alert.rule).where(
+            _alert.alert_id.in_(last.group_by(_alert.rule)), _alert.resolved_reason == "rule disabled"
+        )
+        return {*self._connection.execute(query).scalars()}
+
     def firing(self) -> list[FiringAlert]:
         """All that fires and is not silenced; what fires more than once on a run is named once."""
         query = (

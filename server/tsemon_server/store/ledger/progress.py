@@ -113,7 +113,7 @@ _BEFORE = Prepared(
 _ERAS = Prepared(
     select(_era.after_step, _era.versions)
     .where(_era.run_id == bindparam("run_id"), _era.attempt == bindparam("attempt"))
-    .order_by(_era.after_step)
+    .order_by(_era.number)
 )
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -184,11 +184,11 @@ class RuleProgressChanges(RuleProgress):
     def begin_era(self, run_id: str, attempt: int, era: RuleEra) -> None:
         """Note that these rules read all later steps."""
         of_attempt = (_era.run_id == run_id, _era.attempt == attempt)
-        kept = select(_era.after_step).where(*of_attempt).order_by(_era.after_step.desc())
-        oldest = self._connection.execute(kept.offset(MOST_ERAS - 2).limit(1)).scalar()
-        is_replaced = or_(_era.after_step >= era.after_step, _era.after_step < (-1 if oldest is None else oldest))
-        self._connection.execute(delete(tables.rule_era).where(*of_attempt, is_replaced))
-        self._connection.execute(insert(tables.rule_era).values(run_id=run_id, attempt=attempt, **era._asdict()))
+        last = self._connection.execute(select(func.max(_era.number)).where(*of_attempt)).scalar()
+        number = 0 if last is None else last + 1
+        self._connection.execute(delete(tables.rule_era).where(*of_attempt, _era.number <= number - MOST_ERAS))
+        row = {"run_id": run_id, "attempt": attempt, "number": number, **era._asdict()}
+        self._connection.execute(insert(tables.rule_era).values(row))
 
     def keep_newest_checkpoint(self, run_id: str, attempt: int) -> None:
         """For an attempt that has ended."""

@@ -130,7 +130,8 @@ rule_era = Table(
     metadata,
     Column("run_id", String(32), primary_key=True),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
-    Column("after_step", BigInteger, primary_key=True, autoincrement=False),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("after_step", BigInteger, nullable=False),
     Column("versions", Json, nullable=False),
 )
 
