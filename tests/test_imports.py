@@ -78,7 +78,7 @@ PICTURE = {
     "tsemon_server.durations",
     "tsemon_server.rule_commands": "typer yaml tsemon.terminal tsemon_client tsemon_server.rules",
     "tsemon_server.errors": "fastapi starlette tsemon_answers tsemon_server.logs",
-    "tsemon_server.bodies": "pydantic pydantic_core",
+    "tsemon_server.bodies": "numpy pydantic pydantic_core",
     "tsemon_server.limits": "starlette uvicorn tsemon_server.errors",
     "tsemon_server.services.ingest": "pydantic pydantic_core typing_extensions tsemon_answers "
     "tsemon_server.alerts tsemon_server.bodies tsemon_server.store",

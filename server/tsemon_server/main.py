@@ -215,7 +215,6 @@ def _run(app: FastAPI, listener: socket.socket, limits: Limits) -> None:
     signal.signal(signal.SIGTERM, server.handle_exit)
     with suppress(KeyboardInterrupt):
         # What is there now stays: modules, routes, rules. A collection that looks through it takes as long as some bodies.
-        gc.collect()
         gc.freeze()
         server.run(sockets=[listener])
 

@@ -144,6 +144,14 @@ class TestTwoServicesOnOneDatabase:
         assert len(found) == 8
 
 
+def wait_for_both(service):
+    """Until both workers write their numbers: one may be starting, and their folder has no others'."""
+    kinds = "counter", "histogram", "gauge_livesum"
+    names = {f"{kind}_{number}.db" for kind in kinds for number in range(2)}
+    while {path.name for path in folder_of(service).iterdir()} != names:
+        time.sleep(0.02)
+
+
 class TestWorkers:
     @pytest.fixture
     def database(self, tmp_path):
@@ -204,10 +212,7 @@ class TestWorkers:
             assert {scraped(service)['tsemon_frames_total{outcome="accepted"}'] for _ in range(10)} == {
                 11.0 + round_number
             }
-        folder, kinds = folder_of(service), ("counter", "histogram", "gauge_livesum")
-        names = {f"{kind}_{number}.db" for kind in kinds for number in range(2)}  # of the two, whoever they are
-        while {path.name for path in folder.iterdir()} != names:  # one may be starting
-            time.sleep(0.02)
+        wait_for_both(service)
 
     @pytest.mark.parametrize(
         "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGKILL]
@@ -215,7 +220,7 @@ class TestWorkers:
     def test_end_with_the_service(self, serve, number):
         service = serve(workers=2)
         service.register()
-        scraped(service)
+        wait_for_both(service)
         workers, folder = workers_of(service), folder_of(service)
         service.process.send_signal(number)
         assert psutil.wait_procs(workers, 30)[1] == []

@@ -9,6 +9,7 @@ from tests.server.conftest import loss_frame
 from tests.server.test_rulebook import RULE, call, fired, put, send, told, try_rules
 from tsemon_server.alerts import ActiveRules
 from tsemon_server.alerts.programs import Programs
+from tsemon_server.rules import bounds
 from tsemon_server.rules.documents import load
 from tsemon_server.store import Store
 
@@ -400,6 +401,13 @@ class TestWhatRulesOfAProjectMayCost:
         for _ in range(3):
             put(api, "/rules/dear-0?project=p", dear(0) | {"severity": "info"})
             assert isinstance(put(api, "/rules/dear-0?project=p", dear(0)), dict)
+
+    def test_can_be_lowered_rule_by_rule_if_it_is_above_the_limit_of_this_version(self, api, full, monkeypatch):
+        monkeypatch.setattr(bounds, "MOST_OF_ALL", bounds.MOST_OF_ALL._replace(frame_us=500))
+        assert put(api, "/rules/dear-9?project=p", dear(9))[0] == 422
+        cheaper = {"name": "dear-0", "when": "any(median(grad_norm, samples=4) > 1)"}
+        assert isinstance(put(api, "/rules/dear-0?project=p", cheaper), dict)
+        assert put(api, "/rules/dear-0?project=p", dear(0))[0] == 422
 
     def test_is_bounded_for_the_rules_that_the_server_was_given(self, api):
         replies = [put(api, f"/rules/dear-{number}", dear(number)) for number in range(9)]

@@ -64,7 +64,7 @@ class TestRulesCheck:
         done = run("check", file, tmp_path / "absent.yaml", other)
         assert done.exit_code == 1
         assert f"tsemon: {file} line 5: rules[0].severity" in done.stderr
-        assert "absent.yaml: expected a rule file" in done.stderr
+        assert "absent.yaml: the rule file cannot be read" in done.stderr
         assert done.stdout.splitlines()[0] == f"{other}: 1 rule: high-loss"
         found = json.loads(run("check", file, other, "--json").stdout)
         assert [one["rules"] for one in found] == [[], ["high-loss"]]

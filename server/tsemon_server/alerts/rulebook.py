@@ -70,7 +70,7 @@ class Rulebook:
         """Activate these rules. A rule that equals the built-in one counts as built in again. A project does not keep a rule
         that equals the server's as its own. Raises InvalidRules if they cost too much with the others."""
         servers = {} if project is None else {version.name: version for version in self.newest(book)}
-        is_own = False
+        before, is_own = _added(book, project), False
         for rule in rules:
             known = servers.get(rule.name)
             if project is not None and known is not None and known.enabled and known.digest == rule.digest:
@@ -81,20 +81,12 @@ class Rulebook:
             book.add_versions([_definition(rule)], "built-in" if is_as_built_in else "edited", project=project)
             is_own = is_own or not is_as_built_in
         if is_own:
-            self._check_all(book, project)
-
-    def _check_all(self, book: RuleChanges, project: str | None) -> None:
-        """Raises InvalidRules if the own rules of the project, or the rules added to the server, cost too much together."""
-        known = book.newest() if project is None else book.own(project)
-        given = list[Rule]()
-        for version in known:
-            if version.origin == "edited" and version.enabled:
-                with suppress(InvalidRules):  # written for another version of tsemon: it reads no frame
-                    given.append(stored(version.definition, version.name))
-        whose = (
-            "the server's rules that are not built in" if project is None else f"the own rules of project {project!r}"
-        )
-        check_all(given, whose)
+            whose = (
+                "the server's rules that are not built in"
+                if project is None
+                else f"the own rules of project {project!r}"
+            )
+            check_all(_rules(_added(book, project)), whose, before=lambda: _rules(before))
 
     def disable(self, writer: Writer, name: str, project: str | None = None) -> None:
         """Disable the rule and resolve its alerts. If the server disables it, projects with their own version keep it."""
@@ -141,6 +133,20 @@ class Rulebook:
             with suppress(InvalidRules):
                 known[version.digest] = explain(stored(version.definition, version.name))
         return {version.name: known[version.digest] for version in versions if version.digest in known}
+
+
+def _added(book: KnownRules, project: str | None) -> list[RuleVersion]:
+    """The own rules of the project, or the rules added to the server."""
+    known = book.newest() if project is None else book.own(project)
+    return [version for version in known if version.origin == "edited" and version.enabled]
+
+
+def _rules(versions: Iterable[RuleVersion]) -> list[Rule]:
+    found = list[Rule]()
+    for version in versions:
+        with suppress(InvalidRules):  # written for another version of tsemon: it reads no frame
+            found.append(stored(version.definition, version.name))
+    return found
 
 
 def one_rule(text: str, name: str) -> Rule:

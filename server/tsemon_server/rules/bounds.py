@@ -15,7 +15,7 @@ MOST_OF_ONE = Cost(frame_us=500, memory_bytes=2**19, change_us=1_000)
 """Limits for one rule."""
 MOST_OF_ALL = Cost(frame_us=1_500, memory_bytes=2**20, change_us=5_000)
 """Limits for a project's own rules together, for the rules that were added to the server, and for a file."""
-MAX_RULES = int(MOST_OF_ALL.change_us / change_us(0, 0, 0, 0))
+MAX_RULES = int(MOST_OF_ALL.change_us / change_us(1, 0, 0, 0))
 """Maximum number of rules in a file: more rules exceed the limits in any case."""
 
 
@@ -98,12 +98,12 @@ def _hint(bound: _Bound, parts: Sequence[Priced]) -> str:
     return f"{told}. Use fewer or simpler values, or several rules"
 
 
-def check_all(rules: Sequence[Rule], whose: str) -> None:
-    """Raises InvalidRules if rules cost too much together."""
+def check_all(rules: Sequence[Rule], whose: str, before: Callable[[], Sequence[Rule]] = tuple) -> None:
+    """Raises InvalidRules if rules cost too much together, unless the rules `before` an edit cost at least as much."""
     cost = cost_of(rules)
     for bound in _BOUNDS:
         found, most = getattr(cost, bound.name), getattr(MOST_OF_ALL, bound.name)
-        if found > most:
+        if found > most and found > getattr(cost_of(before()), bound.name):
             each = [(float(getattr(cost_of([rule]), bound.name)), rule.name) for rule in rules]
             dearest, name = max(each)
             told = f"{whose} need an estimated {bound.shown(found)} of {bound.what}, and may need {bound.shown(most)}"

@@ -19,7 +19,7 @@ Seen = tuple[Numbers, Cell]
 """A number for each sample, and the new cell."""
 
 MAX_SAMPLES = 1000
-"""The longest memory: all cells are stored with every body of frames."""
+"""The longest memory: all cells are stored at every checkpoint."""
 
 
 class Statistic(NamedTuple):

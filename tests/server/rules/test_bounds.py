@@ -212,7 +212,6 @@ class TestARuleThatCostsTooMuch:
         dear = "max(median(grad_norm, samples=1000))"
         for fields in ({"clear": f"{dear} < 1"}, {"only_while": f"{dear} < 1"}, {"evidence": {"x": dear}}):
             assert "median of the last 1000 samples of grad_norm" in refused("loss > 1", **fields)
-        assert "1000 samples" in refused(f"{dear} > 1", on="clock")
 
     def test_is_refused_in_a_file_with_its_line(self):
         fine, dear = "{name: fine, when: loss > 3}", "{name: dear, when: 'any(median(grad_norm, samples=1000) > 1)'}"
@@ -240,7 +239,7 @@ class TestRulesThatCostTooMuchTogether:
             load(self.file(*lines))
 
     def test_are_refused_unread_if_they_are_too_many(self):
-        with pytest.raises(InvalidRules, match="expected at most 125 rules, got 20,000"):
+        with pytest.raises(InvalidRules, match="expected at most 111 rules, got 20,000"):
             load(self.file(*["lss > 3"] * 20_000))
 
     def test_count_what_they_share_once(self):

@@ -20,7 +20,6 @@ export class Trial {
   #chart = null;
   #controller = new AbortController();
   #wanted = null;
-  #watches = [];
   #shownKey = null;
   #isBusy = false;
   #tried = null;
@@ -69,7 +68,7 @@ export class Trial {
     this.#attempt = null;
     this.onRun(this.run);
     if (this.#wanted === null) put(this.said, "Write a condition to see where it would have fired.");
-    else this.want(this.#wanted, this.#watches);
+    else this.want(this.#wanted);
   }
 
   #noRun() {
@@ -77,10 +76,9 @@ export class Trial {
     return ["Project ", h("span", { class: "given" }, this.ofProject), " has no run with frames yet. Choose a run of another project to see where the rule would have fired."];
   }
 
-  /** Try this rule, which reads the metrics `watches`. One is tried at a time: of those that come meanwhile only the last. */
-  want(rule, watches) {
+  /** Try this rule. One is tried at a time: of those that come meanwhile only the last. */
+  want(rule) {
     clearTimeout(this.#timer);
-    this.#watches = watches;
     this.#wanted = rule;
     if (!this.#isBusy) this.#next();
   }
@@ -123,7 +121,7 @@ export class Trial {
       if (this.#controller.signal.aborted) return;
       this.#shownKey = null;
       this.#fail(error);
-      if (BUSY.includes(error.status)) this.#timer = setTimeout(() => this.want(this.#wanted, this.#watches), RETRY_MS);
+      if (BUSY.includes(error.status)) this.#timer = setTimeout(() => this.want(this.#wanted), RETRY_MS);
     } finally {
       this.#isBusy = false;
       this.element.removeAttribute("aria-busy");
@@ -153,7 +151,7 @@ export class Trial {
     }
     fill(this.attempts, String(trace.attempt), traces.map(({ attempt }) => [String(attempt), `attempt ${attempt}`]));
     put(this.said, sentenceOf(trace));
-    this.details.replaceChildren(...[...(this.#watches.length === 0 ? ["The rule reads no metric, so its condition is the same at every step."] : []), ...detailsOf(trace, this.run, this.#tried.problems)].map((text) => h("li", { class: "given" }, text)));
+    this.details.replaceChildren(...detailsOf(trace, this.run, this.#tried.problems).map((text) => h("li", { class: "given" }, text)));
     const panels = panelsOf(trace.comparisons);
     const drawn = panels.slice(0, MOST_PANELS);
     const hidden = panels.length - drawn.length;

@@ -279,7 +279,7 @@ export class RuleView {
     this.words.classList.toggle("stale", checked.explained === null);
     if (checked.explained === null) return void (this.trial.isStale = true);
     this.#showWords(checked, rule.on === "clock");
-    this.trial.want(rule, checked.explained.watches);
+    this.trial.want(rule);
   }
 
   #showWords({ explained, notes }, isClock) {
