@@ -199,6 +199,27 @@ class TestARuleThatIsDisabledAndEnabledAgain:
         assert [one[0] for one in found] == ["firing", "resolved"]
         assert found[0][1] >= (4 if late == 4 else 5)  # the next step that was read
 
+    def test_fires_again_if_late_frames_were_read_meanwhile(self, api, run_id, of, clock, monkeypatch):
+        past_of = watching.past_of
+
+        def disable_meanwhile(*arguments):
+            past = past_of(*arguments)
+            call(api, "DELETE", f"/rules/high-loss{of}")
+            call(api, "POST", f"/rules/high-loss/restore{of}")
+            return past
+
+        for step in range(10, 400):
+            send(api, run_id, [20], step)
+        send(api, run_id, [1, 1], 3, writer="late")
+        with monkeypatch.context() as patch:
+            patch.setattr(watching, "past_of", disable_meanwhile)
+            look(api, clock, after_s=10)
+        send(api, run_id, [20] * 3, 400)
+        assert [states([found])[0] for found in alerts(api)] == [
+            ("firing", 400, 401, None),
+            ("resolved", 10, 11, 399),
+        ]
+
     def test_stays_over_if_somebody_resolved_its_alert(self, api, run_id):
         send(api, run_id, [20] * 5)
         (alert,) = alerts(api)

@@ -225,8 +225,9 @@ class Reading:
         if progress.claim != past.claimed.claim:  # another process has claimed them since
             self.flush()
             return
+        if self._may_be_edited():
+            self._go_to(None)  # first notes what was edited
         eras = self._eras_after(past.start.step)
-        self._begin_era()
         self._writer.progress.forget_checkpoints(*self._which, past.start.step + 1)
         for kept in past.checkpoints:
             self._writer.progress.keep_checkpoint(*self._which, kept)
