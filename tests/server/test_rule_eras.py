@@ -232,7 +232,7 @@ class TestARuleThatIsDisabledAndEnabledAgain:
 class TestRulesWhoseStateCannotBeRead:
     def test_read_all_frames_again(self, api, run_id, start, clock):
         send(api, run_id, [20] * 40)
-        api.database.execute("UPDATE rule_checkpoint SET state = x'00'")
+        api.database.execute("UPDATE rule_checkpoint SET state = substr(state, 1, 1)")
         api = start(rules=RULES, clock=clock)
         send(api, run_id, [20] * 2, 40)
         look(api, clock, after_s=60)

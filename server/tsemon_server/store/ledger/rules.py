@@ -115,12 +115,13 @@ class RuleChanges(Rules):
         """Content of the newest version of each rule, in the server or in a project, and its highest number."""
         is_meant = _version.name.in_(names)
         is_of_project = _version.project.is_(None) if project is None else _version.project == project
-        newest = self._newest(is_meant & is_of_project)
-        numbers = (
+        # First the numbers: if others add a version before the second query, the next number is taken.
+        highest = (
             select(_version.name, func.max(_version.version).label("last")).where(is_meant).group_by(_version.name)
         )
-        said = {version.name: (version.digest, version.origin, version.enabled) for version in newest}
-        return said, {row.name: row.last for row in self._connection.execute(numbers)}
+        numbers = {row.name: row.last for row in self._connection.execute(highest)}
+        newest = self._newest(is_meant & is_of_project)
+        return {version.name: (version.digest, version.origin, version.enabled) for version in newest}, numbers
 
 
 def _scope(project: str | None) -> ColumnElement[bool]:

@@ -271,6 +271,9 @@ class RunChanges(Runs):
         if attempt_key is not None and (known := self._with_key(project, names, attempt_key)) is not None:
             return known
         run_id = self._run_named(project, run)
+        # Another server may have opened it until this one had the lock on the run.
+        if attempt_key is not None and (known := self._with_key(project, names, attempt_key)) is not None:
+            return known
         live = live_besides(self._connection, run_id, 0, self._now)
         if live and on_conflict == "refuse":
             raise NameInUse(
