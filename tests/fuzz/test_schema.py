@@ -17,8 +17,13 @@ from tsemon_server.settings import Settings
 OPERATIONS = [(method, route) for route in ROUTES for method in sorted(route.methods)]
 WITH_BODY = [(method, route) for method, route in OPERATIONS if body_of(route) is not None]
 WITH_QUERY = [(method, route) for method, route in OPERATIONS if route.dependant.query_params]
-BEYOND_A_SCHEMA = ("Each should be the index of one of the", "Their blocks should add up to the")
-"""No JSON Schema says that frozen blocks must be among the blocks, or that those of all stacks are all blocks."""
+BEYOND_A_SCHEMA = (
+    "Each should be the index of one of the",
+    "Their blocks should add up to the",
+    "points should come with rules",
+)
+"""Our schemas do not say that frozen blocks must be among the blocks, that those of all stacks are all blocks, or that
+`points` come with rules."""
 
 
 @pytest.fixture(scope="module")

@@ -155,10 +155,10 @@ class TestWork:
         commits.gate.set()
         group = GroupCommit(commits.begin, num_threads=3)
         seen = {key: [] for key in "abcdefgh"}
-        futures = [group.do(key, lambda _, n=n, key=key: seen[key].append(n)) for n in range(50) for key in seen]
+        futures = [group.do(key, lambda _, n=n, key=key: seen[key].append(n)) for n in range(30) for key in seen]
         assert all(isinstance(future, Future) and future.result(30) is None for future in futures)
         group.close()
-        assert all(numbers == list(range(50)) for numbers in seen.values())
+        assert all(numbers == list(range(30)) for numbers in seen.values())
 
 
 class TestBodiesThatComeAtOnce:

@@ -271,7 +271,8 @@ class TestADisabledRule:
 
 class TestADefinitionThatThisVersionCannotRead:
     def test_looks_at_no_run_and_stops_no_other(self, api, caplog):
-        put(api, "/rules/mine", RULE | {"name": "mine"})
+        # Of another title in each database: what was compiled is kept by what the rule says.
+        put(api, "/rules/mine", RULE | {"name": "mine", "title": api.database.url[-100:]})
         api.database.execute("UPDATE rule_version SET definition = '{}' WHERE name = 'mine'")
         run_id = api.register()
         put(api, "/rules/third", RULE | {"name": "third"})
