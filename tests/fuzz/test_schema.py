@@ -21,9 +21,10 @@ BEYOND_A_SCHEMA = (
     "Each should be the index of one of the",
     "Their blocks should add up to the",
     "points should come with rules",
+    "Each stack should have a name of its own",
 )
-"""Our schemas do not say that frozen blocks must be among the blocks, that those of all stacks are all blocks, or that
-`points` come with rules."""
+"""Our schemas do not say that frozen blocks must be among the blocks, that those of all stacks are all blocks, that no two
+stacks have one name, or that `points` come with rules."""
 
 
 @pytest.fixture(scope="module")
