@@ -32,7 +32,6 @@ from figures import Row, Spent, picture
 from workload import SIZES, Workload
 
 import tsemon
-from tsemon.schedule import SLOW_EVERY
 
 CONDITIONS = (Condition, Unsampled, Sampled, SampledSlow, NaiveHooks, WandbWatch, CockpitEconomy)
 WARM_UP = 3
@@ -51,14 +50,15 @@ def main() -> None:
         for condition in conditions:
             condition.close()
         rows = [Row.of(c.name, c.spent, conditions[0].spent) for c in conditions]
-        amortised, gaps = at_own_cadence(work, folder, options.cycles) if options.cycles else (None, [])
+        amortised, gaps, slow_every = at_own_cadence(work, folder, options.cycles) if options.cycles else (None, [], 1)
         rows[4:4] = [] if amortised is None else [amortised]
         print_steps(rows, missing)
         if gaps:
             unsampled, sampled, slow = (row.cpu.median for row in rows[1:4])
-            by_gap = 1 + (sampled + (slow - sampled) / SLOW_EVERY - unsampled) / statistics.mean(gaps)
+            by_gap = 1 + (sampled + (slow - sampled) / slow_every - unsampled) / statistics.mean(gaps)
             print(
-                f"\namortised: a sample every {min(gaps)} to {max(gaps)} steps; by CPU time of the rows: {by_gap:.3f}"
+                f"\namortised: a sample every {min(gaps)} to {max(gaps)} steps, one in {slow_every} with the slow tier; "
+                f"by CPU time of the rows: {by_gap:.3f}"
             )
         print()
         print_calls(*conditions[1:3])
@@ -110,8 +110,8 @@ def take_turns(work: Workload, conditions: Sequence[Condition], rounds: int) -> 
                 condition.forget()
 
 
-def at_own_cadence(work: Workload, folder: Path, cycles: int) -> tuple[Row, list[int]]:
-    """Whole cycles at the default cadence, each step paired with one without; the gaps."""
+def at_own_cadence(work: Workload, folder: Path, cycles: int) -> tuple[Row, list[int], int]:
+    """Whole cycles at the default cadence, each step paired with one without; the gaps; one sample in how many is slow."""
     order = random.Random(0)
     gaps: list[int] = []
     cycles_of: dict[bool, list[Spent]] = {True: [], False: []}
@@ -124,7 +124,9 @@ def at_own_cadence(work: Workload, folder: Path, cycles: int) -> tuple[Row, list
                     steps[attached].append((attached_step if attached else detached_step)(work, monitor))
             for attached, spent in steps.items():
                 cycles_of[attached].append(Spent.mean(spent))
-    return Row.of("amortised", cycles_of[True][WARM_UP:], cycles_of[False][WARM_UP:]), gaps[WARM_UP:]
+        slow_every = monitor._cadence.slow_every
+    row = Row.of("amortised", cycles_of[True][WARM_UP:], cycles_of[False][WARM_UP:])
+    return row, gaps[WARM_UP:], slow_every
 
 
 def attached_step(work: Workload, monitor: tsemon.Monitor) -> Spent:

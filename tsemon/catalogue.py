@@ -16,7 +16,7 @@ Axis = Literal["activation", "block", "run"]
 block. `run`: one number."""
 
 Tier = Literal["every", "slow", "demand"]
-"""`every`: measured at each sample. `slow`: at every tenth. `demand`: at every tenth, if `attach(measures=)` names it."""
+"""`every`: measured at each sample. `slow`: at one in ten or more. `demand`: like `slow`, if in `measures=`."""
 
 TSE = "Classic Transformers (arXiv 2312.06182)"
 OVERSMOOTHING = "Setting the Record Straight on Transformer Oversmoothing"

@@ -103,7 +103,8 @@ class Monitor:
         self._start_at(first_step)
         self._outside_hooks_s = self._device_s = 0.0
         self._newest = _Newest(None, Spent(0.0, 0.0, is_slow=False, num_steps=0), 0.0)
-        self._measured: set[str] = set()
+        self._measured: dict[str, int] = {}
+        """Metric to the step of the newest sample that has it."""
         self._not_measured: dict[str, str] = {}
         self._explained: frozenset[str] = frozenset()
         """Metrics that the newest sample lacks for a reason known at that time."""
@@ -261,11 +262,12 @@ class Monitor:
             attentions=self._attention_names,
             left_out=self._left_out,
             how=dict(self._how),
-            measured=sorted(self._measured),
+            measured=dict(sorted(self._measured.items())),
             not_measured=dict(self._not_measured),
             server=self._server,
             delivery=self._outbox.stats(),
             gap=self._cadence.gap,
+            slow_gap=self._cadence.gap * self._cadence.slow_every,
             overhead_ratio=self._overhead_ratio(),
             sample_s=self._newest.spent.cost_s,
             tiers=self._tiers,
@@ -366,7 +368,8 @@ class Monitor:
 
         undefined: Metrics that were NaN in the sample before, and where.
         """
-        self._measured = (self._measured - probe.wanted) | set(names)
+        self._measured = {name: step for name, step in self._measured.items() if name not in probe.wanted}
+        self._measured |= dict.fromkeys(names, self._step)
         self._not_measured = {n: why for n, why in self._not_measured.items() if n not in probe.wanted}
         known = self._not_measured.keys() | self._explained
         late = {n: UNDEFINED.format(where=where) for n, where in undefined.items() if n not in known}

@@ -68,7 +68,7 @@ class Quantity:
     log_scale: bool = False
     """True if charts should use a logarithmic scale."""
     tier: QuantityTier = "every"
-    """"every": measured at each sampled step. "slow": at every tenth."""
+    """"every": measured at each sampled step. "slow": at one in ten or more."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not re.fullmatch(METRIC_NAME, self.name):

@@ -19,7 +19,9 @@ WARM_UP_STEPS = 90
 REPAID = 0.5
 """Gaps are longer by up to this fraction until the excess over the budget is saved again."""
 SLOW_EVERY = 10
-"""One sample in so many takes the measures of the slow tier, too; the first is one of them."""
+"""At least one sample in ten takes the measures of the slow tier, too; the first is one of them."""
+SLOW_WEIGHT = 10
+"""A step less between two samples is worth as much as this many steps less between two samples of the slow tier."""
 SMOOTHING = 0.3
 """Weight of the newest sample in the running averages that steer the cadence."""
 
@@ -42,7 +44,7 @@ class Cadence:
     With a budget, the gap to the next sample is what keeps cost / (gap x step time) at the budget, from running averages
     of both. When a run becomes faster, one sample comes too early and the next is within the budget again; when it
     becomes slower, samples are rare for a few gaps. If the warm-up or a burst exceeds the budget, later gaps are up to 50%
-    longer until the run as a whole is within the budget.
+    longer until the run as a whole is within the budget. The slow tier has its own gap: the less it costs, the shorter.
     """
 
     def __init__(self, every: int | None = None, budget: float = 0.01, num_warm_up: int = NUM_WARM_UP) -> None:
@@ -57,6 +59,10 @@ class Cadence:
         self._cost_s: dict[bool, float | None] = {False: None, True: None}  # by whether the sample is a slow one
         self._first_slow_s = 0.0
         """Cost of the first sample with its warm-up: an upper bound until another sample of the slow tier is known."""
+        self.slow_every = SLOW_EVERY
+        """Outside of bursts, one sample in `slow_every` takes the measures of the slow tier, too."""
+        self._num_since_slow = SLOW_EVERY
+        """Samples since the last one of the slow tier, and 1."""
         self._step_s: float | None = None
         self._owed_s = 0.0
         """Seconds spent beyond the budget so far."""
@@ -72,7 +78,7 @@ class Cadence:
     @property
     def is_slow(self) -> bool:
         """Whether the next sample takes the measures of the slow tier, too."""
-        return self._num_of_burst > 0 or self._num_samples % SLOW_EVERY == 0
+        return self._num_of_burst > 0 or self._num_since_slow >= self.slow_every
 
     def burst(self, *, steps: int, every: int) -> None:
         """Sample every `every` steps, all that is measured, for about `steps` steps from the next sample on."""
@@ -80,6 +86,7 @@ class Cadence:
 
     def next_gap(self, spent: Spent) -> int:
         """Return the number of steps to the next sample. `spent`: the newest known cost."""
+        self._num_since_slow = 1 if self.is_slow else self._num_since_slow + 1
         self._num_samples += 1
         self._num_steps += spent.num_steps
         self._owed_s += spent.cost_s - self._budget * spent.step_s * spent.num_steps
@@ -94,9 +101,12 @@ class Cadence:
             self._cost_s[spent.is_slow] = _blend(self._cost_s[spent.is_slow], spent.cost_s)
             # Faster steps are believed at once, because the budget is a limit; slower ones, among them a pause, by and by.
             self._step_s = min(_blend(self._step_s, spent.step_s), spent.step_s)
-            usual, slow = self._cost_s[False] or spent.cost_s, self._cost_s[True] or self._first_slow_s
-            more_s = max(slow - usual, 0.0)
-            mean_cost_s = usual + more_s / SLOW_EVERY
+            usual_s = self._cost_s[False] or spent.cost_s
+            # The first sample also paid for the warm-up, so it only bounds what the next one of the slow tier will cost.
+            slow_s = self._cost_s[True] or min(self._first_slow_s, 2 * usual_s)
+            more_s = max(slow_s - usual_s, 0.0)
+            self.slow_every = _slow_every(usual_s, more_s)
+            mean_cost_s = usual_s + more_s / self.slow_every
             self._owed_s = max(self._owed_s, -more_s)  # the others save for the next slow sample, but not more
             repaid_s = min(max(self._owed_s, 0.0), REPAID * mean_cost_s)
             self.gap = self._gap_for(mean_cost_s + repaid_s, self._step_s)
@@ -106,6 +116,15 @@ class Cadence:
     def _gap_for(self, cost_s: float, step_s: float) -> int:
         wanted = cost_s / (self._budget * step_s) if step_s else MAX_GAP
         return min(max(math.ceil(wanted), 1), MAX_GAP)
+
+
+def _slow_every(usual_s: float, more_s: float) -> int:
+    """Return in which one of how many samples the slow tier is taken, if it costs `more_s` beside `usual_s`.
+
+    With r for this number, the gap is proportional to usual_s + more_s / r. This r minimizes gap + r gap / SLOW_WEIGHT.
+    """
+    best = math.sqrt(SLOW_WEIGHT * more_s / usual_s) if usual_s else SLOW_EVERY
+    return min(max(round(best), 1), SLOW_EVERY)
 
 
 def _blend(average: float | None, value: float) -> float:

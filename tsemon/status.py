@@ -24,14 +24,16 @@ class Status:
     """A sentence on each stack of blocks that is not measured, such as a frozen teacher beside its student."""
     how: Mapping[str, str]
     """What was listened to: a sentence on what the newest numbers of each kind were made from."""
-    measured: Sequence[str]
-    """Metrics in the newest sample that was to have them."""
+    measured: Mapping[str, int]
+    """Metrics in the newest sample that was to have them, each with the step of that sample."""
     not_measured: Mapping[str, str]
     """Metric to the reason why that sample lacks it, in whole or in part."""
     server: str | None
     delivery: OutboxStats
     gap: int
     """Steps between two samples."""
+    slow_gap: int
+    """Steps between two samples with the metrics of the slow tier."""
     overhead_ratio: float
     """tsemon's own share of wall time on the training thread since attach."""
     sample_s: float
@@ -56,7 +58,8 @@ class Status:
             *(("not measured", text) for text in self._gaps(self.not_measured.keys() - {*self.measured})),
             ("server", self._connection()),
             ("frames", f"{sent.num_sent} sent, {sent.num_pending} pending, {sent.num_dropped} dropped"),
-            ("cost", f"{self.overhead_ratio:.2%} of wall time, {self.sample_s * 1e3:.1f} ms every {self.gap} steps"),
+            ("cost", f"{self.overhead_ratio:.2%} of wall time, {self.sample_s * 1e3:.1f} ms in the newest sample"),
+            ("samples", f"every {self.gap} steps, with slow metrics every {self.slow_gap}"),
         ]
         lines += [("mirror", mirror) for mirror in sent.mirrors]
         if sent.last_error:
@@ -76,8 +79,12 @@ class Status:
         if not whole:
             yield "every", "nothing" if self.measured else "nothing yet"
         for tier in ("every", "slow", "demand"):
-            if names := [name for name in whole if self.tiers.get(name, "every") == tier]:
-                yield tier, ", ".join(names)
+            by_step: dict[int, list[str]] = {}
+            for name in whole:
+                if self.tiers.get(name, "every") == tier:
+                    by_step.setdefault(self.measured[name], []).append(name)
+            for step, names in sorted(by_step.items(), reverse=True):
+                yield tier, f"at step {step}: {', '.join(names)}"
 
     def _on_demand(self) -> list[str]:
         return [name for name, tier in TIERS.items() if tier == "demand" and name not in self.measured]

@@ -538,7 +538,7 @@ class TestStatus:
         text = str(monitor)
         assert "blocks        3: layers.0, layers.1, layers.2" in text
         assert "token_similarity" in text
-        assert " ms every 1 steps" in text
+        assert "every 1 steps, with slow metrics every 10" in text
         assert "activations   4 of 4 hidden states of shape (12, 4, 32)" in text
         assert "attention     in 3 of 3 blocks, 12 of 12 query rows per head, 4 of 4 sequences" in text
         assert "AdamW's update from its state" in text
@@ -557,7 +557,9 @@ class TestStatus:
         train(model, forward, 2, monitor, optimizer)  # the first is a slow one
         assert "effective_rank" in monitor.status.measured
         slow = next(line for line in str(monitor).splitlines() if line.startswith("  slow"))
+        assert "at step 0: " in slow
         assert "effective_rank" in slow
+        assert monitor.status.measured["token_similarity"] == 1
 
     def test_tells_of_an_unreachable_server_and_loses_nothing(self, tmp_path):
         model, forward = zoo.torch_encoder()

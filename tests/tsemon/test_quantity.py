@@ -412,7 +412,7 @@ class TestAttach:
     def test_measures_the_slow_tier_at_every_tenth_sample_and_says_so(self, lm, tmp_path):
         frames, monitor = run(*lm, quantity(tier="slow"), folder=tmp_path, steps=SLOW_EVERY + 2)
         assert [frame["step"] for frame in frames if "own" in frame["layers"]] == [0, SLOW_EVERY]
-        assert "\n  slow        own\n" in str(monitor.status)
+        assert "\n  slow        at step 10: own\n" in str(monitor.status)
 
     def test_asks_nothing_of_a_step_that_is_not_sampled(self, lm, tmp_path):
         calls = []

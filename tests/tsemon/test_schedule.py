@@ -1,5 +1,3 @@
-import math
-
 import pytest
 
 from tsemon.errors import InvalidArgument
@@ -43,19 +41,31 @@ class TestCadence:
         assert settle(cadence, 0.03, 0.1) == 30
         assert settle(cadence, 0.03, 0.02) == 150
 
-    def test_counts_what_only_some_samples_cost(self):
-        cadence, gaps = Cadence(budget=0.01), []
-        for _ in range(100):
-            is_slow = cadence.is_slow
-            sample(cadence, 1.03 if is_slow else 0.03, 0.1, is_slow)
-            gaps.append(cadence.gap)
-        assert 100 / sum(gaps[:-1]) * (0.03 + 1.0 / SLOW_EVERY) / 0.1 == pytest.approx(0.01, rel=0.07)
+    @pytest.mark.parametrize(("slow_s", "slow_every"), [(1.03, 10), (0.15, 6), (0.06, 3), (0.033, 1)])
+    def test_takes_the_slow_tier_the_more_often_the_less_it_costs(self, slow_s, slow_every):
+        costs = costs_of(Cadence(budget=0.01), steps=400_000, cost_s=0.03, slow_s=slow_s, step_s=0.1)
+        late = [cost for cost in costs[200_000:] if cost]
+        assert late.count(slow_s) == pytest.approx(len(late) / slow_every, rel=0.05)
+        assert sum(late) / (0.1 * 200_000) == pytest.approx(0.01, rel=0.02)
 
-    def test_expects_the_slow_tier_to_cost_what_the_first_sample_did_until_it_is_known(self):
+    @pytest.mark.parametrize(("first_s", "more_s", "slow_every"), [(1.03, 0.03, 3), (0.04, 0.01, 2)])
+    def test_expects_the_slow_tier_to_double_the_cost_or_less_until_it_is_known(self, first_s, more_s, slow_every):
         cadence = Cadence(budget=0.01)
-        for cost_s, is_slow in ((0.0, False), (1.03, True), (0.03, False)):  # nothing is known at the first
+        for cost_s, is_slow in ((0.0, False), (first_s, True), (0.03, False)):  # nothing is known at the first
             sample(cadence, cost_s, 0.1, is_slow)
-        assert cadence.gap == math.ceil((1 + REPAID) * (0.03 + 1.0 / SLOW_EVERY) / 0.001)
+        assert cadence.slow_every == slow_every
+        assert 1 <= cadence.gap / ((0.03 + more_s / slow_every) / 0.001) <= 1 + REPAID + 0.02
+
+    def test_takes_the_slow_tier_at_every_tenth_sample_of_a_fixed_interval_and_after_a_burst(self):
+        cadence = Cadence(every=5)
+        slow = []
+        for number in range(40):
+            if number == 13:
+                cadence.burst(steps=4, every=1)
+            if cadence.is_slow:
+                slow.append(number)
+            sample(cadence, 0.03, 0.1, is_slow=cadence.is_slow)
+        assert slow == [0, 10, 13, 14, 15, 16, 26, 36]
 
     def test_is_within_the_budget_one_sample_after_steps_became_five_times_faster(self):
         cadence = Cadence(budget=0.01)
