@@ -105,7 +105,8 @@ class Cadence:
             # The first sample also paid for the warm-up, so it only bounds what the next one of the slow tier will cost.
             slow_s = self._cost_s[True] or min(self._first_slow_s, 2 * usual_s)
             more_s = max(slow_s - usual_s, 0.0)
-            self.slow_every = _slow_every(usual_s, more_s)
+            if self._cost_s[False] is not None:
+                self.slow_every = _slow_every(usual_s, more_s)
             mean_cost_s = usual_s + more_s / self.slow_every
             self._owed_s = max(self._owed_s, -more_s)  # the others save for the next slow sample, but not more
             repaid_s = min(max(self._owed_s, 0.0), REPAID * mean_cost_s)
@@ -122,9 +123,10 @@ def _slow_every(usual_s: float, more_s: float) -> int:
     """Return in which one of how many samples the slow tier is taken, if it costs `more_s` beside `usual_s`.
 
     With r for this number, the gap is proportional to usual_s + more_s / r. This r minimizes gap + r gap / SLOW_WEIGHT.
+    At least every second sample goes without the slow tier, or the cost of such a sample would not be measured any more.
     """
     best = math.sqrt(SLOW_WEIGHT * more_s / usual_s) if usual_s else SLOW_EVERY
-    return min(max(round(best), 1), SLOW_EVERY)
+    return min(max(round(best), 2), SLOW_EVERY)
 
 
 def _blend(average: float | None, value: float) -> float:

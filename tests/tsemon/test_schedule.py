@@ -41,7 +41,7 @@ class TestCadence:
         assert settle(cadence, 0.03, 0.1) == 30
         assert settle(cadence, 0.03, 0.02) == 150
 
-    @pytest.mark.parametrize(("slow_s", "slow_every"), [(1.03, 10), (0.15, 6), (0.06, 3), (0.033, 1)])
+    @pytest.mark.parametrize(("slow_s", "slow_every"), [(1.03, 10), (0.15, 6), (0.06, 3), (0.033, 2)])
     def test_takes_the_slow_tier_the_more_often_the_less_it_costs(self, slow_s, slow_every):
         costs = costs_of(Cadence(budget=0.01), steps=400_000, cost_s=0.03, slow_s=slow_s, step_s=0.1)
         late = [cost for cost in costs[200_000:] if cost]
@@ -55,6 +55,23 @@ class TestCadence:
             sample(cadence, cost_s, 0.1, is_slow)
         assert cadence.slow_every == slow_every
         assert 1 <= cadence.gap / ((0.03 + more_s / slow_every) / 0.001) <= 1 + REPAID + 0.02
+
+    @pytest.mark.parametrize("cost_s", [0.5, 5.0])
+    def test_recovers_from_one_expensive_sample(self, cost_s):
+        cadence = Cadence(budget=0.01)
+        for number in range(200):
+            is_slow = cadence.is_slow
+            sample(cadence, cost_s if number in (2, 3) else 0.15 if is_slow else 0.03, 0.1, is_slow)
+        assert cadence.slow_every == 6
+        assert cadence.gap == pytest.approx((0.03 + 0.12 / 6) / 0.001, abs=1)
+
+    def test_recovers_from_a_burst_at_the_start(self):
+        cadence = Cadence(budget=0.01)
+        cadence.burst(steps=50, every=1)
+        for _ in range(400):
+            is_slow = cadence.is_slow
+            sample(cadence, 0.15 if is_slow else 0.03, 0.1, is_slow)
+        assert cadence.slow_every == 6
 
     def test_takes_the_slow_tier_at_every_tenth_sample_of_a_fixed_interval_and_after_a_burst(self):
         cadence = Cadence(every=5)
