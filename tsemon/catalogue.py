@@ -24,6 +24,11 @@ VALUES = "Value Residual Learning (arXiv 2410.17897)"
 ZHAI = "Stabilizing Transformer Training by Preventing Attention Entropy Collapse (arXiv 2303.06296)"
 MERRILL = "Effects of Parameter Norm Growth (arXiv 2010.09697)"
 
+NUM_RECENT = 5
+"""Losses that `loss_recent` is the mean of."""
+NUM_OF_NOISE, NOISE_ENDS_BEFORE = 32, 8
+"""Losses that `loss_noise` is the spread of, and how many come after them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
@@ -413,6 +418,18 @@ CATALOGUE: tuple[Metric, ...] = (
         name="loss_nonfinite",
         title="steps since the last sample whose loss was not finite",
         equation="number of NaN and infinities among the n",
+    ),
+    _per_run(
+        name="loss_recent",
+        title="mean training loss of the last 5 steps",
+        equation=f"mean of the finite ones of the last {NUM_RECENT} losses, however near the last sample is",
+        low=None,
+    ),
+    _per_run(
+        name="loss_noise",
+        title="how much the training loss varies from step to step",
+        equation=f"standard deviation of the {NUM_OF_NOISE} losses that end {NOISE_ENDS_BEFORE} steps before this one; "
+        "at least half of them must be there and finite",
     ),
     _per_run(
         name="total_param_norm",

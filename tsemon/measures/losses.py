@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from tsemon.catalogue import NOISE_ENDS_BEFORE, NUM_OF_NOISE, NUM_RECENT
 from tsemon.measures.sums import Partial, Partials, known, values_of
 
-__all__ = ["loss_max", "loss_mean", "loss_min", "loss_nonfinite", "loss_std"]
+__all__ = ["loss_max", "loss_mean", "loss_min", "loss_noise", "loss_nonfinite", "loss_recent", "loss_std"]
 
 
 def loss_sums(losses_N: Tensor) -> Partials:
@@ -36,6 +37,32 @@ def loss_metrics(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         "loss_max": known(sums["max"]),
         "loss_std": (sums["squares"] / sums["count"] - mean.square()).clamp_min(0.0).sqrt(),
         "loss_nonfinite": sums["nonfinite"],
+    }
+
+
+def recent_sums(losses_N: Tensor) -> Partials:
+    """Sums over parts of each of the last 40 losses of (..., N), in float64, so that a step counts once."""
+    losses_N = losses_N.detach().double()[..., -NUM_OF_NOISE - NOISE_ENDS_BEFORE :]
+    missing = NUM_OF_NOISE + NOISE_ENDS_BEFORE - losses_N.shape[-1]
+    losses_N = torch.nn.functional.pad(losses_N, (missing, 0), value=torch.nan)
+    is_finite_N = losses_N.isfinite()
+    return {
+        "last": Partial(torch.where(is_finite_N, losses_N, 0.0)),
+        "last_count": Partial(is_finite_N.double()),
+    }
+
+
+def recent_metrics(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Finish `recent_sums`, merged over all parts."""
+    steps_N = sums["last"] / sums["last_count"]  # NaN where no part has one
+    before_N = steps_N[..., :NUM_OF_NOISE]
+    is_known_N = ~before_N.isnan()
+    count = is_known_N.sum(dim=-1)
+    deviation_N = torch.where(is_known_N, before_N - before_N.nanmean(dim=-1, keepdim=True), 0.0)
+    noise = (deviation_N.square().sum(dim=-1) / count).sqrt()
+    return {
+        "loss_recent": steps_N[..., -NUM_RECENT:].nanmean(dim=-1),
+        "loss_noise": torch.where(count >= NUM_OF_NOISE / 2, noise, torch.nan),
     }
 
 
@@ -67,6 +94,21 @@ def loss_std(losses_N: Tensor) -> Tensor:
 def loss_nonfinite(losses_N: Tensor) -> Tensor:
     """Return the number of losses (..., N) that are NaN or infinite, (...) in float64.                 (tsemon)"""
     return _of("loss_nonfinite", losses_N)
+
+
+def loss_recent(losses_N: Tensor) -> Tensor:
+    """Return the mean of the finite ones of the last 5 losses (..., N), (...) in float64. NaN if none is. (tsemon)"""
+    return recent_metrics(values_of(recent_sums(losses_N)))["loss_recent"]
+
+
+def loss_noise(losses_N: Tensor) -> Tensor:
+    """Return the standard deviation of the 32 losses (..., N) that end 8 before the last one, (...) >= 0 in float64.
+
+    The noise of the loss from step to step before the present change.                                 (tsemon)
+
+    NaN if fewer than 16 of them are there and finite.
+    """
+    return recent_metrics(values_of(recent_sums(losses_N)))["loss_noise"]
 
 
 def _of(name: str, losses_N: Tensor) -> Tensor:

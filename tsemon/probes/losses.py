@@ -1,4 +1,4 @@
-"""The losses of all steps since the last sample, as `monitor.step` was given them.
+"""The losses of all steps since the last sample, and of the last steps, as `monitor.step` was given them.
 
 Axes: N losses.
 """
@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tsemon.measures.losses import loss_metrics, loss_sums
+from tsemon.catalogue import NOISE_ENDS_BEFORE, NUM_OF_NOISE
+from tsemon.measures.losses import loss_metrics, loss_sums, recent_metrics, recent_sums
 from tsemon.measures.sums import Partials
 from tsemon.probes.part import Part
 from tsemon.probes.reading import Reading
@@ -33,13 +34,15 @@ class LossProbe(Part):
     has the memory of the one before, as the static output of a CUDA graph and a running sum have.
     """
 
-    METRICS = ("loss_mean", "loss_min", "loss_max", "loss_std", "loss_nonfinite")
+    METRICS = ("loss_mean", "loss_min", "loss_max", "loss_std", "loss_nonfinite", "loss_recent", "loss_noise")
 
     def __init__(self) -> None:
         super().__init__()
         self._pending: list[tuple[Tensor | float, int | None]] = []
         """Losses, and the versions that the tensors among them had when they were given."""
         self._stacks: deque[Tensor] = deque(maxlen=MAX_STEPS // NUM_PER_STACK)
+        self._remembered: Tensor | None = None
+        """The losses of the last 40 steps at the last sample."""
         self._newest: tuple[int, Tensor] | None = None
         """The last tensor and its address, which no other loss can have while this one lives."""
         self._must_copy = False
@@ -87,13 +90,16 @@ class LossProbe(Part):
         self._stacks.clear()
         if not stacks:
             return {}
-        return loss_sums(torch.cat(stacks))
+        losses = torch.cat(stacks)
+        known = losses if self._remembered is None else torch.cat([self._remembered.to(losses), losses])
+        self._remembered = known[-NUM_OF_NOISE - NOISE_ENDS_BEFORE :]
+        return loss_sums(losses) | recent_sums(self._remembered)
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         self._is_given = "count" in sums
         if not self._is_given:
             return Reading()
-        found = loss_metrics(sums)
+        found = loss_metrics(sums) | recent_metrics(sums)
         # A run on a GPU may give its losses as floats: what is on the host already need not go there and back.
         is_here = sums["count"].device.type == "cpu"
         return Reading(scalars={name: value.item() if is_here else value for name, value in found.items()})

@@ -328,4 +328,9 @@ def losses(values):
         else (NAN,) * 4
     )
     names = ("loss_mean", "loss_min", "loss_max", "loss_std", "loss_nonfinite")
-    return dict(zip(names, (*found, len(values) - len(finite)), strict=True))
+    recent, before = values[-5:], values[max(len(values) - 40, 0) : max(len(values) - 8, 0)]
+    recent, before = recent[np.isfinite(recent)], before[np.isfinite(before)]
+    return dict(zip(names, (*found, len(values) - len(finite)), strict=True)) | {
+        "loss_recent": recent.mean() if len(recent) else NAN,
+        "loss_noise": np.sqrt(((before - before.mean()) ** 2).mean()) if len(before) >= 16 else NAN,
+    }

@@ -365,7 +365,7 @@ class TestPredictions:
         # Always in float32.
         assert_agrees(got, oracle.output_variation(logits.reshape(-1, 7)), TOLERANCE["float32"])
 
-    @holds("loss_mean", "loss_min", "loss_max", "loss_std", "loss_nonfinite")
+    @holds("loss_mean", "loss_min", "loss_max", "loss_std", "loss_nonfinite", "loss_recent", "loss_noise")
     @pytest.mark.parametrize("kind", ["usual", "with holes", "one", "none"])
     def test_of_losses(self, name, kind, dtype):
         losses = float32(4 + random(41).normal(size=50))
@@ -373,7 +373,11 @@ class TestPredictions:
             losses[[3, 7, 9]] = NAN, math.inf, -math.inf
         losses = {"one": losses[:1], "none": np.array([NAN, math.inf])}.get(kind, losses)
         got = getattr(m, name)(inputs(dtype, losses)[0])
-        assert_agrees(got, oracle.losses(losses)[name], {"rtol": 1e-9, "atol": 1e-6 if name == "loss_std" else 0.0})
+        assert_agrees(
+            got,
+            oracle.losses(losses)[name],
+            {"rtol": 1e-9, "atol": 1e-6 if name in ("loss_std", "loss_noise") else 0.0},
+        )
 
     @holds("input_overlap")
     @pytest.mark.parametrize("kept", [0, 1, 4])

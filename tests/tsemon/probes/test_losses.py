@@ -1,6 +1,7 @@
 """Losses of the steps between two samples."""
 
 import math
+import statistics
 import weakref
 
 import pytest
@@ -11,7 +12,8 @@ from tests import zoo
 from tests.frames import frames_in
 from tsemon.probes.losses import MAX_STEPS, NUM_PER_STACK, LossProbe
 
-NAMES = LossProbe.METRICS
+NAMES = LossProbe.METRICS[:5]
+"""Of the steps since the last sample."""
 
 
 def told(folder, losses, every=4, **options):
@@ -65,6 +67,18 @@ class TestLossProbe:
         num = 2 * NUM_PER_STACK + 1
         (_, second), _ = told(tmp_path, give([9.0, *map(float, range(1, num + 1))]), every=num)
         assert second["loss_mean"] == (num + 1) / 2
+
+    @pytest.mark.parametrize("every", [1, 3, 7, 59])
+    @pytest.mark.parametrize("give", [list, as_tensors], ids=["floats", "tensors"])
+    def test_has_the_level_and_the_noise_of_the_last_steps_at_every_distance_of_samples(self, tmp_path, every, give):
+        losses = [3 + math.sin(1.3 * step) + 0.01 * step for step in range(60)]
+        frames, _ = told(tmp_path, give(losses), every=every)
+        for step, scalars in zip(range(0, 60, every), frames, strict=True):
+            known = losses[: step + 1]
+            assert scalars["loss_recent"] == pytest.approx(statistics.fmean(known[-5:]), rel=1e-6)
+            before = known[-40:-8]
+            wanted = pytest.approx(statistics.pstdev(before), rel=1e-4) if len(before) >= 16 else None
+            assert scalars["loss_noise"] == wanted
 
     def test_counts_the_last_steps_of_one_that_is_longer_still(self):
         probe = LossProbe()

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from tsemon.catalogue import NOISE_ENDS_BEFORE, NUM_OF_NOISE, NUM_RECENT
 from tsemon.errors import InvalidRecording
 from tsemon.stacks import Stacks
 from tsemon_server.rules.program import View
@@ -108,7 +109,8 @@ class Trace:
                     raise self._invalid(number, f"expected a step after {last_step}, got {line.step}")
                 since = losses.between(last_step, line.step)
                 last_step = line.step
-                yield self._view(number, line, loss_scalars(since))
+                last = losses.between(line.step - NUM_OF_NOISE - NOISE_ENDS_BEFORE, line.step)
+                yield self._view(number, line, loss_scalars(since, last))
             elif isinstance(line, _End):
                 return
         if not self.problems:
@@ -179,18 +181,31 @@ def _array(values: Sequence[Any]) -> NDArray[np.float32]:
         return np.array(values, np.float32)
 
 
-def loss_scalars(losses: Sequence[Number]) -> dict[str, float]:
-    """What `attach` sends of all losses since the last sample; nothing where none is known."""
-    finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
-    if not losses:
+def loss_scalars(since: Sequence[Number], last: Sequence[Number]) -> dict[str, float]:
+    """What `attach` sends of all losses since the last sample, and of the last ones; nothing where none is known."""
+    finite = _finite(since)
+    if not since:
         return {}
-    mean = sum(finite) / len(finite) if finite else math.nan
+    recent, before = _finite(last[-NUM_RECENT:]), _finite(last[:-NOISE_ENDS_BEFORE][-NUM_OF_NOISE:])
     return {
-        "loss_mean": mean,
+        "loss_mean": _mean(finite),
         "loss_min": min(finite, default=math.nan),
         "loss_max": max(finite, default=math.nan),
-        "loss_std": math.sqrt(sum((loss - mean) * (loss - mean) for loss in finite) / len(finite))
-        if finite
-        else math.nan,
-        "loss_nonfinite": float(len(losses) - len(finite)),
+        "loss_std": _deviation(finite),
+        "loss_nonfinite": float(len(since) - len(finite)),
+        "loss_recent": _mean(recent),
+        "loss_noise": _deviation(before) if len(before) >= NUM_OF_NOISE / 2 else math.nan,
     }
+
+
+def _finite(losses: Sequence[Number]) -> list[float]:
+    return [loss for loss in losses if loss is not None and math.isfinite(loss)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _deviation(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return math.sqrt(sum((value - mean) * (value - mean) for value in values) / len(values)) if values else math.nan
