@@ -29,13 +29,15 @@ PICTURE = {
     "tsemon.attaching": "torch tsemon.actions tsemon.mirrors tsemon.monitor tsemon.probes tsemon.transport "
     "tsemon.quantity tsemon.schedule tsemon.faults tsemon.registration",
     "tsemon.mirrors": "torch tsemon.terminal wandb",
+    "tsemon.late": "torch",
     "tsemon.monitor": "torch tsemon.actions tsemon.relay tsemon.probes tsemon.transport tsemon.schedule tsemon.sample "
-    "tsemon.status tsemon.tokens tsemon.faults tsemon.registration",
+    "tsemon.status tsemon.suspicion tsemon.tokens tsemon.faults tsemon.registration",
     "tsemon.quantity": "",
     "tsemon.registration": "torch tsemon.quantity",
     "tsemon.sample": "torch tsemon.probes",
     "tsemon.stacks": "tsemon.catalogue tsemon.errors",
     "tsemon.status": "tsemon.transport",
+    "tsemon.suspicion": "tsemon.late",
     "tsemon.terminal": "rich",
     "tsemon.tokens": "torch",
     "tsemon.probes": "torch tsemon.measures tsemon.quantity",

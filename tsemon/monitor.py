@@ -24,9 +24,10 @@ from tsemon.probes import Probe, Ranks, Reading, Span, ThreadState, agree
 from tsemon.registration import step_of_state
 from tsemon.relay import NUM_NUMBERS, Relay
 from tsemon.sample import Sample
-from tsemon.schedule import Cadence, Spent
+from tsemon.schedule import ZOOM_GAP, Cadence, Spent
 from tsemon.stacks import Stacks
-from tsemon.status import Status
+from tsemon.status import Status, Zooms
+from tsemon.suspicion import Suspicion
 from tsemon.tokens import NOT_GROWING, UNKNOWN, Tokens
 from tsemon.transport import Outbox, SilentOutbox
 from tsemon.wire import MAX_NOT_MEASURED, MAX_REASON, Alert, RunState
@@ -35,6 +36,8 @@ log = logging.getLogger("tsemon")
 
 HEAR_AFTER = 5
 """Steps from a sample until ranks read what rank 0 told them in it: by then its copy is done, and nobody waits."""
+GRAD_NORM = "grad_norm"
+"""The scalar of `step` that is the norm of the gradient before clipping."""
 
 UNDEFINED = "undefined in {where} in the last sample: its sequences are single tokens, padding, zeros, or not finite"
 
@@ -85,6 +88,8 @@ class Monitor:
         self._to_hear: deque[tuple[int, Sample]] = deque()
         """Samples that rank 0 may have told something in, and at which step to listen."""
         self._is_burst_new = False
+        self._suspicion = Suspicion()
+        self._zooms: Zooms | None = None
         self.optimizers: Sequence[torch.optim.Optimizer] = tuple(optimizers)
         """Those that were attached to; none once closed."""
         self.schedulers: Sequence[Any] = ()
@@ -172,10 +177,26 @@ class Monitor:
         self._tell_alerts()
         if self._is_burst_new:
             self._is_burst_new, self._next_sample = False, self._step
+        probe = self._probe  # None if a handler of an alert has closed the monitor
+        start = time.perf_counter()
+        if probe is not None and self._cadence.is_adaptive and self._ranks is None:
+            probe.contain(self._zoom_in, loss, scalars.get(GRAD_NORM))
         if probe is not None and self._step == self._next_sample:
-            start = time.perf_counter()
             self._faults.guard(self._arm, probe)
-            self._outside_hooks_s += time.perf_counter() - start
+        self._outside_hooks_s += time.perf_counter() - start
+
+    def _zoom_in(self, loss: Tensor | float | None, grad_norm: Tensor | float | None) -> None:
+        """Take the next sample sooner at a sign of trouble."""
+        is_new = not self._cadence.is_zoomed_in
+        sign = self._suspicion.sign(self._step, loss, grad_norm, self._outbox.alerts(), is_zoomed_in=not is_new)
+        if sign is None or not self._cadence.zoom_in():
+            return
+        is_now = sign.is_urgent and is_new
+        earliest = self._step if is_now else max(self._step, self._last_sample + ZOOM_GAP)
+        self._next_sample = min(self._next_sample, earliest)
+        if is_new:
+            self._suspicion.begins()
+            self._zooms = Zooms(1 if self._zooms is None else self._zooms.num + 1, self._step, sign.reason)
 
     def _with_tokens(
         self, tokens: Tensor | float | None, step_tokens: Tensor | float | None, scalars: Mapping[str, Tensor | float]
@@ -268,6 +289,7 @@ class Monitor:
             delivery=self._outbox.stats(),
             gap=self._cadence.gap,
             slow_gap=self._cadence.gap * self._cadence.slow_every,
+            zooms=self._zooms,
             overhead_ratio=self._overhead_ratio(),
             sample_s=self._newest.spent.cost_s,
             tiers=self._tiers,
@@ -280,6 +302,10 @@ class Monitor:
 
         `state` is what the run is said to be: "finished" or "failed". Closing twice is closing once.
         """
+        self._close(state, timeout_s, is_collected=False)
+
+    def _close(self, state: RunState, timeout_s: float, *, is_collected: bool) -> None:
+        """`is_collected`: the garbage collector calls it, at any moment, so nothing may run on the device."""
         probe = self._probe
         if probe is None or os.getpid() != self._pid:
             return
@@ -289,7 +315,12 @@ class Monitor:
             )
             state = "failed"
         atexit.unregister(self._close_at_exit)
-        self._faults.guard(probe.close)
+        try:
+            has_more = self._step - 1 > self._last_sample
+            if has_more and self._cadence.is_adaptive and self._ranks is None and not is_collected:
+                self._faults.guard(self._sample_last, probe, self._step - 1)
+        finally:
+            self._faults.guard(probe.close)
         self._outside_hooks_s, self._probe = self._cost_s, None
         self.optimizers = self.schedulers = ()
         self._to_hear.clear()
@@ -334,12 +365,7 @@ class Monitor:
         spans = probe.take_spans()
         self._faults.guard(probe.disarm)
         given = {name: value for name, value in given.items() if name not in reading.scalars}
-        own = {
-            "overhead_ratio": self._overhead_ratio(),
-            "contained_faults": float(self._faults.count),
-            "dropped_frames": float(self._outbox.num_dropped),
-        }
-        sample = self._packed(reading, own | given, spans)
+        sample = self._packed(reading, self._own_scalars() | given, spans)
         if sample.has_agreed:
             self._to_hear.append((self._step + HEAR_AFTER, sample))
             if self._relay is not None:
@@ -362,6 +388,19 @@ class Monitor:
         self._newest = _Newest(sample, Spent(cost_s, 0.0, is_slow, 0), self._cost_s, waited_s)
         self._last_sample_at = now
         self._last_sample, self._next_sample = self._step, self._step + gap
+
+    def _sample_last(self, probe: Probe, step: int) -> None:
+        """Send the losses since the last sample, and the norms of the parameters."""
+        reading = probe.collect_last(step, self._tiers)
+        sample = Sample(reading, self._own_scalars(), step, self._faults.contain, stacks=self._stacks)
+        self._outbox.put(sample.to_frame)
+
+    def _own_scalars(self) -> dict[str, Tensor | float]:
+        return {
+            "overhead_ratio": self._overhead_ratio(),
+            "contained_faults": float(self._faults.count),
+            "dropped_frames": float(self._outbox.num_dropped),
+        }
 
     def _remember(self, probe: Probe, names: Collection[str], undefined: Mapping[str, str]) -> None:
         """For the status: of metrics that not every sample has, the newest one that had them counts.
@@ -446,7 +485,7 @@ class Monitor:
     def __del__(self) -> None:
         # A notebook's cell that is run again: the monitor of before must not keep threads and files open.
         with contextlib.suppress(Exception):
-            self.close(timeout_s=0.5)
+            self._close("finished", 0.5, is_collected=True)
 
 
 def _log_alert(alert: Alert) -> None:

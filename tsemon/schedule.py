@@ -24,6 +24,12 @@ SLOW_WEIGHT = 10
 """A step less between two samples is worth as much as this many steps less between two samples of the slow tier."""
 SMOOTHING = 0.3
 """Weight of the newest sample in the running averages that steer the cadence."""
+ZOOM_GAP = 5
+"""Steps between two samples while zoomed in. The rules are calibrated on recorded runs with this interval."""
+ZOOM_SAMPLES = 4
+"""Samples of a zoom; every second one includes the slow tier. Most rules hold for 2 or 3 samples."""
+ZOOM_SHARE = 0.2
+"""Zooms may use this fraction of the budget of the run so far, or the cost of one zoom if that is more."""
 
 
 class Spent(NamedTuple):
@@ -39,12 +45,13 @@ class Spent(NamedTuple):
 
 
 class Cadence:
-    """Every N steps, or as often as a budget allows.
+    """Every N steps, or as often as a budget allows, and more often at a sign of trouble.
 
     With a budget, the gap to the next sample is what keeps cost / (gap x step time) at the budget, from running averages
     of both. When a run becomes faster, one sample comes too early and the next is within the budget again; when it
     becomes slower, samples are rare for a few gaps. If the warm-up or a burst exceeds the budget, later gaps are up to 50%
     longer until the run as a whole is within the budget. The slow tier has its own gap: the less it costs, the shorter.
+    Zooms may exceed the budget by a fifth, and later gaps make up for it.
     """
 
     def __init__(self, every: int | None = None, budget: float = 0.01, num_warm_up: int = NUM_WARM_UP) -> None:
@@ -74,11 +81,49 @@ class Cadence:
         self._burst_gap = 1
         self._num_of_burst = 0
         """Samples of a burst that are still to come."""
+        self._num_of_zoom = 0
+        """Remaining samples of the zoom."""
+        self._was_zoomed_in = False
+        """Whether the newest sample belongs to a zoom."""
+        self._num_zoomed = 0
+        """Samples of zooms so far."""
+        self._zoomed_s = 0.0
+        """Seconds spent on zooms so far."""
+        self._elapsed_s = 0.0
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether it follows a budget, and not a fixed number of steps."""
+        return self._every is None
 
     @property
     def is_slow(self) -> bool:
         """Whether the next sample takes the measures of the slow tier, too."""
-        return self._num_of_burst > 0 or self._num_since_slow >= self.slow_every
+        every = 2 if self.is_zoomed_in else self.slow_every
+        return self._num_of_burst > 0 or self._num_since_slow >= every
+
+    @property
+    def is_zoomed_in(self) -> bool:
+        """Whether the next sample belongs to a zoom."""
+        return self._num_of_zoom > 0
+
+    def zoom_in(self) -> bool:
+        """Take the next 4 samples 5 steps apart. If it is zoomed in already, take at least 2 more.
+
+        Return False if it does not zoom in: at a fixed interval, in a burst, if samples are that near anyway, or if zooms
+        have used up their part of the budget.
+        """
+        if self._every is not None or self._num_of_burst or self.gap <= ZOOM_GAP or not self._may_zoom_in():
+            return False
+        self._num_of_zoom = max(self._num_of_zoom, 2) if self.is_zoomed_in else ZOOM_SAMPLES
+        return True
+
+    def _may_zoom_in(self) -> bool:
+        if self._num_zoomed < ZOOM_SAMPLES:
+            return True  # the first zoom is never cut short
+        usual_s, slow_s = self._costs(0.0)
+        room_s = max(ZOOM_SHARE * self._budget * self._elapsed_s, ZOOM_SAMPLES * (usual_s + slow_s) / 2)
+        return self._zoomed_s + slow_s <= room_s
 
     def burst(self, *, steps: int, every: int) -> None:
         """Sample every `every` steps, all that is measured, for about `steps` steps from the next sample on."""
@@ -86,10 +131,7 @@ class Cadence:
 
     def next_gap(self, spent: Spent) -> int:
         """Return the number of steps to the next sample. `spent`: the newest known cost."""
-        self._num_since_slow = 1 if self.is_slow else self._num_since_slow + 1
-        self._num_samples += 1
-        self._num_steps += spent.num_steps
-        self._owed_s += spent.cost_s - self._budget * spent.step_s * spent.num_steps
+        self._count(spent)
         if self._num_samples <= self._num_warm_up:
             if spent.is_slow:
                 self._first_slow_s = spent.cost_s
@@ -101,9 +143,7 @@ class Cadence:
             self._cost_s[spent.is_slow] = _blend(self._cost_s[spent.is_slow], spent.cost_s)
             # Faster steps are believed at once, because the budget is a limit; slower ones, among them a pause, by and by.
             self._step_s = min(_blend(self._step_s, spent.step_s), spent.step_s)
-            usual_s = self._cost_s[False] or spent.cost_s
-            # The first sample also paid for the warm-up, so it only bounds what the next one of the slow tier will cost.
-            slow_s = self._cost_s[True] or min(self._first_slow_s, 2 * usual_s)
+            usual_s, slow_s = self._costs(spent.cost_s)
             more_s = max(slow_s - usual_s, 0.0)
             if self._cost_s[False] is not None:
                 self.slow_every = _slow_every(usual_s, more_s)
@@ -112,7 +152,27 @@ class Cadence:
             repaid_s = min(max(self._owed_s, 0.0), REPAID * mean_cost_s)
             self.gap = self._gap_for(mean_cost_s + repaid_s, self._step_s)
         self._num_of_burst = max(self._num_of_burst - 1, 0)
-        return self._burst_gap if self._num_of_burst else self.gap
+        self._num_of_zoom = max(self._num_of_zoom - 1, 0) if self._may_zoom_in() else 0
+        if self._num_of_burst:
+            return self._burst_gap
+        return min(ZOOM_GAP, self.gap) if self._num_of_zoom else self.gap
+
+    def _count(self, spent: Spent) -> None:
+        self._num_since_slow = 1 if self.is_slow else self._num_since_slow + 1
+        self._num_samples += 1
+        self._num_steps += spent.num_steps
+        self._elapsed_s += spent.step_s * spent.num_steps
+        self._owed_s += spent.cost_s - self._budget * spent.step_s * spent.num_steps
+        if self._was_zoomed_in:
+            self._zoomed_s += spent.cost_s
+        self._was_zoomed_in = self.is_zoomed_in and not self._num_of_burst
+        self._num_zoomed += self._was_zoomed_in
+
+    def _costs(self, newest_s: float) -> tuple[float, float]:
+        """Return the cost of a usual sample and of one with the slow tier. `newest_s`: the cost of the newest sample."""
+        usual_s = self._cost_s[False] or newest_s
+        # The first sample also paid for the warm-up, so it only bounds what the next one of the slow tier will cost.
+        return usual_s, self._cost_s[True] or min(self._first_slow_s, 2 * usual_s)
 
     def _gap_for(self, cost_s: float, step_s: float) -> int:
         wanted = cost_s / (self._budget * step_s) if step_s else MAX_GAP

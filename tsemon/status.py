@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tsemon.catalogue import TIERS, Tier
 from tsemon.stacks import Stacks
 from tsemon.transport import OutboxStats
+
+
+class Zooms(NamedTuple):
+    """How often the monitor zoomed in, and where it last did."""
+
+    num: int
+    step: int
+    """Step at which the newest zoom began."""
+    reason: str
+    """Its reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +45,8 @@ class Status:
     """Steps between two samples."""
     slow_gap: int
     """Steps between two samples with the metrics of the slow tier."""
+    zooms: Zooms | None
+    """None if there was no zoom."""
     overhead_ratio: float
     """tsemon's own share of wall time on the training thread since attach."""
     sample_s: float
@@ -61,6 +74,9 @@ class Status:
             ("cost", f"{self.overhead_ratio:.2%} of wall time, {self.sample_s * 1e3:.1f} ms in the newest sample"),
             ("samples", f"every {self.gap} steps, with slow metrics every {self.slow_gap}"),
         ]
+        if self.zooms is not None:
+            times = "once" if self.zooms.num == 1 else f"{self.zooms.num} times"
+            lines.append(("zoomed in", f"{times}, last from step {self.zooms.step} on: {self.zooms.reason}"))
         lines += [("mirror", mirror) for mirror in sent.mirrors]
         if sent.last_error:
             lines.append(("last error", sent.last_error))

@@ -1,7 +1,18 @@
 import pytest
 
 from tsemon.errors import InvalidArgument
-from tsemon.schedule import FIRST_GAP, MAX_GAP, REPAID, SLOW_EVERY, WARM_UP_STEPS, Cadence, Spent
+from tsemon.schedule import (
+    FIRST_GAP,
+    MAX_GAP,
+    REPAID,
+    SLOW_EVERY,
+    WARM_UP_STEPS,
+    ZOOM_GAP,
+    ZOOM_SAMPLES,
+    ZOOM_SHARE,
+    Cadence,
+    Spent,
+)
 
 
 def sample(cadence, cost_s, step_s, is_slow=False):
@@ -150,3 +161,71 @@ class TestCadence:
     def test_refuses_a_budget_that_is_no_share(self, budget):
         with pytest.raises(InvalidArgument, match="share of wall time"):
             Cadence(budget=budget)
+
+
+def zoomed(cadence, cost_s=0.03, slow_s=0.06, step_s=0.1, samples=ZOOM_SAMPLES):
+    """Zoom in and return the gaps after so many samples, and which of these took the slow tier."""
+    assert cadence.zoom_in()
+    gaps, slow = [], []
+    for _ in range(samples):
+        slow.append(cadence.is_slow)
+        cost = slow_s if cadence.is_slow else cost_s
+        gaps.append(cadence.next_gap(Spent(cost, step_s, slow[-1], num_steps=ZOOM_GAP)))
+    return gaps, slow
+
+
+class TestZoomingIn:
+    def test_is_four_samples_at_every_fifth_step_and_every_second_one_is_slow(self):
+        cadence = Cadence(budget=0.01)
+        usual = settle(cadence, 0.03, 0.1)
+        gaps, slow = zoomed(cadence)
+        assert gaps[:-1] == [ZOOM_GAP] * (ZOOM_SAMPLES - 1)
+        assert gaps[-1] > usual
+        assert slow in ([True, False] * 2, [False, True] * 2)
+        assert not cadence.is_zoomed_in
+
+    def test_lasts_two_samples_longer_whenever_there_is_a_reason(self):
+        cadence = Cadence(budget=0.01)
+        settle(cadence, 0.03, 0.1, samples=400)
+        zoomed(cadence, samples=ZOOM_SAMPLES - 1)
+        assert cadence.zoom_in()
+        gaps = [sample(cadence, 0.03, 0.1) for _ in range(2)]
+        assert gaps[0] == ZOOM_GAP < gaps[1]
+
+    def test_is_saved_by_the_gaps_that_follow(self):
+        cadence = Cadence(budget=0.01)
+        settle(cadence, 0.03, 0.1)
+        zoomed(cadence, slow_s=0.03)
+        gaps = [settle(cadence, 0.03, 0.1, samples=1) for _ in range(40)]
+        assert max(gaps) == 45
+        assert gaps[-1] == 30
+
+    def test_costs_a_fifth_of_the_budget_however_long_something_stirs(self):
+        cadence, costs, step, newest = Cadence(budget=0.01), [0.0] * 100_000, 0, (0.0, False, 0)
+        zoomed_s = 0.0
+        while step < len(costs):
+            cadence.zoom_in()
+            is_slow, is_zoomed = cadence.is_slow, cadence.is_zoomed_in
+            costs[step] = 0.012 if is_slow else 0.004
+            zoomed_s += costs[step] * is_zoomed
+            gap = cadence.next_gap(Spent(newest[0], 0.001 * (step > 0), newest[1], step - newest[2]))
+            newest = costs[step], is_slow, step
+            step += gap
+        assert 0.9 * ZOOM_SHARE < zoomed_s / (0.01 * 0.001 * len(costs)) < 1.1 * ZOOM_SHARE
+        assert sum(costs) <= 1.01 * 0.01 * 0.001 * len(costs)
+
+    def test_does_not_come_at_a_fixed_interval_nor_in_a_burst_nor_where_samples_are_as_near(self):
+        assert not Cadence(every=20).zoom_in()
+        bursting = Cadence()
+        bursting.burst(steps=10, every=2)
+        assert not bursting.zoom_in()
+        near = Cadence()
+        assert settle(near, 0.001, 0.1) <= ZOOM_GAP
+        assert not near.zoom_in()
+
+    def test_gives_way_to_a_burst(self):
+        cadence = Cadence(budget=0.01)
+        settle(cadence, 0.03, 0.1)
+        assert cadence.zoom_in()
+        cadence.burst(steps=3, every=1)
+        assert [sample(cadence, 0.03, 0.1) for _ in range(2)] == [1, 1]

@@ -207,6 +207,10 @@ class Probe:
             if self._losses.is_full:
                 self._guard.run(self._losses.stack)
 
+    def contain(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function out of sight of the user's modes, and contain its faults."""
+        self._guard.contain(function, *args)
+
     def _watch_passes(self, hooks: Hooks) -> None:
         """Be there when a pass comes through the gate."""
         listening = [part for part in self._listening() if part.is_wanted]
@@ -271,6 +275,23 @@ class Probe:
         if self._usage is not None:
             self._guard.run(self._usage.end_sample)
         return reading
+
+    def collect_last(self, step: int, wanted: Collection[str]) -> Reading:
+        """Return the metrics that need no step: of the losses since the last sample, and the norms of the parameters."""
+        reading = Reading()
+        self.not_measured = {}
+        self.wanted = frozenset(wanted) & {*LossProbe.METRICS, *ParameterProbe.PARAMETERS}
+        for name in ("losses", "parameters"):
+            self._guard.run(self._measure_alone, name, step, reading)
+        return reading
+
+    def _measure_alone(self, name: str, step: int, reading: Reading) -> None:
+        part, partials = self._parts[name], dict[str, Partial]()
+        part.step = step
+        part.want(self.wanted)
+        part.arm(self._outer)
+        self._gather(name, part, partials)
+        self._finish(name, part, {key: partial.value for key, partial in partials.items()}, reading)
 
     def _take_notes(self, reading: Reading) -> None:
         reading.notes += self._experiment.take_notes()

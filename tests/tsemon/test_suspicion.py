@@ -1,0 +1,109 @@
+import math
+
+import pytest
+
+from tests.server.rules.traces import FOLDER, read, read_all
+from tests.tsemon.test_actions import alert
+from tsemon.suspicion import FIRST_STEPS, MAX_PER_HOUR, NUM_HIGH, PATIENCE, LossWatch, Suspicion
+
+JUMPS = "dead_relu", "dead_relu_lr", "div_labels", "div_lr", "div_lr_noclip", "div_nan", "div_random", "div_spike"
+
+
+def noticed(losses):
+    """The steps at which something was noticed, and what."""
+    watch = LossWatch()
+    found = ((step, watch.notice(loss)) for step, loss in enumerate(losses))
+    return [(step, text) for step, text in found if text is not None]
+
+
+def wave(num, around=2.0, swing=0.1):
+    return [around + swing * math.sin(1.7 * step) for step in range(num)]
+
+
+class TestLossWatch:
+    def test_notices_each_time_that_the_loss_ceases_to_be_finite(self):
+        losses = [2.0, math.nan, math.inf, 2.0, -math.inf]
+        assert noticed(losses) == [(1, "the loss is not finite"), (4, "the loss is not finite")]
+
+    def test_notices_a_jump_after_three_high_losses(self):
+        found = noticed([*wave(100), 2.4, 2.5, 2.6, 2.7])
+        assert found == [(100 + NUM_HIGH - 1, "the loss jumped from about 1.995 to 2.6")]
+
+    def test_passes_over_two_high_losses(self):
+        assert noticed([*wave(100), 9.0, 9.0, *wave(100)]) == []
+
+    def test_waits_until_it_knows_the_usual_loss(self):
+        assert noticed([*wave(FIRST_STEPS - 1), 2.6, 2.6, 2.6]) == []
+
+    @pytest.mark.parametrize("value", [0.0, 2.0, -3.0, 1e-30, 1e30])
+    def test_is_quiet_while_the_loss_stays_the_same(self, value):
+        assert noticed([value] * 300) == []
+
+    def test_passes_over_uneven_losses_near_zero(self):
+        losses = [2.3 * math.exp(-step / 20) for step in range(200)]
+        assert noticed([*losses, 0.4, 0.1, 0.1, 0.1, 0.1, 0.0]) == []
+        assert noticed([*losses, 0.4, 0.4, 0.4])[0][0] == 202
+
+    def test_is_quiet_where_the_loss_falls_or_rises_slowly(self):
+        assert noticed([10 * math.exp(-step / 30) for step in range(500)]) == []
+        assert noticed([2 + 1e-3 * step + 0.1 * math.sin(1.7 * step) for step in range(500)]) == []
+
+
+class TestTheRecordedRuns:
+    """Of all that were recorded to calibrate the rules."""
+
+    @pytest.mark.parametrize("name", JUMPS)
+    def test_are_noticed_where_a_defect_makes_the_loss_jump(self, name):
+        trace = read(FOLDER / f"{name}-s0.jsonl.gz")
+        step, _ = noticed(trace.losses)[0]
+        assert 0 <= step - trace.header["event_step"] <= NUM_HIGH
+
+    def test_are_left_alone_while_they_are_healthy(self):
+        healthy = [trace for trace in read_all() if trace.is_healthy]
+        assert len(healthy) > 30
+        assert [trace.name for trace in healthy if noticed(trace.losses)] == []
+
+
+def sign(suspicion, step=0, loss=None, norm=None, alerts=(), is_zoomed_in=False):
+    return suspicion.sign(step, loss, norm, alerts, is_zoomed_in=is_zoomed_in)
+
+
+class TestSuspicion:
+    def test_has_no_reason_at_first(self):
+        assert sign(Suspicion()) is None
+
+    def test_reports_a_loss_once(self):
+        suspicion = Suspicion()
+        assert sign(suspicion, 7, math.nan) == ("the loss is not finite", True)
+        assert sign(suspicion, 8, math.nan) is None
+
+    def test_reports_a_gradient_norm_each_time_that_it_ceases_to_be_finite(self):
+        suspicion = Suspicion()
+        norms = [1.0, math.inf, math.inf, 1.0, None, math.nan]
+        told = [step for step, norm in enumerate(norms) if sign(suspicion, step, 2.0, norm)]
+        assert told == [1, 5]
+
+    def test_follows_a_pending_alert_until_its_patience_is_over(self):
+        suspicion, pending = Suspicion(), [alert("a", "pending")]
+        told = [step for step in range(100, 300) if sign(suspicion, step, alerts=pending)]
+        assert told == list(range(100, 100 + PATIENCE + 1))
+        assert sign(suspicion, 300, alerts=[*pending, alert("b", "pending")]) == ("onset is pending", False)
+
+    @pytest.mark.parametrize("state", ["firing", "acknowledged", "resolved"])
+    def test_does_not_follow_alerts_that_are_decided(self, state):
+        assert sign(Suspicion(), alerts=[alert("a", state)]) is None
+
+    def test_does_not_follow_what_is_only_worth_knowing(self):
+        assert sign(Suspicion(), alerts=[alert("a", "pending", severity="info")]) is None
+
+    def test_lets_a_dozen_zooms_begin_within_an_hour(self):
+        now_s, pending = [1000.0], [alert("a", "pending")]
+        suspicion = Suspicion(now_s=lambda: now_s[0])
+        for _ in range(MAX_PER_HOUR):
+            assert sign(suspicion, alerts=pending)
+            suspicion.begins()
+            now_s[0] += 10
+        assert sign(suspicion, alerts=pending) is None
+        assert sign(suspicion, alerts=pending, is_zoomed_in=True)
+        now_s[0] = 1000.0 + 3600
+        assert sign(suspicion, alerts=pending)

@@ -1,0 +1,209 @@
+"""A monitor with the default cadence zooms closer when something stirs."""
+
+import itertools
+import math
+import time
+
+import pytest
+import torch
+
+import tsemon
+from tests import zoo
+from tests.frames import frames_in, values_of
+from tests.tsemon.test_actions import as_json
+from tests.tsemon.transport.conftest import Peer
+from tsemon.schedule import ZOOM_GAP, ZOOM_SAMPLES
+from tsemon.suspicion import PATIENCE
+
+
+class Loop:
+    """A plain loop that gives the monitor the losses of a list."""
+
+    def __init__(self, folder, **options):
+        self.folder, self.num_steps = folder, 0
+        self.model, self._forward = zoo.torch_encoder()
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        options = {"measures": ["token_similarity", "effective_rank", "loss_mean"]} | options
+        self.monitor = tsemon.attach(self.model, self._optimizer, run="r", spool_dir=folder, **options)
+
+    def run(self, num_steps, loss=2.0, **scalars):
+        for _ in range(num_steps):
+            self._optimizer.zero_grad()
+            self._forward().square().mean().backward()
+            self._optimizer.step()
+            self.monitor.step(loss=loss, **scalars)
+            self.num_steps += 1
+
+    def sampled(self):
+        """The steps of all frames with activations."""
+        self.monitor.close()
+        return [frame["step"] for frame in frames_in(self.folder) if frame["layers"]]
+
+
+@pytest.fixture
+def loop(tmp_path):
+    made = Loop(tmp_path)
+    # Only zooms sample for a long time.
+    made.monitor._cadence._budget = 1e-9
+    yield made
+    made.monitor.close()
+
+
+def flat(module):
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def zoom_from(step):
+    return [step + ZOOM_GAP * number for number in range(ZOOM_SAMPLES)]
+
+
+class TestItZoomsIn:
+    @pytest.mark.parametrize("loss", [math.nan, torch.tensor(math.inf)])
+    def test_from_the_step_after_a_loss_that_is_not_finite(self, loop, loss):
+        loop.run(200)
+        loop.run(1, loss=loss)
+        loop.run(60)
+        assert [step for step in loop.sampled() if step > 200] == zoom_from(201)
+        assert loop.monitor.status.zooms.step == 201
+
+    def test_after_three_high_losses(self, loop):
+        loop.run(200)
+        loop.run(60, loss=2.1)
+        assert [step for step in loop.sampled() if step > 150] == zoom_from(203)
+
+    def test_at_a_gradient_norm_that_is_not_finite(self, loop):
+        loop.run(200, grad_norm=torch.tensor(1.0))
+        loop.run(60, grad_norm=torch.tensor(math.nan))
+        assert [step for step in loop.sampled() if step > 150] == zoom_from(201)
+
+    def test_with_the_slow_tier_in_every_second_sample(self, loop, tmp_path):
+        loop.run(200)
+        loop.run(60, loss=math.nan)
+        loop.monitor.close()
+        late = [frame for frame in frames_in(tmp_path) if frame["step"] > 200 and frame["layers"]]
+        assert ["effective_rank" in frame["layers"] for frame in late] == [True, False] * (ZOOM_SAMPLES // 2)
+
+    def test_and_the_status_tells_why(self, loop):
+        loop.run(200)
+        assert "zoomed in" not in str(loop.monitor)
+        loop.run(1, loss=math.nan)
+        assert "zoomed in     once, last from step 201 on: the loss is not finite" in str(loop.monitor)
+        loop.run(50)
+        loop.monitor._cadence._budget = 0.5  # enough for another one
+        loop.run(1, loss=math.nan)
+        assert "zoomed in     2 times, last from step 252 on: the loss is not finite" in str(loop.monitor)
+
+
+class TestItDoesNotZoomIn:
+    @pytest.mark.parametrize("losses", [[None], [0.0], [0], [3], [2.0, None], [torch.tensor(1)]])
+    def test_at_losses_that_say_nothing(self, loop, losses):
+        for number in range(150):
+            loop.run(1, loss=losses[number % len(losses)])
+        assert loop.monitor.status.zooms is None
+        assert loop.monitor.status.num_faults == 0
+
+    def test_at_what_is_no_loss(self, loop):
+        loop.run(100)
+        loop.run(30, loss=torch.full((3,), math.nan))
+        assert loop.monitor.status.zooms is None
+
+    def test_at_a_fixed_interval(self, tmp_path):
+        loop = Loop(tmp_path, every=20)
+        loop.run(50)
+        loop.run(50, loss=math.nan)
+        assert loop.sampled() == [0, 20, 40, 60, 80]
+
+    def test_in_a_burst_of_the_users(self, loop):
+        loop.run(200)
+        loop.monitor.burst(steps=8, every=2)
+        loop.run(60, loss=math.nan)
+        assert [step for step in loop.sampled() if step > 150] == [201, 203, 205, 207]
+
+
+class TestAPendingAlert:
+    @pytest.fixture
+    def watched(self, tmp_path):
+        """A loop, and the service that it delivers to."""
+        peer = Peer().start()
+        loop = Loop(tmp_path, server=peer.url)
+        yield loop, peer
+        loop.monitor.close()
+        peer.stop()
+
+    def wait_for(self, peer, is_true):
+        with peer.changed:
+            assert peer.changed.wait_for(is_true, timeout=30)
+
+    def begin(self, loop, peer, alerts):
+        """Until the reply to the third sample, with these alerts, has arrived."""
+        loop.run(50)
+        self.wait_for(peer, lambda: len(peer.frames) == 2)
+        peer.alerts = alerts
+        while not loop.monitor._outbox.alerts() and loop.num_steps < 5000:
+            loop.run(1)
+            time.sleep(0.002)
+        return loop.num_steps
+
+    def zoomed_after(self, peer, step):
+        """The first steps from then on that were sampled 5 steps apart."""
+        steps = {frame["step"] for frame in peer.frames.values() if frame["layers"]}
+        begin = min(each for each in steps if each >= step)
+        return list(itertools.takewhile(steps.__contains__, itertools.count(begin, ZOOM_GAP)))
+
+    def run_on(self, loop, num_steps):
+        for _ in range(num_steps):
+            loop.run(1)
+            time.sleep(0.005)
+
+    def test_is_followed_until_it_is_decided(self, watched):
+        loop, peer = watched
+        since = self.begin(loop, peer, [as_json("a", "pending")])
+        self.run_on(loop, 12)
+        peer.alerts = [as_json("a", "firing")]
+        self.run_on(loop, 150)
+        loop.monitor.close()
+        zoom = self.zoomed_after(peer, since)
+        assert zoom[0] <= since + ZOOM_GAP
+        assert ZOOM_SAMPLES <= len(zoom) <= 10
+        assert "onset is pending" in str(loop.monitor)
+
+    def test_that_is_never_decided_is_given_up(self, watched):
+        loop, peer = watched
+        since = self.begin(loop, peer, [as_json("a", "pending")])
+        self.run_on(loop, 150)
+        loop.monitor.close()
+        zoom = self.zoomed_after(peer, since)
+        assert len(zoom) >= ZOOM_SAMPLES
+        assert zoom[-1] <= since + PATIENCE + 2 * ZOOM_GAP
+
+    def test_of_no_consequence_is_passed_over(self, watched):
+        loop, peer = watched
+        self.begin(loop, peer, [as_json("a", "pending", severity="info"), as_json("b", "firing")])
+        self.run_on(loop, 30)
+        assert loop.monitor.status.zooms is None
+
+    def test_is_followed_although_the_service_does_not_answer_any_more(self, watched):
+        loop, peer = watched
+        self.begin(loop, peer, [as_json("a", "pending")])
+        peer.stop()
+        loop.run(100)
+        assert loop.monitor.status.zooms.num == 1
+        assert loop.monitor.status.num_faults == 0
+
+
+class TestTheLastSample:
+    def test_has_the_losses_and_the_norms_of_the_parameters(self, tmp_path):
+        loop = Loop(
+            tmp_path, measures=["token_similarity", "loss_mean", "loss_nonfinite", "total_param_norm", "param_norm"]
+        )
+        loop.run(95)
+        first = loop.monitor._last_sample
+        loop.run(1, loss=torch.tensor(2.2))
+        loop.monitor.close()
+        last = frames_in(tmp_path)[-1]
+        assert first < last["step"] == 95
+        assert last["scalars"]["loss_mean"] == pytest.approx(2 + 0.2 / (95 - first))
+        norms = [block.norm().item() for block in map(flat, loop.model.layers)]
+        assert values_of(last, "param_norm") == pytest.approx(norms)
+        assert last["scalars"]["total_param_norm"] == pytest.approx(flat(loop.model).norm().item())
+        assert "token_similarity" not in last["layers"]

@@ -1,0 +1,132 @@
+"""Signs of trouble between two samples, which make the monitor sample more often.
+
+All of this runs at every step, on numbers that have arrived on the host.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from tsemon.late import LateNumbers
+from tsemon.wire import Alert
+
+USUAL_STEPS = 12
+"""Time constant of the running mean of the loss, in steps."""
+NOISE_STEPS = 48
+"""Time constant of its running deviation."""
+FIRST_STEPS = 24
+"""Number of losses before a jump can be detected."""
+HIGH = 3.0
+"""A loss is high if it is this many mean absolute deviations above its running mean: 2.4 standard deviations."""
+HIGH_OF_GAIN = 0.05
+"""It must also exceed the mean by this fraction of the improvement so far: losses near zero are small and uneven."""
+NUM_HIGH = 3
+"""Number of high losses in a row that make a jump."""
+
+PATIENCE = 60
+"""Steps for which a pending alert counts as a sign. Built-in rules hold for 50 steps or less."""
+MAX_PER_HOUR = 12
+"""Maximum number of zooms per hour."""
+
+
+class Sign(NamedTuple):
+    """A reason to sample more often."""
+
+    reason: str
+    is_urgent: bool
+    """Whether the newest step gave it: then the next step is sampled, however recent the last sample is."""
+
+
+class LossWatch:
+    """Detects a loss that is not finite, and a jump of the loss, from the losses of all steps.
+
+    The thresholds are calibrated on the losses of the recorded runs: every defect there that makes the loss jump is
+    detected within 4 steps, and no healthy run gives a sign.
+    """
+
+    def __init__(self) -> None:
+        self._is_finite = True
+        self._highest = -math.inf
+        """The highest running mean so far."""
+        self._restart()
+
+    def _restart(self) -> None:
+        self._num = self._num_high = 0
+        self._mean = self._deviation = 0.0
+
+    def notice(self, loss: float) -> str | None:
+        """Take the loss of the next step. Return the problem in words, once each time it begins."""
+        if not math.isfinite(loss):
+            was_finite, self._is_finite = self._is_finite, False
+            return "the loss is not finite" if was_finite else None
+        self._is_finite = True
+        above = loss - self._mean
+        gain = self._highest - self._mean
+        least = 1e-3 * abs(self._mean)  # for a loss that hardly varies
+        if self._num >= FIRST_STEPS and above > max(HIGH * self._deviation, HIGH_OF_GAIN * gain) + least:
+            # The running mean ignores high losses until it is clear whether they stay.
+            self._num_high += 1
+            if self._num_high < NUM_HIGH:
+                return None
+            text = f"the loss jumped from about {self._mean:.4g} to {loss:.4g}"
+            self._restart()
+            return text
+        self._num_high = 0
+        self._num += 1
+        self._mean += above * max(1 / self._num, 1 / USUAL_STEPS)
+        if self._num > 1:
+            self._deviation += (abs(above) - self._deviation) * max(1 / self._num, 1 / NOISE_STEPS)
+        self._highest = max(self._highest, self._mean)
+        return None
+
+
+class Suspicion:
+    """Decides at every step whether to sample more often."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._late_losses, self._late_norms = LateNumbers(), LateNumbers()
+        self._losses = LossWatch()
+        self._is_norm_finite = True
+        self._followed: dict[str, int] = {}
+        """Ids of the pending alerts, and the step at which each was first seen."""
+        self._begun_at: deque[float] = deque(maxlen=MAX_PER_HOUR)
+        self._now_s = now_s
+
+    def sign(
+        self, step: int, loss: object, grad_norm: object, alerts: Iterable[Alert], *, is_zoomed_in: bool
+    ) -> Sign | None:
+        """Return a reason to sample more often from `step` on, if there is one.
+
+        loss, grad_norm: of the step before, if given. alerts: from the newest reply of the server.
+        """
+        sign = self._of_numbers(loss, grad_norm) or self._of_alerts(step, alerts)
+        return sign if is_zoomed_in or self._may_begin else None
+
+    def begins(self) -> None:
+        """Count a zoom that begins now."""
+        self._begun_at.append(self._now_s())
+
+    @property
+    def _may_begin(self) -> bool:
+        return len(self._begun_at) < MAX_PER_HOUR or self._now_s() - self._begun_at[0] >= 3600.0
+
+    def _of_numbers(self, loss: object, grad_norm: object) -> Sign | None:
+        sign = None
+        for number in () if loss is None else self._late_losses.put(loss):
+            if (text := self._losses.notice(number)) is not None:
+                sign = Sign(text, is_urgent=True)
+        for number in () if grad_norm is None else self._late_norms.put(grad_norm):
+            was_finite, self._is_norm_finite = self._is_norm_finite, math.isfinite(number)
+            if was_finite and not self._is_norm_finite:
+                sign = sign or Sign("the gradient norm is not finite", is_urgent=True)
+        return sign
+
+    def _of_alerts(self, step: int, alerts: Iterable[Alert]) -> Sign | None:
+        pending = {a.alert_id: a.rule for a in alerts if a.state == "pending" and a.severity != "info"}
+        self._followed = {alert_id: self._followed.get(alert_id, step) for alert_id in pending}
+        fresh = [alert_id for alert_id, since in self._followed.items() if step - since <= PATIENCE]
+        return Sign(f"{pending[fresh[0]]} is pending", is_urgent=False) if fresh else None
