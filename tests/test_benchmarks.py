@@ -248,6 +248,18 @@ class TestOverload:
 
 
 @pytest.mark.thorough
+class TestLive:
+    def test_finds_abrupt_defects_at_default_settings(self):
+        """The one that is judged: what users get without any setting."""
+        names = "text-nan", "text-shuffled", "digits-constant", "gpt2-rate"
+        printed = run("live.py", "--seeds", "1", "--only", *names)
+        assert "4 of 4 harmed runs found" in printed, printed
+        assert "false alerts: 0 in 7 runs" in printed, printed
+        (delay,) = re.findall(r"^\| text-nan-71 \| .* loss-not-finite \| \+(\d+) \|", printed, re.MULTILINE)
+        assert int(delay) <= 2
+
+
+@pytest.mark.thorough
 class TestAttacks:
     def test_has_a_row_for_every_attack(self):
         printed = run("attacks.py", "--scale", "0.01", "--seconds", "0.2")

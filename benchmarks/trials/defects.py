@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trials.subjects import Subject
 from tsemon.lab.train.batches import Batch
 from tsemon.models.attention import SelfAttention
+from tsemon.probes import discover
 
 
 @dataclass
@@ -37,9 +38,8 @@ class Lab:
     @property
     def blocks(self) -> list[nn.Module]:
         """The blocks in depth order."""
-        model: Any = self.model
-        named = self.subject.blocks
-        return [model.get_submodule(name) for name in named] if named else list(model.blocks)
+        found, _, _ = discover(self.model, self.subject.blocks, None)
+        return [block.module for block in found]
 
 
 Defect = Callable[[Lab], None]

@@ -18,6 +18,7 @@ import tsemon
 from trials.defects import Defect, Lab
 from trials.subjects import Make
 from tsemon.errors import TsemonError
+from tsemon.status import Status
 from tsemon.transport.folders import find_spools, quoted
 from tsemon.transport.reading import SpoolReader
 from tsemon.wire import Array
@@ -89,17 +90,21 @@ class Losses:
     grad_norm: list[float] = field(default_factory=list)
 
 
-def record(trial: Trial, folder: Path, server: str | None = None) -> None:
-    """Train, and leave the losses in the folder and, unless they go to a server, the frames beside them as a spool."""
+def record(trial: Trial, folder: Path, server: str | None = None) -> Status:
+    """Train, and leave the losses in the folder and, unless they go to a server, the frames beside them as a spool.
+
+    Returns the monitor's last word.
+    """
     losses = Losses()
     torch.manual_seed(trial.seed)
     lab = _lab(trial)
     ends = [trial.steps] if trial.resumed_at is None else [trial.resumed_at, trial.steps]
     for end in ends:
-        _attempt(trial, lab, end, folder, losses, server)
+        status = _attempt(trial, lab, end, folder, losses, server)
     path = losses_file(folder, trial.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"loss": losses.loss, "grad_norm": losses.grad_norm}))
+    return status
 
 
 def _lab(trial: Trial) -> Lab:
@@ -113,7 +118,7 @@ def _lab(trial: Trial) -> Lab:
     return lab
 
 
-def _attempt(trial: Trial, lab: Lab, end: int, folder: Path, losses: Losses, server: str | None) -> None:
+def _attempt(trial: Trial, lab: Lab, end: int, folder: Path, losses: Losses, server: str | None) -> Status:
     monitor = tsemon.attach(
         lab.model,
         lab.optimizer,
@@ -136,6 +141,7 @@ def _attempt(trial: Trial, lab: Lab, end: int, folder: Path, losses: Losses, ser
         monitor.close(timeout_s=60.0)  # a busy machine's service may be slow
     if monitor.status.num_faults:
         raise TsemonError(f"{trial.name}: the monitor had to contain {monitor.status.faults}")
+    return monitor.status
 
 
 def _is_lost(loss: list[float]) -> bool:
