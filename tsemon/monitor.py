@@ -349,6 +349,8 @@ class Monitor:
         elapsed_s = start - self._last_sample_at - (self._cost_s - before.total_cost_s)
         num_steps = self._step - self._last_sample
         spent = before.spent._replace(step_s=max(elapsed_s, 0.0) / num_steps, num_steps=num_steps)
+        if before.sample is None and self._ranks is not None:
+            spent = spent._replace(step_s=0.0)  # the ranks have agreed on nothing yet, and must choose equal gaps
         if before.sample is not None:
             self._device_s += before.sample.device_s
             spent = spent._replace(cost_s=max(spent.cost_s, before.sample.device_s))
