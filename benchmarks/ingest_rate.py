@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import math
 import os
 import platform
 import tempfile
@@ -59,10 +60,9 @@ class Rate:
     def __str__(self) -> str:
         cpu_s = self.service_s + self.engine_s
         each = " | ".join(f"{1e3 * part / self.bodies:.2f}" for part in (self.service_s, self.engine_s))
-        return (
-            f"| {self.num_runs} | {self.frames_a_body} | {self.frames / cpu_s:,.0f} | {each} | "
-            f"{self.frames / self.wall_s:,.0f} |"
-        )
+        # The system counts CPU time in hundredths of a second: of a short round it may have counted none.
+        rate = self.frames / cpu_s if cpu_s else math.nan
+        return f"| {self.num_runs} | {self.frames_a_body} | {rate:,.0f} | {each} | {self.frames / self.wall_s:,.0f} |"
 
 
 class Sender:
