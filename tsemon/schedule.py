@@ -24,8 +24,8 @@ SLOW_WEIGHT = 10
 """A step less between two samples is worth as much as this many steps less between two samples of the slow tier."""
 SMOOTHING = 0.3
 """Weight of the newest sample in the running averages that steer the cadence."""
-ZOOM_GAP = 5
-"""Steps between two samples while zoomed in. The rules are calibrated on recorded runs with this interval."""
+ZOOM_GAP = 4
+"""Steps between two samples while zoomed in. The rules are calibrated on recorded runs with an interval of 5."""
 ZOOM_SAMPLES = 4
 """Samples of a zoom; every second one includes the slow tier. Most rules hold for 2 or 3 samples."""
 ZOOM_SHARE = 0.2
@@ -108,7 +108,7 @@ class Cadence:
         return self._num_of_zoom > 0
 
     def zoom_in(self) -> bool:
-        """Take the next 4 samples 5 steps apart. If it is zoomed in already, take at least 2 more.
+        """Take the next 4 samples 4 steps apart. If it is zoomed in already, take at least 2 more.
 
         Return False if it does not zoom in: at a fixed interval, in a burst, if samples are that near anyway, or if zooms
         have used up their part of the budget.

@@ -145,7 +145,7 @@ class TestAPendingAlert:
         return loop.num_steps
 
     def zoomed_after(self, peer, step):
-        """The first steps from then on that were sampled 5 steps apart."""
+        """The first steps from then on that were sampled 4 steps apart."""
         steps = {frame["step"] for frame in peer.frames.values() if frame["layers"]}
         begin = min(each for each in steps if each >= step)
         return list(itertools.takewhile(steps.__contains__, itertools.count(begin, ZOOM_GAP)))
