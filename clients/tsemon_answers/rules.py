@@ -121,6 +121,9 @@ class RuleStanding(Record):
     """Last step at which the rule had all metrics that it needs; null for time-based rules."""
     not_measured: list[str]
     """Metrics that the rule reads and that the run has never had."""
+    waits_for: str = ""
+    """The samples and steps that must still come before the rule can fire, such as `9 more samples with loss`. Empty if it
+    can fire at the next sample, and if a metric is missing."""
 
 
 class RuleStandings(Record):

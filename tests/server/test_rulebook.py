@@ -306,6 +306,16 @@ class TestHowRulesStandOnARun:
         api.send_ok(run_id, [layer_frame(1, [1.0, 2.0], "grad_norm")])
         assert lacks() == []
 
+    def test_tells_what_a_rule_waits_for(self, api):
+        run_id = api.register()
+        put(api, "/rules/high-loss", {"name": "high-loss", "when": "mean(loss, samples=4) > 10 after 50 steps"})
+        waits = lambda: api.get(f"/runs/{run_id}/rules")["rules"][-1]["waits_for"]  # noqa: E731
+        assert waits() == ""  # that the run has no loss says enough
+        send(api, run_id, [20, 20])
+        assert waits() == "2 more samples with loss and 49 more steps"
+        send(api, run_id, [20, 20], 60)
+        assert waits() == ""
+
     def test_begins_anew_with_an_attempt(self, api):
         run_id = api.register()
         send(api, run_id, [20, 20])

@@ -39,6 +39,7 @@ def _standing(status: RuleStatus, recorded: Recorded) -> RuleStanding:
     rule = status.rule
     has = {"scalar": recorded.scalars, "layers": recorded.layers, "heads": recorded.heads}
     measures = compile_rule(rule, Program()).when.measures if rule.on == "frame" else ()
+    not_measured = sorted({measure.name for measure in measures if measure.name not in has[measure.kind]})
     return RuleStanding(
         rule=rule.name,
         title=rule.title,
@@ -46,5 +47,6 @@ def _standing(status: RuleStatus, recorded: Recorded) -> RuleStanding:
         severity=rule.severity,
         state=status.state,
         judged_step=status.judged_step,
-        not_measured=sorted({measure.name for measure in measures if measure.name not in has[measure.kind]}),
+        not_measured=not_measured,
+        waits_for="" if not_measured else status.waits_for,
     )

@@ -48,6 +48,7 @@ def negated(term: Term, program: Program) -> Term:
     def compute(views: Sequence[View], columns: list[Any]) -> Answers:
         return [None if answer is None else not answer for answer in columns[term.index]]
 
+    program.choices.add(term.index)  # what is negated is met as soon as one part of it is not
     return program.add(f"not ({term.key})", compute, of=[term], axes=0, says=f"not {term.says}", work=elementwise(0, 1))
 
 
@@ -60,7 +61,10 @@ def joined(terms: Sequence[Term], name: str, program: Program) -> Term:
 
     word = " and " if name == "all" else " or "
     key, says = f"{name} [{'; '.join(term.key for term in terms)}]", word.join(term.says for term in terms)
-    return program.add(key, compute, of=terms, axes=0, says=says, work=Work(0.5 + 0.1 * len(terms)))
+    made = program.add(key, compute, of=terms, axes=0, says=says, work=Work(0.5 + 0.1 * len(terms)))
+    if name == "any":
+        program.choices.add(made.index)
+    return made
 
 
 def repeated(term: Term, num_samples: int, least: int, program: Program) -> Term:

@@ -17,6 +17,7 @@ from tsemon_server.rules.reading import Attempt, Look, attempts_of
 from tsemon_server.rules.rule import Compiled, Rule, compile_rule, filled, shown_numbers
 from tsemon_server.rules.state import State
 from tsemon_server.rules.tracking import Courses, Standing
+from tsemon_server.rules.waiting import Waiting
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Event:
     summary: str
     """One sentence for people."""
     evidence: dict[str, Any]
-    """What the rule saw and held it against, as plain JSON."""
+    """The values that the rule saw and their bounds, as plain JSON."""
     advice: dict[str, str]
     """What to try (`text`), and where that comes from (`source`)."""
 
@@ -46,6 +47,8 @@ class RuleStatus:
     """unknown: it has never had all that it needs."""
     judged_step: int | None
     """The last step at which it had."""
+    waits_for: str = ""
+    """Why it cannot fire yet: the samples and steps that must still come. Empty if it can."""
 
 
 class _Told(NamedTuple):
@@ -64,7 +67,7 @@ class Evaluator:
 
     def __init__(self, rules: Sequence[Rule], on: Literal["frame", "clock"] = "frame") -> None:
         self.rules = tuple(rule for rule in rules if rule.on == on)
-        program = Program()
+        program = self._program = Program()
         self.compiled = [compile_rule(rule, program) for rule in self.rules]
         self._shown = [shown_numbers(compiled, program) for compiled in self.compiled]
         self._plan = Plan(program, [compiled.when for compiled in self.compiled])
@@ -110,7 +113,11 @@ class Evaluator:
     def statuses(self, state: State) -> list[RuleStatus]:
         """How each rule stands."""
         states = [state, *state.others]
-        return [_status(rule, [one.tracks[place] for one in states]) for place, rule in enumerate(self.rules)]
+        waiting = Waiting(self._program, state)
+        return [
+            _status(compiled.rule, [one.tracks[place] for one in states], waiting.of(compiled))
+            for place, compiled in enumerate(self.compiled)
+        ]
 
     def dump(self, held: State) -> bytes:
         """The state as bytes, for `load` of these rules or of others that share some."""
@@ -198,12 +205,13 @@ def _told(standings: Sequence[Standing]) -> _Told | None:
     return _Told("pending", min(pending)[1]) if pending else None
 
 
-def _status(rule: Rule, tracks: Sequence[Track]) -> RuleStatus:
+def _status(rule: Rule, tracks: Sequence[Track], waits_for: str) -> RuleStatus:
     """The state of a rule in all stacks together."""
     judged = [track.judged_step for track in tracks if track.judged_step is not None]
     if not judged:
-        return RuleStatus(rule, "unknown", None)
-    return RuleStatus(rule, min((track.state for track in tracks), key=_LOUDEST.index), max(judged))
+        return RuleStatus(rule, "unknown", None, waits_for)
+    state = min((track.state for track in tracks), key=_LOUDEST.index)
+    return RuleStatus(rule, state, max(judged), waits_for if state == "quiet" else "")
 
 
 _LOUDEST: tuple[TrackState, ...] = ("firing", "pending", "quiet")

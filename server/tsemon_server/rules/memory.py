@@ -48,10 +48,14 @@ class Memory(ABC):
     def read(self, cell: Cell, values: Sequence[Any], steps: Sequence[float]) -> Seen:
         """The result for each value, and the new cell. The given cell is not changed."""
 
+    def num_missing(self, cell: Cell) -> int:
+        """Values that it needs beyond those in the cell before it gives a result."""
+        return 0
+
 
 @dataclass(frozen=True)
 class Window(Memory):
-    """A statistic of the last `num_samples`; undefined before there are so many."""
+    """A statistic of the last `num_samples`; undefined until there are that many."""
 
     take: Statistic
     num_samples: int
@@ -63,6 +67,9 @@ class Window(Memory):
     @property
     def us(self) -> float:
         return 4 + (0.01 + self.take.us) * self.num_samples
+
+    def num_missing(self, cell: Cell) -> int:
+        return self.num_samples - len(cell) // 2
 
     def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
         cell, seen, full = cell[:], [], 2 * self.num_samples
@@ -77,7 +84,7 @@ class Window(Memory):
 
 @dataclass(frozen=True)
 class Start(Memory):
-    """A statistic of the first `num_samples` of the attempt; undefined before there are so many."""
+    """A statistic of the first `num_samples` of the attempt; undefined until there are that many."""
 
     take: Statistic
     num_samples: int
@@ -89,6 +96,9 @@ class Start(Memory):
     @property
     def us(self) -> float:
         return 1 + 0.01 * self.num_samples
+
+    def num_missing(self, cell: Cell) -> int:
+        return 0 if len(cell) == 1 else self.num_samples - len(cell) // 2
 
     def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
         if len(cell) == 1:  # what came of it; a pair for each sample before
@@ -145,6 +155,9 @@ class ZScore(Memory):
     def us(self) -> float:
         return 2 + 0.14 * self.num_samples
 
+    def num_missing(self, cell: Cell) -> int:
+        return 0 if len(cell) == self.num_samples else self.num_samples + 1 - len(cell)
+
     def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
         cell, seen = cell[:], []
         for x in values:
@@ -162,7 +175,7 @@ class ZScore(Memory):
 
 @dataclass(frozen=True)
 class Previous(Memory):
-    """What it was so many samples ago."""
+    """The value `num_samples` samples ago."""
 
     num_samples: int
 
@@ -173,6 +186,9 @@ class Previous(Memory):
     @property
     def us(self) -> float:
         return 1 + 0.004 * self.num_samples
+
+    def num_missing(self, cell: Cell) -> int:
+        return self.num_samples + 1 - len(cell)
 
     def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
         cell, seen = cell[:], []

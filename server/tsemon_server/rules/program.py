@@ -148,8 +148,10 @@ class Program:
     def __init__(self) -> None:
         self._terms: dict[str, Term] = {}
         self.nodes: list[Node] = []
-        self.memories: list[int] = []
-        """The nodes that remember."""
+        self.memories: dict[int, Memory] = {}
+        """The nodes that remember, in order."""
+        self.choices: set[int] = set()
+        """Nodes of conditions that may be decided before all that they read is known."""
         self.shown: dict[str, Term] = {}
         """Numbers whose last samples are kept, by key."""
 
@@ -192,7 +194,7 @@ class Program:
         node = Node(remember=remember, reads=(term.index,), work=work)
         made = self._add(Term(0, f"{term.key} | {key}", term.axes, says, term.measures), node)
         if len(self.nodes) > num_nodes:
-            self.memories.append(made.index)
+            self.memories[made.index] = memory
         return made
 
     def show(self, term: Term) -> str:
@@ -212,6 +214,11 @@ class Program:
     def priced(self) -> list[Priced]:
         """Each node as people read it, with its cost."""
         return [Priced(term.says, node.work) for term, node in zip(self._terms.values(), self.nodes, strict=True)]
+
+    @property
+    def terms(self) -> list[Term]:
+        """The term of each node."""
+        return [*self._terms.values()]
 
     @property
     def size_bytes(self) -> int:

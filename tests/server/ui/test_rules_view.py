@@ -198,6 +198,17 @@ class TestOnARun:
         expect(card(page, "loss-spike")).to_have_count(0)
         service.request("DELETE", f"/api/v1/runs/{ended}").raise_for_status()
 
+    def test_that_is_too_short_for_a_rule_it_says_how_much_is_missing(self, page, service):
+        rule = {"name": "patient", "when": "mean(loss, samples=900) > 100 after 90000 steps"}
+        service.request("PUT", "/api/v1/rules/patient?project=short", content=json.dumps(rule)).raise_for_status()
+        short = service.replay("tse_vit24-s0", project="short")
+        look(page, f"?run={short}")
+        stands = service.request("GET", f"/api/v1/runs/{short}/rules").json()["rules"]
+        needs = next(one["waits_for"] for one in stands if one["rule"] == "patient")
+        assert re.fullmatch(r"\d+ more samples with loss and \d+ more steps", needs)
+        expect(card(page, "patient")).to_contain_text(f"never judged; cannot fire yet, needs {needs}")
+        service.request("DELETE", f"/api/v1/runs/{short}").raise_for_status()
+
     def test_it_is_found_by_a_search(self, page, run):
         look(page)
         field = page.get_by_role("combobox", name="How they stand on a run")

@@ -309,8 +309,8 @@ function shownStandings(standings, run) {
 function standingOf(standing, enabled, isClock) {
   if (!enabled) return h("p", { class: "stands" }, h("span", { class: "pill" }, "disabled"), " looks at no run");
   if (standing === null) return h("p", { class: "stands quiet" }, "not in force on this run");
-  const { state, judged_step, not_measured } = standing;
+  const { state, judged_step, not_measured, waits_for } = standing;
   const judged = isClock ? "reads the clock, every 10 seconds" : judged_step === null ? "never judged" : `last judged at step ${count(judged_step)}`;
-  const lacks = not_measured.length ? ["; the run has never had ", not_measured.flatMap((metric, i) => [i ? ", " : "", h("b", { class: "given" }, metric)])] : state === "unknown" && judged_step === null && !isClock ? "; it never had all that it needs" : "";
+  const lacks = not_measured.length ? ["; the run has never had ", not_measured.flatMap((metric, i) => [i ? ", " : "", h("b", { class: "given" }, metric)])] : waits_for ? `; cannot fire yet, needs ${waits_for}` : state === "unknown" && judged_step === null && !isClock ? "; it never had all that it needs" : "";
   return h("p", { class: "stands" }, h("span", { class: `pill ${state}` }, wordsOf(state)), " ", judged, lacks);
 }
