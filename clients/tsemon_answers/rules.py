@@ -122,8 +122,8 @@ class RuleStanding(Record):
     not_measured: list[str]
     """Metrics that the rule reads and that the run has never had."""
     waits_for: str = ""
-    """The samples and steps that must still come before the rule can fire, such as `9 more samples with loss`. Empty if it
-    can fire at the next sample, and if a metric is missing."""
+    """The samples and steps that must still come before the condition of the rule can be met, such as `9 more samples with
+    loss`. Empty if the next sample can meet it, and if a metric is missing."""
 
 
 class RuleStandings(Record):

@@ -48,8 +48,8 @@ def negated(term: Term, program: Program) -> Term:
     def compute(views: Sequence[View], columns: list[Any]) -> Answers:
         return [None if answer is None else not answer for answer in columns[term.index]]
 
-    program.choices.add(term.index)  # what is negated is met as soon as one part of it is not
-    return program.add(f"not ({term.key})", compute, of=[term], axes=0, says=f"not {term.says}", work=elementwise(0, 1))
+    key, says = f"not ({term.key})", f"not {term.says}"
+    return program.add(key, compute, of=[term], axes=0, says=says, work=elementwise(0, 1), needs="none")
 
 
 def joined(terms: Sequence[Term], name: str, program: Program) -> Term:
@@ -61,10 +61,8 @@ def joined(terms: Sequence[Term], name: str, program: Program) -> Term:
 
     word = " and " if name == "all" else " or "
     key, says = f"{name} [{'; '.join(term.key for term in terms)}]", word.join(term.says for term in terms)
-    made = program.add(key, compute, of=terms, axes=0, says=says, work=Work(0.5 + 0.1 * len(terms)))
-    if name == "any":
-        program.choices.add(made.index)
-    return made
+    work = Work(0.5 + 0.1 * len(terms))
+    return program.add(key, compute, of=terms, axes=0, says=says, work=work, needs="one" if name == "any" else "all")
 
 
 def repeated(term: Term, num_samples: int, least: int, program: Program) -> Term:
@@ -161,7 +159,7 @@ def of_kind(part: Part, value: Term, program: Program) -> Term:
 
     compute: Compute = layers if value.axes else numbers
     key, says, work = f"{value.key} is {kind}", f"{value.says} is {kind}", elementwise(value.axes, 3)
-    return program.add(key, compute, of=[value], axes=value.axes, says=says, work=work)
+    return program.add(key, compute, of=[value], axes=value.axes, says=says, work=work, needs="none")
 
 
 _OF_KIND: dict[str, Callable[[Array], NDArray[np.bool_]]] = {

@@ -48,9 +48,9 @@ class Memory(ABC):
     def read(self, cell: Cell, values: Sequence[Any], steps: Sequence[float]) -> Seen:
         """The result for each value, and the new cell. The given cell is not changed."""
 
-    def num_missing(self, cell: Cell) -> int:
-        """Values that it needs beyond those in the cell before it gives a result."""
-        return 0
+    def num_missing(self, cell: Cell) -> int | None:
+        """Values that it needs beyond those in the cell before it gives a result; None if the cell alone may give one."""
+        return None if cell else 0
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class Start(Memory):
     def us(self) -> float:
         return 1 + 0.01 * self.num_samples
 
-    def num_missing(self, cell: Cell) -> int:
-        return 0 if len(cell) == 1 else self.num_samples - len(cell) // 2
+    def num_missing(self, cell: Cell) -> int | None:
+        return None if len(cell) == 1 else self.num_samples - len(cell) // 2
 
     def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
         if len(cell) == 1:  # what came of it; a pair for each sample before
@@ -201,6 +201,35 @@ class Previous(Memory):
 
 
 @dataclass(frozen=True)
+class StepsAgo(Memory):
+    """The newest value that is at least `num_steps` steps old."""
+
+    num_steps: int
+
+    @property
+    def num_kept(self) -> int:
+        return 2 * (self.num_steps + 1)
+
+    @property
+    def us(self) -> float:
+        return 1.5 + 0.01 * self.num_steps
+
+    def num_missing(self, cell: Cell) -> int:
+        return 0 if cell else 2
+
+    def read(self, cell: Cell, values: Sequence[float], steps: Sequence[float]) -> Seen:
+        cell, seen = cell[:], []
+        for x, step in zip(values, steps, strict=True):
+            if x == x:
+                cell += (x, step)
+                while len(cell) > 2 and step - cell[3] >= self.num_steps:
+                    del cell[:2]
+                del cell[: -self.num_kept]
+            seen.append(cell[0] if x == x and step - cell[1] >= self.num_steps else math.nan)
+        return seen, cell
+
+
+@dataclass(frozen=True)
 class StepsSince(Memory):
     """Steps since it was last better than its best by a share `by` of that."""
 
@@ -240,6 +269,9 @@ class StepsIn(Memory):
     def us(self) -> float:
         return 1.5
 
+    def num_missing(self, cell: Cell) -> None:
+        return None  # a condition that does not hold may be known before all of its parts are
+
     def read(self, cell: Cell, values: Sequence[bool | None], steps: Sequence[float]) -> Seen:
         seen = []
         for holds, step in zip(values, steps, strict=True):
@@ -264,6 +296,9 @@ class HowOften(Memory):
     @property
     def us(self) -> float:
         return 1.5 + 0.01 * self.num_samples
+
+    def num_missing(self, cell: Cell) -> None:
+        return None  # a condition that does not hold may be known before all of its parts are
 
     def read(self, cell: Cell, values: Sequence[bool | None], steps: Sequence[float]) -> Seen:
         cell, seen = cell[:], []

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,6 +129,10 @@ Compute = Callable[[Sequence[View], list[Any]], Any]
 _NODE_BYTES = 1_000
 
 
+Needs = Literal["all", "one", "none"]
+"""How many of the inputs of a node must be known before it can have a value or, as a condition, hold."""
+
+
 class Node(NamedTuple):
     """One of the three is there: `measure` of an array, `remember` of a memory, `compute` of all else."""
 
@@ -137,6 +141,7 @@ class Node(NamedTuple):
     measure: Measure | None = None
     reads: tuple[int, ...] = ()
     work: Work = Work(0)
+    needs: Needs = "all"
 
 
 class Program:
@@ -150,8 +155,6 @@ class Program:
         self.nodes: list[Node] = []
         self.memories: dict[int, Memory] = {}
         """The nodes that remember, in order."""
-        self.choices: set[int] = set()
-        """Nodes of conditions that may be decided before all that they read is known."""
         self.shown: dict[str, Term] = {}
         """Numbers whose last samples are kept, by key."""
 
@@ -181,11 +184,12 @@ class Program:
         axes: int,
         says: str,
         work: Work,
+        needs: Needs = "all",
     ) -> Term:
         """A node that is a function of others; `reads` are those whose columns it needs, if not all."""
         measures = frozenset[Measure]().union(*(term.measures for term in of))
         needed = tuple(term.index for term in (of if reads is None else reads))
-        return self._add(Term(0, key, axes, says, measures), Node(compute, reads=needed, work=work))
+        return self._add(Term(0, key, axes, says, measures), Node(compute, reads=needed, work=work, needs=needs))
 
     def remember(self, term: Term, key: str, memory: Memory, *, says: str) -> Term:
         """A node that is what `memory` makes of another; elementwise, where that has layers."""

@@ -1,10 +1,12 @@
-"""The samples and steps without which a rule cannot fire yet."""
+"""The samples and steps without which the condition of a rule cannot be met yet."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tsemon_server.rules.program import Measure, Program
+from tsemon_server.rules.memory import Cell, Memory
+from tsemon_server.rules.program import Measure, Needs, Program, Term
 from tsemon_server.rules.rule import Compiled
 from tsemon_server.rules.state import State
 
@@ -17,38 +19,66 @@ class _Missing(NamedTuple):
 
 
 class Waiting:
-    """Counts the samples that the memories of a program still need after those of `state`."""
+    """Counts the samples that the memories of a program still need, in each stack of a model."""
 
     def __init__(self, program: Program, state: State) -> None:
         self._state = state
-        self._missing = list[_Missing]()
-        cells = dict(zip(program.memories, state.cells, strict=False))
-        for index, (node, term) in enumerate(zip(program.nodes, program.terms, strict=True)):
-            choose = min if index in program.choices else max
-            each = (self._missing[read] for read in node.reads)
-            missing = choose(each, key=lambda one: one.num_samples, default=_Missing(0))
-            if index in cells:
-                memory = program.memories[index]
-                lacks = min((memory.num_missing(cell) for cell in cells[index]), default=memory.num_missing([]))
-                if lacks:  # the sample that brings the first number to remember is the first of these
-                    missing = _Missing(max(missing.num_samples - 1, 0) + lacks, term.measures)
-            self._missing.append(missing)
+        self._of_stacks = [_missing(program, one.cells) for one in (state, *state.others)]
 
     def of(self, compiled: Compiled) -> str:
-        """Return what must come before the rule can fire, in words. Empty if it can fire at the next sample.
+        """Describe the samples and steps that must come before the condition can be met; empty if the next sample can.
 
-        A metric that the run does not have counts as if it came with the next sample.
+        A metric that the run does not have counts as if it came with the next sample. Negations, `held`, `steps_in` and
+        `measured` count as if they could be met at any time.
         """
         state, after = self._state, compiled.rule.after
-        missing = self._missing[compiled.when.index]
+        missing = _fewest(stack[compiled.when.index] for stack in self._of_stacks)
         num_early = after.samples - state.num_samples + 1
         num_steps = 0 if state.first_step is None or state.last_step is None else state.last_step - state.first_step
         parts = []
         if num_early > max(missing.num_samples, 1):
             parts.append(f"{num_early} more samples")
         elif missing.num_samples > 1:
-            names = " and ".join(sorted({measure.name for measure in missing.measures}))
-            parts.append(f"{missing.num_samples} more samples with {names}")
-        if after.steps > num_steps:
+            parts.append(f"{missing.num_samples} more samples{_with(missing.measures)}")
+        if after.steps - num_steps > 1:
             parts.append(f"{after.steps - num_steps} more steps")
         return " and ".join(parts)
+
+
+def _missing(program: Program, cells: Sequence[Sequence[Cell]]) -> list[_Missing]:
+    """For each node."""
+    found = list[_Missing]()
+    places = {index: place for place, index in enumerate(program.memories)}
+    for index, (node, term) in enumerate(zip(program.nodes, program.terms, strict=True)):
+        missing = _joined([found[read] for read in node.reads], node.needs)
+        if index in places:
+            missing = _remembered(program.memories[index], cells[places[index]], missing, term)
+        found.append(missing)
+    return found
+
+
+def _joined(each: Sequence[_Missing], needs: Needs) -> _Missing:
+    if not each or needs == "none":
+        return _Missing(0)
+    return _fewest(each) if needs == "one" else max(each, key=lambda one: one.num_samples)
+
+
+def _fewest(each: Iterable[_Missing]) -> _Missing:
+    """The least of several; without measures if these differ."""
+    found = [*each]
+    measures = {one.measures for one in found}
+    return _Missing(min(one.num_samples for one in found), measures.pop() if len(measures) == 1 else frozenset())
+
+
+def _remembered(memory: Memory, cells: Sequence[Cell], below: _Missing, term: Term) -> _Missing:
+    each = [memory.num_missing(cell) for cell in cells or [[]]]
+    if None in each:
+        return _Missing(0)
+    lacks = min(number for number in each if number is not None)
+    # The sample that brings the first value to remember is the first of those that this memory lacks.
+    return _Missing(max(below.num_samples - 1, 0) + lacks, term.measures) if lacks else below
+
+
+def _with(measures: Iterable[Measure]) -> str:
+    *names, last = sorted({measure.name for measure in measures}) or [""]
+    return f" with {', '.join(names)} and {last}" if names else f" with {last}" if last else ""

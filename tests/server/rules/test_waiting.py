@@ -1,14 +1,18 @@
 """What a rule says it waits for before it can fire."""
 
+import numpy as np
 import pytest
 
+from tsemon.stacks import Stack, Stacks
 from tsemon_server.rules import PACK
 from tsemon_server.rules.evaluator import Evaluator
+from tsemon_server.rules.program import View
 
 from .definitions import AT_ONCE, loss_view, rule
 from .traces import FOLDER, read
 
 HIGH = 100.0
+TWO = Stacks((Stack("encoder", 2), Stack("decoder", 2)))
 
 
 def waits(evaluator, state):
@@ -62,10 +66,37 @@ class TestARuleThatCannotFireYet:
 
     @pytest.mark.parametrize(
         "when",
-        ["loss > 10", "loss > 10 or mean(loss, samples=9) > 10", "not (loss < 10 and mean(loss, samples=9) < 10)"],
+        [
+            "loss > 10",
+            "loss > 10 or mean(loss, samples=9) > 10",
+            "not (loss < 10 and mean(loss, samples=9) < 10)",
+            "not (loss < 10 and mean(loss, samples=9) < 10 or loss < 5 and mean(loss, samples=8) < 10)",
+            "not held(loss < 10 and mean(loss, samples=9) < 10, 1, of=3)",
+            "steps_in(loss < 10 and mean(loss, samples=9) < 10) < 5",
+            "not measured(mean(loss, samples=9))",
+        ],
     )
     def test_is_not_one_that_a_part_of_the_condition_lets_fire(self, when):
         assert course(when, [HIGH]) == [""]
+
+    def test_names_no_metric_if_one_of_several_is_enough(self):
+        when = 'mean(loss, samples=4) > 10 or mean(scalar("other"), samples=3) > 10'
+        assert course(when, [HIGH] * 4)[0] == "3 more samples"
+
+    def test_counts_in_the_stack_that_needs_fewest(self):
+        evaluator = Evaluator([rule('max(mean(layers("x"), samples=3)) > 10', **{"for": AT_ONCE})])
+        state, said = evaluator.start(), []
+        for step in range(3):
+            said.append(waits(evaluator, state)["test"])
+            layers = {"x": np.array([np.nan, np.nan, HIGH, HIGH])}
+            fired = evaluator.advance(state, View(step, {}, layers, stacks=TWO))
+        assert said == ["3 more samples with x", "2 more samples with x", ""]
+        assert fired
+
+    def test_says_the_same_beside_other_rules(self):
+        one, other = "loss > 10 and mean(loss, samples=9) > 10", "not (loss > 10 and mean(loss, samples=9) > 10)"
+        evaluator = Evaluator([rule(one, "one"), rule(other, "other")])
+        assert waits(evaluator, evaluator.start()) == {"one": "9 more samples with loss", "other": ""}
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.jsonl.gz")))
