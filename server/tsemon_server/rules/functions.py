@@ -206,6 +206,12 @@ def _best(end: str) -> Function:
     return Function((_X,), lambda given: given["x"].then({"best": end}), example)
 
 
+def _previous(given: Mapping[str, Any]) -> Read:
+    if "steps" in given and "samples" in given:
+        raise Unfit("steps", "previous takes samples= or steps=, not both")
+    return _first(given).then({"previous": {"steps": given["steps"]} if "steps" in given else given.get("samples", 1)})
+
+
 def _steps_since(end: str) -> Function:
     def build(given: Mapping[str, Any]) -> Read:
         return _first(given).then({"steps_since": end} | ({"by": given["by"]} if "by" in given else {}))
@@ -302,8 +308,12 @@ FUNCTIONS: dict[str, Function] = {
     "lowest": _best("lowest"),
     "highest": _best("highest"),
     "previous": Function(
-        (_X, Param("samples", _as_written(lambda part: part.whole(1, MAX_SAMPLES)), False)),
-        lambda given: given["x"].then({"previous": given.get("samples", 1)}),
+        (
+            _X,
+            Param("samples", _as_written(lambda part: part.whole(1, MAX_SAMPLES)), False),
+            Param("steps", _as_written(lambda part: part.whole(1, MAX_SAMPLES)), False, is_keyword=True),
+        ),
+        _previous,
         "loss > 2 * previous(loss)",
     ),
     "z_score": Function(

@@ -41,7 +41,7 @@ HELP = {
     "log_odds": "log10 of p / (1 - p).",
     "lowest": "Lowest value so far.",
     "highest": "Highest value so far.",
-    "previous": "The value some samples ago.",
+    "previous": "The value some samples or steps ago.",
     "z_score": "Distance from the median of the samples before, in robust standard deviations.",
     "start": "Median of the first samples of the attempt, or another statistic.",
     "steps_since_lowest": "Steps since the lowest value last improved, by a share if `by=` is given.",

@@ -169,6 +169,8 @@ def _slice(x: str, stage: Mapping[str, Any]) -> _Printed:
 
 
 def _previous(x: str, stage: Mapping[str, Any]) -> _Printed:
+    if isinstance(stage["previous"], Mapping):
+        return _call("previous", x, f"steps={_number(stage['previous']['steps'])}")
     is_one = stage["previous"] == 1 and isinstance(stage["previous"], int)
     return _call("previous", x, *([] if is_one else [_number(stage["previous"])]))
 

@@ -20,6 +20,7 @@ from tsemon_server.rules.memory import (
     Previous,
     Start,
     Statistic,
+    StepsAgo,
     StepsSince,
     Window,
     ZScore,
@@ -300,7 +301,12 @@ def z_score(term: Term, part: Part, program: Program) -> Term:
 
 
 def previous(term: Term, part: Part, program: Program) -> Term:
-    num_samples = part.has_keys(["previous"])["previous"].whole(1, MAX_SAMPLES)
+    distance = part.has_keys(["previous"])["previous"]
+    if isinstance(distance.data, dict):
+        num_steps = distance.has_keys(["steps"])["steps"].whole(1, MAX_SAMPLES)
+        says = f"{_grouped(term)} {num_steps} steps ago or more"
+        return program.remember(term, f"previous {num_steps} steps", StepsAgo(num_steps), says=says)
+    num_samples = distance.whole(1, MAX_SAMPLES)
     samples = "sample" if num_samples == 1 else "samples"
     says = f"{_grouped(term)} {num_samples} {samples} ago"
     return program.remember(term, f"previous {num_samples}", Previous(num_samples), says=says)

@@ -18,7 +18,18 @@ from tsemon_server.rules.checking import mistakes
 from tsemon_server.rules.costs import BLOCKS, HEADS, SHOWN
 from tsemon_server.rules.documents import load, stored
 from tsemon_server.rules.evaluator import Evaluator
-from tsemon_server.rules.memory import OVER_TIME, Best, HowOften, Previous, Start, StepsIn, StepsSince, Window, ZScore
+from tsemon_server.rules.memory import (
+    OVER_TIME,
+    Best,
+    HowOften,
+    Previous,
+    Start,
+    StepsAgo,
+    StepsIn,
+    StepsSince,
+    Window,
+    ZScore,
+)
 from tsemon_server.rules.parts import Mistake, Part
 from tsemon_server.rules.program import Program, View
 from tsemon_server.rules.rule import compile_rule, rule, shown_numbers
@@ -117,7 +128,7 @@ class TestAnAcceptedRule:
         "memory",
         [
             *[Window(take, 5) for take in OVER_TIME.values()],
-            *[Best(is_lowest=True), ZScore(5), Previous(5), StepsSince(is_lowest=True, by_ratio=0.1)],
+            *[Best(is_lowest=True), ZScore(5), Previous(5), StepsAgo(5), StepsSince(is_lowest=True, by_ratio=0.1)],
             *[StepsIn(), HowOften(5)],
         ],
     )

@@ -75,6 +75,7 @@ def stages(draw, axes, depth, *, own):
         st.builds(lambda end: {"best": end}, end),
         st.builds(lambda samples: {"z_score": samples}, SAMPLES),
         st.builds(lambda samples: {"previous": samples}, st.integers(1, 3)),
+        st.builds(lambda steps: {"previous": {"steps": steps}}, st.integers(1, 30)),
         st.builds(lambda end: {"steps_since": end}, end),
         st.builds(lambda end, by: {"steps_since": end, "by": by}, end, SHARES),
     ]

@@ -193,6 +193,15 @@ class TestTime:
     def test_has_what_was_before(self):
         assert over_time({"previous": 2}, [1, 2, 3, 4]) == [None, None, 1, 2]
 
+    @pytest.mark.parametrize("every", [1, 2, 5, 10])
+    def test_has_what_was_so_many_steps_before_however_far_samples_are_apart(self, every):
+        steps = range(0, 60, every)
+        ago = over_time({"previous": {"steps": 20}}, steps, every=every)
+        assert ago == [step - 20 if step >= 20 else None for step in steps]
+
+    def test_has_the_next_older_sample_if_there_was_none_so_many_steps_before(self):
+        assert over_time({"previous": {"steps": 10}}, [0, 1, NAN, 3, 4, 5], every=4) == [None, None, None, 0, 1, 1]
+
     def test_has_the_steps_since_it_was_last_better(self):
         since = over_time({"steps_since": "lowest", "by": 0.1}, [10, 9.5, 8.9, 8.9, 8.8, 1], every=5)
         assert since == [0, 5, 0, 5, 10, 0]
