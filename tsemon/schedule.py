@@ -29,7 +29,7 @@ ZOOM_GAP = 4
 ZOOM_SAMPLES = 4
 """Samples of a zoom; every second one includes the slow tier. Most rules hold for 2 or 3 samples."""
 ZOOM_SHARE = 0.2
-"""Zooms may use this fraction of the budget of the run so far, or the cost of one zoom if that is more."""
+"""Zooms may use this fraction of the budget of the run so far, or the cost of two zooms if that is more."""
 
 
 class Spent(NamedTuple):
@@ -122,7 +122,7 @@ class Cadence:
         if self._num_zoomed < ZOOM_SAMPLES:
             return True  # the first zoom is never cut short
         usual_s, slow_s = self._costs(0.0)
-        room_s = max(ZOOM_SHARE * self._budget * self._elapsed_s, ZOOM_SAMPLES * (usual_s + slow_s) / 2)
+        room_s = max(ZOOM_SHARE * self._budget * self._elapsed_s, ZOOM_SAMPLES * (usual_s + slow_s))
         return self._zoomed_s + slow_s <= room_s
 
     def burst(self, *, steps: int, every: int) -> None:
