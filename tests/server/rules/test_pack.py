@@ -258,5 +258,15 @@ class TestWhatIsNoLongerMeasured:
         ]
         assert names(views) == {"dead-probes"}
 
+    def test_is_not_what_the_last_frame_of_a_run_leaves_out(self):
+        measured = {"nonfinite": np.zeros(3), "grad_norm": np.ones(2)}
+        views = [View(5 * sample, {"loss": 2.0, "loss_mean": 2.0}, measured) for sample in range(10)]
+        evaluator = Evaluator(PACK)
+        state = evaluator.start()
+        for view in [*views, View(99, {"loss_mean": 2.0, "total_param_norm": 1.0}, {})]:
+            evaluator.advance(state, view)
+        standing = {status.rule.name: status.state for status in evaluator.statuses(state)}
+        assert standing["dead-probes"] == "quiet"
+
     def test_is_not_what_never_was(self):
         assert names([View(5 * sample, {"loss": 2.0}, {}) for sample in range(10)]) == set()
