@@ -203,7 +203,7 @@ class TestPacked:
     @pytest.mark.parametrize(
         ("training", "steps", "rule"),
         [
-            ("gpt-post-20", 25, "token-similarity-escalation"),
+            ("gpt-post-20", 35, "token-similarity-escalation"),  # at 20 or 25, by the build of torch
             ("bert-qk-x12", 20, "attention-block-entropy-collapse"),
             ("gpt-attention-only", 20, "token-similarity-escalation"),
             ("bert-decay-negative", 30, "update-misalignment"),
