@@ -28,7 +28,6 @@ SHAPES = {"slow": (32, 64), "fast": (4, 64)}
 WINDOW_S = 10.0
 STRETCHES = (20, 100, 400, 2000)
 """Where the stretches of a new run end, in steps."""
-NUM_RUNS = 5
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=float, default=0.01)
     parser.add_argument("--window", type=float, default=WINDOW_S, help="seconds of a window")
+    parser.add_argument("--starts", type=int, default=5, help="how many new runs")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     work = Workload("tiny", SHAPES["slow"][0], "cpu", "float32", compiled=False)
     print(f"{work}, then {SHAPES['fast'][0]}; budget {options.budget:.1%}\n")
-    print_starts(work, options.budget)
+    print_starts(work, options.budget, options.starts)
     print("\n| window | step, mean ms | tsemon's share of wall time | gaps chosen |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         monitor = tsemon.attach(work.model, work.optimizer, run="cadence", budget=options.budget, spool_dir=folder)
@@ -63,14 +63,14 @@ def main() -> None:
         monitor.close()
 
 
-def print_starts(work: Workload, budget: float) -> None:
+def print_starts(work: Workload, budget: float, num_runs: int) -> None:
     work.use(*SHAPES["fast"])
     with tempfile.TemporaryDirectory() as folder:
         runs = [
             shares_of_stretches(
                 work, tsemon.attach(work.model, work.optimizer, run=f"start-{run}", budget=budget, spool_dir=folder)
             )
-            for run in range(NUM_RUNS)
+            for run in range(num_runs)
         ]
     print("| steps | share of these steps, median | share of all steps so far |\n|---|---|---|")
     for begin, end, *shares in zip((0, *STRETCHES), STRETCHES, *runs, strict=False):
