@@ -27,6 +27,15 @@ HIGH_OF_GAIN = 0.05
 NUM_HIGH = 3
 """Number of high losses in a row that make a jump."""
 
+NUM_SMOOTH, NUM_USUAL = 12, 48
+"""Number of bends whose median is compared with the median of earlier bends, and number of these."""
+SMOOTH = 0.1
+"""The loss is smooth if the first median is less than this fraction of the second one."""
+CHECK_EVERY = 4
+"""Steps between two comparisons."""
+MAX_ZEROS = 2
+"""Number of usual bends that may be 0. More are there if the loss is rounded more coarsely than it varies."""
+
 PATIENCE = 60
 """Steps for which a pending alert counts as a sign. Built-in rules hold for 50 steps or less."""
 MAX_PER_HOUR = 12
@@ -84,12 +93,45 @@ class LossWatch:
         return None
 
 
+class NoiseWatch:
+    """Detects that the loss no longer varies from step to step: each batch is the same, or no longer matters.
+
+    A bend is |a - 2 b + c| for the logarithms a, b, c of three losses: it is small if the loss falls steeply, but evenly.
+    Calibrated on the losses of the recorded runs: both with a stuck loader give a sign within 8 steps, and one of the
+    healthy ones does, which learns its task exactly.
+    """
+
+    def __init__(self) -> None:
+        self._logs: deque[float] = deque(maxlen=3)
+        self._bends: deque[float] = deque(maxlen=NUM_USUAL + NUM_SMOOTH)
+        self._num = 0
+        self._is_smooth = False
+
+    def notice(self, loss: float) -> str | None:
+        """Take the loss of the next step. Return the problem in words, once each time it begins."""
+        self._num += 1
+        if not math.isfinite(loss) or loss == 0:
+            return None
+        self._logs.append(math.log(abs(loss)))
+        if len(self._logs) < 3:
+            return None
+        a, b, c = self._logs
+        self._bends.append(abs(a - 2 * b + c))
+        if self._num % CHECK_EVERY or len(self._bends) < NUM_USUAL + NUM_SMOOTH:
+            return None
+        bends = list(self._bends)
+        usual, newest = sorted(bends[:NUM_USUAL]), sorted(bends[NUM_USUAL:])
+        was_smooth = self._is_smooth
+        self._is_smooth = usual[MAX_ZEROS] > 0 and newest[NUM_SMOOTH // 2] < SMOOTH * usual[NUM_USUAL // 2]
+        return "the loss hardly varies from step to step" if self._is_smooth and not was_smooth else None
+
+
 class Suspicion:
     """Decides at every step whether to sample more often."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._late_losses, self._late_norms = LateNumbers(), LateNumbers()
-        self._losses = LossWatch()
+        self._losses, self._noise = LossWatch(), NoiseWatch()
         self._is_norm_finite = True
         self._followed: dict[str, int] = {}
         """Ids of the pending alerts, and the step at which each was first seen."""
@@ -117,8 +159,8 @@ class Suspicion:
     def _of_numbers(self, loss: object, grad_norm: object) -> Sign | None:
         sign = None
         for number in () if loss is None else self._late_losses.put(loss):
-            if (text := self._losses.notice(number)) is not None:
-                sign = Sign(text, is_urgent=True)
+            for text in filter(None, (self._losses.notice(number), self._noise.notice(number))):
+                sign = sign or Sign(text, is_urgent=True)
         for number in () if grad_norm is None else self._late_norms.put(grad_norm):
             was_finite, self._is_norm_finite = self._is_norm_finite, math.isfinite(number)
             if was_finite and not self._is_norm_finite:

@@ -1,17 +1,29 @@
 import math
+import random
 
 import pytest
+import torch
 
 from tests.server.rules.traces import FOLDER, read, read_all
 from tests.tsemon.test_actions import alert
-from tsemon.suspicion import FIRST_STEPS, MAX_PER_HOUR, NUM_HIGH, PATIENCE, LossWatch, Suspicion
+from tsemon.suspicion import (
+    CHECK_EVERY,
+    FIRST_STEPS,
+    MAX_PER_HOUR,
+    NUM_HIGH,
+    NUM_SMOOTH,
+    PATIENCE,
+    LossWatch,
+    NoiseWatch,
+    Suspicion,
+)
 
 JUMPS = "dead_relu", "dead_relu_lr", "div_labels", "div_lr", "div_lr_noclip", "div_nan", "div_random", "div_spike"
 
 
-def noticed(losses):
+def noticed(losses, kind=LossWatch):
     """The steps at which something was noticed, and what."""
-    watch = LossWatch()
+    watch = kind()
     found = ((step, watch.notice(loss)) for step, loss in enumerate(losses))
     return [(step, text) for step, text in found if text is not None]
 
@@ -49,6 +61,32 @@ class TestLossWatch:
         assert noticed([2 + 1e-3 * step + 0.1 * math.sin(1.7 * step) for step in range(500)]) == []
 
 
+class TestNoiseWatch:
+    @pytest.mark.parametrize("scale", [1.0, -1.0, 1e-9, 1e9])
+    def test_notices_once_that_the_loss_falls_smoothly(self, scale):
+        smooth = [2.0 * math.exp(-step / 20) for step in range(100)]
+        ((step, text),) = noticed([scale * loss for loss in [*wave(200), *smooth]], NoiseWatch)
+        assert 200 + NUM_SMOOTH // 2 <= step <= 200 + NUM_SMOOTH + CHECK_EVERY
+        assert text == "the loss hardly varies from step to step"
+
+    def test_is_quiet_where_the_loss_was_always_smooth(self):
+        assert noticed([2.0 * math.exp(-step / 20) for step in range(500)], NoiseWatch) == []
+        assert noticed([2.0] * 500, NoiseWatch) == []
+        assert noticed([0.0, math.nan, 0.0] * 100, NoiseWatch) == []
+
+    def test_is_quiet_where_the_loss_falls_with_its_noise(self):
+        assert (
+            noticed([math.exp(-step / 50) * (1 + 0.3 * math.sin(1.7 * step)) for step in range(900)], NoiseWatch) == []
+        )
+
+    def test_is_quiet_where_the_loss_is_rounded_more_coarsely_than_it_varies(self):
+        random.seed(0)
+        losses = [2.0 + 0.008 * random.gauss(0, 1) for _ in range(3000)]
+        rounded = torch.tensor(losses).bfloat16().tolist()
+        assert len(set(rounded)) < 10
+        assert noticed(rounded, NoiseWatch) == []
+
+
 class TestTheRecordedRuns:
     """Of all that were recorded to calibrate the rules."""
 
@@ -62,6 +100,7 @@ class TestTheRecordedRuns:
         healthy = [trace for trace in read_all() if trace.is_healthy]
         assert len(healthy) > 30
         assert [trace.name for trace in healthy if noticed(trace.losses)] == []
+        assert [trace.name for trace in healthy if noticed(trace.losses, NoiseWatch)] == []
 
 
 def sign(suspicion, step=0, loss=None, norm=None, alerts=(), is_zoomed_in=False):
