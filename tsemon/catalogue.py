@@ -432,6 +432,12 @@ CATALOGUE: tuple[Metric, ...] = (
         "at least half of them must be there and finite",
     ),
     _per_run(
+        name="untrained_parameters",
+        title="parameters that no optimizer trains",
+        equation="parameter tensors with a gradient that no optimizer given to attach() has and that have not changed since "
+        "the last sample; without embeddings",
+    ),
+    _per_run(
         name="total_param_norm",
         title="norm of all parameters",
         equation="|w| without embeddings and scalars outside the blocks",
@@ -594,6 +600,7 @@ CATALOGUE: tuple[Metric, ...] = (
 NOT_OF_TENSORS = {
     "loss": "the number that the user passes to monitor.step",
     "learning_rate": "a setting of the optimizer",
+    "untrained_parameters": "a count of tensors that did not change",
     "saturation_scale": "the factor that the probe chose for `saturation`",
     "overhead_ratio": "measured by clocks",
     "contained_faults": "a count of exceptions",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tsemon.measures.growth import MIN_POINTS
 from tsemon.measures.linear import widened
 from tsemon.measures.parameters import cosine_of, dots, joined, norm_of, ratio_of, squares
-from tsemon.measures.sums import Partials
+from tsemon.measures.sums import Partial, Partials, known
 from tsemon.measures.updates import Update
 from tsemon.probes.clipping import BeforeClipping
 from tsemon.probes.coordinates import Coordinates, Products, stride_of
@@ -40,13 +40,14 @@ from tsemon.probes.part import Part
 from tsemon.probes.query_key import Slices, Stretches, queries_and_keys, without_values
 from tsemon.probes.ranks import Ranks
 from tsemon.probes.reading import OnHost, Reading
+from tsemon.probes.untrained import Untrained
 from tsemon.probes.updates import after_adam, before_sgd, by_setting, follows_from_gradient, follows_from_state
 from tsemon.quantity import Where
 
 MAX_COPY_BYTES = 256 * 2**20
 """Largest parameters that are copied for one step to measure an update that does not follow from the optimizer's state."""
 
-COMPARING = ("direction_cosine", "gradient_cosine")
+COMPARING = ("direction_cosine", "gradient_cosine", "untrained_parameters")
 """Metrics that need an earlier sample."""
 UNKNOWN_ROWS = (
     "it is not known yet which rows of a packed projection make queries and keys: the values in attention show it, within a "
@@ -97,7 +98,8 @@ class ParameterProbe(Part):
         "embedding_update_norm",
         "head_update_norm",
     )
-    METRICS = PARAMETERS + GROWTH + DIRECTION + GRADIENTS + UPDATES
+    UNTRAINED = ("untrained_parameters",)
+    METRICS = PARAMETERS + GROWTH + DIRECTION + GRADIENTS + UPDATES + UNTRAINED
     GRADIENTS_OF_BLOCKS = ("grad_norm", "clipped_grad_norm", *QUERY_KEY, "gradient_alignment")
     UPDATES_OF_BLOCKS = ("update_norm", "update_ratio", "trained_update_ratio", "update_alignment")
 
@@ -114,6 +116,7 @@ class ParameterProbe(Part):
         self._ranks = ranks
         self._optimizers = [_inner(optimizer) for optimizer in optimizers]
         self._weights, self._gradients = Coordinates(), Coordinates()
+        self._untrained = Untrained()
         self._growth = NormGrowth()
         self._found_query_key: dict[int, list[Slices] | str] = {}
         """By block. It holds as long as the block has these parameters."""
@@ -126,7 +129,9 @@ class ParameterProbe(Part):
     def forget(self) -> None:
         self._groups: dict[int, list[nn.Parameter]] = {}
         self._steppers: list[_Stepper] = []
-        self._strangers: dict[int, int] = {}
+        self._strangers: dict[int, list[nn.Parameter]] = {}
+        self._forgotten: list[nn.Parameter] = []
+        """They have a gradient, but no optimizer. Without embeddings, because many rows of these may stand still."""
         self._strides: dict[int, int] = {}
         self._shares: dict[int, float] = {}
         self._query_key: dict[int, list[Slices]] = {}
@@ -172,7 +177,10 @@ class ParameterProbe(Part):
                 self._compare(self._weights, "direction", self._groups)
             if self._sums.groups("qk"):
                 self._sums.make_unknown("qk", self._doubted_query_key)
-        return self._sums.collect(1 / (self._ranks.size if self._ranks else 1))
+        partials = self._sums.collect(1 / (self._ranks.size if self._ranks else 1))
+        if any(stepper.num_steps for stepper in self._steppers):
+            partials["untrained"] = Partial(self._untrained.count(self._forgotten), "max")
+        return partials
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         found = MergedSums(sums)
@@ -201,6 +209,8 @@ class ParameterProbe(Part):
                 layers[metric] = cosine_of(*(found.blocks(kind) for kind in kinds))
                 scalars[metric] = cosine_of(*(found.total(kind) for kind in kinds))
         layers.pop("gradient_cosine", None)  # a run's alone
+        if "untrained" in sums:
+            scalars["untrained_parameters"] = known(sums["untrained"])
         lost_layers, lost_scalars = self._lost_to_strangers()
         for metric in lost_layers if self._has_no_known_update() else ():
             layers.pop(metric, None)
@@ -262,7 +272,7 @@ class ParameterProbe(Part):
         if self._num_samples <= MIN_POINTS:
             missing |= dict.fromkeys(self.GROWTH, f"takes {MIN_POINTS} samples after the first")
         if (why := self._why_no_step()) is not None:
-            return missing | dict.fromkeys(self.GRADIENTS + self.UPDATES, why)
+            return missing | dict.fromkeys(self.GRADIENTS + self.UPDATES + self.UNTRAINED, why)
         return missing | self._why_no_gradients() | self._why_no_updates()
 
     # Why not.
@@ -385,7 +395,7 @@ class ParameterProbe(Part):
         missing = {"trained_update_ratio": self._why_frozen(frozen)} if frozen else {}
         if not self._strangers:
             return missing
-        num_strangers, num_trained = sum(self._strangers.values()), sum(p.requires_grad for p in self._all())
+        num_strangers, num_trained = sum(map(len, self._strangers.values())), sum(p.requires_grad for p in self._all())
         if num_strangers < num_trained:
             reason = (
                 f"without {num_strangers} of {len(self._all())} parameters, which the optimizer given to attach() does "
@@ -415,8 +425,8 @@ class ParameterProbe(Part):
             for p in params:
                 if steppers:
                     steppers[owner.get(id(p), 0)].groups.setdefault(group, []).append(p)
-            if num_strangers := sum(p.requires_grad and id(p) not in owner for p in params):
-                self._strangers[group] = num_strangers
+            if strangers := [p for p in params if p.requires_grad and id(p) not in owner]:
+                self._strangers[group] = strangers
         return steppers
 
     def _lost_to_strangers(self) -> tuple[list[str], list[str]]:
@@ -580,6 +590,9 @@ class ParameterProbe(Part):
         for group, params in stepper.groups.items():
             self._leave_sparse_out(group, params)
         groups = {group: own for group, params in stepper.groups.items() if (own := _with_gradient(params))}
+        if stepper is self._steppers[0]:  # strangers are counted to the first optimizer
+            strangers = (self._strangers[group] for group in self._strangers.keys() - {EMBEDDING})
+            self._forgotten = _with_gradient([p for params in strangers for p in params])
         of_groups, params = _in_order(groups)
         if not params:
             return
