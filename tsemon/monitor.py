@@ -27,7 +27,7 @@ from tsemon.sample import Sample
 from tsemon.schedule import ZOOM_GAP, Cadence, Spent
 from tsemon.stacks import Stacks
 from tsemon.status import Status, Zooms
-from tsemon.suspicion import Suspicion
+from tsemon.suspicion import TO_SAVE, Suspicion
 from tsemon.tokens import NOT_GROWING, UNKNOWN, Tokens
 from tsemon.transport import Outbox, SilentOutbox
 from tsemon.wire import MAX_NOT_MEASURED, MAX_REASON, Alert, RunState
@@ -189,7 +189,11 @@ class Monitor:
         """Take the next sample sooner at a sign of trouble."""
         is_new = not self._cadence.is_zoomed_in
         sign = self._suspicion.sign(self._step, loss, grad_norm, self._outbox.alerts(), is_zoomed_in=not is_new)
-        if sign is None or not self._cadence.zoom_in():
+        if sign is None:
+            return
+        if not self._cadence.zoom_in():
+            if is_new and self._cadence.lacks_room:
+                self._suspicion.refuse(self._step, sign, TO_SAVE)
             return
         is_now = sign.is_urgent and is_new
         earliest = self._step if is_now else max(self._step, self._last_sample + ZOOM_GAP)
@@ -290,6 +294,7 @@ class Monitor:
             gap=self._cadence.gap,
             slow_gap=self._cadence.gap * self._cadence.slow_every,
             zooms=self._zooms,
+            refusals=self._suspicion.refusals,
             overhead_ratio=self._overhead_ratio(),
             sample_s=self._newest.spent.cost_s,
             tiers=self._tiers,

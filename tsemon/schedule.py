@@ -113,10 +113,20 @@ class Cadence:
         Return False if it does not zoom in: at a fixed interval, in a burst, if samples are that near anyway, or if zooms
         have used up their part of the budget.
         """
-        if self._every is not None or self._num_of_burst or self.gap <= ZOOM_GAP or not self._may_zoom_in():
+        if not self._is_sparse or not self._may_zoom_in():
             return False
         self._num_of_zoom = max(self._num_of_zoom, 2) if self.is_zoomed_in else ZOOM_SAMPLES
         return True
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether it does not zoom in only because zooms have used up their part of the budget."""
+        return self._is_sparse and not self._may_zoom_in()
+
+    @property
+    def _is_sparse(self) -> bool:
+        """Whether a zoom would bring the samples of a budget nearer together."""
+        return self._every is None and not self._num_of_burst and self.gap > ZOOM_GAP
 
     def _may_zoom_in(self) -> bool:
         if self._num_zoomed < ZOOM_SAMPLES:

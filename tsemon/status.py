@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tsemon.catalogue import TIERS, Tier
 from tsemon.stacks import Stacks
+from tsemon.suspicion import Refusals
 from tsemon.transport import OutboxStats
 
 
@@ -47,6 +48,8 @@ class Status:
     """Steps between two samples with the metrics of the slow tier."""
     zooms: Zooms | None
     """None if there was no zoom."""
+    refusals: Refusals | None
+    """None if every sign of trouble led to a zoom, or needed none because samples were near anyway."""
     overhead_ratio: float
     """tsemon's own share of wall time on the training thread since attach."""
     sample_s: float
@@ -75,8 +78,11 @@ class Status:
             ("samples", f"every {self.gap} steps, with slow metrics every {self.slow_gap}"),
         ]
         if self.zooms is not None:
-            times = "once" if self.zooms.num == 1 else f"{self.zooms.num} times"
-            lines.append(("zoomed in", f"{times}, last from step {self.zooms.step} on: {self.zooms.reason}"))
+            text = f"{_times(self.zooms.num)}, last from step {self.zooms.step} on: {self.zooms.reason}"
+            lines.append(("zoomed in", text))
+        if self.refusals is not None:
+            num, step, cause, reason = self.refusals
+            lines.append(("zoom refused", f"{_times(num)}, last at step {step} {cause}: {reason}"))
         lines += [("mirror", mirror) for mirror in sent.mirrors]
         if sent.last_error:
             lines.append(("last error", sent.last_error))
@@ -112,6 +118,10 @@ class Status:
             if name in names:
                 by_reason.setdefault(reason, []).append(name)
         return [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+
+
+def _times(num: int) -> str:
+    return "once" if num == 1 else f"{num} times"
 
 
 def _ends(names: Sequence[str]) -> str:

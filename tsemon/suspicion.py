@@ -40,6 +40,8 @@ PATIENCE = 60
 """Steps for which a pending alert counts as a sign. Built-in rules hold for 50 steps or less."""
 MAX_PER_HOUR = 12
 """Maximum number of zooms per hour."""
+TO_SAVE = "to keep to the budget"
+OFTEN = f"after {MAX_PER_HOUR} zooms within an hour"
 
 
 class Sign(NamedTuple):
@@ -48,6 +50,17 @@ class Sign(NamedTuple):
     reason: str
     is_urgent: bool
     """Whether the newest step gave it: then the next step is sampled, however recent the last sample is."""
+
+
+class Refusals(NamedTuple):
+    """The signs that led to no zoom, and the newest of them."""
+
+    num: int
+    step: int
+    cause: str
+    """Reason for which there was no zoom."""
+    reason: str
+    """Reason for which there would have been a zoom."""
 
 
 class LossWatch:
@@ -135,6 +148,11 @@ class Suspicion:
         self._is_norm_finite = True
         self._followed: dict[str, int] = {}
         """Ids of the pending alerts, and the step at which each was first seen."""
+        self._fresh: frozenset[str] = frozenset()
+        """Ids of those that count as a sign."""
+        self._answered: frozenset[str] = frozenset()
+        """Ids of those for which there was a zoom, or for which it was refused."""
+        self.refusals: Refusals | None = None
         self._begun_at: deque[float] = deque(maxlen=MAX_PER_HOUR)
         self._now_s = now_s
 
@@ -146,11 +164,24 @@ class Suspicion:
         loss, grad_norm: of the step before, if given. alerts: from the newest reply of the server.
         """
         sign = self._of_numbers(loss, grad_norm) or self._of_alerts(step, alerts)
-        return sign if is_zoomed_in or self._may_begin else None
+        if is_zoomed_in:
+            self._answered |= self._fresh
+        elif sign is not None and not self._may_begin:
+            self.refuse(step, sign, OFTEN)
+            return None
+        return sign
 
     def begins(self) -> None:
         """Count a zoom that begins now."""
         self._begun_at.append(self._now_s())
+        self._answered |= self._fresh
+
+    def refuse(self, step: int, sign: Sign, cause: str) -> None:
+        """Count a sign that leads to no zoom: a pending alert once, and not if there was a zoom for it."""
+        if sign.is_urgent or not self._fresh <= self._answered:
+            num = 1 if self.refusals is None else self.refusals.num + 1
+            self.refusals = Refusals(num, step, cause, sign.reason)
+        self._answered |= self._fresh
 
     @property
     def _may_begin(self) -> bool:
@@ -171,4 +202,5 @@ class Suspicion:
         pending = {a.alert_id: a.rule for a in alerts if a.state == "pending" and a.severity != "info"}
         self._followed = {alert_id: self._followed.get(alert_id, step) for alert_id in pending}
         fresh = [alert_id for alert_id, since in self._followed.items() if step - since <= PATIENCE]
+        self._fresh, self._answered = frozenset(fresh), self._answered & pending.keys()
         return Sign(f"{pending[fresh[0]]} is pending", is_urgent=False) if fresh else None

@@ -146,3 +146,23 @@ class TestSuspicion:
         assert sign(suspicion, alerts=pending, is_zoomed_in=True)
         now_s[0] = 1000.0 + 3600
         assert sign(suspicion, alerts=pending)
+
+    def test_counts_a_pending_alert_once_if_there_is_no_zoom_for_it(self):
+        suspicion, a, b = Suspicion(now_s=lambda: 1000.0), alert("a", "pending"), alert("b", "pending")
+        for _ in range(MAX_PER_HOUR):
+            suspicion.begins()
+        for step in range(30):
+            assert sign(suspicion, step, alerts=[a] if step < 10 else [a, b]) is None
+        assert suspicion.refusals == (2, 10, "after 12 zooms within an hour", "onset is pending")
+        assert sign(suspicion, 30, math.nan) is None
+        assert suspicion.refusals == (3, 30, "after 12 zooms within an hour", "the loss is not finite")
+
+    def test_does_not_count_a_pending_alert_for_which_there_was_a_zoom(self):
+        suspicion, pending = Suspicion(), [alert("a", "pending")]
+        assert sign(suspicion, 1, alerts=pending)
+        suspicion.begins()
+        suspicion.refuse(20, sign(suspicion, 20, alerts=pending), "to keep to the budget")
+        assert suspicion.refusals is None
+        assert sign(suspicion, 21, alerts=[*pending, alert("b", "pending")], is_zoomed_in=True)
+        suspicion.refuse(22, sign(suspicion, 22, alerts=[alert("b", "pending")]), "to keep to the budget")
+        assert suspicion.refusals is None

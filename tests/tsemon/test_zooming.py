@@ -94,6 +94,27 @@ class TestItZoomsIn:
         assert "zoomed in     2 times, last from step 252 on: the loss is not finite" in str(loop.monitor)
 
 
+class TestARefusedZoom:
+    def test_is_counted_for_each_sign_and_the_status_tells_why(self, loop):
+        loop.run(200)
+        assert loop.monitor.status.refusals is None
+        while loop.monitor.status.refusals is None and loop.num_steps < 600:
+            loop.run(1, loss=math.nan)
+            loop.run(30)
+        first = loop.monitor.status.refusals
+        assert (first.num, first.step) == (1, loop.num_steps - 30)
+        loop.run(1, loss=math.inf)
+        loop.run(5)
+        text = f"zoom refused  2 times, last at step {first.step + 31} to keep to the budget: the loss is not finite"
+        assert text in str(loop.monitor)
+
+    def test_is_none_where_samples_are_near_anyway(self, tmp_path):
+        loop = Loop(tmp_path, every=2)
+        loop.run(20)
+        loop.run(10, loss=math.nan)
+        assert loop.monitor.status.refusals is None
+
+
 class TestItDoesNotZoomIn:
     @pytest.mark.parametrize("losses", [[None], [0.0], [0], [3], [2.0, None], [torch.tensor(1)]])
     def test_at_losses_that_say_nothing(self, loop, losses):
