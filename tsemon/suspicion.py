@@ -24,6 +24,8 @@ HIGH = 3.0
 """A loss is high if it is this many mean absolute deviations above its running mean: 2.4 standard deviations."""
 HIGH_OF_GAIN = 0.05
 """It must also exceed the mean by this fraction of the improvement so far: losses near zero are small and uneven."""
+LEAST_RISE = 1e-6
+"""It must exceed the mean by this much: the rounding of a float32 loss."""
 NUM_HIGH = 3
 """Number of high losses in a row that make a jump."""
 
@@ -88,7 +90,7 @@ class LossWatch:
         self._is_finite = True
         above = loss - self._mean
         gain = self._highest - self._mean
-        least = 1e-3 * abs(self._mean)  # for a loss that hardly varies
+        least = max(1e-3 * abs(self._mean), LEAST_RISE)  # for a loss that hardly varies
         if self._num >= FIRST_STEPS and above > max(HIGH * self._deviation, HIGH_OF_GAIN * gain) + least:
             # The running mean ignores high losses until it is clear whether they stay.
             self._num_high += 1

@@ -51,6 +51,22 @@ class TestLossWatch:
     def test_is_quiet_while_the_loss_stays_the_same(self, value):
         assert noticed([value] * 300) == []
 
+    @pytest.mark.parametrize(("before", "after"), [(0.0, 1.0), (0.0, 0.01), (2.0, 2.1), (-1.0, 1.0)])
+    def test_notices_the_jump_of_a_loss_without_noise(self, before, after):
+        assert [step for step, _ in noticed([before] * 100 + [after] * 100)] == [102]
+
+    @pytest.mark.parametrize("after", [1e-9, 1e-7])
+    def test_passes_over_a_rise_from_zero_by_less_than_float32_rounds_off(self, after):
+        assert noticed([0.0] * 100 + [after] * 100) == []
+        assert noticed([2.3 * math.exp(-step) for step in range(800)] + [0.0] * 50 + [after] * 100) == []
+
+    def test_is_quiet_where_the_loss_alternates_from_the_start(self):
+        assert noticed([1.0, 100.0] * 150) == []
+
+    def test_notices_a_jump_if_the_losses_come_late_or_seldom(self):
+        losses = [loss for number, loss in enumerate([*wave(400), *[2.6] * 40]) if number >= 100 and number % 10 == 0]
+        assert [step for step, _ in noticed(losses)] == [30 + NUM_HIGH - 1]
+
     def test_passes_over_uneven_losses_near_zero(self):
         losses = [2.3 * math.exp(-step / 20) for step in range(200)]
         assert noticed([*losses, 0.4, 0.1, 0.1, 0.1, 0.1, 0.0]) == []
