@@ -249,6 +249,28 @@ class TestALossThatIsNotFinite:
         assert text.startswith("Go back to the last checkpoint")
 
 
+def jumping(before, after):
+    """Samples 5 steps apart of a loss that jumps after the 20th of them, without noise."""
+    for sample, loss in enumerate([before] * 20 + [after] * 20):
+        noise = abs(after - before) / 2 if 21 <= sample < 28 else 0.0
+        yield View(5 * sample, {"loss": loss, "loss_mean": loss, "loss_recent": loss, "loss_noise": noise})
+
+
+class TestALossWithoutNoise:
+    @pytest.mark.parametrize(("before", "after"), [(2.0, 3.0), (0.0, 1.0), (0.0, 0.01), (-1.0, 1.0)])
+    def test_that_jumps_is_told(self, before, after):
+        assert names(jumping(before, after)) == {"loss-spike", "loss-regressed"}
+
+    @pytest.mark.parametrize(("before", "after"), [(0.0, 1e-9), (2.0, 2.01), (0.0, 0.0)])
+    def test_that_hardly_rises_is_judged_and_is_no_jump(self, before, after):
+        evaluator = Evaluator(PACK)
+        state = evaluator.start()
+        for view in jumping(before, after):
+            assert evaluator.advance(state, view) == []
+        states = {status.rule.name: status.state for status in evaluator.statuses(state)}
+        assert (states["loss-spike"], states["loss-regressed"]) == ("quiet", "quiet")
+
+
 class TestWhatIsNoLongerMeasured:
     def test_is_told(self):
         measured = {"nonfinite": np.zeros(3), "grad_norm": np.ones(2)}
