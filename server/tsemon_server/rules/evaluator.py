@@ -115,7 +115,7 @@ class Evaluator:
         states = [state, *state.others]
         waiting = Waiting(self._program, state)
         return [
-            _status(compiled.rule, [one.tracks[place] for one in states], waiting.of(compiled))
+            _status(compiled, [one.tracks[place] for one in states], waiting)
             for place, compiled in enumerate(self.compiled)
         ]
 
@@ -205,13 +205,14 @@ def _told(standings: Sequence[Standing]) -> _Told | None:
     return _Told("pending", min(pending)[1]) if pending else None
 
 
-def _status(rule: Rule, tracks: Sequence[Track], waits_for: str) -> RuleStatus:
+def _status(compiled: Compiled, tracks: Sequence[Track], waiting: Waiting) -> RuleStatus:
     """The state of a rule in all stacks together."""
+    rule = compiled.rule
     judged = [track.judged_step for track in tracks if track.judged_step is not None]
     if not judged:
-        return RuleStatus(rule, "unknown", None, waits_for)
+        return RuleStatus(rule, "unknown", None, waiting.of_unknown(compiled))
     state = min((track.state for track in tracks), key=_LOUDEST.index)
-    return RuleStatus(rule, state, max(judged), waits_for if state == "quiet" else "")
+    return RuleStatus(rule, state, max(judged), waiting.of(compiled) if state == "quiet" else "")
 
 
 _LOUDEST: tuple[TrackState, ...] = ("firing", "pending", "quiet")

@@ -31,8 +31,7 @@ class Waiting:
         A metric that the run does not have counts as if it came with the next sample. Negations, `held`, `steps_in` and
         `measured` count as if they could be met at any time.
         """
-        state, after = self._state, compiled.rule.after
-        missing = _fewest(stack[compiled.when.index] for stack in self._of_stacks)
+        state, after, missing = self._state, compiled.rule.after, self._missing(compiled)
         num_early = after.samples - state.num_samples + 1
         num_steps = 0 if state.first_step is None or state.last_step is None else state.last_step - state.first_step
         parts = []
@@ -43,6 +42,18 @@ class Waiting:
         if after.steps - num_steps > 1:
             parts.append(f"{after.steps - num_steps} more steps")
         return " and ".join(parts)
+
+    def of_unknown(self, compiled: Compiled) -> str:
+        """Describe the same of a rule that was never evaluated. Empty only before the first sample."""
+        text, missing = self.of(compiled), self._missing(compiled)
+        if text or not self._state.num_samples:
+            return text
+        if missing.num_samples:
+            return f"1 more sample{_with(missing.measures)}"
+        return f"1 more sample{_with(compiled.when.measures)} whose values are all defined"
+
+    def _missing(self, compiled: Compiled) -> _Missing:
+        return _fewest(stack[compiled.when.index] for stack in self._of_stacks)
 
 
 def _missing(program: Program, cells: Sequence[Sequence[Cell]]) -> list[_Missing]:
