@@ -20,7 +20,7 @@ from tsemon_server.rules.columns import Answers, Array, Numbers, Sheets, aligned
 from tsemon_server.rules.costs import Work, elementwise
 from tsemon_server.rules.memory import HowOften
 from tsemon_server.rules.parts import Part
-from tsemon_server.rules.program import Compute, Program, Term, View, bounded
+from tsemon_server.rules.program import Compute, Needs, Program, Term, View, bounded
 
 Bound = tuple[str, Term]
 
@@ -159,7 +159,8 @@ def of_kind(part: Part, value: Term, program: Program) -> Term:
 
     compute: Compute = layers if value.axes else numbers
     key, says, work = f"{value.key} is {kind}", f"{value.says} is {kind}", elementwise(value.axes, 3)
-    return program.add(key, compute, of=[value], axes=value.axes, says=says, work=work, needs="none")
+    needs: Needs = "none" if value.axes else "all"
+    return program.add(key, compute, of=[value], axes=value.axes, says=says, work=work, needs=needs)
 
 
 _OF_KIND: dict[str, Callable[[Array], NDArray[np.bool_]]] = {

@@ -146,6 +146,21 @@ class TestTheSameBatchAgainAndAgain:
 
         assert names(settling()) == set()
 
+    def test_is_judged_after_14_samples_of_the_input_however_many_frames_lack_it(self):
+        def settling():
+            for frame in range(80):
+                moved = 0.1 * (1 - 0.5 ** (frame // 2))
+                layers = {"batch_similarity": np.array([0.5 + moved]), "global_diversity": np.array([0.3 + moved])}
+                yield View(5 * frame, {}, layers if frame % 2 == 0 else {})
+
+        evaluator = Evaluator(self.RULE)
+        state, waited = evaluator.start(), []
+        for view in settling():
+            waited.append(evaluator.statuses(state)[0].waits_for)
+            assert evaluator.advance(state, view) == []
+        assert waited[:4] == [f"{num} more samples with global_diversity" for num in (14, 13, 13, 12)]
+        assert waited[26:] == [""] * 54
+
 
 def overlapping(*shares):
     return [View(5 * sample, {"input_overlap": share}) for sample, share in enumerate(shares)]
