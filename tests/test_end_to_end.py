@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import functools
 import io
+import itertools
 import os
 import pty
 import signal
@@ -28,6 +29,7 @@ from tsemon.lab.demo import summarize
 from tsemon.lab.demo.board import Board, Row
 from tsemon.lab.demo.twins import DIGITS
 from tsemon.models import VisionTransformer, VisionTransformerConfig
+from tsemon.schedule import ZOOM_GAP
 from tsemon.transport import Outbox, sync
 from tsemon_client import Client
 from tsemon_server.access.tokens import new_token
@@ -47,6 +49,18 @@ def service(tmp_path_factory):
 def client(service):
     with Client(service.url) as client:
         yield client
+
+
+RULES_OF_LOSS = """
+rules:
+  - name: loss-doubled
+    when: loss > 2 * lowest(loss) for 3 samples, 8 steps
+    clear: loss < 1.5 * lowest(loss)
+  - name: loss-tripled
+    when: loss_recent > 3 * lowest(loss_recent) for 2 samples, 4 steps
+  - name: loss-stays-doubled
+    when: loss > 2 * lowest(loss) for 5 samples, 300 steps
+"""
 
 
 class Collapsing(torch.nn.Module):
@@ -169,6 +183,48 @@ class TestARunThatIsWatched:
         board.advance(10)
         fired, resolved = alert.firing_step, alert.resolved_step
         assert f"  {TSE} at step {fired}, resolved at step {resolved}: " in output.getvalue()
+
+    def test_has_the_same_alerts_live_and_replayed_though_zooms_made_its_samples_uneven(
+        self, service, client, tmp_path
+    ):
+        client.put_rules(RULES_OF_LOSS, project="zooms")
+        torch.manual_seed(0)
+        model, forward = zoo.torch_encoder()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        with tsemon.attach(
+            model, optimizer, run="uneven", project="zooms", server=service.url, spool_dir=tmp_path / "spool"
+        ) as monitor:
+            monitor._cadence._budget = 1e-3  # samples 5 steps apart stand out, however fast the machine is
+            for step in range(700):
+                optimizer.zero_grad()
+                loss = forward().square().mean() * (4 if 300 <= step < 500 else 1)
+                loss.backward()
+                optimizer.step()
+                monitor.step(loss=loss)
+                if 300 <= step < 350:
+                    time.sleep(0.01)  # replies arrive between samples
+                if step == 600:
+                    monitor.burst(steps=20, every=5)
+        assert monitor.status.zooms is not None
+        run = client.find_run("uneven", project="zooms")
+        steps = client.series(run.run_id, "token_similarity", layer=-1).step
+        gaps = {later - sooner for sooner, later in itertools.pairwise(steps)}
+        assert min(gaps) == ZOOM_GAP < max(gaps)
+
+        def shown(alert, resolved_step):
+            return alert.rule, alert.pending_step, alert.firing_step, resolved_step, alert.summary
+
+        # What fires to the end is resolved by the end of the process, which no replay sees.
+        live = [
+            shown(alert, alert.resolved_step if alert.resolved_reason == "clear" else None)
+            for alert in sorted(client.alerts(run_id=run.run_id), key=lambda alert: alert.firing_step or 0)
+            if alert.firing_step is not None
+        ]
+        replayed = [shown(alert, alert.resolved_step) for alert in client.test_rules(run.run_id).alerts]
+        assert sorted(live, key=str) == sorted(replayed, key=str)
+        assert [step for _, _, step, *_ in live] == [step for _, _, step, *_ in replayed]
+        resolved = {rule for rule, *_, step, _ in live if step is not None}
+        assert {"loss-doubled", "loss-tripled", "loss-spike"} <= resolved
 
     def test_loses_no_frame_when_the_service_is_killed(self, tmp_path):
         model, forward = zoo.torch_encoder()
