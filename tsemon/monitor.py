@@ -39,7 +39,11 @@ HEAR_AFTER = 5
 GRAD_NORM = "grad_norm"
 """The scalar of `step` that is the norm of the gradient before clipping."""
 
-UNDEFINED = "undefined in {where} in the last sample: its sequences are single tokens, padding, zeros, or not finite"
+UNDEFINED = (
+    "undefined in {where} in the last sample: values are not finite, or sequences are single tokens, padding or zeros"
+)
+LATE_STEPS = 20
+"""Steps after which a loss that was given has arrived on the host."""
 
 
 class _Newest(NamedTuple):
@@ -295,12 +299,18 @@ class Monitor:
             slow_gap=self._cadence.gap * self._cadence.slow_every,
             zooms=self._zooms,
             refusals=self._suspicion.refusals,
+            is_loss_watched=self._is_loss_watched,
             overhead_ratio=self._overhead_ratio(),
             sample_s=self._newest.spent.cost_s,
             tiers=self._tiers,
             faults=self._faults.recent,
             num_faults=self._faults.count,
         )
+
+    @property
+    def _is_loss_watched(self) -> bool:
+        is_early = self._step - self._first_step < LATE_STEPS
+        return is_early or not self._cadence.is_adaptive or self._ranks is not None or self._suspicion.has_loss
 
     def close(self, *, state: RunState = "finished", timeout_s: float = 5.0) -> None:
         """Take all hooks out, deliver what can be delivered within `timeout_s`, keep the rest in the spool.

@@ -50,6 +50,8 @@ class Status:
     """None if there was no zoom."""
     refusals: Refusals | None
     """None if every sign of trouble led to a zoom, or needed none because samples were near anyway."""
+    is_loss_watched: bool
+    """False if zooms lack the signs of the loss, because `step` was given none on the CPU or a CUDA device."""
     overhead_ratio: float
     """tsemon's own share of wall time on the training thread since attach."""
     sample_s: float
@@ -83,8 +85,12 @@ class Status:
         if self.refusals is not None:
             num, step, cause, reason = self.refusals
             lines.append(("zoom refused", f"{_times(num)}, last at step {step} {cause}: {reason}"))
+        if not self.is_loss_watched:
+            lines.append(
+                ("no zooms", "at signs of the loss: monitor.step() was given no loss on the CPU or a CUDA device")
+            )
         lines += [("mirror", mirror) for mirror in sent.mirrors]
-        if sent.last_error:
+        if sent.last_error and not any(fault.startswith(sent.last_error) for fault in self.faults):
             lines.append(("last error", sent.last_error))
         lines += [("fault", fault) for fault in self.faults]
         return "\n".join(f"{label:<14}{text}" for label, text in lines)

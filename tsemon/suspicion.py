@@ -151,10 +151,12 @@ class Suspicion:
         self._followed: dict[str, int] = {}
         """Ids of the pending alerts, and the step at which each was first seen."""
         self._fresh: frozenset[str] = frozenset()
-        """Ids of those that count as a sign."""
+        """Ids of the pending alerts that count as a sign."""
         self._answered: frozenset[str] = frozenset()
-        """Ids of those for which there was a zoom, or for which it was refused."""
+        """Ids of the pending alerts with a zoom, or with a refused one."""
         self.refusals: Refusals | None = None
+        self.has_loss = False
+        """Whether it has seen a loss."""
         self._begun_at: deque[float] = deque(maxlen=MAX_PER_HOUR)
         self._now_s = now_s
 
@@ -192,6 +194,7 @@ class Suspicion:
     def _of_numbers(self, loss: object, grad_norm: object) -> Sign | None:
         sign = None
         for number in () if loss is None else self._late_losses.put(loss):
+            self.has_loss = True
             for text in filter(None, (self._losses.notice(number), self._noise.notice(number))):
                 sign = sign or Sign(text, is_urgent=True)
         for number in () if grad_norm is None else self._late_norms.put(grad_norm):

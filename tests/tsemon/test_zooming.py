@@ -4,12 +4,14 @@ import itertools
 import math
 import time
 
+import numpy as np
 import pytest
 import torch
 
 import tsemon
 from tests import zoo
 from tests.frames import frames_in, values_of
+from tests.ports import free_port
 from tests.tsemon.test_actions import as_json
 from tests.tsemon.transport.conftest import Peer
 from tsemon.schedule import ZOOM_GAP, ZOOM_SAMPLES
@@ -115,12 +117,29 @@ class TestARefusedZoom:
         assert loop.monitor.status.refusals is None
 
 
+SAY_NOTHING = {
+    "no loss": [None],
+    "zero": [0.0],
+    "an integer": [3],
+    "a bool": [True],
+    "an integer of NumPy": [np.int64(2)],
+    "a float of NumPy": [np.float16(2.0)],
+    "an integer tensor": [torch.tensor(1)],
+    "a bool tensor": [torch.tensor(True)],
+    "every other step": [2.0, None],
+    "every 10th step": [2.0, *[None] * 9],
+    "from step 100 on": [*[None] * 100, *[2.0] * 50],
+    "in turn": [1.0, 100.0],
+}
+
+
 class TestItDoesNotZoomIn:
-    @pytest.mark.parametrize("losses", [[None], [0.0], [0], [3], [2.0, None], [torch.tensor(1)]])
+    @pytest.mark.parametrize("losses", SAY_NOTHING.values(), ids=SAY_NOTHING.keys())
     def test_at_losses_that_say_nothing(self, loop, losses):
         for number in range(150):
             loop.run(1, loss=losses[number % len(losses)])
         assert loop.monitor.status.zooms is None
+        assert loop.monitor.status.refusals is None
         assert loop.monitor.status.num_faults == 0
 
     def test_at_what_is_no_loss(self, loop):
@@ -139,6 +158,104 @@ class TestItDoesNotZoomIn:
         loop.monitor.burst(steps=8, every=2)
         loop.run(60, loss=math.nan)
         assert [step for step in loop.sampled() if step > 150] == [201, 203, 205, 207]
+
+
+class TestALossThatComesLateOrSeldom:
+    @pytest.mark.parametrize("every", [1, 10])
+    def test_is_watched_all_the_same(self, loop, every):
+        loop.run(100, loss=None)
+        for loss in [2] * 30 + [np.float32(9.0)] * 3:
+            loop.run(1, loss=loss)
+            loop.run(every - 1, loss=None)
+        zooms = loop.monitor.status.zooms
+        assert (zooms.num, zooms.step) == (1, 100 + 32 * every + 1)
+        assert zooms.reason == "the loss jumped from about 2 to 9"
+
+    def test_is_missed_by_the_status_where_it_never_comes(self, loop):
+        loop.run(19, loss=None)
+        assert "no zooms" not in str(loop.monitor)
+        loop.run(1, loss=None)
+        assert "no zooms      at signs of the loss: monitor.step() was given no loss" in str(loop.monitor)
+        loop.run(1)
+        assert "no zooms" not in str(loop.monitor)
+
+
+class TestABurstOfTheUsers:
+    """It begins with the next step, and its samples stand for those of a zoom."""
+
+    def test_that_covers_a_zoom_replaces_it(self, loop):
+        loop.run(200)
+        loop.run(3, loss=math.nan)
+        loop.monitor.burst(steps=12, every=3)
+        loop.run(60)
+        assert [step for step in loop.sampled() if step > 150] == [201, 204, 207, 210, 213]
+
+    def test_that_ends_in_a_zoom_leaves_it_the_rest_of_its_samples(self, loop):
+        loop.run(200)
+        loop.run(3, loss=math.nan)
+        loop.monitor.burst(steps=2, every=1)
+        loop.run(60)
+        assert [step for step in loop.sampled() if step > 150] == [201, 204, 205, 209]
+
+    def test_that_is_over_leaves_the_next_zoom_whole(self, loop):
+        loop.run(200)
+        loop.monitor.burst(steps=2, every=1)
+        loop.run(20)
+        loop.run(60, loss=math.nan)
+        assert [step for step in loop.sampled() if step > 150] == [201, 202, *zoom_from(221)]
+
+
+def unending(kind):
+    """A loss for each step of a run that never calms down."""
+    if kind == "jumps":
+        return (2.0 * (1 + step // 30) for step in itertools.count())
+    return itertools.cycle([math.nan] if kind == "nan" else [2.0, math.nan])
+
+
+class TestARunThatIsSuspiciousForEver:
+    @pytest.mark.parametrize("kind", ["nan", "nan in turn", "jumps"])
+    def test_takes_no_more_samples_than_zooms_may_cost(self, loop, kind):
+        next_gap = loop.monitor._cadence.next_gap
+        # As dear as in a large model, so that the count does not depend on this machine.
+        spent = {"cost_s": 0.01, "step_s": 0.001}
+        loop.monitor._cadence.next_gap = lambda measured: next_gap(measured._replace(**spent))
+        for loss in itertools.islice(unending(kind), 600):
+            loop.run(1, loss=loss)
+        status = loop.monitor.status
+        num_usual = 3
+        assert status.zooms.num >= 1
+        assert len(loop.sampled()) <= num_usual + 2 * ZOOM_SAMPLES + 1
+        assert (status.refusals is None) == (kind == "nan")
+
+
+class TestAServiceThatDoesNotAnswer:
+    def test_keeps_no_zoom_back_and_no_training(self, tmp_path):
+        peer = Peer().start()
+        peer.faults_of_register.extend(["hang"] * 100)
+        loop = Loop(tmp_path, server=peer.url)
+        loop.monitor._cadence._budget = 1e-9
+        slowest_s = 0.0
+        for step in range(260):
+            start = time.perf_counter()
+            loop.run(1, loss=math.nan if step == 200 else 2.0)
+            slowest_s = max(slowest_s, time.perf_counter() - start)
+        status = loop.monitor.status
+        assert (status.zooms.num, status.zooms.step) == (1, 201)
+        assert (status.delivery.num_sent, status.num_faults) == (0, 0)
+        assert slowest_s < 3  # a request waits for 10 s
+        loop.monitor.close(timeout_s=0.1)
+        peer.stop()
+        assert status.delivery.num_pending >= ZOOM_SAMPLES
+        assert [step for step in loop.sampled() if step > 200] == zoom_from(201)
+
+    def test_is_complained_of_once_in_the_status(self, tmp_path):
+        loop = Loop(tmp_path, server=f"http://127.0.0.1:{free_port()}")
+        loop.run(20)
+        deadline = time.monotonic() + 30
+        while not loop.monitor.status.delivery.last_error and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert str(loop.monitor).count("does not answer") == 1
+        loop.monitor.close(timeout_s=0.1)
 
 
 class TestAPendingAlert:
