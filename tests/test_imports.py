@@ -36,7 +36,7 @@ PICTURE = {
     "tsemon.registration": "torch tsemon.quantity",
     "tsemon.sample": "torch tsemon.probes",
     "tsemon.stacks": "tsemon.catalogue tsemon.errors",
-    "tsemon.status": "tsemon.transport",
+    "tsemon.status": "tsemon.suspicion tsemon.transport",
     "tsemon.suspicion": "tsemon.late",
     "tsemon.terminal": "rich",
     "tsemon.tokens": "torch",
