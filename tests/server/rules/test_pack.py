@@ -189,8 +189,20 @@ class TestABlockThatDoesNotMove:
         views = [View(view.step, {}, view.layers) for view in still([0.0] * 10)]
         assert names(views) == {"block-does-not-move"}
 
+    def test_is_told_where_the_rate_is_nothing_from_the_start(self):
+        assert names(still([0.0] * 10)) == {"block-does-not-move"}
+
     def test_is_not_a_schedule_that_ends_at_nothing(self):
         assert names(still([1e-3 * (1 - sample / 50) for sample in range(50)] + [0.0] * 20)) == set()
+
+    def test_is_not_even_pending_if_the_rate_starts_at_nothing(self):
+        evaluator = Evaluator([rule for rule in PACK if rule.name == "block-does-not-move"])
+        state = evaluator.start()
+        states = []
+        for view in still([0.0, 1e-4, 2e-4]):
+            evaluator.advance(state, view)
+            states.append(evaluator.statuses(state)[0].state)
+        assert set(states) <= {"unknown", "quiet"}
 
     def test_is_not_one_that_is_frozen_on_purpose(self):
         moving = np.array([0.0, 1e-3])
