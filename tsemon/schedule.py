@@ -29,7 +29,8 @@ ZOOM_GAP = 4
 ZOOM_SAMPLES = 4
 """Samples of a zoom; every second one includes the slow tier. Most rules hold for 2 or 3 samples."""
 ZOOM_SHARE = 0.2
-"""Zooms may use this fraction of the budget of the run so far, or the cost of two zooms if that is more."""
+"""Zooms may use this fraction of the budget of the run so far, or the cost of `MIN_ZOOMS` if that is more."""
+MIN_ZOOMS = 3
 
 
 class Spent(NamedTuple):
@@ -113,7 +114,7 @@ class Cadence:
         Return False if it does not zoom in: at a fixed interval, in a burst, if samples are that near anyway, or if zooms
         have used up their part of the budget.
         """
-        if not self._is_sparse or not self._may_zoom_in():
+        if not self._is_sparse or not self._may_zoom_in(is_longer=self.is_zoomed_in):
             return False
         self._num_of_zoom = max(self._num_of_zoom, 2) if self.is_zoomed_in else ZOOM_SAMPLES
         return True
@@ -128,12 +129,14 @@ class Cadence:
         """Whether a zoom would bring the samples of a budget nearer together."""
         return self._every is None and not self._num_of_burst and self.gap > ZOOM_GAP
 
-    def _may_zoom_in(self) -> bool:
+    def _may_zoom_in(self, *, is_longer: bool = False) -> bool:
+        """`is_longer`: A zoom becomes longer. This leaves room for the rest of it and for another one."""
         if self._num_zoomed < ZOOM_SAMPLES:
             return True  # the first zoom is never cut short
         usual_s, slow_s = self._costs(0.0)
-        room_s = max(ZOOM_SHARE * self._budget * self._elapsed_s, ZOOM_SAMPLES * (usual_s + slow_s))
-        return self._zoomed_s + slow_s <= room_s
+        zoom_s = ZOOM_SAMPLES / 2 * (usual_s + slow_s)
+        room_s = max(ZOOM_SHARE * self._budget * self._elapsed_s, MIN_ZOOMS * zoom_s)
+        return self._zoomed_s + (2 * zoom_s if is_longer else slow_s) <= room_s
 
     def burst(self, *, steps: int, every: int) -> None:
         """Sample every `every` steps, all that is measured, for about `steps` steps from the next sample on."""

@@ -167,7 +167,7 @@ class Suspicion:
 
         loss, grad_norm: of the step before, if given. alerts: from the newest reply of the server.
         """
-        sign = self._of_numbers(loss, grad_norm) or self._of_alerts(step, alerts)
+        sign = self._of_numbers(loss, grad_norm) or self._of_alerts(step, alerts, is_zoomed_in=is_zoomed_in)
         if is_zoomed_in:
             self._answered |= self._fresh
         elif sign is not None and not self._may_begin:
@@ -181,10 +181,9 @@ class Suspicion:
         self._answered |= self._fresh
 
     def refuse(self, step: int, sign: Sign, cause: str) -> None:
-        """Count a sign that leads to no zoom: a pending alert once, and not if there was a zoom for it."""
-        if sign.is_urgent or not self._fresh <= self._answered:
-            num = 1 if self.refusals is None else self.refusals.num + 1
-            self.refusals = Refusals(num, step, cause, sign.reason)
+        """Count a sign that leads to no zoom."""
+        num = 1 if self.refusals is None else self.refusals.num + 1
+        self.refusals = Refusals(num, step, cause, sign.reason)
         self._answered |= self._fresh
 
     @property
@@ -203,9 +202,12 @@ class Suspicion:
                 sign = sign or Sign("the gradient norm is not finite", is_urgent=True)
         return sign
 
-    def _of_alerts(self, step: int, alerts: Iterable[Alert]) -> Sign | None:
+    def _of_alerts(self, step: int, alerts: Iterable[Alert], *, is_zoomed_in: bool) -> Sign | None:
         pending = {a.alert_id: a.rule for a in alerts if a.state == "pending" and a.severity != "info"}
         self._followed = {alert_id: self._followed.get(alert_id, step) for alert_id in pending}
         fresh = [alert_id for alert_id, since in self._followed.items() if step - since <= PATIENCE]
         self._fresh, self._answered = frozenset(fresh), self._answered & pending.keys()
-        return Sign(f"{pending[fresh[0]]} is pending", is_urgent=False) if fresh else None
+        for alert_id in fresh:
+            if is_zoomed_in or alert_id not in self._answered:
+                return Sign(f"{pending[alert_id]} is pending", is_urgent=False)
+        return None

@@ -192,6 +192,19 @@ class TestZoomingIn:
         gaps = [sample(cadence, 0.03, 0.1) for _ in range(2)]
         assert gaps[0] == ZOOM_GAP < gaps[1]
 
+    def test_leaves_room_for_another_one_in_a_short_run(self):
+        cadence = Cadence(budget=0.01)
+        for _ in range(4):
+            sample(cadence, 0.03, 0.1, is_slow=cadence.is_slow)
+        assert cadence.zoom_in()
+        num_samples = 0
+        while cadence.is_zoomed_in:
+            cadence.zoom_in()  # it becomes longer
+            sample(cadence, 0.03, 0.1, is_slow=cadence.is_slow)
+            num_samples += 1
+        assert ZOOM_SAMPLES < num_samples < 3 * ZOOM_SAMPLES
+        assert zoomed(cadence, slow_s=0.03)[0][:2] == [ZOOM_GAP] * 2
+
     def test_is_saved_by_the_gaps_that_follow(self):
         cadence = Cadence(budget=0.01)
         settle(cadence, 0.03, 0.1)

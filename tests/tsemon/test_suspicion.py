@@ -152,16 +152,17 @@ class TestSuspicion:
         assert sign(Suspicion(), alerts=[alert("a", "pending", severity="info")]) is None
 
     def test_lets_a_dozen_zooms_begin_within_an_hour(self):
-        now_s, pending = [1000.0], [alert("a", "pending")]
+        now_s = [1000.0]
         suspicion = Suspicion(now_s=lambda: now_s[0])
         for _ in range(MAX_PER_HOUR):
-            assert sign(suspicion, alerts=pending)
+            assert sign(suspicion, loss=math.nan)
+            assert sign(suspicion, loss=1.0) is None
             suspicion.begins()
             now_s[0] += 10
-        assert sign(suspicion, alerts=pending) is None
-        assert sign(suspicion, alerts=pending, is_zoomed_in=True)
+        assert sign(suspicion, loss=math.nan) is None
+        assert sign(suspicion, alerts=[alert("a", "pending")], is_zoomed_in=True)
         now_s[0] = 1000.0 + 3600
-        assert sign(suspicion, alerts=pending)
+        assert sign(suspicion, alerts=[alert("b", "pending")])
 
     def test_counts_a_pending_alert_once_if_there_is_no_zoom_for_it(self):
         suspicion, a, b = Suspicion(now_s=lambda: 1000.0), alert("a", "pending"), alert("b", "pending")
@@ -173,12 +174,12 @@ class TestSuspicion:
         assert sign(suspicion, 30, math.nan) is None
         assert suspicion.refusals == (3, 30, "after 12 zooms within an hour", "the loss is not finite")
 
-    def test_does_not_count_a_pending_alert_for_which_there_was_a_zoom(self):
-        suspicion, pending = Suspicion(), [alert("a", "pending")]
-        assert sign(suspicion, 1, alerts=pending)
+    def test_gives_each_pending_alert_one_zoom(self):
+        suspicion, a, b = Suspicion(), alert("a", "pending"), alert("b", "pending")
+        assert sign(suspicion, 1, alerts=[a])
         suspicion.begins()
-        suspicion.refuse(20, sign(suspicion, 20, alerts=pending), "to keep to the budget")
-        assert suspicion.refusals is None
-        assert sign(suspicion, 21, alerts=[*pending, alert("b", "pending")], is_zoomed_in=True)
-        suspicion.refuse(22, sign(suspicion, 22, alerts=[alert("b", "pending")]), "to keep to the budget")
-        assert suspicion.refusals is None
+        assert sign(suspicion, 2, alerts=[a], is_zoomed_in=True)
+        assert sign(suspicion, 3, alerts=[a, b], is_zoomed_in=True)
+        assert sign(suspicion, 20, alerts=[a, b]) is None
+        assert sign(suspicion, 21, alerts=[]) is None
+        assert sign(suspicion, 22, alerts=[a])

@@ -14,7 +14,7 @@ from tests.frames import frames_in, values_of
 from tests.ports import free_port
 from tests.tsemon.test_actions import as_json
 from tests.tsemon.transport.conftest import Peer
-from tsemon.schedule import ZOOM_GAP, ZOOM_SAMPLES
+from tsemon.schedule import MIN_ZOOMS, ZOOM_GAP, ZOOM_SAMPLES
 from tsemon.suspicion import PATIENCE
 
 
@@ -224,7 +224,7 @@ class TestARunThatIsSuspiciousForEver:
         status = loop.monitor.status
         num_usual = 3
         assert status.zooms.num >= 1
-        assert len(loop.sampled()) <= num_usual + 2 * ZOOM_SAMPLES + 1
+        assert len(loop.sampled()) <= num_usual + MIN_ZOOMS * ZOOM_SAMPLES + 1
         assert (status.refusals is None) == (kind == "nan")
 
 
