@@ -6,6 +6,7 @@ imports, or of the interpreter's own end needs that.
 
 import atexit
 import contextlib
+import json
 import multiprocessing
 import os
 import runpy
@@ -112,6 +113,26 @@ class Program:
             if (file := getattr(self, name, None)) is not None:
                 file.close()
         self.wait()
+
+
+@contextlib.contextmanager
+def ranks(function, size, folder, *arguments):
+    """`function(rank, size, folder, *arguments)` in `size` processes. In the end all of them must have ended well."""
+    programs = [Program(function, rank, size, folder, *arguments, stderr=subprocess.PIPE) for rank in range(size)]
+    try:
+        yield programs
+        for program in programs:
+            _, errors = program.communicate(timeout=120)
+            assert program.returncode == 0, errors
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+def seen_by_ranks(size, folder):
+    """What each rank kept in FOLDER/RANK.json."""
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
 def _tsemon(arguments):

@@ -2,11 +2,10 @@
 
 import contextlib
 import json
-import subprocess
 
 import pytest
 
-from tests.processes import Program
+from tests import processes
 from tests.tsemon import acting
 from tests.tsemon.test_actions import as_json
 from tests.tsemon.transport.conftest import Peer
@@ -31,20 +30,12 @@ def trained(tmp_path_factory):
     with contextlib.ExitStack() as stack:
         peer = Peer().start()
         stack.callback(peer.stop)
-        ranks = [Program(acting.main, rank, SIZE, folder, peer.url, stderr=subprocess.PIPE) for rank in range(SIZE)]
-        try:
+        with processes.ranks(acting.main, SIZE, folder, peer.url) as ranks:
             wait_for(peer, ranks, lambda: len(peer.frames) >= 4)
             peer.alerts = [TSE]
             wait_for(peer, ranks, lambda: len(burst_in(steps_of(peer))) == acting.BURST)
             peer.alerts = [TSE, as_json("loss", family="loss", severity="critical")]
-            for rank in ranks:
-                _, errors = rank.communicate(timeout=120)
-                assert rank.returncode == 0, errors
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(SIZE)], peer
+    return processes.seen_by_ranks(SIZE, folder), peer
 
 
 def wait_for(peer, ranks, is_true):
