@@ -48,7 +48,7 @@ from tsemon.registration import (
     collection,
     registration,
 )
-from tsemon.schedule import NUM_WARM_UP, Cadence
+from tsemon.schedule import Cadence
 from tsemon.transport import HttpDelivery, MemorySpool, Outbox, SilentOutbox, Spool, check_name
 from tsemon.wire import OnConflict
 
@@ -147,7 +147,7 @@ def attach(
             None if attention is None else collection("attention", attention),
         )
         # What the ranks agree on comes a sample late.
-        cadence = Cadence(every, budget, num_warm_up=NUM_WARM_UP + (ranks is not None))
+        cadence = Cadence(every, budget, lag=1 if ranks is None else 2)
         optimizers = as_optimizers(optimizer)
         handlers = handlers_of(on_alert, optimizers, is_one_of_several=ranks is None and _num_processes() > 1)
         return optimizers, handlers, chosen_measures(measures), chosen_rows(attention_rows), cadence, found

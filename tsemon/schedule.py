@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import NamedTuple
 
 from tsemon.errors import InvalidArgument
@@ -11,9 +12,6 @@ MAX_GAP = 1000
 """Maximum number of steps between two samples, however long a sample takes: rules need data."""
 FIRST_GAP = 10
 """Steps between the first samples, until the cost of one is known."""
-NUM_WARM_UP = 2
-"""Samples before the cadence trusts a measured cost. The cost of a sample is known at the next one, and the first sample is
-slow because everything warms up."""
 WARM_UP_STEPS = 90
 """Maximum number of steps from the first sample to the last one of the warm-up. Later samples keep to the budget."""
 REPAID = 0.5
@@ -55,7 +53,8 @@ class Cadence:
     Zooms may exceed the budget by a fifth, and later gaps make up for it.
     """
 
-    def __init__(self, every: int | None = None, budget: float = 0.01, num_warm_up: int = NUM_WARM_UP) -> None:
+    def __init__(self, every: int | None = None, budget: float = 0.01, lag: int = 1) -> None:
+        """`lag`: the cost of a sample is known this many samples later."""
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
             raise InvalidArgument(f"every is a number of optimizer steps, expected an int of at least 1, got {every!r}")
         if not isinstance(budget, int | float) or not 0 < budget <= 1:
@@ -76,7 +75,8 @@ class Cadence:
         """Seconds spent beyond the budget so far."""
         self._num_steps = 0
         self._num_samples = 0
-        self._num_warm_up = num_warm_up
+        self._num_warm_up = 1 + lag
+        """Samples before the cadence trusts a measured cost: the first sample is slow because everything warms up."""
         self.gap = every or FIRST_GAP
         """Steps between two samples, but for bursts."""
         self._burst_gap = 1
@@ -84,8 +84,8 @@ class Cadence:
         """Samples of a burst that are still to come."""
         self._num_of_zoom = 0
         """Remaining samples of the zoom."""
-        self._was_zoomed_in = False
-        """Whether the newest sample belongs to a zoom."""
+        self._were_zoomed = deque([False] * lag)
+        """Whether each sample of unknown cost belongs to a zoom, the newest last."""
         self._num_zoomed = 0
         """Samples of zooms so far."""
         self._zoomed_s = 0.0
@@ -108,15 +108,15 @@ class Cadence:
         """Whether the next sample belongs to a zoom."""
         return self._num_of_zoom > 0
 
-    def zoom_in(self) -> bool:
-        """Take the next 4 samples 4 steps apart. If it is zoomed in already, take at least 2 more.
+    def zoom_in(self, at_least: int = 2) -> bool:
+        """Take the next 4 samples 4 steps apart. If it is zoomed in already, take at least this many more.
 
         Return False if it does not zoom in: at a fixed interval, in a burst, if samples are that near anyway, or if zooms
         have used up their part of the budget.
         """
         if not self._is_sparse or not self._may_zoom_in(is_longer=self.is_zoomed_in):
             return False
-        self._num_of_zoom = max(self._num_of_zoom, 2) if self.is_zoomed_in else ZOOM_SAMPLES
+        self._num_of_zoom = max(self._num_of_zoom, at_least) if self.is_zoomed_in else ZOOM_SAMPLES
         return True
 
     @property
@@ -176,10 +176,10 @@ class Cadence:
         self._num_steps += spent.num_steps
         self._elapsed_s += spent.step_s * spent.num_steps
         self._owed_s += spent.cost_s - self._budget * spent.step_s * spent.num_steps
-        if self._was_zoomed_in:
+        if self._were_zoomed.popleft():
             self._zoomed_s += spent.cost_s
-        self._was_zoomed_in = self.is_zoomed_in and not self._num_of_burst
-        self._num_zoomed += self._was_zoomed_in
+        self._were_zoomed.append(self.is_zoomed_in and not self._num_of_burst)
+        self._num_zoomed += self._were_zoomed[-1]
 
     def _costs(self, newest_s: float) -> tuple[float, float]:
         """Return the cost of a usual sample and of one with the slow tier. `newest_s`: the cost of the newest sample."""

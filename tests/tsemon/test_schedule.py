@@ -1,3 +1,5 @@
+from collections import deque
+
 import pytest
 
 from tsemon.errors import InvalidArgument
@@ -213,19 +215,32 @@ class TestZoomingIn:
         assert max(gaps) == 45
         assert gaps[-1] == 30
 
-    def test_costs_a_fifth_of_the_budget_however_long_something_stirs(self):
-        cadence, costs, step, newest = Cadence(budget=0.01), [0.0] * 100_000, 0, (0.0, False, 0)
-        zoomed_s = 0.0
+    @pytest.mark.parametrize("lag", [1, 2])
+    def test_costs_a_fifth_of_the_budget_however_long_something_stirs(self, lag):
+        cadence, costs, step, gap = Cadence(budget=0.01, lag=lag), [0.0] * 100_000, 0, 0
+        unknown, zoomed_s = deque([(0.0, False)] * lag), 0.0
         while step < len(costs):
             cadence.zoom_in()
             is_slow, is_zoomed = cadence.is_slow, cadence.is_zoomed_in
             costs[step] = 0.012 if is_slow else 0.004
             zoomed_s += costs[step] * is_zoomed
-            gap = cadence.next_gap(Spent(newest[0], 0.001 * (step > 0), newest[1], step - newest[2]))
-            newest = costs[step], is_slow, step
+            unknown.append((costs[step], is_slow))
+            cost_s, was_slow = unknown.popleft()
+            gap = cadence.next_gap(Spent(cost_s, 0.001 * (step > 0), was_slow, gap))
             step += gap
         assert 0.9 * ZOOM_SHARE < zoomed_s / (0.01 * 0.001 * len(costs)) < 1.1 * ZOOM_SHARE
-        assert sum(costs) <= 1.01 * 0.01 * 0.001 * len(costs)
+        assert sum(costs) - lag * 0.012 <= 0.01 * 0.001 * len(costs)  # the newest samples are not known yet
+
+    @pytest.mark.parametrize("lag", [1, 2])
+    def test_is_charged_for_its_own_samples(self, lag):
+        cadence, unknown = Cadence(budget=0.01, lag=lag), deque([(0.0, False)] * lag)
+        for number in range(40):
+            if number == 20:
+                assert cadence.zoom_in()
+            unknown.append((1.0 if cadence.is_zoomed_in else 0.03, cadence.is_slow))
+            cost_s, was_slow = unknown.popleft()
+            cadence.next_gap(Spent(cost_s, 0.1, was_slow, cadence.gap))
+        assert cadence._zoomed_s == ZOOM_SAMPLES * 1.0
 
     def test_does_not_come_at_a_fixed_interval_nor_in_a_burst_nor_where_samples_are_as_near(self):
         assert not Cadence(every=20).zoom_in()
