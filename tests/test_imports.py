@@ -37,7 +37,7 @@ PICTURE = {
     "tsemon.sample": "torch tsemon.probes",
     "tsemon.stacks": "tsemon.catalogue tsemon.errors",
     "tsemon.status": "tsemon.suspicion tsemon.transport",
-    "tsemon.suspicion": "tsemon.late",
+    "tsemon.suspicion": "torch tsemon.late tsemon.probes tsemon.schedule",
     "tsemon.terminal": "rich",
     "tsemon.tokens": "torch",
     "tsemon.probes": "torch tsemon.measures tsemon.quantity",

@@ -24,10 +24,10 @@ from tsemon.probes import Probe, Ranks, Reading, Span, ThreadState, agree
 from tsemon.registration import step_of_state
 from tsemon.relay import NUM_NUMBERS, Relay
 from tsemon.sample import Sample
-from tsemon.schedule import ZOOM_GAP, Cadence, Spent
+from tsemon.schedule import ZOOM_GAP, ZOOM_SAMPLES, Cadence, Spent
 from tsemon.stacks import Stacks
 from tsemon.status import Status, Zooms
-from tsemon.suspicion import TO_SAVE, Suspicion
+from tsemon.suspicion import TO_SAVE, SharedSigns, Sign, Suspicion
 from tsemon.tokens import NOT_GROWING, UNKNOWN, Tokens
 from tsemon.transport import Outbox, SilentOutbox
 from tsemon.wire import MAX_NOT_MEASURED, MAX_REASON, Alert, RunState
@@ -93,6 +93,7 @@ class Monitor:
         """Samples that rank 0 may have told something in, and at which step to listen."""
         self._is_burst_new = False
         self._suspicion = Suspicion()
+        self._shared_signs = None if ranks is None else SharedSigns(ranks, probe.device)
         self._zooms: Zooms | None = None
         self.optimizers: Sequence[torch.optim.Optimizer] = tuple(optimizers)
         """Those that were attached to; none once closed."""
@@ -182,20 +183,22 @@ class Monitor:
         if self._is_burst_new:
             self._is_burst_new, self._next_sample = False, self._step
         probe = self._probe  # None if a handler of an alert has closed the monitor
-        start = time.perf_counter()
-        if probe is not None and self._cadence.is_adaptive and self._ranks is None:
+        start, waited_s = time.perf_counter(), self._waited_s
+        if probe is not None and self._cadence.is_adaptive:
             probe.contain(self._zoom_in, loss, scalars.get(GRAD_NORM))
         if probe is not None and self._step == self._next_sample:
             self._faults.guard(self._arm, probe)
-        self._outside_hooks_s += time.perf_counter() - start
+        self._outside_hooks_s += time.perf_counter() - start - (self._waited_s - waited_s)
 
     def _zoom_in(self, loss: Tensor | float | None, grad_norm: Tensor | float | None) -> None:
-        """Take the next sample sooner at a sign of trouble."""
-        is_new = not self._cadence.is_zoomed_in
-        sign = self._suspicion.sign(self._step, loss, grad_norm, self._outbox.alerts(), is_zoomed_in=not is_new)
+        """Take the next sample sooner at a sign of trouble. With ranks, all of them decide the same."""
+        is_new, at_least = not self._cadence.is_zoomed_in, 2
+        sign = self._own_sign(loss, grad_norm)
+        if self._shared_signs is not None:
+            sign, at_least = self._shared_signs.exchange(self._step, sign), ZOOM_SAMPLES
         if sign is None:
             return
-        if not self._cadence.zoom_in():
+        if not self._cadence.zoom_in(at_least):
             if is_new and self._cadence.lacks_room:
                 self._suspicion.refuse(self._step, sign, TO_SAVE)
             return
@@ -205,6 +208,14 @@ class Monitor:
         if is_new:
             self._suspicion.begins()
             self._zooms = Zooms(1 if self._zooms is None else self._zooms.num + 1, self._step, sign.reason)
+
+    def _own_sign(self, loss: Tensor | float | None, grad_norm: Tensor | float | None) -> Sign | None:
+        is_zoomed_in = self._cadence.is_zoomed_in
+        try:
+            return self._suspicion.sign(self._step, loss, grad_norm, self._outbox.alerts(), is_zoomed_in=is_zoomed_in)
+        except Exception as error:  # other ranks wait for this one, whatever its sign
+            self._faults.contain(error)
+            return None
 
     def _with_tokens(
         self, tokens: Tensor | float | None, step_tokens: Tensor | float | None, scalars: Mapping[str, Tensor | float]
@@ -339,7 +350,10 @@ class Monitor:
         self._outside_hooks_s, self._probe = self._cost_s, None
         self.optimizers = self.schedulers = ()
         self._to_hear.clear()
+        until = time.monotonic() + timeout_s
         self._faults.guard(lambda: self._outbox.close(timeout_s=timeout_s, state=state))
+        if self._shared_signs is not None and not is_collected:
+            self._faults.guard(self._shared_signs.finish, until)
         self._tell_alerts()
 
     def __enter__(self) -> Monitor:
@@ -372,13 +386,13 @@ class Monitor:
         given = ({} if loss is None else {"loss": loss}) | dict(scalars)
         told = () if self._relay is None else self._relay.next_numbers()
         # Of the wait for the slowest rank only what it costs that rank is tsemon's.
-        waited_s = 0.0 if self._ranks is None else self._ranks.waited_s
+        waited_s = self._waited_s
         reading = probe.collect(
             step=self._step,
             given=given,
             to_agree=(spent.cost_s, spent.step_s, -before.waited_s, float(before.spent.is_slow), *told),
         )
-        waited_s = 0.0 if self._ranks is None else self._ranks.waited_s - waited_s
+        waited_s = self._waited_s - waited_s
         spans = probe.take_spans()
         self._faults.guard(probe.disarm)
         given = {name: value for name, value in given.items() if name not in reading.scalars}
@@ -452,6 +466,10 @@ class Monitor:
     @property
     def _cost_s(self) -> float:
         return self._outside_hooks_s + (0.0 if self._probe is None else self._probe.cost_s)
+
+    @property
+    def _waited_s(self) -> float:
+        return 0.0 if self._ranks is None else self._ranks.waited_s
 
     def _overhead_ratio(self) -> float:
         """A device's time passes beside the thread's, so the longer of both counts."""

@@ -11,7 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import torch
+
 from tsemon.late import LateNumbers
+from tsemon.probes import Asked, Ranks
+from tsemon.schedule import ZOOM_GAP, ZOOM_SAMPLES
 from tsemon.wire import Alert
 
 USUAL_STEPS = 12
@@ -44,6 +48,8 @@ MAX_PER_HOUR = 12
 """Maximum number of zooms per hour."""
 TO_SAVE = "to keep to the budget"
 OFTEN = f"after {MAX_PER_HOUR} zooms within an hour"
+SHARE_EVERY = (ZOOM_SAMPLES - 1) * ZOOM_GAP
+"""Steps between two exchanges of signs among ranks: the next one comes before a zoom is over, so that it can continue."""
 
 
 class Sign(NamedTuple):
@@ -211,3 +217,45 @@ class Suspicion:
             if is_zoomed_in or alert_id not in self._answered:
                 return Sign(f"{pending[alert_id]} is pending", is_urgent=False)
         return None
+
+
+class SharedSigns:
+    """Exchanges signs among ranks every 12 steps, so that all of them zoom in at the same step."""
+
+    def __init__(self, ranks: Ranks, device: torch.device) -> None:
+        self._ranks = ranks
+        self._device = device
+        self._own: Sign | None = None
+        """The first sign of this rank since the last exchange."""
+        self._sent: Sign | None = None
+        self._asked: Asked | None = None
+
+    def exchange(self, step: int, own: Sign | None) -> Sign | None:
+        """Return a sign of any rank, on all ranks at the same step, which is 12 to 23 steps after the sign.
+
+        All ranks call it at every step. own: the sign of this rank, if there is one.
+        """
+        self._own = self._own or own
+        if step % SHARE_EVERY or self._ranks.is_broken:
+            return None
+        sign = self._answer()
+        self._sent, self._own = self._own, None
+        # The largest number is that of an urgent sign, if there is one.
+        number = 0 if self._sent is None else 1 + self._ranks.rank + self._ranks.size * self._sent.is_urgent
+        self._asked = self._ranks.ask(number, self._device)
+        return sign
+
+    def _answer(self) -> Sign | None:
+        number = 0 if self._asked is None else int(self._ranks.answer(self._asked))
+        if not number:
+            return None
+        is_urgent, rank = divmod(number - 1, self._ranks.size)
+        reason = f"rank {rank} has a sign of trouble" if self._sent is None else self._sent.reason
+        return Sign(reason, is_urgent=bool(is_urgent))
+
+    def finish(self, until: float) -> None:
+        """Wait for the last exchange until this time. If a process ends before, the others may wait for ever."""
+        if self._asked is None or self._ranks.is_broken:
+            return
+        while not self._asked.work.is_completed() and time.monotonic() < until:
+            time.sleep(1e-3)

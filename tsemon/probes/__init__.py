@@ -8,10 +8,11 @@ from tsemon.probes.layout import Layout, check_layout
 from tsemon.probes.packing import OfInputs, check_of_inputs
 from tsemon.probes.parameters import why_trains_nothing
 from tsemon.probes.probe import Probe
-from tsemon.probes.ranks import Ranks, agree, arrange
+from tsemon.probes.ranks import Asked, Ranks, agree, arrange
 from tsemon.probes.reading import OnHost, Reading
 
 __all__ = [
+    "Asked",
     "Block",
     "Found",
     "Layout",

@@ -107,8 +107,8 @@ class Probe:
         self._gate = self._path[-1]
         self._is_gate_called = True
         self._ranks = ranks
-        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self._guard = Guard(on_fault, self._device)
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._guard = Guard(on_fault, self.device)
         self._outer, self._inner, self._extra = (Hooks(self._guard) for _ in range(3))
         self._packing = Packing(blocks, padding, documents)
         self._calls = Calls(blocks)
@@ -323,7 +323,7 @@ class Probe:
         partials |= given_partials(given)
         numbers = [*to_agree, ranks.num_new(partials)]
         partials[AGREED] = Partial(torch.tensor(numbers, dtype=torch.float64), "max")
-        sums |= ranks.merge(partials, self._device, self._guard.on_fault)
+        sums |= ranks.merge(partials, self.device, self._guard.on_fault)
 
     def _finish(self, name: str, part: Part, sums: Mapping[str, Tensor], reading: Reading) -> None:
         own = {key.removeprefix(f"{name}."): value for key, value in sums.items() if key.startswith(f"{name}.")}

@@ -32,6 +32,13 @@ class Slot(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Asked(NamedTuple):
+    """The largest number of all processes, on its way."""
+
+    work: dist.Work
+    largest: Tensor
+
+
 class Ranks:
     """All processes of a group, each with its own share of the samples, of the parameters or of the depth.
 
@@ -120,6 +127,28 @@ class Ranks:
             slot.name: _merged(of_all_RN, slot.merge).view(slot.shape)
             for slot, of_all_RN in zip(self._layout, parts, strict=True)
         }
+
+    def ask(self, number: float, device: torch.device) -> Asked:
+        """Begin to find the largest number of all processes, which call this at the same step. Does not wait."""
+        self.is_broken = True  # until this is over, also where an interrupt comes
+        largest = torch.full((1,), number, dtype=torch.float32, device=device)
+        work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self.is_broken = False
+        return Asked(work, largest)
+
+    def answer(self, asked: Asked) -> float:
+        """Return the largest number. Waits only for a process that has not called `ask` yet."""
+        self.is_broken = True
+        start = time.perf_counter()
+        device = asked.largest.device
+        # In a stream of its own: the training on the device neither waits nor is waited for.
+        stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+            asked.work.wait()
+            number = asked.largest.item()
+        self.waited_s += time.perf_counter() - start
+        self.is_broken = False
+        return number
 
     def _agree(self, partials: Mapping[str, Partial]) -> list[Slot]:
         """All names that some process has, each in the largest of its shapes. A model's stages differ in their heads."""
