@@ -4,7 +4,7 @@ Trains small models that fail in known ways, their healthy twins and others that
 that writes into a folder. All frames then go to a service in a process of its own, and its alerts are read over REST.
 
     python benchmarks/detection.py [--folder FOLDER] [--only NAME ...] [--live NAME ...] [--traces FOLDER] [--svg FILE]
-                                   [--page FILE]
+                                   [--page FILE] [--gaps STEPS ...]
 
 What was trained into FOLDER is not trained again, so changed rules are tried in seconds. The trainings take fifteen
 minutes of one core.
@@ -22,10 +22,11 @@ from pathlib import Path
 
 import torch
 from databases import Service, SQLite
+from trials.gaps import HEAD, judged_at, row
 from trials.judging import Alarm, Verdict, judge
 from trials.picture import draw
 from trials.recording import PROJECT, Trial, losses_file, read_losses, record, spool_folder, write_trace
-from trials.report import page, report
+from trials.report import conditions, page, report
 from trials.runs import TRIALS
 
 from tsemon.transport import sync
@@ -40,12 +41,16 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, help="write each run for `tsemon replay` into this folder")
     parser.add_argument("--svg", type=Path, help="draw onset, loss rules and alarms")
     parser.add_argument("--page", type=Path, help="write the tables between the marks of this page: docs/detection.md")
+    parser.add_argument("--gaps", nargs="+", type=int, metavar="STEPS", help="judge as if sampled less often, instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
     trials = chosen(options.only)
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tsemon-")))
         record_missing(trials, folder)
+        if options.gaps:
+            compare_gaps(options.gaps, trials, folder)
+            return
         if options.traces is not None:
             options.traces.mkdir(parents=True, exist_ok=True)
             for trial in trials:
@@ -58,6 +63,12 @@ def main() -> None:
             draw(options.svg, [v for v in verdicts if v.is_harmed])
         if options.live:
             compare_live([trial for trial in trials if trial.name in options.live], verdicts)
+
+
+def compare_gaps(gaps: Iterable[int], trials: Sequence[Trial], folder: Path) -> None:
+    print(f"{conditions(len(trials))}\n{HEAD}\n|{'---|' * HEAD.count(' | ')}---|")
+    for gap in gaps:
+        print(row(gap, judged_at(gap, trials, folder)), flush=True)
 
 
 def chosen(names: Sequence[str] | None) -> list[Trial]:

@@ -6,7 +6,7 @@ import base64
 import gzip
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tsemon.wire import Array
 PROJECT = "detection"
 STEPS_AFTER_NAN = 20
 """A loss that is not finite does not come back: the training is ended then."""
+Frames = Iterator[dict[str, Any]]
 
 
 def adamw(parameters: Iterable[nn.Parameter], rate: float) -> torch.optim.Optimizer:
@@ -195,8 +196,8 @@ def num_samples(folder: Path, name: str) -> int:
     return sum(len(some) for reader in readers(folder, name) for some in reader.new_frames())
 
 
-def write_trace(trial: Trial, folder: Path, path: Path) -> None:
-    """The run as `tsemon replay` reads it: gzipped JSON lines."""
+def write_trace(trial: Trial, folder: Path, path: Path, chosen: Callable[[Frames], Frames] = iter) -> None:
+    """The run as `tsemon replay` reads it: gzipped JSON lines. `chosen` picks the frames of each attempt."""
     losses = read_losses(folder, trial.name)
     attempts = readers(folder, trial.name)
     header = {
@@ -220,8 +221,8 @@ def write_trace(trial: Trial, folder: Path, path: Path) -> None:
         ):
             file.write(json.dumps(line) + "\n")
         for reader in attempts:
-            for text in (text for some in reader.new_frames() for text in some):
-                file.write(json.dumps(_trace_frame(json.loads(text))) + "\n")
+            frames = (_trace_frame(json.loads(text)) for some in reader.new_frames() for text in some)
+            file.writelines(json.dumps(frame) + "\n" for frame in chosen(frames))
         file.write(json.dumps({"t": "end", "steps": len(losses.loss)}) + "\n")
 
 

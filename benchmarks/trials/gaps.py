@@ -1,0 +1,76 @@
+"""Recorded trainings as the rules would have read them with fewer samples."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trials.judging import Alarm, Summary, Verdict, judge
+from trials.recording import Frames, Trial, read_losses, write_trace
+from tsemon.catalogue import TIERS
+from tsemon.probes.parameters import ParameterProbe
+from tsemon.schedule import SLOW_EVERY
+from tsemon_server.services.replay.many import replay_files
+from tsemon_server.services.replay.replaying import Fired, Replayed
+
+HEAD = "| gap | detected | delay, median | alerts per run | healthy runs with an alert | alerts before the defect |"
+
+
+def judged_at(gap: int, trials: Sequence[Trial], folder: Path) -> list[Verdict]:
+    """Judge the runs as if `attach(every=gap)` had recorded them. Some values that rules read are approximate:
+
+    `input_overlap` compares batches over several recorded gaps. Here it is the lowest value in these gaps, which is exact
+    if the loader is stuck. `norm_growth_exponent` and `norm_growth_r2` come from all recorded samples; their rule needs
+    20 samples, and no run has 20 samples at a gap of 50 steps. The frame of `close()`, which only the default cadence
+    sends, is the last recorded frame. A second attempt continues the first attempt.
+    """
+    with tempfile.TemporaryDirectory(prefix="tsemon-") as name:
+        for trial in trials:
+            write_trace(trial, folder, Path(name) / f"{trial.name}.jsonl.gz", partial(thinned, gap=gap))
+        replayed = [each for each in replay_files([Path(name)], None, 1) if isinstance(each, Replayed)]
+    alarms = {each.run: [_alarm(one) for one in each.alerts if one.severity != "info"] for each in replayed}
+    losses = {trial.name: read_losses(folder, trial.name).loss for trial in trials}
+    return [judge(t, losses[t.name], losses.get(t.twin), alarms[t.name]) for t in trials]
+
+
+def _alarm(fired: Fired) -> Alarm:
+    return Alarm(fired.rule, fired.family, fired.firing_step, fired.severity)
+
+
+def thinned(frames: Frames, gap: int) -> Frames:
+    """Keep the first frame and a frame every `gap` steps, each tenth with the slow tier, and the frame of `close()`.
+
+    The reader of a trace computes the metrics of the loss from the losses of all steps.
+    """
+    first, num_kept, overlaps = None, 0, list[float]()
+    frame, is_kept = dict[str, Any](), True
+    for frame in frames:
+        first = frame["step"] if first is None else first
+        if (overlap := frame["scalars"].get("input_overlap")) is not None:
+            overlaps.append(overlap)
+        is_kept = (frame["step"] - first) % gap == 0
+        if is_kept:
+            if overlaps:
+                frame["scalars"]["input_overlap"] = min(overlaps)
+            yield _only(frame, lambda name, is_slow=num_kept % SLOW_EVERY == 0: is_slow or TIERS.get(name) != "slow")
+            overlaps.clear()
+            num_kept += 1
+    if not is_kept:
+        yield _only(frame, lambda name: name in ParameterProbe.PARAMETERS)
+
+
+def _only(frame: dict[str, Any], is_wanted: Callable[[str], bool]) -> dict[str, Any]:
+    kinds = ("scalars", "layers", "heads")
+    return frame | {kind: {name: value for name, value in frame[kind].items() if is_wanted(name)} for kind in kinds}
+
+
+def row(gap: int, verdicts: Sequence[Verdict]) -> str:
+    harmed = Summary.of([verdict for verdict in verdicts if verdict.is_harmed])
+    healthy = [verdict for verdict in verdicts if not verdict.trial.is_failing]
+    early = sum(len(verdict.false) for verdict in verdicts if verdict.trial.is_failing)
+    detected = f"{harmed.recall * harmed.num_runs:.0f} of {harmed.num_runs}"
+    false = f"{sum(bool(verdict.alarms) for verdict in healthy)} of {len(healthy)}"
+    return f"| {gap} | {detected} | {harmed.delay:+.0f} | {harmed.alarms_per_run:.1f} | {false} | {early} |"
