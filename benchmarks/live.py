@@ -3,7 +3,10 @@
 Trains small models that fail in known ways while `tsemon serve` evaluates them in a process of its own, with the cadence
 that `attach` has by default. Alerts are read over REST when the run has ended.
 
-    python benchmarks/live.py [--seeds N] [--only NAME ...] [--no-zooms] [--folder FOLDER]
+    python benchmarks/live.py [--seeds N] [--steps N] [--only NAME ...] [--no-zooms]
+    python benchmarks/live.py --healthy [--steps N] [--only NAME ...]
+
+The second command trains 30 healthy models for 5,000 steps each.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import contextlib
 import math
 import statistics
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +24,10 @@ from pathlib import Path
 import torch
 from detection import alarms_of, service
 from trials.default import FAILING, SEEDS, TWINS, seeded
+from trials.healthy import HEALTHY
 from trials.judging import NEVER, Verdict, judge
 from trials.recording import Losses, Trial, read_losses, record
+from trials.report import conditions
 
 from tsemon.schedule import Cadence
 from tsemon.status import Status
@@ -34,7 +40,12 @@ class Outcome:
 
     verdict: Verdict
     status: Status
-    num_samples: int
+    losses: Losses
+    trained_s: float
+
+    @property
+    def num_samples(self) -> int:
+        return self.status.delivery.num_sent
 
     @property
     def delay(self) -> float:
@@ -48,14 +59,24 @@ class Outcome:
         first = self.verdict.first
         return (NEVER if first is None else first.step) - self.verdict.accident
 
+    @property
+    def step_ms(self) -> float:
+        """Wall time of the training over its number of steps, including evaluations and earlier training."""
+        return 1e3 * self.trained_s / self.verdict.num_steps
+
+    @property
+    def zooms(self) -> str:
+        zooms = self.status.zooms
+        return "-" if zooms is None else f"{zooms.num}, from {zooms.step} on: {zooms.reason}"
+
     def __str__(self) -> str:
-        trial, first, zooms = self.verdict.trial, self.verdict.first, self.status.zooms
+        trial, first = self.verdict.trial, self.verdict.first
         cells = (
             trial.name,
             trial.family,
             str(self.verdict.num_steps),
             str(self.num_samples),
-            "-" if zooms is None else f"{zooms.num}, from {zooms.step} on: {zooms.reason}",
+            self.zooms,
             f"{self.status.overhead_ratio:.2%}",
             str(self.verdict.onset),
             str(self.verdict.accident),
@@ -65,8 +86,27 @@ class Outcome:
         )
         return f"| {' | '.join(cells)} |"
 
+    @property
+    def healthy_row(self) -> str:
+        trial, losses = self.verdict.trial, self.losses.loss
+        cells = (
+            trial.name,
+            trial.about,
+            f"{self.verdict.num_steps:,}",
+            f"{self.step_ms:.1f}",
+            f"{statistics.fmean(losses[:5]):.3g} to {statistics.fmean(losses[-20:]):.3g}",
+            str(self.num_samples),
+            self.zooms,
+            f"{self.status.overhead_ratio:.2%}",
+            ", ".join(f"{alarm.rule} at {alarm.step}" for alarm in self.verdict.alarms) or "-",
+        )
+        return f"| {' | '.join(cells)} |"
 
+
+MAX_OVERHEAD = 0.012
+"""A healthy run of 5,000 steps should cost no more than this fraction of wall time."""
 HEAD = "| run | family | steps | samples | zoomed in | overhead | onset | loss rules | first alert | delay | false |"
+HEALTHY_HEAD = "| run | setting | steps | step, ms | loss | samples | zoomed in | overhead | alerts |"
 
 
 def main() -> None:
@@ -74,17 +114,26 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many seeds of each training")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these trainings and their control runs")
     parser.add_argument("--no-zooms", action="store_true", help="never sample more often at a sign of trouble")
+    parser.add_argument("--steps", type=int, help="steps of each training; a defect sets in halfway, as in longer ones")
+    parser.add_argument("--healthy", action="store_true", help="long healthy trainings, and no others")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.no_zooms:
         Cadence.zoom_in = lambda self: False  # type: ignore[method-assign]
-    trials = chosen(options.only)
-    print(f"{HEAD}\n|{'---|' * HEAD.count(' | ')}---|", flush=True)
+    trials = healthy(options.only) if options.healthy else tuple(seeded(chosen(options.only), SEEDS[: options.seeds]))
+    if options.steps:
+        trials = tuple(trial.lasting(options.steps) for trial in trials)
+    head = HEALTHY_HEAD if options.healthy else HEAD
+    print(f"{conditions(len(trials))}\n{head}\n|{'---|' * head.count(' | ')}---|", flush=True)
     outcomes = []
-    for outcome in watched(seeded(trials, SEEDS[: options.seeds])):
-        print(outcome, flush=True)
+    for outcome in watched(trials):
+        print(outcome.healthy_row if options.healthy else outcome, flush=True)
         outcomes.append(outcome)
-    print(f"\n{summary(outcomes)}")
+    print(f"\n{healthy_summary(outcomes) if options.healthy else summary(outcomes)}")
+
+
+def healthy(names: Sequence[str] | None) -> tuple[Trial, ...]:
+    return tuple(trial for trial in HEALTHY if names is None or trial.name in names)
 
 
 def chosen(names: Sequence[str] | None) -> tuple[Trial, ...]:
@@ -102,11 +151,13 @@ def watched(trials: Iterable[Trial]) -> Iterator[Outcome]:
         contextlib.closing(Client(url)) as client,
     ):
         for trial in trials:
+            start = time.perf_counter()
             status = record(trial, Path(name), url)
+            trained_s = time.perf_counter() - start
             losses[trial.name] = read_losses(Path(name), trial.name)
             twin = losses[trial.twin].loss if trial.twin else None
             verdict = judge(trial, losses[trial.name].loss, twin, alarms_of(client, trial.name))
-            yield Outcome(verdict, status, status.delivery.num_sent)
+            yield Outcome(verdict, status, losses[trial.name], trained_s)
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
@@ -124,6 +175,21 @@ def summary(outcomes: Sequence[Outcome]) -> str:
         f"{max(o.status.overhead_ratio for o in outcomes):.2%} (highest)",
     ]
     return "\n".join(lines)
+
+
+def healthy_summary(outcomes: Sequence[Outcome]) -> str:
+    alerted = [o.verdict.trial.name for o in outcomes if o.verdict.alarms]
+    zoomed = [o.verdict.trial.name for o in outcomes if o.status.zooms is not None]
+    expensive = [o.verdict.trial.name for o in outcomes if o.status.overhead_ratio > MAX_OVERHEAD]
+    ratios = [o.status.overhead_ratio for o in outcomes]
+    lines = [
+        f"{len(outcomes)} runs, {sum(o.verdict.num_steps for o in outcomes):,} steps",
+        f"runs with an alert: {len(alerted)} {', '.join(alerted)}",
+        f"runs that zoomed in: {len(zoomed)} {', '.join(zoomed)}",
+        f"overhead: {_median(ratios):.2%} (median), {max(ratios):.2%} (highest)",
+        f"runs with an overhead above {MAX_OVERHEAD:.1%}: {len(expensive)} {', '.join(expensive)}",
+    ]
+    return "\n".join(map(str.rstrip, lines))
 
 
 def _median(values: Iterable[float]) -> float:

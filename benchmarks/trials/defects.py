@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -230,6 +230,15 @@ def half_precision(lab: Lab) -> None:
 def batches_through(change: Callable[[Tensor, Tensor], Batch]) -> Defect:
     def apply(lab: Lab) -> None:
         lab.subject.batches = itertools.starmap(change, lab.subject.batches)
+
+    return apply
+
+
+def new_batches(make: Callable[[int], Iterable[Batch]], seed: int = 1) -> Defect:
+    """Other data from here on, or another batch size. This may be healthy."""
+
+    def apply(lab: Lab) -> None:
+        lab.subject.batches = iter(make(seed))
 
     return apply
 

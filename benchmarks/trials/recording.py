@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,7 @@ from tsemon.wire import Array
 PROJECT = "detection"
 STEPS_AFTER_NAN = 20
 """A loss that is not finite does not come back: the training is ended then."""
+EVALUATION_BATCHES = 20
 Frames = Iterator[dict[str, Any]]
 
 
@@ -60,6 +62,8 @@ class Trial:
     clip_norm: float = 1.0
     accumulation: int = 1
     precision: torch.dtype = torch.float32
+    evaluates_every: int | None = None
+    """Steps between evaluations."""
     frozen: tuple[str, ...] = ()
     """Modules that are not to train, on purpose."""
     resumed_at: int | None = None
@@ -77,6 +81,10 @@ class Trial:
     def rate_at(self, step: int) -> float:
         warm = min(1.0, (step + 1) / max(self.warmup, 1))
         return self.rate * warm * self.schedule(step / self.steps)
+
+    def lasting(self, steps: int) -> Trial:
+        """The same training with another number of steps. The defect moves with it."""
+        return replace(self, steps=steps, event_step=self.event_step * steps // self.steps)
 
     def failing(self, name: str, family: str, about: str, defect: Defect | None = None, **changes: Any) -> Trial:
         """The same training with one thing wrong."""
@@ -139,6 +147,8 @@ def _attempt(trial: Trial, lab: Lab, end: int, folder: Path, losses: Losses, ser
             loss = _train(lab, trial, losses)
             monitor.step(loss=loss)
             lab.step += 1
+            if trial.evaluates_every and lab.step % trial.evaluates_every == 0:
+                _evaluate(lab)
         monitor.close(timeout_s=60.0)  # a busy machine's service may be slow
     if monitor.status.num_faults:
         raise TsemonError(f"{trial.name}: the monitor had to contain {monitor.status.faults}")
@@ -170,6 +180,13 @@ def _train(lab: Lab, trial: Trial, losses: Losses) -> torch.Tensor:
     losses.loss.append(float(total))
     losses.grad_norm.append(float(norm))
     return total
+
+
+@torch.no_grad()
+def _evaluate(lab: Lab) -> None:
+    lab.model.eval()
+    for inputs, targets in itertools.islice(lab.subject.batches, EVALUATION_BATCHES):
+        lab.subject.loss(lab.model, inputs, targets)
 
 
 def losses_file(folder: Path, name: str) -> Path:

@@ -69,6 +69,21 @@ def fine_tuning(seed: int, *, steps: int) -> Subject:
     return subject
 
 
+def pretrained(make: Make, *, steps: int, rate: float) -> Make:
+    """The same with a model that has trained for some steps already."""
+
+    def made(seed: int) -> Subject:
+        subject = make(seed)
+        optimizer = torch.optim.AdamW(subject.model.parameters(), lr=rate)
+        for inputs, targets in itertools.islice(subject.batches, steps):
+            optimizer.zero_grad()
+            subject.loss(subject.model, inputs, targets).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return subject
+
+    return made
+
+
 def llama(seed: int, *, preset: str = "resformer-2m", **sizes: Any) -> Subject:
     """The same with RMSNorm, SwiGLU, rotary positions and value residuals."""
     shape = dict[str, Any](depth=6, width=48, heads=4, ffn=128) | sizes
