@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import statistics
 import sys
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from tests.databases import PostgresServer
 ROOT = Path(__file__).parent.parent
 
 
-def run(script, *arguments):
-    done = processes.run(processes.start_python, ROOT / "benchmarks" / script, *arguments)
+def run(script, *arguments, timeout=300):
+    done = processes.run(processes.start_python, ROOT / "benchmarks" / script, *arguments, timeout=timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -250,16 +251,60 @@ class TestOverload:
         assert re.search(r"^\| SQLite \| [\d.]+ \| [\d.]+ \| [\d.]+ \| [\d.]+ \| 0 \| 0 \| - \|", printed, re.MULTILINE)
 
 
+LIVE_COLUMNS = (
+    *("family", "steps", "samples", "zooms", "overhead", "onset", "loss_rules", "first_alert", "delay", "num_false"),
+)
+LIVE_SHORT = (
+    *("text-nan", "text-shuffled", "text-decay", "text-inflated", "text-rate-0", "text-rate-x25", "text-post"),
+    *("digits-qk", "digits-constant", "digits-ascent", "digits-attention", "digits-post"),
+    *("gpt2-nan", "gpt2-shuffled", "gpt2-rate", "gpt2-same-batch", "gpt2-norm", "gpt2-embedding", "bert-decay"),
+)
+LIVE_LONG = "vit-forgotten", "vit-random", "vit-same-batch", "vit-decay-20", "vit-shuffled"
+
+
+@pytest.fixture(scope="module")
+def printed():
+    """29 trainings, 6 minutes of a quiet core. The vision transformer of Hugging Face learns too little in 600 steps."""
+    one_seed = "live.py", "--seeds", "1"
+    short = run(*one_seed, "--steps", "600", "--only", *LIVE_SHORT, timeout=1800)
+    return short + run(*one_seed, "--only", *LIVE_LONG, timeout=1800)
+
+
+@pytest.fixture(scope="module")
+def rows(printed):
+    found = [line.strip("| ").split(" | ") for line in printed.splitlines() if re.match(r"\| \S+-71 \|", line)]
+    return {name: dict(zip(LIVE_COLUMNS, cells, strict=True)) for name, *cells in found}
+
+
 @pytest.mark.thorough
 class TestLive:
-    def test_finds_abrupt_defects_at_default_settings(self):
-        """The one that is judged: what users get without any setting."""
-        names = "text-nan", "text-shuffled", "digits-constant", "gpt2-rate"
-        printed = run("live.py", "--seeds", "1", "--only", *names)
-        assert "4 of 4 harmed runs found" in printed, printed
-        assert "false alerts: 0 in 7 runs" in printed, printed
-        (delay,) = re.findall(r"^\| text-nan-71 \| .* loss-not-finite \| \+(\d+) \|", printed, re.MULTILINE)
-        assert int(delay) <= 2
+    def test_trains_failing_and_healthy_models_of_every_family(self, rows):
+        """These are judged, unlike other benchmarks: what users get without any setting."""
+        families = {row["family"] for row in rows.values()}
+        assert families == {"healthy", "loss", "diverge", "norm", "dead", "entropy", "tse", "data", "rank", "fresh"}
+        assert len(rows) >= 24
+
+    def test_raises_no_false_alert(self, printed, rows):
+        assert {name for name, row in rows.items() if row["num_false"] != "0"} == set(), printed
+
+    def test_finds_nine_of_ten_harmed_runs_within_60_steps(self, printed, rows):
+        harmed = [row for row in rows.values() if row["delay"] != "not harmed"]
+        delays = [int(row["delay"]) for row in harmed if row["first_alert"] != "-"]
+        assert len(harmed) >= 18, printed
+        assert len(delays) >= 0.9 * len(harmed), printed
+        assert statistics.median(delays) <= 60, printed
+
+    def test_reports_a_loss_that_is_not_finite_within_2_steps(self, printed, rows):
+        for name in ("text-nan-71", "gpt2-nan-71"):
+            assert rows[name]["first_alert"].endswith("loss-not-finite"), printed
+            assert 0 <= int(rows[name]["delay"]) <= 2, printed
+
+    def test_has_a_row_for_each_long_healthy_training(self):
+        names = "text-fine-tuned", "digits-cleaner", "gpt2-evaluated"
+        printed = run("live.py", "--healthy", "--steps", "20", "--only", *names)
+        row = r"^\| ([a-z0-9-]+) \| .* \| 20 \| .* \| [\d.]+% \| - \|$"
+        assert tuple(re.findall(row, printed, re.MULTILINE)) == names
+        assert "3 runs, 60 steps" in printed
 
 
 @pytest.mark.thorough
