@@ -30,8 +30,12 @@ HIGH_OF_GAIN = 0.05
 """It must also exceed the mean by this fraction of the improvement so far: losses near zero are small and uneven."""
 LEAST_RISE = 1e-6
 """It must exceed the mean by this much: the rounding of a float32 loss."""
-NUM_HIGH = 3
+NUM_HIGH = 5
 """Number of high losses in a row that make a jump."""
+NUM_HIGH_IN_LOGS = 3
+"""The same if their logarithms are high, too. Near zero, some healthy losses are ten times as large as others."""
+HIGH_IN_LOGS = 2.7
+"""Mean absolute deviations from which on a logarithm is high."""
 
 NUM_SMOOTH, NUM_USUAL = 12, 48
 """Number of bends whose median is compared with the median of earlier bends, and number of these."""
@@ -85,8 +89,8 @@ class LossWatch:
         self._restart()
 
     def _restart(self) -> None:
-        self._num = self._num_high = 0
-        self._mean = self._deviation = 0.0
+        self._losses, self._logs = _Usual(), _Usual()
+        self._num_high = self._num_high_in_logs = 0
 
     def notice(self, loss: float) -> str | None:
         """Take the loss of the next step. Return the problem in words, once each time it begins."""
@@ -94,24 +98,46 @@ class LossWatch:
             was_finite, self._is_finite = self._is_finite, False
             return "the loss is not finite" if was_finite else None
         self._is_finite = True
-        above = loss - self._mean
-        gain = self._highest - self._mean
-        least = max(1e-3 * abs(self._mean), LEAST_RISE)  # for a loss that hardly varies
-        if self._num >= FIRST_STEPS and above > max(HIGH * self._deviation, HIGH_OF_GAIN * gain) + least:
-            # The running mean ignores high losses until it is clear whether they stay.
-            self._num_high += 1
-            if self._num_high < NUM_HIGH:
-                return None
-            text = f"the loss jumped from about {self._mean:.4g} to {loss:.4g}"
-            self._restart()
-            return text
-        self._num_high = 0
-        self._num += 1
-        self._mean += above * max(1 / self._num, 1 / USUAL_STEPS)
-        if self._num > 1:
-            self._deviation += (abs(above) - self._deviation) * max(1 / self._num, 1 / NOISE_STEPS)
-        self._highest = max(self._highest, self._mean)
-        return None
+        if not self._is_high(loss):
+            self._num_high = self._num_high_in_logs = 0
+            self._losses.add(loss)
+            if loss > 0:
+                self._logs.add(math.log(loss))
+            self._highest = max(self._highest, self._losses.mean)
+            return None
+        # The running mean ignores high losses until it is clear whether they stay.
+        self._num_high += 1
+        self._num_high_in_logs = self._num_high_in_logs + 1 if self._is_high_in_logs(loss) else 0
+        if self._num_high < NUM_HIGH and self._num_high_in_logs < NUM_HIGH_IN_LOGS:
+            return None
+        text = f"the loss jumped from about {self._losses.mean:.4g} to {loss:.4g}"
+        self._restart()
+        return text
+
+    def _is_high(self, loss: float) -> bool:
+        usual = self._losses
+        least = max(1e-3 * abs(usual.mean), LEAST_RISE)  # for a loss that hardly varies
+        rise = max(HIGH * usual.deviation, HIGH_OF_GAIN * (self._highest - usual.mean)) + least
+        return usual.num >= FIRST_STEPS and loss - usual.mean > rise
+
+    def _is_high_in_logs(self, loss: float) -> bool:
+        usual = self._logs
+        return loss <= 0 or usual.num < FIRST_STEPS or math.log(loss) - usual.mean > HIGH_IN_LOGS * usual.deviation
+
+
+class _Usual:
+    """Running mean and mean absolute deviation."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.mean = self.deviation = 0.0
+
+    def add(self, number: float) -> None:
+        self.num += 1
+        distance = number - self.mean
+        self.mean += distance * max(1 / self.num, 1 / USUAL_STEPS)
+        if self.num > 1:
+            self.deviation += (abs(distance) - self.deviation) * max(1 / self.num, 1 / NOISE_STEPS)
 
 
 class NoiseWatch:

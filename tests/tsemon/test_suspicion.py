@@ -11,6 +11,7 @@ from tsemon.suspicion import (
     FIRST_STEPS,
     MAX_PER_HOUR,
     NUM_HIGH,
+    NUM_HIGH_IN_LOGS,
     NUM_SMOOTH,
     PATIENCE,
     LossWatch,
@@ -39,10 +40,16 @@ class TestLossWatch:
 
     def test_notices_a_jump_after_three_high_losses(self):
         found = noticed([*wave(100), 2.4, 2.5, 2.6, 2.7])
-        assert found == [(100 + NUM_HIGH - 1, "the loss jumped from about 1.995 to 2.6")]
+        assert found == [(100 + NUM_HIGH_IN_LOGS - 1, "the loss jumped from about 1.995 to 2.6")]
 
     def test_passes_over_two_high_losses(self):
         assert noticed([*wave(100), 9.0, 9.0, *wave(100)]) == []
+
+    def test_wants_more_high_losses_where_the_loss_varies_by_factors(self):
+        usual = [2.3 * math.exp(-step / 20) for step in range(60)] + [0.01, 0.03, 0.1] * 50
+        assert noticed([*usual, *[0.25] * (NUM_HIGH - 1), *usual[60:]]) == []
+        assert noticed([*usual, *[0.25] * NUM_HIGH])[0][0] == len(usual) + NUM_HIGH - 1
+        assert noticed([*usual, *[2.0] * NUM_HIGH])[0][0] == len(usual) + NUM_HIGH_IN_LOGS - 1
 
     def test_waits_until_it_knows_the_usual_loss(self):
         assert noticed([*wave(FIRST_STEPS - 1), 2.6, 2.6, 2.6]) == []
@@ -65,7 +72,7 @@ class TestLossWatch:
 
     def test_notices_a_jump_if_the_losses_come_late_or_seldom(self):
         losses = [loss for number, loss in enumerate([*wave(400), *[2.6] * 40]) if number >= 100 and number % 10 == 0]
-        assert [step for step, _ in noticed(losses)] == [30 + NUM_HIGH - 1]
+        assert [step for step, _ in noticed(losses)] == [30 + NUM_HIGH_IN_LOGS - 1]
 
     def test_passes_over_uneven_losses_near_zero(self):
         losses = [2.3 * math.exp(-step / 20) for step in range(200)]
@@ -110,7 +117,7 @@ class TestTheRecordedRuns:
     def test_are_noticed_where_a_defect_makes_the_loss_jump(self, name):
         trace = read(FOLDER / f"{name}-s0.jsonl.gz")
         step, _ = noticed(trace.losses)[0]
-        assert 0 <= step - trace.header["event_step"] <= NUM_HIGH
+        assert 0 <= step - trace.header["event_step"] <= NUM_HIGH_IN_LOGS
 
     def test_are_left_alone_while_they_are_healthy(self):
         healthy = [trace for trace in read_all() if trace.is_healthy]
