@@ -3,8 +3,8 @@
 Trains small models that fail in known ways while `tsemon serve` evaluates them in a process of its own, with the cadence
 that `attach` has by default. Alerts are read over REST when the run has ended.
 
-    python benchmarks/live.py [--seeds N] [--steps N] [--only NAME ...] [--no-zooms]
-    python benchmarks/live.py --healthy [--steps N] [--only NAME ...]
+    python benchmarks/live.py [--seeds N] [--steps N] [--only NAME ...] [--no-zooms] [--page FILE]
+    python benchmarks/live.py --healthy [--steps N] [--only NAME ...] [--page FILE]
 
 The second command trains 30 healthy models for 5,000 steps each.
 """
@@ -13,100 +13,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
-import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from detection import alarms_of, service
 from trials.default import FAILING, SEEDS, TWINS, seeded
 from trials.healthy import HEALTHY
-from trials.judging import NEVER, Verdict, judge
+from trials.judging import judge
+from trials.outcomes import HEAD, HEALTHY_HEAD, Outcome, healthy_tables, live_tables
 from trials.recording import Losses, Trial, read_losses, record
-from trials.report import conditions
+from trials.report import conditions, filled
 
 from tsemon.schedule import Cadence
-from tsemon.status import Status
 from tsemon_client import Client
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A training that was watched."""
-
-    verdict: Verdict
-    status: Status
-    losses: Losses
-    trained_s: float
-
-    @property
-    def num_samples(self) -> int:
-        return self.status.delivery.num_sent
-
-    @property
-    def delay(self) -> float:
-        """Steps from the onset of the harm to the first alert; negative if the alert comes first."""
-        first = self.verdict.first
-        return math.nan if first is None else first.step - self.verdict.onset
-
-    @property
-    def behind_loss_rules(self) -> float:
-        """Steps by which the first alert is later than the first rule on the loss."""
-        first = self.verdict.first
-        return (NEVER if first is None else first.step) - self.verdict.accident
-
-    @property
-    def step_ms(self) -> float:
-        """Wall time of the training over its number of steps, including evaluations and earlier training."""
-        return 1e3 * self.trained_s / self.verdict.num_steps
-
-    @property
-    def zooms(self) -> str:
-        zooms = self.status.zooms
-        return "-" if zooms is None else f"{zooms.num}, from {zooms.step} on: {zooms.reason}"
-
-    def __str__(self) -> str:
-        trial, first = self.verdict.trial, self.verdict.first
-        cells = (
-            trial.name,
-            trial.family,
-            str(self.verdict.num_steps),
-            str(self.num_samples),
-            self.zooms,
-            f"{self.status.overhead_ratio:.2%}",
-            str(self.verdict.onset),
-            str(self.verdict.accident),
-            "-" if first is None else f"{first.step} {first.rule}",
-            f"{self.delay:+.0f}" if self.verdict.is_harmed else "not harmed",
-            str(len(self.verdict.false)),
-        )
-        return f"| {' | '.join(cells)} |"
-
-    @property
-    def healthy_row(self) -> str:
-        trial, losses = self.verdict.trial, self.losses.loss
-        cells = (
-            trial.name,
-            trial.about,
-            f"{self.verdict.num_steps:,}",
-            f"{self.step_ms:.1f}",
-            f"{statistics.fmean(losses[:5]):.3g} to {statistics.fmean(losses[-20:]):.3g}",
-            str(self.num_samples),
-            self.zooms,
-            f"{self.status.overhead_ratio:.2%}",
-            ", ".join(f"{alarm.rule} at {alarm.step}" for alarm in self.verdict.alarms) or "-",
-        )
-        return f"| {' | '.join(cells)} |"
-
-
-MAX_OVERHEAD = 0.012
-"""A healthy run of 5,000 steps should cost no more than this fraction of wall time."""
-HEAD = "| run | family | steps | samples | zoomed in | overhead | onset | loss rules | first alert | delay | false |"
-HEALTHY_HEAD = "| run | setting | steps | step, ms | loss | samples | zoomed in | overhead | alerts |"
 
 
 def main() -> None:
@@ -116,6 +38,7 @@ def main() -> None:
     parser.add_argument("--no-zooms", action="store_true", help="never sample more often at a sign of trouble")
     parser.add_argument("--steps", type=int, help="steps of each training; a defect sets in halfway, as in longer ones")
     parser.add_argument("--healthy", action="store_true", help="long healthy trainings, and no others")
+    parser.add_argument("--page", type=Path, help="write the tables between the marks of this page: docs/detection.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.no_zooms:
@@ -129,7 +52,10 @@ def main() -> None:
     for outcome in watched(trials):
         print(outcome.healthy_row if options.healthy else outcome, flush=True)
         outcomes.append(outcome)
-    print(f"\n{healthy_summary(outcomes) if options.healthy else summary(outcomes)}")
+    tables = healthy_tables(outcomes) if options.healthy else live_tables(outcomes)
+    print("\n" + "\n\n".join("\n".join(lines) for lines in tables.values()))
+    if options.page is not None:
+        options.page.write_text(filled(options.page.read_text(), tables))
 
 
 def healthy(names: Sequence[str] | None) -> tuple[Trial, ...]:
@@ -158,42 +84,6 @@ def watched(trials: Iterable[Trial]) -> Iterator[Outcome]:
             twin = losses[trial.twin].loss if trial.twin else None
             verdict = judge(trial, losses[trial.name].loss, twin, alarms_of(client, trial.name))
             yield Outcome(verdict, status, losses[trial.name], trained_s)
-
-
-def summary(outcomes: Sequence[Outcome]) -> str:
-    harmed = [o for o in outcomes if o.verdict.is_harmed]
-    found = [o for o in harmed if o.verdict.first is not None]
-    healthy = [o for o in outcomes if not o.verdict.trial.is_failing]
-    behind = [o for o in harmed if o.verdict.accident < NEVER and o.behind_loss_rules > 5]
-    lines = [
-        f"{len(found)} of {len(harmed)} harmed runs found, delay {_median(o.delay for o in found):.0f} steps (median)",
-        f"more than 5 steps behind the best rule on the loss: {len(behind)}: "
-        + ", ".join(f"{o.verdict.trial.name} ({o.behind_loss_rules:+.0f})" for o in behind),
-        f"false alerts: {sum(len(o.verdict.false) for o in outcomes)} in {len(outcomes)} runs",
-        f"healthy runs: {len(healthy)}, {sum(o.status.zooms is not None for o in healthy)} of them zoomed in",
-        f"overhead: {_median(o.status.overhead_ratio for o in outcomes):.2%} (median), "
-        f"{max(o.status.overhead_ratio for o in outcomes):.2%} (highest)",
-    ]
-    return "\n".join(lines)
-
-
-def healthy_summary(outcomes: Sequence[Outcome]) -> str:
-    alerted = [o.verdict.trial.name for o in outcomes if o.verdict.alarms]
-    zoomed = [o.verdict.trial.name for o in outcomes if o.status.zooms is not None]
-    expensive = [o.verdict.trial.name for o in outcomes if o.status.overhead_ratio > MAX_OVERHEAD]
-    ratios = [o.status.overhead_ratio for o in outcomes]
-    lines = [
-        f"{len(outcomes)} runs, {sum(o.verdict.num_steps for o in outcomes):,} steps",
-        f"runs with an alert: {len(alerted)} {', '.join(alerted)}",
-        f"runs that zoomed in: {len(zoomed)} {', '.join(zoomed)}",
-        f"overhead: {_median(ratios):.2%} (median), {max(ratios):.2%} (highest)",
-        f"runs with an overhead above {MAX_OVERHEAD:.1%}: {len(expensive)} {', '.join(expensive)}",
-    ]
-    return "\n".join(map(str.rstrip, lines))
-
-
-def _median(values: Iterable[float]) -> float:
-    return statistics.median([*values, *()] or [math.nan])
 
 
 if __name__ == "__main__":

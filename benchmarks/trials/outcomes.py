@@ -1,0 +1,159 @@
+"""Tables of trainings at default settings, in Markdown."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from trials.judging import NEVER, Verdict
+from trials.recording import Losses
+from trials.report import conditions
+from tsemon.status import Status
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A training that was watched."""
+
+    verdict: Verdict
+    status: Status
+    losses: Losses
+    trained_s: float
+
+    @property
+    def num_samples(self) -> int:
+        return self.status.delivery.num_sent
+
+    @property
+    def delay(self) -> float:
+        """Steps from the onset of the harm to the first alert; negative if the alert comes first."""
+        first = self.verdict.first
+        return math.nan if first is None else first.step - self.verdict.onset
+
+    @property
+    def behind_loss_rules(self) -> float:
+        """Steps by which the first alert is later than the first rule on the loss."""
+        first = self.verdict.first
+        return (NEVER if first is None else first.step) - self.verdict.accident
+
+    @property
+    def step_ms(self) -> float:
+        """Wall time of the training over its number of steps, including evaluations and earlier training."""
+        return 1e3 * self.trained_s / self.verdict.num_steps
+
+    @property
+    def zooms(self) -> str:
+        zooms = self.status.zooms
+        return "-" if zooms is None else f"{zooms.num}, from {zooms.step} on: {zooms.reason}"
+
+    def __str__(self) -> str:
+        trial, first = self.verdict.trial, self.verdict.first
+        cells = (
+            trial.name,
+            trial.family,
+            str(self.verdict.num_steps),
+            str(self.num_samples),
+            self.zooms,
+            f"{self.status.overhead_ratio:.2%}",
+            str(self.verdict.onset),
+            str(self.verdict.accident),
+            "-" if first is None else f"{first.step} {first.rule}",
+            f"{self.delay:+.0f}" if self.verdict.is_harmed else "not harmed",
+            str(len(self.verdict.false)),
+        )
+        return f"| {' | '.join(cells)} |"
+
+    @property
+    def healthy_row(self) -> str:
+        trial, losses = self.verdict.trial, self.losses.loss
+        cells = (
+            trial.name,
+            trial.about,
+            f"{self.verdict.num_steps:,}",
+            f"{self.step_ms:.1f}",
+            f"{statistics.fmean(losses[:5]):.3g} to {statistics.fmean(losses[-20:]):.3g}",
+            str(self.num_samples),
+            self.zooms,
+            f"{self.status.overhead_ratio:.2%}",
+            ", ".join(f"{alarm.rule} at {alarm.step}" for alarm in self.verdict.alarms) or "-",
+        )
+        return f"| {' | '.join(cells)} |"
+
+
+MAX_OVERHEAD = 0.012
+"""A healthy run of 5,000 steps should cost no more than this fraction of wall time."""
+HEAD = "| run | family | steps | samples | zoomed in | overhead | onset | loss rules | first alert | delay | false |"
+HEALTHY_HEAD = "| run | setting | steps | step, ms | loss | samples | zoomed in | overhead | alerts |"
+
+
+def live_tables(outcomes: Sequence[Outcome]) -> dict[str, list[str]]:
+    """The tables by the marks around them in docs/detection.md."""
+    return {
+        "live conditions": [conditions(len(outcomes)).strip()],
+        "live defects": list(_defects(outcomes)),
+        "live summary": _live_summary(outcomes),
+    }
+
+
+def healthy_tables(outcomes: Sequence[Outcome]) -> dict[str, list[str]]:
+    return {"long conditions": [conditions(len(outcomes)).strip()], "long summary": _healthy_summary(outcomes)}
+
+
+def _defects(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """A row for each defect, all seeds together."""
+    yield "| training | defect | family | found | delay | first alerts |"
+    yield "|---|---|---|---|---|---|"
+    by_kind: dict[tuple[str, str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        trial = outcome.verdict.trial
+        if trial.is_failing:
+            by_kind.setdefault((trial.name.rpartition("-")[0], trial.about, trial.family), []).append(outcome)
+    for kind, group in by_kind.items():
+        harmed = [o for o in group if o.verdict.is_harmed]
+        found = [(o.delay, o.verdict.first.rule) for o in harmed if o.verdict.first is not None]
+        delays = ", ".join(f"{delay:+.0f}" for delay, _ in found) or "-"
+        rules = ", ".join(dict.fromkeys(rule for _, rule in found)) or "-"
+        yield f"| {' | '.join(kind)} | {len(found)} of {len(harmed)} | {delays} | {rules} |"
+
+
+def _live_summary(outcomes: Sequence[Outcome]) -> list[str]:
+    harmed = [o for o in outcomes if o.verdict.is_harmed]
+    found = [o for o in harmed if o.verdict.first is not None]
+    healthy = [o for o in outcomes if not o.verdict.trial.is_failing]
+    zoomed = [o.verdict.trial.name for o in healthy if o.status.zooms is not None]
+    behind = [o for o in harmed if o.verdict.accident < NEVER and o.behind_loss_rules > 5]
+    named = [f"{o.verdict.trial.name} ({o.behind_loss_rules:+.0f})" for o in behind]
+    return [
+        f"* {len(found)} of {len(harmed)} harmed runs found, delay {_median(o.delay for o in found):.0f} steps (median)",
+        f"* more than 5 steps behind the best rule on the loss: {_listed(named)}",
+        f"* false alerts: {sum(len(o.verdict.false) for o in outcomes)} in {len(outcomes)} runs",
+        f"* healthy runs that zoomed in: {_listed(zoomed)} of {len(healthy)}",
+        f"* overhead: {_shares(outcomes)}; of runs that did not zoom in: "
+        f"{_shares([o for o in outcomes if o.status.zooms is None])}",
+    ]
+
+
+def _healthy_summary(outcomes: Sequence[Outcome]) -> list[str]:
+    return [
+        f"* {len(outcomes)} runs, {sum(o.verdict.num_steps for o in outcomes):,} steps",
+        f"* runs with an alert: {_listed([o.verdict.trial.name for o in outcomes if o.verdict.alarms])}",
+        f"* runs that zoomed in: {_listed([o.verdict.trial.name for o in outcomes if o.status.zooms is not None])}",
+        f"* overhead: {_shares(outcomes)}",
+        f"* runs with an overhead above {MAX_OVERHEAD:.1%}: "
+        f"{_listed([o.verdict.trial.name for o in outcomes if o.status.overhead_ratio > MAX_OVERHEAD])}",
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{len(names)} ({', '.join(names)})" if names else "0"
+
+
+def _shares(outcomes: Sequence[Outcome]) -> str:
+    ratios = [o.status.overhead_ratio for o in outcomes]
+    return f"{_median(ratios):.2%} (median), {max(ratios, default=math.nan):.2%} (highest)"
+
+
+def _median(values: Iterable[float]) -> float:
+    return statistics.median([*values, *()] or [math.nan])
