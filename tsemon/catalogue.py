@@ -435,7 +435,7 @@ CATALOGUE: tuple[Metric, ...] = (
         name="untrained_parameters",
         title="parameters that no optimizer trains",
         equation="parameter tensors with a gradient that no optimizer given to attach() has and that have not changed since "
-        "the last sample; without embeddings",
+        "the last sample; without embeddings and half precision",
     ),
     _per_run(
         name="total_param_norm",

@@ -49,6 +49,7 @@ MAX_COPY_BYTES = 256 * 2**20
 
 COMPARING = ("direction_cosine", "gradient_cosine", "untrained_parameters")
 """Metrics that need an earlier sample."""
+WIDE = torch.float32, torch.float64
 UNKNOWN_ROWS = (
     "it is not known yet which rows of a packed projection make queries and keys: the values in attention show it, within a "
     "few samples"
@@ -130,8 +131,9 @@ class ParameterProbe(Part):
         self._groups: dict[int, list[nn.Parameter]] = {}
         self._steppers: list[_Stepper] = []
         self._strangers: dict[int, list[nn.Parameter]] = {}
-        self._forgotten: list[nn.Parameter] = []
-        """They have a gradient, but no optimizer. Without embeddings, because many rows of these may stand still."""
+        self._forgotten: list[nn.Parameter] | None = None
+        """They have a gradient, but no optimizer; None before a step. Without embeddings, because many rows of these may
+        stand still, and without half precision, which rounds small steps of another optimizer away."""
         self._strides: dict[int, int] = {}
         self._shares: dict[int, float] = {}
         self._query_key: dict[int, list[Slices]] = {}
@@ -178,7 +180,7 @@ class ParameterProbe(Part):
             if self._sums.groups("qk"):
                 self._sums.make_unknown("qk", self._doubted_query_key)
         partials = self._sums.collect(1 / (self._ranks.size if self._ranks else 1))
-        if any(stepper.num_steps for stepper in self._steppers):
+        if self._forgotten is not None:
             partials["untrained"] = Partial(self._untrained.count(self._forgotten), "max")
         return partials
 
@@ -486,7 +488,7 @@ class ParameterProbe(Part):
     def _follows(self, stepper: _Stepper) -> bool:
         """Whether the update follows from the optimizer's state; not in half precision, where much is rounded away."""
         params = [p for own in stepper.groups.values() for p in own]
-        if not all(p.dtype in (torch.float32, torch.float64) for p in params):
+        if not all(p.dtype in WIDE for p in params):
             return False
         if follows_from_gradient(stepper.optimizer):
             return not stepper.has_closure and not any(p.grad is not None and p.grad.is_sparse for p in params)
@@ -590,9 +592,9 @@ class ParameterProbe(Part):
         for group, params in stepper.groups.items():
             self._leave_sparse_out(group, params)
         groups = {group: own for group, params in stepper.groups.items() if (own := _with_gradient(params))}
-        if stepper is self._steppers[0]:  # strangers are counted to the first optimizer
+        if self._forgotten is None:
             strangers = (self._strangers[group] for group in self._strangers.keys() - {EMBEDDING})
-            self._forgotten = _with_gradient([p for params in strangers for p in params])
+            self._forgotten = [p for params in strangers for p in _with_gradient(params) if p.dtype in WIDE]
         of_groups, params = _in_order(groups)
         if not params:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -24,17 +25,17 @@ class Untrained:
         """For each parameter its id and its number of entries, and the entries of all."""
 
     def count(self, params: Sequence[nn.Parameter]) -> Tensor:
-        """Return how many of these have not moved since the last call. Without an earlier call with the same ones, 0."""
+        """Return how many of these have not moved since the last call. NaN if the last call was not of the same ones."""
         picked = [_pick(local(p)) for p in params]
         if not picked:
             self._before = None
             return torch.zeros((), device="cpu")
-        device = picked[0].device
+        device = next((values.device for values in picked if values.device.type != "cpu"), picked[0].device)
         sizes = [(id(p), values.numel()) for p, values in zip(params, picked, strict=True)]
         now = torch.cat([values.to(device, non_blocking=True) for values in picked])
         before, self._before = self._before, (sizes, now)
         if before is None or before[0] != sizes:
-            return torch.zeros((), device=device)
+            return torch.full((), torch.nan, device=device)
         owner = torch.repeat_interleave(torch.tensor([size for _, size in sizes], device="cpu"))
         has_moved = (now != before[1]).float()
         num_moved_P = torch.zeros(len(sizes), device=device).index_add_(
@@ -46,5 +47,5 @@ class Untrained:
 
 
 def _pick(values: Tensor) -> Tensor:
-    flat = values.detach().reshape(-1)
-    return flat[:: max(flat.numel() // MAX_ENTRIES, 1)]
+    in_memory = values.detach().permute(sorted(range(values.ndim), key=values.stride, reverse=True))
+    return in_memory.reshape(-1)[:: max(math.ceil(values.numel() / MAX_ENTRIES), 1)]

@@ -5,7 +5,8 @@ import torch
 from torch.optim import SGD, AdamW
 
 from tests import zoo
-from tests.tsemon.probes.probing import ALL, probe_of
+from tests.tsemon.probes.probing import ALL, probe_of, raise_fault
+from tsemon.probes import Probe, find_blocks
 from tsemon.probes.untrained import MAX_ENTRIES, Untrained
 
 RARELY = {"lr": 1e-3}
@@ -70,6 +71,28 @@ class TestUntrainedParameters:
             parameter.requires_grad_(False)
         assert counts(model, forward, [AdamW(others)])[0] == [None, 1, 1]
 
+    def test_counts_if_only_the_second_optimizer_steps(self, language_model):
+        model, forward = language_model
+        first, others = split(model)
+        second = AdamW(others[1:])
+        probe = Probe(model, [AdamW(others[:1]), second], find_blocks(model), raise_fault)
+        found = []
+        for _ in range(3):
+            probe.arm(ALL)
+            forward().square().mean().backward()
+            second.step()
+            found.append(probe.collect().scalars.get("untrained_parameters"))
+            probe.disarm()
+        assert found[1:] == [len(first)] * 2
+
+    def test_leaves_half_precision_out_because_another_optimizer_may_move_it_by_less_than_it_can_hold(
+        self, language_model
+    ):
+        model, forward = language_model
+        _, others = split(model)
+        model.bfloat16()
+        assert counts(model, forward, [AdamW(others)])[0] == [None, 0, 0]
+
     def test_is_not_measured_without_a_step(self, language_model):
         model, forward = language_model
         probe = probe_of(model, AdamW(model.parameters()))
@@ -86,9 +109,9 @@ class TestUntrained:
     def test_says_nothing_of_empty_shards_and_of_other_parameters_than_before(self):
         empty, full, large = (torch.nn.Parameter(torch.ones(size)) for size in (0, 3, 5 * MAX_ENTRIES))
         untrained = Untrained()
-        assert untrained.count([empty, full]) == 0
+        assert untrained.count([empty, full]).isnan()
         assert untrained.count([empty, full]) == 1
-        assert untrained.count([empty, full, large]) == 0
+        assert untrained.count([empty, full, large]).isnan()
         with torch.no_grad():
             full += 1
         assert untrained.count([empty, full, large]) == 1
