@@ -261,7 +261,8 @@ class SharedSigns:
 
         All ranks call it at every step. own: the sign of this rank, if there is one.
         """
-        self._own = self._own or own
+        if self._own is None or (own is not None and own.is_urgent and not self._own.is_urgent):
+            self._own = own
         if step % SHARE_EVERY or self._ranks.is_broken:
             return None
         sign = self._answer()

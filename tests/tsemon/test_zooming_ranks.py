@@ -74,6 +74,11 @@ class TestRanks:
         assert steps_of(first) == steps_of(second) == list(range(begin, end + 1, ZOOM_GAP))
         assert first["zooms"] == [1, begin, "onset is pending"]
 
+    def test_prefer_a_sign_that_is_urgent(self, seen):
+        first, second = seen("urgent")
+        assert steps_of(first) == steps_of(second) == zoom_from(heard_after(137))
+        assert first["zooms"] == [1, heard_after(137), "the loss is not finite"]
+
     def test_sample_the_same_steps_however_different_their_costs_signs_and_clocks(self, seen):
         first, second = seen("different_costs")
         assert first["sampled"] == second["sampled"]

@@ -128,6 +128,16 @@ def pending(rank, group, folder):
     return loop.seen()
 
 
+def urgent(rank, group, folder):
+    """Before an exchange rank 0 knows of a pending alert, and then its loss is not finite."""
+    loop = Loop(rank, group, folder)
+    alerts = [alert("a", "pending")]
+    if rank == 0:
+        loop.monitor._outbox.alerts = lambda: alerts if loop.monitor.num_steps in (133, 134) else []
+    loop.run(loss_of=lambda step: math.nan if (rank, step) == (0, 137) else 2.0)
+    return loop.seen()
+
+
 def different_costs(rank, group, folder):
     """A long run in which costs, speed, signs, faults and clocks of the ranks differ, with a burst now and then."""
     loop, draw = Loop(rank, group, folder, budget=0.05), random.Random(rank)
@@ -192,6 +202,7 @@ SCENARIOS = (
     fixed_interval,
     failing_sign,
     pending,
+    urgent,
     different_costs,
     rank_1_is_late,
     interrupted,
