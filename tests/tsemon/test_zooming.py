@@ -17,6 +17,9 @@ from tests.tsemon.transport.conftest import Peer
 from tsemon.schedule import MIN_ZOOMS, ZOOM_GAP, ZOOM_SAMPLES
 from tsemon.suspicion import PATIENCE
 
+ONLY_ZOOMS = 1e-9
+"""A budget with which only zooms sample from step 10 to step 90, and long after it."""
+
 
 class Loop:
     """A plain loop that gives the monitor the losses of a list."""
@@ -44,9 +47,7 @@ class Loop:
 
 @pytest.fixture
 def loop(tmp_path):
-    made = Loop(tmp_path)
-    # Only zooms sample for a long time.
-    made.monitor._cadence._budget = 1e-9
+    made = Loop(tmp_path, budget=ONLY_ZOOMS)
     yield made
     made.monitor.close()
 
@@ -263,7 +264,7 @@ class TestAPendingAlert:
     def watched(self, tmp_path):
         """A loop, and the service that it delivers to."""
         peer = Peer().start()
-        loop = Loop(tmp_path, server=peer.url)
+        loop = Loop(tmp_path, server=peer.url, budget=ONLY_ZOOMS)
         yield loop, peer
         loop.monitor.close()
         peer.stop()

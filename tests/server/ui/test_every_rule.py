@@ -87,6 +87,7 @@ def made_up(num_frames=80, breaks_at=50):
             "norm_growth_r2": 0.99,
             "input_overlap": 1.0 if is_broken else 0.0,
             "dropped_frames": 3.0 * is_broken * sample,
+            "untrained_parameters": 2.0 * is_broken,
         }
         layers = {
             "batch_similarity": np.array([similarity + drift, 0.9, 0.9]),
