@@ -299,6 +299,11 @@ class TestLive:
             assert rows[name]["first_alert"].endswith("loss-not-finite"), printed
             assert 0 <= int(rows[name]["delay"]) <= 2, printed
 
+    def test_can_do_without_zooms(self):
+        printed = run("live.py", "--no-zooms", "--seeds", "1", "--steps", "60", "--only", "text-nan")
+        zooms = re.findall(r"^\| text(?:-nan)?-71 \|(?: [^|]+ \|){3} ([^|]+) \|", printed, re.MULTILINE)
+        assert zooms == ["-", "-"]
+
     def test_has_a_row_for_each_long_healthy_training(self):
         names = "text-fine-tuned", "digits-cleaner", "gpt2-evaluated"
         printed = run("live.py", "--healthy", "--steps", "20", "--only", *names)

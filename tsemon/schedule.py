@@ -14,8 +14,8 @@ FIRST_GAP = 10
 """Steps between the first samples, until the cost of one is known."""
 WARM_UP_STEPS = 90
 """Maximum number of steps from the first sample to the last one of the warm-up. Later samples keep to the budget."""
-REPAID = 0.5
-"""Gaps are longer by up to this fraction until the excess over the budget is saved again."""
+REPAID = 1.0
+"""Gaps are longer by up to this fraction until the excess over the budget is saved."""
 SLOW_EVERY = 10
 """At least one sample in ten takes the measures of the slow tier, too; the first is one of them."""
 SLOW_WEIGHT = 10
@@ -48,8 +48,8 @@ class Cadence:
 
     With a budget, the gap to the next sample is what keeps cost / (gap x step time) at the budget, from running averages
     of both. When a run becomes faster, one sample comes too early and the next is within the budget again; when it
-    becomes slower, samples are rare for a few gaps. If the warm-up or a burst exceeds the budget, later gaps are up to 50%
-    longer until the run as a whole is within the budget. The slow tier has its own gap: the less it costs, the shorter.
+    becomes slower, samples are rare for a few gaps. If the warm-up or a burst exceeds the budget, later gaps are up to twice
+    as long until the run as a whole is within the budget. The slow tier has its own gap: the less it costs, the shorter.
     Zooms may exceed the budget by a fifth, and later gaps make up for it.
     """
 
