@@ -132,24 +132,24 @@ class Monitor:
         *,
         tokens: Tensor | float | None = None,
         step_tokens: Tensor | float | None = None,
-        **scalars: Tensor | float,
+        **scalars: Tensor | float | None,
     ) -> None:
         """Mark the end of one optimizer step. The frame of a sampled step contains `loss` and all other scalars.
 
         Never raises and never waits for the device: a tensor is copied with the measurements.
 
         Args:
-            loss: Training loss of this step.
+            loss: Training loss of this step. Leave it out, or pass None, at a step without a new one.
             tokens: Number of tokens the run has been trained on so far, this step included. The scalar `tokens` places
                 the run on the token axis of a comparison.
             step_tokens: Number of tokens of this step alone. The monitor adds them up over all steps and records the
                 total as `tokens`; `state_dict` keeps the total. If you pass both, `tokens` replaces the total. With
                 several ranks, pass the number of all ranks together on each of them.
-            **scalars: Your own metrics, by name. Each is one number or a tensor with one element.
+            **scalars: Your own metrics, by name. Each is one number or a tensor with one element. None is left out.
         """
         state = ThreadState()
         try:
-            self._end_step(loss, tokens, step_tokens, scalars)
+            self._end_step(loss, tokens, step_tokens, {n: value for n, value in scalars.items() if value is not None})
         finally:  # an interrupt passes
             state.put_back()
 

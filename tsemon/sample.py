@@ -63,8 +63,9 @@ class Sample:
                     if not isinstance(raw, Tensor):
                         self._scalars[name] = float(raw)
                         continue
-                    if group == "scalars" and finish is None and raw.numel() != 1:
-                        raise InvalidArgument(f"a tensor of shape {tuple(raw.shape)} is not one number")
+                    if group == "scalars" and finish is None and (raw.numel() != 1 or raw.is_complex()):
+                        kind = "complex tensor" if raw.is_complex() else "tensor"
+                        raise InvalidArgument(f"a {kind} of shape {tuple(raw.shape)} is not one real number")
                     tensors.append(self._packed_part(group, name, raw, finish))
                 except Exception as error:
                     on_fault(InvalidArgument(f"{name!r} given to monitor.step() was left out: {error}"))
@@ -77,7 +78,9 @@ class Sample:
         self._num_agreed = 0 if reading.agreed is None else reading.agreed.numel()
         self._packed, self._copied = _to_host(tensors)
 
-    def _packed_part(self, group: str, name: str, raw: Tensor, finish: Callable[[Tensor], Tensor] | None) -> Tensor:
+    def _packed_part(
+        self, group: str, name: str, raw: Tensor, finish: Callable[[Tensor], Tensor | None] | None
+    ) -> Tensor:
         """Add a part. If the host needs float64, its bits travel as two float32 numbers."""
         dtype = raw.dtype if finish and raw.dtype == torch.float64 else torch.float32
         self._parts.append(_Part(group, name, tuple(raw.shape), dtype, finish))
@@ -99,7 +102,9 @@ class Sample:
             if part.group in groups:
                 try:
                     values = values.clone().view(part.dtype).view(part.shape)
-                    take(part, values if part.finish is None else part.finish(values))
+                    finished = values if part.finish is None else part.finish(values)
+                    if finished is not None:
+                        take(part, finished)
                 except Exception as error:
                     self._on_fault(error)
 
@@ -160,7 +165,7 @@ class _Part(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    finish: Callable[[Tensor], Tensor] | None
+    finish: Callable[[Tensor], Tensor | None] | None
 
 
 def _to_host(tensors: list[Tensor]) -> tuple[Tensor, torch.cuda.Event | None]:

@@ -286,17 +286,43 @@ class TestStep:
         assert [frame["scalars"].get("tokens") for frame in frames_in(tmp_path)] == [5, None, 10]
         assert "step_tokens must be one number >= 0, got" in monitor.status.faults[0]
 
-    @pytest.mark.parametrize("wrong", ["high", torch.zeros(3), object()], ids=["text", "vector", "object"])
+    @pytest.mark.parametrize(
+        "wrong", ["high", torch.zeros(3), torch.tensor(1 + 2j), object()], ids=["text", "vector", "complex", "object"]
+    )
     def test_contains_a_scalar_that_is_no_number_and_keeps_the_rest(self, attached, tmp_path, wrong):
         *_, monitor = attached
         monitor.step(loss=wrong, accuracy=0.5)
         monitor.step(loss=1.0)
         monitor.close()
         first, second = frames_in(tmp_path)
-        assert "loss" not in first["scalars"]
+        assert {"loss", "loss_mean"}.isdisjoint(first["scalars"])
         assert first["scalars"]["accuracy"] == 0.5
         assert second["scalars"]["contained_faults"] == 1.0
         assert "loss" in monitor.status.faults[0]
+
+    def test_takes_none_for_a_number_that_was_not_given(self, attached, tmp_path):
+        *_, monitor = attached
+        monitor.step(loss=None, grad_norm=None, accuracy=0.5)
+        monitor.close()
+        scalars = frames_in(tmp_path)[0]["scalars"]
+        assert {"loss", "grad_norm"}.isdisjoint(scalars)
+        assert scalars["accuracy"] == 0.5
+        assert monitor.status.num_faults == 0
+
+    def test_leaves_the_norm_of_a_gradient_out_if_it_is_unknown_and_finite(self, attached, tmp_path):
+        """NaN would say that the gradient is not finite."""
+        model, _, optimizer, monitor = attached
+        for value in (1.0, math.nan):
+            for p in model.parameters():
+                p.grad = torch.full_like(p, value)  # without a backward pass
+            optimizer.step()
+            monitor.step(loss=1.0)
+        monitor.close()
+        unknown, not_finite = (frame["scalars"] for frame in frames_in(tmp_path))
+        assert "total_grad_norm" not in unknown
+        assert unknown["total_clipped_grad_norm"] > 0
+        assert not_finite["total_grad_norm"] is None is not_finite["total_clipped_grad_norm"]
+        assert "were not made by a backward pass" in monitor.status.not_measured["total_grad_norm"]
 
     def test_leaves_out_a_scalar_whose_name_the_service_would_refuse(self, attached, tmp_path):
         *_, monitor = attached

@@ -55,7 +55,7 @@ class LossProbe(Part):
                 self._pending.append((float(loss), None))  # type: ignore[arg-type]
             except (TypeError, ValueError):
                 return
-        elif type(loss) is Tensor and loss.numel() == 1:
+        elif type(loss) is Tensor and loss.numel() == 1 and not loss.is_complex():
             own = loss.detach()
             address = own.data_ptr()
             self._must_copy |= self._newest is not None and self._newest[0] == address

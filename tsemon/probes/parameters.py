@@ -64,6 +64,8 @@ class _Stepper:
 
     optimizer: torch.optim.Optimizer
     groups: dict[int, list[nn.Parameter]]
+    without_gradient: frozenset[int] = frozenset()
+    """Frozen parameters of no optimizer, by their id. If they have a gradient, it is left over and plays no part."""
     is_stepping: bool = False
     num_steps: int = 0
     sums_before: GroupSums | None = None
@@ -77,6 +79,9 @@ class _Stepper:
     """The parameters that the step changes, by their id."""
     copies: dict[int, list[Tensor]] = field(default_factory=dict)
     learning_rate: Tensor | float | None = None
+
+    def with_gradient(self, params: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        return [p for p in _with_gradient(params) if id(p) not in self.without_gradient]
 
 
 class ParameterProbe(Part):
@@ -232,15 +237,16 @@ class ParameterProbe(Part):
         rates = (stepper.learning_rate for stepper in self._steppers if stepper.learning_rate is not None)
         if (rate := next(rates, None)) is not None:
             reading.scalars["learning_rate"] = rate
-        if "grad" in found and self._before_clipping.may_be_averaged_later:
+        if "grad" in found and (self._before_clipping.num_unseen or self._before_clipping.may_be_averaged_later):
             norms = torch.stack([floats["total_grad_norm"], floats["total_clipped_grad_norm"]])
-            reading.scalars["total_grad_norm"] = OnHost(norms, self._note_change)
+            reading.scalars["total_grad_norm"] = OnHost(norms, self._known_norm)
         return reading
 
-    def _note_change(self, norms: Tensor) -> Tensor:
-        """`norms`: before clipping, and after."""
-        self._saw_change = bool(norms[0].isnan() & norms[1].isfinite())
-        return norms[0]
+    def _known_norm(self, norms: Tensor) -> Tensor | None:
+        """`norms`: before clipping, and after. None where NaN would say that the gradient is not finite, though it is."""
+        is_unknown = bool(norms[0].isnan() & norms[1].isfinite())
+        self._saw_change = is_unknown and self._before_clipping.may_be_averaged_later
+        return None if is_unknown else norms[0]
 
     def how(self) -> str:
         sources = ("from a copy of the parameters", "from its state")
@@ -422,7 +428,8 @@ class ParameterProbe(Part):
         Of these, the ones that want a gradient are strangers: another optimizer may move them at any time.
         """
         owner = {id(p): i for i, o in enumerate(self._optimizers) for g in o.param_groups for p in g["params"]}
-        steppers = [_Stepper(optimizer, {}) for optimizer in self._optimizers]
+        frozen = frozenset(id(p) for p in self._all() if not p.requires_grad and id(p) not in owner)
+        steppers = [_Stepper(optimizer, {}, frozen) for optimizer in self._optimizers]
         for group, params in self._groups.items():
             for p in params:
                 if steppers:
@@ -590,8 +597,8 @@ class ParameterProbe(Part):
         scale = getattr(stepper.optimizer, "grad_scale", None)  # a fused optimizer unscales the gradients itself
         self._sums.expect("grad", "clipped", "grad_dot", "qk", "turn", "turn_now", "turn_before")
         for group, params in stepper.groups.items():
-            self._leave_sparse_out(group, params)
-        groups = {group: own for group, params in stepper.groups.items() if (own := _with_gradient(params))}
+            self._leave_sparse_out(group, [p for p in params if id(p) not in stepper.without_gradient])
+        groups = {group: own for group, params in stepper.groups.items() if (own := stepper.with_gradient(params))}
         if self._forgotten is None:
             strangers = (self._strangers[group] for group in self._strangers.keys() - {EMBEDDING})
             self._forgotten = [p for params in strangers for p in _with_gradient(params) if p.dtype in WIDE]
@@ -664,7 +671,7 @@ class ParameterProbe(Part):
             self._add("update_dot", of_group, params, dots(changes, copies))
             if stepper.has_closure and not isinstance(stepper.optimizer, torch.optim.LBFGS):
                 before = {id(p): copy for p, copy in zip(params, copies, strict=True)}
-                if moved := _with_gradient(params):
+                if moved := stepper.with_gradient(params):
                     values_P = dots(_gradients(moved), [before[id(p)] for p in moved])
                     self._add("grad_dot", [group] * len(moved), moved, values_P)
 
@@ -753,7 +760,7 @@ def _at(values_P: Tensor, places: Sequence[int]) -> Tensor:
 
 
 def _moving(stepper: _Stepper) -> frozenset[int]:
-    return frozenset(id(p) for params in stepper.groups.values() for p in _with_gradient(params))
+    return frozenset(id(p) for params in stepper.groups.values() for p in stepper.with_gradient(params))
 
 
 def _with_gradient(params: Sequence[nn.Parameter]) -> list[nn.Parameter]:

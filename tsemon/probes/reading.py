@@ -16,8 +16,8 @@ class OnHost(NamedTuple):
     """A metric whose last step a device could not do without being waited for: the exporter's thread does it."""
 
     raw: Tensor
-    finish: Callable[[Tensor], Tensor]
-    """Gets `raw` in host memory, returns the metric."""
+    finish: Callable[[Tensor], Tensor | None]
+    """Gets `raw` in host memory, returns the metric; None leaves it out."""
     is_merged: bool = False
     """Whether `raw` is of all processes; else it is of this process's own samples alone."""
 

@@ -160,6 +160,24 @@ class TestParameters:
                 "1 of 3 blocks are frozen: none of their parameters requires a gradient"
             )
 
+    @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+    def test_do_not_count_what_frozen_parameters_have_left_over(self, kind):
+        """As after pretraining in the same process: the optimizer does not have them, so nobody clears their gradients."""
+        model, forward = zoo.our_language_model()
+        model.blocks[:2].requires_grad_(False)
+        readings = []
+        for gradient in (None, torch.tensor(7.0)):
+            for p in model.blocks[:2].parameters():
+                p.grad = None if gradient is None else gradient.expand_as(p).clone()
+            optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=1e-9)
+            model.zero_grad() if gradient is None else optimizer.zero_grad()
+            reading, probe = reading_of(model, forward, optimizer)
+            readings.append({name: value.item() for name, value in reading.scalars.items() if "grad" in name})
+            assert reading.layers["grad_norm"].isnan().tolist() == [True, True, False]
+            assert probe.not_measured["grad_norm"].startswith("2 of 3 blocks are frozen")
+        assert readings[0] == readings[1]
+        assert math.isfinite(readings[0]["total_grad_norm"])
+
     def test_of_a_block_that_the_loss_does_not_depend_on_there_is_no_gradient_and_that_is_said(self):
         model, forward = zoo.our_language_model()
         model.blocks[0].register_forward_hook(lambda _, args, output: output.detach())
