@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from pathlib import Path
 
@@ -145,6 +146,18 @@ class TestTheSameBatchAgainAndAgain:
                 yield View(5 * sample, {}, layers)
 
         assert names(settling()) == set()
+
+    def test_is_not_one_whose_samples_are_suddenly_near_each_other(self):
+        """What drifts over hundreds of steps hardly does over four."""
+
+        def drifting():
+            gaps = [10, 80, 345, *[4] * 5, 200, 489, 478, 125, 175, 179, 171, 332, 239, 293, 192, *[4] * 7, 480]
+            for step in np.cumsum([0, *gaps]).tolist():
+                moved = 0.1 * (1 - math.exp(-step / 2000))
+                layers = {"batch_similarity": np.array([0.5 + moved]), "global_diversity": np.array([0.3 + moved])}
+                yield View(step, {}, layers)
+
+        assert fired(drifting(), self.RULE) == []
 
     def test_is_judged_after_14_samples_of_the_input_however_many_frames_lack_it(self):
         def settling():
