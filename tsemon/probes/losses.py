@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -80,7 +81,8 @@ class LossProbe(Part):
         if tensor is None:
             self._stacks.append(torch.tensor(losses, dtype=torch.float64))
             return
-        tensors = [loss if isinstance(loss, Tensor) else tensor.new_full((), loss) for loss in losses]
+        wide = partial(tensor.new_full, (), dtype=torch.float64)  # a float must not become an integer beside one
+        tensors = [loss if isinstance(loss, Tensor) else wide(fill_value=loss) for loss in losses]
         self._stacks.append(torch.stack([loss.reshape(()) if loss.ndim else loss for loss in tensors]))
 
     def collect(self) -> Partials:
@@ -91,7 +93,7 @@ class LossProbe(Part):
         if not stacks:
             return {}
         losses = torch.cat(stacks)
-        known = losses if self._remembered is None else torch.cat([self._remembered.to(losses), losses])
+        known = losses if self._remembered is None else torch.cat([self._remembered.to(losses.device), losses])
         self._remembered = known[-NUM_OF_NOISE - NOISE_ENDS_BEFORE :]
         return loss_sums(losses) | recent_sums(self._remembered)
 

@@ -57,6 +57,11 @@ class TestLossProbe:
         assert second["loss_mean"] == 3.0
         assert monitor.status.num_faults == 0
 
+    def test_keeps_fractions_beside_a_tensor_of_integers(self, tmp_path):
+        (first, second), _ = told(tmp_path, [2.25, torch.tensor(2), 2.75, torch.tensor(2), 2.25])
+        assert [one["loss_mean"] for one in (first, second)] == [2.25, 2.25]
+        assert second["loss_recent"] == 2.25
+
     def test_has_the_spread_of_losses_that_hardly_differ(self, tmp_path):
         losses = [10.0 + i * 1e-4 for i in range(5)]
         (_, second), _ = told(tmp_path, losses)
