@@ -187,6 +187,21 @@ class TestTheSameSequences:
         assert names(overlapping(*[1.0] * 20)) == set()
 
 
+def untrained(*counts):
+    """In a zoom: samples 4 steps apart."""
+    return [View(4 * sample, {"untrained_parameters": count}) for sample, count in enumerate(counts)]
+
+
+class TestParametersThatNobodyTrains:
+    def test_are_told_after_50_steps(self):
+        ((rule, step),) = fired(untrained(math.nan, *[12.0] * 30))
+        assert (rule.name, step) == ("parameters-not-trained", 56)
+
+    def test_are_not_those_of_an_optimizer_that_steps_now_and_then(self):
+        """At every 48th step."""
+        assert names(untrained(math.nan, *[*[12.0] * 11, 0.0] * 5)) == set()
+
+
 def still(rates):
     """A block that follows the learning rate."""
     for sample, rate in enumerate(rates):
