@@ -42,7 +42,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.no_zooms:
-        Cadence.zoom_in = lambda self, at_least=0: False  # type: ignore[method-assign]
+        Cadence.zoom_in = lambda self, at_least=0, at_any_cost=False: False  # type: ignore[method-assign]
     trials = healthy(options.only) if options.healthy else tuple(seeded(chosen(options.only), SEEDS[: options.seeds]))
     if options.steps:
         trials = tuple(trial.lasting(options.steps) for trial in trials)

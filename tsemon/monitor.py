@@ -198,12 +198,11 @@ class Monitor:
             sign, at_least = self._shared_signs.exchange(self._step, sign), ZOOM_SAMPLES
         if sign is None:
             return
-        if not self._cadence.zoom_in(at_least):
+        if not self._cadence.zoom_in(at_least, at_any_cost=sign.is_decisive):
             if is_new and self._cadence.lacks_room:
                 self._suspicion.refuse(self._step, sign, TO_SAVE)
             return
-        is_now = sign.is_urgent and is_new
-        earliest = self._step if is_now else max(self._step, self._last_sample + ZOOM_GAP)
+        earliest = self._step if sign.is_urgent else max(self._step, self._last_sample + ZOOM_GAP)
         self._next_sample = min(self._next_sample, earliest)
         if is_new:
             self._suspicion.begins()

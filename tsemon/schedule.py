@@ -48,9 +48,10 @@ class Cadence:
 
     With a budget, the gap to the next sample is what keeps cost / (gap x step time) at the budget, from running averages
     of both. When a run becomes faster, one sample comes too early and the next is within the budget again; when it
-    becomes slower, samples are rare for a few gaps. If the warm-up or a burst exceeds the budget, later gaps are up to twice
-    as long until the run as a whole is within the budget. The slow tier has its own gap: the less it costs, the shorter.
-    Zooms may exceed the budget by a fifth, and later gaps make up for it.
+    becomes slower, samples are rare for a few gaps. If early samples or a burst exceed the budget, later gaps are up to
+    twice as long until the run is within the budget again. The first sample does not count, because it pays for the
+    warm-up. The slow tier has its own gap: the less it costs, the shorter. Zooms may exceed the budget by a fifth, and
+    later gaps make up for it.
     """
 
     def __init__(self, every: int | None = None, budget: float = 0.01, lag: int = 1) -> None:
@@ -108,13 +109,13 @@ class Cadence:
         """Whether the next sample belongs to a zoom."""
         return self._num_of_zoom > 0
 
-    def zoom_in(self, at_least: int = 2) -> bool:
+    def zoom_in(self, at_least: int = 2, *, at_any_cost: bool = False) -> bool:
         """Take the next 4 samples 4 steps apart. If it is zoomed in already, take at least this many more.
 
         Return False if it does not zoom in: at a fixed interval, in a burst, if samples are that near anyway, or if zooms
-        have used up their part of the budget.
+        have used up their part of the budget. In this last case `at_any_cost` takes one sample.
         """
-        if not self._is_sparse or not self._may_zoom_in(is_longer=self.is_zoomed_in):
+        if not self._is_sparse or not (at_any_cost or self._may_zoom_in(is_longer=self.is_zoomed_in)):
             return False
         self._num_of_zoom = max(self._num_of_zoom, at_least) if self.is_zoomed_in else ZOOM_SAMPLES
         return True
@@ -175,7 +176,8 @@ class Cadence:
         self._num_samples += 1
         self._num_steps += spent.num_steps
         self._elapsed_s += spent.step_s * spent.num_steps
-        self._owed_s += spent.cost_s - self._budget * spent.step_s * spent.num_steps
+        if self._num_samples > self._num_warm_up:  # the first sample pays for the warm-up
+            self._owed_s += spent.cost_s - self._budget * spent.step_s * spent.num_steps
         if self._were_zoomed.popleft():
             self._zoomed_s += spent.cost_s
         self._were_zoomed.append(self.is_zoomed_in and not self._num_of_burst)

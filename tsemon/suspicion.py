@@ -46,6 +46,9 @@ CHECK_EVERY = 4
 MAX_ZEROS = 2
 """Number of usual bends that may be 0. More are there if the loss is rounded more coarsely than it varies."""
 
+NUM_NORMS_NOT_FINITE = 3
+"""Gradient norms in a row that are not finite. A gradient scaler skips single steps on purpose."""
+
 PATIENCE = 60
 """Steps for which a pending alert counts as a sign. Built-in rules hold for 50 steps or less."""
 MAX_PER_HOUR = 12
@@ -62,6 +65,8 @@ class Sign(NamedTuple):
     reason: str
     is_urgent: bool
     """Whether the newest step gave it: then the next step is sampled, however recent the last sample is."""
+    is_decisive: bool = False
+    """Whether it leads to a sample even if zooms have used up their part of the budget."""
 
 
 class Refusals(NamedTuple):
@@ -179,7 +184,9 @@ class Suspicion:
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._late_losses, self._late_norms = LateNumbers(), LateNumbers()
         self._losses, self._noise = LossWatch(), NoiseWatch()
-        self._is_norm_finite = True
+        self._num_norms_not_finite = 0
+        self._was_loss_finite = True
+        """Whether all losses were finite so far."""
         self._followed: dict[str, int] = {}
         """Ids of the pending alerts, and the step at which each was first seen."""
         self._fresh: frozenset[str] = frozenset()
@@ -202,7 +209,7 @@ class Suspicion:
         sign = self._of_numbers(loss, grad_norm) or self._of_alerts(step, alerts, is_zoomed_in=is_zoomed_in)
         if is_zoomed_in:
             self._answered |= self._fresh
-        elif sign is not None and not self._may_begin:
+        elif sign is not None and not self._may_begin and not sign.is_decisive:
             self.refuse(step, sign, OFTEN)
             return None
         return sign
@@ -226,11 +233,13 @@ class Suspicion:
         sign = None
         for number in () if loss is None else self._late_losses.put(loss):
             self.has_loss = True
+            is_first = self._was_loss_finite and not math.isfinite(number)
+            self._was_loss_finite &= not is_first
             for text in filter(None, (self._losses.notice(number), self._noise.notice(number))):
-                sign = sign or Sign(text, is_urgent=True)
+                sign = sign or Sign(text, is_urgent=True, is_decisive=is_first)
         for number in () if grad_norm is None else self._late_norms.put(grad_norm):
-            was_finite, self._is_norm_finite = self._is_norm_finite, math.isfinite(number)
-            if was_finite and not self._is_norm_finite:
+            self._num_norms_not_finite = 0 if math.isfinite(number) else self._num_norms_not_finite + 1
+            if self._num_norms_not_finite == NUM_NORMS_NOT_FINITE:
                 sign = sign or Sign("the gradient norm is not finite", is_urgent=True)
         return sign
 

@@ -136,20 +136,20 @@ class TestSuspicion:
 
     def test_reports_a_loss_once(self):
         suspicion = Suspicion()
-        assert sign(suspicion, 7, math.nan) == ("the loss is not finite", True)
+        assert sign(suspicion, 7, math.nan) == ("the loss is not finite", True, True)
         assert sign(suspicion, 8, math.nan) is None
 
-    def test_reports_a_gradient_norm_each_time_that_it_ceases_to_be_finite(self):
+    def test_reports_a_gradient_norm_each_time_that_it_is_not_finite_three_times_in_a_row(self):
         suspicion = Suspicion()
-        norms = [1.0, math.inf, math.inf, 1.0, None, math.nan]
+        norms = [1.0, *[math.inf] * 4, 1.0, math.inf, math.inf, 1.0, None, math.nan, None, math.inf, math.inf]
         told = [step for step, norm in enumerate(norms) if sign(suspicion, step, 2.0, norm)]
-        assert told == [1, 5]
+        assert told == [3, 13]
 
     def test_follows_a_pending_alert_until_its_patience_is_over(self):
         suspicion, pending = Suspicion(), [alert("a", "pending")]
         told = [step for step in range(100, 300) if sign(suspicion, step, alerts=pending)]
         assert told == list(range(100, 100 + PATIENCE + 1))
-        assert sign(suspicion, 300, alerts=[*pending, alert("b", "pending")]) == ("onset is pending", False)
+        assert sign(suspicion, 300, alerts=[*pending, alert("b", "pending")]) == ("onset is pending", False, False)
 
     @pytest.mark.parametrize("state", ["firing", "acknowledged", "resolved"])
     def test_does_not_follow_alerts_that_are_decided(self, state):
@@ -178,8 +178,9 @@ class TestSuspicion:
         for step in range(30):
             assert sign(suspicion, step, alerts=[a] if step < 10 else [a, b]) is None
         assert suspicion.refusals == (2, 10, "after 12 zooms within an hour", "onset is pending")
-        assert sign(suspicion, 30, math.nan) is None
-        assert suspicion.refusals == (3, 30, "after 12 zooms within an hour", "the loss is not finite")
+        assert sign(suspicion, 30, math.nan).is_decisive
+        assert sign(suspicion, 31, 2.0) is sign(suspicion, 32, math.nan) is None
+        assert suspicion.refusals == (3, 32, "after 12 zooms within an hour", "the loss is not finite")
 
     def test_gives_each_pending_alert_one_zoom(self):
         suspicion, a, b = Suspicion(), alert("a", "pending"), alert("b", "pending")

@@ -77,7 +77,22 @@ class TestItZoomsIn:
     def test_at_a_gradient_norm_that_is_not_finite(self, loop):
         loop.run(200, grad_norm=torch.tensor(1.0))
         loop.run(60, grad_norm=torch.tensor(math.nan))
-        assert [step for step in loop.sampled() if step > 150] == zoom_from(201)
+        assert [step for step in loop.sampled() if step > 150] == zoom_from(203)
+
+    def test_at_once_if_the_loss_is_not_finite_in_a_zoom(self, loop):
+        loop.run(200)
+        loop.run(4, loss=2.1)
+        loop.run(60, loss=math.nan)
+        assert [step for step in loop.sampled() if step > 150][:4] == [203, 205, 209, 213]
+
+    def test_at_the_first_loss_that_is_not_finite_although_zooms_have_used_up_what_they_may_cost(self, loop):
+        loop.run(200)
+        loop.monitor._cadence._zoomed_s, loop.monitor._cadence._num_zoomed = 1e9, ZOOM_SAMPLES
+        for _ in range(3):
+            loop.run(1, loss=math.nan)
+            loop.run(30)
+        assert [step for step in loop.sampled() if step > 150] == [201]
+        assert (loop.monitor.status.zooms.num, loop.monitor.status.refusals.num) == (1, 2)
 
     def test_with_the_slow_tier_in_every_second_sample(self, loop, tmp_path):
         loop.run(200)
