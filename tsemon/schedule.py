@@ -49,8 +49,8 @@ class Cadence:
     With a budget, the gap to the next sample is what keeps cost / (gap x step time) at the budget, from running averages
     of both. When a run becomes faster, one sample comes too early and the next is within the budget again; when it
     becomes slower, samples are rare for a few gaps. If early samples or a burst exceed the budget, later gaps are up to
-    twice as long until the run is within the budget again. The first sample does not count, because it pays for the
-    warm-up. The slow tier has its own gap: the less it costs, the shorter. Zooms may exceed the budget by a fifth, and
+    twice as long until the run is within the budget again. What the first sample costs more than later ones does not
+    count. The slow tier has its own gap: the less it costs, the shorter. Zooms may exceed the budget by a fifth, and
     later gaps make up for it.
     """
 
@@ -176,8 +176,9 @@ class Cadence:
         self._num_samples += 1
         self._num_steps += spent.num_steps
         self._elapsed_s += spent.step_s * spent.num_steps
-        if self._num_samples > self._num_warm_up:  # the first sample pays for the warm-up
-            self._owed_s += spent.cost_s - self._budget * spent.step_s * spent.num_steps
+        self._owed_s += spent.cost_s - self._budget * spent.step_s * spent.num_steps
+        if self._num_samples == self._num_warm_up + 1:
+            self._owed_s -= self._first_slow_s - self._costs(spent.cost_s)[1]  # the warm-up is not owed
         if self._were_zoomed.popleft():
             self._zoomed_s += spent.cost_s
         self._were_zoomed.append(self.is_zoomed_in and not self._num_of_burst)

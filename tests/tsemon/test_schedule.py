@@ -137,7 +137,7 @@ class TestCadence:
 
     def test_saves_what_early_samples_cost_but_not_the_warm_up_of_the_first(self):
         costs = costs_of(Cadence(budget=0.01), steps=100_000)
-        assert sum(costs[1:]) <= 0.01 * 0.001 * len(costs) + 0.012
+        assert sum(costs) - 0.050 + 0.012 <= 0.01 * 0.001 * len(costs) + 0.012
         costs = costs_of(Cadence(budget=0.01), steps=2500, first_s=0.5, cost_s=0.02, slow_s=0.04, step_s=0.04)
         steps = [step for step, cost in enumerate(costs) if cost]
         assert steps[:3] == [0, FIRST_GAP, WARM_UP_STEPS]
@@ -235,7 +235,7 @@ class TestZoomingIn:
             gap = cadence.next_gap(Spent(cost_s, 0.001 * (step > 0), was_slow, gap))
             step += gap
         assert 0.9 * ZOOM_SHARE < zoomed_s / (0.01 * 0.001 * len(costs)) < 1.1 * ZOOM_SHARE
-        assert sum(costs[1:]) - lag * 0.012 <= 0.01 * 0.001 * len(costs)  # the newest samples are not known yet
+        assert sum(costs) - lag * 0.012 < 0.01 * 0.001 * len(costs) + 1e-9  # the newest samples are not known yet
 
     @pytest.mark.parametrize("lag", [1, 2])
     def test_is_charged_for_its_own_samples(self, lag):
