@@ -175,6 +175,7 @@ class Monitor:
                 self._sample(probe, loss, scalars)
             except Exception as error:
                 self._faults.contain(error)
+                self._cadence.end_zoom()
                 self._next_sample = self._step + self._cadence.gap
                 self._faults.guard(probe.disarm)
         self._step += 1

@@ -112,8 +112,8 @@ class Cadence:
     def zoom_in(self, at_least: int = 2, *, at_any_cost: bool = False) -> bool:
         """Take the next 4 samples 4 steps apart. If it is zoomed in already, take at least this many more.
 
-        Return False if it does not zoom in: at a fixed interval, in a burst, if samples are that near anyway, or if zooms
-        have used up their part of the budget. In this last case `at_any_cost` takes one sample.
+        Return False if it does not zoom in: at a fixed interval, if samples are that near anyway, or if zooms have used up
+        their part of the budget. In this last case `at_any_cost` takes one sample.
         """
         if not self._is_sparse or not (at_any_cost or self._may_zoom_in(is_longer=self.is_zoomed_in)):
             return False
@@ -128,7 +128,12 @@ class Cadence:
     @property
     def _is_sparse(self) -> bool:
         """Whether a zoom would bring the samples of a budget nearer together."""
-        return self._every is None and not self._num_of_burst and self.gap > ZOOM_GAP
+        return self._every is None and self._calm_gap > ZOOM_GAP
+
+    @property
+    def _calm_gap(self) -> int:
+        """Steps to the next sample, but for zooms."""
+        return self._burst_gap if self._num_of_burst else self.gap
 
     def _may_zoom_in(self, *, is_longer: bool = False) -> bool:
         """`is_longer`: A zoom becomes longer. This leaves room for the rest of it and for another one."""
@@ -138,6 +143,9 @@ class Cadence:
         zoom_s = ZOOM_SAMPLES / 2 * (usual_s + slow_s)
         room_s = max(ZOOM_SHARE * self._budget * self._elapsed_s, MIN_ZOOMS * zoom_s)
         return self._zoomed_s + (2 * zoom_s if is_longer else slow_s) <= room_s
+
+    def end_zoom(self) -> None:
+        self._num_of_zoom = 0
 
     def burst(self, *, steps: int, every: int) -> None:
         """Sample every `every` steps, all that is measured, for about `steps` steps from the next sample on."""
@@ -165,11 +173,10 @@ class Cadence:
             self._owed_s = max(self._owed_s, -more_s)  # the others save for the next slow sample, but not more
             repaid_s = min(max(self._owed_s, 0.0), REPAID * mean_cost_s)
             self.gap = self._gap_for(mean_cost_s + repaid_s, self._step_s)
-        self._num_of_burst = max(self._num_of_burst - 1, 0)
+        if not self._were_zoomed[-1]:
+            self._num_of_burst = max(self._num_of_burst - 1, 0)
         self._num_of_zoom = max(self._num_of_zoom - 1, 0) if self._may_zoom_in() else 0
-        if self._num_of_burst:
-            return self._burst_gap
-        return min(ZOOM_GAP, self.gap) if self._num_of_zoom else self.gap
+        return min(ZOOM_GAP, self._calm_gap) if self._num_of_zoom else self._calm_gap
 
     def _count(self, spent: Spent) -> None:
         self._num_since_slow = 1 if self.is_slow else self._num_since_slow + 1
@@ -181,7 +188,7 @@ class Cadence:
             self._owed_s -= self._first_slow_s - self._costs(spent.cost_s)[1]  # the warm-up is not owed
         if self._were_zoomed.popleft():
             self._zoomed_s += spent.cost_s
-        self._were_zoomed.append(self.is_zoomed_in and not self._num_of_burst)
+        self._were_zoomed.append(self.is_zoomed_in and self._is_sparse)
         self._num_zoomed += self._were_zoomed[-1]
 
     def _costs(self, newest_s: float) -> tuple[float, float]:

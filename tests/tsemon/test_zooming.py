@@ -196,8 +196,28 @@ class TestALossThatComesLateOrSeldom:
         assert "no zooms" not in str(loop.monitor)
 
 
+class TestASampleThatFails:
+    def test_ends_the_zoom(self, loop, monkeypatch):
+        loop.run(200)
+        loop.run(2, loss=math.nan)
+        monkeypatch.setattr(loop.monitor, "_packed", lambda *_: 1 / 0)
+        loop.run(10)
+        monkeypatch.undo()
+        assert loop.monitor.status.num_faults == 1
+        loop.run(1, loss=math.inf)
+        assert loop.sampled()[-1] == 201
+        assert loop.monitor.status.zooms.num == 2
+
+
 class TestABurstOfTheUsers:
     """It begins with the next step, and its samples stand for those of a zoom."""
+
+    def test_that_is_sparse_does_not_prevent_a_zoom(self, loop):
+        loop.run(200)
+        loop.monitor.burst(steps=200, every=50)
+        loop.run(10)
+        loop.run(300, loss=math.nan)
+        assert [step for step in loop.sampled() if step > 150] == [201, *zoom_from(211), 273, 323, 373]
 
     def test_that_covers_a_zoom_replaces_it(self, loop):
         loop.run(200)
