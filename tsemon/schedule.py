@@ -49,9 +49,9 @@ class Cadence:
     With a budget, the gap to the next sample is what keeps cost / (gap x step time) at the budget, from running averages
     of both. When a run becomes faster, one sample comes too early and the next is within the budget again; when it
     becomes slower, samples are rare for a few gaps. If early samples or a burst exceed the budget, later gaps are up to
-    twice as long until the run is within the budget again. What the first sample costs more than later ones does not
-    count. The slow tier has its own gap: the less it costs, the shorter. Zooms may exceed the budget by a fifth, and
-    later gaps make up for it.
+    twice as long until the run is within the budget again. The extra cost of the first sample does not count. The slow
+    tier has its own gap: the less it costs, the shorter. Zooms may exceed the budget by a fifth, and later gaps make up
+    for it.
     """
 
     def __init__(self, every: int | None = None, budget: float = 0.01, lag: int = 1) -> None:
@@ -132,7 +132,7 @@ class Cadence:
 
     @property
     def _calm_gap(self) -> int:
-        """Steps to the next sample, but for zooms."""
+        """Steps to the next sample if there is no zoom."""
         return self._burst_gap if self._num_of_burst else self.gap
 
     def _may_zoom_in(self, *, is_longer: bool = False) -> bool:
