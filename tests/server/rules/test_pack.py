@@ -193,13 +193,13 @@ def untrained(*counts):
 
 
 class TestParametersThatNobodyTrains:
-    def test_are_told_after_50_steps(self):
+    def test_are_told_after_20_steps(self):
         ((rule, step),) = fired(untrained(math.nan, *[12.0] * 30))
-        assert (rule.name, step) == ("parameters-not-trained", 56)
+        assert (rule.name, step) == ("parameters-not-trained", 24)
 
     def test_are_not_those_of_an_optimizer_that_steps_now_and_then(self):
-        """At every 48th step."""
-        assert names(untrained(math.nan, *[*[12.0] * 11, 0.0] * 5)) == set()
+        """At every 20th step."""
+        assert names(untrained(math.nan, *[*[12.0] * 4, 0.0] * 5)) == set()
 
 
 def still(rates):
