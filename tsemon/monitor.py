@@ -112,6 +112,7 @@ class Monitor:
         self._next_sample = first_step
         self._start_at(first_step)
         self._outside_hooks_s = self._device_s = 0.0
+        self._mark()
         self._newest = _Newest(None, Spent(0.0, 0.0, is_slow=False, num_steps=0), 0.0)
         self._measured: dict[str, int] = {}
         """Metric to the step of the newest sample that has it."""
@@ -149,27 +150,29 @@ class Monitor:
         """
         state = ThreadState()
         try:
-            self._end_step(loss, tokens, step_tokens, {n: value for n, value in scalars.items() if value is not None})
+            self._end_step(
+                state, loss, tokens, step_tokens, {n: value for n, value in scalars.items() if value is not None}
+            )
         finally:  # an interrupt passes
             state.put_back()
 
     def _end_step(
         self,
+        state: ThreadState,
         loss: Tensor | float | None,
         tokens: Tensor | float | None,
         step_tokens: Tensor | float | None,
         scalars: Mapping[str, Tensor | float],
     ) -> None:
+        self._mark()
         probe = self._probe
         if probe is not None:
             probe.called()
         if tokens is not None or step_tokens is not None:
             scalars = self._with_tokens(tokens, step_tokens, scalars)
+        contain = self._faults.guard if probe is None or state.is_unseen else probe.contain
         if probe is not None and loss is not None:
-            try:
-                probe.take_loss(loss)
-            except Exception as error:
-                self._faults.contain(error)
+            contain(probe.take_loss, loss)
         if probe is not None and self._step >= self._next_sample:
             try:
                 self._sample(probe, loss, scalars)
@@ -184,12 +187,11 @@ class Monitor:
         if self._is_burst_new:
             self._is_burst_new, self._next_sample = False, self._step
         probe = self._probe  # None if a handler of an alert has closed the monitor
-        start, waited_s = time.perf_counter(), self._waited_s
         if probe is not None and self._cadence.is_adaptive:
-            probe.contain(self._zoom_in, loss, scalars.get(GRAD_NORM))
+            contain(self._zoom_in, loss, scalars.get(GRAD_NORM))
         if probe is not None and self._step == self._next_sample:
             self._faults.guard(self._arm, probe)
-        self._outside_hooks_s += time.perf_counter() - start - (self._waited_s - waited_s)
+        self._count_time()
 
     def _zoom_in(self, loss: Tensor | float | None, grad_norm: Tensor | float | None) -> None:
         """Take the next sample sooner at a sign of trouble. With ranks, all of them decide the same."""
@@ -373,9 +375,9 @@ class Monitor:
         probe.arm({name for name, tier in self._tiers.items() if tier in tiers})
 
     def _sample(self, probe: Probe, loss: Tensor | float | None, scalars: Mapping[str, Tensor | float]) -> None:
-        start, in_hooks_s = time.perf_counter(), probe.cost_s
+        self._count_time()
         before, is_slow = self._newest, self._cadence.is_slow
-        elapsed_s = start - self._last_sample_at - (self._cost_s - before.total_cost_s)
+        elapsed_s = self._counted_at - self._last_sample_at - (self._cost_s - before.total_cost_s)
         num_steps = self._step - self._last_sample
         spent = before.spent._replace(step_s=max(elapsed_s, 0.0) / num_steps, num_steps=num_steps)
         if before.sample is None and self._ranks is not None:
@@ -413,18 +415,19 @@ class Monitor:
         if before.sample is not None and before.sample.has_agreed:
             spent = self._agreed(before.sample, spent)
         gap = self._cadence.next_gap(spent)
-        now = time.perf_counter()
-        self._outside_hooks_s += (now - start) - (probe.cost_s - in_hooks_s) - waited_s
+        self._count_time()
         cost_s = self._cost_s - before.total_cost_s
         self._newest = _Newest(sample, Spent(cost_s, 0.0, is_slow, 0), self._cost_s, waited_s)
-        self._last_sample_at = now
+        self._last_sample_at = self._counted_at
         self._last_sample, self._next_sample = self._step, self._step + gap
 
     def _sample_last(self, probe: Probe, step: int) -> None:
         """Send the losses since the last sample, and the norms of the parameters."""
+        self._mark()
         reading = probe.collect_last(step, self._tiers)
         sample = Sample(reading, self._own_scalars(), step, self._faults.contain, stacks=self._stacks)
         self._outbox.put(sample.to_frame)
+        self._count_time()
 
     def _own_scalars(self) -> dict[str, Tensor | float]:
         return {
@@ -463,9 +466,23 @@ class Monitor:
             self._ranks.renew()
         return Spent(cost_s, step_s, bool(is_slow), spent.num_steps)
 
+    def _mark(self) -> None:
+        """The time from here to `_count_time` is a cost."""
+        self._counted_at, self._counted_s = time.perf_counter(), self._in_hooks_s + self._waited_s
+
+    def _count_time(self) -> None:
+        """Add the time since the last mark to the cost, except for hooks, which count theirs, and waiting for ranks."""
+        marked_at, counted_s = self._counted_at, self._counted_s
+        self._mark()
+        self._outside_hooks_s += self._counted_at - marked_at - (self._counted_s - counted_s)
+
+    @property
+    def _in_hooks_s(self) -> float:
+        return 0.0 if self._probe is None else self._probe.cost_s
+
     @property
     def _cost_s(self) -> float:
-        return self._outside_hooks_s + (0.0 if self._probe is None else self._probe.cost_s)
+        return self._outside_hooks_s + self._in_hooks_s
 
     @property
     def _waited_s(self) -> float:
@@ -510,12 +527,14 @@ class Monitor:
             self._handle(alert)
 
     def _handle(self, alert: Alert) -> None:
+        self._count_time()
         for handler in self._handlers:
             try:
                 handler(alert, self)
             except Exception as error:  # the user's own: told, and not counted among tsemon's
                 text = f"on_alert failed for {alert.rule}, training is not affected: {type(error).__name__}: {error}"
                 self._faults.warn(text, cause=error)
+        self._mark()  # the time of handlers is the user's own
 
     def __del__(self) -> None:
         # A notebook's cell that is run again: the monitor of before must not keep threads and files open.

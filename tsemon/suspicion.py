@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import torch
@@ -42,7 +42,7 @@ NUM_SMOOTH, NUM_USUAL = 12, 48
 SMOOTH = 0.1
 """The loss is smooth if the first median is less than this fraction of the second one."""
 CHECK_EVERY = 4
-"""Steps between two comparisons."""
+"""Steps between two comparisons. A loss that is clearly not high waits this long, too, for the others to be watched."""
 MAX_ZEROS = 2
 """Number of usual bends that may be 0. More are there if the loss is rounded more coarsely than it varies."""
 
@@ -103,7 +103,7 @@ class LossWatch:
             was_finite, self._is_finite = self._is_finite, False
             return "the loss is not finite" if was_finite else None
         self._is_finite = True
-        if not self._is_high(loss):
+        if loss <= self.limit:
             self._num_high = self._num_high_in_logs = 0
             self._losses.add(loss)
             if loss > 0:
@@ -119,11 +119,14 @@ class LossWatch:
         self._restart()
         return text
 
-    def _is_high(self, loss: float) -> bool:
+    @property
+    def limit(self) -> float:
+        """A loss above it is high."""
         usual = self._losses
+        if usual.num < FIRST_STEPS:
+            return math.inf
         least = max(1e-3 * abs(usual.mean), LEAST_RISE)  # for a loss that hardly varies
-        rise = max(HIGH * usual.deviation, HIGH_OF_GAIN * (self._highest - usual.mean)) + least
-        return usual.num >= FIRST_STEPS and loss - usual.mean > rise
+        return usual.mean + max(HIGH * usual.deviation, HIGH_OF_GAIN * (self._highest - usual.mean)) + least
 
     def _is_high_in_logs(self, loss: float) -> bool:
         usual = self._logs
@@ -184,6 +187,11 @@ class Suspicion:
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._late_losses, self._late_norms = LateNumbers(), LateNumbers()
         self._losses, self._noise = LossWatch(), NoiseWatch()
+        self._usual: list[float] = []
+        """The newest losses, which are clearly not high. They are watched together: each alone would take three times as
+        long, because a training step empties the caches of the processor."""
+        self._limit = math.inf
+        """Up to this size, a loss is clearly not high."""
         self._num_norms_not_finite = 0
         self._was_loss_finite = True
         """Whether all losses were finite so far."""
@@ -200,7 +208,7 @@ class Suspicion:
         self._now_s = now_s
 
     def sign(
-        self, step: int, loss: object, grad_norm: object, alerts: Iterable[Alert], *, is_zoomed_in: bool
+        self, step: int, loss: object, grad_norm: object, alerts: Collection[Alert], *, is_zoomed_in: bool
     ) -> Sign | None:
         """Return a reason to sample more often from `step` on, if there is one.
 
@@ -233,17 +241,29 @@ class Suspicion:
         sign = None
         for number in () if loss is None else self._late_losses.put(loss):
             self.has_loss = True
-            is_first = self._was_loss_finite and not math.isfinite(number)
-            self._was_loss_finite &= not is_first
-            for text in filter(None, (self._losses.notice(number), self._noise.notice(number))):
-                sign = sign or Sign(text, is_urgent=True, is_decisive=is_first)
+            self._usual.append(number)
+            if not abs(number) < self._limit or len(self._usual) >= CHECK_EVERY:
+                sign = self._watch() or sign
         for number in () if grad_norm is None else self._late_norms.put(grad_norm):
             self._num_norms_not_finite = 0 if math.isfinite(number) else self._num_norms_not_finite + 1
             if self._num_norms_not_finite == NUM_NORMS_NOT_FINITE:
                 sign = sign or Sign("the gradient norm is not finite", is_urgent=True)
         return sign
 
-    def _of_alerts(self, step: int, alerts: Iterable[Alert], *, is_zoomed_in: bool) -> Sign | None:
+    def _watch(self) -> Sign | None:
+        """Watch the newest losses."""
+        sign = None
+        for loss in self._usual:
+            is_first = self._was_loss_finite and not math.isfinite(loss)
+            self._was_loss_finite &= not is_first
+            for text in filter(None, (self._losses.notice(loss), self._noise.notice(loss))):
+                sign = sign or Sign(text, is_urgent=True, is_decisive=is_first)
+        self._usual, self._limit = [], self._losses.limit
+        return sign
+
+    def _of_alerts(self, step: int, alerts: Collection[Alert], *, is_zoomed_in: bool) -> Sign | None:
+        if not alerts and not self._followed:
+            return None
         pending = {a.alert_id: a.rule for a in alerts if a.state == "pending" and a.severity != "info"}
         self._followed = {alert_id: self._followed.get(alert_id, step) for alert_id in pending}
         fresh = [alert_id for alert_id, since in self._followed.items() if step - since <= PATIENCE]

@@ -6,14 +6,18 @@ import math
 import re
 import subprocess
 import sys
+import time
 import weakref
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tsemon
 from tests import zoo
 from tests.frames import frames_in, values_of
+from tests.tsemon.test_actions import alert
 from tsemon.catalogue import CATALOGUE, LAYERED
 from tsemon.errors import InvalidArgument, NoBlocksFound, SpoolError, TsemonError, UnknownMetric
 from tsemon.schedule import SLOW_EVERY
@@ -213,6 +217,28 @@ class TestStep:
         assert [frame["step"] for frame in frames] == [0, 3, 6]
         assert [frame["seq"] for frame in frames] == [0, 1, 2]
         assert [frame["scalars"]["loss"] for frame in frames] == pytest.approx([losses[0], losses[3], losses[6]])
+
+    def test_does_nothing_between_samples_that_modes_of_the_user_could_see(self, tmp_path):
+        class Functions(TorchFunctionMode):
+            def __torch_function__(self, func, types, args=(), kwargs=None):
+                seen.append(func)
+                return func(*args, **(kwargs or {}))
+
+        class Operations(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                seen.append(func)
+                return func(*args, **(kwargs or {}))
+
+        model, forward = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", spool_dir=tmp_path) as monitor:
+            train(model, forward, 2, monitor)
+            seen, loss, norm = [], torch.tensor(2.0), torch.tensor(1.0)
+            for mode in (Functions, Operations) * 3:
+                with mode():
+                    monitor.step(loss=loss, grad_norm=norm)
+            assert set(seen) <= {torch._C._set_grad_enabled}
+            assert monitor.status.is_loss_watched
+        assert monitor.status.num_faults == 0
 
     def test_says_in_its_frames_what_is_not_measured_once_and_whenever_that_changes(self, tmp_path):
         model, forward = zoo.torch_encoder()
@@ -586,6 +612,27 @@ class TestStatus:
         assert "at step 0: " in slow
         assert "effective_rank" in slow
         assert monitor.status.measured["token_similarity"] == 1
+
+    def test_counts_all_of_step_as_overhead_except_for_handlers(self, tmp_path, monkeypatch):
+        model, forward = zoo.torch_encoder()
+
+        def slow(*_):
+            time.sleep(0.2)
+
+        def overhead_s():
+            status = monitor.status
+            return status.overhead_ratio * (time.perf_counter() - attached_at)
+
+        attached_at = time.perf_counter()
+        with tsemon.attach(model, run="r", every=100, spool_dir=tmp_path, on_alert=slow) as monitor:
+            train(model, forward, 3, monitor)
+            before_s = overhead_s()
+            monkeypatch.setattr(monitor._outbox, "take_events", lambda: [alert("a", "firing")])
+            train(model, forward, 1, monitor)
+            assert overhead_s() - before_s < 0.1
+            monkeypatch.setattr(monitor._outbox, "take_events", lambda: slow() or [])
+            train(model, forward, 1, monitor)
+            assert overhead_s() - before_s > 0.2
 
     def test_tells_of_an_unreachable_server_and_loses_nothing(self, tmp_path):
         model, forward = zoo.torch_encoder()

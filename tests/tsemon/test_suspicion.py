@@ -1,5 +1,6 @@
 import math
 import random
+import statistics
 
 import pytest
 import torch
@@ -124,6 +125,18 @@ class TestTheRecordedRuns:
         assert len(healthy) > 30
         assert [trace.name for trace in healthy if noticed(trace.losses)] == []
         assert [trace.name for trace in healthy if noticed(trace.losses, NoiseWatch)] == []
+
+    def test_give_the_same_signs_at_most_three_steps_later_although_usual_losses_are_watched_in_fours(self):
+        delays = []
+        for trace in read_all():
+            suspicion = Suspicion()
+            told = [step for step, loss in enumerate(trace.losses) if sign(suspicion, step, loss)]
+            watched = sorted({step for watch in (LossWatch, NoiseWatch) for step, _ in noticed(trace.losses, watch)})
+            assert len(told) == len(watched), trace.name
+            delays += [late - step for late, step in zip(told, watched, strict=True)]
+        assert len(delays) >= len(JUMPS)
+        assert set(delays) <= set(range(CHECK_EVERY))
+        assert statistics.median(delays) == 0
 
 
 def sign(suspicion, step=0, loss=None, norm=None, alerts=(), is_zoomed_in=False):

@@ -20,6 +20,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 Context = Callable[[], AbstractContextManager[object]]
 Span = tuple[torch.cuda.Event, torch.cuda.Event]
 
+DEVICES = ("cpu", "cuda")
+"""Types of devices whose autocast tsemon turns off and back on."""
+NONE_ENABLED = (False, False)
 MAX_SPANS = 10_000
 """More hooks than that run in no step. It bounds what a run without samples could pile up."""
 
@@ -33,14 +36,20 @@ class ThreadState:
 
     def __init__(self) -> None:
         self.is_grad_enabled = torch.is_grad_enabled()
-        self._autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+        self._has_autocast = torch._C._is_any_autocast_enabled()
+        self._autocast = tuple(map(torch.is_autocast_enabled, DEVICES)) if self._has_autocast else NONE_ENABLED
         self._depth_of_autocast = depth_of_autocast()
 
     @property
     def is_plain(self) -> bool:
         """Whether neither autocast nor a mode of torch.utils._python_dispatch is on."""
         has_modes = torch._C._len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
-        return not (has_modes or any(self._autocast))
+        return not (has_modes or self._has_autocast)
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether no code of the user's sees or changes an operation here: `is_plain`, without a mode of torch.overrides."""
+        return self.is_plain and not torch._C._is_torch_function_mode_enabled()
 
     def put_back(self) -> None:
         if torch.is_grad_enabled() != self.is_grad_enabled:
@@ -48,7 +57,9 @@ class ThreadState:
         # While it is not back at zero, autocast keeps the weights that it has cast, also when they have changed since.
         for _ in range(depth_of_autocast() - self._depth_of_autocast):
             torch.autocast_decrement_nesting()
-        for device, was_enabled in zip(("cpu", "cuda"), self._autocast, strict=True):
+        if not self._has_autocast and not torch._C._is_any_autocast_enabled():
+            return
+        for device, was_enabled in zip(DEVICES, self._autocast, strict=True):
             if torch.is_autocast_enabled(device) != was_enabled:
                 torch.set_autocast_enabled(device, was_enabled)
 
@@ -437,7 +448,7 @@ def is_transformed() -> bool:
 def full_precision() -> Iterator[None]:
     """Without autocast, which would turn a float32 product inside a hook into a bfloat16 one."""
     with ExitStack() as stack:
-        for device in ("cpu", "cuda"):
+        for device in DEVICES:
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         yield
