@@ -16,6 +16,8 @@ WARM_UP_STEPS = 90
 """Maximum number of steps from the first sample to the last one of the warm-up. Later samples keep to the budget."""
 REPAID = 1.0
 """Gaps are longer by up to this fraction until the excess over the budget is saved."""
+WARM_UP_REPAID = 0.1
+"""The same for what the first sample costs more than later ones."""
 SLOW_EVERY = 10
 """At least one sample in ten takes the measures of the slow tier, too; the first is one of them."""
 SLOW_WEIGHT = 10
@@ -49,9 +51,9 @@ class Cadence:
     With a budget, the gap to the next sample is what keeps cost / (gap x step time) at the budget, from running averages
     of both. When a run becomes faster, one sample comes too early and the next is within the budget again; when it
     becomes slower, samples are rare for a few gaps. If early samples or a burst exceed the budget, later gaps are up to
-    twice as long until the run is within the budget again. The extra cost of the first sample does not count. The slow
-    tier has its own gap: the less it costs, the shorter. Zooms may exceed the budget by a fifth, and later gaps make up
-    for it.
+    twice as long until the run is within the budget again; for the extra cost of the first sample, they are up to a tenth
+    longer. The slow tier has its own gap: the less it costs, the shorter. Zooms may exceed the budget by a fifth, and
+    later gaps make up for it.
     """
 
     def __init__(self, every: int | None = None, budget: float = 0.01, lag: int = 1) -> None:
@@ -73,7 +75,9 @@ class Cadence:
         """Samples since the last one of the slow tier, and 1."""
         self._step_s: float | None = None
         self._owed_s = 0.0
-        """Seconds spent beyond the budget so far."""
+        """Seconds spent beyond the budget so far, without the warm-up."""
+        self._warm_up_s = 0.0
+        """Seconds that the first sample cost more than later ones, as far as they are not saved yet."""
         self._num_steps = 0
         self._num_samples = 0
         self._num_warm_up = 1 + lag
@@ -172,6 +176,9 @@ class Cadence:
             mean_cost_s = usual_s + more_s / self.slow_every
             self._owed_s = max(self._owed_s, -more_s)  # the others save for the next slow sample, but not more
             repaid_s = min(max(self._owed_s, 0.0), REPAID * mean_cost_s)
+            of_warm_up_s = min(self._warm_up_s, WARM_UP_REPAID * mean_cost_s)
+            self._warm_up_s -= of_warm_up_s
+            repaid_s += of_warm_up_s
             self.gap = self._gap_for(mean_cost_s + repaid_s, self._step_s)
         if not self._were_zoomed[-1]:
             self._num_of_burst = max(self._num_of_burst - 1, 0)
@@ -185,7 +192,8 @@ class Cadence:
         self._elapsed_s += spent.step_s * spent.num_steps
         self._owed_s += spent.cost_s - self._budget * spent.step_s * spent.num_steps
         if self._num_samples == self._num_warm_up + 1:
-            self._owed_s -= self._first_slow_s - self._costs(spent.cost_s)[1]  # the warm-up is not owed
+            self._warm_up_s = max(self._first_slow_s - self._costs(spent.cost_s)[1], 0.0)
+            self._owed_s -= self._warm_up_s
         if self._were_zoomed.popleft():
             self._zoomed_s += spent.cost_s
         self._were_zoomed.append(self.is_zoomed_in and self._is_sparse)

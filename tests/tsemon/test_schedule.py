@@ -135,13 +135,13 @@ class TestCadence:
         costs = costs_of(Cadence(budget=0.01), steps=100)
         assert [step for step, cost in enumerate(costs) if cost] == [0, FIRST_GAP, WARM_UP_STEPS]
 
-    def test_saves_what_early_samples_cost_but_not_the_warm_up_of_the_first(self):
+    def test_saves_what_early_samples_cost_and_slowly_the_warm_up_of_the_first(self):
         costs = costs_of(Cadence(budget=0.01), steps=100_000)
-        assert sum(costs) - 0.050 + 0.012 <= 0.01 * 0.001 * len(costs) + 0.012
+        assert sum(costs) <= 0.01 * 0.001 * len(costs) + 0.012
         costs = costs_of(Cadence(budget=0.01), steps=2500, first_s=0.5, cost_s=0.02, slow_s=0.04, step_s=0.04)
         steps = [step for step, cost in enumerate(costs) if cost]
         assert steps[:3] == [0, FIRST_GAP, WARM_UP_STEPS]
-        assert statistics.median(b - a for a, b in itertools.pairwise(steps[3:])) < 1.1 * 0.025 / 0.01 / 0.04
+        assert statistics.median(b - a for a, b in itertools.pairwise(steps[3:])) < 1.2 * 0.025 / 0.01 / 0.04
 
     def test_saves_what_a_burst_cost(self):
         cadence = Cadence(budget=0.01)
