@@ -249,7 +249,7 @@ class Monitor:
         self._is_burst_new = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training is, in plain values: for a checkpoint that is saved after `step`."""
+        """Return the state of the run in plain values, for a checkpoint that is saved after `step`."""
         return {"project": self._project, "run": self._run, "step": self._step, **self._tokens.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -292,7 +292,7 @@ class Monitor:
 
     @property
     def alerts(self) -> list[Alert]:
-        """The alerts of this run that fire now, acknowledged or not, as the service last said."""
+        """The alerts of this run that fire now, acknowledged or not, as of the server's last response."""
         return [alert for alert in self._outbox.alerts() if alert.is_active]
 
     @property

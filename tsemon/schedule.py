@@ -17,7 +17,7 @@ WARM_UP_STEPS = 90
 REPAID = 1.0
 """Gaps are longer by up to this fraction until the excess over the budget is saved."""
 WARM_UP_REPAID = 0.1
-"""The same for what the first sample costs more than later ones."""
+"""The same for the extra cost of the first sample."""
 SLOW_EVERY = 10
 """At least one sample in ten takes the measures of the slow tier, too; the first is one of them."""
 SLOW_WEIGHT = 10
@@ -83,7 +83,7 @@ class Cadence:
         self._num_warm_up = 1 + lag
         """Samples before the cadence trusts a measured cost: the first sample is slow because everything warms up."""
         self.gap = every or FIRST_GAP
-        """Steps between two samples, but for bursts."""
+        """Steps between two samples outside of bursts."""
         self._burst_gap = 1
         self._num_of_burst = 0
         """Samples of a burst that are still to come."""

@@ -1,4 +1,4 @@
-"""What a monitor says of itself."""
+"""The status of a monitor, as values and as text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Zooms(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """What a monitor does at the moment. `print` it."""
+    """The current status of a monitor. `print` it."""
 
     blocks: Sequence[str]
     """Names of the blocks that were found, in depth order."""
@@ -35,7 +35,7 @@ class Status:
     left_out: Sequence[str]
     """A sentence on each stack of blocks that is not measured, such as a frozen teacher beside its student."""
     how: Mapping[str, str]
-    """What was listened to: a sentence on what the newest numbers of each kind were made from."""
+    """By kind of metric, a sentence on the tensors from which the newest numbers were computed."""
     measured: Mapping[str, int]
     """Metrics in the newest sample that was to have them, each with the step of that sample."""
     not_measured: Mapping[str, str]
