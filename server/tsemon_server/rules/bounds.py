@@ -13,7 +13,7 @@ from tsemon_server.rules.rule import Compiled, Rule, compile_rule, shown_numbers
 
 MOST_OF_ONE = Cost(frame_us=500, memory_bytes=2**19, change_us=1_000)
 """Limits for one rule."""
-MOST_OF_ALL = Cost(frame_us=1_500, memory_bytes=2**20, change_us=5_000)
+MOST_OF_ALL = Cost(frame_us=1_500, memory_bytes=2**20, change_us=6_000)
 """Limits for a project's own rules together, for the rules that were added to the server, and for a file."""
 MAX_RULES = int(MOST_OF_ALL.change_us / change_us(1, 0, 0, 0))
 """Maximum number of rules in a file: more rules exceed the limits in any case."""
@@ -56,12 +56,14 @@ class _Measured:
         compiled = [compile_rule(rule, program) for rule in rules if rule.on == on]
         for one in compiled:
             shown_numbers(one, program)
-        self.parts = program.priced()
+        needed = program.needed_for(term for one in compiled for term in one.terms)
+        self.parts = program.priced(needed)
+        where = program.priced({*range(len(program.nodes))} - needed)
         works = [*(part.work for part in self.parts), *[SHOWN] * len(program.shown)]
         self.cost = Cost(
             sum(work.us for work in works) + RULE_US * len(compiled),
             sum(work.memory_bytes for work in works),
-            sum(map(_change_us, compiled)),
+            sum(map(_change_us, compiled)) + sum(part.work.us for part in where),
         )
 
 

@@ -147,6 +147,7 @@ class Evaluator:
         view, values = shown.view if compiled.is_of_layers else frame, shown.values
         window = {says: batch.recent_at(shown.row, shown.span, key) for says, key in self._shown[place].items()}
         has_ended = change.kind in ("resolved", "withdrawn")
+        seen = evidence.evidence(compiled, change, view, values, window, also)
         return Event(
             rule=rule,
             kind=change.kind,
@@ -154,8 +155,8 @@ class Evaluator:
             firing_step=change.firing_step,
             resolved_step=view.step if has_ended else None,
             summary=evidence.summary(compiled, values, view),
-            evidence=evidence.evidence(compiled, change, view, values, window, also),
-            advice={"text": filled(rule.advice, evidence.numbers(compiled, values)), "source": rule.source},
+            evidence=seen,
+            advice={"text": filled(rule.advice, seen["numbers"] | evidence.where(seen)), "source": rule.source},
         )
 
 

@@ -1,4 +1,4 @@
-"""What an alert shows: the values, what they were held against, the layers they come from, and how they came there."""
+"""The evidence of an alert: the values, their thresholds, their layers and their last samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tsemon_server.rules.columns import Array
-from tsemon_server.rules.conditions import Comparison
+from tsemon_server.rules.conditions import BOUNDS, Comparison
 from tsemon_server.rules.engine import Change
 from tsemon_server.rules.plan import Row
 from tsemon_server.rules.program import View
@@ -22,17 +22,35 @@ def evidence(
 ) -> dict[str, Any]:
     """All that is known of one change, as plain JSON; what is not finite is null."""
     measures = sorted(compiled.measures)
+    rows = _window(window)
     return {
         "step": view.step,
+        "left_step": _left_step(compiled, change.pending_step, rows),
+        "blocks": compiled.where.blocks(values, view),
         **({} if view.stack_name is None else {"stack": view.stack_name}),
         "conditions": [_held(comparison, values, view) for comparison in compiled.comparisons],
         "layers": {m.name: _profile(m.of(view), view) for m in measures if m.kind != "scalar"},
         "numbers": numbers(compiled, values),
         "held": {"since_step": change.since_step, "samples": change.samples, "steps": view.step - change.since_step},
-        "window": _window(window),
+        "window": rows,
         "also_firing": also,
         "not_measured": [measure.name for measure in measures if measure.of(view) is None],
     }
+
+
+def where(seen: Mapping[str, Any]) -> dict[str, str | None]:
+    """The block, the blocks and the step that advice may name, in words."""
+    blocks = seen["blocks"]
+    return {
+        "block": None if blocks is None else str(blocks[0]),
+        "blocks": None if blocks is None else blocks_in_words(*blocks),
+        "step": str(seen["left_step"]),
+    }
+
+
+def blocks_in_words(first: int, last: int) -> str:
+    """Such as "block 7" or "blocks 7 to 23"."""
+    return f"block {first}" if first == last else f"blocks {first} to {last}"
 
 
 def numbers(compiled: Compiled, values: Row) -> dict[str, float | None]:
@@ -87,11 +105,8 @@ def _sentence(held: Mapping[str, Any]) -> str:
     where = "" if layer is None else f" ({held.get('label', f'layer {layer}')})"
     seen = "not finite" if held["seen"] is None else f"{held['seen']:.3g}"
     against = f", {held['against']}" if "against" in held else ""
-    bounds = [f"{name.replace('_', ' ')} {held[name]:.3g}{against}" for name in _BOUNDS if held.get(name) is not None]
+    bounds = [f"{name.replace('_', ' ')} {held[name]:.3g}{against}" for name in BOUNDS if held.get(name) is not None]
     return f"{held['value']}{where} is {seen}" + (f" ({', '.join(bounds)})" if bounds else "")
-
-
-_BOUNDS = "above", "below", "at_least", "at_most"
 
 
 def _profile(values: Any, view: View) -> dict[str, dict[str, Any]]:
@@ -104,6 +119,27 @@ def _profile(values: Any, view: View) -> dict[str, dict[str, Any]]:
         where |= {"lowest": int(np.nanargmin(per_layer)), "highest": int(np.nanargmax(per_layer))}
     num = len(per_layer)
     return {name: view.place(layer, num) | {"value": number(per_layer[layer])} for name, layer in where.items()}
+
+
+def _left_step(compiled: Compiled, pending_step: int, rows: Sequence[Mapping[str, float | None]]) -> int:
+    """The first of the last samples that were not healthy: `clear` does not hold in any of them."""
+    left_step = pending_step
+    for row in reversed(rows):
+        if row["step"] is None or row["step"] <= pending_step:
+            held = [_holds(comparison, row) for comparison in compiled.clear_comparisons]
+            if None in held or all(held):
+                break
+            left_step = int(row["step"] or 0)
+    return left_step
+
+
+def _holds(comparison: Comparison, row: Mapping[str, float | None]) -> bool | None:
+    """Whether a number that was shown is within bounds that are numbers; None if that is not known."""
+    seen, bounds = row.get(comparison.value.says), [(name, bound.number) for name, bound in comparison.bounds]
+    known = [(name, limit) for name, limit in bounds if limit is not None]
+    if seen is None or not known or len(known) < len(bounds):
+        return None
+    return all(BOUNDS[name](seen, limit) for name, limit in known)
 
 
 def _window(window: Mapping[str, Sequence[float]]) -> list[dict[str, float | None]]:

@@ -61,7 +61,7 @@ def _comparison(part: Part, program: Program, found: list[Comparison]) -> Term:
     return holds
 
 
-def _mask(part: Part, program: Program) -> Term:
+def mask(part: Part, program: Program) -> Term:
     """Add the node of a comparison layer by layer."""
     part.has_keys(["value"], [*BOUNDS])
     compared = value(part["value"], program)
@@ -138,7 +138,7 @@ def _arithmetic(term: Term, part: Part, program: Program) -> Term:
 
 def _where(term: Term, part: Part, program: Program) -> Term:
     values.needs_layers(term, part)
-    return values.kept_where(term, _mask(part.has_keys(["where"])["where"], program), program)
+    return values.kept_where(term, mask(part.has_keys(["where"])["where"], program), program)
 
 
 _STAGES: dict[str, Callable[[Term, Part, Program], Term]] = {

@@ -83,6 +83,11 @@ def condition(part: Part, clauses: Collection[str] = ()) -> Line:
     return _read(part, _Reader.condition, clauses)
 
 
+def mask(part: Part) -> Line:
+    """Read the line of a condition with an answer for each layer. Raises Mistake, which shows the column."""
+    return _read(part, _Reader.mask, ())
+
+
 def value(part: Part) -> Line:
     """Read the line of a value. Raises Mistake, which shows the column."""
     return _read(part, _Reader.value, ())
@@ -138,6 +143,14 @@ class _Reader:
                 )
             text = "this comparison has an answer per layer; say in which it must hold: any(...), all(...), first(...)"
             raise self._wrong(node, f"{text} or last(...){self._over_time(node)}", self._in_any(node))
+        return found
+
+    def mask(self, node: ast.expr) -> Read:
+        """An answer for each layer."""
+        found = self._mask(node)
+        if found.axes != 1:
+            text = f"expected a comparison with an answer per layer, got {AXES[found.axes]}"
+            raise self._wrong(node, text, "token_diversity < 0.01")
         return found
 
     def value(self, node: ast.expr, own: Read | None = None) -> Read:

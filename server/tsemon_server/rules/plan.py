@@ -22,10 +22,7 @@ class Plan:
         self.arrays = [(index, node.measure) for index, node in enumerate(self.nodes) if node.measure is not None]
         self.shown = {key: term.index for key, term in program.shown.items()}
         self.num_memories = len(program.memories)
-        needed = {*program.memories, *self.shown.values(), *(term.index for term in always)}
-        for index in reversed(range(len(self.nodes))):
-            if index in needed:
-                needed.update(self.nodes[index].reads)
+        needed = program.needed_for(always)
         arrays = {index for index, _ in self.arrays}
         self.steps = [(index, self.nodes[index]) for index in sorted(needed - arrays)]
 

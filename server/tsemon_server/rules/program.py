@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
 from typing import Any, Literal, NamedTuple
@@ -215,9 +215,18 @@ class Program:
             self.nodes.append(node)
         return self._terms[term.key]
 
-    def priced(self) -> list[Priced]:
-        """Each node as people read it, with its cost."""
-        return [Priced(term.says, node.work) for term, node in zip(self._terms.values(), self.nodes, strict=True)]
+    def needed_for(self, terms: Iterable[Term]) -> set[int]:
+        """The nodes of these terms, of all memories, and of all that they read."""
+        needed = {*self.memories, *(term.index for term in (*terms, *self.shown.values()))}
+        for index in reversed(range(len(self.nodes))):
+            if index in needed:
+                needed.update(self.nodes[index].reads)
+        return needed
+
+    def priced(self, needed: Collection[int]) -> list[Priced]:
+        """Each of these nodes as people read it, with its cost."""
+        each = enumerate(zip(self._terms.values(), self.nodes, strict=True))
+        return [Priced(term.says, node.work) for index, (term, node) in each if index in needed]
 
     @property
     def terms(self) -> list[Term]:

@@ -16,6 +16,7 @@ from tsemon_server.rules.grammar import condition, value
 from tsemon_server.rules.parts import Mistake, Part
 from tsemon_server.rules.program import Measure, Program, Term
 from tsemon_server.rules.scanning import MAX_SAMPLES_HELD, MAX_STEPS_HELD
+from tsemon_server.rules.where import Where
 
 FAMILIES = "tse", "entropy", "rank", "norm", "dead", "diverge", "data", "loss", "liveness", OWN_FAMILY
 SEVERITIES = "info", "warning", "critical"
@@ -24,7 +25,7 @@ Severity = Literal["info", "warning", "critical"]
 _REQUIRED = "name", "when"
 _OPTIONAL = (
     *("family", "severity", "title", "advice", "source", "origin", "aliases"),
-    *("on", "clear", "only_while", "for", "clear_for", "after", "evidence"),
+    *("on", "clear", "only_while", "for", "clear_for", "after", "evidence", "where"),
 )
 KEYS = (*_REQUIRED, *_OPTIONAL)
 """All that a definition may have."""
@@ -32,6 +33,8 @@ _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _EVIDENCE = re.compile(r"[a-z0-9_]{1,64}")
 _AFTER_SENTENCE = re.compile(r"(?<=\.) ")
 _PLACE = re.compile(r"\{([a-z0-9_]+)\}")
+WHERE = "block", "blocks", "step"
+"""Names that advice may use besides those of `evidence`: the first block, all blocks in words, and the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +46,9 @@ class Hold:
     """
 
     samples: int = 3
-    """So many samples in a row, the first and the last included. Two could still be one odd batch and its echo."""
+    """Number of consecutive samples, including the first and the last. Two could still be one odd batch and its echo."""
     steps: int = 10
-    """So many optimizer steps from the first to the last of them: three samples of the usual five-step cadence."""
+    """Optimizer steps from the first to the last of them: three samples, 5 steps apart."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,9 @@ class Rule:
     advice: str
     """What to try; `{name}` stands for a number of the evidence. Empty if the rule gives none."""
     source: str
-    """Where the advice comes from, or empty."""
+    """Source of the advice, or empty."""
     origin: str
-    """Where the thresholds come from, or empty."""
+    """Basis of the thresholds, or empty."""
     aliases: tuple[str, ...]
     """Other tools' names for the same."""
     definition: Mapping[str, Any] = field(repr=False, hash=False)
@@ -76,12 +79,12 @@ class Rule:
 
     @property
     def measures(self) -> frozenset[Measure]:
-        """What it reads of a frame to be met."""
+        """The metrics that its condition reads."""
         return compile_rule(self, Program()).when.measures
 
     @property
     def all_measures(self) -> frozenset[Measure]:
-        """What it reads of a frame: to be met, to be over, to be judged at all, and to tell with it."""
+        """The metrics that its conditions and its evidence read."""
         compiled = compile_rule(self, Program())
         terms = (compiled.when, compiled.clear, compiled.only_while, *compiled.evidence.values())
         return frozenset().union(*(term.measures for term in terms if term is not None))
@@ -101,7 +104,15 @@ class Compiled:
     clear: Term | None
     only_while: Term | None
     comparisons: tuple[Comparison, ...]
+    clear_comparisons: tuple[Comparison, ...]
     evidence: Mapping[str, Term]
+    where: Where
+
+    @property
+    def terms(self) -> list[Term]:
+        """All terms that it compares and shows, without those that say where it is met."""
+        known = (term for term in (self.when, self.clear, self.only_while) if term is not None)
+        return [*known, *self.evidence.values()]
 
     @property
     def measures(self) -> frozenset[Measure]:
@@ -141,8 +152,11 @@ def rule(part: Part) -> Rule:
             deciding.check(part[key].data, (*part.path, key))
             deciding.check_measures((*part.path, key), term.measures, read.on)
     for name in _PLACE.findall(read.advice):
-        if name not in compiled.evidence:
-            raise Mistake((*part.path, "advice"), f"{{{name}}} is not in evidence; expected one of its names")
+        if name not in (*compiled.evidence, *WHERE):
+            known = ", ".join(f"{{{one}}}" for one in WHERE)
+            raise Mistake(
+                (*part.path, "advice"), f"{{{name}}} is not in evidence; expected one of its names, or {known}"
+            )
     return read
 
 
@@ -176,6 +190,8 @@ def _parsed(part: Part) -> dict[str, Any]:
                     (*part.path, clauses[word]), f"the line of {key!r} has `{word}`, too; expected one of them"
                 )
             tree[clauses[word]] = dict(lasting)
+    if isinstance(tree.get("where"), str):
+        tree["where"] = line.mask(part["where"]).tree
     if isinstance(tree.get("evidence"), dict):
         tree["evidence"] = {
             name: line.value(part["evidence"][name]).tree if isinstance(given, str) else given
@@ -199,10 +215,12 @@ def compile_rule(rule: Rule, program: Program, part: Part | None = None) -> Comp
     """Add the nodes of a rule to a program. Raises Mistake, which is not to be expected of a rule that was read."""
     part = Part(rule.tree) if part is None else part
     comparisons: list[Comparison] = []
+    of_clear: list[Comparison] = []
     when = condition(part["when"], program, comparisons)
-    clear = condition(part["clear"], program) if "clear" in part else None
+    clear = condition(part["clear"], program, of_clear) if "clear" in part else None
     only_while = condition(part["only_while"], program) if "only_while" in part else None
-    return Compiled(rule, when, clear, only_while, tuple(comparisons), _evidence(part, program))
+    evidence, where = _evidence(part, program), Where(part, program)
+    return Compiled(rule, when, clear, only_while, tuple(comparisons), tuple(of_clear), evidence, where)
 
 
 def shown_numbers(compiled: Compiled, program: Program) -> Mapping[str, str]:
@@ -225,12 +243,14 @@ def _evidence(part: Part, program: Program) -> dict[str, Term]:
     return terms
 
 
-def filled(text: str, numbers: Mapping[str, float | None]) -> str:
+def filled(text: str, numbers: Mapping[str, float | str | None]) -> str:
     """The text with the numbers in their places. Of several sentences those are left out whose numbers are not known."""
     sentences = _AFTER_SENTENCE.split(text)
     known = [one for one in sentences if all(numbers.get(name) is not None for name in _PLACE.findall(one))]
     return _PLACE.sub(lambda place: _shown(numbers.get(place[1])), " ".join(known or sentences))
 
 
-def _shown(number: float | None) -> str:
+def _shown(number: float | str | None) -> str:
+    if isinstance(number, str):
+        return number
     return "(not known)" if number is None else f"{number:.3g}"

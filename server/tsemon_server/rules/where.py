@@ -1,0 +1,118 @@
+"""The blocks in which a rule is met: those whose values are beyond its thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tsemon.catalogue import LAYERED
+from tsemon_server.rules.conditions import BOUNDS
+from tsemon_server.rules.grammar import condition, mask
+from tsemon_server.rules.parts import Mistake, Part
+from tsemon_server.rules.plan import Row
+from tsemon_server.rules.program import Measure, Program, Term, View
+
+_OF_ANY = "min", "max", "mean", "median", "last"
+"""Reductions over layers that are beyond a threshold because layers are."""
+
+
+class _Compared(NamedTuple):
+    """A comparison, and the same layer by layer."""
+
+    holds: Term | None
+    """None: it always counts."""
+    mask: Term
+
+
+class Where:
+    """Finds the blocks in which a rule is met.
+
+    By its `where`; if no block meets it, the failure is of the whole stack. Without `where`, by each comparison of `when`
+    that holds and that has values of layers: the blocks in which all of these hold, or, if no block meets them all, the
+    blocks of the first of them.
+    """
+
+    def __init__(self, part: Part, program: Program) -> None:
+        """`part`: the definition with its lines parsed. Raises Mistake."""
+        self._is_given = "where" in part
+        if self._is_given:
+            self._compared = [_Compared(None, mask(part["where"], program))]
+        else:
+            self._compared = [*_derived(part["when"].data, program)]
+
+    @property
+    def measures(self) -> frozenset[Measure]:
+        """The metrics that it reads."""
+        return frozenset[Measure]().union(*(one.mask.measures for one in self._compared))
+
+    def blocks(self, values: Row, view: View) -> tuple[int, int] | None:
+        """The first and the last of these blocks, as numbers in the model from 0; None if no metric tells."""
+        found = set[int]()
+        for one in self._compared:
+            if one.holds is None or values[one.holds.index] is True:
+                own = _blocks(one.mask, values, view, is_whole_else=self._is_given)
+                found = found & own or found or own
+        return (min(found), max(found)) if found else None
+
+
+def _derived(when: Mapping[str, Any], program: Program) -> Iterator[_Compared]:
+    for compared in _comparisons(when):
+        by_layer = _by_layer(compared)
+        if by_layer is not None and _is_of_one_frame(condition, compared) and _is_of_one_frame(mask, by_layer):
+            yield _Compared(condition(Part(compared), program), mask(Part(by_layer), program))
+
+
+def _blocks(mask: Term, values: Row, view: View, *, is_whole_else: bool) -> set[int]:
+    """An entry of an array of activations is the output of the block before it; the first is the input of a stack."""
+    is_of_states = {LAYERED[m.name].axis for m in mask.measures if m.name in LAYERED} == {"activation"}
+    place = 0
+    if view.stacks is not None and view.stack is not None:
+        place = view.stacks.spans(view.stacks.num_blocks)[view.stack].start
+    holds = values[mask.index]
+    found = np.flatnonzero(holds == 1) - is_of_states
+    found = found[found >= 0]
+    if is_whole_else and not found.size:
+        found = np.arange(len(holds) - is_of_states)
+    return {place + int(number) for number in found}
+
+
+def _comparisons(tree: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The comparisons of a condition, but not negated ones."""
+    if "value" in tree:
+        yield tree
+    for item in (*tree.get("all", ()), *tree.get("any", ())):
+        yield from _comparisons(item)
+    if "condition" in tree:
+        yield from _comparisons(tree["condition"])
+
+
+def _by_layer(compared: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The same comparison for each layer, if it is of layers."""
+    bounds = {name: compared[name] for name in BOUNDS if name in compared}
+    value = compared["value"] if "in" in compared else _unreduced(compared["value"])
+    return None if value is None or not bounds else {"value": value, **bounds}
+
+
+def _unreduced(value: Any) -> list[Any] | None:
+    """A value without its reduction over layers."""
+    if not isinstance(value, list):
+        return None
+    source, *stages = value
+    for place, stage in enumerate(stages):
+        if isinstance(stage, dict) and "layers" in stage:
+            is_fit = stage["layers"] in _OF_ANY or (isinstance(stage["layers"], dict) and "quantile" in stage["layers"])
+            return [source, *stages[:place], *stages[place + 1 :]] if is_fit else None
+    inner = _unreduced(source)
+    return None if inner is None else [inner, *stages]
+
+
+def _is_of_one_frame(read: Callable[[Part, Program], Term], tree: Mapping[str, Any]) -> bool:
+    """Whether it can be read, and needs no earlier frames."""
+    program = Program()
+    try:
+        read(Part(tree), program)
+    except Mistake:
+        return False
+    return not program.memories

@@ -1,0 +1,112 @@
+"""Where a rule is met, and since when."""
+
+import pytest
+
+from tsemon.errors import InvalidRules
+from tsemon.stacks import Stack, Stacks
+from tsemon_server.rules import PACK
+from tsemon_server.rules.program import View
+
+from .definitions import AT_ONCE, events, layers_view, loss_view, rule
+
+FEW_SAMPLES = {"for": {"samples": 2}, "clear_for": AT_ONCE}
+
+
+def seen(rule, views):
+    return next(event.evidence for event in events([rule], views) if event.kind == "firing")
+
+
+def blocks(when, *views, **fields):
+    return seen(rule(when, **{"for": AT_ONCE, "clear_for": AT_ONCE}, **fields), views)["blocks"]
+
+
+class TestBlocks:
+    def test_are_those_whose_values_are_beyond_the_threshold(self):
+        assert blocks("any(grad_norm > 10)", layers_view(0, grad_norm=[1, 20, 3, 30, 1])) == (1, 3)
+
+    def test_count_from_the_input_of_the_first_block_in_arrays_of_states(self):
+        assert blocks("any(hidden_rms > 10)", layers_view(0, hidden_rms=[1, 1, 20, 20])) == (1, 2)
+
+    def test_are_not_known_from_the_input_alone(self):
+        assert blocks("any(hidden_rms > 10)", layers_view(0, hidden_rms=[20, 1, 1])) is None
+
+    def test_meet_all_conditions_if_some_block_does(self):
+        view = layers_view(0, attention_entropy=[0.1, 0.1, 0.9], max_attention_logit=[1, 90, 90])
+        assert blocks("any(attention_entropy < 0.2) and any(max_attention_logit > 80)", view) == (1, 1)
+
+    def test_meet_the_first_condition_if_no_block_meets_all(self):
+        view = layers_view(0, attention_entropy=[0.1, 0.9, 0.9], max_attention_logit=[1, 1, 90])
+        assert blocks("any(attention_entropy < 0.2) and any(max_attention_logit > 80)", view) == (0, 0)
+
+    def test_are_not_those_of_a_condition_that_does_not_hold(self):
+        view = layers_view(0, attention_entropy=[0.9, 0.1, 0.9], max_attention_logit=[1, 1, 1])
+        assert blocks("any(attention_entropy < 0.2) or any(max_attention_logit > 80)", view) == (1, 1)
+
+    def test_are_unknown_to_a_rule_on_scalars(self):
+        assert blocks("loss > 10", loss_view(0, 20.0)) is None
+
+    def test_are_said_by_where(self):
+        view = View(0, {"loss": 20.0}, layers_view(0, grad_norm=[1, 2, 10]).layers)
+        assert blocks("loss > 10", view, where="grad_norm / max(grad_norm) > 0.15") == (1, 2)
+
+    def test_are_all_if_none_stands_out(self):
+        view = View(0, {"loss": 20.0}, layers_view(0, grad_norm=[1, 1, 1]).layers)
+        assert blocks("loss > 10", view, where="grad_norm > 5") == (0, 2)
+
+    def test_are_found_by_what_they_were_some_steps_ago(self):
+        views = [
+            View(step, {"loss": loss}, layers_view(step, param_norm=norms).layers)
+            for step, loss, norms in ((0, 1.0, [1, 5]), (50, 20.0, [2, 5.5]))
+        ]
+        assert blocks("loss > 10", *views, where="param_norm / previous(own, steps=40) > 1.5") == (0, 0)
+
+    def test_of_the_second_stack_have_their_numbers_in_the_model(self):
+        view = layers_view(0, grad_norm=[1, 1, 1, 20])
+        stacks = Stacks((Stack("encoder", 2), Stack("decoder", 2)))
+        stacked = View(0, view.scalars, view.layers, stacks=stacks)
+        assert blocks("any(grad_norm > 10)", stacked) == (3, 3)
+
+
+class TestWhere:
+    def test_is_a_comparison_with_an_answer_per_layer(self):
+        with pytest.raises(InvalidRules, match="expected a comparison with an answer per layer"):
+            rule("loss > 10", where="max(grad_norm) > 10")
+
+
+class TestLeftStep:
+    def test_is_the_first_sample_beyond_the_threshold_of_clear(self):
+        views = [loss_view(step, loss) for step, loss in ((0, 1), (5, 4), (10, 8), (15, 12), (20, 13))]
+        assert seen(rule("loss > 10", clear="loss < 3", **FEW_SAMPLES), views)["left_step"] == 5
+
+    def test_is_the_first_sample_beyond_the_threshold_without_clear(self):
+        views = [loss_view(step, loss) for step, loss in ((0, 1), (5, 4), (10, 8), (15, 12), (20, 13))]
+        assert seen(rule("loss > 10", **FEW_SAMPLES), views)["left_step"] == 15
+
+    def test_is_not_before_a_healthy_sample(self):
+        views = [loss_view(step, loss) for step, loss in ((0, 8), (5, 1), (10, 8), (15, 12), (20, 13))]
+        assert seen(rule("loss > 10", clear="loss < 3", **FEW_SAMPLES), views)["left_step"] == 10
+
+
+class TestAdvice:
+    def advice(self, text, *views):
+        one = rule("any(grad_norm > 10)", advice=text, **{"for": AT_ONCE})
+        return next(event.advice["text"] for event in events([one], views) if event.kind == "firing")
+
+    def test_names_the_blocks_and_the_step(self):
+        view = layers_view(30, grad_norm=[1, 20, 30])
+        assert self.advice("See {blocks} from step {step} on.", view) == "See blocks 1 to 2 from step 30 on."
+        assert self.advice("See block {block}.", view) == "See block 1."
+        assert self.advice("See {blocks}.", layers_view(0, grad_norm=[1, 1, 30])) == "See block 2."
+
+    def test_names_nothing_else(self):
+        with pytest.raises(InvalidRules, match=r"or \{block\}, \{blocks\}, \{step\}"):
+            rule("loss > 10", advice="{layer}")
+
+
+class TestThePack:
+    def test_says_where_for_each_rule_of_a_family_that_is_about_blocks(self):
+        about_blocks = ("tse", "rank", "norm", "entropy", "dead")
+        unknown = {"parameters-not-trained", "norm-growth-exponent"}
+        for one in PACK:
+            if one.family in about_blocks and one.name not in unknown:
+                assert "where" in one.tree or any(m.kind != "scalar" for m in one.measures), one.name
