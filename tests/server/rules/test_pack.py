@@ -321,7 +321,7 @@ class TestALossWithoutNoise:
         evaluator = Evaluator(PACK)
         state = evaluator.start()
         for view in jumping(before, after):
-            assert evaluator.advance(state, view) == []
+            assert [e for e in evaluator.advance(state, view) if e.rule.severity != "info"] == []
         states = {status.rule.name: status.state for status in evaluator.statuses(state)}
         assert (states["loss-spike"], states["loss-regressed"]) == ("quiet", "quiet")
 
