@@ -10,6 +10,7 @@ from pydantic import Field
 
 from tsemon.catalogue import OWN_FAMILY
 from tsemon_answers.alerts import Severity
+from tsemon_answers.incidents import Verdict
 from tsemon_answers.record import Query, Record
 
 
@@ -283,6 +284,8 @@ class Tried(Record):
 
     alerts: list[TriedAlert]
     """Alerts that would have fired, in that order."""
+    incidents: list[Verdict] = Field([])
+    """Incidents that these alerts would have made."""
     num_frames: int
     """Number of frames that the rules have read."""
     problems: list[str]

@@ -140,6 +140,7 @@ def _tried(recording: Recording, evaluator: Evaluator, points: int | None) -> Tr
     replayed = replay(traced, evaluator)
     return Tried(
         alerts=[TriedAlert.model_validate(alert, from_attributes=True) for alert in replayed.alerts],
+        incidents=list(replayed.incidents),
         num_frames=replayed.num_frames,
         problems=list(replayed.problems),
         not_judged=list(replayed.not_judged),

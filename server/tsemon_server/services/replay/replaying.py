@@ -7,7 +7,10 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from tsemon_answers.alerts import Severity
+from tsemon_answers.incidents import Verdict
 from tsemon_answers.rules import Lacking, NotJudged
+from tsemon_server.incidents import ORDER, Symptom, incidents_of
 from tsemon_server.rules.checking import lacks
 from tsemon_server.rules.evaluator import Evaluator, Event
 from tsemon_server.rules.program import View
@@ -23,7 +26,7 @@ class Fired:
 
     rule: str
     family: str
-    severity: str
+    severity: Severity
     pending_step: int
     firing_step: int
     resolved_step: int | None = None
@@ -35,25 +38,29 @@ class Fired:
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What came of one recording."""
+    """The alerts and incidents of one recording."""
 
     run: str
     alerts: Sequence[Fired]
     """In the order in which they fired. What never fired is not among them."""
     num_frames: int
     problems: Sequence[str]
-    """What of the recording could not be read."""
+    """Parts of the recording that could not be read."""
+    incidents: Sequence[Verdict] = ()
+    """Of each attempt, in the order in which they were reported."""
     not_judged: Sequence[NotJudged] = ()
     """The rules whose condition was unknown in every frame."""
 
 
 def replay(recording: Recording, evaluator: Evaluator) -> Replayed:
     """Read a recording to its end, each attempt with rules that know of none before it."""
-    alerts, num_frames = list[Fired](), 0
+    attempts, num_frames = list[_Alerts](), 0
     judged, has = set[str](), dict[str, set[str]](scalar=set(), layers=set(), heads=set())
     for first_step, views in recording.attempts():
-        alerts = [_ended(alert, first_step) for alert in alerts]
-        state, fires = evaluator.start(), dict[str, int]()
+        if attempts:
+            attempts[-1].end(first_step)
+        attempts.append(_Alerts())
+        state = evaluator.start()
         rising = _rising(views)
         while chunk := [*islice(rising, FRAMES_AT_ONCE)]:
             num_frames += len(chunk)
@@ -62,17 +69,13 @@ def replay(recording: Recording, evaluator: Evaluator) -> Replayed:
                 has["layers"].update(view.layers)
                 has["heads"].update(view.heads)
             for event in evaluator.read([(state, chunk)])[0]:
-                if event.kind == "firing":
-                    fires[event.rule.name] = len(alerts)
-                    alerts.append(_fired(event))
-                elif event.kind == "resolved":
-                    place = fires.pop(event.rule.name)
-                    alerts[place] = replace(alerts[place], resolved_step=event.resolved_step)
+                attempts[-1].enter(event)
         judged |= {status.rule.name for status in evaluator.statuses(state) if status.judged_step is not None}
     unknown = [rule for rule in evaluator.rules if num_frames and rule.name not in judged and rule.on == "frame"]
     return Replayed(
         run=recording.name,
-        alerts=alerts,
+        alerts=[alert for attempt in attempts for alert in attempt.alerts],
+        incidents=[verdict for attempt in attempts for verdict in attempt.verdicts()],
         num_frames=num_frames,
         problems=recording.problems,
         not_judged=[
@@ -80,6 +83,44 @@ def replay(recording: Recording, evaluator: Evaluator) -> Replayed:
             for rule in unknown
         ],
     )
+
+
+class _Alerts:
+    """The alerts of an attempt."""
+
+    def __init__(self) -> None:
+        self.alerts: list[Fired] = []
+        """Alerts that fired."""
+        self._open: dict[str, Symptom] = {}
+        """Pending and firing ones, by rule."""
+        self._over: list[Symptom] = []
+
+    def enter(self, event: Event) -> None:
+        rule = event.rule.name
+        if event.kind in ("pending", "firing"):
+            self._open[rule] = _symptom(event)
+        else:
+            self._over.append(self._open.pop(rule).ended(event.resolved_step, is_cleared=True))
+        if event.kind == "firing":
+            self.alerts.append(_fired(event))
+        elif event.kind == "resolved":
+            self._resolve(rule, event.resolved_step)
+
+    def end(self, first_step: int) -> None:
+        """A new attempt ends what fires at the step that it starts at, but never before it fired."""
+        for rule, one in self._open.items():
+            if one.firing_step is not None:
+                step = max(one.firing_step, first_step)
+                self._over.append(one.ended(step, is_cleared=False))
+                self._resolve(rule, step)
+        self._open.clear()
+
+    def _resolve(self, rule: str, step: int | None) -> None:
+        place = max(place for place, alert in enumerate(self.alerts) if alert.rule == rule)
+        self.alerts[place] = replace(self.alerts[place], resolved_step=step)
+
+    def verdicts(self) -> list[Verdict]:
+        return [incident.verdict(ORDER) for incident in incidents_of([*self._over, *self._open.values()])]
 
 
 def _rising(views: Iterator[View]) -> Iterator[View]:
@@ -91,11 +132,9 @@ def _rising(views: Iterator[View]) -> Iterator[View]:
             yield view
 
 
-def _ended(alert: Fired, first_step: int) -> Fired:
-    """A new attempt ends what fires at the step that it starts at, but never before it fired."""
-    if alert.resolved_step is not None:
-        return alert
-    return replace(alert, resolved_step=max(alert.firing_step, first_step))
+def _symptom(event: Event) -> Symptom:
+    rule = event.rule
+    return Symptom.of(rule.name, rule.family, rule.severity, event.pending_step, event.firing_step, event.evidence)
 
 
 def _fired(event: Event) -> Fired:

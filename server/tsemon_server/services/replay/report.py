@@ -24,6 +24,7 @@ def _result(result: Replayed, evidence: bool) -> dict[str, Any]:
     return {
         "run": result.run,
         "alerts": [_alert(alert, evidence) for alert in result.alerts],
+        "incidents": [verdict.model_dump() for verdict in result.incidents],
         "not_judged": [one.model_dump() for one in result.not_judged],
     }
 
@@ -87,7 +88,7 @@ def _print_evidence(run: str, alert: Fired) -> None:
 
 def _counted(results: Sequence[Replayed]) -> str:
     alerts = [alert for result in results for alert in result.alerts]
-    severities = Counter(alert.severity for alert in alerts)
+    severities: Counter[str] = Counter(alert.severity for alert in alerts)
     shown = ", ".join(f"{severities[severity]} {severity}" for severity in STYLES if severities[severity])
     num_fired = sum(bool(result.alerts) for result in results)
     num_frames = sum(result.num_frames for result in results)

@@ -27,6 +27,7 @@ def replay_served(server: str, runs: Sequence[str], rules: Path | None) -> Itera
             yield Replayed(
                 run=found.run,
                 alerts=alerts,
+                incidents=tried.incidents,
                 num_frames=tried.num_frames,
                 problems=tried.problems,
                 not_judged=tried.not_judged,

@@ -1,0 +1,166 @@
+"""From the alerts of an attempt to its incidents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tsemon_answers.alerts import Severity
+from tsemon_answers.incidents import Verdict
+from tsemon_server.incidents.order import Order
+
+SETTLES_AFTER = 60
+"""Steps after which the verdict no longer changes. Alerts that become pending later are consequences."""
+SLACK = 10
+"""A cause may be seen this many steps after its consequence: two samples, 5 steps apart."""
+SLACK_OF_LOSS = 5
+"""The same for consequences that rules on the loss see, because these read the loss of every step."""
+FLAPS_WITHIN = 300
+"""Steps within which an alert that fires again belongs to the incident that it belonged to."""
+STALL = "loss-stall"
+"""Rule whose alert, pending or firing, says that the loss has not fallen. It opens no incident, but keeps one open."""
+SEVERITIES = "info", "warning", "critical"
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """An alert that is pending, fires, or is over."""
+
+    rule: str
+    family: str
+    severity: Severity
+    left_step: int
+    """First sample that was not healthy; of a loss that stalls, the step of its lowest value."""
+    pending_step: int
+    firing_step: int | None
+    """None if it is pending, or never fired."""
+    blocks: tuple[int, int] | None
+    resolved_step: int | None = None
+    is_cleared: bool = False
+    """Whether its condition is over, and not only the attempt."""
+    incident: int | None = None
+    """Key of the incident that it belongs to, if that is known."""
+
+    @classmethod
+    def of(
+        cls,
+        rule: str,
+        family: str,
+        severity: Severity,
+        pending_step: int,
+        firing_step: int | None,
+        seen: Mapping[str, Any],
+    ) -> Symptom:
+        """An open alert. `seen`: its evidence."""
+        blocks, left_step = seen.get("blocks"), seen.get("left_step", pending_step)
+        if rule == STALL:
+            left_step = seen["step"] - int(seen["numbers"]["stalled_steps"] or 0)
+        between = None if blocks is None else (blocks[0], blocks[1])
+        return cls(rule, family, severity, left_step, pending_step, firing_step, between)
+
+    def ended(self, step: int | None, *, is_cleared: bool) -> Symptom:
+        """The same alert, resolved or withdrawn."""
+        return replace(self, resolved_step=step, is_cleared=is_cleared)
+
+
+@dataclass
+class Incident:
+    """Alerts that belong together."""
+
+    symptoms: list[Symptom] = field(default_factory=list)
+    """Alerts that fired, in that order."""
+    pending: list[Symptom] = field(default_factory=list)
+    """Alerts that may still fire."""
+    stalls: list[Symptom] = field(default_factory=list)
+    """Times at which the loss did not fall, since this incident."""
+
+    @property
+    def opened_step(self) -> int:
+        """Step of the first alert."""
+        return min(symptom.firing_step for symptom in self.symptoms if symptom.firing_step is not None)
+
+    @property
+    def left_step(self) -> int:
+        """First step at which something was not healthy."""
+        return min(symptom.left_step for symptom in self.symptoms)
+
+    @property
+    def settles_step(self) -> int:
+        """From this step on, the verdict does not change."""
+        return self.opened_step + SETTLES_AFTER
+
+    @property
+    def ended_step(self) -> int | None:
+        """Step at which the last alert was resolved and the loss fell again; None if that is still to come."""
+        ended_step = -1
+        for one in sorted(self.symptoms + self.stalls, key=lambda one: one.pending_step):
+            if one.rule == STALL and one.left_step > ended_step:
+                continue  # the loss fell in between
+            if one.resolved_step is None:
+                return None
+            ended_step = max(ended_step, one.resolved_step)
+        return ended_step
+
+    def verdict(self, order: Order, step: int | None = None) -> Verdict:
+        """The verdict that people read. `step`: the newest one, if the attempt is still running."""
+        cause, ended_step = self.cause(order, step), self.ended_step
+        is_cleared = all(symptom.is_cleared for symptom in self.symptoms)
+        return Verdict(
+            family=cause.family,
+            severity=max((symptom.severity for symptom in self.symptoms), key=SEVERITIES.index),
+            rule=cause.rule,
+            step=self.opened_step,
+            left_step=cause.left_step,
+            settles_step=self.settles_step,
+            blocks=cause.blocks,
+            state="open" if ended_step is None else "recovered" if is_cleared else "ended",
+            ended_step=ended_step,
+            alerts=list(dict.fromkeys((cause.rule, *(symptom.rule for symptom in self.symptoms)))),
+        )
+
+    def cause(self, order: Order, step: int | None = None) -> Symptom:
+        """The likeliest cause. Until the verdict settles, that may be an earlier pending alert that explains all others."""
+        early = [one for one in self.symptoms if one.pending_step <= self.settles_step]
+        if step is not None and step < self.settles_step:
+            lasting = [one for one in self.pending if one.pending_step < self.opened_step]
+            early += [one for one in lasting if all(_explains(one, other, order) for other in early)]
+        roots = [one for one in early if not any(_explains(other, one, order) for other in early)]
+        first = min(roots, key=lambda one: one.left_step)
+        together = [one for one in roots if one.left_step <= first.left_step + _slack(first)]
+        return min(together, key=lambda one: (-SEVERITIES.index(one.severity), one.left_step, order.place(one.rule)))
+
+
+def _explains(cause: Symptom, other: Symptom, order: Order) -> bool:
+    return order.can_cause(cause.rule, other.rule) and cause.left_step <= other.left_step + _slack(other)
+
+
+def _slack(one: Symptom) -> int:
+    return SLACK_OF_LOSS if one.family == "loss" else SLACK
+
+
+def incidents_of(symptoms: Iterable[Symptom]) -> list[Incident]:
+    """The incidents of an attempt, in the order in which they were reported."""
+    incidents = list[Incident]()
+    symptoms = sorted(symptoms, key=lambda one: (one.pending_step, one.left_step))
+    stalls = [one for one in symptoms if one.rule == STALL]
+    told = [one for one in symptoms if one.severity != "info"]
+    fired = [one for one in told if one.firing_step is not None]
+    for symptom in sorted(fired, key=lambda one: one.firing_step or 0):
+        incident = next((one for one in reversed(incidents) if _belongs(symptom, one)), None)
+        if incident is None:
+            incidents.append(incident := Incident())
+        incident.symptoms.append(symptom)
+        incident.stalls = [one for one in stalls if one.left_step >= incident.left_step - SLACK]
+    if incidents and incidents[-1].ended_step is None:
+        incidents[-1].pending = [one for one in told if one.firing_step is None and one.resolved_step is None]
+    return incidents
+
+
+def _belongs(symptom: Symptom, incident: Incident) -> bool:
+    assert symptom.firing_step is not None
+    ended = incident.ended_step
+    if ended is None or ended >= symptom.left_step:
+        return True
+    is_again = any(one.rule == symptom.rule for one in incident.symptoms)
+    return is_again and symptom.firing_step <= ended + FLAPS_WITHIN

@@ -1,0 +1,142 @@
+"""From alerts to incidents."""
+
+from dataclasses import replace
+
+from tsemon_server.incidents import ORDER, Symptom, incidents_of
+from tsemon_server.incidents.grouping import FLAPS_WITHIN, SETTLES_AFTER, STALL
+from tsemon_server.rules import PACK
+
+RULES = {rule.name: rule for rule in PACK}
+
+
+def alert(name, left, fired=None, *, over=None, cleared=True, pending=None, blocks=None):
+    """An alert of a built-in rule that left its healthy range at `left`."""
+    rule = RULES[name]
+    return Symptom(
+        rule=name,
+        family=rule.family,
+        severity=rule.severity,
+        left_step=left,
+        pending_step=left if pending is None else pending,
+        firing_step=fired,
+        blocks=blocks,
+        resolved_step=over,
+        is_cleared=over is not None and cleared,
+    )
+
+
+def stall(since, over=None):
+    return alert(STALL, since, pending=since + 60, over=over)
+
+
+def verdicts(*symptoms, step=None):
+    return [incident.verdict(ORDER, step) for incident in incidents_of(symptoms)]
+
+
+def causes(*symptoms, step=None):
+    return [verdict.rule for verdict in verdicts(*symptoms, step=step)]
+
+
+DECAY = alert("weight-decay-outweighs-gradient", 0, 10, blocks=(0, 3))
+COLLAPSE = alert("states-collapse", 20, 40)
+OUTPUT = alert("output-ignores-input", 15, 35)
+RANK = alert("token-rank-collapse", 0, 5)
+ESCALATION = alert("token-similarity-escalation", 0, 20, blocks=(5, 23))
+
+
+class TestAnIncident:
+    def test_has_all_alerts_that_are_open_at_a_time(self):
+        (verdict,) = verdicts(DECAY, OUTPUT, COLLAPSE)
+        assert verdict.alerts == ["weight-decay-outweighs-gradient", "output-ignores-input", "states-collapse"]
+        assert (verdict.family, verdict.severity, verdict.state) == ("dead", "critical", "open")
+        assert (verdict.step, verdict.left_step, verdict.blocks) == (10, 0, (0, 3))
+
+    def test_has_no_alert_that_only_informs(self):
+        assert verdicts(alert("escalation-forecast", 0, 10)) == []
+        (verdict,) = verdicts(DECAY, alert("escalation-forecast", 0, 5))
+        assert verdict.step == 10
+
+    def test_does_not_begin_with_a_pending_alert(self):
+        assert verdicts(alert("states-collapse", 20)) == []
+
+    def test_is_another_one_if_what_was_before_is_over(self):
+        over = replace(DECAY, resolved_step=50, is_cleared=True)
+        assert causes(over, alert("loss-spike", 200, 210)) == ["weight-decay-outweighs-gradient", "loss-spike"]
+
+    def test_has_an_alert_that_left_its_range_while_it_was_open(self):
+        over = replace(DECAY, resolved_step=50, is_cleared=True)
+        assert causes(over, alert("loss-spike", 45, 60)) == ["weight-decay-outweighs-gradient"]
+
+    def test_counts_an_alert_that_flaps_once(self):
+        flaps = [alert("updates-too-large", step, step + 10, over=step + 20) for step in range(0, 900, 100)]
+        (verdict,) = verdicts(*flaps)
+        assert verdict.alerts == ["updates-too-large"]
+
+    def test_does_not_count_an_alert_as_flapping_that_comes_again_much_later(self):
+        flaps = [alert("loss-spike", step, step + 5, over=step + 10) for step in (0, 20 + FLAPS_WITHIN)]
+        assert len(verdicts(*flaps)) == 2
+
+    def test_is_the_same_in_whatever_order_the_alerts_come(self):
+        assert verdicts(COLLAPSE, DECAY, OUTPUT) == verdicts(DECAY, OUTPUT, COLLAPSE)
+
+
+class TestTheCause:
+    def test_is_what_can_cause_the_others_and_not_what_fired_first(self):
+        assert causes(RANK, ESCALATION) == ["token-similarity-escalation"]
+
+    def test_is_what_left_its_range_first_if_neither_can_cause_the_other(self):
+        late = alert("sequences-repeat", 90, 95)
+        assert causes(alert("dead-units", 60, 100), late) == ["dead-units"]
+
+    def test_left_its_range_before_its_consequences(self):
+        late = alert("weight-decay-outweighs-gradient", 50, 60)
+        assert causes(alert("states-collapse", 10, 30), late) == ["states-collapse"]
+
+    def test_is_not_found_among_alerts_that_come_after_the_verdict_has_settled(self):
+        late = alert("token-similarity-escalation", 0, 100, pending=6 + SETTLES_AFTER)
+        assert causes(RANK, late) == ["token-rank-collapse"]
+
+    def test_may_be_a_pending_alert_that_explains_the_others_until_the_verdict_settles(self):
+        pending = alert("token-similarity-escalation", 0)
+        assert causes(RANK, pending, step=10) == ["token-similarity-escalation"]
+        assert causes(RANK, pending, step=5 + SETTLES_AFTER) == ["token-rank-collapse"]
+        assert causes(RANK, pending) == ["token-rank-collapse"]
+
+    def test_is_no_pending_alert_that_explains_nothing(self):
+        assert causes(ESCALATION, alert("hidden-state-blow-up", 30), step=30) == ["token-similarity-escalation"]
+
+    def test_may_be_a_rule_of_the_user(self):
+        own = Symptom("my-rule", "custom", "warning", 0, 0, 5, None)
+        assert causes(own) == ["my-rule"]
+        assert causes(own, DECAY) == ["weight-decay-outweighs-gradient"]
+
+
+class TestTheEnd:
+    def test_is_open_while_an_alert_fires(self):
+        (verdict,) = verdicts(replace(DECAY, resolved_step=50, is_cleared=True), OUTPUT)
+        assert (verdict.state, verdict.ended_step) == ("open", None)
+
+    def test_is_recovered_if_all_conditions_are_over(self):
+        (verdict,) = verdicts(replace(DECAY, resolved_step=50, is_cleared=True))
+        assert (verdict.state, verdict.ended_step) == ("recovered", 50)
+
+    def test_is_no_recovery_if_the_run_or_a_person_ended_an_alert(self):
+        (verdict,) = verdicts(replace(DECAY, resolved_step=50, is_cleared=False))
+        assert (verdict.state, verdict.ended_step) == ("ended", 50)
+
+    def test_waits_for_the_loss_to_fall_again(self):
+        over = replace(DECAY, resolved_step=90, is_cleared=True)
+        (verdict,) = verdicts(over, stall(since=5))
+        assert verdict.state == "open"
+        (verdict,) = verdicts(over, stall(since=5, over=150))
+        assert (verdict.state, verdict.ended_step) == ("recovered", 150)
+
+    def test_does_not_wait_for_a_loss_that_had_stopped_falling_before(self):
+        over = alert("attention-entropy-collapse", 500, 510, over=600)
+        (verdict,) = verdicts(over, stall(since=100))
+        assert verdict.state == "recovered"
+
+    def test_has_what_comes_before_the_loss_falls_again(self):
+        over = alert("token-similarity-escalation", 10, 20, over=100)
+        (verdict,) = verdicts(over, stall(since=15), alert("batch-rank-collapse", 150, 160))
+        assert verdict.alerts == ["token-similarity-escalation", "batch-rank-collapse"]
