@@ -103,7 +103,7 @@ PICTURE = {
     "tsemon_server.spools": "starlette tsemon_answers tsemon.transport tsemon_server.alerts "
     "tsemon_server.bodies tsemon_server.errors tsemon_server.services.ingest tsemon_server.store",
     "tsemon_server.yaml_lines": "yaml",
-    "tsemon_server.store": "sqlalchemy alembic numpy tsemon_answers zstandard",
+    "tsemon_server.store": "sqlalchemy alembic numpy tsemon_answers tsemon_server.incidents zstandard",
     "migrations": "sqlalchemy alembic",
     "tsemon_answers": "pydantic pydantic_core pandas polars pyarrow",
     "tsemon_client": "httpx pydantic rich tsemon.terminal tsemon_answers typer",

@@ -112,6 +112,12 @@ class UnknownAlert(TsemonError, LookupError):
     status = 404
 
 
+class UnknownIncident(TsemonError, LookupError):
+    """No incident has this id."""
+
+    status = 404
+
+
 class UnknownSilence(TsemonError, LookupError):
     """No silence has this id."""
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from datetime import datetime
+from html import escape
+from typing import Annotated, Literal
 
-from tsemon_answers.alerts import Severity
-from tsemon_answers.record import Record
+from pydantic import Field
+
+from tsemon_answers import display
+from tsemon_answers.alerts import Moment, Severity
+from tsemon_answers.record import Page, Query, Record
 
 IncidentState = Literal["open", "recovered", "ended"]
 
@@ -35,3 +40,101 @@ class Verdict(Record):
     """Step at which it ended; null while it is open."""
     alerts: Sequence[str]
     """Rules of its alerts, the cause first, then in the order in which they fired; each once."""
+
+
+class IncidentsQuery(Query):
+    """The incidents that match every given filter, the newest first, page by page while they are read."""
+
+    state: IncidentState | None = None
+    """Only incidents in this state."""
+    run_id: Annotated[str | None, Field(alias="run")] = None
+    """Only incidents of the run with this id; not a name."""
+    attempt: int | None = None
+    """Only incidents of this attempt."""
+    project: str | None = None
+    """Only incidents of runs of this project."""
+    rule: str | None = None
+    """Only incidents whose cause an alert of this rule shows."""
+    family: str | None = None
+    """Only incidents whose cause is of this family."""
+    severity: Severity | None = None
+    """Only incidents of this severity."""
+    since: Moment = None
+    """Only incidents that changed at this time or later, as in 2026-01-31T12:00:00Z."""
+
+
+class IncidentPageQuery(Page, IncidentsQuery):
+    """A page of the incidents that match every given filter, newest first."""
+
+
+class Consequence(Record):
+    """An alert of an incident that is not its cause."""
+
+    alert_id: str
+    """Id of the alert."""
+    rule: str
+    """Rule that opened the alert."""
+    state: Literal["firing", "superseded", "resolved"]
+    """superseded: its condition is over, but the incident is not."""
+    firing_step: int
+    """Step at which it fired."""
+    resolved_step: int | None
+    """Step at which its condition was over; null while it fires."""
+
+
+class Incident(Verdict):
+    """An incident: what is wrong with an attempt, once."""
+
+    incident_id: str
+    """Opaque id."""
+    run_id: str
+    """Run that it is about."""
+    project: str
+    """Project of that run."""
+    run: str
+    """Name of that run."""
+    attempt: int
+    """Attempt that it is about."""
+    cause_id: str
+    """Alert of the cause. It may be pending until the verdict settles."""
+    is_settled: bool
+    """False while another cause may turn out to be the likeliest."""
+    summary: str
+    """One sentence about the cause."""
+    advice: dict[str, str]
+    """What to try (`text`), and the source of that advice (`source`)."""
+    consequences: list[Consequence]
+    """Its other alerts, in the order in which they fired."""
+    acknowledged: bool
+    """True if all of its alerts that fire are acknowledged."""
+    silenced: bool
+    """True if silences apply to all of its alerts that fire."""
+    opened_at: datetime
+    """Time at which the server opened it."""
+    updated_at: datetime
+    """Time at which it last changed."""
+
+    def _repr_html_(self) -> str:
+        """Show the verdict and the advice."""
+        facts = [
+            ("run", f"{self.project}/{self.run}"),
+            ("state", self.state),
+            ("severity", self.severity),
+            ("where", display.blocks(self.blocks)),
+            ("since step", self.left_step),
+            ("reported at step", self.step),
+            ("over at step", self.ended_step),
+            ("advice", self.advice.get("text", "")),
+            ("also fired", ", ".join(self.alerts[1:])),
+        ]
+        title = f"<strong>{display.name_of(self.rule)}</strong>: {escape(self.summary)}"
+        return f"<div>{title}{display.table(facts)}</div>"
+
+
+class IncidentPage(Record):
+    """A part of the list of incidents."""
+
+    incidents: list[Incident]
+    """The incidents, newest first."""
+    next_cursor: str | None
+    """`cursor` of the next page; null on the last page."""

@@ -24,6 +24,7 @@ __all__ = [
     "Found",
     "Glance",
     "Heatmap",
+    "Incident",
     "Latest",
     "Record",
     "Recorded",

@@ -16,6 +16,7 @@ from pydantic import Field
 from tsemon import errors
 from tsemon_answers.alerts import Alert, AlertPage, AlertsQuery
 from tsemon_answers.events import EventKind, EventsQuery
+from tsemon_answers.incidents import Incident, IncidentPage, IncidentsQuery
 from tsemon_answers.record import Query, Record
 from tsemon_answers.rules import CheckedRule, RuleHistory, Rules, RuleStandings, RuleVersion, Tried
 from tsemon_answers.runs import (
@@ -98,12 +99,20 @@ class _AllAlerts(_Listed, AlertsQuery):
     __doc__ = AlertsQuery.__doc__
 
 
+class _AllIncidents(_Listed, IncidentsQuery):
+    __doc__ = IncidentsQuery.__doc__
+
+
 def _runs(asked: _AllRuns) -> Listing[Run]:
     return Listing("/runs", RunPage, "runs", Run, asked.params(), asked.limit)
 
 
 def _alerts(asked: _AllAlerts) -> Listing[Alert]:
     return Listing("/alerts", AlertPage, "alerts", Alert, asked.params(), asked.limit)
+
+
+def _incidents(asked: _AllIncidents) -> Listing[Incident]:
+    return Listing("/incidents", IncidentPage, "incidents", Incident, asked.params(), asked.limit)
 
 
 def _compare(asked: CompareQuery) -> Talk[Comparison]:
@@ -151,6 +160,12 @@ def _run(run_id: str) -> Talk[RunDetail]:
 def _alert(alert_id: str) -> Talk[Alert]:
     """One alert. Raises UnknownAlert."""
     return ask(Request(path_of("alerts", alert_id), Alert))
+
+
+@checked
+def _incident(incident_id: str) -> Talk[Incident]:
+    """One incident. Raises UnknownIncident."""
+    return ask(Request(path_of("incidents", incident_id), Incident))
 
 
 @checked
@@ -267,6 +282,8 @@ class Calls:
     alerts = lists(made_of(_AllAlerts, _alerts))
     alert = asks(_alert)
     acknowledge = asks(_acknowledge)
+    incidents = lists(made_of(_AllIncidents, _incidents))
+    incident = asks(_incident)
     rules = asks(_rules)
     rule = asks(_rule)
     standing = asks(_standing)

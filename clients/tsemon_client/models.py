@@ -13,6 +13,7 @@ from tsemon_answers import display
 from tsemon_answers.alerts import *  # noqa: F403
 from tsemon_answers.alerts import Alert
 from tsemon_answers.events import EventKind as EventKind
+from tsemon_answers.incidents import *  # noqa: F403
 from tsemon_answers.operation import *  # noqa: F403
 from tsemon_answers.record import Record as Record
 from tsemon_answers.rows import *  # noqa: F403

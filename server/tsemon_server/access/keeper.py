@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
-from tsemon.errors import Forbidden, StoreError, Unauthorized, UnknownAlert, UnknownRun
+from tsemon.errors import Forbidden, StoreError, Unauthorized, UnknownAlert, UnknownIncident, UnknownRun
 from tsemon_server.access.needs import UNKNOWN, Need
 from tsemon_server.access.tokens import is_secret_of, parts_of
 from tsemon_server.store import Store
@@ -93,6 +93,9 @@ class Keeper:
         for alert_id in named.get("alert_id", []):
             if not access.is_for(await run_in_threadpool(self._project_of_alert, alert_id)):
                 raise UnknownAlert(f"project {access.project!r} has no alert with the id {alert_id!r:.80}")
+        for incident_id in named.get("incident_id", []):
+            if not access.is_for(await run_in_threadpool(self._project_of_incident, incident_id)):
+                raise UnknownIncident(f"project {access.project!r} has no incident with the id {incident_id!r:.80}")
 
     async def _find(self, token_id: str) -> StoredToken | None:
         token, until = self._known.get(token_id, (None, 0.0))
@@ -144,4 +147,11 @@ class Keeper:
             with self._store.read() as reader:
                 return reader.alerts.get(alert_id).project
         except UnknownAlert:
+            return None
+
+    def _project_of_incident(self, incident_id: str) -> str | None:
+        try:
+            with self._store.read() as reader:
+                return reader.incidents.get(incident_id).project
+        except UnknownIncident:
             return None

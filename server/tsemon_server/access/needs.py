@@ -11,11 +11,11 @@ from tsemon_server.access.tokens import Scope
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
-Of = Literal["nothing", "run", "alert", "project", "runs", "body", "all"]
+Of = Literal["nothing", "run", "alert", "incident", "project", "runs", "body", "all"]
 """What a token of one project is checked against:
 
 * `nothing`: the route tells or does the same for all projects;
-* `run`, `alert`: the path names one, which must be of the project;
+* `run`, `alert`, `incident`: the path names one, which must be of the project;
 * `project`: the query has `project`, which is set to the token's;
 * `runs`: the query names runs, each by itself or with commas between them, which must all be of the project;
 * `body`: the route checks by itself, mostly once it has read the body (`Access.check_project`);

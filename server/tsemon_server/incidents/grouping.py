@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,7 +40,9 @@ class Symptom:
     is_cleared: bool = False
     """Whether its condition is over, and not only the attempt."""
     incident: int | None = None
-    """Key of the incident that it belongs to, if that is known."""
+    """Key of the stored incident that it belongs to, if it does."""
+    key: int | None = None
+    """Key of the stored alert."""
 
     @classmethod
     def of(
@@ -55,7 +57,7 @@ class Symptom:
         """An open alert. `seen`: its evidence."""
         blocks, left_step = seen.get("blocks"), seen.get("left_step", pending_step)
         if rule == STALL:
-            left_step = seen["step"] - int(seen["numbers"]["stalled_steps"] or 0)
+            left_step = seen["step"] - int(seen["numbers"].get("stalled_steps") or 0)
         between = None if blocks is None else (blocks[0], blocks[1])
         return cls(rule, family, severity, left_step, pending_step, firing_step, between)
 
@@ -63,11 +65,17 @@ class Symptom:
         """The same alert, resolved or withdrawn."""
         return replace(self, resolved_step=step, is_cleared=is_cleared)
 
+    def stored(self, key: int, incident: int | None, resolved_step: int | None, *, is_cleared: bool) -> Symptom:
+        """The same alert with its keys."""
+        return replace(self, key=key, incident=incident, resolved_step=resolved_step, is_cleared=is_cleared)
+
 
 @dataclass
 class Incident:
     """Alerts that belong together."""
 
+    key: int | None = None
+    """Key of a stored incident."""
     symptoms: list[Symptom] = field(default_factory=list)
     """Alerts that fired, in that order."""
     pending: list[Symptom] = field(default_factory=list)
@@ -92,20 +100,23 @@ class Incident:
 
     @property
     def ended_step(self) -> int | None:
-        """Step at which the last alert was resolved and the loss fell again; None if that is still to come."""
-        ended_step = -1
-        for one in sorted(self.symptoms + self.stalls, key=lambda one: one.pending_step):
-            if one.rule == STALL and one.left_step > ended_step:
-                continue  # the loss fell in between
-            if one.resolved_step is None:
-                return None
-            ended_step = max(ended_step, one.resolved_step)
-        return ended_step
+        """Step at which the last alert was resolved; None while one is not."""
+        ended = [symptom.resolved_step for symptom in self.symptoms]
+        return None if None in ended else max(step for step in ended if step is not None)
+
+    @property
+    def open_until(self) -> int | None:
+        """Step at which it ended: the last alert was resolved, and the loss fell again. None if it is open."""
+        until = self.ended_step
+        for stall in self.stalls:
+            if until is not None and stall.left_step <= until:
+                until = None if stall.resolved_step is None else max(until, stall.resolved_step)
+        return until
 
     def verdict(self, order: Order, step: int | None = None) -> Verdict:
         """The verdict that people read. `step`: the newest one, if the attempt is still running."""
-        cause, ended_step = self.cause(order, step), self.ended_step
-        is_cleared = all(symptom.is_cleared for symptom in self.symptoms)
+        cause, is_open = self.cause(order, step), self.open_until is None
+        is_cleared = all(one.is_cleared for one in (*self.symptoms, *self.stalls))
         return Verdict(
             family=cause.family,
             severity=max((symptom.severity for symptom in self.symptoms), key=SEVERITIES.index),
@@ -114,8 +125,8 @@ class Incident:
             left_step=cause.left_step,
             settles_step=self.settles_step,
             blocks=cause.blocks,
-            state="open" if ended_step is None else "recovered" if is_cleared else "ended",
-            ended_step=ended_step,
+            state="open" if is_open else "recovered" if is_cleared else "ended",
+            ended_step=None if is_open else self.ended_step,
             alerts=list(dict.fromkeys((cause.rule, *(symptom.rule for symptom in self.symptoms)))),
         )
 
@@ -140,27 +151,40 @@ def _slack(one: Symptom) -> int:
 
 
 def incidents_of(symptoms: Iterable[Symptom]) -> list[Incident]:
-    """The incidents of an attempt, in the order in which they were reported."""
+    """The incidents of an attempt, in the order in which they were reported.
+
+    Alerts on the process itself, such as that it is silent, are no consequences of the training and have their own.
+    """
     incidents = list[Incident]()
-    symptoms = sorted(symptoms, key=lambda one: (one.pending_step, one.left_step))
+    told = [one for one in symptoms if one.severity != "info" or one.rule == STALL]
+    for is_of_process in (False, True):
+        incidents += _grouped([one for one in told if (one.family == "liveness") is is_of_process])
+    return sorted(incidents, key=lambda incident: incident.opened_step)
+
+
+def _grouped(symptoms: Sequence[Symptom]) -> list[Incident]:
+    incidents, known = list[Incident](), dict[int, Incident]()
     stalls = [one for one in symptoms if one.rule == STALL]
-    told = [one for one in symptoms if one.severity != "info"]
-    fired = [one for one in told if one.firing_step is not None]
-    for symptom in sorted(fired, key=lambda one: one.firing_step or 0):
-        incident = next((one for one in reversed(incidents) if _belongs(symptom, one)), None)
+    fired = [one for one in symptoms if one.rule != STALL and one.firing_step is not None]
+    for symptom in sorted(fired, key=lambda one: (one.firing_step, one.pending_step, one.left_step)):
+        incident = known.get(-1 if symptom.incident is None else symptom.incident)
+        if symptom.incident is None:
+            incident = next((one for one in reversed(incidents) if _belongs(symptom, one)), None)
         if incident is None:
-            incidents.append(incident := Incident())
+            incidents.append(incident := Incident(symptom.incident))
+        if symptom.incident is not None:
+            known[symptom.incident] = incident
         incident.symptoms.append(symptom)
         incident.stalls = [one for one in stalls if one.left_step >= incident.left_step - SLACK]
-    if incidents and incidents[-1].ended_step is None:
-        incidents[-1].pending = [one for one in told if one.firing_step is None and one.resolved_step is None]
+    if incidents and incidents[-1].open_until is None:
+        incidents[-1].pending = [one for one in symptoms if one.firing_step is None and one.resolved_step is None]
     return incidents
 
 
 def _belongs(symptom: Symptom, incident: Incident) -> bool:
     assert symptom.firing_step is not None
-    ended = incident.ended_step
-    if ended is None or ended >= symptom.left_step:
+    until = incident.open_until
+    if until is None or until >= symptom.left_step:
         return True
     is_again = any(one.rule == symptom.rule for one in incident.symptoms)
-    return is_again and symptom.firing_step <= ended + FLAPS_WITHIN
+    return is_again and symptom.firing_step <= until + FLAPS_WITHIN

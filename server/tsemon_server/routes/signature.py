@@ -25,6 +25,7 @@ MAX_RUN_ID = 64
 """Characters."""
 RunId = Annotated[str, Path(description="Id of the run, as the registration answered it.", max_length=MAX_RUN_ID)]
 AlertId = Annotated[str, Path(description="Id of the alert, as GET /alerts answered it.", max_length=64)]
+IncidentId = Annotated[str, Path(description="Id of the incident, as GET /incidents answered it.", max_length=64)]
 SilenceId = Annotated[str, Path(description="Id of the silence, as GET /silences answered it.", max_length=64)]
 RuleName = Annotated[str, Path(description="Name of the rule.", max_length=128)]
 

@@ -92,6 +92,7 @@ class Store:
             unit = Unit(connection)
             writer = Writer(unit, self._clock(), self._series, self._limits)
             yield writer
+            writer.finish()
             happened = list(writer.happened())
         for remember in unit.after_commit:
             remember()

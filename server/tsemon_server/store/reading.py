@@ -5,6 +5,7 @@ from __future__ import annotations
 from tsemon_server.store.engine import Unit
 from tsemon_server.store.frames import Frames
 from tsemon_server.store.ledger.alerts import Alerts
+from tsemon_server.store.ledger.incidents import Incidents
 from tsemon_server.store.ledger.liveness import Liveness
 from tsemon_server.store.ledger.progress import RuleProgress
 from tsemon_server.store.ledger.retention import Retentions
@@ -25,6 +26,7 @@ class Reader:
         self.frames = Frames(unit, series)
         self.runs = Runs(connection, now, self.frames)
         self.alerts = Alerts(connection, now)
+        self.incidents = Incidents(connection, now)
         self.silences = Silences(connection, now)
         self.rules = Rules(connection, now)
         self.progress = RuleProgress(connection)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tsemon_server.store.engine import Unit
 from tsemon_server.store.frames import FrameChanges
 from tsemon_server.store.ledger.alerts import AlertChanges
+from tsemon_server.store.ledger.incidents import IncidentChanges
 from tsemon_server.store.ledger.journal import Event, Journal
 from tsemon_server.store.ledger.liveness import LivenessChanges
 from tsemon_server.store.ledger.progress import RuleProgressChanges
@@ -29,10 +30,15 @@ class Writer:
         self.progress = RuleProgressChanges(connection)
         self.frames = FrameChanges(unit, series, now, self.progress)
         self.alerts = AlertChanges(connection, now, journal)
+        self.incidents = IncidentChanges(connection, now)
         self.runs = RunChanges(connection, now, self.frames, self.alerts, self.progress, journal, limits)
         self.silences = SilenceChanges(connection, now)
         self.liveness = LivenessChanges(connection)
         self.retention = RetentionChanges(connection)
+
+    def finish(self) -> None:
+        """The last act of the transaction: what follows from what was written."""
+        self.incidents.regroup(self.alerts.changed)
 
     def happened(self) -> Iterator[Event]:
         """What is to be told of this transaction: what runs did, and what the alerts are now that changed."""

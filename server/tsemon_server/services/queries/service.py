@@ -14,6 +14,7 @@ import numpy as np
 from tsemon.catalogue import LAYERED, SCALARS, nearest
 from tsemon.errors import InvalidArgument, InvalidRange, UnknownAttempt, UnknownLayer, UnknownMetric
 from tsemon_answers.alerts import AlertPage, AlertPageQuery, NotificationPage, NotificationsQuery
+from tsemon_answers.incidents import IncidentPage, IncidentPageQuery, IncidentsQuery
 from tsemon_answers.record import Span
 from tsemon_answers.runs import Run, RunDetail, RunPage, RunPageQuery
 from tsemon_answers.series import (
@@ -77,16 +78,36 @@ def list_runs(store: Store, asked: RunPageQuery) -> RunPage:
     return RunPage(runs=runs[:limit], next_cursor=_cursor(f"runs {order}", last), total=total)
 
 
-def list_alerts(store: Store, asked: AlertPageQuery) -> AlertPage:
-    """A page of the alerts that fit. The time since when they changed needs a time zone."""
-    since, limit = asked.since, asked.limit
+def _check_since(since: object) -> None:
     if isinstance(since, datetime) and since.tzinfo is None:
         raise InvalidArgument(f"expected `since` with a time zone, as in 2026-01-31T12:00:00Z, got {since.isoformat()}")
-    after = _place(asked.cursor, "alerts", (int,))
+
+
+def list_alerts(store: Store, asked: AlertPageQuery) -> AlertPage:
+    """A page of the alerts that fit. The time since when they changed needs a time zone."""
+    _check_since(asked.since)
+    limit, after = asked.limit, _place(asked.cursor, "alerts", (int,))
     with store.read() as reader:
         alerts = reader.alerts.find(asked, limit=limit + 1, after=after)
     key = (int(alerts[limit - 1].alert_id),) if len(alerts) > limit else None
     return AlertPage(alerts=alerts[:limit], next_cursor=_cursor("alerts", key))
+
+
+def list_incidents(store: Store, asked: IncidentPageQuery) -> IncidentPage:
+    """A page of the incidents that fit. The time since when they changed needs a time zone."""
+    _check_since(asked.since)
+    limit, after = asked.limit, _place(asked.cursor, "incidents", (int,))
+    with store.read() as reader:
+        found = reader.incidents.find(asked, limit=limit + 1, after=after)
+    key = (int(found[limit - 1].incident_id),) if len(found) > limit else None
+    return IncidentPage(incidents=found[:limit], next_cursor=_cursor("incidents", key))
+
+
+def incidents_of_run(store: Store, run_id: str) -> IncidentPage:
+    """All incidents of a run, newest first."""
+    with store.read() as reader:
+        reader.runs.get(run_id)  # raises UnknownRun
+        return IncidentPage(incidents=reader.incidents.find(IncidentsQuery(run_id=run_id)), next_cursor=None)
 
 
 def list_notifications(store: Store, asked: NotificationsQuery) -> NotificationPage:

@@ -14,10 +14,12 @@ from sqlalchemy import (
     Row,
     ScalarSelect,
     Select,
+    String,
     Table,
     and_,
     bindparam,
     case,
+    cast,
     delete,
     func,
     insert,
@@ -74,9 +76,14 @@ class TakenBack(NamedTuple):
 
 def select_alerts() -> Select[Any]:
     """Alerts as they are at the time `now`."""
-    columns = [column for column in _alert if column is not _alert.state]
+    columns = [column for column in _alert if column not in (_alert.state, _alert.incident_id)]
     query = select(
-        *columns, _SHOWN_STATE.label("state"), _run.project, _run.run, silences.is_silenced().label("silenced")
+        *columns,
+        _SHOWN_STATE.label("state"),
+        cast(_alert.incident_id, String).label("incident_id"),
+        _run.project,
+        _run.run,
+        silences.is_silenced().label("silenced"),
     )
     return query.join(tables.run, _run.run_id == _alert.run_id)
 
@@ -192,6 +199,8 @@ class AlertChanges(Alerts):
     def __init__(self, connection: Connection, now: float, journal: Journal) -> None:
         super().__init__(connection, now)
         self._journal = journal
+        self.changed = set[tuple[str, int]]()
+        """Runs and attempts whose alerts have changed."""
 
     # By the rules
 
@@ -200,6 +209,7 @@ class AlertChanges(Alerts):
         opened = insert(tables.alert).values(
             run_id=run_id, attempt=attempt, rule=rule, opened_at=self._now, updated_at=self._now, **values
         )
+        self.changed.add((run_id, attempt))
         alert_id = self._connection.execute(opened.returning(_alert.alert_id)).scalar_one()
         if values["state"] == "firing":
             self._queue_notices(_alert.alert_id == alert_id, has_fired=True)
@@ -210,6 +220,7 @@ class AlertChanges(Alerts):
         which = select(func.max(_alert.alert_id)).where(*mine)
         alert_id: int | None = self._connection.execute(which).scalar_one()
         if alert_id is not None:
+            self.changed.add((run_id, attempt))
             reason = {"resolved_reason": "clear"} if values.get("state") == "resolved" else {}
             self._update(_alert.alert_id == alert_id, **reason, **values)
             self._queue_notices(_alert.alert_id == alert_id, has_fired=values.get("state") == "firing")
@@ -217,6 +228,7 @@ class AlertChanges(Alerts):
 
     def withdraw(self, run_id: str, attempt: int, rule: str) -> None:
         """Forget the rule's pending alert."""
+        self.changed.add((run_id, attempt))
         self._delete_pending(_alert.run_id == run_id, _alert.attempt == attempt, _alert.rule == rule)
 
     def take_back(self, run_id: str, attempt: int, step: int, rules: Collection[str]) -> dict[str, list[TakenBack]]:
@@ -225,6 +237,7 @@ class AlertChanges(Alerts):
         These are neither open nor over until `revise` or `drop` says what they are. What people or the run's end called
         over later stays so, and is listed too.
         """
+        self.changed.add((run_id, attempt))
         is_of_rules = func.coalesce(_alert.resolved_reason, "clear") == "clear"
         began_later = or_(_alert.pending_step > step, _alert.firing_step > step)
         listed = case((is_of_rules, began_later), else_=_alert.resolved_step > step)
@@ -284,6 +297,7 @@ class AlertChanges(Alerts):
         over = {"state": "resolved", **_over(_LAST_STEP, "by hand")}
         seen = {"acknowledged_at": self._now, "acknowledged_by": by, "note": note}
         self._change_open(alert_id, _alert.state == "firing", **over, **seen)
+        self.changed.add((found.run_id, found.attempt))
         return self.get(alert_id)
 
     def _change_open(self, alert_id: str, where: ColumnElement[bool], **values: Any) -> None:
@@ -318,11 +332,14 @@ class AlertChanges(Alerts):
 
     def reopen(self, run_id: str, attempt: int, reason: ResolvedReason) -> None:
         """The attempt has not ended after all, so what fired at its end still does."""
+        self.changed.add((run_id, attempt))
         did_end = and_(_alert.run_id == run_id, _alert.attempt == attempt, _alert.resolved_reason == reason)
         self._queue_notices(did_end)
         self._update(did_end, state="firing", **_NOT_OVER)
 
     def _end(self, which: ColumnElement[bool], over: dict[str, Any]) -> None:
+        ending = select(_alert.run_id, _alert.attempt).where(which, _alert.state.in_(OPEN)).distinct()
+        self.changed.update((row.run_id, row.attempt) for row in self._connection.execute(ending))
         self._delete_pending(which)
         fires = and_(which, _alert.state == "firing")
         self._queue_notices(fires)

@@ -89,9 +89,36 @@ alert = Table(
     Column("acknowledged_at", Float(53)),
     Column("acknowledged_by", String(128)),
     Column("note", Text),
+    Column(
+        "incident_id", Integer
+    ),  # NULL before it fires, for alerts that only inform, and if it fired before incidents
     Index("alert_by_run", "run_id", "state"),
     Index("alert_by_update", "updated_at"),
     sqlite_autoincrement=True,  # the number of an alert that was withdrawn is not given to another
+)
+
+incident = Table(
+    "incident",
+    metadata,
+    Column("incident_id", Integer, primary_key=True),
+    Column("run_id", String(32), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("cause_id", Integer, nullable=False),  # the alert that is the likeliest cause
+    Column("rule", String(128), nullable=False),
+    Column("family", String(32), nullable=False),
+    Column("severity", String(16), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("left_step", BigInteger, nullable=False),
+    Column("settles_step", BigInteger, nullable=False),
+    Column("first_block", Integer),
+    Column("last_block", Integer),
+    Column("ended_step", BigInteger),
+    Column("opened_at", Float(53), nullable=False),
+    Column("updated_at", Float(53), nullable=False),
+    Index("incident_by_run", "run_id", "attempt"),
+    Index("incident_by_state", "state"),
+    sqlite_autoincrement=True,
 )
 
 rule_progress = Table(
@@ -253,5 +280,5 @@ lease = Table(
     Column("until", Float(53), nullable=False),
 )
 
-OF_RUN = (attempt, alert, rule_progress, rule_checkpoint, rule_era, watched, notice, delivery)
+OF_RUN = (attempt, alert, incident, rule_progress, rule_checkpoint, rule_era, watched, notice, delivery)
 """Tables that hold something of a run besides its own row."""

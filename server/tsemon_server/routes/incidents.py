@@ -1,0 +1,32 @@
+"""Incidents: listing them."""
+
+from __future__ import annotations
+
+from tsemon_answers.incidents import Incident, IncidentPage, IncidentPageQuery
+from tsemon_server.access.needs import needs
+from tsemon_server.routes.signature import Asked, IncidentId, RunId, TheStore, api_router
+from tsemon_server.services.queries import service
+
+router = api_router("incidents")
+
+
+@router.get("/incidents")
+@needs("read", of="project")
+def list_incidents(asked: Asked[IncidentPageQuery], store: TheStore) -> IncidentPage:
+    """List incidents, newest first."""
+    return service.list_incidents(store, asked)
+
+
+@router.get("/incidents/{incident_id}")
+@needs("read", of="incident")
+def describe_incident(incident_id: IncidentId, store: TheStore) -> Incident:
+    """One incident."""
+    with store.read() as reader:
+        return reader.incidents.get(incident_id)
+
+
+@router.get("/runs/{run_id}/incidents")
+@needs("read", of="run")
+def list_incidents_of_run(run_id: RunId, store: TheStore) -> IncidentPage:
+    """The incidents of all attempts of a run, newest first."""
+    return service.incidents_of_run(store, run_id)

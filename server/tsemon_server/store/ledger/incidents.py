@@ -1,0 +1,184 @@
+"""Incidents: what the alerts of an attempt amount to, and the likeliest cause."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, String, cast, func, insert, select, update
+
+from tsemon.errors import UnknownIncident
+from tsemon_answers.incidents import Consequence, Incident, IncidentsQuery
+from tsemon_server.incidents import ORDER, STALL, Symptom, incidents_of
+from tsemon_server.incidents import Incident as Group
+from tsemon_server.store.ledger import silences, tables
+from tsemon_server.store.ledger.attempts import state_of
+from tsemon_server.store.ledger.listing import Place, page_of
+from tsemon_server.store.times import utc
+
+_incident, _alert, _run = tables.incident.c, tables.alert.c, tables.run.c
+
+EVERY_INCIDENT = IncidentsQuery()
+
+
+class Incidents:
+    """The incidents of all runs."""
+
+    def __init__(self, connection: Connection, now: float) -> None:
+        self._connection, self._now = connection, now
+
+    def find(
+        self, which: IncidentsQuery = EVERY_INCIDENT, *, limit: int | None = None, after: Place | None = None
+    ) -> list[Incident]:
+        """At most `limit` incidents, newest first, from `after` on."""
+        wanted = (
+            (_incident.run_id, which.run_id),
+            (_run.project, which.project),
+            (_incident.rule, which.rule),
+            (_incident.family, which.family),
+            (_incident.severity, which.severity),
+            (_incident.state, which.state),
+            (_incident.attempt, which.attempt),
+        )
+        query = _select().where(*(column == value for column, value in wanted if value is not None))
+        if isinstance(which.since, datetime):
+            query = query.where(_incident.updated_at >= which.since.timestamp())
+        return self._read(page_of(query, (_incident.incident_id,), True, limit, after))
+
+    def get(self, incident_id: str) -> Incident:
+        """The incident, or UnknownIncident."""
+        found = self._read(_select().where(_incident.incident_id == silences.number_of(incident_id)))
+        if not found:
+            raise UnknownIncident(f"no incident has the id {incident_id!r}; the list of incidents has those there are")
+        return found[0]
+
+    def by_ids(self, incident_ids: Collection[int]) -> list[Incident]:
+        """The given ones that exist, the oldest first."""
+        return self._read(_select().where(_incident.incident_id.in_(incident_ids)).order_by(_incident.incident_id))
+
+    def _read(self, query: Select[Any]) -> list[Incident]:
+        rows = self._connection.execute(query).all()
+        alerts = self._alerts([row.number for row in rows])
+        return [_incident_of(row, alerts[row.number]) for row in rows]
+
+    def _alerts(self, numbers: Collection[int]) -> dict[int, list[Row[Any]]]:
+        """The alerts of incidents, in the order in which they fired."""
+        found = defaultdict[int, list[Row[Any]]](list)
+        columns = _alert.incident_id, _alert.alert_id, _alert.rule, _alert.family, _alert.severity, _alert.state
+        told = (
+            _alert.firing_step,
+            _alert.resolved_step,
+            _alert.acknowledged_at,
+            silences.is_silenced().label("silenced"),
+        )
+        query = select(*columns, *told).join(tables.run, _run.run_id == _alert.run_id)
+        query = query.where(_alert.incident_id.in_(numbers)).order_by(_alert.firing_step, _alert.alert_id)
+        for row in self._connection.execute(query, {"now": self._now}) if numbers else ():
+            found[row.incident_id].append(row)
+        return found
+
+
+class IncidentChanges(Incidents):
+    """Changes of incidents."""
+
+    def regroup(self, attempts: Iterable[tuple[str, int]]) -> None:
+        """Let the incidents of these runs and attempts be those of their alerts."""
+        for run_id, attempt in sorted(attempts):
+            self._regroup(run_id, attempt)
+
+    def _regroup(self, run_id: str, attempt: int) -> None:
+        symptoms = self._symptoms(run_id, attempt)
+        if not any(one.firing_step is not None and one.rule != STALL for one in symptoms):
+            return
+        of_attempt = (_incident.run_id == run_id, _incident.attempt == attempt)
+        before = {row.incident_id: row for row in self._connection.execute(select(tables.incident).where(*of_attempt))}
+        step = self._connection.execute(select(_run.last_step).where(_run.run_id == run_id)).scalar_one_or_none()
+        for group in incidents_of(symptoms):
+            self._keep(group, run_id, attempt, step, before)
+
+    def _symptoms(self, run_id: str, attempt: int) -> list[Symptom]:
+        of_attempt = (_alert.run_id == run_id, _alert.attempt == attempt)
+        counts = (_alert.severity != "info") | (_alert.rule == STALL)
+        query = select(tables.alert).where(*of_attempt, counts, _alert.state != "revised").order_by(_alert.alert_id)
+        return [_symptom(row) for row in self._connection.execute(query)]
+
+    def _keep(self, group: Group, run_id: str, attempt: int, step: int | None, before: dict[int, Row[Any]]) -> None:
+        """Write an incident and which alerts it has, as far as they are new."""
+        verdict, cause = group.verdict(ORDER, step), group.cause(ORDER, step)
+        first, last = verdict.blocks or (None, None)
+        known = None if group.key is None else before.get(group.key)
+        state = verdict.state
+        if known is not None and known.state == "open" and state == "recovered":
+            # Nothing says that the loss fell if the attempt ended before.
+            state = "recovered" if state_of(self._connection, run_id, attempt) == "running" else "ended"
+        values = {
+            "cause_id": cause.key,
+            "first_block": first,
+            "last_block": last,
+            "state": state,
+            **{name: getattr(verdict, name) for name in ("rule", "family", "severity", "step")},
+            **{name: getattr(verdict, name) for name in ("left_step", "settles_step", "ended_step")},
+        }
+        key = group.key
+        if known is None:
+            opened = insert(tables.incident).values(
+                run_id=run_id, attempt=attempt, opened_at=self._now, updated_at=self._now, **values
+            )
+            key = self._connection.execute(opened.returning(_incident.incident_id)).scalar_one()
+        elif any(getattr(known, name) != value for name, value in values.items()):
+            changed = update(tables.incident).where(_incident.incident_id == key)
+            self._connection.execute(changed.values(updated_at=self._now, **values))
+        new = [one.key for one in group.symptoms if one.incident != key]
+        if new:
+            belong = update(tables.alert).where(_alert.alert_id.in_(new)).values(incident_id=key)
+            self._connection.execute(belong)
+
+
+def _symptom(row: Row[Any]) -> Symptom:
+    opened = Symptom.of(row.rule, row.family, row.severity, row.pending_step, row.firing_step, row.evidence)
+    is_cleared = row.state == "resolved" and row.resolved_reason in (None, "clear")
+    return opened.stored(row.alert_id, row.incident_id, row.resolved_step, is_cleared=is_cleared)
+
+
+def _select() -> Select[Any]:
+    cause = select(_alert.summary, _alert.advice, _alert.alert_id).subquery().c
+    columns = [column for column in _incident if column not in (_incident.incident_id, _incident.cause_id)]
+    shown = (
+        _incident.incident_id.label("number"),
+        cast(_incident.incident_id, String).label("incident_id"),
+        cast(_incident.cause_id, String).label("cause_id"),
+        *(_run.project, _run.run, cause.summary, cause.advice),
+        (func.coalesce(_run.last_step, 0) >= _incident.settles_step).label("is_settled"),
+    )
+    joined = select(*columns, *shown).join(tables.run, _run.run_id == _incident.run_id)
+    return joined.join(cause.alert_id.table, cause.alert_id == _incident.cause_id)
+
+
+def _incident_of(row: Row[Any], alerts: Collection[Row[Any]]) -> Incident:
+    fields = {name: value for name, value in row._mapping.items() if name in Incident.model_fields}
+    each = [
+        Consequence(
+            alert_id=str(one.alert_id),
+            rule=one.rule,
+            state="firing" if one.state != "resolved" else "superseded" if row.state == "open" else "resolved",
+            firing_step=one.firing_step,
+            resolved_step=one.resolved_step,
+        )
+        for one in alerts
+    ]
+    firing = [one for one in alerts if one.state != "resolved"]
+    return Incident.model_validate(
+        fields
+        | {
+            "blocks": None if row.first_block is None else (row.first_block, row.last_block),
+            "alerts": list(dict.fromkeys((row.rule, *(one.rule for one in alerts)))),
+            "consequences": [one for one in each if one.alert_id != row.cause_id],
+            "acknowledged": bool(firing) and all(one.acknowledged_at is not None for one in firing),
+            "silenced": bool(firing) and all(one.silenced for one in firing),
+            "is_settled": bool(row.is_settled) or row.state != "open",
+            "opened_at": utc(row.opened_at),
+            "updated_at": utc(row.updated_at),
+        }
+    )

@@ -1,0 +1,187 @@
+"""Incidents as the server keeps them."""
+
+import pytest
+
+from tsemon.wire import Array, Frame
+from tsemon_server.rules import PACK
+from tsemon_server.rules.documents import load
+from tsemon_server.rules.evaluator import Evaluator
+from tsemon_server.services.replay.replaying import replay
+from tsemon_server.services.replay.traces import Trace
+
+from .conftest import loss_frame
+from .rules import traces
+
+OWN = load("""
+rules:
+  - {name: high-loss, when: loss > 10 for 2 samples, clear: loss < 5 for 1 sample, severity: warning}
+  - {name: very-high-loss, when: loss > 100 for 2 samples, clear: loss < 50 for 1 sample, severity: warning}
+""")
+VERDICT = ("family", "severity", "rule", "step", "left_step", "settles_step", "blocks", "state", "ended_step", "alerts")
+
+
+@pytest.fixture
+def api(start):
+    return start(rules=OWN)
+
+
+@pytest.fixture
+def run_id(api):
+    return api.register()
+
+
+def send(api, run_id, losses, from_step=0, **where):
+    return api.send_ok(run_id, [loss_frame(from_step + i, loss) for i, loss in enumerate(losses)], **where)
+
+
+def post(api, path, **body):
+    reply = api.http.post(f"/api/v1{path}", json=body)
+    assert reply.status_code == 200, reply.text
+
+
+def change(api, run_id, state):
+    assert api.http.patch(f"/api/v1/runs/{run_id}", json={"state": state}).status_code == 200
+
+
+def incidents(api, run_id):
+    return api.get(f"/runs/{run_id}/incidents")["incidents"]
+
+
+def only(api, run_id):
+    (incident,) = incidents(api, run_id)
+    return incident
+
+
+class TestAnIncident:
+    def test_opens_with_the_first_alert_that_fires(self, api, run_id):
+        send(api, run_id, [1, 20])
+        assert incidents(api, run_id) == []
+        send(api, run_id, [20], from_step=2)
+        incident = only(api, run_id)
+        assert (incident["rule"], incident["state"], incident["step"], incident["left_step"]) == ("high-loss", "open", 2, 1)
+        assert incident["summary"] == "High loss: loss is 20 (above 10)."
+        assert incident["consequences"] == []
+        assert not incident["is_settled"]
+
+    def test_takes_in_alerts_that_fire_while_it_is_open(self, api, run_id):
+        send(api, run_id, [1, 20, 20, 200, 200])
+        incident = only(api, run_id)
+        assert incident["alerts"] == ["high-loss", "very-high-loss"]
+        assert incident["severity"] == "warning"
+        (consequence,) = incident["consequences"]
+        assert (consequence["rule"], consequence["state"], consequence["firing_step"]) == ("very-high-loss", "firing", 4)
+        ids = {alert["incident_id"] for alert in api.get("/alerts")["alerts"]}
+        assert ids == {incident["incident_id"]}
+
+    def test_supersedes_a_consequence_that_is_over_before_it(self, api, run_id):
+        send(api, run_id, [1, 20, 20, 200, 200, 20])
+        (consequence,) = only(api, run_id)["consequences"]
+        assert (consequence["state"], consequence["resolved_step"]) == ("superseded", 5)
+        send(api, run_id, [1], from_step=6)
+        incident = only(api, run_id)
+        assert (incident["state"], incident["ended_step"]) == ("recovered", 6)
+        assert incident["consequences"][0]["state"] == "resolved"
+
+    def test_is_the_same_while_its_alert_flaps(self, api, run_id):
+        for step in range(0, 40, 4):
+            send(api, run_id, [20, 20, 1, 1], from_step=step)
+        assert only(api, run_id)["alerts"] == ["high-loss"]
+        assert len(api.get("/alerts")["alerts"]) == 10
+
+    def test_settles(self, api, run_id):
+        send(api, run_id, [1, *[20] * 70])
+        assert only(api, run_id)["is_settled"]
+
+    def test_ends_with_the_run(self, api, run_id):
+        send(api, run_id, [1, 20, 20])
+        change(api, run_id, "failed")
+        incident = only(api, run_id)
+        assert (incident["state"], incident["ended_step"]) == ("ended", 2)
+
+    def test_is_open_again_if_the_run_is(self, api, run_id):
+        send(api, run_id, [1, 20, 20])
+        change(api, run_id, "failed")
+        change(api, run_id, "running")
+        assert only(api, run_id)["state"] == "open"
+
+    def test_is_over_if_a_person_resolves_its_alert_but_has_not_recovered(self, api, run_id):
+        send(api, run_id, [1, 20, 20])
+        (alert,) = api.get("/alerts")["alerts"]
+        post(api, f"/alerts/{alert['alert_id']}/resolve", by="eve")
+        assert only(api, run_id)["state"] == "ended"
+
+    def test_is_acknowledged_if_its_alerts_are(self, api, run_id):
+        send(api, run_id, [1, 20, 20])
+        (alert,) = api.get("/alerts")["alerts"]
+        assert not only(api, run_id)["acknowledged"]
+        post(api, f"/alerts/{alert['alert_id']}/ack", by="eve")
+        assert only(api, run_id)["acknowledged"]
+
+    def test_is_silenced_if_its_alerts_are(self, api, run_id):
+        send(api, run_id, [1, 20, 20])
+        assert not only(api, run_id)["silenced"]
+        post(api, "/silences", rule="high-loss", until="2037-01-01T00:00:00Z", created_by="eve")
+        assert only(api, run_id)["silenced"]
+
+    def test_is_gone_with_its_run(self, api, run_id):
+        send(api, run_id, [1, 20, 20])
+        incident = only(api, run_id)
+        assert api.http.delete(f"/api/v1/runs/{run_id}").status_code == 204
+        assert api.get("/incidents")["incidents"] == []
+        assert api.get(f"/incidents/{incident['incident_id']}")[:2] == (404, "unknown_incident")
+
+    def test_is_of_one_attempt(self, api, run_id):
+        send(api, run_id, [1, 20, 20])
+        api.register(resume_step=2)
+        send(api, run_id, [20, 20], from_step=2, attempt=2, writer="w2")
+        found = incidents(api, run_id)
+        assert [incident["attempt"] for incident in found] == [2, 1]
+
+    def test_follows_frames_that_come_late(self, api, run_id):
+        send(api, run_id, [1, 1, 1], from_step=10)
+        send(api, run_id, [20, 20, 20], from_step=0, writer="late")
+        for incident in incidents(api, run_id):
+            assert incident["step"] <= 3
+
+
+class TestTheList:
+    def test_has_filters_and_pages(self, api):
+        ids = [api.register(run=f"run-{number}") for number in range(3)]
+        for run_id in ids:
+            send(api, run_id, [1, 20, 20])
+        send(api, ids[0], [1], from_step=3)
+        assert [one["run_id"] for one in api.get("/incidents")["incidents"]] == ids[::-1]
+        assert [one["run_id"] for one in api.get("/incidents", state="recovered")["incidents"]] == ids[:1]
+        assert [one["run_id"] for one in api.get("/incidents", run=ids[1])["incidents"]] == ids[1:2]
+        assert api.get("/incidents", family="tse")["incidents"] == []
+        page = api.get("/incidents", limit=2)
+        rest = api.get("/incidents", limit=2, cursor=page["next_cursor"])
+        assert [one["run_id"] for one in page["incidents"] + rest["incidents"]] == ids[::-1]
+        assert rest["next_cursor"] is None
+
+    def test_names_the_nearest_parameter(self, api):
+        assert "family" in api.get("/incidents", familly="tse")[2]
+
+    def test_says_that_there_is_no_such_run_or_incident(self, api):
+        assert api.get("/runs/nothing/incidents")[:2] == (404, "unknown_run")
+        assert api.get("/incidents/12")[:2] == (404, "unknown_incident")
+
+
+RUNS = {trace.name: trace for trace in traces.read_all()}
+
+
+class TestARecordedRun:
+    @pytest.mark.parametrize("name", ["dead_wd-s0", "tse_vit24-s0", "ent_qk20-s0", "h_cosine-s0"])
+    def test_has_the_incidents_of_its_replay(self, start, name):
+        (replayed,) = [replay(Trace(traces.FOLDER / f"{name}.jsonl.gz"), Evaluator(PACK)).incidents]
+        views = RUNS[name].views
+        api = start(rules=PACK)
+        run_id = api.register(num_blocks=len(views[0].layers["param_norm"]))
+        frames = [
+            Frame(seq, view.step, 1e9, dict(view.scalars), {name: Array.of(v) for name, v in view.layers.items()})
+            for seq, view in enumerate(views)
+        ]
+        for begin in range(0, len(frames), 7):
+            api.send_ok(run_id, frames[begin : begin + 7])
+        live = [{key: incident[key] for key in VERDICT} for incident in reversed(incidents(api, run_id))]
+        assert live == [verdict.model_dump(mode="json") for verdict in replayed]
