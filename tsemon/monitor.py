@@ -21,6 +21,7 @@ from tsemon.actions import Handler, checked_count
 from tsemon.catalogue import Tier
 from tsemon.faults import Faults
 from tsemon.probes import Probe, Ranks, Reading, Span, ThreadState, agree
+from tsemon.probes.probe import ORIGIN
 from tsemon.registration import step_of_state
 from tsemon.relay import NUM_NUMBERS, Relay
 from tsemon.sample import Sample
@@ -123,6 +124,8 @@ class Monitor:
         self._how: dict[str, str] = {}
         self._pid = os.getpid()
         self._faults.guard(probe.watch_usage, faults.warn)
+        if cadence.is_adaptive and "nonfinite" in self._tiers:
+            self._faults.guard(probe.watch_gradient, self._look_for_origin)
         self._faults.guard(self._arm, probe)
         self._close_at_exit = _closing_at_exit(weakref.ref(self))
         atexit.register(self._close_at_exit)
@@ -197,6 +200,9 @@ class Monitor:
         """Take the next sample sooner at a sign of trouble. With ranks, all of them decide the same."""
         is_new, at_least = not self._cadence.is_zoomed_in, 2
         sign = self._own_sign(loss, grad_norm)
+        if sign is not None and sign.is_decisive and self._probe is not None and ORIGIN not in self._how:
+            why = self._probe.why_no_origin
+            self._how[ORIGIN] = f"the loss. It is not known where NaN began, because {why}"
         if self._shared_signs is not None:
             sign, at_least = self._shared_signs.exchange(self._step, sign), ZOOM_SAMPLES
         if sign is None:
@@ -210,6 +216,13 @@ class Monitor:
         if is_new:
             self._suspicion.begins()
             self._zooms = Zooms(1 if self._zooms is None else self._zooms.num + 1, self._step, sign.reason)
+
+    def _look_for_origin(self) -> None:
+        """Sample this step before the optimizer uses a gradient that is not finite."""
+        if self._probe is not None:
+            is_armed = self.is_sampling
+            self._next_sample = min(self._next_sample, self._step)
+            self._probe.look_for_origin(is_armed=is_armed)
 
     def _own_sign(self, loss: Tensor | float | None, grad_norm: Tensor | float | None) -> Sign | None:
         is_zoomed_in = self._cadence.is_zoomed_in

@@ -48,11 +48,15 @@ from tsemon.probes.states import HiddenStates
 from tsemon.probes.usage import Usage
 from tsemon.probes.value_rows import ValueRows
 from tsemon.probes.values import ValueProbe
+from tsemon.probes.witness import NonfiniteParameters, Witness, choose_witness, nonfinite_parameters
 from tsemon.quantity import Quantity, Where
 from tsemon.stacks import Stacks
 
 AGREED = "agreed"
 EXTRA = "extra pass"
+ORIGIN = "not finite"
+NONFINITE_PARAMETERS = "nonfinite_parameters"
+"""The scalar of frames that show where NaN begins: how many parameters were not finite before the optimizer's step."""
 PLACES: Mapping[str, tuple[Where, ...]] = {
     "activations": ("output", "input"),
     "attention": ("attention", "queries", "keys"),
@@ -99,6 +103,12 @@ class Probe:
         depth = stacks.num_blocks
         self._model, self._optimizers = model, optimizers
         self._usage: Usage | None = None
+        self._witness: Witness | None = None
+        self._why_unwatched = "with every=N, no gradient is read between samples"
+        self._origin: NonfiniteParameters | None = None
+        """Known at a step at which `look_for_origin` was called."""
+        self._is_late = False
+        """Whether the step was armed after its pass."""
         self._warn: Callable[[str], None] | None = None
         self._told = set[str]()
         """Warnings that were given."""
@@ -171,6 +181,67 @@ class Probe:
         hooks = Hooks(self._guard)
         self._usage = Usage(hooks, self._model, gate, self._blocks, optimizers, has_group=has_group, warn=warn)
 
+    def watch_gradient(self, on_nonfinite: Callable[[], None]) -> None:
+        """Call a function before the first step with a gradient that is not finite, where reading one is cheap."""
+        optimizers = usable(self._optimizers)
+        parameter = choose_witness(self._blocks, optimizers)
+        if self._ranks is not None:
+            self._why_unwatched = "with process_group= no gradient is read at every step"
+        elif self.device.type != "cpu":
+            self._why_unwatched = "reading a gradient at every step would wait for the device"
+        elif parameter is None:
+            self._why_unwatched = "attach() was given no optimizer that trains vectors in a block"
+        else:
+            self._witness = Witness(parameter, optimizers, self._guard, on_nonfinite)
+
+    @property
+    def why_no_origin(self) -> str:
+        """Why it is not known where NaN began."""
+        return self._why_unwatched if self._witness is None else self._witness.why_not
+
+    def look_for_origin(self, *, is_armed: bool) -> None:
+        """Look for the block in which NaN begins, now: a step of the optimizer spreads it to all parameters.
+
+        is_armed: The step is a sampled one, so its pass was seen. Otherwise there is a pass over the held batch.
+        """
+        self._guard.run(self._drop_failed_pass)
+        self._is_late = not is_armed
+        if self._is_late:
+            self.arm({"nonfinite", *self.wanted.intersection(LossProbe.METRICS)})
+        self._pass_again()
+        self._origin = nonfinite_parameters(self._model)
+
+    @property
+    def _is_gradient_watched(self) -> bool:
+        return self._witness is not None and not self._witness.is_done
+
+    def _tell_origin(self, parameters: NonfiniteParameters, step: int, reading: Reading) -> None:
+        """Put into words in which block NaN begins. If the held batch does not show it, the reason replaces the number."""
+        nonfinite, not_known = reading.layers.get("nonfinite"), "It is not known where NaN began, because"
+        found = nonfinite.nonzero().flatten().tolist() if isinstance(nonfinite, Tensor) else []
+        if nonfinite is None:
+            text = f"{not_known} the pass was not seen: {self.not_measured.get('nonfinite', self._why_unseen())}"
+        elif parameters.are_most:
+            text = f"{not_known} most parameters were not finite before this step of the optimizer"
+        elif found:
+            reading.scalars[NONFINITE_PARAMETERS] = float(len(parameters.names))
+            text = f"NaN or infinity begins in {self._place(found[0])}"
+        else:
+            by = (
+                f"of a separate pass over {self._held}, in eval mode and full precision," if self._is_hidden else "seen"
+            )
+            text = f"{not_known} all hidden states {by} are finite. Look at this step's batch, the loss function, the "
+            text += "layers behind the blocks, the backward pass, and half precision"
+            if self._is_late:
+                del reading.layers["nonfinite"]
+                self.not_measured["nonfinite"] = text
+        self.how[ORIGIN] = f"the gradient of step {step}. {text}. Before this step, {parameters}"
+
+    def _place(self, entry: int) -> str:
+        outputs = {block.entry: f"the output of {block.name}" for block in self._blocks}
+        inputs = {block.entry - 1: f"the input of {block.name}" for block in self._blocks}
+        return (inputs | outputs)[entry]
+
     def called(self) -> None:
         """`monitor.step()` was called, at a sampled step or not."""
         if self._usage is not None and self._usage.is_watching:
@@ -191,10 +262,10 @@ class Probe:
             if part.is_wanted and part not in self._listening():
                 part.arm(self._outer)
         is_hidden = self._runs_compiled()
-        if not is_hidden:
+        if not is_hidden and not self._is_late:
             self._watch_passes(self._outer)
         may_ask = self._layout_probe.is_needed and self._layouts.may_ask and not self._has_asked_for_layout
-        needs_pass = self._saturation.needs_passes or may_ask or is_hidden
+        needs_pass = self._saturation.needs_passes or may_ask or is_hidden or self._is_gradient_watched
         must_hold = needs_pass and not self._held.is_final
         takers = [self._held.take] * must_hold + [self._inputs.take] * bool(self._inputs.wanted)
         if takers:
@@ -235,12 +306,18 @@ class Probe:
             self._outer.remove()
         self._forget()
         self._forget_inputs()
+        self._origin = None
+        self._is_late = False
+        if self._witness is not None and self._witness.is_done:
+            self._witness.close()
 
     def close(self) -> None:
         """Take out every hook for good."""
         try:
             self.disarm()
         finally:
+            if self._witness is not None:
+                self._witness.close()
             if self._usage is not None:
                 self._usage.close()
 
@@ -254,8 +331,9 @@ class Probe:
         """
         reading = Reading()
         self.not_measured = {}
-        self._guard.run(self._drop_failed_pass)
-        self._pass_again()
+        if self._origin is None:
+            self._guard.run(self._drop_failed_pass)
+            self._pass_again()
         partials: Partials = {}
         for name, part in self._parts.items():  # each by itself: a fault in one leaves the others
             part.step = step
@@ -270,6 +348,8 @@ class Probe:
         for name, part in self._parts.items():
             if part.is_wanted:
                 self._guard.run(self._finish, name, part, sums, reading)
+        if self._origin is not None:
+            self._guard.run(self._tell_origin, self._origin, step, reading)
         self._guard.run(self._take_notes, reading)
         self._guard.run(self._check_gate)
         if self._usage is not None:
@@ -397,7 +477,8 @@ class Probe:
         if self._saw_train_mode is not None:
             self._guard.run(self._layout_probe.keep)
         self._verdict = self._extra_verdict = self._packing.verdict()
-        self._is_hidden = self._runs_compiled() or (self._held.is_given and self._saw_train_mode is None)
+        is_unseen = self._held.is_given and self._saw_train_mode is None
+        self._is_hidden = self._is_late or self._runs_compiled() or is_unseen
         is_worth_it = self._is_hidden and any(part.is_wanted for part in self._listening())
         asks_for_layout = self._layouts.is_undecided and not self._has_asked_for_layout
         if not (is_worth_it or self._saturation.needs_passes or asks_for_layout):
@@ -431,7 +512,7 @@ class Probe:
             self._forget_inputs()
         self._saturation.why_not = plain.why_not or scaled.why_not
         self.how[EXTRA] = ""
-        if is_worth_it and plain.why_not is None:
+        if is_worth_it and plain.why_not is None and not self._is_late:
             self.how[EXTRA] = (
                 f"activations and attention are of an extra pass, eager and in eval mode, over {self._held}, not of the "
                 "current batch: the model runs compiled"

@@ -280,13 +280,13 @@ class TestOnTheClock:
 
 class TestALossThatIsNotFinite:
     @staticmethod
-    def alert(*layers):
+    def alert(*layers, **scalars):
         evaluator = Evaluator(PACK)
         state = evaluator.start()
         views = [
             View(0, {"loss": 2.0}, layers[0]),
             View(5, {"loss": 2.0}, layers[1]),
-            View(10, {"loss": np.nan}, layers[2]),
+            View(10, {"loss": np.nan} | scalars, layers[2]),
         ]
         events = [event for view in views for event in evaluator.advance(state, view)]
         return next(event for event in events if event.rule.name == "loss-not-finite")
@@ -295,8 +295,16 @@ class TestALossThatIsNotFinite:
     def test_names_the_layer_where_it_begins_and_since_when(self, before, steps):
         shares = ([0, 0, 0, 0], before, [0, 0, 0.5, 1])
         alert = self.alert(*({"nonfinite": np.array(share)} for share in shares))
-        assert alert.evidence["numbers"] == {"first_nonfinite_layer": 2, "nonfinite_steps": steps}
+        found = {name: number for name, number in alert.evidence["numbers"].items() if number is not None}
+        assert found == {"first_nonfinite_layer": 2, "nonfinite_steps": steps}
         assert "The first layer that is not finite is 2 " in alert.advice["text"]
+
+    def test_says_where_it_begins_if_the_frame_is_of_the_step_before_it_spread(self):
+        alert = self.alert({}, {}, {"nonfinite": np.array([0, 0, 0.5, 1])}, nonfinite_parameters=1.0)
+        found = {name: number for name, number in alert.evidence["numbers"].items() if number is not None}
+        assert found == {"origin_layer": 2, "nonfinite_parameters": 1, "nonfinite_steps": 0}
+        assert "NaN or infinity begins in layer 2 " in alert.advice["text"]
+        assert "it may have begun in another one" not in alert.advice["text"]
 
     def test_says_nothing_of_layers_where_they_are_not_measured(self):
         text = self.alert({}, {}, {}).advice["text"]

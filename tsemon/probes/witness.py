@@ -1,0 +1,111 @@
+"""Notice a gradient that is not finite before the optimizer spreads it to all parameters.
+
+A NaN in the loss makes all gradients NaN, so one entry of a small gradient stands for the others. It is read before each
+step of the optimizers, on the CPU only: on other devices this would wait.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._C import _is_torch_function_mode_enabled, _len_torch_dispatch_stack
+from torch.compiler import is_compiling
+
+from tsemon.probes.discovery import Block
+from tsemon.probes.groups import is_sharded
+from tsemon.probes.hooks import Guard, is_transformed
+
+
+class Witness:
+    """A hook of the optimizers that stays until the gradient is not finite for the first time."""
+
+    def __init__(
+        self,
+        parameter: nn.Parameter,
+        optimizers: Sequence[torch.optim.Optimizer],
+        guard: Guard,
+        on_nonfinite: Callable[[], None],
+    ) -> None:
+        self._parameter, self._guard = parameter, guard
+        self._on_nonfinite = weakref.WeakMethod(on_nonfinite)  # an optimizer must not keep the monitor
+        self.is_done = False
+        self.why_not = "the gradient that is read at every step was finite, or there was none"
+        """Why nothing was noticed."""
+        self._handles = [optimizer.register_step_pre_hook(self) for optimizer in optimizers]
+
+    def close(self) -> None:
+        self.is_done = True
+        while self._handles:
+            self._handles.pop().remove()
+
+    def __call__(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Between two steps the processor has forgotten all of this, so each call takes a microsecond or two. Therefore it
+        # runs unguarded, and reads a single entry. Where the user's modes could see that, it does not read.
+        if is_compiling():
+            return
+        start = perf_counter()
+        gradient = self._parameter.grad
+        if type(gradient) is Tensor and not (_is_torch_function_mode_enabled() or _len_torch_dispatch_stack()):
+            try:
+                entry = gradient[0].item()
+                if entry - entry != 0:
+                    self._meet(optimizer, args, kwargs)  # which counts its own time
+                    return
+            except Exception as error:
+                self.is_done = True
+                self._guard.on_fault(error)
+        self._guard.cost_s += perf_counter() - start
+
+    def _meet(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.is_done or is_transformed() or getattr(optimizer, "found_inf", None) is not None:
+            return  # found_inf: a gradient scaler skips the step
+        self.is_done = True  # the hook is taken out later: the optimizer goes through its hooks now
+        if len(args) > 1 or kwargs.get("closure") is not None:
+            self.why_not = "the optimizer is given a closure, which computes the gradients after they are read"
+        elif (on_nonfinite := self._on_nonfinite()) is not None:
+            on_nonfinite()
+
+
+def choose_witness(blocks: Sequence[Block], optimizers: Sequence[torch.optim.Optimizer]) -> nn.Parameter | None:
+    """Return the smallest vector of the first block that trains one: its gradient has come through all other blocks."""
+    trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    for block in blocks:
+        own = [p for p in block.module.parameters() if id(p) in trained and p.requires_grad and is_readable(p)]
+        if vectors := [p for p in own if p.ndim == 1 and len(p)]:
+            return min(vectors, key=len)
+    return None
+
+
+class NonfiniteParameters(NamedTuple):
+    """The parameters that are not finite."""
+
+    names: Sequence[str]
+    num_read: int
+    """Number of all parameters that could be read."""
+
+    @property
+    def are_most(self) -> bool:
+        """True for more than half of all parameters, as after a step of an optimizer that spreads NaN."""
+        return 2 * len(self.names) > self.num_read
+
+    def __str__(self) -> str:
+        if not self.names:
+            return "all parameters were finite"
+        others = f" and {len(self.names) - 1} others were" if len(self.names) > 1 else " was"
+        return f"{self.names[0]}{others} not finite"
+
+
+def nonfinite_parameters(model: nn.Module) -> NonfiniteParameters:
+    """Read all parameters that are on the CPU."""
+    parameters = [(name, p) for name, p in model.named_parameters() if is_readable(p)]
+    return NonfiniteParameters([name for name, p in parameters if not p.isfinite().all()], len(parameters))
+
+
+def is_readable(parameter: Tensor) -> bool:
+    """Whether its values are here, on the CPU."""
+    return parameter.device.type == "cpu" and parameter.is_floating_point() and not is_sharded(parameter)
