@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from databases import Service, SQLite
 from trials.gaps import HEAD, judged_at, row
-from trials.judging import Alarm, Verdict, judge
+from trials.judging import Alarm, Told, Verdict, judge
 from trials.picture import draw
 from trials.recording import PROJECT, Trial, losses_file, read_losses, record, spool_folder, write_trace
 from trials.report import conditions, page, report
@@ -106,8 +106,9 @@ def judged(trials: Sequence[Trial], folder: Path) -> list[Verdict]:
                 raise SystemExit(str(synced))
         with Client(url) as client:
             alarms = {trial.name: alarms_of(client, trial.name) for trial in trials}
+            incidents = {trial.name: incidents_of(client, trial.name) for trial in trials}
     losses = {trial.name: read_losses(folder, trial.name).loss for trial in trials}
-    return [judge(t, losses[t.name], losses.get(t.twin), alarms[t.name]) for t in trials]
+    return [judge(t, losses[t.name], losses.get(t.twin), alarms[t.name], incidents[t.name]) for t in trials]
 
 
 def alarms_of(client: Client, run: str) -> list[Alarm]:
@@ -119,6 +120,12 @@ def alarms_of(client: Client, run: str) -> list[Alarm]:
         if alert.firing_step is not None and alert.severity != "info"
     ]
     return sorted(fired, key=lambda alarm: (alarm.step, alarm.rule))
+
+
+def incidents_of(client: Client, run: str) -> list[Told]:
+    """The incidents, in the order in which they were reported."""
+    found = client.incidents(run_id=client.find_run(run, project=PROJECT).run_id)
+    return [Told(one.rule, one.family, one.step, one.severity, one.blocks) for one in reversed([*found])]
 
 
 def compare_live(trials: Sequence[Trial], verdicts: Sequence[Verdict]) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from detection import alarms_of, service
+from detection import alarms_of, incidents_of, service
 from trials.default import FAILING, SEEDS, TWINS, seeded
 from trials.healthy import HEALTHY
 from trials.judging import judge
@@ -82,7 +82,8 @@ def watched(trials: Iterable[Trial]) -> Iterator[Outcome]:
             trained_s = time.perf_counter() - start
             losses[trial.name] = read_losses(Path(name), trial.name)
             twin = losses[trial.twin].loss if trial.twin else None
-            verdict = judge(trial, losses[trial.name].loss, twin, alarms_of(client, trial.name))
+            told = alarms_of(client, trial.name), incidents_of(client, trial.name)
+            verdict = judge(trial, losses[trial.name].loss, twin, *told)
             yield Outcome(verdict, status, losses[trial.name], trained_s)
 
 

@@ -25,6 +25,17 @@ class Alarm:
     severity: str
 
 
+@dataclass(frozen=True)
+class Told:
+    """An incident as it was when the run had ended."""
+
+    rule: str
+    family: str
+    step: int
+    severity: str
+    blocks: tuple[int, int] | None
+
+
 def smoothed(loss: Sequence[float], width: int) -> list[float]:
     """The mean of the last `width` losses at each step; a loss that is not finite counts as a huge one."""
     window = deque[float](maxlen=width)
@@ -106,6 +117,8 @@ class Verdict:
     standstill: float
     """The same with the plateau rule."""
     alarms: tuple[Alarm, ...]
+    incidents: tuple[Told, ...]
+    """In the order in which they were reported."""
 
     @property
     def is_harmed(self) -> bool:
@@ -132,20 +145,29 @@ class Verdict:
         inner = (alarm for alarm in self.right if alarm.family != "loss")
         return min(inner, key=lambda alarm: alarm.step, default=None)
 
-    def names(self, alarm: Alarm) -> bool:
-        """Whether the alarm says what kind of failure it is."""
+    def names(self, told: Alarm | Told) -> bool:
+        """Whether it says what kind of failure it is."""
         family = self.trial.family
-        return family == "fresh" or alarm.family == family or alarm.family in ALSO_RIGHT.get(family, ())
+        return family == "fresh" or told.family == family or told.family in ALSO_RIGHT.get(family, ())
+
+    @property
+    def incident(self) -> Told | None:
+        """The first incident from the defect on."""
+        begin = self.trial.event_step if self.trial.is_failing else 0
+        return next((incident for incident in self.incidents if incident.step >= begin), None)
 
     @property
     def is_named(self) -> bool:
-        return any(self.names(alarm) for alarm in self.right)
+        """True if the verdict is of the right family."""
+        return self.incident is not None and self.names(self.incident)
 
     @property
     def is_misled(self) -> bool:
-        """True if a critical alert came before the defect or names the wrong family."""
+        """True if a critical incident came before the defect or is of a wrong family."""
+        begin = self.trial.event_step if self.trial.is_failing else NEVER
         return any(
-            alarm.severity == "critical" and not (alarm in self.right and self.names(alarm)) for alarm in self.alarms
+            incident.severity == "critical" and not (incident.step >= begin and self.names(incident))
+            for incident in self.incidents
         )
 
     def lead(self, over: float) -> float:
@@ -154,13 +176,19 @@ class Verdict:
         return math.nan if inner is None else min(over, self.num_steps - 1) - inner.step
 
 
-def judge(trial: Trial, loss: Sequence[float], twin: Sequence[float] | None, alarms: Sequence[Alarm]) -> Verdict:
+def judge(
+    trial: Trial,
+    loss: Sequence[float],
+    twin: Sequence[float] | None,
+    alarms: Sequence[Alarm],
+    incidents: Sequence[Told] = (),
+) -> Verdict:
     """`twin` is the loss of the healthy twin, where there is one."""
     begin = NEVER
     if trial.is_failing:
         begin = onset(loss, twin) if trial.shows_in_loss and twin is not None else trial.event_step
     accident = min(rule(loss) for rule in ACCIDENTS)
-    return Verdict(trial, len(loss), begin, accident, min(accident, plateau(loss)), tuple(alarms))
+    return Verdict(trial, len(loss), begin, accident, min(accident, plateau(loss)), tuple(alarms), tuple(incidents))
 
 
 @dataclass(frozen=True)
@@ -170,9 +198,11 @@ class Summary:
     num_runs: int
     recall: float
     named: float
+    """Fraction of runs whose verdict is of the right family."""
+    incidents_per_run: float
     alarms_per_run: float
     misled: float
-    """Fraction of runs with a critical alert that names the wrong family."""
+    """Fraction of runs with a critical incident of a wrong family."""
     accident_recall: float
     """What rules on the loss call."""
     standstill_recall: float
@@ -190,6 +220,7 @@ class Summary:
             len(verdicts),
             len(delays) / len(verdicts),
             sum(v.is_named for v in verdicts) / len(verdicts),
+            sum(len(v.incidents) for v in verdicts) / len(verdicts),
             sum(len(v.alarms) for v in verdicts) / len(verdicts),
             sum(v.is_misled for v in verdicts) / len(verdicts),
             sum(v.accident < NEVER for v in verdicts) / len(verdicts),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from trials.judging import NEVER, Verdict
 from trials.recording import Losses
-from trials.report import conditions
+from trials.report import conditions, told
 from tsemon.status import Status
 
 
@@ -103,8 +103,8 @@ def healthy_tables(outcomes: Sequence[Outcome]) -> dict[str, list[str]]:
 
 def _defects(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """A row for each defect, all seeds together."""
-    yield "| training | defect | family | found | delay | first alerts |"
-    yield "|---|---|---|---|---|---|"
+    yield "| training | defect | family | found | delay | first alerts | verdict right | verdicts |"
+    yield "|---|---|---|---|---|---|---|---|"
     by_kind: dict[tuple[str, str, str], list[Outcome]] = {}
     for outcome in outcomes:
         trial = outcome.verdict.trial
@@ -115,7 +115,9 @@ def _defects(outcomes: Sequence[Outcome]) -> Iterator[str]:
         found = [(o.delay, o.verdict.first.rule) for o in harmed if o.verdict.first is not None]
         delays = ", ".join(f"{delay:+.0f}" for delay, _ in found) or "-"
         rules = ", ".join(dict.fromkeys(rule for _, rule in found)) or "-"
-        yield f"| {' | '.join(kind)} | {len(found)} of {len(harmed)} | {delays} | {rules} |"
+        right = f"{sum(o.verdict.is_named for o in harmed)} of {len(harmed)}"
+        verdicts = ", ".join(dict.fromkeys(told(o.verdict) for o in harmed))
+        yield f"| {' | '.join(kind)} | {len(found)} of {len(harmed)} | {delays} | {rules} | {right} | {verdicts} |"
 
 
 def _live_summary(outcomes: Sequence[Outcome]) -> list[str]:
@@ -127,6 +129,10 @@ def _live_summary(outcomes: Sequence[Outcome]) -> list[str]:
     named = [f"{o.verdict.trial.name} ({o.behind_loss_rules:+.0f})" for o in behind]
     return [
         f"* {len(found)} of {len(harmed)} harmed runs found, delay {_median(o.delay for o in found):.0f} steps (median)",
+        f"* verdict of the right family: {sum(o.verdict.is_named for o in harmed)} of {len(harmed)}",
+        f"* a critical incident of a wrong family: {_listed([o.verdict.trial.name for o in harmed if o.verdict.is_misled])}",
+        f"* incidents in each harmed run: {statistics.fmean([len(o.verdict.incidents) for o in harmed] or [math.nan]):.2f}, "
+        f"at most {max((len(o.verdict.incidents) for o in harmed), default=0)}",
         f"* more than 5 steps behind the best rule on the loss: {_listed(named)}",
         f"* false alerts: {sum(len(o.verdict.false) for o in outcomes)} in {len(outcomes)} runs",
         f"* healthy runs that zoomed in: {_listed(zoomed)} of {len(healthy)}",

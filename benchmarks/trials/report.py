@@ -53,10 +53,10 @@ def _tables(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
 
 def _families(harmed: Sequence[Verdict]) -> Iterator[str]:
     yield (
-        "| family | runs | detected | right family | alerts per run | critical, wrong family | loss rules | with plateau "
-        "| lead | lead over plateau | delay |"
+        "| family | runs | detected | verdict right | incidents per run | alerts per run | critical, wrong family "
+        "| loss rules | with plateau | lead | lead over plateau | delay |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|---|---|"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
     families = dict.fromkeys(verdict.trial.family for verdict in harmed)
     groups = {family: [v for v in harmed if v.trial.family == family] for family in families}
     for title, group in (groups | {"all": harmed, "held out": _held_out(harmed)}).items():
@@ -69,7 +69,8 @@ def _figures(s: Summary) -> str:
         f"{share * s.num_runs:.0f}" for share in (s.recall, s.named, s.misled, s.accident_recall, s.standstill_recall)
     )
     steps = [f"{steps:+.0f}" for steps in (s.lead_over_accident, s.lead_over_standstill, s.delay)]
-    counts = [str(s.num_runs), detected, named, f"{s.alarms_per_run:.1f}", misled, accident, standstill]
+    per_run = [f"{s.incidents_per_run:.1f}", f"{s.alarms_per_run:.1f}"]
+    counts = [str(s.num_runs), detected, named, *per_run, misled, accident, standstill]
     return " | ".join([*counts, *steps])
 
 
@@ -91,20 +92,23 @@ def _held_out(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def _runs(harmed: Sequence[Verdict]) -> Iterator[str]:
-    yield "| run | defect | onset | loss rules | with plateau | first alert | lead over plateau | family |"
+    yield "| run | defect | onset | loss rules | with plateau | first alert | lead over plateau | verdict |"
     yield "|---|---|---|---|---|---|---|---|"
     for v in harmed:
         name = v.trial.name + "*" * (v.trial.name in KEPT_BACK)
         loss = " | ".join(map(_step, (v.onset, v.accident, v.standstill)))
         first = "-" if v.first is None else f"{v.first.step} {v.first.rule}"
         lead = "-" if v.first_inner is None else f"{v.lead(v.standstill):+.0f}"
-        yield f"| {name} | {v.trial.about} | {loss} | {first} | {lead} | {_named(v)} |"
+        yield f"| {name} | {v.trial.about} | {loss} | {first} | {lead} | {told(v)} |"
 
 
-def _named(verdict: Verdict) -> str:
-    if verdict.first is None:
+def told(verdict: Verdict) -> str:
+    """The rule and the blocks of the verdict, and its family if that is wrong."""
+    incident = verdict.incident
+    if incident is None:
         return "missed"
-    return "right" if verdict.is_named else verdict.first.family
+    blocks = "" if incident.blocks is None else f", blocks {incident.blocks[0]} to {incident.blocks[1]}"
+    return f"{incident.rule}{blocks}" + ("" if verdict.is_named else f" (wrong: {incident.family})")
 
 
 def _notes(verdicts: Sequence[Verdict]) -> Iterator[str]:

@@ -83,7 +83,7 @@ class Consequence(Record):
 
 
 class Incident(Verdict):
-    """An incident: what is wrong with an attempt, once."""
+    """An incident: alerts of one attempt that belong together, with one verdict."""
 
     incident_id: str
     """Opaque id."""
@@ -102,7 +102,7 @@ class Incident(Verdict):
     summary: str
     """One sentence about the cause."""
     advice: dict[str, str]
-    """What to try (`text`), and the source of that advice (`source`)."""
+    """Steps to try (`text`), and the source of that advice (`source`)."""
     consequences: list[Consequence]
     """Its other alerts, in the order in which they fired."""
     acknowledged: bool

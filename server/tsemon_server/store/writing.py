@@ -37,7 +37,7 @@ class Writer:
         self.retention = RetentionChanges(connection)
 
     def finish(self) -> None:
-        """The last act of the transaction: what follows from what was written."""
+        """Update what depends on changes of this transaction. Call it last."""
         self.incidents.regroup(self.alerts.changed)
 
     def happened(self) -> Iterator[Event]:
