@@ -36,6 +36,8 @@ FAILING = (
     TEXT.failing("text-decay", "norm", "a weight decay of -8", d.weight_decay(-8.0), **late),
     TEXT.failing("text-inflated", "norm", "one block's weights grow by 3 % a step", d.inflated(2, 1.03), **late),
     TEXT.failing("text-rate-0", "dead", "the rate is 0", d.rate_times(0.0), **late),
+    TEXT.failing("text-rate-tiny", "dead", "a thousandth of the rate", rate=2.5e-6),
+    TEXT.failing("text-block-x4", "norm", "one block's weights times 4", d.block_times(3, 4.0), **late),
     TEXT.failing("text-rate-x25", "entropy", "25 times the rate, no warm-up", rate=6e-2, warmup=0, clip_norm=math.inf),
     TEXT.failing("text-post", "tse", "post-norm, 22 blocks",
                  subject=partial(s.language, depth=22, width=32, ffn=80, norm="post"), rate=3e-3, warmup=15),

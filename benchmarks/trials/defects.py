@@ -164,6 +164,15 @@ def nan_weight(lab: Lab) -> None:
     next(lab.blocks[1].parameters()).view(-1)[0] = torch.nan
 
 
+def block_times(number: int, factor: float) -> Defect:
+    """The weights of a block are multiplied once."""
+
+    def apply(lab: Lab) -> None:
+        _scale([p for p in lab.blocks[number].parameters() if p.ndim > 1], factor)
+
+    return apply
+
+
 def inflated(number: int, factor: float) -> Defect:
     """The weights of a block grow by a factor each step, as by a decay of the wrong sign."""
 

@@ -355,3 +355,42 @@ class TestWhatIsNoLongerMeasured:
 
     def test_is_not_what_never_was(self):
         assert names([View(5 * sample, {"loss": 2.0}, {}) for sample in range(10)]) == set()
+
+
+def blocks_of(norms, steps=range(0, 200, 5)):
+    return [View(step, {"loss": 2.0}, {"param_norm": np.array(norms(step), np.float32)}) for step in steps]
+
+
+class TestTheNormOfOneBlock:
+    def test_that_jumps_is_told_with_the_block(self):
+        views = blocks_of(lambda step: [10, 10, 30 if step >= 100 else 10, 10, 11, 12])
+        assert fired(views)[0][0].name == "block-norm-jump"
+        assert fired(views)[0][1] == 105
+        assert blocks_told(views, "block-norm-jump") == (2, 2)
+
+    def test_that_grows_with_all_others_is_not_told(self):
+        assert "block-norm-jump" not in names(blocks_of(lambda step: [10 * 1.01**step] * 6))
+
+
+def blocks_told(views, name):
+    evaluator = Evaluator(PACK)
+    state = evaluator.start()
+    events = [event for view in views for event in evaluator.advance(state, view)]
+    return next(e.evidence["blocks"] for e in events if e.kind == "firing" and e.rule.name == name)
+
+
+def slow(rate, loss, steps=range(0, 400, 10)):
+    for step in steps:
+        scalars = {"step_size": 1e3 * rate(step), "total_param_norm": 100.0, "learning_rate": rate(step)}
+        yield View(step, scalars | {"loss": loss(step), "loss_mean": loss(step)})
+
+
+class TestUpdates:
+    def test_that_are_too_small_to_learn_from_are_told(self):
+        assert names(slow(lambda step: 1e-6, lambda step: 3 - 1e-5 * step)) == {"updates-too-small"}
+
+    def test_that_are_small_at_the_end_of_a_schedule_are_not(self):
+        assert names(slow(lambda step: 1e-6 if step > 200 else 1e-3, lambda step: 1 + 2 / (1 + step / 10))) == set()
+
+    def test_that_are_small_in_a_warm_up_are_not(self):
+        assert names(slow(lambda step: 1e-8 * step, lambda step: 3.0)) == set()
