@@ -58,7 +58,12 @@ class TestAnIncident:
         assert incidents(api, run_id) == []
         send(api, run_id, [20], from_step=2)
         incident = only(api, run_id)
-        assert (incident["rule"], incident["state"], incident["step"], incident["left_step"]) == ("high-loss", "open", 2, 1)
+        assert (incident["rule"], incident["state"], incident["step"], incident["left_step"]) == (
+            "high-loss",
+            "open",
+            2,
+            1,
+        )
         assert incident["summary"] == "High loss: loss is 20 (above 10)."
         assert incident["consequences"] == []
         assert not incident["is_settled"]
@@ -69,7 +74,11 @@ class TestAnIncident:
         assert incident["alerts"] == ["high-loss", "very-high-loss"]
         assert incident["severity"] == "warning"
         (consequence,) = incident["consequences"]
-        assert (consequence["rule"], consequence["state"], consequence["firing_step"]) == ("very-high-loss", "firing", 4)
+        assert (consequence["rule"], consequence["state"], consequence["firing_step"]) == (
+            "very-high-loss",
+            "firing",
+            4,
+        )
         ids = {alert["incident_id"] for alert in api.get("/alerts")["alerts"]}
         assert ids == {incident["incident_id"]}
 

@@ -105,6 +105,7 @@ class Kept(Rest):
         """Let the rules read the new frames of all batches together."""
         readings = [kept._reading for kept in rests if kept._reading is not None]
         resolved = iter(rests[0]._watch.finish(readings))
+        rests[0]._writer.finish()
         return [kept._receipt([] if kept._reading is None else next(resolved)) for kept in rests]
 
     def _receipt(self, resolved: Sequence[int]) -> Receipt:
