@@ -1,1 +1,3 @@
-"""`tsemon runs`, `series`, `alerts` and `tail`. What a command needs beyond the command line is imported inside it."""
+"""`tsemon runs`, `series`, `incidents`, `alerts` and `tail`.
+
+What a command needs beyond the command line is imported inside it."""
