@@ -83,7 +83,7 @@ class Consequence(Record):
 
 
 class Incident(Verdict):
-    """An incident: what is wrong with an attempt, once."""
+    """One failure of an attempt."""
 
     incident_id: str
     """Opaque id."""
@@ -102,7 +102,7 @@ class Incident(Verdict):
     summary: str
     """One sentence about the cause."""
     advice: dict[str, str]
-    """What to try (`text`), and the source of that advice (`source`)."""
+    """Advice (`text`), and its source (`source`)."""
     consequences: list[Consequence]
     """Its other alerts, in the order in which they fired."""
     acknowledged: bool

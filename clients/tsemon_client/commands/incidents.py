@@ -48,7 +48,7 @@ FIELDS = (
     rich_help_panel=LOOK,
     epilog=examples(
         "tsemon incidents --run vision/vit-80",
-        "tsemon incidents --open || page-somebody  # exits 3 when there are any",
+        "tsemon incidents --open || notify-on-call  # exits 3 when there are any",
         "tsemon incidents --since 2h --json | jq -r '.[].summary'",
         "tsemon incidents 4  # one, with what to try and what else fired",
     ),
@@ -83,16 +83,15 @@ def incidents(
     since: Annotated[
         str | None, typer.Option(help="Only what changed in the last 30m, 2h, 7d, or since a time: 2026-01-31T12:00Z.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many, the newest.", min=1)] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number, the newest first.", min=1)] = 50,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """List incidents, newest first.
 
-    An incident is what is wrong with a run, once: the alerts that belong
-    together, and the likeliest cause. With --open the exit code is 3 if there
-    are any, else 0.
+    An incident is one failure of a run: the alerts that belong together, and
+    the likeliest cause. With --open the exit code is 3 if there are any, else 0.
     """
     check_formats(as_json, as_csv)
     if is_open and state is not None:
@@ -104,7 +103,7 @@ def incidents(
             raise InvalidArgument(f"expected an INCIDENT or {option}, got both")
     if incident is not None and not incident.isdecimal():
         raise InvalidArgument(
-            f"expected the id of an incident, a number, got {incident!r:.80}; for those of a run, pass --run"
+            f"expected the id of an incident, a number, got {incident!r:.80}; --run lists the incidents of a run"
         )
     with connect(server) as client:
         if incident is not None:

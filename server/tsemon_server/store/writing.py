@@ -37,7 +37,7 @@ class Writer:
         self.retention = RetentionChanges(connection)
 
     def finish(self) -> None:
-        """Write what follows from what was written. The last act of a transaction, and before it reads incidents."""
+        """Update the incidents. The last act of a transaction, and done before it reads incidents."""
         self.incidents.regroup(self.alerts.changed)
         self.alerts.changed.clear()
 

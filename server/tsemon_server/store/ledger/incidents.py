@@ -1,4 +1,4 @@
-"""Incidents: what the alerts of an attempt amount to, and the likeliest cause."""
+"""Incidents: the alerts of an attempt that belong together, and the likeliest cause."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class IncidentChanges(Incidents):
     """Changes of incidents."""
 
     def regroup(self, attempts: Iterable[tuple[str, int]]) -> None:
-        """Let the incidents of these runs and attempts be those of their alerts."""
+        """Update the incidents of these runs and attempts from their alerts."""
         for run_id, attempt in sorted(attempts):
             self._regroup(run_id, attempt)
 
