@@ -10,10 +10,10 @@ from typing import NamedTuple
 import httpx
 import pytest
 
+from tests.clients.command_line import SEQUENCES
 from tests.databases import SqliteFile
 from tests.server.conftest import Api
 from tests.server.replay.runs import FOLDER, RecordedRun, replayed
-from tests.clients.command_line import SEQUENCES
 from tests.service import ServiceProcess
 from tsemon.__main__ import main
 from tsemon.transport import Spool
