@@ -40,7 +40,7 @@ class Training(Protocol):
 
 
 class Action:
-    """One thing to do. Given as `on_alert` as it is, it is done for every alert but those that are only `info`."""
+    """One thing to do. Given as `on_alert` as it is, it is done for every incident, and not for alerts that are `info`."""
 
     needs_all_ranks: ClassVar[bool] = False
     """Whether ranks that train together must do it at the same step."""
@@ -136,7 +136,7 @@ class LowerLearningRate(Action):
     integration knows of. A scheduler that is not told computes the rate from its own `base_lrs` and overwrites the lower
     one at its next step. A loop that assigns the rate itself multiplies it by `scale`.
     at_most: how often, over the whole training; alerts after that leave the rate as it is.
-    pause: steps before it is lowered again. What fires meanwhile is taken for the same incident.
+    pause: steps before it is lowered again.
     Alerts of the family liveness are about the process and not the model: they lower it only where `when` names them.
     """
 

@@ -19,9 +19,9 @@ class Receipt(Record):
     last_seq: int | None
     """Largest seq of the body; null if it has no frame."""
     alerts: list[Alert]
-    """The attempt's pending and firing alerts, and those that this body resolved."""
+    """The attempt's pending and firing alerts, and alerts that this body resolved."""
     incidents: list[ToldIncident] = Field(default_factory=list)
-    """The attempt's open incidents, and those of these alerts. Newest first."""
+    """The attempt's open incidents, and incidents that this body ended. Newest first."""
     live_attempts: list[int]
     """Other attempts of the run whose processes are alive."""
 

@@ -428,9 +428,7 @@ class Outbox:
             # Servers of earlier versions send none.
             self._incidents = tuple(Incident.from_json(incident) for incident in reply.get("incidents", ()))
         except (KeyError, TypeError, AttributeError) as error:
-            self._warn(
-                "incidents", f"the server's incidents cannot be read ({error!r}); frames are delivered all the same"
-            )
+            self._warn("incidents", f"the server's incidents cannot be read ({error!r}); frames are still delivered")
 
     def _read_alerts(self, reply: Mapping[str, Any]) -> None:
         try:
