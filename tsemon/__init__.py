@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from tsemon.errors import MissingPackage, TsemonError
 from tsemon.quantity import Quantity
-from tsemon.wire import Alert
+from tsemon.wire import Alert, Incident
 
 __version__ = "0.1.0"
-__all__ = ["Alert", "Monitor", "Quantity", "Status", "TsemonError", "__version__", "attach"]
+__all__ = ["Alert", "Incident", "Monitor", "Quantity", "Status", "TsemonError", "__version__", "attach"]
 
 if TYPE_CHECKING:
     from tsemon.attaching import attach

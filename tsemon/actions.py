@@ -17,6 +17,7 @@ from tsemon.errors import InvalidArgument
 from tsemon.wire import Alert
 
 Severity = Literal["info", "warning", "critical"]
+Per = Literal["incident", "alert"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 """What a parameter group and its schedulers derive the learning rate from."""
@@ -39,7 +40,7 @@ class Training(Protocol):
 
 
 class Action:
-    """One thing to do. Given as `on_alert` as it is, it is done for every alert but those that are only `info`."""
+    """One thing to do. Given as `on_alert` as it is, it is done for every incident, and not for alerts that are `info`."""
 
     needs_all_ranks: ClassVar[bool] = False
     """Whether ranks that train together must do it at the same step."""
@@ -135,7 +136,7 @@ class LowerLearningRate(Action):
     integration knows of. A scheduler that is not told computes the rate from its own `base_lrs` and overwrites the lower
     one at its next step. A loop that assigns the rate itself multiplies it by `scale`.
     at_most: how often, over the whole training; alerts after that leave the rate as it is.
-    pause: steps before it is lowered again. What fires meanwhile is taken for the same incident.
+    pause: steps before it is lowered again.
     Alerts of the family liveness are about the process and not the model: they lower it only where `when` names them.
     """
 
@@ -204,10 +205,17 @@ class When:
     severity: Severity = "warning"
     families: frozenset[str] | None = None
     rules: frozenset[str] | None = None
+    per: Per = "incident"
 
     def __str__(self) -> str:
         names = [f" of {name} {sorted(given)}" for name in ("families", "rules") if (given := getattr(self, name))]
-        return f"from {self.severity} on{''.join(names)}"
+        return f"from {self.severity} on{''.join(names)}, once per {self.per}"
+
+    def occasion(self, alert: Alert) -> tuple[str, str]:
+        """The incident or the alert for which an action is done once."""
+        if self.per == "incident" and alert.incident_id is not None:
+            return "incident", alert.incident_id
+        return "alert", alert.alert_id
 
     def holds(self, alert: Alert, action: Action) -> bool:
         """Whether it is one that has just begun to fire and that is meant to lead to this action."""
@@ -227,9 +235,12 @@ def when(
     severity: Severity = "warning",
     families: str | Iterable[str] | None = None,
     rules: str | Iterable[str] | None = None,
+    per: Per = "incident",
 ) -> When:
-    """Do these things, in this order, once for each alert that fires.
+    """Do these things, in this order, once for each incident with an alert that fires and matches.
 
+    per: "incident", or "alert" for once per alert. An incident is one failure, with all alerts that belong to it. A server
+    without incidents sends alerts alone, and the actions are then done once per alert.
     severity: the lowest that counts. families, rules: the names that count; without them all do, but for Stop and
     LowerLearningRate, which pass over the family liveness.
     """
@@ -239,7 +250,10 @@ def when(
             raise InvalidArgument(f"when(do=) takes actions such as Stop(), got {action!r}")
     if severity not in SEVERITIES:
         raise InvalidArgument(f"severity is one of {', '.join(SEVERITIES)}, got {severity!r}")
-    return When(do=actions, severity=severity, families=_names("families", families), rules=_names("rules", rules))
+    if per not in ("incident", "alert"):
+        raise InvalidArgument(f"per must be 'incident' or 'alert', got {per!r}")
+    named = {"families": _names("families", families), "rules": _names("rules", rules)}
+    return When(do=actions, severity=severity, per=per, **named)
 
 
 OnAlert = Callable[[Alert], None] | When | Action
@@ -321,11 +335,11 @@ def _plain(one: Any) -> Handler:
 
 
 def _once(condition: When, action: Action) -> Handler:
-    done = set[str]()
+    done = set[tuple[str, str]]()
 
     def handle(alert: Alert, training: Training) -> None:
-        if condition.holds(alert, action) and alert.alert_id not in done:
-            done.add(alert.alert_id)
+        if condition.holds(alert, action) and condition.occasion(alert) not in done:
+            done.add(condition.occasion(alert))
             action.act(alert, training)
 
     return Handler(handle, is_action=True)

@@ -31,7 +31,7 @@ from tsemon.status import Status, Zooms
 from tsemon.suspicion import TO_SAVE, SharedSigns, Sign, Suspicion
 from tsemon.tokens import NOT_GROWING, UNKNOWN, Tokens
 from tsemon.transport import Outbox, SilentOutbox
-from tsemon.wire import MAX_NOT_MEASURED, MAX_REASON, Alert, RunState
+from tsemon.wire import MAX_NOT_MEASURED, MAX_REASON, Alert, Incident, RunState
 
 log = logging.getLogger("tsemon")
 
@@ -307,6 +307,11 @@ class Monitor:
     def alerts(self) -> list[Alert]:
         """The alerts of this run that fire now, acknowledged or not, as of the server's last response."""
         return [alert for alert in self._outbox.alerts() if alert.is_active]
+
+    @property
+    def incidents(self) -> list[Incident]:
+        """The open incidents of this run, as of the server's last response. With `process_group`, only on rank 0."""
+        return self._outbox.incidents()
 
     @property
     def status(self) -> Status:

@@ -15,7 +15,7 @@ NUM_NUMBERS = 256
 MAX_BYTES = BYTES_PER_NUMBER * NUM_NUMBERS
 FIELDS = (
     *("alert_id", "rule", "family", "severity", "state"),
-    *("pending_step", "firing_step", "resolved_step", "summary"),
+    *("pending_step", "firing_step", "resolved_step", "incident_id", "summary"),
 )
 """What travels of an alert. Evidence and advice may be long; they stay with rank 0."""
 

@@ -208,6 +208,8 @@ class Alert:
     """The layers, values, fit and window of samples that the rule saw."""
     advice: Mapping[str, str]
     """What to try (`text`) and where that comes from (`source`)."""
+    incident_id: str | None = None
+    """Incident that it belongs to; None before it fires, if it only informs, and with a server that has no incidents."""
 
     @property
     def is_active(self) -> bool:
@@ -217,4 +219,35 @@ class Alert:
     @classmethod
     def from_json(cls, obj: Mapping[str, Any]) -> Alert:
         """Read one alert; keys that this version does not know are left out."""
+        return cls(**{name: obj[name] for name in cls.__slots__ if name != "incident_id" or name in obj})
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One failure of a run, as the server sends it: alerts that belong together, and the likeliest cause."""
+
+    incident_id: str
+    family: str
+    """Kind of failure of the likeliest cause."""
+    severity: Literal["info", "warning", "critical"]
+    """The worst of the alerts."""
+    rule: str
+    """Rule that saw the likeliest cause."""
+    step: int
+    """Step at which the first alert fired."""
+    left_step: int
+    """First sample that was not healthy for that rule."""
+    blocks: Sequence[int] | None
+    """First and last block in which that rule's condition was met, from 0; None if it has none."""
+    state: Literal["open", "recovered", "ended"]
+    summary: str
+    """One sentence about the cause."""
+    advice: Mapping[str, str]
+    """Advice (`text`), and its source (`source`)."""
+    is_settled: bool
+    """False while another cause may turn out to be the likeliest."""
+
+    @classmethod
+    def from_json(cls, obj: Mapping[str, Any]) -> Incident:
+        """Read one incident, without keys that this version does not know."""
         return cls(**{name: obj[name] for name in cls.__slots__})

@@ -239,27 +239,3 @@ class NotificationPage(Record):
     """The notifications, newest first."""
     next_cursor: str | None
     """`cursor` of the next page; null on the last page."""
-
-
-class Receipt(Record):
-    """The outcome of a body of frames. All of it is committed."""
-
-    accepted: int
-    """Number of frames that are new."""
-    duplicates: int
-    """Number of frames that were stored before, or that the body has twice."""
-    last_seq: int | None
-    """Largest seq of the body; null if it has no frame."""
-    alerts: list[Alert]
-    """The attempt's pending and firing alerts, and those that this body resolved."""
-    live_attempts: list[int]
-    """Other attempts of the run whose processes are alive."""
-
-
-class Pulse(Record):
-    """The response to a heartbeat."""
-
-    alerts: list[Alert]
-    """The attempt's pending and firing alerts."""
-    live_attempts: list[int]
-    """Other attempts of the run whose processes are alive."""

@@ -27,6 +27,7 @@ MAX_ROWS = 50
 LISTED = {
     "Run": "project run condition state last_step loss open_alerts tags updated_at run_id",
     "Alert": "project run rule severity state firing_step resolved_step summary alert_id",
+    "Incident": "project run family severity rule blocks left_step step state summary incident_id",
     "RuleVersion": "name version origin enabled created_at",
 }
 """The columns of a list, by the kind of its records; of others all fields are shown."""

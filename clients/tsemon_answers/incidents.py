@@ -16,8 +16,8 @@ from tsemon_answers.record import Page, Query, Record
 IncidentState = Literal["open", "recovered", "ended"]
 
 
-class Verdict(Record):
-    """The verdict of an incident: the failure, its place and its state."""
+class Failure(Record):
+    """The failure that an incident is about, its place and its state."""
 
     family: str
     """Kind of failure of the likeliest cause."""
@@ -38,6 +38,11 @@ class Verdict(Record):
     the loss falls again. ended: with the attempt, or because a person resolved an alert or disabled its rule."""
     ended_step: int | None
     """Step at which it ended; null while it is open."""
+
+
+class Verdict(Failure):
+    """The verdict of an incident: the failure, and the alerts that belong to it."""
+
     alerts: Sequence[str]
     """Rules of its alerts, the cause first, then in the order in which they fired; each once."""
 
@@ -129,6 +134,19 @@ class Incident(Verdict):
         ]
         title = f"<strong>{display.name_of(self.rule)}</strong>: {escape(self.summary)}"
         return f"<div>{title}{display.table(facts)}</div>"
+
+
+class ToldIncident(Failure):
+    """An incident, as the training process receives it."""
+
+    incident_id: str
+    """Opaque id."""
+    is_settled: bool
+    """False while another cause may turn out to be the likeliest."""
+    summary: str
+    """One sentence about the cause."""
+    advice: dict[str, str]
+    """Advice (`text`), and its source (`source`)."""
 
 
 class IncidentPage(Record):

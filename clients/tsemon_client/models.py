@@ -16,6 +16,7 @@ from tsemon_answers.events import EventKind as EventKind
 from tsemon_answers.incidents import *  # noqa: F403
 from tsemon_answers.operation import *  # noqa: F403
 from tsemon_answers.record import Record as Record
+from tsemon_answers.replies import *  # noqa: F403
 from tsemon_answers.rows import *  # noqa: F403
 from tsemon_answers.rules import *  # noqa: F403
 from tsemon_answers.runs import *  # noqa: F403

@@ -115,6 +115,11 @@ class TestACall:
             ("alerts", {"state": "firing", "run_id": "ID", "since": "2026-01-31T12:00:00Z", "at_end": True}),
             ("alert", {"alert_id": "ID"}),
             ("acknowledge", {"alert_id": "ID", "by": "ann"}),
+            (
+                "incidents",
+                {"state": "open", "run_id": "ID", "attempt": 1, "family": "tse", "since": "2026-01-31T12:00:00Z"},
+            ),
+            ("incident", {"incident_id": "ID"}),
             ("rules", {}),
             ("rule", {"name": "ID"}),
             ("put_rules", {"rules": "rules: []", "project": "p"}),
@@ -133,7 +138,7 @@ class TestACall:
         route = document["paths"][path][request.method.lower()]
         known = {parameter["name"] for parameter in route.get("parameters", []) if parameter["in"] == "query"}
         assert set(request.params) <= known
-        elsewhere = {"run_id", "alert_id", "path", "name", "by", "definition", "rules"}
+        elsewhere = {"run_id", "alert_id", "incident_id", "path", "name", "by", "definition", "rules"}
         assert len(request.params) >= len(arguments.keys() - elsewhere)
 
     def test_is_among_these(self):

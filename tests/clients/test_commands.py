@@ -311,6 +311,85 @@ class TestAlerts:
         assert max(map(len, shown.splitlines())) <= 60
 
 
+class TestIncidents:
+    def test_are_listed_with_their_place_and_what_else_fired(self, run):
+        code, shown, _ = run("incidents", "--run", "gpt")
+        assert code == 0
+        head, line = shown.splitlines()
+        assert head.split() == [
+            *("id", "state", "severity", "family", "rule", "run", "where", "since", "step", "changed"),
+            *("summary", "also", "fired"),
+        ]
+        assert line.split()[1:9] == ["open", "critical", "entropy", "entropy-collapse", "demo/gpt", "-", "20", "40"]
+        assert line.endswith("loss-spike")
+
+    @pytest.mark.parametrize(
+        ("filters", "rules"),
+        [
+            (("--state", "open"), ["entropy-collapse"]),
+            (("--state", "recovered"), []),
+            (("--severity", "warning"), []),
+            (("--severity", "critical"), ["entropy-collapse"]),
+            (("--rule", "entropy-collapse"), ["entropy-collapse"]),
+            (("--rule", "loss-spike"), []),
+            (("--family", "entropy"), ["entropy-collapse"]),
+            (("--project", "vision"), []),
+            (("--run", "demo/gpt", "--since", "1h"), ["entropy-collapse"]),
+            (("--since", "2999-01-31T12:00:00Z"), []),
+        ],
+    )
+    def test_are_chosen_by_filters(self, run, filters, rules):
+        code, shown, _ = run("incidents", *filters, "--json")
+        assert (code, [record["rule"] for record in json.loads(shown)]) == (0, rules)
+
+    def test_that_are_open_exit_3(self, run):
+        code, shown, _ = run("incidents", "--open", "--csv")
+        assert code == 3
+        assert [row["rule"] for row in rows_of(shown)] == ["entropy-collapse"]
+        assert run("incidents", "--open", "--project", "vision") == (0, "", "no open incidents\n")
+
+    def test_that_somebody_has_acknowledged_do_not_exit_3(self, run, service, brief_id):
+        open_alert(service.database, brief_id)
+        (alert,) = json.loads(run("alerts", "--project", "brief", "--json")[1])
+        assert run("incidents", "--open", "--project", "brief")[0] == 3
+        httpx.post(f"{service.url}{API}/alerts/{alert['alert_id']}/ack", json={"by": "ann"}).raise_for_status()
+        assert run("incidents", "--open", "--project", "brief") == (0, "", "no open incidents\n")
+        assert "open, acknowledged" in run("incidents", "--project", "brief").out
+
+    def test_that_are_more_than_the_limit_are_told_of(self, run, service, brief_id):
+        open_alert(service.database, brief_id)
+        assert run("incidents", "--limit", "1").err == "there are more than these 1; --limit shows more\n"
+
+    def test_of_a_project_that_has_no_runs_are_none_and_that_is_told(self, run):
+        told = "the service has no runs of project 'typo'\nno incidents\n"
+        assert run("incidents", "--project", "typo") == (0, "", told)
+
+    def test_are_shown_one_with_advice_and_the_state_of_its_consequences(self, run):
+        (record,) = json.loads(run("incidents", "--run", "gpt", "--json")[1])
+        _, shown, _ = run("incidents", record["incident_id"])
+        assert "Lower the rate. (A paper.)" in shown
+        assert "step 20" in shown
+        assert shown.splitlines()[-2].split() == ["alert", "state", "rule", "fired", "over"]
+        assert shown.splitlines()[-1].split()[1:] == ["firing", "loss-spike", "40", "-"]
+        assert json.loads(run("incidents", record["incident_id"], "--json")[1]) == record
+
+    def test_say_until_which_step_the_verdict_may_change(self, run, service, brief_id):
+        open_alert(service.database, brief_id, evidence={"blocks": [1, 2], "left_step": 10})
+        (record,) = json.loads(run("incidents", "--project", "brief", "--json")[1])
+        shown = run("incidents", record["incident_id"]).out
+        assert "may still change until step 100" in shown
+        assert "blocks 1 to 2" in shown
+        send(service.url, brief_id, [frame(100)])
+        assert "settled" in run("incidents", record["incident_id"]).out
+
+    def test_have_their_summary_below_them_on_a_terminal(self, run):
+        code, shown, _ = run("incidents", "--open", columns=60)
+        assert code == 3
+        assert "entropy-collapse: loss is 20" in shown
+        assert "also fired: loss-spike" in shown
+        assert max(map(len, shown.splitlines())) <= 60
+
+
 @pytest.fixture(scope="class")
 def burnt_id(service):
     run_id = register(service.url, "burnt", "burnt")
@@ -377,6 +456,12 @@ class TestWrongUsage:
             (("alerts", "3", "--firing"), "an ALERT or --firing"),
             (("alerts", "3", "--run", "gpt"), "an ALERT or --run"),
             (("alerts", "demo/gpt"), "the id of an alert, a number, got 'demo/gpt'; for those of a run, say --run"),
+            (("incidents", "--open", "--state", "ended"), "--open or --state"),
+            (("incidents", "--state", "firing"), "--state must be one of open"),
+            (("incidents", "--severity", "info"), "--severity must be one of warning"),
+            (("incidents", "--family", "nonsense"), "no family is named 'nonsense'"),
+            (("incidents", "3", "--open"), "an INCIDENT or --open"),
+            (("incidents", "demo/gpt"), "the id of an incident, a number, got 'demo/gpt'"),
             (("rules", "disable", "loss-spike", "--project", ""), "project: expected at least one character"),
             (("series", "gpt", "attention_entropy", "--head", "1"), "--layer with --head"),
             (("series", "gpt", "loss", "--from", "10", "--to", "5"), "swap them"),

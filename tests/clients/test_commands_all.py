@@ -96,6 +96,7 @@ class TestHostileNames:
             ("runs", HOSTILE + "?"),
             ("series", run_id),
             ("series", run_id, "loss"),
+            ("incidents",),
             ("alerts",),
             ("alerts", "--run", run_id, "--csv"),
             ("tail", run_id, "--once"),

@@ -90,7 +90,7 @@ class TestARunThatLacksAMetric:
             'did you mean layers("reward")?',
             "mine: rule beyond-the-last-layer was never evaluated: its condition was unknown in all 10 frames, for example "
             "because a layer is missing or a window is longer",
-            "runs: 1, with alerts: 0; frames: 10; alerts: 0",
+            "runs: 1, with incidents: 0; frames: 10; incidents: 0; alerts: 0",
         ]
 
     def test_is_told_so_in_json(self, run, service, rules):

@@ -37,6 +37,7 @@ class TestFrames:
             "duplicates": 0,
             "last_seq": 5,
             "alerts": [],
+            "incidents": [],
             "live_attempts": [],
         }
         assert api.losses(run_id) == {0: 1.0, 5: 2.5}
@@ -310,7 +311,7 @@ class TestAHeartbeat:
         run_id = api.register()
         now[0] = 2000.0
         reply = api.http.post(f"/api/v1/runs/{run_id}/heartbeat", json={"writer": "w", "attempt": 1, "step": 3})
-        assert reply.json() == {"alerts": [], "live_attempts": []}
+        assert reply.json() == {"alerts": [], "incidents": [], "live_attempts": []}
         assert api.get(f"/runs/{run_id}")["updated_at"] == "1970-01-01T00:33:20Z"
 
     def test_tells_where_the_process_is_and_since_when(self, start):

@@ -153,6 +153,45 @@ class TestAnIncident:
             assert incident["step"] <= 3
 
 
+class TestTheReplyToTheTraining:
+    def test_has_the_open_incidents(self, api, run_id):
+        assert send(api, run_id, [1, 20])["incidents"] == []
+        reply = send(api, run_id, [20], from_step=2)
+        (incident,) = reply["incidents"]
+        assert incident == {
+            "incident_id": reply["alerts"][0]["incident_id"],
+            "family": "custom",
+            "severity": "warning",
+            "rule": "high-loss",
+            "step": 2,
+            "left_step": 1,
+            "settles_step": 62,
+            "blocks": None,
+            "state": "open",
+            "ended_step": None,
+            "is_settled": False,
+            "summary": "High loss: loss is 20 (above 10).",
+            "advice": reply["alerts"][0]["advice"],
+        }
+        assert send(api, run_id, [20], from_step=3)["incidents"] == [incident]
+        pulse = api.http.post(f"/api/v1/runs/{run_id}/heartbeat", json={"writer": "w", "attempt": 1, "step": 4}).json()
+        assert pulse["incidents"] == [incident]
+
+    def test_says_once_that_an_incident_is_over(self, api, run_id):
+        send(api, run_id, [1, 20, 20])
+        told = [send(api, run_id, [1], from_step=step)["incidents"] for step in (3, 4)]
+        assert [[incident["state"] for incident in incidents] for incidents in told] == [["recovered"], []]
+
+    def test_says_that_the_verdict_has_settled(self, api, run_id):
+        send(api, run_id, [1, 20, 20])
+        assert [one["is_settled"] for one in send(api, run_id, [20] * 70, from_step=3)["incidents"]] == [True]
+
+    def test_has_those_of_its_attempt_alone(self, api, run_id):
+        send(api, run_id, [1, 20, 20])
+        api.register(resume_step=2)
+        assert send(api, run_id, [1], from_step=2, attempt=2, writer="w2")["incidents"] == []
+
+
 class TestTheList:
     def test_has_filters_and_pages(self, api):
         ids = [api.register(run=f"run-{number}") for number in range(3)]

@@ -215,6 +215,10 @@ class TestAGeneratedClient:
         assert len(ask("read_series_rows", run=[run_id], metric="loss", from_step="").rows) == 4
         assert len(ask("read_heatmap_rows", run=run_id, metric="m").rows) == 8
         (alert,) = ask("list_alerts", run=run_id, state=[models.ListAlertsStateItem.FIRING]).alerts
+        (incident,) = ask("list_incidents", run=run_id, state=models.ListIncidentsState.OPEN).incidents
+        assert (incident.incident_id, incident.rule) == (alert.incident_id, "high-loss")
+        assert [one.incident_id for one in ask("list_incidents_of_run", run_id).incidents] == [incident.incident_id]
+        assert ask("describe_incident", incident.incident_id).cause_id == alert.alert_id
         seen = models.Acknowledgement(by="ann")
         assert ask("acknowledge_alert", alert.alert_id, body=seen).state.value == "acknowledged"
         assert ask("unacknowledge_alert", alert.alert_id).state.value == "firing"

@@ -11,7 +11,8 @@ from tests.tsemon.test_actions import as_json
 from tests.tsemon.transport.conftest import Peer
 
 SIZE = 2
-TSE = as_json("tse", evidence={"layers": {"last": 8}}, summary="Ähnlichkeit " * 200)
+TSE = as_json("tse", evidence={"layers": {"last": 8}}, summary="Ähnlichkeit " * 200, incident_id="1")
+AGAIN = as_json("again", incident_id="1")
 
 
 def steps_of(peer):
@@ -34,7 +35,7 @@ def trained(tmp_path_factory):
             wait_for(peer, ranks, lambda: len(peer.frames) >= 4)
             peer.alerts = [TSE]
             wait_for(peer, ranks, lambda: len(burst_in(steps_of(peer))) == acting.BURST)
-            peer.alerts = [TSE, as_json("loss", family="loss", severity="critical")]
+            peer.alerts = [TSE, AGAIN, as_json("loss", family="loss", severity="critical")]
     return processes.seen_by_ranks(SIZE, folder), peer
 
 
@@ -52,8 +53,8 @@ class TestRanksThatTrainTogether:
         (first, second), _ = trained
         told = [[note[:3] for note in seen["told"]] for seen in (first, second)]
         assert told[0] == told[1]
-        assert [note[:2] for note in told[0]] == [["tse", "firing"], ["loss", "firing"]]
-        assert first["alerts"] == second["alerts"] == ["tse", "loss"]
+        assert [note[:2] for note in told[0]] == [["tse", "firing"], ["again", "firing"], ["loss", "firing"]]
+        assert first["alerts"] == second["alerts"] == ["tse", "again", "loss"]
 
     def test_have_its_evidence_on_rank_0_alone(self, trained):
         (first, second), _ = trained
@@ -68,7 +69,7 @@ class TestRanksThatTrainTogether:
 
     def test_stop_at_the_same_step(self, trained):
         (first, second), _ = trained
-        assert len(first["rates"]) == len(second["rates"]) == first["told"][1][2] < acting.MAX_STEPS
+        assert len(first["rates"]) == len(second["rates"]) == first["told"][2][2] < acting.MAX_STEPS
 
     def test_sample_the_same_steps_of_a_burst_though_an_action_before_it_failed_on_one(self, trained):
         (first, second), peer = trained
@@ -78,6 +79,10 @@ class TestRanksThatTrainTogether:
         assert first["faults"] == []
         assert len(second["faults"]) == 1
         assert "no space left" in second["faults"][0]
+
+    def test_act_once_for_all_alerts_of_an_incident(self, trained):
+        for seen in trained[0]:
+            assert [alert_id for alert_id, _ in seen["saved"]] == ["tse"]
 
     def test_begin_only_with_the_same_actions(self, trained):
         for seen in trained[0]:

@@ -155,6 +155,20 @@ class TestAlertsInTheLoop:
         assert training.monitor.status.num_faults == 0, "it is none of tsemon's own"
 
 
+class TestIncidentsInTheLoop:
+    def test_are_those_that_are_open_in_the_last_reply(self, loop):
+        training = loop()
+        assert training.monitor.incidents == []
+        training.peer.incidents = [
+            {name: as_json()[name] for name in ("rule", "family", "severity", "summary", "advice")}
+            | {"incident_id": "1", "state": "open", "step": 2, "left_step": 1, "blocks": None, "is_settled": True}
+        ]
+        training.hear(as_json(incident_id="1"))
+        (incident,) = training.monitor.incidents
+        assert (incident.incident_id, incident.rule, incident.left_step) == ("1", "onset", 1)
+        assert [one.incident_id for one in training.monitor.alerts] == ["1"]
+
+
 class TestWhen:
     @pytest.fixture
     def done(self, monitor):
@@ -191,6 +205,28 @@ class TestWhen:
                 handler(one, monitor)
         assert notes == ["first a", "then a", "at last a", "first b", "then b", "at last b"]
 
+    def test_does_each_thing_once_for_each_incident(self, monitor):
+        notes = []
+        (handler,) = handlers_of(Noting(notes, "did"))
+        for one in (alert("a", incident_id="1"), alert("b", incident_id="1"), alert("c", incident_id="2"), alert("1")):
+            handler(one, monitor)
+        assert notes == ["did a", "did c", "did 1"], "the last one belongs to no incident"
+
+    def test_waits_for_an_alert_of_the_incident_that_matches(self, monitor):
+        notes = []
+        (handler,) = handlers_of(when(do=Noting(notes, "did"), severity="critical"))
+        for one in (alert("a", incident_id="1"), alert("b", incident_id="1", severity="critical")):
+            handler(one, monitor)
+        assert notes == ["did b"]
+
+    def test_does_each_thing_once_for_each_alert_where_it_is_asked_to(self, monitor):
+        notes = []
+        (handler,) = handlers_of(when(do=Noting(notes, "did"), per="alert"))
+        for one in (alert("a", incident_id="1"), alert("b", incident_id="1"), alert("b", incident_id="1")):
+            handler(one, monitor)
+        assert notes == ["did a", "did b"]
+        assert in_words(when(do=Stop(), per="alert")) != in_words(Stop()), "ranks must agree on it"
+
     def test_does_the_others_where_one_fails(self, loop):
         notes = []
         training = loop(when(do=[Raising(), Noting(notes, "did")]))
@@ -224,6 +260,7 @@ class TestWhen:
             (lambda: when(do=[print]), r"when\(do=\) takes actions such as Stop\(\), got <built-in function print>"),
             (lambda: when(do=Stop(), severity="fatal"), "severity is one of info, warning, critical, got 'fatal'"),
             (lambda: when(do=Stop(), families=5), "families are names, got 5"),
+            (lambda: when(do=Stop(), per="run"), "per must be 'incident' or 'alert', got 'run'"),
             (lambda: SaveCheckpoint("model.pt"), "SaveCheckpoint takes a function"),
             (lambda: Burst(every=0), "every is an int of at least 1, got 0"),
             (lambda: Burst(pause=0), "pause is an int of at least 1, got 0"),

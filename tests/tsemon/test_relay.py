@@ -30,6 +30,13 @@ class TestRelay:
         assert heard(sender, receiver, sender.next_numbers()) == (second, dataclasses.replace(second, **bare))
         assert heard(sender, receiver, sender.next_numbers()) == (None, None)
 
+    def test_brings_the_incident_of_an_alert(self):
+        sender, receiver = Relay(), Relay()
+        for each in (alert("a", incident_id="12"), alert("b")):
+            sender.put(each)
+        told = [heard(sender, receiver, sender.next_numbers()) for _ in range(2)]
+        assert [(own.incident_id, other.incident_id) for own, other in told] == [("12", "12"), (None, None)]
+
     def test_sends_nothing_where_there_is_nothing_to_say(self):
         assert Relay().next_numbers() == NOTHING
 

@@ -95,6 +95,12 @@ class TestTheCrcOfAFrame:
 
 
 class TestAlert:
+    def test_of_a_server_without_incidents_belongs_to_none(self):
+        known = dict.fromkeys(Alert.__slots__, None)
+        del known["incident_id"]
+        assert Alert.from_json(known).incident_id is None
+        assert Alert.from_json(known | {"incident_id": "7"}).incident_id == "7"
+
     def test_ignores_keys_of_a_newer_service(self):
         known = dict.fromkeys(Alert.__slots__, None)
         assert Alert.from_json(known | {"rule": "tse", "something_new": 1}).rule == "tse"

@@ -16,7 +16,7 @@ import typer
 import tsemon
 from tsemon.errors import InvalidArgument, MissingPackage, one_of
 from tsemon.terminal import Column, examples, print_json, print_table, say
-from tsemon_client.commands import alerts, runs, series, tail
+from tsemon_client.commands import alerts, incidents, runs, series, tail
 from tsemon_client.commands.completion import complete_run
 from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, Server
 from tsemon_server import admin, rule_commands
@@ -300,11 +300,12 @@ def replay(
             autocompletion=complete_run,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the alerts as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the incidents and alerts as JSON.")] = False,
+    alerts: Annotated[bool, typer.Option("--alerts", help="Also list each alert of the incidents.")] = False,
     evidence: Annotated[bool, typer.Option("--evidence", help="Show what each rule saw, and its advice.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes that read files.", min=1)] = os.cpu_count() or 1,
 ) -> None:
-    """Say which alerts the rules raise over recorded runs.
+    """Say which incidents the rules find in recorded runs.
 
     They are files, spools, or what a service or a database holds. Exits 1 where
     a recording cannot be read; the others are shown all the same.
@@ -312,7 +313,8 @@ def replay(
     _require("numpy", "pydantic", "rich", "sqlalchemy", "yaml", extra="server")
     from tsemon_server.services.replay import command
 
-    if not command.run(files or (), rules, database, server, runs or (), as_json=as_json, evidence=evidence, jobs=jobs):
+    shown = {"as_json": as_json, "alerts": alerts, "evidence": evidence}
+    if not command.run(files or (), rules, database, server, runs or (), **shown, jobs=jobs):
         raise typer.Exit(1)
 
 
@@ -525,7 +527,7 @@ def _requiring(*packages: str) -> Callable[[], None]:
     return lambda: _require(*packages, extra="server")
 
 
-for known in (runs, series, alerts, tail):
+for known in (runs, series, incidents, alerts, tail):
     app.add_typer(known.app)
 for name, commands, needed in (
     ("admin", admin.app, ("sqlalchemy", "alembic", "numpy", "zstandard")),

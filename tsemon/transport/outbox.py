@@ -28,7 +28,7 @@ from tsemon.transport.http import HttpDelivery
 from tsemon.transport.memory import MemorySpool
 from tsemon.transport.spool import Spool
 from tsemon.transport.sync import deliver_leftovers
-from tsemon.wire import Alert, Frame, RunState
+from tsemon.wire import Alert, Frame, Incident, RunState
 
 MakeFrame = Callable[[int], Frame]
 """Gets the frame's seq, waits for the device if it must, and returns the frame. Called on the exporter thread."""
@@ -80,8 +80,9 @@ class OutboxStats:
 class Outbox:
     """The way out of a training process.
 
-    `put`, `alerts`, `take_events`, `stats` and `close` are for the training process; none of them raises. Trouble is
-    counted, and said once through `on_warning`, on whichever thread meets it. In a forked child all of them do nothing.
+    `put`, `alerts`, `incidents`, `take_events`, `stats` and `close` are for the training process; none of them raises.
+    Trouble is counted, and said once through `on_warning`, on whichever thread meets it. In a forked child all of them do
+    nothing.
 
     The run is registered with the first sample, or `heartbeat_s` after the start where that hides nothing: until then
     `resume_at` may come.
@@ -129,6 +130,7 @@ class Outbox:
         self._is_delivered = False
         self._said: set[str] = set()
         self._alerts: tuple[Alert, ...] = ()
+        self._incidents: tuple[Incident, ...] = ()
         self._told_alerts: dict[str, Alert] = {}
         """Those of which there was an event when they began, and none yet of their end."""
         self._events: SimpleQueue[Alert] = SimpleQueue()
@@ -146,7 +148,7 @@ class Outbox:
                 delivery,
                 spool.registration,
                 spool.writer,
-                on_reply=self._read_alerts,
+                on_reply=self._read_reply,
                 on_warning=self._warn_of_frame,
                 on_others=functools.partial(self._warn, "others"),
             )
@@ -182,6 +184,10 @@ class Outbox:
     def alerts(self) -> list[Alert]:
         """What the service said last: the alerts of the run that are pending or active, and those just resolved."""
         return list(self._alerts)
+
+    def incidents(self) -> list[Incident]:
+        """The open incidents of the run in the server's last response."""
+        return [incident for incident in self._incidents if incident.state == "open"]
 
     def take_events(self) -> list[Alert]:
         """Each alert once when it starts to fire and once when it is resolved, in the order of the replies."""
@@ -393,7 +399,7 @@ class Outbox:
         self._last_error = str(error) if is_ours else f"delivery failed: {type(error).__name__}: {error}"
         if isinstance(error, (UnknownRun, UnknownAttempt)):
             # Its alerts went with it.
-            self._alerts, self._told_alerts = (), {}
+            self._alerts, self._told_alerts, self._incidents = (), {}, ()
             self._warn(
                 "server", f"{error}; the run is registered again, but what had arrived before is gone with its database"
             )
@@ -412,8 +418,19 @@ class Outbox:
             delay_s = max(delay_s, min(error.retry_after_s, 10 * self._max_retry_s))
         until.wait(delay_s)
 
-    def _read_alerts(self, reply: Mapping[str, Any]) -> None:
+    def _read_reply(self, reply: Mapping[str, Any]) -> None:
         self._put_off_beat()
+        self._read_incidents(reply)
+        self._read_alerts(reply)
+
+    def _read_incidents(self, reply: Mapping[str, Any]) -> None:
+        try:
+            # Servers of earlier versions send none.
+            self._incidents = tuple(Incident.from_json(incident) for incident in reply.get("incidents", ()))
+        except (KeyError, TypeError, AttributeError) as error:
+            self._warn("incidents", f"the server's incidents cannot be read ({error!r}); frames are still delivered")
+
+    def _read_alerts(self, reply: Mapping[str, Any]) -> None:
         try:
             alerts = tuple(Alert.from_json(alert) for alert in reply["alerts"])
             told = self._told_alerts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tsemon.transport.outbox import OutboxStats
-from tsemon.wire import Alert, Frame, RunState
+from tsemon.wire import Alert, Frame, Incident, RunState
 
 
 class SilentOutbox:
@@ -31,6 +31,9 @@ class SilentOutbox:
 
     def alerts(self) -> list[Alert]:
         return list(self._alerts.values())
+
+    def incidents(self) -> list[Incident]:
+        return []
 
     def take_events(self) -> list[Alert]:
         return []

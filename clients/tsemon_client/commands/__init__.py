@@ -1,1 +1,4 @@
-"""`tsemon runs`, `series`, `alerts` and `tail`. What a command needs beyond the command line is imported inside it."""
+"""`tsemon runs`, `series`, `incidents`, `alerts` and `tail`.
+
+A command imports inside itself all that it needs beyond the command line.
+"""

@@ -35,7 +35,7 @@ from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, AsCsv, AsJson, 
 
 if TYPE_CHECKING:
     from tsemon_client import Client
-    from tsemon_client.models import Alert
+    from tsemon_client.models import Alert, Incident
 
 app = typer.Typer()
 
@@ -150,7 +150,7 @@ def alerts(
             "at_end": at_end or None,
             "since": None if since is None else time_of(since),
         }
-        _check_is_known(client, rule, family, project if of is None else of.project)
+        check_is_known(client, rule, family, project if of is None else of.project)
         if follow:
             with suppress(KeyboardInterrupt):
                 _follow(client, asked, limit, as_json)
@@ -197,7 +197,7 @@ FIELDS = (
 )
 
 
-def _check_is_known(client: Client, rule: str | None, family: str | None, project: str | None) -> None:
+def check_is_known(client: Client, rule: str | None, family: str | None, project: str | None) -> None:
     """Raises InvalidArgument for names that neither a rule has nor an alert: of those there will never be one."""
     if rule is None and family is None:
         return
@@ -214,13 +214,18 @@ def _check_is_known(client: Client, rule: str | None, family: str | None, projec
 
 def _remark(client: Client, asked: dict[str, Any]) -> None:
     """Say what else may be meant where there is nothing."""
-    project = asked["project"]
-    if project is not None and next(client.runs(project=project, limit=1), None) is None:
-        say(f"the service has no runs of project {project!r}", err=True)
-    elif asked["state"] == "firing":
+    if not remark_on_project(client, asked["project"]) and asked["state"] == "firing":
         ended = asked | {"state": None, "silenced": None, "at_end": True}
         if next(client.alerts(**ended, limit=1), None) is not None:
             say("runs that have ended are left out; --at-end shows what fired to their end", err=True)
+
+
+def remark_on_project(client: Client, project: str | None) -> bool:
+    """Say so if the project has no runs, and return whether that is so."""
+    has_none = project is not None and next(client.runs(project=project, limit=1), None) is None
+    if has_none:
+        say(f"the service has no runs of project {project!r}", err=True)
+    return has_none
 
 
 def time_of(text: str) -> str:
@@ -387,7 +392,7 @@ def _show_one(alert: Alert, as_json: bool, as_csv: bool) -> None:
 def _facts(alert: Alert) -> Iterator[tuple[str, Cell]]:
     yield "summary", alert.summary
     if alert.advice.get("text"):
-        yield "what to try", " ".join(filter(None, (alert.advice["text"], _in_brackets(alert.advice.get("source")))))
+        yield "what to try", advice_of(alert)
     is_over = alert.resolved_reason not in (None, "run ended")
     yield "state", f"{alert.state} ({alert.resolved_reason})" if is_over else state_of(alert)
     yield "severity", (alert.severity, SEVERITY_STYLES[alert.severity])
@@ -401,5 +406,7 @@ def _facts(alert: Alert) -> Iterator[tuple[str, Cell]]:
         yield "acknowledged", f"{moment(alert.acknowledged_at)} by {alert.acknowledged_by}{note}"
 
 
-def _in_brackets(text: str | None) -> str | None:
-    return f"({text})" if text else None
+def advice_of(one: Alert | Incident) -> str:
+    """The advice, with its source in brackets."""
+    source = one.advice.get("source")
+    return f"{one.advice['text']} ({source})" if source else one.advice["text"]

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tsemon.errors import Busy, TsemonError
 from tsemon.wire import API, MAX_BODY_BYTES
-from tsemon_answers.alerts import Pulse, Receipt
+from tsemon_answers.replies import Pulse, Receipt
 from tsemon_server.access.needs import needs
 from tsemon_server.bodies import read_body
 from tsemon_server.errors import respond

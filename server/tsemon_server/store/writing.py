@@ -37,8 +37,9 @@ class Writer:
         self.retention = RetentionChanges(connection)
 
     def finish(self) -> None:
-        """Update what depends on changes of this transaction. Call it last."""
+        """Update the incidents. The last act of a transaction, and done before it reads incidents."""
         self.incidents.regroup(self.alerts.changed)
+        self.alerts.changed.clear()
 
     def happened(self) -> Iterator[Event]:
         """What is to be told of this transaction: what runs did, and what the alerts are now that changed."""

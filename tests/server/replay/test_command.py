@@ -10,6 +10,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
+from tests.clients.command_line import SEQUENCES
 from tests.databases import SqliteFile
 from tests.server.conftest import Api
 from tests.server.replay.runs import FOLDER, RecordedRun, replayed
@@ -89,11 +90,51 @@ class TestReplay:
         assert alert["evidence"]["window"]
         assert alert["advice"]["source"]
 
-    def test_prints_a_line_for_each_alert_and_counts_them(self, rules, start):
-        lines = start(FAILING, HEALTHY, "--rules", rules).stdout.splitlines()
-        (row,) = [line for line in lines if "loss-is-high" in line]
-        assert row.split()[:3] == ["tse_post6_warm-s0", "loss-is-high", "warning"]
-        assert lines[-1] == "runs: 2, with alerts: 1; frames: 130; alerts: 1 (1 warning)"
+    def test_prints_a_line_for_each_incident_and_counts_them(self, start):
+        lines = start(FAILING, HEALTHY).stdout.splitlines()
+        heading, first, second, *_, counts = lines
+        names = ["run", "state", "severity", "family", "rule", "where", "since", "fired", "title", "also", "fired"]
+        assert heading.split() == names
+        whole = [
+            "tse_post6_warm-s0",
+            "ended",
+            "critical",
+            "tse",
+            "token-similarity-escalation",
+            "blocks",
+            "3",
+            "to",
+            "5",
+        ]
+        assert first.split()[: len(whole)] == whole
+        assert first.split()[len(whole) : len(whole) + 2] == ["15", "25"]
+        assert first.endswith("token-rank-collapse, states-collapse")
+        assert "Tokens become the same over depth  " in first
+        assert second.split()[:4] == ["tse_post6_warm-s0", "open", "critical", "rank"]
+        assert sum(line.startswith("tse_post6_warm-s0") for line in lines) == 2
+        assert counts.startswith("runs: 2, with incidents: 1; frames: 130; incidents: 2; alerts: ")
+
+    def test_prints_incidents_with_what_else_fired_below_them_on_a_terminal(self, start, monkeypatch):
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", "100")
+        lines = SEQUENCES.sub("", start(FAILING).stdout).splitlines()
+        assert lines[:3] == [
+            "tse_post6_warm-s0  ended  critical  tse  blocks 3 to 5  since step 15  fired at 25",
+            "       token-similarity-escalation: Tokens become the same over depth",
+            "       also fired: token-rank-collapse, states-collapse",
+        ]
+
+    def test_prints_a_line_for_each_alert_where_they_are_asked_for(self, rules, start):
+        shown = start(FAILING, HEALTHY, "--rules", rules, "--alerts").stdout
+        *_, row, counts = [line for line in shown.splitlines() if "never evaluated" not in line]
+        assert row.split()[:5] == ["tse_post6_warm-s0", "loss-is-high", "warning", "0", "5"]
+        assert counts == "runs: 2, with incidents: 1; frames: 130; incidents: 1; alerts: 1 (1 warning)"
+
+    def test_prints_a_line_for_each_alert_that_belongs_to_no_incident(self, rules, start):
+        rules.write_text(RULES.replace("severity: warning", "severity: info"))
+        *_, row, counts = start(FAILING, "--rules", rules).stdout.splitlines()
+        assert row.split()[:3] == ["tse_post6_warm-s0", "loss-is-high", "info"]
+        assert counts == "runs: 1, with incidents: 0; frames: 80; incidents: 0; alerts: 1 (1 info)"
 
     def test_shows_evidence_and_advice_to_people_too(self, rules, start):
         shown = start(FAILING, "--rules", rules, "--evidence").stdout

@@ -37,6 +37,8 @@ class Peer:
         self.is_refused = lambda _frame: False
         self.refuse_with = (422, {"error": "invalid_frame", "detail": "a frame of this kind is not taken"}, {})
         self.alerts = []
+        self.incidents = None
+        """A server from before incidents says nothing of them."""
         self.accepts = None
         """What the reply to a registration says; a server from before packed bodies says nothing."""
         self.server = None
@@ -153,7 +155,7 @@ class Peer:
             return 404, {"error": "unknown_run", "detail": "no such run"}, {}
         if path[-1] == "heartbeat":
             self.beats.append((sent["writer"], sent["attempt"], sent["step"]))
-            return 200, {"alerts": self.alerts}, {}
+            return 200, self.told(), {}
         if method == "POST":
             return self.store(run, sent)
         if method == "PATCH":
@@ -179,7 +181,10 @@ class Peer:
         self.num_duplicates += duplicates
         self.frames.update(zip(keys, sent["frames"], strict=True))
         reply = {"accepted": len(keys) - duplicates, "duplicates": duplicates, "last_seq": keys[-1][3]}
-        return 200, {**reply, "alerts": self.alerts}, {}
+        return 200, {**reply, **self.told()}, {}
+
+    def told(self):
+        return {"alerts": self.alerts} | ({} if self.incidents is None else {"incidents": self.incidents})
 
 
 def unpacked(body):

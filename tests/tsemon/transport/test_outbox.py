@@ -666,6 +666,39 @@ class TestAlerts:
         assert [text for text in outbox.warnings if "alerts cannot be read" in text]
 
 
+def incident(incident_id, state="open", **more):
+    cause = {"family": "tse", "rule": "onset", "severity": "critical", "summary": "tokens grow alike", "advice": {}}
+    place = {"step": 20, "left_step": 10, "blocks": [3, 5], "is_settled": False}
+    return {"incident_id": incident_id, "state": state, **cause, **place, **more}
+
+
+class TestIncidents:
+    def told(self, peer, open_outbox, sample, incidents, alerts=()):
+        """What an outbox knows after a reply with these, and its warnings."""
+        peer.incidents, peer.alerts = incidents, list(alerts)
+        outbox = open_outbox(peer.url)
+        outbox.put(sample(0))
+        while outbox.stats().num_sent == 0:
+            threading.Event().wait(0.001)
+        outbox.close(20)
+        return outbox
+
+    def test_are_those_that_are_open_in_the_last_reply(self, peer, open_outbox, sample):
+        replied = [incident("2", something_new=1), incident("1", "recovered")]
+        (known,) = self.told(peer, open_outbox, sample, replied).incidents()
+        assert (known.incident_id, known.rule, known.blocks, known.is_settled) == ("2", "onset", [3, 5], False)
+
+    def test_are_none_with_a_server_that_has_none(self, peer, open_outbox, sample):
+        outbox = self.told(peer, open_outbox, sample, None, [alert("a", "firing")])
+        assert (outbox.incidents(), outbox.warnings) == ([], [])
+        assert [(one.alert_id, one.incident_id) for one in outbox.alerts()] == [("a", None)]
+
+    def test_that_cannot_be_read_hold_up_neither_frames_nor_alerts(self, peer, open_outbox, sample):
+        outbox = self.told(peer, open_outbox, sample, [{"incident_id": "1"}], [alert("a", "firing")])
+        assert [one.alert_id for one in outbox.alerts()] == ["a"]
+        assert [text for text in outbox.warnings if "incidents cannot be read" in text]
+
+
 class TestLeftovers:
     def leave(self, tmp_path, registration, sample, key, num_frames, state=None, writer="rank0", **more):
         spool = Spool.create(tmp_path, registration(key, **more), writer)

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from tsemon.stacks import Stacks
 from tsemon.wire import PACKED, Frame
-from tsemon_answers.alerts import Pulse, Receipt
+from tsemon_answers.replies import Pulse, Receipt
 from tsemon_answers.runs import Registered, Run
 from tsemon_server.alerts import Watch
 from tsemon_server.services.ingest import schemas
@@ -105,15 +105,18 @@ class Kept(Rest):
         """Let the rules read the new frames of all batches together."""
         readings = [kept._reading for kept in rests if kept._reading is not None]
         resolved = iter(rests[0]._watch.finish(readings))
+        rests[0]._writer.finish()
         return [kept._receipt([] if kept._reading is None else next(resolved)) for kept in rests]
 
     def _receipt(self, resolved: Sequence[int]) -> Receipt:
         frames = self._batch.frames
+        alerts = self._writer.alerts.to_tell(*self._which, resolved)
         return Receipt(
             accepted=len(self._added.frames),
             duplicates=len(frames) - len(self._added.frames),
             last_seq=max((frame.seq for frame in frames), default=None),
-            alerts=self._writer.alerts.to_tell(*self._which, resolved),
+            alerts=alerts,
+            incidents=self._writer.incidents.to_tell(*self._which, alerts),
             live_attempts=self._writer.runs.live_besides(*self._which) if self._added.has_others else [],
         )
 
@@ -138,7 +141,9 @@ def heard_of(writer: Writer, run_id: str, body: schemas.Heartbeat) -> Pulse:
     """Note that the run was heard of now, and where its process is."""
     writer.runs.stacks(run_id, body.attempt)  # an attempt that nobody knows is told as such
     has_others = writer.runs.hear_of(run_id, body.attempt, body.step)
+    alerts = writer.alerts.to_tell(run_id, body.attempt)
     return Pulse(
-        alerts=writer.alerts.to_tell(run_id, body.attempt),
+        alerts=alerts,
+        incidents=writer.incidents.to_tell(run_id, body.attempt, alerts),
         live_attempts=writer.runs.live_besides(run_id, body.attempt) if has_others else [],
     )

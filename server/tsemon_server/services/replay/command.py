@@ -20,6 +20,7 @@ def run(
     runs: Sequence[str],
     *,
     as_json: bool,
+    alerts: bool = False,
     evidence: bool,
     jobs: int,
 ) -> bool:
@@ -40,7 +41,7 @@ def run(
     found = [result for result in results if isinstance(result, Replayed)]
     refused = [result for result in results if isinstance(result, str)]
     print(to_json(found, evidence=evidence)) if as_json else print_found(
-        found, evidence=evidence, has_own_rules=rules is not None
+        found, alerts=alerts, evidence=evidence, has_own_rules=rules is not None
     )
     for problem in _problems(found, refused):
         say(f"tsemon: {problem}", err=True)

@@ -1,18 +1,21 @@
-"""What came of replayed recordings, for people and for programs."""
+"""The incidents and alerts of replayed recordings, for people and for programs."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tsemon.terminal import Cell, Column, count, print_json, print_table, say
+from tsemon.terminal import Cell, Column, count, print_facts, print_json, print_table, printable, say, terminal
+from tsemon_answers.display import blocks
+from tsemon_answers.incidents import Verdict
 from tsemon_answers.rules import NotJudged
 from tsemon_server.rules.checking import Lack
 from tsemon_server.services.replay.replaying import Fired, Replayed
 
 STYLES = {"critical": "bold red", "warning": "yellow", "info": "dim"}
+STATE_STYLES = {"open": "bold red", "recovered": "green", "ended": "yellow"}
 
 
 def to_json(results: Sequence[Replayed], *, evidence: bool) -> str:
@@ -34,29 +37,16 @@ def _alert(alert: Fired, evidence: bool) -> dict[str, Any]:
     return {name: value for name, value in vars(alert).items() if name not in hidden}
 
 
-def print_found(results: Sequence[Replayed], *, evidence: bool, has_own_rules: bool) -> None:
-    """Print a row for each alert, the rules that were never evaluated, and a last line that counts.
+def print_found(results: Sequence[Replayed], *, alerts: bool, evidence: bool, has_own_rules: bool) -> None:
+    """Print the incidents of each run, the rules that were never evaluated, and a last line that counts.
 
+    `alerts` adds a row for each alert. Without it, only alerts that belong to no incident have a row.
     Many runs lack metrics of some built-in rules, so those rules are only counted.
     """
-    steps = [Column(name, right=True) for name in ("fired", "resolved")]
-    rows: list[list[Cell]] = [
-        [
-            (result.run, STYLES[alert.severity]),
-            (alert.rule, STYLES[alert.severity]),
-            (alert.severity, STYLES[alert.severity]),
-            count(alert.firing_step),
-            count(alert.resolved_step),
-            alert.summary,
-        ]
-        for result in results
-        for alert in result.alerts
-    ]
-    if rows:
-        print_table(
-            [Column("run", flexible=True), Column("rule"), Column("severity"), *steps, Column("summary", wraps=True)],
-            rows,
-        )
+    _print_incidents([(result, one) for result in results for one in result.incidents])
+    _print_alerts(
+        [(result.run, one) for result in results for one in result.alerts if alerts or _is_alone(one, result)]
+    )
     for result in results if evidence else ():
         for alert in result.alerts:
             _print_evidence(result.run, alert)
@@ -69,6 +59,74 @@ def print_found(results: Sequence[Replayed], *, evidence: bool, has_own_rules: b
             f"rules that were never evaluated on some of these runs: {num_unknown}; --json names the metrics that they lack"
         )
     say(_counted(results))
+
+
+def _is_alone(alert: Fired, result: Replayed) -> bool:
+    return not any(alert.rule in one.alerts for one in result.incidents)
+
+
+def _print_incidents(found: Sequence[tuple[Replayed, Verdict]]) -> None:
+    """Print a few lines per incident on a terminal, and a row in a pipe."""
+    rows = [_cells(result, one) for result, one in found]
+    console = terminal()
+    if console is None and rows:
+        columns = [Column(name, right=name in ("since", "fired")) for name in rows[0]]
+        print_table(columns, [[*row.values()] for row in rows])
+    if console is None:
+        return
+    from rich.text import Text
+
+    for row in rows:
+        where = [] if row["where"] == "-" else [f"  {row['where']}"]
+        head = Text.assemble(
+            (printable(str(row["run"])), "bold"),
+            *("  ", row["state"], "  ", row["severity"], f"  {printable(str(row['family']))}", *where),
+            f"  since step {row['since']}  fired at {row['fired']}",
+        )
+        console.print(head, overflow="ellipsis", no_wrap=True)
+        print_facts([("", f"{row['rule']}: {row['title']}")], indent=7, name_width=0)
+        if row["also fired"] != "-":
+            print_facts([("", (f"also fired: {row['also fired']}", "dim"))], indent=7, name_width=0)
+
+
+def _cells(result: Replayed, one: Verdict) -> dict[str, Cell]:
+    return {
+        "run": result.run,
+        "state": (one.state, STATE_STYLES[one.state]),
+        "severity": (one.severity, STYLES[one.severity]),
+        "family": one.family,
+        "rule": one.rule,
+        "where": blocks(one.blocks) or "-",
+        "since": count(one.left_step),
+        "fired": count(one.step),
+        "title": _title(one.rule, result.alerts),
+        "also fired": ", ".join(one.alerts[1:]) or "-",
+    }
+
+
+def _title(rule: str, alerts: Iterable[Fired]) -> str:
+    """The title of a rule, with which the summaries of its alerts begin."""
+    return next((alert.summary.partition(": ")[0].removesuffix(".") for alert in alerts if alert.rule == rule), rule)
+
+
+def _print_alerts(alerts: Sequence[tuple[str, Fired]]) -> None:
+    steps = [Column(name, right=True) for name in ("fired", "resolved")]
+    rows: list[list[Cell]] = [
+        [
+            (run, STYLES[alert.severity]),
+            (alert.rule, STYLES[alert.severity]),
+            (alert.severity, STYLES[alert.severity]),
+            count(alert.firing_step),
+            count(alert.resolved_step),
+            alert.summary,
+        ]
+        for run, alert in alerts
+    ]
+    if rows:
+        print_table(
+            [Column("run", flexible=True), Column("rule"), Column("severity"), *steps, Column("summary", wraps=True)],
+            rows,
+        )
 
 
 def _unknown(run: str, num_frames: int, rule: NotJudged) -> str:
@@ -90,7 +148,11 @@ def _counted(results: Sequence[Replayed]) -> str:
     alerts = [alert for result in results for alert in result.alerts]
     severities: Counter[str] = Counter(alert.severity for alert in alerts)
     shown = ", ".join(f"{severities[severity]} {severity}" for severity in STYLES if severities[severity])
-    num_fired = sum(bool(result.alerts) for result in results)
+    num_incidents = sum(len(result.incidents) for result in results)
+    num_failing = sum(bool(result.incidents) for result in results)
     num_frames = sum(result.num_frames for result in results)
-    counts = f"runs: {len(results):,}, with alerts: {num_fired:,}; frames: {num_frames:,}; alerts: {len(alerts):,}"
+    counts = (
+        f"runs: {len(results):,}, with incidents: {num_failing:,}; frames: {num_frames:,}; "
+        f"incidents: {num_incidents:,}; alerts: {len(alerts):,}"
+    )
     return f"{counts} ({shown})" if shown else counts

@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, String, cast, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, String, cast, func, insert, or_, select, update
 
 from tsemon.errors import UnknownIncident
-from tsemon_answers.incidents import Consequence, Incident, IncidentsQuery
+from tsemon_answers.alerts import Alert
+from tsemon_answers.incidents import Consequence, Failure, Incident, IncidentsQuery, ToldIncident
 from tsemon_server.incidents import ORDER, STALL, Symptom, incidents_of
 from tsemon_server.incidents import Incident as Group
 from tsemon_server.store.ledger import silences, tables
@@ -57,6 +58,16 @@ class Incidents:
     def by_ids(self, incident_ids: Collection[int]) -> list[Incident]:
         """The given ones that exist, the oldest first."""
         return self._read(_select().where(_incident.incident_id.in_(incident_ids)).order_by(_incident.incident_id))
+
+    def to_tell(self, run_id: str, attempt: int, alerts: Collection[Alert]) -> list[ToldIncident]:
+        """The open incidents of an attempt, and the incidents of `alerts`: its open alerts, and alerts that were just resolved."""
+        if not alerts:  # an incident is open only while an alert is
+            return []
+        numbers = {int(alert.incident_id) for alert in alerts if alert.incident_id is not None}
+        is_told = or_(_incident.state == "open", _incident.incident_id.in_(numbers))
+        query = _select().where(_incident.run_id == run_id, _incident.attempt == attempt, is_told)
+        rows = self._connection.execute(query.order_by(_incident.incident_id.desc()))
+        return [ToldIncident.model_validate(_fields_of(row, ToldIncident)) for row in rows]
 
     def _read(self, query: Select[Any]) -> list[Incident]:
         rows = self._connection.execute(query).all()
@@ -156,8 +167,14 @@ def _select() -> Select[Any]:
     return joined.join(cause.alert_id.table, cause.alert_id == _incident.cause_id)
 
 
+def _fields_of(row: Row[Any], model: type[Failure]) -> dict[str, Any]:
+    return {name: value for name, value in row._mapping.items() if name in model.model_fields} | {
+        "blocks": None if row.first_block is None else (row.first_block, row.last_block),
+        "is_settled": bool(row.is_settled) or row.state != "open",
+    }
+
+
 def _incident_of(row: Row[Any], alerts: Collection[Row[Any]]) -> Incident:
-    fields = {name: value for name, value in row._mapping.items() if name in Incident.model_fields}
     each = [
         Consequence(
             alert_id=str(one.alert_id),
@@ -170,14 +187,12 @@ def _incident_of(row: Row[Any], alerts: Collection[Row[Any]]) -> Incident:
     ]
     firing = [one for one in alerts if one.state != "resolved"]
     return Incident.model_validate(
-        fields
+        _fields_of(row, Incident)
         | {
-            "blocks": None if row.first_block is None else (row.first_block, row.last_block),
             "alerts": list(dict.fromkeys((row.rule, *(one.rule for one in alerts)))),
             "consequences": [one for one in each if one.alert_id != row.cause_id],
             "acknowledged": bool(firing) and all(one.acknowledged_at is not None for one in firing),
             "silenced": bool(firing) and all(one.silenced for one in firing),
-            "is_settled": bool(row.is_settled) or row.state != "open",
             "opened_at": utc(row.opened_at),
             "updated_at": utc(row.updated_at),
         }

@@ -1,0 +1,257 @@
+"""`tsemon incidents`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tsemon.errors import InvalidArgument, one_of
+from tsemon.terminal import (
+    Cell,
+    Column,
+    count,
+    examples,
+    moment,
+    print_csv,
+    print_facts,
+    print_heading,
+    print_json,
+    print_table,
+    printable,
+    say,
+    terminal,
+)
+from tsemon_client.commands.alerts import FOUND, SEVERITY_STYLES, advice_of, check_is_known, remark_on_project, time_of
+from tsemon_client.commands.completion import complete_project, complete_rule, complete_run
+from tsemon_client.commands.finding import find_run
+from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, AsCsv, AsJson, Server, check_formats, connect
+
+if TYPE_CHECKING:
+    from tsemon_client import Client
+    from tsemon_client.models import Incident
+
+app = typer.Typer()
+
+STATE_STYLES = {"open": "bold red", "recovered": "green", "ended": "yellow"}
+CONSEQUENCE_STYLES = {"firing": "bold red", "superseded": "yellow", "resolved": "green"}
+FIELDS = (
+    *("incident_id", "run_id", "project", "run", "attempt", "family", "rule", "severity", "state"),
+    *("step", "left_step", "settles_step", "is_settled", "ended_step", "cause_id", "acknowledged", "silenced"),
+    *("opened_at", "updated_at", "summary"),
+)
+
+
+@app.command(
+    rich_help_panel=LOOK,
+    epilog=examples(
+        "tsemon incidents --run vision/vit-80",
+        "tsemon incidents --open || notify-on-call  # exits 3 when there are any",
+        "tsemon incidents --since 2h --json | jq -r '.[].summary'",
+        "tsemon incidents 4  # one, with what to try and what else fired",
+    ),
+)
+def incidents(
+    incident: Annotated[
+        str | None, typer.Argument(metavar="[INCIDENT]", help="Show all of this incident, by its id.")
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Only of this run: its name, project/name, or id.", autocompletion=complete_run)
+    ] = None,
+    project: Annotated[str | None, typer.Option(help="Only of this project.", autocompletion=complete_project)] = None,
+    rule: Annotated[
+        str | None, typer.Option(help="Only with a cause that this rule saw.", autocompletion=complete_rule)
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option(help="Only with a cause of this family: tse, entropy, loss, ...")
+    ] = None,
+    severity: Annotated[
+        str | None, typer.Option(help="Only warning or critical.", autocompletion=lambda: ["warning", "critical"])
+    ] = None,
+    state: Annotated[
+        str | None, typer.Option(help="Only open, recovered or ended.", autocompletion=lambda: [*STATE_STYLES])
+    ] = None,
+    is_open: Annotated[
+        bool,
+        typer.Option(
+            "--open",
+            help="Show only open incidents that are neither silenced nor acknowledged. Exits with 3 if there are any.",
+        ),
+    ] = False,
+    since: Annotated[
+        str | None, typer.Option(help="Only what changed in the last 30m, 2h, 7d, or since a time: 2026-01-31T12:00Z.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number, the newest first.", min=1)] = 50,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """List incidents, newest first.
+
+    An incident is one failure of a run: the alerts that belong together, and
+    the likeliest cause. With --open the exit code is 3 if there are any, else 0.
+    """
+    check_formats(as_json, as_csv)
+    if is_open and state is not None:
+        raise InvalidArgument(f"expected --open or --state, got both, and --state {state}")
+    filters: dict[str, Any] = {"--open": is_open, "--run": run, "--project": project, "--rule": rule}
+    filters |= {"--family": family, "--severity": severity, "--state": state, "--since": since}
+    for option, given in filters.items():
+        if incident is not None and given:
+            raise InvalidArgument(f"expected an INCIDENT or {option}, got both")
+    if incident is not None and not incident.isdecimal():
+        raise InvalidArgument(
+            f"expected the id of an incident, a number, got {incident!r:.80}; --run lists the incidents of a run"
+        )
+    with connect(server) as client:
+        if incident is not None:
+            _show_one(client.incident(incident), as_json, as_csv)
+            return
+        of = None if run is None else find_run(client, run)
+        check_is_known(client, rule, family, project if of is None else of.project)
+        asked: dict[str, Any] = {
+            "run_id": None if of is None else of.run_id,
+            "project": project,
+            "rule": rule,
+            "family": family,
+            "severity": one_of(("warning", "critical"), severity, "--severity"),
+            "state": "open" if is_open else one_of((*STATE_STYLES,), state, "--state"),
+            "since": None if since is None else time_of(since),
+        }
+        found = list(islice(_found(client, asked, is_open), limit + 1))
+        if not found:
+            remark_on_project(client, project)
+    shown = found[:limit]
+    records = [one.model_dump(mode="json") for one in shown]
+    if as_json:
+        print_json(records)
+    elif as_csv:
+        print_csv(FIELDS, [[record[name] for name in FIELDS] for record in records])
+    elif not found:
+        say("no open incidents" if is_open else "no incidents", err=True)
+    else:
+        print_incidents(shown, has_attempts=of is not None and of.attempt > 1)
+        if len(found) > limit:
+            say(f"there are more than these {limit:,}; --limit shows more", err=True)
+    if is_open and found:
+        raise typer.Exit(FOUND)
+
+
+def _found(client: Client, asked: dict[str, Any], is_unseen: bool) -> Iterator[Incident]:
+    """`is_unseen`: without silenced and acknowledged ones."""
+    for one in client.incidents(**asked):
+        if not (is_unseen and (one.silenced or one.acknowledged)):
+            yield one
+
+
+def print_incidents(incidents: Sequence[Incident], has_attempts: bool = False) -> None:
+    """Print a few lines per incident on a terminal, and a row in a pipe.
+
+    `has_attempts` is true if attempts are shown even if all incidents are of the first one.
+    """
+    has_attempts = has_attempts or any(one.attempt > 1 for one in incidents)
+    console = terminal()
+    if console is None:
+        names = ["id", "state", "severity", "family", "rule", "run", "attempt", "where", "since", "step", "changed"]
+        shown = [name for name in names if has_attempts or name != "attempt"] + ["summary", "also fired"]
+        columns = [Column(name, right=name in ("id", "attempt", "since", "step")) for name in shown]
+        print_table(columns, [[cells[name] for name in shown] for cells in map(_cells, incidents)])
+        return
+    from rich.text import Text
+
+    for one in incidents:
+        cells = _cells(one)
+        head = Text.assemble(
+            (f"{one.incident_id:>5}  ", "dim"),
+            cells["state"],
+            "  ",
+            cells["severity"],
+            "  ",
+            (printable(cells["run"]), "bold"),
+            f"  attempt {one.attempt}" if has_attempts else "",
+            f"  {cells['where']}" if one.blocks else "",
+            f"  since step {cells['since']}",
+            (f"  {moment(one.updated_at)}", "dim"),
+        )
+        console.print(head, overflow="ellipsis", no_wrap=True)
+        print_facts([("", f"{one.rule}: {one.summary}")], indent=7, name_width=0)
+        if len(one.alerts) > 1:
+            print_facts([("", (f"also fired: {cells['also fired']}", "dim"))], indent=7, name_width=0)
+
+
+def _cells(one: Incident) -> dict[str, Any]:
+    from tsemon_answers.display import blocks
+
+    return {
+        "id": one.incident_id,
+        "state": state_of(one),
+        "severity": (one.severity, SEVERITY_STYLES[one.severity]),
+        "family": one.family,
+        "rule": one.rule,
+        "run": f"{one.project}/{one.run}",
+        "attempt": str(one.attempt),
+        "where": blocks(one.blocks) or "-",
+        "since": count(one.left_step),
+        "step": count(one.step),
+        "changed": moment(one.updated_at),
+        "summary": one.summary,
+        "also fired": ", ".join(one.alerts[1:]) or "-",
+    }
+
+
+def state_of(one: Incident) -> tuple[str, str]:
+    if one.state == "open" and (one.silenced or one.acknowledged):
+        return f"open, {'silenced' if one.silenced else 'acknowledged'}", "dim" if one.silenced else "magenta"
+    return one.state, STATE_STYLES[one.state]
+
+
+def _show_one(one: Incident, as_json: bool, as_csv: bool) -> None:
+    record = one.model_dump(mode="json")
+    if as_json:
+        print_json(record)
+        return
+    if as_csv:
+        print_csv(FIELDS, [[record[name] for name in FIELDS]])
+        return
+    print_heading(one.rule)
+    print_facts(_facts(one))
+    if not one.consequences:
+        return
+    say("")
+    print_heading("also fired")
+    columns = [
+        Column(name, right=name in ("alert", "fired", "over")) for name in ("alert", "state", "rule", "fired", "over")
+    ]
+    rows: list[list[Cell]] = [
+        [
+            each.alert_id,
+            (each.state, CONSEQUENCE_STYLES[each.state]),
+            each.rule,
+            count(each.firing_step),
+            count(each.resolved_step),
+        ]
+        for each in one.consequences
+    ]
+    print_table(columns, rows)
+
+
+def _facts(one: Incident) -> Iterator[tuple[str, Cell]]:
+    cells = _cells(one)
+    yield "summary", one.summary
+    if one.advice.get("text"):
+        yield "what to try", advice_of(one)
+    yield "state", state_of(one)
+    yield "severity", cells["severity"]
+    yield "family", one.family
+    yield "verdict", "settled" if one.is_settled else f"may still change until step {count(one.settles_step)}"
+    yield "run", f"{one.project}/{one.run}, attempt {one.attempt}"
+    if one.blocks:
+        yield "where", cells["where"]
+    yield "since", f"step {cells['since']}"
+    over = "" if one.ended_step is None else f", over at {count(one.ended_step)}"
+    yield "steps", f"first alert at {cells['step']}{over}"
+    yield "cause", f"alert {one.cause_id}"
+    yield "opened", moment(one.opened_at)
+    yield "changed", moment(one.updated_at)
