@@ -1,7 +1,7 @@
 """`make stack-check`: a training run fails and people are notified, on the real programs from end to end.
 
 The demo's failing run trains against `tsemon serve`. A rule of the server fires, Prometheus reads it as
-`tsemon_alert_firing`, and TsemonAlertFiring of clients/prometheus sends it to an Alertmanager with the routes of
+`tsemon_incident`, and TsemonIncident of clients/prometheus sends it to an Alertmanager with the routes of
 clients/prometheus. The server also notifies this Alertmanager directly. The Alertmanager calls a webhook in this script.
 Then the training ends, and every alert must resolve. At last the server stops, and Prometheus must notice.
 
@@ -49,9 +49,11 @@ GRACE_S = 3
 TOLD_EVERY_S = 2
 """Seconds after which the server sends a firing alert to the Alertmanager again."""
 OUR_RULE = "token-similarity-escalation"
+OPENED_AS = "states-collapse"
+"""Likeliest cause when the incident opens. The server's notification keeps it as the alert's name."""
 LOUD = {
-    "the server's notification": {"alertname": OUR_RULE},
-    "Prometheus's alert": {"alertname": "TsemonAlertFiring", "rule": OUR_RULE},
+    "the server's notification": {"alertname": OPENED_AS},
+    "Prometheus's alert": {"alertname": "TsemonIncident", "rule": OUR_RULE},
 }
 """The alerts that people must receive, with the labels that identify each."""
 ROUTED_BY = {"project": "demo", "run": "digits-post-norm", "family": "tse", "severity": "critical"}
@@ -435,7 +437,7 @@ class Again:
         self._ends: list[datetime] = []
 
     def __call__(self) -> str | None:
-        for alert in self._plant.ask("alertmanager", "/api/v2/alerts", filter=f'alertname="{OUR_RULE}"'):
+        for alert in self._plant.ask("alertmanager", "/api/v2/alerts", filter=f'alertname="{OPENED_AS}"'):
             ends_at = datetime.fromisoformat(alert["endsAt"])
             if not self._ends or ends_at > self._ends[-1]:
                 self._ends.append(ends_at)

@@ -199,12 +199,14 @@ class Silences(Record):
 
 
 class Notification(Record):
-    """What a receiver was told about an alert, or will be told."""
+    """What a receiver was told about an incident or alert, or will be told."""
 
     notification_id: str
     """Opaque id."""
+    incident_id: str | None = None
+    """Incident that it is about; null for an alert without an incident."""
     alert_id: str
-    """Alert that it is about."""
+    """Alert that it is about, or one of the incident's alerts."""
     run_id: str
     """Run of that alert."""
     project: str
@@ -212,7 +214,7 @@ class Notification(Record):
     run: str
     """Name of that run."""
     rule: str
-    """Rule that opened the alert."""
+    """Rule of the alert, or of the incident's likeliest cause when the receiver was first told of it."""
     kind: NoticeKind
     """firing or resolved: what the receiver is told."""
     receiver: str

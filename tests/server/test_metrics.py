@@ -19,6 +19,7 @@ from tsemon.wire import Array, Frame
 from tsemon_server.exposition.runs import NEVER_UNDEFINED, shown
 from tsemon_server.exposition.sharing import share_counters
 from tsemon_server.exposition.text import OPEN_METRICS, PLAIN, content_type_for, escaped
+from tsemon_server.rules.documents import load
 from tsemon_server.settings import MetricsSettings, settings_from_environment
 from tsemon_server.store import Store
 from tsemon_server.store.live import LiveRun
@@ -149,6 +150,35 @@ class TestMetrics:
         api.send_ok(run_id, [loss_frame(step, 0.0) for step in (3, 4, 5)])
         assert firing not in of_run(api, run_id)
 
+    def test_show_an_incident_once_while_it_is_open(self, start):
+        rules = load("""
+        rules:
+          - {name: dead, family: dead, when: any(grad_norm < 1), clear: not any(grad_norm < 1), severity: warning}
+          - {name: high-loss, when: loss > 10, clear: loss < 5, severity: warning}
+        """)
+        api = start(rules=rules)
+        run_id = api.register(num_blocks=3)
+
+        def incidents():
+            return [dict(labels) for name, labels in scrape(api) if name == "tsemon_incident"]
+
+        def send(step, loss, *norms):
+            api.send_ok(run_id, [Frame(step, step, 0.0, {"loss": loss}, {"grad_norm": Array.of(norms)})])
+
+        send(0, 1.0, 2, 2, 2)
+        assert incidents() == []
+        send(1, 1.0, 2, 0, 0)
+        send(2, 20.0, 2, 0, 0)
+        (incident,) = api.get("/incidents")["incidents"]
+        assert incidents() == [
+            {
+                "run_id": run_id, "incident_id": incident["incident_id"], "rule": "dead", "family": "dead",
+                "severity": incident["severity"], "blocks": "1-2",
+            }
+        ]  # fmt: skip
+        send(3, 1.0, 2, 2, 2)
+        assert incidents() == []
+
     def test_count_frames(self, api):
         run_id = api.register()
         api.send_ok(run_id, [loss_frame(0), loss_frame(1)])
@@ -182,12 +212,13 @@ class TestMetrics:
         run_id = api.register()
         api.open_alert(run_id)
         assert ("tsemon_alert_firing", "loss", "high-loss", "warning") in of_run(api, run_id)
+        assert [name for name, *_ in of_run(api, run_id) if name == "tsemon_incident"]
         until = "1970-01-01T01:00:00Z"
         reply = api.http.post(
             "/api/v1/silences", json={"rule": "high-loss", "until": until, "created_by": "ada", "reason": "known"}
         )
         assert reply.is_success, reply.text
-        assert not [name for name, *_ in of_run(api, run_id) if name == "tsemon_alert_firing"]
+        assert not {name for name, *_ in of_run(api, run_id)} & {"tsemon_alert_firing", "tsemon_incident"}
 
     def test_show_an_alert_that_is_acknowledged(self, api):
         run_id = api.register()
@@ -201,7 +232,7 @@ class TestMetrics:
         assert api.http.patch(f"/api/v1/runs/{run_id}", json={"state": "finished"}).is_success
         names = {name for name, *_ in of_run(api, run_id)}
         assert "tsemon_run_info" in names
-        assert "tsemon_alert_firing" not in names
+        assert not names & {"tsemon_alert_firing", "tsemon_incident"}
 
     def test_say_where_the_process_is_between_two_samples(self, start):
         now = [1000.0]
@@ -540,7 +571,7 @@ class TestLimits:
             values = {"scalars": {}, "layers": {"grad_norm": np.ones(depth, np.float32)}, "heads": {}}
             runs.append(LiveRun(run_id, "p", run_id, 0, 0, 0.0, 0.0, [values], []))
         settings = MetricsSettings(max_series=4 * (7 + 5) + 40)
-        families, left_out = shown(runs, [], settings, {})
+        families, left_out = shown(runs, [], [], settings, {})
         assert left_out.series == 40
         lines = families["tsemon_layer_grad_norm"].samples.splitlines()
         assert Counter(re.findall(r'run_id="(.)"', "".join(lines))) == {"b": 3, "c": 30, "d": 4}
@@ -669,7 +700,7 @@ class TestTheDocumentation:
         api.send_ok(run_id, [Frame(0, 0, 0.0, {"loss": 1.0}, {"token_similarity": Array.of([1, 2, 3])})])
         text = api.http.get("/metrics").text
         names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
-        assert "tsemon_alert_firing" in names
+        assert {"tsemon_alert_firing", "tsemon_incident"} <= names
         stand_for = {"tsemon_run_loss": "tsemon_run_NAME", "tsemon_layer_token_similarity": "tsemon_layer_M"}
         names = {stand_for.get(name, name.replace("token_similarity", "M")) for name in names}
         cells = [line.split("|")[1] for line in self.PAGE.splitlines() if line.startswith("| `")]

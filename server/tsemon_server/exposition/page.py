@@ -93,8 +93,8 @@ class Exposition:
             live = reader.live.runs(
                 running_since=now - SILENCE_S, ended_since=now - self._settings.grace_s, most=self._settings.max_runs
             )
-            alerts = reader.alerts.firing()
-        families, left_out = shown(live.runs, alerts, self._settings, self._templates)
+            alerts, incidents = reader.alerts.firing(), reader.incidents.open()
+        families, left_out = shown(live.runs, alerts, incidents, self._settings, self._templates)
         left_out.runs += live.num_left_out
         counts = {labels_of({"what": what}): count for what, count in vars(left_out).items()}
         families[_LEFT_OUT] = _gauge(_LEFT_OUT, "What the limits keep off this page", counts)

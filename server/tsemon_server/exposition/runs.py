@@ -19,6 +19,7 @@ from tsemon_server.exposition.text import Family, FamilyKind, as_spelled, labels
 from tsemon_server.filling import filled
 from tsemon_server.settings import MetricsSettings
 from tsemon_server.store.ledger.alerts import FiringAlert
+from tsemon_server.store.ledger.incidents import OpenIncident
 from tsemon_server.store.live import LiveRun
 from tsemon_server.store.series.packing import Values
 
@@ -36,6 +37,10 @@ OF_RUNS: Mapping[str, tuple[FamilyKind, str]] = {
         "Stored frames that no rule has read: they came too late, or rules failed",
     ),
     "tsemon_run_nonfinite_values": ("gauge", "Values of the newest frame that should be finite and are not"),
+}
+OF_TROUBLE = {
+    "tsemon_alert_firing": "1 per alert that fires",
+    "tsemon_incident": "1 per open incident, with the rule and family of the likeliest cause and the worst severity",
 }
 RESERVED = frozenset(name.removeprefix("tsemon_run_") for name in OF_RUNS) | {"info"}
 """What no scalar of a run may be called: these are ours."""
@@ -105,17 +110,23 @@ class _Page:
 
 
 def shown(
-    runs: Sequence[LiveRun], alerts: Iterable[FiringAlert], limits: MetricsSettings, templates: Templates
+    runs: Sequence[LiveRun],
+    alerts: Iterable[FiringAlert],
+    incidents: Iterable[OpenIncident],
+    limits: MetricsSettings,
+    templates: Templates,
 ) -> Shown:
     """Families of all runs. `templates` are those of the page before, and become those of this one."""
     page = _Page(limits.max_series)
-    firing: dict[str, list[FiringAlert]] = {}
+    told: dict[str, list[str]] = {}
     for alert in alerts:
-        firing.setdefault(alert.run_id, []).append(alert)
+        told.setdefault(alert.run_id, []).append(f"tsemon_alert_firing{labels_of(alert._asdict())} 1\n")
+    for incident in incidents:
+        told.setdefault(incident.run_id, []).append(f"tsemon_incident{_labels_of_incident(incident)} 1\n")
     layered: list[tuple[int, str, Callable[[], None]]] = []
     used: Templates = {}
     for run in runs:
-        _add_run(page, run, firing.get(run.run_id, ()), limits, layered, templates, used)
+        _add_run(page, run, told.get(run.run_id, ()), limits, layered, templates, used)
     # The shallow ones first: a model of ten thousand layers does not take the room of all others.
     for num_series, _, add in sorted(layered, key=lambda entry: entry[:2]):
         if page.has_room(num_series):
@@ -130,22 +141,22 @@ def shown(
 def _add_run(
     page: _Page,
     run: LiveRun,
-    alerts: Sequence[FiringAlert],
+    told: Sequence[str],
     limits: MetricsSettings,
     layered: list[tuple[int, str, Callable[[], None]]],
     templates: Templates,
     used: Templates,
 ) -> None:
-    if not page.has_room(len(OF_RUNS) + len(alerts)):
+    if not page.has_room(len(OF_RUNS) + len(told)):
         page.left_out.runs += 1
         return
     run_id = run.run_id  # hexadecimal digits: there is nothing to escape
     labels = f'{{run_id="{run_id}"}} '
     values, num_nonfinite = _merged(run)
     _add_own(page, run, labels, num_nonfinite if run.newest else None)
-    for alert in alerts:
-        names = labels_of(alert._asdict())
-        page.add("tsemon_alert_firing", f"tsemon_alert_firing{names} 1\n", "gauge", "1 per alert that fires")
+    for line in told:
+        name = line.partition("{")[0]
+        page.add(name, line, "gauge", OF_TROUBLE[name])
     _add_scalars(page, run, labels, values["scalars"], limits.max_scalars)
     arrays = {**values["heads"], **values["layers"]}  # what has a value per layer is taken as it is
     chosen, left_out = _chosen(arrays, frozenset(), limits.max_scalars)
@@ -167,6 +178,14 @@ def _add_run(
                 page.add(f"tsemon_layer_{sanitised(key[1])}", lines, "gauge", about)
 
             layered.append((len(array), run_id, add))
+
+
+def _labels_of_incident(incident: OpenIncident) -> str:
+    names = {name: str(getattr(incident, name)) for name in ("run_id", "incident_id", "rule", "family", "severity")}
+    first, last = incident.first_block, incident.last_block
+    if first is not None:
+        names["blocks"] = f"{first}-{last}"
+    return labels_of(names)
 
 
 def _add_own(page: _Page, run: LiveRun, labels: str, num_nonfinite: int | None) -> None:

@@ -16,6 +16,7 @@ from tsemon_answers.alerts import Alert
 from tsemon_server.notify.configuration import Alertmanager, Discord, Email, Receiver, Slack, Webhook
 from tsemon_server.notify.messages import LEVELS, Message, Notice, evidence_of
 from tsemon_server.notify.sending import Post, mail, post
+from tsemon_server.store.ledger.incidents import NoticedIncident
 
 COLOURS = {"info": 0x3B82F6, "warning": 0xF59E0B, "critical": 0xDC2626}
 RESOLVED = 0x16A34A
@@ -53,6 +54,7 @@ def as_webhook(message: Message, receiver: Webhook) -> Post:
 def _about(message: Message, notice: Notice) -> dict[str, Any]:
     alert = notice.alert
     return {
+        "incident_id": alert.incident_id,
         "alert_id": alert.alert_id,
         "state": notice.kind,
         "rule": alert.rule,
@@ -62,6 +64,7 @@ def _about(message: Message, notice: Notice) -> dict[str, Any]:
         "run": alert.run,
         "run_id": alert.run_id,
         "step": notice.step,
+        **{name: getattr(alert, name, None) for name in ("blocks", "left_step", "settles_step", "also_fired")},
         "summary": alert.summary,
         "evidence": evidence_of(alert),
         "advice": alert.advice,
@@ -121,7 +124,7 @@ def _for_discord(text: str) -> str:
 
 
 def as_mail(message: Message, receiver: Email) -> EmailMessage:
-    """Plain text; messages on the same alerts are one thread."""
+    """Plain text. The messages on an incident are one thread; so are those on several of one rule and project."""
     mail = EmailMessage(SMTP.clone(max_line_length=250))  # or a title would begin on the line after its name
     mail["Subject"] = _cut(_on_one_line(f"{_label(message)} {message.title}"), 200)
     mail["From"] = receiver.sender
@@ -129,8 +132,11 @@ def as_mail(message: Message, receiver: Email) -> EmailMessage:
     mail["Date"] = email.utils.format_datetime(message.time)
     domain = receiver.sender.rpartition("@")[2]
     mail["Message-ID"] = email.utils.make_msgid("tsemon", domain)
-    thread = "-".join(_on_one_line(str(message.common(name))) for name in ("project", "rule"))
-    mail["References"] = f"<tsemon-{hashlib.sha256(thread.encode()).hexdigest()[:24]}@{domain}>"
+    incident_id = message.common("incident_id")
+    about = ("project", "rule") if incident_id is None else ("run_id", "incident_id")
+    thread = "-".join(_on_one_line(str(message.common(name))) for name in about)
+    mail["In-Reply-To"] = f"<tsemon-{hashlib.sha256(thread.encode()).hexdigest()[:24]}@{domain}>"
+    mail["References"] = mail["In-Reply-To"]
     mail["Auto-Submitted"] = "auto-generated"
     parts = [message.title, message.text, *([] if message.url is None else [message.url]), *_evidence_lines(message)]
     mail.set_content("\n\n".join(parts) + "\n")
@@ -144,7 +150,7 @@ def _evidence_lines(message: Message) -> list[str]:
 
 
 def as_alerts(message: Message, receiver: Alertmanager) -> Post:
-    """All alerts, none left out: it goes by what it hears."""
+    """All incidents and alerts, none left out: it goes by what it hears."""
     url = receiver.url.get_secret_value().rstrip("/").removesuffix("/api/v2/alerts")
     body = _json([_as_alert(message, notice, receiver) for notice in message.notices])
     return Post(f"{url}/api/v2/alerts", _authorized(receiver), body)
@@ -167,13 +173,18 @@ def _as_alert(message: Message, notice: Notice, receiver: Alertmanager) -> dict[
 
 
 def _labels(alert: Alert, labels: Mapping[str, str]) -> dict[str, str]:
-    known = {name: getattr(alert, name) for name in ("run_id", "project", "run", "family", "severity")}
-    return {name: _clean(value) for name, value in {**labels, "alertname": alert.rule, **known}.items() if value}
+    known = {name: getattr(alert, name) for name in ("incident_id", "run_id", "project", "run")}
+    first = alert.labels if isinstance(alert, NoticedIncident) else {}
+    rule, *others = (first.get(name, getattr(alert, name)) for name in ("rule", "family", "severity"))
+    known |= {"alertname": rule} | dict(zip(("family", "severity"), others, strict=True))
+    return {name: _clean(value) for name, value in {**labels, **known}.items() if value}
 
 
 def _annotations(notice: Notice) -> dict[str, str]:
     alert = notice.alert
     found = {"summary": alert.summary, "step": str(notice.step), "evidence": json.dumps(evidence_of(alert))}
+    if isinstance(alert, NoticedIncident):
+        found |= {"cause": alert.rule, "worst": alert.severity, "also_fired": ", ".join(alert.also_fired)}
     found |= {"advice": alert.advice.get("text", ""), "source": alert.advice.get("source", "")}
     return {name: _clean(value) for name, value in found.items() if value}
 

@@ -198,6 +198,8 @@ class _Grouping(_Part):
     """How long after one message the next of the same group comes at the earliest."""
     repeat_interval: LongSpan = None
     """How often to say that something still fires."""
+    recovery_wait: Span | None = None
+    """How long an incident that has recovered must stay so before that is told."""
 
 
 class Route(_Grouping):
@@ -242,6 +244,7 @@ class Configuration(_Grouping):
     group_by: Annotated[list[Label], BeforeValidator(_listed)] = ["project", "rule", "family"]
     group_wait: Span = 10.0
     group_interval: Span = 60.0
+    recovery_wait: Span = 300.0
 
     def plans(self, alert: Alert) -> list[Plan]:
         """Who is told of the alert, each receiver once."""
@@ -266,7 +269,8 @@ class Configuration(_Grouping):
         wait_s = self.group_wait if route.group_wait is None else route.group_wait
         interval_s = self.group_interval if route.group_interval is None else route.group_interval
         repeat_s = self.repeat_interval if route.repeat_interval is None else route.repeat_interval
-        return Plan(receiver.name, topic, wait_s, interval_s, repeat_s)
+        recovery_wait_s = self.recovery_wait if route.recovery_wait is None else route.recovery_wait
+        return Plan(receiver.name, topic, wait_s, interval_s, repeat_s, recovery_wait_s)
 
 
 def load(path: Path, environment: Mapping[str, str] = os.environ) -> Configuration:

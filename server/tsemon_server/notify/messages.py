@@ -1,16 +1,19 @@
-"""What a message says, whoever gets it: which alerts it is about, a title, some lines, and a link."""
+"""What a message says, whoever gets it: which incidents and alerts it is about, a title, some lines, and a link."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
+from urllib.parse import urlencode
 
+from tsemon_answers import display
 from tsemon_answers.alerts import Alert, NoticeKind
 from tsemon_server.notify.configuration import SEVERITIES
+from tsemon_server.store.ledger.incidents import NoticedIncident
 
 MAX_SHOWN = 10
 """So many alerts a message names one by one, the worst first; of the others it says how many there are."""
@@ -26,13 +29,29 @@ LEVELS = {"info": "info", "warning": "warn", "critical": "error"}
 
 @dataclass(frozen=True)
 class Notice:
-    """That an alert fires, that it is over, or both at once."""
+    """That an incident or alert fires, that it is over, or both at once."""
 
     kind: NoticeKind
     alert: Alert
+    """The alert, or the incident in the form of one."""
     is_repeat: bool = False
     was_told: bool = True
     """Of an end: whether it was told before that the alert fires. If not, this tells both."""
+
+    @property
+    def rule(self) -> str:
+        """Rule under which the receiver hears of it, which stays the same."""
+        return self.alert.labels["rule"] if isinstance(self.alert, NoticedIncident) else self.alert.rule
+
+    @property
+    def place(self) -> str:
+        """Where to look in the address of the page: the metric, layer and step at which the cause began."""
+        step, blocks = self.alert.firing_step, None
+        if isinstance(self.alert, NoticedIncident):
+            step, blocks = self.alert.left_step, self.alert.blocks
+        metric, layer = _seen_at(self.alert.evidence, blocks)
+        about = {"metric": metric, "layer": layer, "step": step}
+        return urlencode({name: value for name, value in about.items() if value is not None})
 
     @property
     def tells_firing(self) -> bool:
@@ -61,8 +80,39 @@ class Notice:
     @property
     def _what(self) -> str:
         if self.kind == "firing":
-            return self.alert.summary
-        return self._over if self.was_told else f"{self.alert.summary.removesuffix('.')}. {self._end}"
+            return " ".join([self._summary, *self._where] if self._where else [self.alert.summary])
+        if self.was_told:
+            return " ".join((self._over, *self._cause))
+        return " ".join((self._summary, *self._where, self._end, *self._also))
+
+    @property
+    def _summary(self) -> str:
+        return self.alert.summary.removesuffix(".") + "."
+
+    @property
+    def _where(self) -> list[str]:
+        """Of an incident: where and since when, and until when that may change."""
+        alert = self.alert
+        if not isinstance(alert, NoticedIncident):
+            return []
+        blocks = "" if alert.blocks is None else f"in {display.blocks(alert.blocks)}, "
+        where = f"{blocks}since step {alert.left_step}."
+        found = [where[0].upper() + where[1:]]
+        if self.kind == "firing" and alert.settles_step is not None:
+            found.append(f"Until step {alert.settles_step}, another cause may turn out to be more likely.")
+        return found
+
+    @property
+    def _cause(self) -> list[str]:
+        """Of an incident that is over: its final cause, and what else fired."""
+        if not isinstance(self.alert, NoticedIncident):
+            return []
+        return [f"Cause: {self.alert.rule}. {self._summary}", *self._where, *self._also]
+
+    @property
+    def _also(self) -> list[str]:
+        rules = self.alert.also_fired if isinstance(self.alert, NoticedIncident) else []
+        return [f"Also fired: {', '.join(rules)}."] if rules else []
 
     @property
     def _end(self) -> str:
@@ -76,12 +126,14 @@ class Notice:
     def _over(self) -> str:
         since, reason = self.alert.firing_step, self.alert.resolved_reason
         why = "" if reason in (None, "clear") else f" ({reason})"
+        if isinstance(self.alert, NoticedIncident):
+            return f"{'over' if why else 'recovered'}{why}; it was open from step {since} on."
         return f"over{why}" + ("" if since is None else f"; it fired from step {since} on")
 
 
 @dataclass(frozen=True)
 class Message:
-    """About some alerts. `base_url` is where the page is, `time` when it was made."""
+    """About some incidents and alerts. `base_url` is where the page is, `time` when it was made."""
 
     notices: Sequence[Notice]
     base_url: str | None
@@ -143,8 +195,8 @@ class Message:
     def lines(self) -> list[str]:
         """A line for each alert that is named, and one for the others."""
         num_more = len(self.notices) - len(self.shown)
-        is_one_rule = self.common("rule") is not None
-        lines = [notice.line if is_one_rule else f"{notice.alert.rule} in {notice.line}" for notice in self.shown]
+        is_one_rule = len({notice.rule for notice in self.notices}) == 1
+        lines = [notice.line if is_one_rule else f"{notice.rule} in {notice.line}" for notice in self.shown]
         return lines + ([f"and {num_more:,} more"] if num_more else [])
 
     @property
@@ -164,11 +216,14 @@ class Message:
     @property
     def url(self) -> str | None:
         """The page of the run, or that of all runs."""
-        run_id = self.common("run_id")
-        return self.base_url and f"{self.base_url}/#/{f'run/{run_id}' if run_id else ''}"
+        if self.common("run_id"):
+            return self.url_of(self.shown[0])
+        return self.base_url and f"{self.base_url}/#/"
 
     def url_of(self, notice: Notice) -> str | None:
-        return self.base_url and f"{self.base_url}/#/run/{notice.alert.run_id}"
+        """The page of the run, at the cause."""
+        place = f"?{notice.place}" if notice.place else ""
+        return self.base_url and f"{self.base_url}/#/run/{notice.alert.run_id}{place}"
 
 
 _ENDS = {
@@ -180,9 +235,21 @@ _ENDS = {
 """How an alert ends besides that its condition is over."""
 
 
+def _seen_at(evidence: Mapping[str, Any], blocks: tuple[int, int] | None) -> tuple[str | None, int | None]:
+    """A metric with layers and the layer, both that of the first condition that names a layer, if there is one."""
+    metrics = evidence.get("layers")
+    if not isinstance(metrics, Mapping):
+        return None, None
+    for condition in evidence.get("conditions", ()):
+        named = [metric for metric in metrics if metric in condition["value"]]
+        if named and condition.get("layer") is not None:
+            return max(named, key=len), condition["layer"]
+    return next(iter(metrics), None), blocks[0] if metrics and blocks is not None else None
+
+
 def _rules(notices: Sequence[Notice]) -> str:
     """Their names."""
-    names = list(dict.fromkeys(notice.alert.rule for notice in notices))
+    names = list(dict.fromkeys(notice.rule for notice in notices))
     num_more = len(names) - MAX_RULES
     *first, last = names if num_more <= 1 else [*names[:MAX_RULES], f"{num_more} more rules"]
     return f"{', '.join(first)} and {last}" if first else last
@@ -190,7 +257,7 @@ def _rules(notices: Sequence[Notice]) -> str:
 
 def _sentence(subject: str, notices: Sequence[Notice]) -> str:
     """What happens to alerts to which the same does."""
-    is_one, where = len({notice.alert.rule for notice in notices}) == 1, _where(notices)
+    is_one, where = len({notice.rule for notice in notices}) == 1, _where(notices)
     over = "is over" if is_one else "are over"
     if notices[0].kind == "firing":
         verb = "fires" if is_one else "fire"

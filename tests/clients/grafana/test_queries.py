@@ -71,11 +71,11 @@ def fires(rule, prometheus, end):
 
 class TestTheAlertRules:
     def test_forward_what_the_rules_of_the_server_say(self, watched, prometheus):
-        (rule,) = (rule for rule in RULES if rule["title"] == "TsemonAlertFiring")
-        names = ("project", "run", "run_id", "rule", "family", "severity")
+        (rule,) = (rule for rule in RULES if rule["title"] == "TsemonIncident")
+        names = ("project", "run", "run_id", "incident_id", "rule", "family", "severity")
         told = {tuple(labels[name] for name in names) for labels in fires(rule, prometheus, watched.end)}
-        assert told == {tuple(alert[name] for name in names) for alert in watched.firing}
-        found = {(run, rule, family, severity) for _, run, _, rule, family, severity in told}
+        assert told == {tuple(incident[name] for name in names) for incident in watched.incidents}
+        found = {(run, rule, family, severity) for _, run, _, _, rule, family, severity in told}
         assert found >= {
             ("tse_vit24-s0", "token-similarity-escalation", "tse", "critical"),
             ("ent_qk20-s0", "attention-entropy-collapse", "entropy", "critical"),
@@ -95,7 +95,7 @@ class TestTheAlertRules:
             for labels in fires(rule, prometheus, watched.end)
         }
         assert told == own
-        assert {name for name, *_ in own} == {"TsemonAlertFiring", "TsemonNotificationsFail"}
+        assert {name for name, *_ in own} == {"TsemonIncident", "TsemonNotificationsFail"}
 
     def test_read_series_and_labels_that_there_are(self, watched, prometheus):
         """Those that promtool's tests of Prometheus's rules make up."""

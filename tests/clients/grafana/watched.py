@@ -106,9 +106,12 @@ class Watched:
     end: float
     firing: list[dict] = dataclasses.field(init=False)
     """The alerts that fire at the end. Minutes later the runs are silent too."""
+    incidents: list[dict] = dataclasses.field(init=False)
+    """The incidents that are open then."""
 
     def __post_init__(self):
         self.firing = self.rest("/api/v1/alerts", {"state": "firing", "limit": 1000})["alerts"]
+        self.incidents = self.rest("/api/v1/incidents", {"state": "open", "limit": 1000})["incidents"]
 
     def rest(self, path, params=()):
         headers = {"Authorization": f"Bearer {self.token}"}

@@ -66,8 +66,8 @@ class TestTheFiles:
     @pytest.mark.parametrize(
         ("labels", "receiver"),
         [
-            (["alertname=TsemonAlertFiring", "family=tse", "severity=info"], "nobody"),
-            (["alertname=TsemonAlertFiring", "family=tse", "severity=critical"], "people"),
+            (["alertname=TsemonIncident", "family=tse", "severity=info"], "nobody"),
+            (["alertname=TsemonIncident", "family=tse", "severity=critical"], "people"),
             (["alertname=TsemonDown", "severity=critical"], "people"),
         ],
     )
@@ -107,6 +107,7 @@ class TestTheAlerts:
         read = {name for alert in ALERTS.values() for name in re.findall(r"\btsemon_\w+", alert["expr"])}
         assert read == {
             "tsemon_alert_firing",
+            "tsemon_incident",
             "tsemon_run_info",
             "tsemon_run_last_seen_timestamp_seconds",
             "tsemon_exposition_left_out",
@@ -119,7 +120,7 @@ class TestTheAlerts:
         if "run_id" in alert["expr"]:
             assert "$labels.run " in alert["annotations"]["summary"].replace("}", " ")
             assert "/#/run/{{ $labels.run_id }}" in alert["annotations"]["url"]
-        is_relay = "tsemon_alert_firing)" in alert["expr"]
+        is_relay = "tsemon_incident)" in alert["expr"]
         assert is_relay or {*alert["labels"]} == {"severity", "family"}
 
 

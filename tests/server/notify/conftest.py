@@ -3,6 +3,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from tests.server.conftest import Api
 from tests.server.notify.receivers import HttpReceiver, MailReceiver, make_certificate
 from tsemon_answers.alerts import Alert
 from tsemon_server.notify.configuration import load
@@ -85,7 +86,8 @@ class Alerts:
     def fire(self, *runs, state="firing", step=10, **fields):
         with self.store.write() as writer:
             for run in runs:
-                self.open(writer, run, state=state, pending_step=step, firing_step=step, **fields)
+                fired = step if state == "firing" else None
+                self.open(writer, run, state=state, pending_step=step, firing_step=fired, **fields)
 
     def open(self, writer, run, *, project="default", rule="loss-spike", **fields):
         known = {"family": "loss", "severity": "warning", "summary": f"loss is 9.5 in {run}", "evidence": {}}
@@ -138,3 +140,10 @@ def start(store, clock, running):
         return notifier
 
     return start
+
+
+@pytest.fixture
+def start_server(database):
+    """Starts a server whose work in the background the test does itself."""
+    with contextlib.ExitStack() as stack:
+        yield lambda **options: stack.enter_context(contextlib.closing(Api(database, **options)))

@@ -40,7 +40,15 @@ class TestAMessage:
         assert message.text == (
             "pretrain/gpt, step 120: a head sees one token\n\nWhat to try: normalise queries (QK-norm)"
         )
-        assert message.url == f"{BASE_URL}/#/run/aa11"
+        assert message.url == f"{BASE_URL}/#/run/aa11?step=120"
+
+    def test_links_to_the_metric_layer_and_step(self, make_alert):
+        evidence = {
+            "layers": {"attention_entropy": {}, "attention_entropy_min": {}},
+            "conditions": [{"value": "loss"}, {"value": "attention_entropy_min", "layer": 3}],
+        }
+        link = about(make_alert(evidence=evidence)).url
+        assert link == f"{BASE_URL}/#/run/aa11?metric=attention_entropy_min&layer=3&step=120"
 
     def test_of_its_end_tells_since_when_it_fired(self, make_alert):
         message = about(make_alert(state="resolved", resolved_step=150), kind="resolved")
@@ -168,10 +176,11 @@ class TestAWebhook:
     def test_gets_what_other_tools_send_and_the_evidence(self, make_alert):
         request = as_webhook(about(make_alert()), receiver(Webhook))
         alert = {
+            "incident_id": None, "blocks": None, "left_step": None, "settles_step": None, "also_fired": None,
             "alert_id": "7", "state": "firing", "rule": "attention-entropy-collapse", "family": "entropy",
             "severity": "critical", "project": "pretrain", "run": "gpt", "run_id": "aa11", "step": 120,
             "summary": "a head sees one token", "evidence": {"layers": [3, 4]},
-            "advice": {"text": "normalise queries", "source": "QK-norm"}, "url": f"{BASE_URL}/#/run/aa11",
+            "advice": {"text": "normalise queries", "source": "QK-norm"}, "url": f"{BASE_URL}/#/run/aa11?step=120",
         }  # fmt: skip
         assert json.loads(request.body) == alert | {
             "level": "error",
@@ -231,7 +240,7 @@ class TestSlack:
         title = "[critical] attention-entropy-collapse fires in pretrain/gpt at step 120"
         assert header == {"type": "header", "text": {"type": "plain_text", "text": title}}
         assert section["text"]["text"].startswith("pretrain/gpt, step 120: a head sees one token")
-        assert link["text"]["text"] == f"<{BASE_URL}/#/run/aa11|Open the page>"
+        assert link["text"]["text"] == f"<{BASE_URL}/#/run/aa11?step=120|Open the page>"
         assert attachment["color"] == "#dc2626"
 
     def test_rings_for_nobody_because_of_a_name(self, make_alert):
@@ -250,7 +259,7 @@ class TestDiscord:
         body = json.loads(as_discord(about(make_alert()), receiver(Discord)).body)
         (embed,) = body["embeds"]
         assert embed["title"] == "[critical] attention-entropy-collapse fires in pretrain/gpt at step 120"
-        assert embed["url"] == f"{BASE_URL}/#/run/aa11"
+        assert embed["url"] == f"{BASE_URL}/#/run/aa11?step=120"
         assert body["allowed_mentions"] == {"parse": []}
 
     def test_reads_no_markup_in_what_others_wrote(self, make_alert):
@@ -282,13 +291,22 @@ class TestMail:
         assert mail.get_content() == (
             "attention-entropy-collapse fires in pretrain/gpt at step 120\n\n"
             "pretrain/gpt, step 120: a head sees one token\n\nWhat to try: normalise queries (QK-norm)\n\n"
-            f"{BASE_URL}/#/run/aa11\n\nEvidence:\n  layers: [3, 4]\n"
+            f"{BASE_URL}/#/run/aa11?step=120\n\nEvidence:\n  layers: [3, 4]\n"
         )
 
     def test_has_no_header_that_others_wrote(self, make_alert):
         mail = as_mail(about(make_alert(run="x\r\nBcc: evil@example.org\r\n\r\nhello")), self.whom)
         assert mail["Bcc"] is None
         assert "x Bcc: evil@example.org hello" in mail["Subject"]
+
+    def test_is_one_thread_for_an_incident(self, make_alert):
+        fires = about(make_alert(incident_id="4"))
+        ends = about(make_alert(incident_id="4", rule="final-cause", state="resolved"), kind="resolved")
+        other = about(make_alert(incident_id="5"))
+        mails = [as_mail(message, self.whom) for message in (fires, ends, other)]
+        threads = [(mail["In-Reply-To"], mail["References"]) for mail in mails]
+        assert threads[0] == threads[1] != threads[2]
+        assert len({mail["Message-ID"] for mail in mails}) == 3
 
     def test_is_one_thread_for_a_rule_of_a_project(self, make_alert):
         fires, ends = about(make_alert()), about(make_alert(run="b", state="resolved"), kind="resolved")
@@ -315,7 +333,7 @@ class TestAlertmanager:
         }  # fmt: skip
         assert alert["startsAt"] == "2026-01-31T12:00:00+00:00"
         assert alert["endsAt"] == (NOW + timedelta(minutes=5)).isoformat()
-        assert alert["generatorURL"] == f"{BASE_URL}/#/run/aa11"
+        assert alert["generatorURL"] == f"{BASE_URL}/#/run/aa11?step=120"
 
     def test_hears_when_it_was_over(self, make_alert):
         at = datetime(2026, 1, 31, 12, 20, tzinfo=UTC)

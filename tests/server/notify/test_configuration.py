@@ -73,14 +73,14 @@ class TestAPlan:
     def test_groups_by_project_rule_and_family(self, configure, make_alert):
         (plan, _) = configure(TWO).plans(make_alert())
         topic = "project=pretrain rule=attention-entropy-collapse family=entropy"
-        assert plan == Plan("pager", topic, wait_s=10.0, interval_s=60.0, repeat_s=None)
+        assert plan == Plan("pager", topic, wait_s=10.0, interval_s=60.0, repeat_s=None, recovery_wait_s=300.0)
 
     def test_follows_its_route_and_else_the_file(self, configure, make_alert):
         text = TWO + "group_wait: 1m\nrepeat_interval: 4h\nroutes:\n"
         text += "  - {receivers: pager, group_by: run, group_interval: 0s, repeat_interval: 2d, continue: true}\n"
         text += "  - {receivers: chat, group_by: [], group_wait: 5}\n"
         assert configure(text).plans(make_alert()) == [
-            Plan("pager", "run=gpt", 60.0, 0.0, 172_800.0), Plan("chat", "", 5.0, 60.0, 14_400.0)
+            Plan("pager", "run=gpt", 60.0, 0.0, 172_800.0, 300.0), Plan("chat", "", 5.0, 60.0, 14_400.0, 300.0)
         ]  # fmt: skip
 
     def test_for_an_alertmanager_is_at_once_and_again_within_two_minutes(self, configure, make_alert):

@@ -23,7 +23,7 @@ def threads():
 def file(tmp_path, http):
     path = tmp_path / "notify.yaml"
     where = f"type: webhook, url: '{http.url}/secret', allow_private: true"
-    path.write_text(f"group_wait: 0s\ngroup_interval: 0s\nreceivers: [{{name: hook, {where}}}]")
+    path.write_text(f"group_wait: 0s\ngroup_interval: 0s\nrecovery_wait: 0s\nreceivers: [{{name: hook, {where}}}]")
     return path
 
 
@@ -88,7 +88,7 @@ class TestTheService:
 
     def test_shows_its_log_page_by_page(self, client, alerts):
         for number in range(5):
-            alerts.fire("gpt", rule=f"rule-{number}")
+            alerts.fire(f"gpt-{number}", rule=f"rule-{number}")
         await_that(lambda: len(log(client, status="sent")) == 5, "all were sent")
         seen, cursor = [], None
         while True:

@@ -3,25 +3,54 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, String, cast, func, insert, or_, select, update
 
 from tsemon.errors import UnknownIncident
-from tsemon_answers.alerts import Alert
+from tsemon_answers.alerts import Alert, ResolvedReason
 from tsemon_answers.incidents import Consequence, Failure, Incident, IncidentsQuery, ToldIncident
 from tsemon_server.incidents import ORDER, STALL, Symptom, incidents_of
 from tsemon_server.incidents import Incident as Group
 from tsemon_server.store.ledger import silences, tables
+from tsemon_server.store.ledger.alerts import alert_of, select_alerts
 from tsemon_server.store.ledger.attempts import state_of
 from tsemon_server.store.ledger.listing import Place, page_of
 from tsemon_server.store.times import utc
 
-_incident, _alert, _run = tables.incident.c, tables.alert.c, tables.run.c
+_incident, _alert, _run, _attempt = tables.incident.c, tables.alert.c, tables.run.c, tables.attempt.c
 
 EVERY_INCIDENT = IncidentsQuery()
+
+
+class NoticedIncident(Alert):
+    """An incident as people are notified of it: the alert of its cause, which fires while the incident is open.
+
+    It is silenced if nobody is to be told: each of its firing alerts is silenced or acknowledged.
+    """
+
+    blocks: tuple[int, int] | None
+    left_step: int
+    settles_step: int | None
+    """Until this step, another cause may turn out to be the likeliest; None if that is over."""
+    also_fired: list[str]
+    """Rules of its alerts besides that of the cause."""
+    labels: dict[str, str]
+    """Rule, family and severity under which the receiver was told that it opened."""
+
+
+class OpenIncident(NamedTuple):
+    """An incident that is open and not silenced."""
+
+    run_id: str
+    incident_id: int
+    rule: str
+    family: str
+    severity: str
+    first_block: int | None
+    last_block: int | None
 
 
 class Incidents:
@@ -69,6 +98,23 @@ class Incidents:
         rows = self._connection.execute(query.order_by(_incident.incident_id.desc()))
         return [ToldIncident.model_validate(_fields_of(row, ToldIncident)) for row in rows]
 
+    def told(self, incident_ids: Collection[int]) -> dict[int, NoticedIncident]:
+        """The given ones that exist, as people are notified of them."""
+        of_attempt = (_attempt.run_id == _incident.run_id) & (_attempt.attempt == _incident.attempt)
+        query = _select().add_columns(_attempt.state.label("attempt_state")).outerjoin(tables.attempt, of_attempt)
+        rows = self._connection.execute(query.where(_incident.incident_id.in_(incident_ids))).all()
+        alerts = self._alerts([row.number for row in rows])
+        causes = select_alerts().where(_alert.alert_id.in_([int(row.cause_id) for row in rows]))
+        found = {str(row.alert_id): alert_of(row) for row in self._connection.execute(causes, {"now": self._now})}
+        return {row.number: _told(row, found[row.cause_id], alerts[row.number]) for row in rows}
+
+    def open(self) -> list[OpenIncident]:
+        """All that are open, besides those whose firing alerts are all silenced."""
+        query = select(*(_incident[name] for name in OpenIncident._fields)).where(_incident.state == "open")
+        found = [OpenIncident(*row) for row in self._connection.execute(query.order_by(_incident.incident_id))]
+        alerts = self._alerts([one.incident_id for one in found])
+        return [one for one in found if not all(alert.silenced for alert in _heard(alerts[one.incident_id]))]
+
     def _read(self, query: Select[Any]) -> list[Incident]:
         rows = self._connection.execute(query).all()
         alerts = self._alerts([row.number for row in rows])
@@ -81,10 +127,11 @@ class Incidents:
         told = (
             _alert.firing_step,
             _alert.resolved_step,
+            _alert.resolved_reason,
             _alert.acknowledged_at,
             silences.is_silenced().label("silenced"),
         )
-        query = select(*columns, *told).join(tables.run, _run.run_id == _alert.run_id)
+        query: Select[Any] = select(*columns, *told).join(tables.run, _run.run_id == _alert.run_id)
         query = query.where(_alert.incident_id.in_(numbers)).order_by(_alert.firing_step, _alert.alert_id)
         for row in self._connection.execute(query, {"now": self._now}) if numbers else ():
             found[row.incident_id].append(row)
@@ -145,6 +192,17 @@ class IncidentChanges(Incidents):
         if new:
             belong = update(tables.alert).where(_alert.alert_id.in_(new)).values(incident_id=key)
             self._connection.execute(belong)
+        if known is None or any(getattr(known, name) != values[name] for name in _DECIDES):
+            self._queue_notice(group.symptoms[0].key, run_id)
+
+    def _queue_notice(self, alert_id: int | None, run_id: str) -> None:
+        """Note that the incident of this alert changes, even if none of its alerts does: a loss that stalled falls again."""
+        values = {"alert_id": alert_id, "run_id": run_id, "has_fired": False, "queued_at": self._now}
+        self._connection.execute(insert(tables.notice).values(values))
+
+
+_DECIDES = "state", "severity", "rule", "family"
+"""Columns that decide who is told of an incident, and what."""
 
 
 def _symptom(row: Row[Any]) -> Symptom:
@@ -172,6 +230,42 @@ def _fields_of(row: Row[Any], model: type[Failure]) -> dict[str, Any]:
         "blocks": None if row.first_block is None else (row.first_block, row.last_block),
         "is_settled": bool(row.is_settled) or row.state != "open",
     }
+
+
+def _told(row: Row[Any], cause: Alert, alerts: Sequence[Row[Any]]) -> NoticedIncident:
+    rules = dict.fromkeys(one.rule for one in alerts)
+    own = {name: getattr(row, name) for name in ("rule", "family", "severity", "left_step", "incident_id")}
+    seen: dict[str, Any] = {
+        "alert_id": str(alerts[0].alert_id),
+        "state": "firing" if row.state == "open" else "resolved",
+        "firing_step": row.step,
+        "resolved_step": row.ended_step,
+        "resolved_reason": None if row.state == "open" else _end(row, alerts),
+        "acknowledged_at": None,
+        "silenced": all(one.silenced or one.acknowledged_at is not None for one in _heard(alerts)),
+        "opened_at": utc(row.opened_at),
+        "updated_at": utc(row.updated_at),
+        "blocks": None if row.first_block is None else (row.first_block, row.last_block),
+        "settles_step": None if row.is_settled or row.state != "open" else row.settles_step,
+        "also_fired": [rule for rule in rules if rule != row.rule],
+        "labels": {name: own[name] for name in ("rule", "family", "severity")},
+    }
+    return NoticedIncident.model_validate(cause.model_dump() | own | seen)
+
+
+def _heard(alerts: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
+    """Those that decide whether an incident is silenced: what fires, or all if nothing does."""
+    return [one for one in alerts if one.state != "resolved"] or alerts
+
+
+def _end(row: Row[Any], alerts: Iterable[Row[Any]]) -> ResolvedReason:
+    """Why an incident is over."""
+    if row.state == "recovered":
+        return "clear"
+    reasons: list[ResolvedReason] = [
+        one.resolved_reason for one in alerts if one.resolved_reason not in (None, "clear")
+    ]
+    return reasons[0] if reasons else "new attempt" if row.attempt_state == "replaced" else "run ended"
 
 
 def _incident_of(row: Row[Any], alerts: Collection[Row[Any]]) -> Incident:

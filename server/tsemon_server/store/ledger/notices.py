@@ -1,7 +1,9 @@
-"""Alerts that people are to hear of: what changed, who is to be told, and what came of it.
+"""Incidents that people are to hear of: what changed, who is to be told, and what came of it.
 
-A change of an alert leaves a `notice`, in the transaction that changes it. Routing turns it into a `delivery` for each
-receiver that has not heard of it yet, which stays as the log of what was sent.
+A change of an alert or of its incident leaves a `notice`, in the transaction that changes it. Routing turns it into a
+`delivery` for each receiver that has not heard of the incident yet, which stays as the log of what was sent. A notice or
+delivery about an incident has the id of one of its alerts that fired. An alert without an incident, because it only
+informs or fired before there were incidents, is told by itself.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from tsemon_answers.alerts import Alert, DeliveryStatus, NoticeKind, Notificatio
 from tsemon_server.store.engine import Database, insert_missing
 from tsemon_server.store.ledger import tables
 from tsemon_server.store.ledger.alerts import alert_of, select_alerts
+from tsemon_server.store.ledger.incidents import Incidents, NoticedIncident
 from tsemon_server.store.ledger.listing import Place, page_of
 from tsemon_server.store.times import utc
 
@@ -50,7 +53,7 @@ _notice, _delivery, _alert = tables.notice.c, tables.delivery.c, tables.alert.c
 
 
 class Plan(NamedTuple):
-    """How one receiver is to be told of an alert."""
+    """How one receiver is to be told of an incident or alert."""
 
     receiver: str
     topic: str
@@ -61,6 +64,8 @@ class Plan(NamedTuple):
     """and on one that something was."""
     repeat_s: float | None
     """How often to say that it still fires; None for once."""
+    recovery_wait_s: float = 0.0
+    """How long an incident that has recovered must stay so before that is told."""
 
 
 class Due(NamedTuple):
@@ -75,6 +80,7 @@ class Due(NamedTuple):
     was_told: bool
     """Whether the receiver was told what came before: if not, it hears of the beginning and the end at once."""
     alert: Alert
+    """The alert, or the incident in the form of one."""
 
 
 class Notices:
@@ -95,16 +101,20 @@ class Notices:
         """What is to be sent to the receiver now, the longest due first."""
         c = _delivery
         query = (
-            _with_alerts(c.delivery_id, c.kind, c.topic, c.status, c.tried_at, (~_has_merged()).label("was_told"))
+            _with_alerts(
+                *(c.delivery_id, c.kind, c.topic, c.status, c.tried_at, c.labels),
+                (~_has_merged()).label("was_told"),
+            )
             .where(c.receiver == receiver, c.due_at <= self._clock())
             .order_by(c.due_at, c.delivery_id)
             .limit(SENT_AT_ONCE)
         )
         with self._database.reading() as connection:
             rows = connection.execute(query, {"now": self._clock()}).all()
+            told = _told(connection, self._clock(), rows)
         return [
-            Due(row.delivery_id, row.kind, row.topic, row.status, row.tried_at, row.was_told, alert_of(row))
-            for row in rows
+            Due(row.delivery_id, row.kind, row.topic, row.status, row.tried_at, row.was_told, alert)
+            for row, alert in zip(rows, told, strict=True)
         ]
 
     def num_messages(self, receiver: str, seconds: float) -> int:
@@ -205,17 +215,19 @@ class _Routing:
             .limit(ROUTED_AT_ONCE)
             .with_for_update()
         ).all()
-        alert_ids = {notice.alert_id for notice in notices}
-        fired = {notice.alert_id for notice in notices if notice.has_fired}
-        query = select_alerts().where(_alert.alert_id.in_(alert_ids)).order_by(_alert.alert_id)
-        last = self._last_told(alert_ids)
-        for row in self._connection.execute(query, {"now": self._now}).all():
-            alert, told = alert_of(row), last.get(row.alert_id, {})
+        query = select_alerts().where(_alert.alert_id.in_({notice.alert_id for notice in notices}))
+        rows = self._connection.execute(query.order_by(_alert.alert_id), {"now": self._now}).all()
+        key_of = {row.alert_id: _key(row) for row in rows}
+        fired = {key_of.get(notice.alert_id) for notice in notices if notice.has_fired}
+        last = self._last_told(rows)
+        news = dict(zip(key_of.values(), _told(self._connection, self._now, rows), strict=True))  # each incident once
+        for key, alert in news.items():
+            told = last.get(key, {})
             if is_firing(alert):
                 self._plan_firing(alert, told)
             else:
                 self._plan_over(alert, told)
-                if row.alert_id in fired and alert.state == "resolved" and not is_muted(alert):
+                if key in fired and alert.state == "resolved" and not is_muted(alert):
                     self._plan_both(alert, told)
         if self._planned:
             insert_missing(self._connection, tables.delivery, self._planned)
@@ -223,12 +235,14 @@ class _Routing:
         self._connection.execute(delete(tables.notice).where(_notice.notice_id.in_(routed)))
         return len(notices)
 
-    def _last_told(self, alert_ids: Collection[int]) -> dict[int, dict[str, Row[Any]]]:
-        """The last delivery of each alert to each receiver."""
-        found: dict[int, dict[str, Row[Any]]] = {}
-        query = select(tables.delivery).where(_delivery.alert_id.in_(alert_ids)).order_by(_delivery.turn)
-        for row in self._connection.execute(query):
-            found.setdefault(row.alert_id, {})[row.receiver] = row
+    def _last_told(self, rows: Sequence[Row[Any]]) -> dict[str, dict[str, Row[Any]]]:
+        """The last delivery about the incident of each alert, or about an alert without one, to each receiver."""
+        found: dict[str, dict[str, Row[Any]]] = {}
+        incidents = {int(row.incident_id) for row in rows if row.incident_id is not None}
+        meant = or_(_alert.alert_id.in_([row.alert_id for row in rows]), _alert.incident_id.in_(incidents))
+        query = select(tables.delivery, _alert.incident_id).join(tables.alert, _alert.alert_id == _delivery.alert_id)
+        for row in self._connection.execute(query.where(meant).order_by(_delivery.turn)):
+            found.setdefault(_key(row), {})[row.receiver] = row
         return found
 
     def _plan_firing(self, alert: Alert, told: Mapping[str, Row[Any]]) -> None:
@@ -239,7 +253,8 @@ class _Routing:
             elif last is None or last.kind == "resolved" or last.status == "dropped":
                 if last is not None and last.status == "waiting":
                     self._set(last, status="dropped", due_at=None)
-                known = {"receiver": plan.receiver, "topic": plan.topic, "repeat_s": plan.repeat_s}
+                known: dict[str, Any] = {"receiver": plan.receiver, "topic": plan.topic, "repeat_s": plan.repeat_s}
+                known["labels"] = _labels(alert)
                 self._plan(alert, last, kind="firing", due_at=self._next_on(plan), **known)
 
     def _take_back(self, over: Row[Any]) -> None:
@@ -265,15 +280,19 @@ class _Routing:
                 self._set(last, status="dropped", due_at=None)
                 continue
             plan = known.get(receiver, Plan(receiver, last.topic, 0.0, 0.0, None))
-            due_at = self._next_on(plan) if last.status == "sent" else last.due_at
+            due_at = last.due_at
+            if last.status == "sent":
+                wait_s = plan.recovery_wait_s if alert.resolved_reason == "clear" and alert.incident_id else 0.0
+                due_at = max(self._next_on(plan), self._now + wait_s)
             self._set(last, status="sent" if last.status == "sent" else "merged", due_at=None)
-            self._plan(alert, last, kind="resolved", receiver=receiver, topic=last.topic, due_at=due_at)
+            known_as = {"receiver": receiver, "topic": last.topic, "labels": last.labels}
+            self._plan(alert, last, kind="resolved", due_at=due_at, **known_as)
 
     def _plan_both(self, alert: Alert, told: Mapping[str, Row[Any]]) -> None:
         """It fired and was over before anybody was to be told."""
         for plan in self._plans(alert):
             if plan.receiver not in told:
-                known = {"receiver": plan.receiver, "topic": plan.topic}
+                known = {"receiver": plan.receiver, "topic": plan.topic, "labels": _labels(alert)}
                 self._plan(alert, None, kind="firing", status="merged", due_at=None, **known)
                 self._plan(alert, None, kind="resolved", turn=2, due_at=self._next_on(plan), **known)
 
@@ -291,15 +310,14 @@ class _Routing:
                 c.receiver == plan.receiver, c.topic == plan.topic
             )
         ).one()
-        if waits_until is not None:
-            return float(waits_until)
-        return max(self._now + plan.wait_s, self._now if sent_at is None else sent_at + plan.interval_s)
+        next_at = max(self._now + plan.wait_s, self._now if sent_at is None else sent_at + plan.interval_s)
+        return next_at if waits_until is None else min(next_at, float(waits_until))  # a recovery may wait for longer
 
     def _plan(self, alert: Alert, last: Row[Any] | None, **values: Any) -> None:
         turn = 1 if last is None else last.turn + 1
         row = {
             "run_id": alert.run_id,
-            "alert_id": int(alert.alert_id),
+            "alert_id": int(alert.alert_id) if last is None else last.alert_id,
             "turn": turn,
             "status": "waiting",
             "attempts": 0,
@@ -322,6 +340,28 @@ def is_muted(alert: Alert) -> bool:
     return alert.silenced or alert.acknowledged_at is not None
 
 
+def _key(row: Row[Any]) -> str:
+    """What a row about an alert is about: the incident, or the alert if it has none."""
+    return f"alert {row.alert_id}" if row.incident_id is None else f"incident {row.incident_id}"
+
+
+def _told(connection: Connection, now: float, rows: Sequence[Row[Any]]) -> list[Alert]:
+    """The alert of each row, or the incident that it belongs to, under the labels that the row has."""
+    incidents = Incidents(connection, now).told({int(row.incident_id) for row in rows if row.incident_id is not None})
+    return [
+        alert_of(row) if row.incident_id is None else _as_told(incidents[int(row.incident_id)], row) for row in rows
+    ]
+
+
+def _as_told(incident: NoticedIncident, row: Row[Any]) -> NoticedIncident:
+    labels = row._mapping.get("labels") or incident.labels
+    return incident.model_copy(update={"alert_id": str(row.alert_id), "labels": labels})
+
+
+def _labels(alert: Alert) -> dict[str, str]:
+    return {name: getattr(alert, name) for name in ("rule", "family", "severity")}
+
+
 def _with_alerts(*columns: Any) -> Select[Any]:
     return select_alerts().add_columns(*columns).join(tables.delivery, _delivery.alert_id == _alert.alert_id)
 
@@ -331,7 +371,8 @@ def _notification(row: Row[Any]) -> Notification:
     times = {name: row._mapping[name] for name in ("created_at", "sent_at", "due_at")}
     seen = {name: None if time is None or time >= FAR else utc(time) for name, time in times.items()}
     ids = {"notification_id": str(row.delivery_id), "alert_id": str(row.alert_id)}
-    return Notification.model_validate(fields | ids | seen)
+    named = {"rule": row.labels["rule"]} if row.labels else {}
+    return Notification.model_validate(fields | ids | seen | named)
 
 
 def _is_over() -> ColumnElement[bool]:
@@ -363,5 +404,12 @@ def _old(connection: Connection, now: float) -> tuple[ColumnElement[bool], Colum
     c = _delivery
     newest = connection.execute(select(func.max(c.delivery_id))).scalar_one() or 0
     is_old = or_(c.delivery_id <= newest - KEPT_DELIVERIES, c.changed_at < now - KEPT_S)
-    is_awaited = select(c.delivery_id).where(c.alert_id == _notice.alert_id, c.due_at.is_not(None)).exists()
+    noticed, told = tables.alert.alias().c, tables.alert.alias().c
+    is_about_it = or_(told.alert_id == noticed.alert_id, told.incident_id == noticed.incident_id)
+    is_awaited = (
+        select(c.delivery_id)
+        .where(c.alert_id == told.alert_id, c.due_at.is_not(None), noticed.alert_id == _notice.alert_id, is_about_it)
+        .correlate(tables.notice)
+        .exists()
+    )
     return and_(_notice.queued_at < now - UNHEARD_S, ~is_awaited), and_(_is_over(), is_old)

@@ -230,6 +230,7 @@ delivery = Table(
     Column("is_held", Boolean, nullable=False),  # it was not sent because nobody wanted to hear of it
     Column("attempts", Integer, nullable=False),
     Column("error", Text),
+    Column("labels", Json),  # rule, family and severity that it was first told under; NULL if told before incidents
     Column("repeat_s", Float(53)),
     Column("created_at", Float(53), nullable=False),
     Column("changed_at", Float(53), nullable=False),

@@ -1,0 +1,11 @@
+"""Receivers are told of incidents, under the rule, family and severity that these opened with."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0018"
+down_revision = "0017"
+
+
+def upgrade() -> None:
+    op.add_column("delivery", sa.Column("labels", sa.JSON))

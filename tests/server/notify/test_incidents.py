@@ -1,0 +1,277 @@
+"""People are told of incidents, not of alerts: a server, its rules and a webhook."""
+
+import json
+
+import pytest
+
+from tests.server.conftest import loss_frame
+from tests.server.notify.receivers import await_that
+from tests.server.rules import traces
+from tsemon.wire import Array, Frame
+from tsemon_server.notify.notifier import Notifier
+from tsemon_server.rules import PACK
+from tsemon_server.rules.documents import load
+
+OWN = load("""
+rules:
+  - {name: high-loss, when: loss > 10 for 2 samples, clear: loss < 5 for 1 sample, severity: warning}
+  - {name: very-high-loss, when: loss > 100 for 2 samples, clear: loss < 50 for 1 sample, severity: critical}
+  - {name: odd-loss, when: loss > 1000 for 1 sample, clear: loss < 1000 for 1 sample, severity: info}
+""")
+HIGH, VERY_HIGH = [20.0, 20.0], [200.0, 200.0]
+
+
+@pytest.fixture
+def serve(start_server, clock):
+    """A server with these rules."""
+    return lambda rules=OWN: start_server(rules=rules, clock=clock)
+
+
+@pytest.fixture
+def api(serve):
+    return serve()
+
+
+class Told:
+    """What a webhook hears of a server's incidents."""
+
+    def __init__(self, api, http, clock, database):
+        self.api, self.http, self.clock, self.database = api, http, clock, database
+
+    def settle(self, seconds=0.0):
+        """Let time pass, until nothing is due any more; state and rule of each message so far."""
+
+        def is_idle():
+            waiting = self.database.execute("SELECT due_at FROM delivery WHERE due_at <= :t", t=self.clock.now)
+            return not waiting and not self.database.execute("SELECT alert_id FROM notice")
+
+        for passed in (0.0, seconds):
+            self.clock.now += passed
+            await_that(is_idle, "nothing is due", timeout_s=20)
+        return [(request.json["state"], request.json["rule"]) for request in self.http.requests]
+
+    @property
+    def texts(self):
+        return [request.json["text"] for request in self.http.requests]
+
+
+@pytest.fixture
+def listening(configure, http, clock, database, running):
+    """Starts to tell a webhook of the incidents of a server."""
+
+    def listening(api, *settings, kind="webhook"):
+        receiver = f"{{name: hook, type: {kind}, url: '{http.url}', allow_private: true, max_per_minute: 600}}"
+        text = "\n".join(["base_url: http://gpu1:8731", "group_wait: 0s", "group_interval: 0s", *settings])
+        configuration = configure(f"{text}\nreceivers: [{receiver}]")
+        notifier = Notifier(api.parts.store, configuration, clock, pause_s=0.005, first_retry_s=0.01)
+        notifier.start()
+        running.callback(notifier.stop)
+        return Told(api, http, clock, database)
+
+    return listening
+
+
+def send(api, run_id, losses, from_step=0, **where):
+    return api.send_ok(run_id, [loss_frame(from_step + i, loss) for i, loss in enumerate(losses)], **where)
+
+
+def end(api, run_id, state="finished"):
+    assert api.http.patch(f"/api/v1/runs/{run_id}", json={"state": state}).status_code == 200
+
+
+def post(api, path, **body):
+    reply = api.http.post(f"/api/v1{path}", json=body)
+    assert reply.status_code == 200, reply.text
+
+
+def acknowledge(api, rule):
+    (alert,) = api.get("/alerts", rule=rule, state="firing")["alerts"]
+    post(api, f"/alerts/{alert['alert_id']}/ack", by="ada")
+
+
+def silence(api, **which):
+    post(api, "/silences", until="2037-01-01T00:00:00Z", created_by="ada", **which)
+
+
+class TestARecordedRunThatFails:
+    def test_is_two_messages_that_name_weight_decay(self, serve, listening):
+        (trace,) = (trace for trace in traces.read_all() if trace.name == "dead_wd-s0")
+        api = serve(PACK)
+        told = listening(api)
+        run_id = api.register(run="deep", num_blocks=len(trace.views[0].layers["param_norm"]))
+        for seq, view in enumerate(trace.views):
+            layers = {name: Array.of(values) for name, values in view.layers.items()}
+            api.send_ok(run_id, [Frame(seq, view.step, 1e9, dict(view.scalars), layers)])
+            told.settle(10)
+        end(api, run_id, "failed")
+        cause = "weight-decay-outweighs-gradient"
+        assert told.settle(3600) == [("firing", cause), ("resolved", cause)]
+        first, last = (request.json for request in told.http.requests)
+        assert first["title"] == f"{cause} fires in default/deep at step 10"
+        assert first["text"].startswith("default/deep, step 10: Weight decay is all that is left of the updates: ")
+        assert "In blocks 0 to 3, since step 0. Until step 70, another cause may" in first["text"]
+        assert "What to try: " in first["text"]
+        assert first["url"] == f"http://gpu1:8731/#/run/{run_id}?step=0"
+        assert f"Cause: {cause}. Weight decay is all that is left" in last["text"]
+        assert "Also fired: parameter-norm-shrinks, updates-too-large, output-ignores-input" in last["text"]
+        assert len(api.get("/alerts", run=run_id, limit=100)["alerts"]) > 10
+
+
+class TestAnIncident:
+    def test_is_told_once_though_alerts_join_it_and_end(self, api, listening):
+        told, run_id = listening(api), api.register()
+        send(api, run_id, [1, *HIGH])
+        assert told.settle() == [("firing", "high-loss")]
+        send(api, run_id, VERY_HIGH, from_step=3)
+        told.settle(60)
+        send(api, run_id, [20], from_step=5)
+        assert told.settle(3600) == [("firing", "high-loss")]
+
+    def test_is_told_when_it_has_recovered_with_what_else_fired(self, api, listening):
+        told, run_id = listening(api), api.register()
+        send(api, run_id, [1, *HIGH])
+        told.settle()
+        send(api, run_id, [*VERY_HIGH, 1], from_step=3)
+        assert told.settle(301) == [("firing", "high-loss"), ("resolved", "very-high-loss")]
+        assert told.http.requests[1].json["title"] == "high-loss is over in default/gpt at step 5"
+        assert told.texts[1] == (
+            "default/gpt, step 5: recovered; it was open from step 2 on. "
+            "Cause: very-high-loss. Very high loss: loss is 200 (above 100). Since step 3. Also fired: high-loss."
+        )
+
+    def test_is_told_when_it_ends_with_the_run(self, api, listening):
+        told, run_id = listening(api), api.register()
+        send(api, run_id, [1, *HIGH])
+        told.settle()
+        end(api, run_id, "failed")
+        assert told.settle() == [("firing", "high-loss"), ("resolved", "high-loss")]
+        assert "over (run ended); it was open from step 2 on." in told.texts[1]
+
+    def test_that_flaps_is_told_once(self, api, listening):
+        told, run_id = listening(api), api.register()
+        for step in range(0, 40, 4):
+            send(api, run_id, HIGH, from_step=step)
+            told.settle(60)
+            send(api, run_id, [1, 1], from_step=step + 2)
+            told.settle(60)
+        assert told.settle(301) == [("firing", "high-loss"), ("resolved", "high-loss")]
+        assert len(api.get("/alerts", run=run_id)["alerts"]) == 10
+
+    def test_that_opens_again_after_it_was_told_as_over_is_one_more_pair(self, api, listening):
+        told, run_id = listening(api), api.register()
+        for step in (0, 3):
+            send(api, run_id, HIGH, from_step=step)
+            told.settle()
+            send(api, run_id, [1], from_step=step + 2)
+            told.settle(301)
+        assert told.settle() == [("firing", "high-loss"), ("resolved", "high-loss")] * 2
+        assert len(api.get("/incidents")["incidents"]) == 1
+
+    def test_goes_with_its_run(self, api, listening, http):
+        http.answers = [500] * 1000
+        told, run_id = listening(api), api.register()
+        send(api, run_id, [1, *HIGH])
+        await_that(lambda: http.requests, "it was tried")
+        assert api.http.delete(f"/api/v1/runs/{run_id}").status_code == 204
+        told.settle(600)
+        assert api.get("/notifications")["notifications"] == []
+
+    def test_of_frames_that_come_late_is_told_once(self, api, listening):
+        told, run_id = listening(api), api.register()
+        send(api, run_id, HIGH, from_step=10)
+        told.settle()
+        send(api, run_id, [20.0] * 5, from_step=2, writer="late")
+        told.settle()
+        send(api, run_id, VERY_HIGH, from_step=7, writer="later")
+        assert told.settle(60) == [("firing", "high-loss")]
+
+    def test_of_each_attempt_is_told_for_itself(self, api, listening):
+        told, run_id = listening(api), api.register()
+        send(api, run_id, [1, *HIGH])
+        told.settle(100)  # the first process is silent, and so over
+        api.register(resume_step=2)
+        told.settle()
+        send(api, run_id, HIGH, from_step=2, attempt=2, writer="w2")
+        told.settle()
+        alerts = [alert for request in told.http.requests for alert in request.json["alerts"]]
+        assert sorted((alert["incident_id"], alert["state"]) for alert in alerts) == [
+            ("1", "firing"), ("1", "resolved"), ("2", "firing")
+        ]  # fmt: skip
+        assert "over (new attempt)" in "".join(told.texts)
+
+    def test_is_told_to_those_who_hear_of_critical_ones_as_soon_as_it_is(self, api, listening):
+        told, run_id = listening(api, "routes: [{receivers: hook, severity: critical}]"), api.register()
+        send(api, run_id, [1, *HIGH])
+        assert told.settle() == []
+        send(api, run_id, VERY_HIGH, from_step=3)
+        assert len(told.settle()) == 1
+        assert told.http.requests[0].json["severity"] == "critical"
+
+
+class TestAnAlertWithoutAnIncident:
+    def test_is_told_by_itself_if_it_only_informs(self, api, listening):
+        told, run_id = listening(api, "routes: [{receivers: hook, severity: info, rule: odd-loss}]"), api.register()
+        send(api, run_id, [1, 2000])
+        assert told.settle() == [("firing", "odd-loss")]
+        send(api, run_id, [1], from_step=2)
+        assert told.settle() == [("firing", "odd-loss"), ("resolved", "odd-loss")]
+        assert told.http.requests[0].json["incident_id"] is None
+
+    def test_is_told_by_itself_if_it_fired_before_there_were_incidents(self, api, listening, database):
+        run_id = api.register()
+        send(api, run_id, [1, *HIGH])
+        database.execute("UPDATE alert SET incident_id = NULL")
+        told = listening(api)
+        assert told.settle() == [("firing", "high-loss")]
+        assert told.http.requests[0].json["incident_id"] is None
+        send(api, run_id, [20], from_step=3)
+        assert told.settle(3600) == [("firing", "high-loss")]
+
+
+class TestAnIncidentThatIsSilencedOrAcknowledged:
+    def test_is_told_to_nobody(self, api, listening):
+        silence(api, rule="high-loss")
+        told, run_id = listening(api), api.register()
+        send(api, run_id, [1, *HIGH])
+        assert told.settle(60) == []
+        send(api, run_id, [1], from_step=3)
+        assert told.settle(301) == []
+
+    def test_is_told_if_one_of_its_alerts_is_not_silenced(self, api, listening):
+        silence(api, rule="high-loss")
+        told, run_id = listening(api), api.register()
+        send(api, run_id, [1, *HIGH])
+        assert told.settle(60) == []
+        send(api, run_id, VERY_HIGH, from_step=3)
+        assert told.settle(60) == [("firing", "very-high-loss")]
+
+    def test_is_told_if_one_of_its_alerts_is_not_acknowledged(self, api, listening):
+        run_id = api.register()
+        send(api, run_id, [1, *HIGH])
+        acknowledge(api, "high-loss")
+        told = listening(api)
+        assert told.settle(60) == []
+        send(api, run_id, VERY_HIGH, from_step=3)
+        assert told.settle(60) == [("firing", "very-high-loss")]
+
+
+class TestAnAlertmanager:
+    def test_hears_of_one_alert_whose_labels_stay_the_same(self, api, listening, http):
+        told, run_id = listening(api, kind="alertmanager"), api.register()
+        send(api, run_id, [1, *HIGH])
+        await_that(lambda: http.requests, "it hears of it")
+        send(api, run_id, VERY_HIGH, from_step=3)
+        told.clock.now += 61
+        await_that(lambda: len(http.requests) == 2, "it hears of it again")
+        end(api, run_id)
+        await_that(lambda: len(http.requests) == 3, "it hears of the end")
+        bodies = [json.loads(request.body) for request in http.requests]
+        assert [len(body) for body in bodies] == [1, 1, 1]
+        incident_id = api.get("/incidents")["incidents"][0]["incident_id"]
+        assert [body[0]["labels"] for body in bodies] == [
+            {
+                "alertname": "high-loss", "family": "custom", "severity": "warning", "incident_id": incident_id,
+                "run_id": run_id, "run": "gpt", "project": "default",
+            }
+        ] * 3  # fmt: skip
+        assert bodies[1][0]["annotations"]["worst"] == "critical"
