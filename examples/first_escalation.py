@@ -1,4 +1,4 @@
-"""At which step did the last layer's token diversity first fall below 0.1? Of every run of a server, as a notebook would ask.
+"""At which step did the last layer's token diversity first fall below 0.1? For each run of a server, as in a notebook.
 
 python examples/first_escalation.py
 
