@@ -88,7 +88,7 @@ def card_of(page, title):
 
 
 def framed_in(page, ink):
-    """The middle of the frame of this color in the heat map, as ratios from the left and the bottom; None without a frame."""
+    """The middle of the frame of this color in the heat map, as ratios from left and bottom; None without a frame."""
     return page.get_by_role("application").evaluate(
         """async (element, ink) => {
             const echarts = await import("/ui/vendor/echarts-6.1.0.esm.min.mjs");
