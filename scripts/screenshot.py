@@ -23,7 +23,7 @@ RUN, TWIN = "digits-post-norm", "digits-de-escalated"
 
 def charts(page: Page) -> Locator:
     """A run's charts, as tall as they are."""
-    return page.locator(".split > .stack").first
+    return page.locator(".charts")
 
 
 def open_alert(page: Page) -> Locator:
@@ -56,7 +56,7 @@ PICTURES = [
     Picture("alert", "#/run/{run}", RUN, open_alert),
     Picture(
         "compare",
-        "#/compare?run={run}&run={twin}&metric=token_similarity&layer=-1",
+        "#/compare?run={run}&run={twin}&metric=token_diversity&layer=-1",
         "by layer, at the latest",
         size=(1280, 1000),
     ),

@@ -24,7 +24,7 @@ RunOrder = Literal[
 ]  # fmt: skip
 """`live`: runs with a live process first, newest first, then all others, last seen first."""
 
-FIRST_CHOICE = "token_similarity"
+FIRST_CHOICE = "token_diversity"
 """Metric of the heat map that a notebook shows with a run; if the run lacks it, its first metric with layers."""
 
 
@@ -315,7 +315,8 @@ class Worst(Record):
     """The layer to look at first."""
 
     metric: str
-    """Metric that shows it: `nonfinite`, `nonfinite_entries`, a metric that is not finite, or else `token_similarity`."""
+    """Metric that shows it: `nonfinite`, `nonfinite_entries`, a metric that is not finite, or else `token_diversity`;
+    `token_similarity` if the run has no diversity."""
     layer: int
     """Index of the layer, from 0."""
     label: str | None = None

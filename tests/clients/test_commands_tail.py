@@ -190,6 +190,15 @@ class TestTailOnATerminal:
         assert hurt[2].lstrip("▁▂▃▄▅▆▇█") == "x" * 20
         assert hurt[-2:] == ["not", "finite"]
 
+    def test_shows_token_diversity_by_its_logarithm_first(self, run, service):
+        run_id = register(service.url, "fading", "fading")
+        diversities = [[1.0, 1.0, 1.0, 1.0, 10.0**-i] for i in range(8)]
+        send(service.url, run_id, [frame(10 * i, token_diversity=values) for i, values in enumerate(diversities)])
+        lines = run("tail", run_id, "--once", "--groups", "5", columns=100)[1].splitlines()
+        assert "token_diversity" in lines
+        (curve,) = [line.split()[2] for line in lines if "layer 4" in line]
+        assert curve == "█▇▆▅▄▃▂▁"
+
     def test_marks_where_one_of_several_losses_is_not_finite(self, run, broken):
         shown = run("tail", broken, "--once", columns=50)[1]
         (curve, newest) = next(line for line in shown.splitlines() if line.startswith("loss ")).split()[1:]

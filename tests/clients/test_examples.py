@@ -16,9 +16,9 @@ FIRST = {"at once": 0, "at the end": NUM_FRAMES - 1, "late": 801, "never": NUM_F
 def test_first_escalation_finds_the_very_step(service):
     writer = Writer(service)
     for name, first in FIRST.items():
-        # A spike of one step, and high for good from later on: the first step counts, not the first that lasts.
-        last = [0.99 if i == first or i > first + 50 else 0.9 for i in range(NUM_FRAMES)]
-        frames = (Frame(i, 7 * i, 1.0, {}, {"token_similarity": Array.of([0.95, 0.95, t])}) for i, t in enumerate(last))
+        # A spike of one step, and low for good from later on: the first step counts, not the first that lasts.
+        last = [0.01 if i == first or i > first + 50 else 0.1 for i in range(NUM_FRAMES)]
+        frames = (Frame(i, 7 * i, 1.0, {}, {"token_diversity": Array.of([0.05, 0.05, t])}) for i, t in enumerate(last))
         writer.send(writer.register(name), *frames)
     writer.register("has none")
     environment = os.environ | {"TSEMON_SERVER": service.url}
@@ -30,5 +30,5 @@ def test_first_escalation_finds_the_very_step(service):
         f"p/at the end: step {7 * (NUM_FRAMES - 1)}",
         f"p/late: step {7 * 801}",
         "p/never: never",
-        "3 of 4 runs passed 0.9",
+        "3 of 4 runs fell below 0.1",
     ]

@@ -117,6 +117,8 @@ class TestTheWorstLayer:
             ({"grad_norm": [1.0, NAN]}, None),  # undefined
             ({"token_similarity": []}, None),
             ({"token_similarity": [0.5, 0.9, 0.2]}, ("token_similarity", 1, 0.9)),
+            ({"token_diversity": [0.5, 1e-3, 0.2], "token_similarity": [0.5, 0.4, 0.9]}, ("token_diversity", 1, 1e-3)),
+            ({"token_diversity": [0.5, NAN, 0.2]}, ("token_diversity", 1, None)),
             ({"token_similarity": [0.5, NAN, 0.9]}, ("token_similarity", 1, None)),
             ({"token_similarity": [0.5, NAN, 0.9], "nonfinite": [0, 0, 0]}, ("token_similarity", 2, 0.9)),
             ({"token_similarity": [NAN, NAN], "nonfinite": [0, NAN]}, None),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-USUAL = ("token_similarity", "attention_entropy", "grad_norm")
+USUAL = ("token_diversity", "token_similarity", "attention_entropy", "grad_norm")
 """The first of these that a run has is shown where no metric is asked for."""
 LABEL_WIDTH = 26
 VALUE_WIDTH = 11
@@ -68,7 +68,7 @@ def tail(
         typer.Option(
             "--metric",
             "-m",
-            help="A metric with a value per layer; may be repeated (default: token_similarity).",
+            help="A metric with a value per layer; may be repeated (default: token_diversity).",
             autocompletion=complete_metric,
         ),
     ] = None,
@@ -242,11 +242,13 @@ def _picture(watched: Watched, console: Console, trouble: str) -> Group:
     for heat in watched.layers:
         lines.append(Text(printable(heat.metric), "bold"))
         known = [value for values in heat.values for value in values if value is not None]
+        is_log = _is_log(heat.metric, known)
         ends = (min(known), max(known)) if known else None
         for group, means in watched.groups_of(heat):
             name = f"  layer{'s' if len(group) > 1 else ''} {watched.group_name(group, heat)}"
             is_measured = not watched.measured[heat.metric].isdisjoint(group)
-            lines.append(_curve(name, means, width, bars, ends, NOT_FINITE if is_measured else NO_VALUE))
+            gap = NOT_FINITE if is_measured else NO_VALUE
+            lines.append(_curve(name, means, width, bars, ends, gap, is_log=is_log))
     if watched.run.latest is None:
         lines.append(Text("no samples yet", "dim"))
     lines.append(Text())
@@ -279,14 +281,31 @@ BESIDE = ("learning_rate", "total_grad_norm", "total_param_norm", "update_alignm
 """Numbers of a run that its second line shows."""
 
 
+def _is_log(metric: str, values: Sequence[float]) -> bool:
+    """True if the catalogue has a log scale for the metric, and all values have a logarithm."""
+    from tsemon.catalogue import LAYERED
+
+    return metric in LAYERED and LAYERED[metric].log_scale and min(values, default=0.0) > 0
+
+
 def _curve(
-    name: str, values: Sequence[float | None], width: int, bars: str, ends: tuple[float, float] | None, gap: str
+    name: str,
+    values: Sequence[float | None],
+    width: int,
+    bars: str,
+    ends: tuple[float, float] | None,
+    gap: str,
+    *,
+    is_log: bool = False,
 ) -> Text:
     from rich.text import Text
 
-    low, high = ends or (None, None)
+    heights, (low, high) = fitted(values, width), ends or (None, None)
     newest = values[-1] if values else None
-    curve = sparkline(fitted(values, width), low=low, high=high, bars=bars, gap=gap)
+    if is_log and ends:
+        low, high = map(math.log10, ends)
+        heights = [None if value is None else math.log10(value) for value in heights]
+    curve = sparkline(heights, low=low, high=high, bars=bars, gap=gap)
     is_bad = bool(values) and newest is None and gap == NOT_FINITE
     value = ("not finite", "bold red") if is_bad else (number(newest), "")
     return Text.assemble(

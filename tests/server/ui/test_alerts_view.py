@@ -26,7 +26,10 @@ class Told:
         self._url, self._store = url, Store(url)
         self.failing = service.replay("tse_vit24-s0", project="vision")
         self.quiet = service.register("quiet", project="language")
-        self.open_alert(self.quiet, "loss-stall", severity="info", family="loss", summary="The loss stalls.")
+        stalled = {"step": 4, "numbers": {"stalled_steps": 4}}
+        self.open_alert(
+            self.quiet, "loss-stall", severity="info", family="loss", summary="The loss stalls.", evidence=stalled
+        )
         self.open_alert(self.quiet, "loss-spike", severity="warning", family="loss", state="resolved")
         self.many = service.register("many", project="many")
         for i in range(60):

@@ -164,6 +164,13 @@ class TestARow:
         page.goto("/")
         expect(cell(page, "gpt", "worst")).to_have_text("0.75 layer 2")
 
+    def test_names_the_layer_with_the_lowest_diversity_and_has_a_bar_by_its_logarithm(self, page, service):
+        layers = {"token_diversity": Array.of([0.9, 0.5, 1e-2, 1e-6, 1e-4])}
+        service.send(service.register("gpt"), Frame(1, 1, START_S, {}, layers))
+        page.goto("/")
+        expect(cell(page, "gpt", "worst")).to_have_text("1e-6 layer 3")
+        assert cell(page, "gpt", "worst").locator(".fill").evaluate("bar => bar.style.width") == "25%"
+
     def test_names_a_layer_that_is_not_finite_before_that(self, page, service):
         service.send_steps(service.register("gpt"), range(3), similarity=[0.1, 0.2, math.inf, 0.3, 0.9])
         layers = {"token_similarity": Array.of(GROWING), "nonfinite": Array.of([0.0, 0.0, 0.0, 0.125, 0.0])}
@@ -210,12 +217,12 @@ class TestARow:
         page.goto(f"/#/?condition={condition}")
         expect(cell(page, "gpt", "condition")).to_have_text(condition)
 
-    def test_counts_the_open_alerts_and_those_at_the_end(self, page, service):
+    def test_shows_the_open_incident_and_counts_the_alerts_at_the_end(self, page, service):
         run_id = service.replay("tse_vit24-s0")
-        num_open = service.request("GET", f"/api/v1/runs/{run_id}").json()["open_alerts"]
-        assert num_open > 0
         page.goto("/")
-        expect(cell(page, "tse_vit24-s0", "alerts")).to_have_text(f"{num_open}")
+        expect(cell(page, "tse_vit24-s0", "alerts")).to_have_text(
+            "Tokens become the same over depthblocks 5 to 23, since step 0"
+        )
         service.request("PATCH", f"/api/v1/runs/{run_id}", json={"state": "failed"}).raise_for_status()
         expect(cell(page, "tse_vit24-s0", "alerts")).to_have_text(re.compile(r"^\d+ at the end$"))
         cell(page, "tse_vit24-s0", "alerts").get_by_role("link").click()
@@ -435,7 +442,7 @@ class TestTheKeyboard:
                 page.evaluate("(document.activeElement.ariaLabel || document.activeElement.textContent).trim()")
             )
         conditions = ["all", "running", "silent", "stuck", "finished", "failed"]
-        headings = ["run", "step", "loss", "last seen", "alerts"]
+        headings = ["run", "step", "loss", "last seen", "incident"]
         assert reached == ["Order", *conditions, "Only runs with the tag", *headings, "Choose gpt", "gpt"]
 
 

@@ -213,7 +213,7 @@ class TestARun:
         open_run(page, run_id)
         expect(fact(page, "loss")).to_have_text("not finite")
         expect(page.locator(".legend")).to_contain_text("not finite")
-        point_at(page, "map", 0.9, 0.1)
+        point_at(page, "map", 0.92, 0.1)
         expect(tooltip(page)).to_have_text(
             "step18layer4 · h.3token_similaritynot finitefiring, from step 10loss-not-finite"
         )
@@ -539,7 +539,7 @@ class TestZooming:
         handle = box["x"] + box["width"] - right, box["y"] + box["height"] - 18
         page.mouse.move(*handle)
         page.mouse.down()
-        page.mouse.move(box["x"] + 130, handle[1], steps=5)
+        page.mouse.move(box["x"] + 200, handle[1], steps=5)
         with page.expect_response(re.compile(r"heatmap.*to_step=\d+")) as answer:
             page.mouse.up()
         expect(page.get_by_role("heading", name=re.compile("token_similarity at step"))).to_be_visible()

@@ -105,10 +105,11 @@ class TestTheHeatMap:
 class TestTheProfile:
     def test_has_a_gap_and_a_line_between_two_stacks(self, page, run_id):
         open_run(page, run_id)
-        (data,) = option_of(profile(page), "series", "data")
+        data, healthy = option_of(profile(page), "series", "data")
         assert data[5] == [4.5, None]
         assert [layer for layer, _ in data] == [0, 1, 2, 3, 4, 4.5, 5, 6, 7, 8, 9]
-        (marks,) = option_of(profile(page), "series", "markLine")
+        assert healthy[-1] == [9, 0.0013]
+        marks = option_of(profile(page), "series", "markLine")[0]
         assert [mark["xAxis"] for mark in marks["data"]] == [4.5]
         assert labels(profile(page), "xAxis", 0) == ["encoder 0", "decoder 0", "decoder 4"]
 
@@ -149,6 +150,6 @@ class TestOneStack:
         open_run(page, run_id, "?layer=1")
         place = option_of(timeline(page), "yAxis", "id").index("map y")
         assert labels(timeline(page), "yAxis", place) == ["0", "1", "2", "3", "4"]
-        (marks,) = option_of(profile(page), "series", "markLine")
+        marks = option_of(profile(page), "series", "markLine")[0][0]
         assert [mark["xAxis"] for mark in marks["data"]] == [1]
         expect(page.locator("#readout")).to_contain_text("Layer 1 · h.0,")

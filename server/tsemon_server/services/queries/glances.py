@@ -75,12 +75,14 @@ def _worst(frames: Sequence[Mapping[str, NDArray[np.floating[Any]]]], stacks: St
 
 
 def worst_of(layers: Mapping[str, NDArray[np.floating[Any]]]) -> Worst | None:
-    """The layer with a value that is not finite, else the one whose tokens are the most alike.
+    """The layer with a value that is not finite, else the one with the lowest token diversity.
+
+    In runs without diversity, it is the layer with the highest token similarity.
 
     Most measures are NaN where they are undefined, which is no trouble: `nonfinite` counts what is, `nonfinite_entries`
-    among parameters, and where nobody measured the first the NaN of a token similarity tells.
+    among parameters, and where nobody measured the first the NaN of a diversity or similarity tells.
     """
-    nonfinite, similarity = layers.get("nonfinite"), layers.get("token_similarity")
+    nonfinite = layers.get("nonfinite")
     for metric in NONFINITE:
         counted = layers.get(metric)
         if counted is not None and (counted > 0).any():
@@ -89,12 +91,14 @@ def worst_of(layers: Mapping[str, NDArray[np.floating[Any]]]) -> Worst | None:
     for metric, values in sorted(layers.items()):
         if np.isinf(values).any():
             return Worst(metric=metric, layer=int(np.isinf(values).argmax()), value=None)
-    if similarity is None or not len(similarity):
+    metric = "token_diversity" if len(layers.get("token_diversity", ())) else "token_similarity"
+    tokens = layers.get(metric)
+    if tokens is None or not len(tokens):
         return None
-    is_nan = np.isnan(similarity)
+    is_nan = np.isnan(tokens)
     if is_nan.any() and nonfinite is None:
-        return Worst(metric="token_similarity", layer=int(is_nan.argmax()), value=None)
+        return Worst(metric=metric, layer=int(is_nan.argmax()), value=None)
     if is_nan.all():
         return None
-    layer = int(np.nanargmax(similarity))
-    return Worst(metric="token_similarity", layer=layer, value=float(similarity[layer]))
+    layer = int(np.nanargmin(tokens) if metric == "token_diversity" else np.nanargmax(tokens))
+    return Worst(metric=metric, layer=layer, value=float(tokens[layer]))

@@ -4,6 +4,9 @@
 const VIRIDIS = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"];
 const DIVERGING = ["#08306b", "#1f5fa8", "#5d9bd1", "#aacfe8", "#f5f3ee", "#f5cd9f", "#e3954a", "#b45f16", "#6e3003"];
 
+/** A metric with an upper limit has at least this range on a logarithmic scale. */
+const LEAST_LOG_SPAN = 1000;
+
 const channelsOf = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 const STOPS = new Map([VIRIDIS, DIVERGING].map((colours) => [colours, colours.map(channelsOf)]));
 
@@ -18,8 +21,8 @@ function colourIn(colours, position) {
 export const gradientOf = (colours) => `linear-gradient(to right, ${colours.join(", ")})`;
 
 /**
- * The scale of a metric over the values shown: its whole range where the catalogue bounds it on both sides, otherwise, or
- * when `fit` is asked for, the range of the data. What has two sides (the catalogue's range, or that of the data where the
+ * The scale of a metric over the values shown: its whole range where the catalogue bounds it on both sides, on a logarithmic
+ * scale at least three decades below its upper limit, otherwise, or when `fit` is asked for, the range of the data. What has two sides (the catalogue's range, or that of the data where the
  * catalogue does not know the metric) keeps zero in the middle. `log` is true, false, or null for what the catalogue says.
  *
  * `position(v)` is in [0, 1], `colour(v)` its colour, `colours` those from one end to the other, `words` what a legend says.
@@ -32,6 +35,9 @@ export function scaleOf(metric, values, { fit = false, log = null } = {}) {
   const isWhole = !fit && !isLog && Number.isFinite(metric?.low ?? NaN) && Number.isFinite(metric?.high ?? NaN);
   let [low, high] = isWhole ? [metric.low, metric.high] : extremesOf(finite.filter((value) => !isLog || value > 0));
   if (low > high) [low, high] = [0, 1];
+  // With the range of its data, a healthy run would have as dark a layer as one that fails.
+  const isWide = isLog && !fit && Number.isFinite(metric?.high ?? NaN) && metric.high > 0;
+  if (isWide) [low, high] = [Math.min(low, metric.high / LEAST_LOG_SPAN), Math.max(high, metric.high)];
   if (isDiverging && !isWhole) {
     high = Math.max(Math.abs(low), Math.abs(high));
     low = -high;
@@ -40,7 +46,7 @@ export function scaleOf(metric, values, { fit = false, log = null } = {}) {
   const [start, width] = [turn(low), turn(high) - turn(low)];
   const position = (value) => (width > 0 ? (turn(value) - start) / width : 0.5);
   const colours = isDiverging ? DIVERGING : VIRIDIS;
-  const words = [isWhole ? "the measure's whole range" : "the range of these steps", isLog && "logarithmic", isDiverging && "pale is zero"];
+  const words = [isWhole ? "the measure's whole range" : isWide ? "three decades or more" : "the range of these steps", isLog && "logarithmic", isDiverging && "pale is zero"];
   return { low, high, log: isLog, isDiverging, colours, words: words.filter(Boolean), position, colour: (value) => colourIn(colours, position(value)) };
 }
 

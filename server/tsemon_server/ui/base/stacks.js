@@ -26,5 +26,11 @@ export function blockOf(layer, run, numLayers) {
   return layer === run.stacks[stack].first_state ? `input of ${blocks[next] ?? "the first block"}` : (blocks[next - 1] ?? `layer ${layer}`);
 }
 
+/** The layer that a block writes, in a metric with so many layers. */
+export function layerOfBlock(block, run, numLayers) {
+  const inputs = hasInputs(run, numLayers) ? run.stacks.filter(({ first_block }) => first_block <= block).length : 0;
+  return Math.min(block + inputs, numLayers - 1);
+}
+
 /** Both. */
 export const layerTitle = (layer, run, numLayers) => `${layerLabel(layer, run, numLayers)} · ${blockOf(layer, run, numLayers)}`;

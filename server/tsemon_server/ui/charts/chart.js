@@ -15,7 +15,7 @@ export async function loadCharts() {
 export function theme() {
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(`--${name}`).trim();
-  const names = ["ink", "quiet", "line", "card", "accent", "alarm", "warn", "font"];
+  const names = ["ink", "quiet", "line", "card", "accent", "alarm", "warn", "good", "font"];
   return Object.fromEntries(names.map((name) => [name, read(name)]));
 }
 
@@ -140,6 +140,28 @@ export const valueAxis = (colours, options) =>
     axisLabel: { color: colours.quiet, fontSize: 11, formatter: number },
     ...options,
   });
+
+/** A thin line from `first` to `last` at the value above which healthy runs stay, with what it says. */
+export const healthyLine = (colours, { value, text }, first, last, options) => ({
+  ...options,
+  type: "line",
+  silent: true,
+  color: colours.good,
+  lineStyle: { width: 1, color: colours.good },
+  symbol: "circle",
+  symbolSize: 1,
+  data: [{ value: [first, value], label: { show: true, formatter: text, position: "right", distance: 2, offset: [0, 9], color: colours.good, fontSize: 11 } }, [last, value]],
+});
+
+const MOST_STRIDES = 4;
+
+/** A logarithmic axis from one power of ten to another. ECharts names only both ends if they are nine decades apart. */
+export function decadesAxis(colours, values, options) {
+  const [first, last] = [Math.floor(Math.log10(Math.min(...values))), Math.ceil(Math.log10(Math.max(...values)))];
+  const stride = Math.max(1, Math.ceil((last - first) / MOST_STRIDES));
+  const powers = Array.from({ length: Math.floor((last - first) / stride) + 1 }, (_, i) => 10 ** (last - i * stride));
+  return valueAxis(colours, { type: "log", min: 10 ** first, max: 10 ** last, axisTick: { show: false, customValues: powers }, axisLabel: { color: colours.quiet, fontSize: 11, formatter: number, customValues: powers }, ...options });
+}
 
 const ruler = document.createElement("canvas").getContext("2d");
 

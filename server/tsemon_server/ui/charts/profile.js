@@ -1,13 +1,13 @@
 // One column of the heat map: the metric's value against depth, at one step.
 
-import { ListChart, axis, base, theme, valueAxis } from "./chart.js";
+import { ListChart, axis, base, decadesAxis, healthyLine, theme, valueAxis } from "./chart.js";
 import { number } from "../base/format.js";
 import { firstLayers, layerLabel, layerTitle } from "../base/stacks.js";
 
 const SPAN_FOR_LOG = 30;
 
 export class Profile extends ListChart {
-  /** model: {run, metric name, log, values: one column, layer: the one that is picked or null} */
+  /** model: {run, metric name, log, values: one column, layer: the one that is picked or null, healthy: {value, text} or null} */
   show(model) {
     this.model = model;
     const colours = theme();
@@ -29,7 +29,7 @@ export class Profile extends ListChart {
       },
       grid: { left: 54, right: 14, top: 12, bottom: 36 },
       xAxis: axis(colours, { min: 0, max: Math.max(model.values.length - 1, 1), minInterval: 1, ...namedLayers(colours, model.run, model.values.length), nameLocation: "middle", nameGap: 22 }),
-      yAxis: valueAxis(colours, { type: isLog ? "log" : "value" }),
+      yAxis: isLog ? decadesAxis(colours, model.healthy ? [...above, model.healthy.value] : above, {}) : valueAxis(colours, {}),
       series: [
         {
           id: "profile",
@@ -48,6 +48,7 @@ export class Profile extends ListChart {
             data: [...firsts.slice(1).map((first) => mark(first - 0.5, "solid")), ...(model.layer === null ? [] : [mark(model.layer, "dotted")])],
           },
         },
+        ...(model.healthy && isLog ? [healthyLine(colours, model.healthy, 0, model.values.length - 1, { id: "healthy" })] : []),
       ],
     };
     // An axis that turns from linear to logarithmic is another axis, which a merge would not make.

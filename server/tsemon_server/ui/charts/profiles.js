@@ -1,6 +1,6 @@
 // The layers of several runs at one place, a small chart each, on one scale; the baseline's stand behind those of the others.
 
-import { Chart, axis, base, theme, tooltipOver, valueAxis } from "./chart.js";
+import { Chart, axis, base, decadesAxis, theme, tooltipOver, valueAxis } from "./chart.js";
 import { namedLayers, withGaps } from "./profile.js";
 import { inWords } from "../base/dom.js";
 import { number } from "../base/format.js";
@@ -42,9 +42,7 @@ export class Profiles extends Chart {
     const above = all.filter((value) => value > 0);
     const isLog = model.isLog && above.length > 0 && Math.max(...above) > SPAN_FOR_LOG * Math.min(...above);
     const shown = (value) => (value === null || (isLog && value <= 0) ? null : value);
-    const scaled = isLog ? above : all;
-    const ends = scaled.length ? [Math.min(...scaled), Math.max(...scaled)] : [0, 1];
-    const scale = isLog ? decades(...ends) : rounded(...ends);
+    const scale = rounded(...(all.length ? [Math.min(...all), Math.max(...all)] : [0, 1]));
     const place = (i) => ({ left: (i % this.#columns) * width, top: Math.floor(i / this.#columns) * (HEAD + PLOT_HEIGHT + FOOT) });
     const baseline = panels.find(({ isBaseline }) => isBaseline);
     const points = ({ run, values }) => (values ? withGaps(values.map((value, layer) => [layer, shown(value)]), firstLayers(run, values.length)) : []);
@@ -68,7 +66,7 @@ export class Profiles extends Chart {
         }),
         grid: panels.map((_, i) => ({ left: place(i).left + LEFT, top: place(i).top + HEAD, width: width - LEFT - RIGHT, height: PLOT_HEIGHT })),
         xAxis: panels.map(({ run, values }, i) => axis(colours, { gridIndex: i, min: 0, max: Math.max((values?.length ?? 1) - 1, 1), minInterval: 1, ...namedLayers(colours, run, values?.length ?? 1), nameLocation: "middle", nameGap: 20 })),
-        yAxis: panels.map((_, i) => valueAxis(colours, { gridIndex: i, type: isLog ? "log" : "value", ...scale })),
+        yAxis: panels.map((_, i) => (isLog ? decadesAxis(colours, above, { gridIndex: i }) : valueAxis(colours, { gridIndex: i, ...scale }))),
         series: panels.flatMap((panel, i) => [
           line(`baseline ${i}`, i, panel.isBaseline || !baseline ? [] : points(baseline), { color: colours.quiet, symbol: "none", lineStyle: { width: 1.5, color: colours.quiet, type: "dashed", opacity: 0.8 } }),
           line(`profile ${i}`, i, points(panel), { color: panel.colour, symbol: "circle", symbolSize: 4, showSymbol: (panel.values?.length ?? 0) <= 32, lineStyle: { width: 2, color: panel.colour, type: panel.dash } }),
@@ -106,5 +104,3 @@ function rounded(low, high) {
   const at = (steps) => Number((steps * interval).toPrecision(12));
   return { min: at(Math.floor(low / interval)), max: at(Math.ceil(high / interval)), interval };
 }
-
-const decades = (low, high) => ({ min: 10 ** Math.floor(Math.log10(low)), max: 10 ** Math.ceil(Math.log10(high)) });

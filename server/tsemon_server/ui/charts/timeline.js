@@ -1,7 +1,7 @@
 // The run over its steps, on one axis: alerts, loss, further curves, the layer x step heat map, and the history of one layer.
 // What fires is a band in all of them, attempts are marks, and the pointer is in all of them at once.
 
-import { ZoomChart, axis, base, edgesOf, labelFont, linesOf, nearestIndex, pointer, stepLabels, theme, tooltipOver, valueAxis, widthOf } from "./chart.js";
+import { ZoomChart, axis, base, edgesOf, healthyLine, labelFont, linesOf, nearestIndex, pointer, stepLabels, theme, tooltipOver, valueAxis, widthOf } from "./chart.js";
 import { downloads } from "./download.js";
 import { hiddenIn, rasterOf } from "./raster.js";
 import { h } from "../base/dom.js";
@@ -20,6 +20,8 @@ const SPAN_FOR_LOG = 30;
 const SPIKE_MARK = 4;
 const NARROW = 8;
 const BRACKET = 9;
+/** A frame is never smaller than this, so that the cell of a long run can be seen. */
+const LEAST_FRAME = 12;
 const LONGEST_TIP = 180;
 const LANE = 17;
 const LEAST_BAR = 3;
@@ -64,8 +66,8 @@ export class Timeline extends ZoomChart {
 
   /**
    * model: {run, metric name, loss series or null, curves: [{name, key: a shorter name or none, series}], tails: [{attempt, series}] of the loss that a
-   * later attempt took back, map (with extremes) or null, scale, shows: "mean" or "farthest", history: {title, series} or null,
-   * alerts, starts: [{attempt, step}], extent: [first, last step], zoom, step, layer (as picked, or null)}
+   * later attempt took back, map (with extremes) or null, scale, shows: "mean" or "farthest", history: {title, series, healthy: {value, text} or null} or null,
+   * alerts, starts: [{attempt, step}], extent: [first, last step], zoom, step, layer (as picked, or null), framed: [{step, layer}] of incidents}
    */
   show(model) {
     this.#hides = model.map && hiddenIn(model.map, model.scale);
@@ -209,6 +211,7 @@ export class Timeline extends ZoomChart {
     return [
       ...drawn,
       ...taken,
+      ...(key === "history" && this.model.history.healthy && this.#isLog(panel) ? [healthyLine(colours, this.model.history.healthy, this.model.zoom?.from ?? this.model.extent[0], max, { id: `${key} healthy`, ...at })] : []),
       { id: `${key} not finite`, type: "scatter", ...onMarks, symbol: "rect", symbolSize: [3, 14], symbolOffset: [0, -7], itemStyle: { color: colours.alarm }, data: notFinite },
       {
         id: `${key} alerts`,
@@ -322,7 +325,7 @@ export class Timeline extends ZoomChart {
   }
 
   #paint({ width, height }, toX, colours) {
-    const { map, scale, shows, alerts, starts, step, layer } = this.model;
+    const { map, scale, shows, alerts, starts, step, layer, framed } = this.model;
     const density = window.devicePixelRatio || 1;
     const image = rasterOf({ map, scale, hides: this.#hides, shows, edges: this.#edges.map(toX), width, height, density, colours });
     const pen = image.getContext("2d");
@@ -361,6 +364,15 @@ export class Timeline extends ZoomChart {
     if (layer !== null && layer < map.layers) {
       stroke(colours.ink, [], 1.5, () => pen.rect(1.5, height - (layer + 1) * tall - 1.5, width - 3, tall + 3));
     }
+    const frame = (at, row, ink) => {
+      const [left, right] = [toX(this.#edges[column(at)]), toX(this.#edges[column(at) + 1])];
+      const [wide, high] = [Math.max(right - left + 2, LEAST_FRAME), Math.max(tall + 2, LEAST_FRAME)];
+      const x = Math.min(Math.max((left + right - wide) / 2, 1), width - wide - 1);
+      const y = Math.min(Math.max(height - (row + 0.5) * tall - high / 2, 1), height - high - 1);
+      stroke(ink, [], 2.5, () => pen.rect(x, y, wide, high));
+    };
+    if (step !== null && layer !== null && layer < map.layers) frame(step, layer, colours.ink);
+    for (const cell of framed) if (cell.layer < map.layers) frame(cell.step, cell.layer, colours.alarm);
     pen.setLineDash([]);
     for (const spiked of shows === "mean" ? this.columnsWithSpikes() : []) {
       const x = (toX(this.#edges[spiked]) + toX(this.#edges[spiked + 1])) / 2;

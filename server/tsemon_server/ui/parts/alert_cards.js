@@ -83,7 +83,7 @@ export class Alerts {
     this.pastTitle = h("summary");
     this.pastBox = h("details", {}, this.pastTitle, this.past);
     this.none = h("p", { class: "card quiet" });
-    this.element = h("section", { class: "alerts stack tight", "aria-label": "Alerts" }, this.heading, this.none, this.open, this.pastBox);
+    this.element = h("section", { class: "alerts alerts-view stack tight", "aria-label": "Alerts" }, this.heading, this.none, this.open, this.pastBox);
   }
 
   show(alerts, hasFrames) {

@@ -1,14 +1,17 @@
 // A run as a row of the list. The row stays the same element for as long as it is shown: only what changed is set anew.
 
 import { h, put, svg } from "../base/dom.js";
-import { count, number, time } from "../base/format.js";
+import { count, number, time, worded } from "../base/format.js";
+import { incidentTitle, placeOf } from "./incident_cards.js";
 
 const WIDTH = 100;
 const HEIGHT = 24;
 const LONG_STEP = 1e10;
+/** The bar of the worst layer is empty at this diversity, and full at 1. */
+const LEAST_DIVERSITY = 1e-8;
 
 /** The cells after the name: the class of each, and what it is called where there is no room for headings. */
-const LABELS = { condition: "condition", step: "step", loss: "loss", worst: "worst layer", age: "last seen", alerts: "alerts" };
+const LABELS = { condition: "condition", step: "step", loss: "loss", worst: "worst layer", age: "last seen", alerts: "incident" };
 
 export class RunRow {
   #shown = {};
@@ -38,8 +41,8 @@ export class RunRow {
     this.box.click();
   }
 
-  /** `glance` is null or undefined until it is known. */
-  show(run, glance) {
+  /** `glance` is null or undefined until it is known. `incidents` are the open ones of the run, the worst first. */
+  show(run, glance, incidents) {
     const { condition, step, loss, worst, age, alerts } = this.cells;
     this.#set("tags", run.tags, () => this.tags.replaceChildren(...run.tags.map((tag) => h("button", { type: "button", class: "tag given", tabindex: "-1", title: `Only runs with the tag ${tag}`, onclick: () => this.onTag(tag) }, tag))));
     this.#set("condition", run.condition, () => put(condition, h("span", { class: `pill ${run.condition}` }, run.condition)));
@@ -47,7 +50,7 @@ export class RunRow {
     this.#set("loss", [run.loss, run.num_frames > 0, glance?.loss], () => put(loss, h("div", {}, h("span", { class: "value" }, lossOf(run.loss, glance?.loss)), run.num_frames > 0 && sparkline(glance?.loss))));
     this.#set("worst", glance?.worst, () => put(worst, worstOf(glance?.worst)));
     this.#set("age", run.updated_at, () => put(age, time(run.updated_at)));
-    this.#set("alerts", [run.open_alerts, run.alerts_at_end], () => put(alerts, alertsOf(run)));
+    this.#set("alerts", [run.open_alerts, run.alerts_at_end, incidents], () => put(alerts, incidents.length ? incidentOf(run, incidents) : alertsOf(run)));
   }
 
   #set(name, value, draw) {
@@ -83,10 +86,18 @@ function worstOf(worst) {
   const isCount = metric === "nonfinite" || metric === "nonfinite_entries"; // of what is not finite
   if (isCount || value === null) return h("div", { title }, h("span", { class: "bad" }, "not finite"), h("small", {}, layer, isCount ? "" : `, ${metric}`));
   const bar = h("span", { class: "fill" });
-  bar.style.width = `${100 * Math.min(Math.max(value, 0), 1)}%`;
+  const share = metric === "token_diversity" ? 1 + Math.log10(Math.max(value, LEAST_DIVERSITY)) / -Math.log10(LEAST_DIVERSITY) : value;
+  bar.style.width = `${100 * Math.min(Math.max(share, 0), 1)}%`;
   return h("div", { title }, `${number(value)} `, h("small", {}, layer), h("span", { class: "meter", "aria-hidden": "true" }, bar));
 }
 
+function incidentOf(run, [incident, ...others]) {
+  const alerts = `${count(run.open_alerts)} ${run.open_alerts === 1 ? "alert is" : "alerts are"} open.`;
+  const more = others.length ? ` and ${count(others.length)} more` : "";
+  return h("a", { class: `wrong ${incident.severity}`, href: `#/run/${encodeURIComponent(run.run_id)}`, title: `${worded(incident.summary)} ${alerts}` }, h("span", { class: "what" }, incidentTitle(incident)), h("small", {}, placeOf(incident, run), more));
+}
+
+/** Of a run without an open incident: alerts that are pending or only inform, or that fired when it ended. */
 function alertsOf({ run_id, open_alerts, alerts_at_end }) {
   if (!open_alerts && !alerts_at_end) return h("span", { class: "quiet" }, "none");
   const words = open_alerts ? count(open_alerts) : `${count(alerts_at_end)} at the end`;

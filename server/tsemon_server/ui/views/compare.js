@@ -20,7 +20,8 @@ const POINTS = 600;
 const COLUMNS = 400;
 const ZOOM_SETTLES_MS = 250;
 const LAST = -1;
-const FIRST_LAYERED = "token_similarity";
+/** The first of these that a run has is shown first. */
+const FIRST_LAYERED = ["token_diversity", "token_similarity"];
 /** A run is looked at a little beyond its ends: nobody clicks on the very last step. */
 const MARGIN = 0.01;
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 2 });
@@ -63,7 +64,7 @@ export class CompareView {
     this.picked = number(this.along === "step" ? "step" : "at");
     this.zoom = number("from") !== null && number("to") > number("from") ? { from: number("from"), to: number("to") } : null;
     this.hidden = new Set(query.getAll("hide"));
-    this.isLog = query.get("log") === "1";
+    this.log = query.has("log") ? query.get("log") === "1" : null; // null is what the catalogue says
     this.profileMetric = query.get("profile");
     this.#part = null;
     clearTimeout(this.#zoomTimer);
@@ -144,7 +145,7 @@ export class CompareView {
     const layered = new Set(runs.flatMap((run) => Object.keys(run.metrics.layers)));
     this.scalars = [...scalars].sort();
     this.layered = [...layered].sort();
-    const firstLayered = layered.has(FIRST_LAYERED) ? FIRST_LAYERED : (this.layered[0] ?? null);
+    const firstLayered = FIRST_LAYERED.find((name) => layered.has(name)) ?? this.layered[0] ?? null;
     if (this.metric === null) {
       this.metric = scalars.has("loss") ? "loss" : (firstLayered ?? this.scalars[0] ?? null);
       this.layer = this.metric !== null && !scalars.has(this.metric) ? LAST : null;
@@ -153,6 +154,11 @@ export class CompareView {
     }
     const isChosen = this.profileMetric !== null && layered.has(this.profileMetric);
     this.shownProfile = isChosen ? this.profileMetric : this.layer !== null && layered.has(this.metric) ? this.metric : firstLayered;
+  }
+
+  /** As chosen; else as the catalogue says of a metric by layer. */
+  get isLog() {
+    return this.log ?? (this.layer !== null && Boolean(metricOf(catalogue, this.metric, this.#known())?.log_scale));
   }
 
   #has(run) {
@@ -274,7 +280,7 @@ export class CompareView {
     this.layerPicker = select("layer", () => this.#change(() => (this.layer = Number(this.layerPicker.value))));
     this.layerBox = h("span", { class: "pair" }, h("label", { for: "layer" }, "layer"), this.layerPicker);
     this.baselinePicker = select("baseline", () => this.#change(() => (this.baseline = this.baselinePicker.value || null)));
-    this.log = h("input", { type: "checkbox", id: "log", onchange: () => this.#change(() => (this.isLog = this.log.checked)) });
+    this.logBox = h("input", { type: "checkbox", id: "log", onchange: () => this.#change(() => (this.log = this.logBox.checked)) });
     this.alongPicker = h("fieldset", { class: "choices" }, h("legend", {}, "Along"), Object.entries(ALONG).map(([key, { title }]) =>
       h("label", {}, h("input", { type: "radio", name: "along", value: key, onchange: () => this.#lay(key) }), h("span", {}, title)),
     ));
@@ -302,7 +308,7 @@ export class CompareView {
     this.chartCard = h(
       "section",
       { class: "card", "aria-label": "Runs over each other" },
-      h("div", { class: "tools choices-row" }, this.alongPicker, h("span", { class: "pair" }, h("label", { for: "metric" }, "metric"), this.metricPicker), this.layerBox, h("span", { class: "pair" }, h("label", { for: "baseline" }, "difference to"), this.baselinePicker), h("label", { class: "check" }, this.log, "logarithmic")),
+      h("div", { class: "tools choices-row" }, this.alongPicker, h("span", { class: "pair" }, h("label", { for: "metric" }, "metric"), this.metricPicker), this.layerBox, h("span", { class: "pair" }, h("label", { for: "baseline" }, "difference to"), this.baselinePicker), h("label", { class: "check" }, this.logBox, "logarithmic")),
       h("div", { class: "tools" }, this.chartTitle, this.unzoom, downloads("Comparison", () => this.#seriesTable())),
       this.notes,
       this.chartBox,
@@ -353,7 +359,7 @@ export class CompareView {
     fill(this.baselinePicker, this.baseline ?? "", [["", "none"], ...runs.map((run) => [run.run_id, this.#model.titles.get(run.run_id)]), ...(isThere ? [] : [[this.baseline, `${this.baseline} (not among the runs)`]])]);
     fill(this.profilePicker, this.shownProfile, this.layered.map((name) => [name, name]));
     for (const radio of this.alongPicker.querySelectorAll("input")) radio.checked = radio.value === this.along;
-    this.log.checked = this.isLog;
+    this.logBox.checked = this.isLog;
     this.unzoom.hidden = this.zoom === null;
     const { isDifference, titles } = this.#model;
     const of = isDifference ? `, difference to ${titles.get(this.baseline)}` : "";
@@ -567,7 +573,7 @@ export class CompareView {
     set(this.along === "step" ? "step" : "at", this.picked);
     set("from", this.zoom?.from, this.zoom !== null);
     set("to", this.zoom?.to, this.zoom !== null);
-    set("log", "1", this.isLog);
+    set("log", Number(this.log), this.log !== null);
     set("profile", this.profileMetric);
     for (const id of this.hidden) if (this.ids.includes(id)) query.append("hide", id);
     history.replaceState(null, "", `#/compare${query.size ? `?${query}` : ""}`);

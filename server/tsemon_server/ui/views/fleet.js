@@ -3,6 +3,7 @@
 import { get, getPage } from "../base/api.js";
 import { h, put } from "../base/dom.js";
 import { count } from "../base/format.js";
+import { worstFirst } from "../parts/incident_cards.js";
 import { RunRow, boneRow } from "../parts/run_row.js";
 
 const PAGE_SIZE = 50;
@@ -17,6 +18,7 @@ const NUM_BONES = 8;
 const SPARK_POINTS = 40;
 const TAGS_MS = 60_000;
 const COUNTED = 10_000;
+const MOST_INCIDENTS = 1000;
 const CONDITIONS = ["running", "silent", "stuck", "finished", "failed"];
 const ORDERS = {
   live: "live ones first",
@@ -41,9 +43,9 @@ const COLUMNS = [
   ["condition", null],
   ["step", "-step"],
   ["loss", "loss"],
-  ["worst layer", null, "At the newest step: a layer with values that are not finite, else the one whose tokens are most alike"],
+  ["worst layer", null, "At the newest step: a layer with values that are not finite, else the one with the lowest token diversity"],
   ["last seen", "-updated"],
-  ["alerts", "-alerts"],
+  ["incident", "-alerts", "The open incident of the run; without one, its open alerts. Sorted by the number of open alerts."],
 ];
 
 /** What the address says. `at` is how many runs come before this page, `chosen` are ids of runs to compare. */
@@ -90,6 +92,7 @@ export class FleetView {
   #runs = [];
   #rows = new Map(); // by id, as they are shown
   #glances = new Map(); // by id: {stamp, glance}
+  #incidents = new Map(); // by id of the run: its open incidents, the worst first
   #arrived = new Map(); // runs that changed, until they are drawn
   #sinceAsked = new Map(); // the same, since the list was last asked for
   #known = new Set(); // ids that were there already
@@ -150,7 +153,7 @@ export class FleetView {
 
   #drawArrived() {
     this.#runs = this.#runs.map((run) => this.#arrived.get(run.run_id) ?? run);
-    for (const [id, run] of this.#arrived) this.#rows.get(id)?.show(run, this.#glances.get(id)?.glance);
+    for (const run of this.#arrived.values()) this.#show(run);
     this.#arrived.clear();
   }
 
@@ -171,11 +174,12 @@ export class FleetView {
     this.#listIsOld = false; // what is told while the answer is on its way makes it old again
     const wanted = { q: q || null, condition, project, tag: tags, order, cursor, limit: PAGE_SIZE };
     const asked = getPage("runs", wanted, signal, () => this.#begin());
-    const answer = await asked.catch((error) => {
+    const [answer, { incidents }] = await Promise.all([asked, get("incidents", { state: "open", project, limit: MOST_INCIDENTS }, signal)]).catch((error) => {
       this.#listIsOld = true;
       throw error;
     });
     this.#answer = answer;
+    this.#incidents = new Map([...Map.groupBy(incidents, (one) => one.run_id)].map(([id, open]) => [id, worstFirst(open)]));
     this.#listedAt = performance.now();
     this.#runs = answer.runs.map((run) => this.#sinceAsked.get(run.run_id) ?? run);
     for (const { run_id } of this.#runs) this.#known.add(run_id);
@@ -204,7 +208,7 @@ export class FleetView {
     for (const run of old) {
       const glance = found.get(run.run_id) ?? null;
       this.#glances.set(run.run_id, { stamp: stampOf(run), glance });
-      this.#rows.get(run.run_id)?.show(run, glance);
+      this.#show(run);
     }
   }
 
@@ -294,10 +298,14 @@ export class FleetView {
     const before = this.#rows;
     this.#rows = new Map(this.#runs.map((run) => [run.run_id, before.get(run.run_id) ?? this.#makeRow(run)]));
     this.#glances = new Map([...this.#glances].filter(([id]) => this.#rows.has(id)));
-    for (const run of this.#runs) this.#rows.get(run.run_id).show(run, this.#glances.get(run.run_id)?.glance);
+    for (const run of this.#runs) this.#show(run);
     const focused = this.body.contains(document.activeElement) ? document.activeElement : null;
     put(this.body, ...[...this.#rows.values()].map((row) => row.element));
     if (focused?.isConnected && focused !== document.activeElement) focused.focus({ preventScroll: true });
+  }
+
+  #show(run) {
+    this.#rows.get(run.run_id)?.show(run, this.#glances.get(run.run_id)?.glance, this.#incidents.get(run.run_id) ?? []);
   }
 
   #makeRow(run) {

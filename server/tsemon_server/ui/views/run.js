@@ -4,19 +4,22 @@ import { get, getCatalogue, metricOf, noneIfGone, own, runPath } from "../base/a
 import { gradientOf, scaleOf } from "../base/colour.js";
 import { h, keyed } from "../base/dom.js";
 import { count, number, refreshAges } from "../base/format.js";
-import { blockOf, layerLabel, layerTitle } from "../base/stacks.js";
+import { blockOf, layerLabel, layerOfBlock, layerTitle } from "../base/stacks.js";
 import { loadCharts, nearestIndex } from "../charts/chart.js";
 import { downloads } from "../charts/download.js";
 import { Heads } from "../charts/heads.js";
 import { Profile } from "../charts/profile.js";
 import { Timeline } from "../charts/timeline.js";
 import { Alerts, shownState, stepOf } from "../parts/alert_cards.js";
+import { Incidents, worstFirst } from "../parts/incident_cards.js";
 import { RunHeader, takenBackFrom } from "../parts/run_header.js";
 
 const BUSY_MS = 2000;
 const IDLE_MS = 10_000;
-/** The metric shown first, where the run has it: of a training, else of its checkpoints. */
-const FIRST_CHOICES = ["token_similarity", "param_norm"];
+/** The metric shown first without an incident, if the run has it: of a training, else of one without diversity, else of checkpoints. */
+const FIRST_CHOICES = ["token_diversity", "token_similarity", "param_norm"];
+/** The lowest value of the last block in the healthy recorded runs. */
+const HEALTHY = { token_diversity: { value: 0.0013, text: "healthy above 0.0013" } };
 const ZOOM_SETTLES_MS = 250;
 const COLUMNS = 256;
 const POINTS = 1000;
@@ -35,6 +38,8 @@ export class RunView {
   #data = null;
   #zoomTimer = null;
   #lackedAttempt = null;
+  #isMetricChosen = false;
+  #causes = new Map(); // alerts of causes that are not among the newest, by id
 
   keys = [
     ["← →", "in the charts: the step before, the step after"],
@@ -57,6 +62,7 @@ export class RunView {
     const numberIn = (name) => (/^\d+$/.test(query.get(name) ?? "") && Number.isSafeInteger(Number(query.get(name))) ? Number(query.get(name)) : null);
     this.#lackedAttempt = null;
     this.metric = query.get("metric");
+    this.#isMetricChosen = Boolean(this.metric);
     this.step = numberIn("step");
     this.layer = numberIn("layer");
     this.head = numberIn("head");
@@ -90,19 +96,22 @@ export class RunView {
   }
 
   async refresh(signal) {
-    const [run, metrics] = await Promise.all([get(runPath(this.runId), {}, signal), catalogue ?? getCatalogue(signal)]);
+    const path = runPath(this.runId);
+    const [run, metrics, { incidents }, alerts] = await Promise.all([get(path, {}, signal), catalogue ?? getCatalogue(signal), get(`${path}/incidents`, {}, signal), this.#alerts(signal)]);
     catalogue = metrics;
+    const causes = await this.#causesOf(incidents, alerts.alerts, signal);
     const layered = Object.keys(run.metrics.layers).sort();
-    this.#complete(run, layered);
-    const [data] = await Promise.all([this.#collect(run, signal), loadCharts()]);
+    this.#complete(run, layered, incidents, causes);
+    const [data] = await Promise.all([this.#collect(run, signal, alerts), loadCharts()]);
     signal.throwIfAborted();
-    this.#data = data;
+    this.#data = { ...data, incidents, causes };
     if (!this.root?.isConnected) this.#build();
     this.run = run;
     document.title = `${run.run} · tsemon`;
     this.header.show(run, this.attempt);
     this.#showChoices(layered);
     this.#draw();
+    this.#showIncidents();
     this.alerts.show(this.#data.alerts, run.num_frames > 0);
     this.olderAlerts.hidden = !this.#data.hasOlder;
     this.#setBusy(false);
@@ -113,7 +122,7 @@ export class RunView {
   // -- what is shown
 
   /** Fill in what the address leaves open, or asks for where there is none. */
-  #complete(run, layered) {
+  #complete(run, layered, incidents, causes) {
     if (this.attempt !== null && !run.attempts.some(({ attempt }) => attempt === this.attempt)) {
       this.#lackedAttempt = this.attempt;
       this.attempt = null;
@@ -123,11 +132,38 @@ export class RunView {
       if (this.metric !== "loss") this.curve = this.metric;
       this.metric = null;
     }
-    this.metric ||= FIRST_CHOICES.find((name) => layered.includes(name)) ?? layered[0] ?? null;
+    if (this.#isMetricChosen && this.metric !== null) return;
+    const incident = this.#currentOf(incidents, run)[0];
+    const deciding = incident && metricIn(causes.get(incident.cause_id)?.evidence, run.metrics.layers);
+    this.metric = deciding ?? FIRST_CHOICES.find((name) => layered.includes(name)) ?? layered[0] ?? null;
+  }
+
+  /** The incidents at the top: the open ones, the worst first, else the latest of the attempt that is shown. */
+  #currentOf(incidents, run) {
+    const attempt = this.attempt ?? run.attempt;
+    const shown = incidents.filter((one) => one.attempt === attempt);
+    const open = shown.filter(({ state }) => state === "open");
+    return open.length ? worstFirst(open) : shown.slice(0, 1);
+  }
+
+  /** The alerts of the causes by their ids; those that are over may not be among the newest alerts. */
+  async #causesOf(incidents, alerts, signal) {
+    const known = new Map(alerts.map((alert) => [alert.alert_id, alert]));
+    const lacking = [...new Set(incidents.map(({ cause_id }) => cause_id))].filter((id) => !known.has(id) && !this.#causes.has(id));
+    const found = await Promise.all(lacking.map((id) => get(`alerts/${encodeURIComponent(id)}`, {}, signal).catch(noneIfGone)));
+    lacking.forEach((id, i) => this.#causes.set(id, found[i]));
+    return new Map([...this.#causes, ...known].filter(([, alert]) => alert !== null));
+  }
+
+  /** Where the cause of an incident was first seen, as {metric, layer, step}; without a metric and a layer if its rule reads none by layer. */
+  #cellOf(incident, run = this.run, causes = this.#data.causes) {
+    const metric = metricIn(causes.get(incident.cause_id)?.evidence, run.metrics.layers);
+    const layer = metric === null || incident.blocks === null ? null : layerOfBlock(incident.blocks[0], run, run.metrics.layers[metric]);
+    return { metric, layer, step: incident.left_step };
   }
 
   /** All that the charts need. What was asked before is asked again only where the run has gone on. */
-  async #collect(run, signal) {
+  async #collect(run, signal, { alerts, hasOlder }) {
     const stamp = JSON.stringify([run.num_frames, run.attempt, run.state]);
     const wanted = new Set();
     const ask = (path, query) => {
@@ -151,8 +187,7 @@ export class RunView {
     const numHeads = layer !== null && layer < depth ? width : 0;
     const head = this.head !== null && this.head < numHeads ? this.head : null;
     const curves = this.#curvesOf(scalars);
-    const [{ alerts, hasOlder }, loss, curveSeries, map, history, frame, tails, ends] = await Promise.all([
-      this.#alerts(signal),
+    const [loss, curveSeries, map, history, frame, tails, ends] = await Promise.all([
       scalars.includes("loss") ? series("loss") : null,
       Promise.all(curves.map((name) => series(name))),
       hasMap ? ask(`${path}/heatmap`, { metric: this.metric, columns: COLUMNS, extremes: true, attempt, ...this.#range() }) : null,
@@ -256,6 +291,7 @@ export class RunView {
     this.headsBox = h("div", { class: "chart profile", role: "img", "aria-label": "Value by head at the chosen step and layer" });
     this.headsTitle = h("h2", {});
     this.headsNote = h("p", { class: "note", hidden: true });
+    this.incidents = new Incidents({ onShow: (incident) => this.#showIncident(incident), onAlert: (alertId) => this.#goToCard(alertId) });
     this.alerts = new Alerts({ onShow: (alert) => this.#showAlert(alert), onChange: () => this.reload() });
     this.olderAlerts = h("p", { class: "card quiet", hidden: true }, `Here are the newest ${MOST_ALERTS} alerts and all that are open. There are older ones: `, h("a", { href: `#/alerts?state=all&run=${encodeURIComponent(this.runId)}` }, "All alerts of this run"));
     this.alerts.element.append(this.olderAlerts);
@@ -271,17 +307,25 @@ export class RunView {
     this.profileCard = h("section", { class: "card" }, h("div", { class: "tools" }, this.profileTitle, this.slider, this.follow, downloads("Layer profile", () => this.#profileShown())), this.profileBox);
     this.headsCard = h("section", { class: "card" }, h("div", { class: "tools" }, this.headsTitle, downloads("Heads", () => this.#headsShown())), this.headsNote, this.headsBox);
     this.chartCard = h("section", { class: "card" }, this.mapTools, this.meaning, this.viewTools, this.note, this.chartBox, this.readout);
-    this.root = h("div", { class: "stack" }, this.header.element, h("div", { class: "split" }, h("div", { class: "stack" }, this.chartCard, this.profileCard, this.headsCard), this.alerts.element));
+    this.root = h("div", { class: "stack" }, this.header.element, this.incidents.element, h("div", { class: "stack charts" }, this.chartCard, this.profileCard, this.headsCard), this.alerts.element);
     this.main.replaceChildren(this.root);
     for (const chart of this.#charts()) chart.end();
     this.timeline = new Timeline(this.chartBox, {
       tools: { curves: this.curvePicker, history: this.headPicker },
       onPick: (at) => this.#pick(at),
       onZoom: (zoom) => this.#zoomTo(zoom),
-      onAlert: (alert) => this.#goToCard(alert),
+      onAlert: (alert) => this.#goToCard(alert.alert_id),
     });
     this.profile = new Profile(this.profileBox, { onPick: (layer) => this.#pick({ layer }) });
     this.headsChart = new Heads(this.headsBox, { onPick: (head) => this.#choose({ head: head === this.head ? null : head }) });
+  }
+
+  #showIncidents() {
+    const { run } = this;
+    const { incidents, causes } = this.#data;
+    const current = this.#currentOf(incidents, run);
+    const isOfAttempt = (one) => this.attempt === null || one.attempt === this.attempt;
+    this.incidents.show({ current, earlier: incidents.filter((one) => isOfAttempt(one) && !current.includes(one)), alerts: causes, run, isMapped: (incident) => this.#cellOf(incident).layer !== null });
   }
 
   #showChoices(layered) {
@@ -328,6 +372,8 @@ export class RunView {
     const step = this.step === null || column === null ? null : map.step[column];
     const shown = alerts.filter((alert) => this.#isShown(alert));
     const steps = [...this.#data.extent, ...shown.map(stepOf)]; // a time-based alert may be at a step after the last sample
+    const healthy = own(HEALTHY, name) ?? null;
+    const framed = this.#currentOf(this.#data.incidents, run).map((incident) => this.#cellOf(incident)).filter((cell) => cell.metric === name && cell.layer !== null);
     const layer = history?.layer ?? (map && this.layer !== null && this.layer < map.layers ? this.layer : null);
     if (!this.chartBox.hidden) {
       this.timeline.show({
@@ -337,12 +383,13 @@ export class RunView {
         map: column === null ? null : map,
         scale,
         shows: this.shows,
-        history: history && { title: `layer ${this.#layerTitle(history.layer)}${history.head === null ? "" : `, head ${history.head}`}`, series: history.series },
+        history: history && { title: `layer ${this.#layerTitle(history.layer)}${history.head === null ? "" : `, head ${history.head}`}`, series: history.series, healthy: history.layer === map?.layers - 1 ? healthy : null },
         alerts: shown,
         extent: [Math.min(...steps), Math.max(...steps)],
         starts: this.attempt === null ? run.attempts.filter(({ resume_step }) => resume_step).map(({ attempt, resume_step }) => ({ attempt, step: resume_step })) : [],
         step,
         layer,
+        framed,
         zoom: this.zoom,
       });
     }
@@ -357,7 +404,7 @@ export class RunView {
     this.slider.setAttribute("aria-valuetext", `step ${count(map.step[column])}`);
     this.follow.hidden = this.step === null;
     this.readout.textContent = this.#readoutOf(column, layer);
-    this.profile.show({ run, metric: name, log: scale.log, values: map.values[column], layer });
+    this.profile.show({ run, metric: name, log: scale.log, values: map.values[column], layer, healthy });
   }
 
   #drawHeads(layer) {
@@ -527,8 +574,23 @@ export class RunView {
     this.chartCard.scrollIntoView({ block: "nearest" });
   }
 
-  #goToCard(alert) {
-    const card = [...this.alerts.element.querySelectorAll("[data-key]")].find((one) => one.dataset.key === String(alert.alert_id));
+  /** Show the cell in which the cause was first seen; of a rule that reads no metric by layer, the step. */
+  #showIncident(incident) {
+    const { metric, layer, step } = this.#cellOf(incident);
+    const isInSight = this.zoom !== null && step >= this.zoom.from && step <= this.zoom.to;
+    this.#choose({
+      metric: metric ?? this.metric,
+      step,
+      attempt: step < takenBackFrom(this.run, incident.attempt) ? null : incident.attempt,
+      zoom: isInSight ? this.zoom : null,
+      layer: layer ?? this.layer,
+      head: null,
+    });
+    this.chartBox.scrollIntoView({ block: "end" });
+  }
+
+  #goToCard(alertId) {
+    const card = [...this.alerts.element.querySelectorAll("[data-key]")].find((one) => one.dataset.key === String(alertId));
     if (!card) return;
     card.closest("details")?.setAttribute("open", "");
     card.scrollIntoView({ block: "nearest" });
@@ -540,6 +602,7 @@ export class RunView {
   /** Put the choice into the address, so that it can be shared; no entry in the history for each click. */
   #remember() {
     this.#lackedAttempt = null;
+    this.#isMetricChosen = true;
     const { metric, step, layer, head, attempt, zoom } = this;
     const chosen = {
       metric, step, layer, head, attempt,
