@@ -66,7 +66,7 @@ PICTURE = {
     "tsemon_server.parts tsemon_server.rules tsemon_server.services.care tsemon_server.services.ingest "
     "tsemon_server.services.checks tsemon_server.services.queries tsemon_server.services.trials tsemon_server.store "
     "tsemon_server.ui",
-    "tsemon_server.incidents": "tsemon_answers tsemon_server.rules tsemon_server.yaml_lines",
+    "tsemon_server.incidents": "numpy tsemon_answers tsemon_server.rules tsemon_server.yaml_lines",
     "tsemon_server.services.care": "pydantic pydantic_core tsemon_answers tsemon_server.bodies tsemon_server.store",
     "tsemon_server.services.checks": "tsemon_answers tsemon_server.alerts tsemon_server.rules tsemon_server.yaml_lines",
     "tsemon_server.services.trials": "pydantic pydantic_core tsemon_answers tsemon_server.alerts "

@@ -68,6 +68,7 @@ COST_LEGEND = (
 )
 
 COSINE: Mapping[str, Any] = {"low": -1.0, "high": 1.0}
+COST_OF_STATE: Mapping[str, Any] = {"flops": "14 B T D", "traffic": "44 B T D"}
 COST_OF_NORM: Mapping[str, Any] = {"flops": "2 N", "traffic": "4 N"}
 COST_OF_UPDATE: Mapping[str, Any] = {"flops": "16 N", "traffic": "60 N"}
 
@@ -123,6 +124,62 @@ CATALOGUE: tuple[Metric, ...] = (
         source=f"{TSE}, Eq. 5",
         flops="14 B T D",
         traffic="44 B T D",
+        log_scale=True,
+    ),
+    _per_block(
+        name="residual_gain",
+        title="growth of the hidden state by attention and residual",
+        equation="|Y| / |X|, X the block's input, Y = X + SA(X)",
+        tier="slow",
+        log_scale=True,
+    ),
+    _per_block(
+        name="attention_escalation_rate",
+        title="how much attention alone escalates similarity",
+        equation="t_div(X) / t_div(A), X the block's input, A the state that attention adds to it",
+        source=f"{TSE}, Definition 2",
+        **COST_OF_STATE,
+        tier="slow",
+        log_scale=True,
+    ),
+    _per_block(
+        name="attention_gain",
+        title="size of attention's output against the hidden state",
+        equation="|A| / |X|, X the block's input, A the state that attention adds to it",
+        tier="slow",
+        log_scale=True,
+    ),
+    _per_block(
+        name="feedforward_escalation_rate",
+        title="how much feed-forward part and residual escalate similarity",
+        equation="t_div(Y) / t_div(Z), Y the state before the feed-forward part, Z = Y + FF(Y), before a norm on it",
+        source=f"{TSE}, Definition 2",
+        **COST_OF_STATE,
+        tier="slow",
+        log_scale=True,
+    ),
+    _per_block(
+        name="feedforward_gain",
+        title="growth of the hidden state by feed-forward part and residual",
+        equation="|Z| / |Y|, Y the state before the feed-forward part, Z = Y + FF(Y), before a norm on it",
+        tier="slow",
+        log_scale=True,
+    ),
+    _per_block(
+        name="norm_escalation_rate",
+        title="how much the block's norms escalate similarity",
+        equation="t_div(U) / t_div(N(U)), U the input of a norm, product over the norms of the block",
+        source=f"{TSE}, Definition 2",
+        flops="28 B T D",
+        traffic="88 B T D",
+        tier="slow",
+        log_scale=True,
+    ),
+    _per_block(
+        name="norm_gain",
+        title="root mean square of the outputs of the block's norms",
+        equation="sqrt(mean of N(U)^2 over tokens and width), U the input of a norm, product over the norms of the block",
+        tier="slow",
         log_scale=True,
     ),
     _per_activation(

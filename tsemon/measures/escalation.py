@@ -6,6 +6,8 @@ is its attention, (..., H, T, T), or (..., T, T) for one head. All equations: Cl
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -25,13 +27,21 @@ from tsemon.measures.linear import (
 from tsemon.measures.tokens import TokenStatistics, token_similarity, token_statistics
 
 __all__ = [
+    "attention_escalation_rate",
+    "attention_gain",
     "delta",
     "escalation_rate",
     "estimate1_rate",
     "estimate2_rate",
     "expected_rate",
+    "feedforward_escalation_rate",
+    "feedforward_gain",
+    "gain",
     "mu_squared",
+    "norm_escalation_rate",
+    "norm_gain",
     "omega",
+    "residual_gain",
     "second_eigenvalue",
     "xi",
 ]
@@ -47,12 +57,123 @@ def escalation_rate(x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
     ShapeError where the two differ in shape.
     """
     x, y = _pair(x_BTD, y_BTD)
-    return rate_of(x.shared, x.own, y.shared, y.own)
+    return rate_of(Lengths.of(x), Lengths.of(y))
 
 
-def rate_of(x_shared: Tensor, x_own: Tensor, y_shared: Tensor, y_own: Tensor) -> Tensor:
-    """The escalation rate of two token matrices from the length that their tokens share, and from their own."""
-    return (ratio(x_own, y_own) * ratio(torch.hypot(y_shared, y_own), torch.hypot(x_shared, x_own))).square()
+class Lengths(NamedTuple):
+    """The statistics of token matrices that rates and gains need; see `TokenStatistics`."""
+
+    shared: Tensor
+    own: Tensor
+    unit: Tensor
+    num_tokens: Tensor
+
+    @classmethod
+    def of(cls, x: TokenStatistics) -> Lengths:
+        return cls(x.shared, x.own, x.unit, x.count)
+
+    @property
+    def whole(self) -> Tensor:
+        """|X|, in units of `unit`."""
+        return torch.hypot(self.shared, self.own)
+
+
+def rate_of(x: Lengths, y: Lengths) -> Tensor:
+    """Return the escalation rate from X to Y."""
+    return (ratio(x.own, y.own) * ratio(y.whole, x.whole)).square()
+
+
+def gain_of(x: Lengths, y: Lengths) -> Tensor:
+    """Return the gain from X to Y."""
+    return ratio(y.whole, x.whole) * (y.unit / x.unit)
+
+
+def rms_of(x: Lengths, width: int) -> Tensor:
+    """Return the root mean square of X."""
+    return x.whole * x.unit / (x.num_tokens * width).sqrt()
+
+
+def gain(x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
+    """Return the factor by which the root mean square of a hidden state changes from X to Y.
+
+    |Y| / |X|, Frobenius norms                                                            (tsemon)
+
+    Takes X and Y (..., T, D), returns (...), >= 0. NaN if X is zero. Raises ShapeError where the two differ in shape.
+    """
+    x, y = _pair(x_BTD, y_BTD)
+    return gain_of(Lengths.of(x), Lengths.of(y))
+
+
+def attention_escalation_rate(x_BTD: Tensor, a_BTD: Tensor) -> Tensor:
+    """Return the escalation rate of attention alone: from a block's input X to the state A that attention adds.
+
+    t_div(X) / t_div(A)                              (Classic Transformers, arXiv 2312.06182, Definition 2)
+
+    Takes X and A (..., T, D), returns (...), >= 0. As `escalation_rate`.
+    """
+    return escalation_rate(x_BTD, a_BTD)
+
+
+def attention_gain(x_BTD: Tensor, a_BTD: Tensor) -> Tensor:
+    """Return the size of the state A that attention adds to a block's input X, relative to the size of X.
+
+    |A| / |X|, Frobenius norms                                                            (tsemon)
+
+    Takes X and A (..., T, D), returns (...), >= 0. As `gain`.
+    """
+    return gain(x_BTD, a_BTD)
+
+
+def residual_gain(x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
+    """Return the factor by which attention with its residual changes the size of the hidden state.
+
+    |Y| / |X|, Frobenius norms, Y = X + SA(X)                                             (tsemon)
+
+    Takes X and Y (..., T, D), returns (...), >= 0. As `gain`.
+    """
+    return gain(x_BTD, y_BTD)
+
+
+def feedforward_escalation_rate(y_BTD: Tensor, z_BTD: Tensor) -> Tensor:
+    """Return the escalation rate of the feed-forward part with its residual.
+
+    t_div(Y) / t_div(Z), Z = Y + FF(Y)               (Classic Transformers, arXiv 2312.06182, Definition 2)
+
+    Takes Y and Z (..., T, D), returns (...), >= 0. As `escalation_rate`.
+    """
+    return escalation_rate(y_BTD, z_BTD)
+
+
+def feedforward_gain(y_BTD: Tensor, z_BTD: Tensor) -> Tensor:
+    """Return the factor by which the feed-forward part with its residual changes the size of the hidden state.
+
+    |Z| / |Y|, Frobenius norms, Z = Y + FF(Y)                                             (tsemon)
+
+    Takes Y and Z (..., T, D), returns (...), >= 0. As `gain`.
+    """
+    return gain(y_BTD, z_BTD)
+
+
+def norm_escalation_rate(*norms: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the escalation rate of the norms of a block: the product of the rates from each norm's input U to its output.
+
+    t_div(U) / t_div(N(U))                           (Classic Transformers, arXiv 2312.06182, Definition 2)
+
+    Takes pairs of (..., T, D), returns (...), >= 0. NaN where a rate is. Raises ShapeError where the two of a pair differ
+    in shape.
+    """
+    return torch.stack([escalation_rate(u_BTD, n_BTD) for u_BTD, n_BTD in norms]).prod(dim=0)
+
+
+def norm_gain(*outputs: Tensor) -> Tensor:
+    """Return how much the norms of a block scale normalized states: the product of the sizes of their outputs.
+
+    sqrt(mean of N(U)^2 over tokens and width)                                            (tsemon)
+
+    Whatever its input U, a norm with weights of 1 gives 1. Takes outputs (..., T, D), returns (...), >= 0. Raises
+    ShapeError for fewer than two axes.
+    """
+    return torch.stack([rms_of(Lengths.of(token_statistics(n_BTD)), n_BTD.shape[-1]) for n_BTD in outputs]).prod(dim=0)
 
 
 def xi(x_BTD: Tensor, y_BTD: Tensor) -> tuple[Tensor, Tensor]:

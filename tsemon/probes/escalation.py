@@ -1,26 +1,36 @@
-"""Listen to what attention and its residual do to the tokens: the block's input X, and Y = X + SA(X).
+"""Listen to the sub-steps of a block: attention, its residual, the feed-forward part and the norms.
 
-Y is no module's output. It is what the next norm gets, before the feed-forward part in pre-norm blocks, after attention
-in post-norm blocks: the first tensor that a norm gets once attention has run, and that no module made. Blocks that
-normalise what attention returned (Gemma 2, OLMo 2) may hand Y to a linear layer first. Where the norm is inside the
-module that attends (ALBERT), attention has run when a linear layer in there gets what no module made: the output layer.
+From the block's input X, attention makes A, and the residual adds it: Y = X + A. The feed-forward part with its residual
+makes Z. Y is no module's output. The next norm gets it, before the feed-forward part in pre-norm blocks, after attention in
+post-norm blocks: it is the first tensor that a norm gets once attention has run, and that no module made. Blocks that
+normalize the output of attention (Gemma 2, OLMo 2) may hand Y to a linear layer first. If the norm is inside the
+module that attends (ALBERT), attention has run when a linear layer in there, the output layer, gets a tensor that no
+module made.
 
-There is no Y where the feed-forward part runs beside attention (GPT-J) or before it, where attention adds the residual
-by itself and returns the sum (BLOOM), or where no norm gets the sum. It would be wrong only in blocks that reshape what
-attention returned before they normalise it alone (Swin V2).
+A is the last state that a module made before Y: behind the output projection, its dropout, and a norm on it. In a post-norm
+block, Z is the second sum that a norm gets, and the state before it is the input of the feed-forward part's first linear
+layer. In other blocks, Z is the block's output, and the state before it is the last sum that a norm got.
+
+There is no Y if the feed-forward part runs beside attention (GPT-J) or before it, if attention adds the residual by itself
+and returns the sum (BLOOM), or if no norm gets the sum. It would be wrong only in blocks that reshape the output of
+attention before they normalize it alone (Swin V2).
 
 Axes: B samples, T tokens, D width, N blocks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial, reduce
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tsemon.measures import TokenStatistics
-from tsemon.measures.escalation import rate_of
+from tsemon.measures.escalation import Lengths, gain_of, rate_of, rms_of
 from tsemon.measures.sums import Partials, counted
+from tsemon.probes.boundaries import after_block
 from tsemon.probes.calls import Calls
 from tsemon.probes.deferred import Deferred
 from tsemon.probes.discovery import Block, hides_from_hooks, innermost_attention, is_linear
@@ -29,11 +39,31 @@ from tsemon.probes.naming import words
 from tsemon.probes.part import Part, by_reason
 from tsemon.probes.states import NO_STATE, HiddenStates, Seen, hidden_state
 
+Held = TokenStatistics | Tensor | None
+"""A state: its statistics, or a copy of it; None if it is not known how to read it."""
+SUB_STEPS = {
+    "residual": ("escalation_rate", "residual_gain"),
+    "attention": ("attention_escalation_rate", "attention_gain"),
+    "feedforward": ("feedforward_escalation_rate", "feedforward_gain"),
+    "norm": ("norm_escalation_rate", "norm_gain"),
+}
+"""Rate and gain of each."""
+NO_SUM = (
+    "no norm gets the sum of the block's input and its attention (the feed-forward part runs beside attention or "
+    "before it, or attention returns the sum itself)"
+)
+WHY_NOT = {
+    "residual": NO_SUM,
+    "attention": "what attention returned was overwritten: the residual is added to it in place",
+    "feedforward": "no feed-forward part with a residual of its own was found behind attention",
+    "norm": "no norm of the block returns a hidden state",
+}
+
 
 class EscalationProbe(Part):
-    """t_div(X) / t_div(Y) of every block in one forward pass."""
+    """Changes of token diversity and of the hidden state's size by each sub-step of every block, in one forward pass."""
 
-    METRICS = ("escalation_rate",)
+    METRICS = tuple(name for names in SUB_STEPS.values() for name in names)
 
     def __init__(self, blocks: list[Block], depth: int, states: HiddenStates, calls: Calls) -> None:
         self._states, self._calls = states, calls
@@ -41,9 +71,12 @@ class EscalationProbe(Part):
 
     def forget(self) -> None:
         super().forget()
-        self._lengths = Deferred(_rates)
-        """By block: |P X| and |X - P X|, and the same for Y."""
+        self._found = {
+            step: Deferred(_of_norms if step == "norm" else partial(_of_pair, step=step)) for step in SUB_STEPS
+        }
+        """By sub-step and block: the statistics of the states before and after it."""
         self._hooked = set[nn.Module]()
+        self._within_attention = set[nn.Module]()
         self._layer: _Layer | None = None
         self._undecided: dict[int, str] = {}
         """By block: why the layout of its states was not known."""
@@ -61,6 +94,7 @@ class EscalationProbe(Part):
             attention = innermost_attention(block.attention)
             hooks.after(attention, leave)
             inside = set(attention.modules())
+            self._within_attention |= inside
             hides = not any(map(_is_norm, inside))  # what is inside need not be watched
             for module in block.module.modules():
                 is_leaf = is_linear(module) or not any(module.children())  # a parametrization is a child
@@ -71,20 +105,31 @@ class EscalationProbe(Part):
                 elif is_linear(module) or _is_norm(module):
                     hooks.before(module, meet)
                 hooks.after(module, remember)
+            if self._follows:
+                after_block(hooks, block, self._leave)
+
+    @property
+    def _follows(self) -> bool:
+        """Whether anything but X and Y is wanted."""
+        return bool(self.wanted.difference(SUB_STEPS["residual"]))
 
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
         self._layer = None
         x = hidden_state((args, kwargs), block.width)
         if x is not None and block.module in self._hooked and block.number not in self._seen:
             self._seen.add(block.number)
-            self._layer = _Layer(block, x, self._states)
+            self._layer = _Layer(block, x, self._states, follows=self._follows)
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
-        missed = [block for block in self._blocks if block.number not in self._lengths]
-        why = by_reason("not measured", missed, len(self._blocks), lambda block: self._why_unseen(block, why_unseen))
-        return dict.fromkeys(self.METRICS, why) if why else {}
+        reasons: dict[str, str] = {}
+        for step, names in SUB_STEPS.items():
+            missed = [block for block in self._blocks if block.number not in self._found[step]]
+            why_not = partial(self._why_unseen, why_unseen=why_unseen, step=step)
+            if why := by_reason("not measured", missed, len(self._blocks), why_not):
+                reasons |= dict.fromkeys(names, why)
+        return reasons
 
-    def _why_unseen(self, block: Block, why_unseen: str) -> str:
+    def _why_unseen(self, block: Block, why_unseen: str, step: str) -> str:
         if block.attention is None:
             return "no softmax self-attention was found there, or several that are summed; attach(attention=[...]) names it"
         if why := self._undecided.get(block.number):
@@ -93,10 +138,7 @@ class EscalationProbe(Part):
             return why_unseen
         if block.number not in self._seen:
             return NO_STATE
-        return (
-            "no norm gets the sum of the block's input and its attention (the feed-forward part runs beside attention or "
-            "before it, or attention returns the sum itself)"
-        )
+        return WHY_NOT[step] if block.number in self._found["residual"] else NO_SUM
 
     def _leave_attention(self, attention: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._layer is not None:
@@ -106,6 +148,7 @@ class EscalationProbe(Part):
     def _remember(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._layer is not None and isinstance(output, Tensor) and not _adds_residual(module, args):
             self._layer.remember(output)
+            self._layer.leave_norm(module, output)
 
     def _meet_inside(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         value = next(iter((*args, *kwargs.values())), None)
@@ -113,55 +156,155 @@ class EscalationProbe(Part):
             self._layer.has_attended |= self._layer.is_new(value)
 
     def _meet(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        value = next(iter((*args, *kwargs.values())), None)
-        if self._layer is None or not isinstance(value, Tensor):
+        layer, value = self._layer, next(iter((*args, *kwargs.values())), None)
+        if layer is None or not isinstance(value, Tensor):
             return
-        if self._layer.is_feed_forward(module, value):
+        is_sum = False
+        if layer.has_sum:
+            layer.follow(module, value)
+        elif layer.is_feed_forward(module, value):
             self._layer = None
-        elif self._layer.is_sum(module, value):
-            layer, self._layer = self._layer, None
+        elif is_sum := layer.is_sum(module, value):
             self._states.settle(layer.block)
-            x, y = layer.statistics(), self._states.statistics(layer.block, value)
-            if x is None or y is None:
+            layer.take_sum(value)
+            self._take(layer, "residual", "attention")
+            self._layer = layer if layer.follows else None
+        if _is_norm(module) and (is_sum or module not in self._within_attention):
+            layer.enter_norm(module, value)
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """A block is done."""
+        if (layer := self._layer) is not None and layer.has_sum:
+            self._layer = None
+            layer.end(hidden_state(output, layer.block.width))
+            self._take(layer, "feedforward", "norm")
+
+    def _take(self, layer: _Layer, *steps: str) -> None:
+        for step in steps:
+            states = [
+                self._states.statistics(layer.block, x) if isinstance(x, Tensor) else x for x in layer.steps[step]
+            ]
+            known = [x for x in states if x is not None]
+            if states and len(known) == len(states):
+                values = [length for x in known for length in Lengths.of(x)]
+                self._found[step].put(layer.block.number, values, layer.width, key=layer.width)
+            elif states:
                 self._undecided[layer.block.number] = self._states.why_undecided(layer.block)
-            else:
-                self._lengths.put(layer.block.number, (x.shared, x.own, y.shared, y.own))
 
     def collect(self) -> Partials:
         for block in self._blocks:
             if why := self._states.why_undecided(block):  # it turned out too late for some
                 self._undecided[block.number] = why
-                self._lengths.drop(block.number)
-        return self._lengths.collect(self._depth)
+                for found in self._found.values():
+                    found.drop(block.number)
+        partials: Partials = {}
+        for found in self._found.values():
+            partials |= found.collect(self._depth)
+        return partials
 
 
-def _rates(lengths_NB: tuple[Tensor, ...], _: object) -> Partials:
-    return counted("escalation_rate", rate_of(*lengths_NB))
+def _of_pair(fields_NB: tuple[Tensor, ...], _: object, *, step: str) -> Partials:
+    before, after = _lengths(fields_NB)
+    rate, gain = SUB_STEPS[step]
+    return {**counted(rate, rate_of(before, after)), **counted(gain, gain_of(before, after))}
+
+
+def _of_norms(fields_NB: tuple[Tensor, ...], width: int) -> Partials:
+    """Products over the norms of a block: each norm has a state before and a state after it."""
+    states = _lengths(fields_NB)
+    rates_NB = [rate_of(before, after) for before, after in zip(states[::2], states[1::2], strict=True)]
+    gains_NB = [rms_of(after, width) for after in states[1::2]]
+    rate, gain = SUB_STEPS["norm"]
+    return {
+        **counted(rate, reduce(torch.mul, rates_NB)),
+        **counted(gain, reduce(torch.mul, gains_NB)),
+    }
+
+
+def _lengths(fields: Sequence[Tensor]) -> list[Lengths]:
+    size = len(Lengths._fields)
+    return [Lengths(*fields[first : first + size]) for first in range(0, len(fields), size)]
 
 
 class _Layer:
-    """The block that runs, until its Y is found."""
+    """The block that runs, until all that is wanted of it is found."""
 
-    def __init__(self, block: Block, x: Tensor, states: HiddenStates) -> None:
+    def __init__(self, block: Block, x: Tensor, states: HiddenStates, *, follows: bool) -> None:
         self.block = block
-        self._states = states
-        self._copy = states.kept(block, x)
-        self._x = None if self._copy is not None else states.statistics(block, x)
-        self.has_attended = False
-        self._shape = x.shape
+        self.follows = follows
+        """Whether anything but X and Y is wanted of it."""
+        self.has_attended = self.has_sum = False
+        self.steps: dict[str, list[Held]] = {step: [] for step in SUB_STEPS}
+        """By sub-step: the states before and after it, or before and after each norm."""
+        self.width = x.shape[-1]
+        self._shape, self._states = x.shape, states
         self._is_normalised = False
         """Whether what attention returned met a norm before it met the residual."""
+        self._begins_with_norm = self._has_fed = self._is_mixed_again = False
         self._input = Seen(x)
         self._made = list[Seen]()
         """What modules returned."""
+        self._newest: Tensor | None = None
+        self._norm: tuple[nn.Module, Held] | None = None
+        """The norm that runs, and its input."""
+        self._x = self._held(x)
+        self._sum: Held = None
+        """The newest sum that a norm got."""
+        self._fed: Held = None
+        """The input of the feed-forward part's first layer."""
 
-    def statistics(self) -> TokenStatistics | None:
-        """Of X."""
-        return self._x if self._copy is None else self._states.statistics(self.block, self._copy)
+    def _held(self, x: Tensor) -> Held:
+        """Its statistics, or a copy where only the block's attention can tell how to read it."""
+        copy = self._states.kept(self.block, x)
+        return self._states.statistics(self.block, x) if copy is None else copy
 
     def remember(self, x: Tensor | None) -> None:
         if x is not None and x.shape == self._shape:
             self._made.append(Seen(x))
+            self._newest = x if self.follows and not self.has_sum else None
+
+    def enter_norm(self, norm: nn.Module, value: Tensor) -> None:
+        is_input = self._input.is_still(value)
+        self._begins_with_norm |= is_input and not self.has_attended
+        if self.follows and value.shape == self._shape:
+            self._norm = norm, self._x if is_input else self._held(value)
+
+    def leave_norm(self, norm: nn.Module, output: Tensor) -> None:
+        if self._norm is not None and self._norm[0] is norm:
+            if output.shape == self._shape:
+                self.steps["norm"] += self._norm[1], self._held(output)
+            self._norm = None
+
+    def take_sum(self, y: Tensor) -> None:
+        """Attention is done, and Y is found."""
+        self.has_sum = True
+        if self._newest is not None and self._made[-1].is_still(self._newest):
+            self.steps["attention"] = [self._x, self._held(self._newest)]
+        self._newest = None
+        self._sum = self._held(y)
+        self.steps["residual"] = [self._x, self._sum]
+
+    def follow(self, module: nn.Module, value: Tensor) -> None:
+        """A norm or a linear layer behind Y gets this."""
+        if self.is_feed_forward(module, value):
+            self._has_fed = True
+        elif value.shape != self._shape or self.steps["feedforward"]:
+            return
+        elif is_linear(module):
+            self._fed = self._fed if self._has_fed else self._held(value)
+        elif not self.is_new(value):
+            return
+        elif self._has_fed:  # post-norm
+            self.steps["feedforward"] = [self._fed, self._held(value)]
+        else:  # another attention came first, or experts in front of a norm
+            self._sum, self._is_mixed_again = self._held(value), True
+
+    def end(self, output: Tensor | None) -> None:
+        """The block returns its output, which is Z if no norm got that."""
+        has_norms_on_branches = self._begins_with_norm or self._is_normalised
+        is_certain = has_norms_on_branches and not (self._is_normalised and self._is_mixed_again)
+        if is_certain and output is not None and not self.steps["feedforward"] and self.is_new(output):
+            self.steps["feedforward"] = [self._sum, self._held(output)]
 
     def is_feed_forward(self, module: nn.Module, value: Tensor) -> bool:
         """Whether the module brings something wider back to D."""

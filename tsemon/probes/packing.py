@@ -48,7 +48,10 @@ BOUNDARIES = ("cu_seqlens", "cu_seq_lens", "cu_seqlens_q", "cu_seq_lens_q", "cu_
 
 
 HIDDEN_KEYS = "the keys that attention hides"
-OF_SEVERAL_TOKENS = ("escalation_rate", "first_value_norm_ratio", "spectral_gap")
+OF_SEVERAL_TOKENS = (
+    *("escalation_rate", "attention_escalation_rate", "feedforward_escalation_rate", "norm_escalation_rate"),
+    *("first_value_norm_ratio", "spectral_gap"),
+)
 """Metrics that are undefined for sequences of one token."""
 ONE_TOKEN = "the batch has one token, and no other to compare it with"
 

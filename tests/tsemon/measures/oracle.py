@@ -104,6 +104,14 @@ def escalation_rate(x, y):
     return divided(token_diversity(x), token_diversity(y))
 
 
+def gain(x, y):
+    return divided(np.sqrt(energy(y)), np.sqrt(energy(x))) if of_finite(x) and of_finite(y) else NAN
+
+
+def rms(x):
+    return np.sqrt(np.mean(x**2)) if of_finite(x) else NAN
+
+
 # A batch of token matrices.
 
 

@@ -50,6 +50,9 @@ def language_model():
         blocks="blocks",
         logits=lambda batch: model(batch["input_ids"]),
         before_norm="norm1",
+        added="attention",
+        fed="feed_forward.expand",
+        norms=["norm1", "norm2"],
         units="feed_forward.contract",
         projections=["attention.to_query_key_value"],
         query_key={f"attention.to_query_key_value.{kind}": 64 for kind in ("weight", "bias")},  # the first 64 rows
@@ -67,6 +70,9 @@ def bert():
         blocks="bert.encoder.layer",
         logits=lambda batch: model(**batch).logits,
         before_norm="attention.output.LayerNorm",
+        added="attention.output.dense",
+        fed="intermediate.dense",
+        norms=["attention.output.LayerNorm", "output.LayerNorm"],
         units="output.dense",
         projections=[f"attention.self.{name}" for name in ("query", "key", "value")],
         query_key={f"attention.self.{name}.{kind}": 32 for name in ("query", "key") for kind in ("weight", "bias")},
@@ -82,6 +88,7 @@ class Captured:
 
     def __init__(self, kind):
         self.states, self.deescalated, self.sums, self.units, self.projected = [], [], [], [], []
+        self.added, self.fed, self.before_norms, self.after_norms = [], [], ([], []), ([], [])
         self._handles = []
 
         def before(module, where):
@@ -95,6 +102,11 @@ class Captured:
         for block in blocks:
             before(block.get_submodule(kind.before_norm), self.sums)
             before(block.get_submodule(kind.units), self.units)
+            after(block.get_submodule(kind.added), self.added)
+            before(block.get_submodule(kind.fed), self.fed)
+            for place, name in enumerate(kind.norms):
+                before(block.get_submodule(name), self.before_norms[place])
+                after(block.get_submodule(name), self.after_norms[place])
             for name in kind.projections:
                 after(block.get_submodule(name), self.projected)
             if kind.is_causal:
@@ -182,6 +194,10 @@ class Run:
     def block_inputs(self):
         outputs = self.captured.deescalated or self.captured.states[1:]
         return [self.captured.states[0], *outputs[:-1]]
+
+    def around_norms(self):
+        (before_1, before_2), (after_1, after_2) = self.captured.before_norms, self.captured.after_norms
+        return before_1, after_1, before_2, after_2
 
     # Attention.
 
@@ -282,6 +298,19 @@ DEFINITIONS = {
     "effective_rank": lambda run: [oracle.effective_rank(run.samples(x)[0]) for x in run.captured.states],
     "deescalated_token_similarity": lambda run: run.per_sample(oracle.token_similarity, run.captured.deescalated),
     "escalation_rate": lambda run: run.per_sample(oracle.escalation_rate, run.block_inputs(), run.captured.sums),
+    "residual_gain": lambda run: run.per_sample(oracle.gain, run.block_inputs(), run.captured.sums),
+    "attention_escalation_rate": lambda run: run.per_sample(
+        oracle.escalation_rate, run.block_inputs(), run.captured.added
+    ),
+    "attention_gain": lambda run: run.per_sample(oracle.gain, run.block_inputs(), run.captured.added),
+    "feedforward_escalation_rate": lambda run: run.per_sample(
+        oracle.escalation_rate, run.captured.fed, run.captured.before_norms[1]
+    ),
+    "feedforward_gain": lambda run: run.per_sample(oracle.gain, run.captured.fed, run.captured.before_norms[1]),
+    "norm_escalation_rate": lambda run: run.per_sample(
+        lambda a, b, c, d: oracle.escalation_rate(a, b) * oracle.escalation_rate(c, d), *run.around_norms()
+    ),
+    "norm_gain": lambda run: run.per_sample(lambda _, b, __, d: oracle.rms(b) * oracle.rms(d), *run.around_norms()),
     "saturation": lambda run: [
         oracle.saturation(*(np.concatenate(run.samples(x)) for x in pair))
         for pair in zip(run.plain, run.scaled, strict=True)

@@ -35,6 +35,11 @@ def float32(x):
     return np.asarray(x, np.float32).astype(np.float64)
 
 
+def squashed(x):
+    """Another token matrix of the same shape, of a size near 1."""
+    return float32(np.tanh(np.nan_to_num(x / np.nan_to_num(np.abs(x).max() or 1.0, nan=1.0))) + 0.1)
+
+
 def assert_agrees(got, want, tolerance):
     want = torch.as_tensor(want, dtype=torch.float64)
     torch.testing.assert_close(got.double(), want.expand_as(got), equal_nan=True, **tolerance)
@@ -223,11 +228,29 @@ class TestHiddenStates:
         # With tau = 1 near collapse what is left has the size 1e-5, and each entry is off by a rounding of 6e-8.
         assert_agrees(got, want, TOLERANCE[dtype] | {"atol": 1e-4 if dtype == "float32" else 1e-12})
 
-    @holds("escalation_rate")
+    @holds("escalation_rate", "attention_escalation_rate", "feedforward_escalation_rate")
     def test_from_a_layers_input_to_its_output(self, name, x, dtype):
-        y = float32(np.tanh(np.nan_to_num(x / np.nan_to_num(np.abs(x).max() or 1.0, nan=1.0))) + 0.1)
+        y = squashed(x)
         got = getattr(m, name)(inputs(dtype, x)[0], inputs(dtype, y)[0])
         want = [oracle.escalation_rate(a, b) for a, b in zip(x, y, strict=True)]
+        assert_agrees(got, want, TOLERANCE[dtype])
+
+    @holds("attention_gain", "residual_gain", "feedforward_gain")
+    def test_of_sizes_from_a_layers_input_to_its_output(self, name, x, dtype):
+        y = squashed(x)
+        got = getattr(m, name)(inputs(dtype, x)[0], inputs(dtype, y)[0])
+        assert_agrees(got, [oracle.gain(a, b) for a, b in zip(x, y, strict=True)], TOLERANCE[dtype])
+
+    @holds("norm_escalation_rate", "norm_gain")
+    def test_of_two_norms(self, name, x, dtype):
+        y = squashed(x)
+        x_BTD, y_BTD = inputs(dtype, x)[0], inputs(dtype, y)[0]
+        pairs = zip(x, y, strict=True)
+        if name == "norm_gain":
+            got, want = m.norm_gain(x_BTD, y_BTD), [oracle.rms(a) * oracle.rms(b) for a, b in pairs]
+        else:
+            got = m.norm_escalation_rate((x_BTD, y_BTD), (x_BTD, y_BTD))
+            want = [oracle.escalation_rate(a, b) ** 2 for a, b in pairs]
         assert_agrees(got, want, TOLERANCE[dtype])
 
     @holds("saturation")

@@ -1,4 +1,5 @@
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tests import zoo
 from tests.tsemon.probes.probing import reading_of
 from tsemon.measures import escalation_rate
 from tsemon.probes import find_blocks
+from tsemon.probes.escalation import SUB_STEPS
 
 
 def pre_norm_encoder():
@@ -139,16 +141,193 @@ def by_hand(model, forward, where):
     return torch.stack([escalation_rate(x, y).mean() for x, y in pairs])
 
 
+def scaled(make):
+    torch.manual_seed(0)
+    model, forward = make()
+    model.eval()  # no dropout, so that two passes see the same states
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and "embed" not in name:
+                parameter.mul_(3)  # at its initialisation attention adds next to nothing, and any rate is 1
+    return model, forward
+
+
+def our_pre_norm_model():
+    return our_model(norm="pre")
+
+
+def our_branch_norm_model():
+    return our_model(norm="branch")
+
+
+def our_model(**options):
+    from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
+
+    sizes = {"vocab": 100, "context": 16, "depth": 3, "width": 32, "heads": 4, "ffn": 64}
+    model = CausalLanguageModel(CausalLanguageModelConfig(**sizes, **options))
+    return model, lambda: model(zoo.ids())
+
+
+class Parts(NamedTuple):
+    """Where the states of a block are found: what the module gets, or what it returns."""
+
+    added: str
+    """Returns A."""
+    summed: str
+    """Gets Y."""
+    fed: str
+    """Gets the state before the feed-forward part."""
+    end: str
+    """Gets Z. Empty: Z is what the block returns."""
+    norms: tuple[str, ...]
+
+
+POST = Parts("attention", "norm1", "feed_forward.expand", "norm2", ("norm1", "norm2"))
+PARTS = {
+    zoo.bert: Parts(
+        *("attention.output.dense", "attention.output.LayerNorm", "intermediate.dense", "output.LayerNorm"),
+        ("attention.output.LayerNorm", "output.LayerNorm"),
+    ),
+    zoo.gpt2: Parts("attn.c_proj", "ln_2", "ln_2", "", ("ln_1", "ln_2")),
+    zoo.llama: Parts(
+        *("self_attn.o_proj", "post_attention_layernorm", "post_attention_layernorm", ""),
+        ("input_layernorm", "post_attention_layernorm"),
+    ),
+    zoo.vit: Parts("attention", "layernorm_after", "layernorm_after", "", ("layernorm_before", "layernorm_after")),
+    zoo.gemma2: Parts(
+        *("post_attention_layernorm", "pre_feedforward_layernorm", "pre_feedforward_layernorm", ""),
+        ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    ),
+    zoo.olmo2: Parts(
+        "post_attention_layernorm", "mlp", "mlp", "", ("post_attention_layernorm", "post_feedforward_layernorm")
+    ),
+    zoo.mixtral: Parts(
+        *("self_attn.o_proj", "post_attention_layernorm", "post_attention_layernorm", ""),
+        ("input_layernorm", "post_attention_layernorm"),
+    ),
+    zoo.torch_encoder: Parts("self_attn", "norm1", "linear1", "norm2", ("norm1", "norm2")),
+    zoo.torch_decoder: Parts("self_attn", "norm1", "linear1", "norm3", ("norm1", "norm2", "norm3")),
+    zoo.our_language_model: POST,
+    zoo.our_vision_transformer: POST,
+    our_pre_norm_model: Parts("attention", "norm2", "norm2", "", ("norm1", "norm2")),
+    our_branch_norm_model: Parts("norm1", "feed_forward.expand", "feed_forward.expand", "", ("norm1", "norm2")),
+    pre_norm_encoder: Parts("self_attn", "norm2", "norm2", "", ("norm1", "norm2")),
+    nano_gpt: Parts("attn", "ln_2", "ln_2", "", ("ln_1", "ln_2")),
+}
+
+
+def sub_steps_by_hand(model, forward, parts):
+    """The eight metrics of each block by their definitions, from plain hooks, in float64."""
+    blocks, seen = find_blocks(model), []
+
+    def first(value):
+        while not isinstance(value, torch.Tensor):
+            value = value[0]
+        value = value.detach().double().clone()
+        return value.transpose(0, 1) if blocks[0].tokens_first else value
+
+    def got(of_block, name):
+        return lambda _, args, kwargs: of_block.__setitem__(f"before {name}", first((*args, *kwargs.values())))
+
+    def returned(of_block, name):
+        return lambda _, args, output: of_block.__setitem__(f"after {name}", first(output))
+
+    for block in blocks:
+        seen.append({})
+        for name in {"", parts.added, parts.summed, parts.fed, parts.end, *parts.norms}:
+            module = block.module.get_submodule(name)
+            module.register_forward_pre_hook(got(seen[-1], name), with_kwargs=True)
+            module.register_forward_hook(returned(seen[-1], name))
+    forward()
+
+    def diversity(x):
+        return (x - x.mean(dim=1, keepdim=True)).square().sum(dim=(1, 2)) / x.square().sum(dim=(1, 2))
+
+    def size(x):
+        return x.square().mean(dim=(1, 2)).sqrt()
+
+    def metrics(at):
+        x, y, z = at["before "], at[f"before {parts.summed}"], at[f"before {parts.end}" if parts.end else "after "]
+        a, fed = at[f"after {parts.added}"], at[f"before {parts.fed}"]
+        norms = [(at[f"before {name}"], at[f"after {name}"]) for name in parts.norms]
+        rates = {
+            "escalation_rate": diversity(x) / diversity(y),
+            "residual_gain": size(y) / size(x),
+            "attention_escalation_rate": diversity(x) / diversity(a),
+            "attention_gain": size(a) / size(x),
+            "feedforward_escalation_rate": diversity(fed) / diversity(z),
+            "feedforward_gain": size(z) / size(fed),
+            "norm_escalation_rate": math.prod(diversity(u) / diversity(v) for u, v in norms),
+            "norm_gain": math.prod(size(v) for _, v in norms),
+        }
+        return {name: per_sample.mean() for name, per_sample in rates.items()}
+
+    of_blocks = [metrics(at) for at in seen]
+    return {name: torch.stack([found[name] for found in of_blocks]) for name in of_blocks[0]}
+
+
+OF_SUB_STEPS = tuple(name for names in SUB_STEPS.values() for name in names)
+
+
+class TestSubSteps:
+    @pytest.mark.parametrize("make", PARTS, ids=lambda make: make.__name__)
+    def test_equal_their_definitions_from_hooks_made_by_hand(self, make):
+        model, forward = scaled(make)
+        reading, probe = reading_of(model, forward)
+        expected = sub_steps_by_hand(model, forward, PARTS[make])
+        for name in OF_SUB_STEPS:
+            # Sums of 12 x 32 squares in float32, of states that the models hold in float32; norms are a product of four.
+            torch.testing.assert_close(reading.layers[name].double(), expected[name], rtol=4e-4, atol=0, msg=name)
+            assert name not in probe.not_measured
+
+    def test_of_the_first_sample_are_there_while_nothing_tells_the_layout_before_attention(self):
+        model, forward = scaled(zoo.gpt2)
+        first, _ = reading_of(model, forward)
+        assert all(first.layers[name].isfinite().all() for name in OF_SUB_STEPS)
+
+    def test_leave_out_what_the_usual_tier_does_not_need(self):
+        model, forward = scaled(zoo.gpt2)
+        reading, _ = reading_of(model, forward, measures={"escalation_rate"})
+        assert reading.layers.keys() & {*OF_SUB_STEPS} == {"escalation_rate"}
+
+    @pytest.mark.parametrize("make", [zoo.gptj, zoo.gpt_neox], ids=lambda make: make.__name__)
+    def test_are_not_made_up_where_the_feed_forward_part_runs_beside_attention(self, make):
+        torch.manual_seed(0)
+        reading, probe = reading_of(*make())
+        for name in OF_SUB_STEPS:
+            assert name not in reading.layers
+            assert "runs beside attention" in probe.not_measured[name]
+
+    def test_are_not_made_up_where_the_residual_is_added_in_place(self):
+        torch.manual_seed(0)
+        reading, probe = reading_of(*in_place())
+        assert reading.layers["attention_gain"].isnan().tolist() == [True, False, True]
+        assert "in 2 of 3 blocks: what attention returned was overwritten" in probe.not_measured["attention_gain"]
+        assert "in 3 of 3 blocks: no feed-forward part" in probe.not_measured["feedforward_gain"]
+
+    def test_change_no_bit_of_the_training(self):
+        def trained(measures):
+            torch.manual_seed(0)
+            model, forward = zoo.gpt2()  # with dropout
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+            for _ in range(2):
+                torch.manual_seed(1)
+                reading_of(model, forward, optimizer, measures=measures)
+            return [*model.parameters()]
+
+        for watched, plain in zip(trained(OF_SUB_STEPS), trained(()), strict=True):
+            assert torch.equal(watched, plain)
+
+    def test_keep_no_state_alive(self):
+        torch.manual_seed(0)
+        _, probe = reading_of(*zoo.bert())
+        assert probe._parts["escalation"]._layer is None
+
+
 class TestEscalationRate:
     @pytest.mark.parametrize("make", WHERE_Y_COMES, ids=lambda make: make.__name__)
     def test_equals_its_definition_from_hooks_made_by_hand(self, make):
-        torch.manual_seed(0)
-        model, forward = make()
-        model.eval()  # no dropout, so that two passes see the same states
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if parameter.ndim > 1 and "embed" not in name:
-                    parameter.mul_(3)  # at its initialisation attention adds next to nothing, and any rate is 1
+        model, forward = scaled(make)
         reading, probe = reading_of(model, forward)
         expected = by_hand(model, forward, WHERE_Y_COMES[make])
         assert (expected - 1).abs().max() > 1e-2

@@ -1,0 +1,361 @@
+"""Find the sub-step of a block that makes tokens alike or states explode, and report it with its numbers.
+
+Each sub-step has signs: numbers that leave the range of an earlier healthy frame, or of the other blocks. The size of a sign
+is the logarithm of the factor. The earliest block with a sign at least 0.6 times the largest one is the cause: the states
+that a later block gets are not healthy. Within the block, the order is the order of SIGNS: a norm's gain depends on no other
+sub-step, and a residual that is scaled down makes the other sub-steps look large.
+
+Axes: N blocks, E entries of hidden states (N + 1), H heads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+SubStep = Literal["norm", "residual", "attention", "feed-forward"]
+Array = NDArray[np.float64]
+Named = Mapping[str, Array | None]
+
+DECISIVE = math.log(2.5)
+"""Smallest sign that decides. Most healthy blocks differ from each other, and from an early sample, by less."""
+EARLY = 0.6
+"""The earliest block whose sign is at least this fraction of the largest one is the cause."""
+SLACK = 2
+"""Blocks before the first block of an alert that may be the cause: rules name blocks whose output is not healthy."""
+LEAST = 0.02
+"""Smallest weight of a residual that is distinguished from 0."""
+SMALL = 0.2
+"""An output this small, relative to the residual, changes nothing: growth up to there is no sign."""
+ONE_HOT = 0.1
+"""A head with an attention entropy below this attends to about a single token."""
+FACTOR = 2.0
+"""A head is named if its logit or its entropy is off by this factor from the median of its block's heads."""
+LARGEST = math.log(1e6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrays:
+    """The numbers of one frame, or the newest known value of each metric. Missing values are null, absent or NaN."""
+
+    layers: Named
+    """By metric: one value per block (N,), or per hidden state (E,)."""
+    heads: Named = field(default_factory=dict)
+    """By metric: one value per block and head (N, H)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """The cause within the step. `block` and `sub_step` are null if the numbers do not decide."""
+
+    block: int | None = None
+    """From 0."""
+    sub_step: SubStep | None = None
+    metric: str | None = None
+    """The metric that shows it."""
+    factor: float | None = None
+    """Its value relative to the reference, such as 20 or 0.03."""
+    head: int | None = None
+    """From 0; None if no single head stands out."""
+    text: str
+    """One or two sentences."""
+
+
+@dataclass(frozen=True)
+class _Sign:
+    sub_step: SubStep
+    metric: str
+    size_N: Array
+    """0 in blocks without the sign."""
+    says: str
+    """Clause about the sub-step, with {value}, {factor} and {usual}."""
+
+
+def mechanism_of(
+    newest: Arrays, *, rule: str, blocks: tuple[int, int] | None, healthy: Arrays | None = None
+) -> Mechanism:
+    """Return the sub-step that caused an incident, given its cause's rule and first and last block, from 0."""
+    if rule.startswith("non-finite") or _is_nonfinite(newest):
+        return _first_nonfinite(newest)
+    num_blocks = max((len(x) for name in NEEDED if (x := _known(newest, name)) is not None), default=0)
+    if not num_blocks:
+        return Mechanism(text=f"The sub-step is unknown: the frame has none of {', '.join(NEEDED)}.")
+    signs = [sign for of in SIGNS for sign in of(newest, healthy, num_blocks)]
+    allowed_N = np.zeros(num_blocks, dtype=bool)
+    first, last = (0, num_blocks - 1) if blocks is None else blocks
+    allowed_N[max(0, first - SLACK) : last + 1] = True
+    size_SN = np.stack([np.where(allowed_N, sign.size_N, 0.0) for sign in signs])
+    largest = size_SN.max()
+    if largest < DECISIVE:
+        return Mechanism(text=_undecided(newest, healthy, math.exp(largest)))
+    enough = max(DECISIVE, EARLY * largest)
+    block = int(np.argmax(size_SN.max(axis=0) >= enough))
+    sign = next(sign for sign, size_N in zip(signs, size_SN, strict=True) if size_N[block] >= enough)
+    return _told(sign, block, newest, healthy)
+
+
+NEEDED = (
+    "escalation_rate",
+    "attention_gain",
+    "residual_gain",
+    "feedforward_gain",
+    "feedforward_escalation_rate",
+    "norm_gain",
+)
+
+
+# Signs.
+
+
+def _norms(newest: Arrays, healthy: Arrays | None, num_blocks: int) -> list[_Sign]:
+    change_N = _change("norm_gain", newest, healthy, num_blocks)
+    says = "the norms scale states by {value}, {factor} times the usual {usual}"
+    return [_Sign("norm", "norm_gain", np.abs(change_N), says)]
+
+
+def _residual(newest: Arrays, healthy: Arrays | None, num_blocks: int) -> list[_Sign]:
+    """|Y|^2 = c^2 |X|^2 + |A|^2 gives the weight c of the residual, if X and A have no common direction."""
+    weight_N = _weight(newest, num_blocks)
+    usual_N = _usual_weight(healthy, num_blocks)
+    size_N = np.nan_to_num(np.log(np.maximum(usual_N, LEAST) / np.maximum(weight_N, LEAST)))
+    says = "the residual has a weight of about {value}, {factor} times the usual {usual}"
+    return [_Sign("residual", "residual_gain", np.clip(size_N, 0, LARGEST), says)]
+
+
+def _usual_weight(healthy: Arrays | None, num_blocks: int) -> Array:
+    return np.ones(num_blocks) if healthy is None else np.fmin(_weight(healthy, num_blocks), 1.0)
+
+
+def _weight(arrays: Arrays, num_blocks: int) -> Array:
+    """NaN where attention is so large that the residual does not show."""
+    whole_N, added_N = (_padded(arrays, name, num_blocks) for name in ("residual_gain", "attention_gain"))
+    weight_N = np.sqrt(np.fmax(whole_N**2 - added_N**2, 0.0))
+    return np.where(np.fmin(whole_N, added_N) < 1.0, weight_N, np.nan)
+
+
+def _attention(newest: Arrays, healthy: Arrays | None, num_blocks: int) -> list[_Sign]:
+    gain_N = _change("attention_gain", newest, healthy, num_blocks, of=lambda gain_N: np.maximum(gain_N, SMALL))
+    # Logits are products of two states: a factor of the states counts twice.
+    logit_N = _change("max_attention_logit", newest, healthy, num_blocks) / 2
+    rate_N = _change("escalation_rate", newest, healthy, num_blocks)
+    return [
+        _Sign(
+            "attention",
+            "max_attention_logit",
+            np.fmax(logit_N, 0.0),
+            "attention logits reach {value}, {factor} times the usual {usual}",
+        ),
+        _Sign(
+            "attention",
+            "attention_gain",
+            np.fmax(gain_N, 0.0),
+            "the output of attention is {value} times as large as the block's input, {factor} times the usual {usual}",
+        ),
+        _Sign(
+            "attention",
+            "escalation_rate",
+            np.fmax(rate_N, 0.0),
+            "attention with its residual has an escalation rate of {value}, {factor} times the usual {usual}",
+        ),
+    ]
+
+
+def _feed_forward(newest: Arrays, healthy: Arrays | None, num_blocks: int) -> list[_Sign]:
+    gain_N = _change("feedforward_gain", newest, healthy, num_blocks, of=_added)
+    rate_N = _change("feedforward_escalation_rate", newest, healthy, num_blocks)
+    return [
+        _Sign(
+            "feed-forward",
+            "feedforward_escalation_rate",
+            np.fmax(rate_N, 0.0),
+            "the feed-forward part divides token diversity by {value}, {factor} times the usual {usual}",
+        ),
+        _Sign(
+            "feed-forward",
+            "feedforward_gain",
+            np.fmax(gain_N, 0.0),
+            "the feed-forward part makes the hidden state {value} times as large, {factor} times the usual {usual}",
+        ),
+    ]
+
+
+SIGNS: tuple[Callable[[Arrays, Arrays | None, int], list[_Sign]], ...] = (_norms, _residual, _attention, _feed_forward)
+
+
+def _known(arrays: Arrays | None, name: str) -> Array | None:
+    found = None if arrays is None else arrays.layers.get(name)
+    return None if found is None or not np.isfinite(found).any() else np.asarray(found, dtype=np.float64)
+
+
+def _padded(arrays: Arrays | None, name: str, num_blocks: int) -> Array:
+    found = _known(arrays, name)
+    return np.full(num_blocks, np.nan) if found is None or len(found) != num_blocks else found
+
+
+def _added(gain_N: Array) -> Array:
+    """Size of the output that a sub-step adds to a residual of size 1, if the two have no common direction."""
+    return np.sqrt(np.maximum(gain_N**2 - 1, SMALL**2))
+
+
+def _change(
+    name: str,
+    newest: Arrays,
+    healthy: Arrays | None,
+    num_blocks: int,
+    of: Callable[[Array], Array] = lambda value_N: value_N,
+) -> Array:
+    """The logarithm of the value over the usual one, or of a function of both, less its median over the blocks: the change
+    that all blocks have in common is no block's own. 0 where one of them is unknown."""
+    value_N, usual_N = np.abs(_padded(newest, name, num_blocks)), _usual(name, newest, healthy, num_blocks)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_N = np.clip(np.log(of(value_N) / of(usual_N)), -LARGEST, LARGEST)
+    common = _median(log_N)
+    return np.nan_to_num(log_N - (0.0 if math.isnan(common) else common))
+
+
+def _usual(name: str, newest: Arrays, healthy: Arrays | None, num_blocks: int) -> Array:
+    """The value of each block in the healthy frame, or the median of the other blocks if the frame lacks it."""
+    values_N, before_N = (np.abs(_padded(arrays, name, num_blocks)) for arrays in (newest, healthy))
+    places_N = np.arange(num_blocks)
+    others_N = np.array([_median(values_N[places_N != block]) for block in places_N])
+    return np.where(np.isfinite(before_N) & (before_N > 0), before_N, others_N)
+
+
+def _median(values: Array) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if known.size else math.nan
+
+
+# NaN and infinities.
+
+
+def _is_nonfinite(arrays: Arrays) -> bool:
+    found = _known(arrays, "nonfinite")
+    return found is not None and bool(np.nanmax(found) > 0)
+
+
+def _first_nonfinite(newest: Arrays) -> Mechanism:
+    found_E = _known(newest, "nonfinite")
+    if found_E is None or not np.nanmax(found_E) > 0:
+        return Mechanism(text="The sub-step is unknown: all hidden states of the frame are finite.")
+    entry = int(np.argmax(np.nan_to_num(found_E) > 0))
+    if entry == 0:
+        return Mechanism(
+            text="The first block already gets NaN or infinities: their cause is in the embeddings or in the data."
+        )
+    block, share = entry - 1, found_E[entry]
+    where = f"Block {block} is the first whose output holds NaN or infinities, in {_percent(share)} of the sequences"
+    for name, sub_step, says in ORDER if share == 1 else ():
+        values_N = newest.layers.get(name)
+        if values_N is not None and block < len(values_N) and not np.isfinite(values_N[block]):
+            return Mechanism(block=block, sub_step=sub_step, metric=name, text=f"{where}. {says} makes them.")
+    hidden = "the sub-steps are measured on finite sequences alone"
+    why = hidden if share < 1 else "the frame has no metrics of its sub-steps"
+    return Mechanism(block=block, text=f"{where}. The sub-step is unknown: {why}.")
+
+
+ORDER: tuple[tuple[str, SubStep, str], ...] = (
+    ("attention_gain", "attention", "Attention"),
+    ("residual_gain", "residual", "The residual"),
+    ("feedforward_gain", "feed-forward", "The feed-forward part"),
+    ("norm_gain", "norm", "A norm"),
+)
+"""Sub-steps as the hidden state meets them, and the metric that lacks a value if the sub-step makes NaN."""
+
+
+# Words.
+
+
+def _told(sign: _Sign, block: int, newest: Arrays, healthy: Arrays | None) -> Mechanism:
+    num_blocks = len(sign.size_N)
+    if sign.sub_step == "residual":
+        value = _weight(newest, num_blocks)[block]
+        usual = _usual_weight(healthy, num_blocks)[block]
+    else:
+        value = abs(_padded(newest, sign.metric, num_blocks)[block])
+        usual = _usual(sign.metric, newest, healthy, num_blocks)[block]
+    factor = value / usual
+    head = _head(block, newest) if sign.sub_step == "attention" else None
+    says = sign.says.format(value=_number(value), factor=_number(factor), usual=_number(usual))
+    compared = "the other blocks" if healthy is None or not _is_before(sign, block, healthy) else "the healthy sample"
+    more = [text for text in (_kept(sign, block, newest), _of_head(head, block, newest)) if text]
+    text = f"In block {block}, {says} of {compared}."
+    if more:
+        second = "; ".join(more)
+        text += f" {second[0].upper()}{second[1:]}."
+    return Mechanism(
+        block=block, sub_step=sign.sub_step, metric=sign.metric, factor=float(factor), head=head, text=text
+    )
+
+
+def _is_before(sign: _Sign, block: int, healthy: Arrays) -> bool:
+    before = _known(healthy, sign.metric)
+    return before is not None and len(before) == len(sign.size_N) and bool(np.isfinite(before[block]))
+
+
+def _kept(sign: _Sign, block: int, newest: Arrays) -> str:
+    """How much diversity attention and its residual keep, and the least that Eq. 13 of Classic Transformers expects.
+
+    Its rate for random value weights is at most 1 + t_sim(X), with mu_1 = 1, mu_2 = 0 and alpha = 1.
+    """
+    num_blocks = len(sign.size_N)
+    rate, shared_E = _padded(newest, "escalation_rate", num_blocks)[block], _known(newest, "token_similarity")
+    if sign.sub_step not in ("attention", "residual") or not rate > 1:
+        return ""
+    most = 1 + shared_E[block] if shared_E is not None and len(shared_E) == num_blocks + 1 else math.nan
+    than = f", less than the {_percent(1 / most)} that Eq. 13 expects for random value weights" if rate > most else ""
+    return f"attention with its residual keeps {_percent(1 / rate)} of token diversity{than}"
+
+
+def _head(block: int, newest: Arrays) -> int | None:
+    """The head whose logits or entropy are far from the other heads of its block."""
+    for name, sign in (("max_attention_logit", 1), ("attention_entropy", -1)):
+        values_NH = newest.heads.get(name)
+        if values_NH is None or block >= len(values_NH) or len(values_NH[block]) < 2:
+            continue
+        values_H = np.abs(np.asarray(values_NH[block], dtype=np.float64))
+        if not np.isfinite(values_H).all():
+            continue
+        head = int(np.argmax(sign * values_H))
+        others = float(np.median(np.delete(values_H, head)))
+        if (values_H[head] > FACTOR * others) if sign > 0 else (FACTOR * values_H[head] < others):
+            return head
+    return None
+
+
+def _of_head(head: int | None, block: int, newest: Arrays) -> str:
+    if head is None:
+        return ""
+    entropy_NH, logit_NH = (newest.heads.get(name) for name in ("attention_entropy", "max_attention_logit"))
+    if entropy_NH is not None and entropy_NH[block][head] < ONE_HOT:
+        return f"head {head} attends to about a single token (entropy {_number(entropy_NH[block][head])})"
+    if logit_NH is not None:
+        return f"head {head} has the largest logit ({_number(logit_NH[block][head])})"
+    return ""
+
+
+def _undecided(newest: Arrays, healthy: Arrays | None, factor: float) -> str:
+    if _known(newest, "attention_gain") is None and _known(newest, "feedforward_gain") is None:
+        return "The sub-step is unknown: the frame lacks the metrics of sub-steps, which come with the slow tier."
+    reference = (
+        "the other blocks"
+        if healthy is None
+        else "the healthy sample (beyond the change that all blocks have in common)"
+    )
+    return (
+        f"The sub-step is unknown: no block stands out, as the largest difference from {reference} is a factor of "
+        f"{_number(factor)}."
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:.2g}" if abs(value) < 10 else f"{value:,.0f}"
+
+
+def _percent(share: float) -> str:
+    return f"{_number(100 * share)} %"

@@ -1,0 +1,136 @@
+"""The sub-step that causes an incident, from arrays made by hand."""
+
+import numpy as np
+import pytest
+
+from tsemon_server.incidents.mechanism import Arrays, mechanism_of
+
+HEALTHY = {
+    "token_similarity": [0.1] * 9,
+    "escalation_rate": [1.05] * 8,
+    "attention_gain": [0.3] * 8,
+    "residual_gain": [1.044] * 8,
+    "feedforward_gain": [1.04] * 8,
+    "feedforward_escalation_rate": [1.01] * 8,
+    "norm_gain": [1.0] * 8,
+    "max_attention_logit": [2.0] * 8,
+    "nonfinite": [0.0] * 9,
+}
+
+
+def arrays(heads=None, **changes):
+    """A healthy frame of eight blocks, but for what is given as metric={entry: value}, or metric=None."""
+    found = {name: np.array(values) for name, values in HEALTHY.items()}
+    for name, of_entries in changes.items():
+        if of_entries is None:
+            found[name] = None
+        else:
+            found[name][list(of_entries)] = list(of_entries.values())
+    return Arrays(layers=found, heads=heads or {})
+
+
+def found_in(newest, *, rule="token-similarity-escalation", blocks=None, healthy=None):
+    return mechanism_of(newest, rule=rule, blocks=blocks, healthy=healthy)
+
+
+class TestMechanism:
+    def test_is_attention_whose_output_outgrows_the_block_input(self):
+        entropy, logits = np.full((8, 4), 0.8), np.full((8, 4), 2.0)
+        entropy[7, 3], logits[7, 3] = 0.02, 90.0
+        heads = {"attention_entropy": entropy, "max_attention_logit": logits}
+        newest = arrays(heads, attention_gain={7: 6.0}, residual_gain={7: 6.1}, escalation_rate={7: 33.0})
+        found = found_in(newest)
+        assert (found.block, found.sub_step, found.metric, found.head) == (7, "attention", "attention_gain", 3)
+        assert found.factor == pytest.approx(20)
+        assert found.text == (
+            "In block 7, the output of attention is 6 times as large as the block's input, 20 times the usual 0.3 of the "
+            "other blocks. Attention with its residual keeps 3 % of token diversity, less than the 91 % that Eq. 13 "
+            "expects for random value weights; head 3 attends to about a single token (entropy 0.02)."
+        )
+
+    def test_is_the_residual_that_is_scaled_down(self):
+        found = found_in(arrays(residual_gain={4: 0.304}, escalation_rate={4: 12.0}))
+        assert (found.block, found.sub_step) == (4, "residual")
+        assert "the residual has a weight of about 0.049, 0.049 times the usual 1" in found.text
+
+    @pytest.mark.parametrize("metric", ["feedforward_gain", "feedforward_escalation_rate"])
+    def test_is_the_feed_forward_part(self, metric):
+        found = found_in(arrays(**{metric: {2: 9.0}}))
+        assert (found.block, found.sub_step, found.metric) == (2, "feed-forward", metric)
+
+    @pytest.mark.parametrize("gain", [30.0, 0.0])
+    def test_is_a_norm_also_if_all_behind_it_is_off_as_well(self, gain):
+        newest = arrays(norm_gain={2: gain}, attention_gain={2: 9.0}, feedforward_gain={2: 9.0})
+        found = found_in(newest)
+        assert (found.block, found.sub_step) == (2, "norm")
+        assert found.factor == gain
+
+    def test_is_in_the_earliest_block_as_later_ones_get_states_that_are_not_healthy(self):
+        found = found_in(arrays(attention_gain={3: 6.0, 4: 8.0, 5: 9.0}))
+        assert found.block == 3
+
+    def test_is_looked_for_where_the_alert_saw_it_and_shortly_before(self):
+        newest = arrays(attention_gain={0: 9.0, 4: 6.0})
+        assert found_in(newest, blocks=(6, 7)).block == 4
+        assert found_in(newest).block == 0
+
+    def test_is_relative_to_the_healthy_frame_where_blocks_differ_by_nature(self):
+        by_nature = {"attention_gain": {0: 5.0}}
+        newest = arrays(attention_gain={0: 5.0, 6: 3.0})
+        assert found_in(newest).block == 0
+        found = found_in(newest, healthy=arrays(**by_nature))
+        assert found.block == 6
+        assert "times the usual 0.3 of the healthy sample" in found.text
+
+    def test_is_none_if_all_blocks_changed_alike(self):
+        newest = arrays(attention_gain=dict.fromkeys(range(8), 3.0), residual_gain=dict.fromkeys(range(8), 3.2))
+        found = found_in(newest, healthy=arrays())
+        assert found.sub_step is None
+        assert found.text.startswith("The sub-step is unknown: no block stands out, as the largest difference from the")
+
+    def test_is_unknown_without_the_slow_tier_unless_the_usual_metrics_decide(self):
+        slow = ("attention_gain", "residual_gain", "feedforward_gain", "feedforward_escalation_rate", "norm_gain")
+        missing = dict.fromkeys(slow)
+        assert "the frame lacks the metrics of sub-steps" in found_in(arrays(**missing)).text
+        assert found_in(arrays(**missing, escalation_rate={5: 20.0})).sub_step == "attention"
+
+    def test_is_unknown_of_a_frame_without_any_of_its_metrics(self):
+        assert found_in(Arrays(layers={"loss": None})).text.startswith("The sub-step is unknown: the frame has none of")
+
+    def test_survives_any_value_that_is_missing(self):
+        for name in HEALTHY:
+            for value in (np.nan, np.inf, 0.0):
+                newest = arrays(**{name: dict.fromkeys(range(8), value)})
+                assert found_in(newest).text
+                assert found_in(arrays(), healthy=newest).text
+                assert found_in(newest, healthy=newest).text
+
+
+class TestMechanismOfNaN:
+    def test_is_the_first_sub_step_that_has_no_value(self):
+        newest = arrays(nonfinite=dict.fromkeys(range(4, 9), 1.0), feedforward_gain=dict.fromkeys(range(3, 8), np.nan))
+        found = found_in(newest, rule="non-finite-activations")
+        assert (found.block, found.sub_step) == (3, "feed-forward")
+        assert found.text == (
+            "Block 3 is the first whose output holds NaN or infinities, in 100 % of the sequences. The feed-forward part "
+            "makes them."
+        )
+
+    def test_is_before_the_blocks_if_the_first_of_them_gets_it(self):
+        found = found_in(arrays(nonfinite=dict.fromkeys(range(9), 1.0)))
+        assert found.block is None
+        assert "in the embeddings or in the data" in found.text
+
+    def test_is_unknown_where_some_sequences_are_finite(self):
+        found = found_in(arrays(nonfinite={5: 0.25}))
+        assert (found.block, found.sub_step) == (4, None)
+        assert "The sub-step is unknown: the sub-steps are measured on finite sequences alone" in found.text
+
+    def test_is_unknown_without_metrics_of_sub_steps(self):
+        missing = dict.fromkeys(("attention_gain", "residual_gain", "feedforward_gain", "norm_gain"))
+        found = found_in(arrays(**missing, nonfinite=dict.fromkeys(range(5, 9), 1.0)))
+        assert (found.block, found.sub_step) == (4, None)
+        assert "the frame has no metrics of its sub-steps" in found.text
+
+    def test_is_none_while_all_states_are_finite(self):
+        assert "all hidden states of the frame are finite" in found_in(arrays(), rule="non-finite-gradient").text
