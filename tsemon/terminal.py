@@ -145,6 +145,17 @@ def print_heading(text: str) -> None:
     console.print(Text(printable(text), "bold"))
 
 
+def print_line(*cells: Cell) -> None:
+    """Print cells in one line, two spaces apart. A narrow terminal cuts it."""
+    from rich.text import Text
+
+    line, console = Text("  ").join(map(_text, cells)), terminal()
+    if console is None:
+        print(line.plain)
+    else:
+        console.print(line, no_wrap=True, overflow="ellipsis")
+
+
 def print_facts(facts: Iterable[tuple[str, Cell]], *, indent: int = 2, name_width: int = 16) -> None:
     """A line for each: its name, and what is to be said, which goes on below itself where a terminal is narrow."""
     from rich.text import Text

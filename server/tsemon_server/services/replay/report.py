@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tsemon.terminal import Cell, Column, count, print_facts, print_json, print_table, printable, say, terminal
+from tsemon.terminal import Cell, Column, count, print_facts, print_json, print_line, print_table, say, terminal
 from tsemon_answers.display import blocks
 from tsemon_answers.incidents import Verdict
 from tsemon_answers.rules import NotJudged
@@ -68,22 +68,15 @@ def _is_alone(alert: Fired, result: Replayed) -> bool:
 def _print_incidents(found: Sequence[tuple[Replayed, Verdict]]) -> None:
     """Print a few lines per incident on a terminal, and a row in a pipe."""
     rows = [_cells(result, one) for result, one in found]
-    console = terminal()
-    if console is None and rows:
-        columns = [Column(name, right=name in ("since", "fired")) for name in rows[0]]
-        print_table(columns, [[*row.values()] for row in rows])
-    if console is None:
+    if terminal() is None:
+        columns = [Column(name, right=name in ("since", "fired")) for row in rows[:1] for name in row]
+        if rows:
+            print_table(columns, [[*row.values()] for row in rows])
         return
-    from rich.text import Text
-
     for row in rows:
-        where = [] if row["where"] == "-" else [f"  {row['where']}"]
-        head = Text.assemble(
-            (printable(str(row["run"])), "bold"),
-            *("  ", row["state"], "  ", row["severity"], f"  {printable(str(row['family']))}", *where),
-            f"  since step {row['since']}  fired at {row['fired']}",
-        )
-        console.print(head, overflow="ellipsis", no_wrap=True)
+        where = [] if row["where"] == "-" else [row["where"]]
+        head = ((str(row["run"]), "bold"), row["state"], row["severity"], row["family"], *where)
+        print_line(*head, f"since step {row['since']}", f"fired at {row['fired']}")
         print_facts([("", f"{row['rule']}: {row['title']}")], indent=7, name_width=0)
         if row["also fired"] != "-":
             print_facts([("", (f"also fired: {row['also fired']}", "dim"))], indent=7, name_width=0)

@@ -89,8 +89,8 @@ class Incidents:
         return self._read(_select().where(_incident.incident_id.in_(incident_ids)).order_by(_incident.incident_id))
 
     def to_tell(self, run_id: str, attempt: int, alerts: Collection[Alert]) -> list[ToldIncident]:
-        """The open incidents of an attempt, and those of `alerts`: its open alerts, and alerts that were just resolved."""
-        if not alerts:  # an incident is open only while an alert is
+        """The open incidents of an attempt, and the incidents of `alerts`: its open alerts, and any just resolved."""
+        if not alerts:  # an incident is open only while an alert is, or a stall of the loss
             return []
         numbers = {int(alert.incident_id) for alert in alerts if alert.incident_id is not None}
         is_told = or_(_incident.state == "open", _incident.incident_id.in_(numbers))
