@@ -199,7 +199,7 @@ class Silences(Record):
 
 
 class Notification(Record):
-    """What a receiver was told about an incident or alert, or will be told."""
+    """A message to a receiver about an incident or alert, sent or planned."""
 
     notification_id: str
     """Opaque id."""
@@ -214,7 +214,7 @@ class Notification(Record):
     run: str
     """Name of that run."""
     rule: str
-    """Rule of the alert, or of the incident's likeliest cause when the receiver was first told of it."""
+    """Rule of the alert, or of the incident's likeliest cause at the time of the first message."""
     kind: NoticeKind
     """firing or resolved: what the receiver is told."""
     receiver: str

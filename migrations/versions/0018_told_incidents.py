@@ -1,4 +1,4 @@
-"""Receivers are told of incidents, under the rule, family and severity that these opened with."""
+"""A delivery keeps the rule, family and severity that its incident had in the first message."""
 
 import sqlalchemy as sa
 from alembic import op

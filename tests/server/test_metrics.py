@@ -153,8 +153,12 @@ class TestMetrics:
     def test_show_an_incident_once_while_it_is_open(self, start):
         rules = load("""
         rules:
-          - {name: dead, family: dead, when: any(grad_norm < 1), clear: not any(grad_norm < 1), severity: warning}
-          - {name: high-loss, when: loss > 10, clear: loss < 5, severity: warning}
+          - name: dead
+            family: dead
+            severity: warning
+            when: any(grad_norm < 1) for 1 sample
+            clear: not any(grad_norm < 1) for 1 sample
+          - {name: high-loss, when: loss > 10 for 1 sample, clear: loss < 5 for 1 sample, severity: warning}
         """)
         api = start(rules=rules)
         run_id = api.register(num_blocks=3)

@@ -150,7 +150,7 @@ def _evidence_lines(message: Message) -> list[str]:
 
 
 def as_alerts(message: Message, receiver: Alertmanager) -> Post:
-    """All incidents and alerts, none left out: it goes by what it hears."""
+    """Include all incidents and alerts, because Alertmanager resolves those that it no longer receives."""
     url = receiver.url.get_secret_value().rstrip("/").removesuffix("/api/v2/alerts")
     body = _json([_as_alert(message, notice, receiver) for notice in message.notices])
     return Post(f"{url}/api/v2/alerts", _authorized(receiver), body)

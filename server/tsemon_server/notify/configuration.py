@@ -199,7 +199,7 @@ class _Grouping(_Part):
     repeat_interval: LongSpan = None
     """How often to say that something still fires."""
     recovery_wait: Span | None = None
-    """How long an incident that has recovered must stay so before that is told."""
+    """How long an incident must stay recovered before the receivers get a message about it."""
 
 
 class Route(_Grouping):

@@ -1,4 +1,4 @@
-"""What a message says, whoever gets it: which incidents and alerts it is about, a title, some lines, and a link."""
+"""The contents of a message for any receiver: its incidents and alerts, a title, some lines, and a link."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEVELS = {"info": "info", "warning": "warn", "critical": "error"}
 
 @dataclass(frozen=True)
 class Notice:
-    """That an incident or alert fires, that it is over, or both at once."""
+    """News of an incident or alert: it fires, it is over, or both at once."""
 
     kind: NoticeKind
     alert: Alert
@@ -40,12 +40,12 @@ class Notice:
 
     @property
     def rule(self) -> str:
-        """Rule under which the receiver hears of it, which stays the same."""
+        """Rule in the messages, which stays the same."""
         return self.alert.labels["rule"] if isinstance(self.alert, NoticedIncident) else self.alert.rule
 
     @property
     def place(self) -> str:
-        """Where to look in the address of the page: the metric, layer and step at which the cause began."""
+        """Query of the link to the run: the metric, layer and step at which the cause began."""
         step, blocks = self.alert.firing_step, None
         if isinstance(self.alert, NoticedIncident):
             step, blocks = self.alert.left_step, self.alert.blocks
@@ -91,7 +91,7 @@ class Notice:
 
     @property
     def _where(self) -> list[str]:
-        """Of an incident: where and since when, and until when that may change."""
+        """The blocks and the first step of an incident, and the step until which its cause may change."""
         alert = self.alert
         if not isinstance(alert, NoticedIncident):
             return []
@@ -104,7 +104,7 @@ class Notice:
 
     @property
     def _cause(self) -> list[str]:
-        """Of an incident that is over: its final cause, and what else fired."""
+        """The final cause of an incident that is over, and the other rules that fired."""
         if not isinstance(self.alert, NoticedIncident):
             return []
         return [f"Cause: {self.alert.rule}. {self._summary}", *self._where, *self._also]
@@ -236,7 +236,7 @@ _ENDS = {
 
 
 def _seen_at(evidence: Mapping[str, Any], blocks: tuple[int, int] | None) -> tuple[str | None, int | None]:
-    """A metric with layers and the layer, both that of the first condition that names a layer, if there is one."""
+    """Return a metric and a layer for the link, from the first condition with a layer if possible."""
     metrics = evidence.get("layers")
     if not isinstance(metrics, Mapping):
         return None, None

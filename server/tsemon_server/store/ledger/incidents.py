@@ -28,7 +28,7 @@ EVERY_INCIDENT = IncidentsQuery()
 class NoticedIncident(Alert):
     """An incident as people are notified of it: the alert of its cause, which fires while the incident is open.
 
-    It is silenced if nobody is to be told: each of its firing alerts is silenced or acknowledged.
+    It is silenced if each of its firing alerts is silenced or acknowledged.
     """
 
     blocks: tuple[int, int] | None
@@ -36,9 +36,9 @@ class NoticedIncident(Alert):
     settles_step: int | None
     """Until this step, another cause may turn out to be the likeliest; None if that is over."""
     also_fired: list[str]
-    """Rules of its alerts besides that of the cause."""
+    """Rules of its alerts besides the rule of the cause."""
     labels: dict[str, str]
-    """Rule, family and severity under which the receiver was told that it opened."""
+    """Rule, family and severity in the first message to the receiver."""
 
 
 class OpenIncident(NamedTuple):
@@ -109,7 +109,7 @@ class Incidents:
         return {row.number: _told(row, found[row.cause_id], alerts[row.number]) for row in rows}
 
     def open(self) -> list[OpenIncident]:
-        """All that are open, besides those whose firing alerts are all silenced."""
+        """Return open incidents, except those with only silenced alerts."""
         query = select(*(_incident[name] for name in OpenIncident._fields)).where(_incident.state == "open")
         found = [OpenIncident(*row) for row in self._connection.execute(query.order_by(_incident.incident_id))]
         alerts = self._alerts([one.incident_id for one in found])
@@ -196,13 +196,13 @@ class IncidentChanges(Incidents):
             self._queue_notice(group.symptoms[0].key, run_id)
 
     def _queue_notice(self, alert_id: int | None, run_id: str) -> None:
-        """Note that the incident of this alert changes, even if none of its alerts does: a loss that stalled falls again."""
+        """Note a change of the incident of this alert. It may change though its alerts do not, if a loss falls again."""
         values = {"alert_id": alert_id, "run_id": run_id, "has_fired": False, "queued_at": self._now}
         self._connection.execute(insert(tables.notice).values(values))
 
 
 _DECIDES = "state", "severity", "rule", "family"
-"""Columns that decide who is told of an incident, and what."""
+"""Columns that decide which receivers get a message about an incident."""
 
 
 def _symptom(row: Row[Any]) -> Symptom:
@@ -254,7 +254,7 @@ def _told(row: Row[Any], cause: Alert, alerts: Sequence[Row[Any]]) -> NoticedInc
 
 
 def _heard(alerts: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
-    """Those that decide whether an incident is silenced: what fires, or all if nothing does."""
+    """Return the firing alerts, or all alerts if none fires. They decide whether an incident is silenced."""
     return [one for one in alerts if one.state != "resolved"] or alerts
 
 

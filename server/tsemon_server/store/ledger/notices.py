@@ -1,9 +1,9 @@
-"""Incidents that people are to hear of: what changed, who is to be told, and what came of it.
+"""Messages about incidents: changes, deliveries to receivers, and their outcome.
 
 A change of an alert or of its incident leaves a `notice`, in the transaction that changes it. Routing turns it into a
 `delivery` for each receiver that has not heard of the incident yet, which stays as the log of what was sent. A notice or
 delivery about an incident has the id of one of its alerts that fired. An alert without an incident, because it only
-informs or fired before there were incidents, is told by itself.
+informs or fired before the server kept incidents, has notices and deliveries of its own.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _notice, _delivery, _alert = tables.notice.c, tables.delivery.c, tables.alert.c
 
 
 class Plan(NamedTuple):
-    """How one receiver is to be told of an incident or alert."""
+    """Delivery of an incident or alert to one receiver."""
 
     receiver: str
     topic: str
@@ -65,7 +65,7 @@ class Plan(NamedTuple):
     repeat_s: float | None
     """How often to say that it still fires; None for once."""
     recovery_wait_s: float = 0.0
-    """How long an incident that has recovered must stay so before that is told."""
+    """Seconds that an incident must stay recovered before the receiver gets a message about it."""
 
 
 class Due(NamedTuple):
@@ -80,7 +80,7 @@ class Due(NamedTuple):
     was_told: bool
     """Whether the receiver was told what came before: if not, it hears of the beginning and the end at once."""
     alert: Alert
-    """The alert, or the incident in the form of one."""
+    """The alert, or a ToldIncident."""
 
 
 class Notices:
@@ -236,7 +236,7 @@ class _Routing:
         return len(notices)
 
     def _last_told(self, rows: Sequence[Row[Any]]) -> dict[str, dict[str, Row[Any]]]:
-        """The last delivery about the incident of each alert, or about an alert without one, to each receiver."""
+        """Return the last delivery to each receiver, by the key of the incident or alert."""
         found: dict[str, dict[str, Row[Any]]] = {}
         incidents = {int(row.incident_id) for row in rows if row.incident_id is not None}
         meant = or_(_alert.alert_id.in_([row.alert_id for row in rows]), _alert.incident_id.in_(incidents))
@@ -341,12 +341,12 @@ def is_muted(alert: Alert) -> bool:
 
 
 def _key(row: Row[Any]) -> str:
-    """What a row about an alert is about: the incident, or the alert if it has none."""
+    """Return a key of the incident of the alert in a row, or of the alert if it has no incident."""
     return f"alert {row.alert_id}" if row.incident_id is None else f"incident {row.incident_id}"
 
 
 def _told(connection: Connection, now: float, rows: Sequence[Row[Any]]) -> list[Alert]:
-    """The alert of each row, or the incident that it belongs to, under the labels that the row has."""
+    """Return the alert of each row, or its incident with the labels of the row."""
     incidents = Incidents(connection, now).told({int(row.incident_id) for row in rows if row.incident_id is not None})
     return [
         alert_of(row) if row.incident_id is None else _as_told(incidents[int(row.incident_id)], row) for row in rows
