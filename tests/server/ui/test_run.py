@@ -217,7 +217,7 @@ class TestARun:
         expect(tooltip(page)).to_have_text(
             "step18layer4 · h.3token_similaritynot finitefiring, from step 10loss-not-finite"
         )
-        point_at(page, "map", 0.9, 0.95)
+        point_at(page, "map", 0.92, 0.95)
         expect(tooltip(page)).to_have_text(
             "step18layer0 · input of h.0token_similarity0firing, from step 10loss-not-finite"
         )

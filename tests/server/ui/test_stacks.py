@@ -150,6 +150,6 @@ class TestOneStack:
         open_run(page, run_id, "?layer=1")
         place = option_of(timeline(page), "yAxis", "id").index("map y")
         assert labels(timeline(page), "yAxis", place) == ["0", "1", "2", "3", "4"]
-        marks = option_of(profile(page), "series", "markLine")[0][0]
+        (marks,) = option_of(profile(page), "series", "markLine")
         assert [mark["xAxis"] for mark in marks["data"]] == [1]
         expect(page.locator("#readout")).to_contain_text("Layer 1 · h.0,")

@@ -80,7 +80,7 @@ class Due(NamedTuple):
     was_told: bool
     """Whether the receiver was told what came before: if not, it hears of the beginning and the end at once."""
     alert: Alert
-    """The alert, or a ToldIncident."""
+    """The alert, or a NoticedIncident."""
 
 
 class Notices:
