@@ -149,6 +149,30 @@ class ToldIncident(Failure):
     """Advice (`text`), and its source (`source`)."""
 
 
+class Within(Record):
+    """The cause of an incident within the step: the sub-step of a block."""
+
+    block: int | None
+    """Block, from 0; null if the numbers do not decide."""
+    sub_step: Literal["norm", "residual", "attention", "feed-forward"] | None
+    """Sub-step of that block; null if the numbers do not decide."""
+    metric: str | None
+    """Metric that shows it."""
+    factor: float | None
+    """Its value relative to a healthy sample or to the other blocks."""
+    head: int | None
+    """Attention head, from 0; null if no single head stands out."""
+    text: str
+    """One or two sentences."""
+
+
+class IncidentDetail(Incident):
+    """An incident with its cause within the step."""
+
+    within: Within
+    """The sub-step that brings tokens together or lets states grow, from the samples around the incident."""
+
+
 class IncidentPage(Record):
     """A part of the list of incidents."""
 

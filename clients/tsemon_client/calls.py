@@ -16,7 +16,7 @@ from pydantic import Field
 from tsemon import errors
 from tsemon_answers.alerts import Alert, AlertPage, AlertsQuery
 from tsemon_answers.events import EventKind, EventsQuery
-from tsemon_answers.incidents import Incident, IncidentPage, IncidentsQuery
+from tsemon_answers.incidents import Incident, IncidentDetail, IncidentPage, IncidentsQuery
 from tsemon_answers.record import Query, Record
 from tsemon_answers.rules import CheckedRule, RuleHistory, Rules, RuleStandings, RuleVersion, Tried
 from tsemon_answers.runs import (
@@ -163,9 +163,9 @@ def _alert(alert_id: str) -> Talk[Alert]:
 
 
 @checked
-def _incident(incident_id: str) -> Talk[Incident]:
-    """One incident. Raises UnknownIncident."""
-    return ask(Request(path_of("incidents", incident_id), Incident))
+def _incident(incident_id: str) -> Talk[IncidentDetail]:
+    """One incident, with the sub-step that caused it. Raises UnknownIncident."""
+    return ask(Request(path_of("incidents", incident_id), IncidentDetail))
 
 
 @checked

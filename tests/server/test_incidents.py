@@ -233,3 +233,29 @@ class TestARecordedRun:
             api.send_ok(run_id, frames[begin : begin + 7])
         live = [{key: incident[key] for key in VERDICT} for incident in reversed(incidents(api, run_id))]
         assert live == [verdict.model_dump(mode="json") for verdict in replayed]
+
+
+GAINS = {"attention_gain": 0.3, "residual_gain": 1.044, "feedforward_gain": 1.04, "norm_gain": 1.0}
+
+
+def gains_frame(step, loss, **changed):
+    layers = {name: [usual] * 6 for name, usual in GAINS.items()}
+    for name, (block, value) in changed.items():
+        layers[name][block] = value
+    return Frame(step, step, 1e9, {"loss": loss}, {name: Array.of(values) for name, values in layers.items()})
+
+
+class TestTheSubStep:
+    def test_is_named_from_the_samples_before_and_since_the_incident(self, api):
+        run_id = api.register(num_blocks=6)
+        healthy = [gains_frame(step, 1.0) for step in range(5)]
+        api.send_ok(run_id, healthy + [gains_frame(step, 20.0, feedforward_gain=(4, 20.0)) for step in range(5, 8)])
+        within = api.get(f"/incidents/{only(api, run_id)['incident_id']}")["within"]
+        assert (within["block"], within["sub_step"], within["metric"]) == (4, "feed-forward", "feedforward_gain")
+        assert within["text"].startswith("In block 4, ")
+
+    def test_is_unknown_without_its_metrics(self, api, run_id):
+        send(api, run_id, [1, 20, 20])
+        within = api.get(f"/incidents/{only(api, run_id)['incident_id']}")["within"]
+        assert (within["block"], within["sub_step"]) == (None, None)
+        assert "unknown" in within["text"]

@@ -31,7 +31,7 @@ from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, AsCsv, AsJson, 
 
 if TYPE_CHECKING:
     from tsemon_client import Client
-    from tsemon_client.models import Incident
+    from tsemon_client.models import Incident, IncidentDetail
 
 app = typer.Typer()
 
@@ -207,7 +207,7 @@ def state_of(one: Incident) -> tuple[str, str]:
     return one.state, STATE_STYLES[one.state]
 
 
-def _show_one(one: Incident, as_json: bool, as_csv: bool) -> None:
+def _show_one(one: IncidentDetail, as_json: bool, as_csv: bool) -> None:
     record = one.model_dump(mode="json")
     if as_json:
         print_json(record)
@@ -237,7 +237,7 @@ def _show_one(one: Incident, as_json: bool, as_csv: bool) -> None:
     print_table(columns, rows)
 
 
-def _facts(one: Incident) -> Iterator[tuple[str, Cell]]:
+def _facts(one: IncidentDetail) -> Iterator[tuple[str, Cell]]:
     cells = _cells(one)
     yield "summary", one.summary
     if one.advice.get("text"):
@@ -249,6 +249,8 @@ def _facts(one: Incident) -> Iterator[tuple[str, Cell]]:
     yield "run", f"{one.project}/{one.run}, attempt {one.attempt}"
     if one.blocks:
         yield "where", cells["where"]
+    if one.within.block is not None:
+        yield "sub-step", one.within.text
     yield "since", f"step {cells['since']}"
     over = "" if one.ended_step is None else f", over at {count(one.ended_step)}"
     yield "steps", f"first alert at {cells['step']}{over}"

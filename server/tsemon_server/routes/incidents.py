@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tsemon_answers.incidents import Incident, IncidentPage, IncidentPageQuery
+from tsemon_answers.incidents import IncidentDetail, IncidentPage, IncidentPageQuery
 from tsemon_server.access.needs import needs
 from tsemon_server.routes.signature import Asked, IncidentId, RunId, TheStore, api_router
-from tsemon_server.services.queries import service
+from tsemon_server.services.queries import incidents, service
 
 router = api_router("incidents")
 
@@ -19,10 +19,9 @@ def list_incidents(asked: Asked[IncidentPageQuery], store: TheStore) -> Incident
 
 @router.get("/incidents/{incident_id}")
 @needs("read", of="incident")
-def describe_incident(incident_id: IncidentId, store: TheStore) -> Incident:
-    """One incident."""
-    with store.read() as reader:
-        return reader.incidents.get(incident_id)
+def describe_incident(incident_id: IncidentId, store: TheStore) -> IncidentDetail:
+    """One incident, with its cause within the step: the sub-step of a block."""
+    return incidents.describe(store, incident_id)
 
 
 @router.get("/runs/{run_id}/incidents")

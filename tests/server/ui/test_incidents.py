@@ -53,6 +53,14 @@ def page(browser, service):
         yield page
 
 
+def send_gains(service, run_id, gain_of_block_2, sample):
+    gains = {"attention_gain": 0.3, "residual_gain": 1.044, "norm_gain": 1.0, "feedforward_gain": 1.04}
+    layers = {name: Array.of([gain] * NUM_BLOCKS) for name, gain in gains.items()}
+    layers["feedforward_gain"] = Array.of([1.04, 1.04, gain_of_block_2, 1.04])
+    layers["token_diversity"] = Array.of(COLLAPSED if gain_of_block_2 > 2 else HEALTHY)
+    service.send(run_id, Frame(sample, EVERY * sample, START_S + sample, {"loss": 1.0}, layers))
+
+
 def send(service, run_id, diversities, losses=None, from_sample=0):
     for i, diversity in enumerate(diversities, from_sample):
         loss = 1.0 if losses is None else losses[i - from_sample]
@@ -291,3 +299,12 @@ class TestTheListOfRuns:
         page.goto("/")
         expect(self.cell(page, "failing")).to_contain_text("Tokens become the same")
         assert len({url.split("?")[0] for url in asked}) == 1
+
+
+class TestTheSubStep:
+    def test_is_on_the_card(self, page, service):
+        run_id = service.register("fed")
+        for sample in range(6):
+            send_gains(service, run_id, 1.04 if sample < 3 else 30.0, sample)
+        open_run(page, run_id)
+        expect(page.locator(".incident .within")).to_contain_text("In block 2, ")

@@ -40,6 +40,7 @@ export class RunView {
   #lackedAttempt = null;
   #isMetricChosen = false;
   #causes = new Map(); // alerts of causes that are not among the newest, by id
+  #within = new Map();
 
   keys = [
     ["← →", "in the charts: the step before, the step after"],
@@ -99,12 +100,12 @@ export class RunView {
     const path = runPath(this.runId);
     const [run, metrics, { incidents }, alerts] = await Promise.all([get(path, {}, signal), catalogue ?? getCatalogue(signal), get(`${path}/incidents`, {}, signal), this.#alerts(signal)]);
     catalogue = metrics;
-    const causes = await this.#causesOf(incidents, alerts.alerts, signal);
+    const [causes, within] = await Promise.all([this.#causesOf(incidents, alerts.alerts, signal), this.#withinOf(this.#currentOf(incidents, run), signal)]);
     const layered = Object.keys(run.metrics.layers).sort();
     this.#complete(run, layered, incidents, causes);
     const [data] = await Promise.all([this.#collect(run, signal, alerts), loadCharts()]);
     signal.throwIfAborted();
-    this.#data = { ...data, incidents, causes };
+    this.#data = { ...data, incidents, causes, within };
     if (!this.root?.isConnected) this.#build();
     this.run = run;
     document.title = `${run.run} · tsemon`;
@@ -153,6 +154,15 @@ export class RunView {
     const found = await Promise.all(lacking.map((id) => get(`alerts/${encodeURIComponent(id)}`, {}, signal).catch(noneIfGone)));
     lacking.forEach((id, i) => this.#causes.set(id, found[i]));
     return new Map([...this.#causes, ...known].filter(([, alert]) => alert !== null));
+  }
+
+  /** The causes within the step by the ids of their incidents; asked for again if an incident has changed. */
+  async #withinOf(incidents, signal) {
+    const keyOf = ({ incident_id, updated_at, is_settled }) => `${incident_id} ${updated_at} ${is_settled}`;
+    const lacking = incidents.filter((one) => !this.#within.has(keyOf(one)));
+    const found = await Promise.all(lacking.map(({ incident_id }) => get(`incidents/${encodeURIComponent(incident_id)}`, {}, signal).catch(noneIfGone)));
+    lacking.forEach((one, i) => this.#within.set(keyOf(one), found[i]?.within ?? null));
+    return new Map(incidents.map((one) => [one.incident_id, this.#within.get(keyOf(one))]));
   }
 
   /** Where the cause of an incident was first seen, as {metric, layer, step}; without a metric and a layer if its rule reads none by layer. */
@@ -322,10 +332,10 @@ export class RunView {
 
   #showIncidents() {
     const { run } = this;
-    const { incidents, causes } = this.#data;
+    const { incidents, causes, within } = this.#data;
     const current = this.#currentOf(incidents, run);
     const isOfAttempt = (one) => this.attempt === null || one.attempt === this.attempt;
-    this.incidents.show({ current, earlier: incidents.filter((one) => isOfAttempt(one) && !current.includes(one)), alerts: causes, run, isMapped: (incident) => this.#cellOf(incident).layer !== null });
+    this.incidents.show({ current, earlier: incidents.filter((one) => isOfAttempt(one) && !current.includes(one)), alerts: causes, within, run, isMapped: (incident) => this.#cellOf(incident).layer !== null });
   }
 
   #showChoices(layered) {
