@@ -37,7 +37,7 @@ class Failure(Record):
     """open: an alert still fires, or the loss has not fallen since. recovered: the conditions of all alerts are over, and
     the loss falls again. ended: with the attempt, or because a person resolved an alert or disabled its rule."""
     ended_step: int | None
-    """Step at which it ended; null while it is open."""
+    """Step at which its last alert was over; null while it is open."""
 
 
 class Verdict(Failure):

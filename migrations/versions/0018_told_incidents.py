@@ -8,4 +8,4 @@ down_revision = "0017"
 
 
 def upgrade() -> None:
-    op.add_column("delivery", sa.Column("labels", sa.JSON))
+    op.add_column("delivery", sa.Column("labels", sa.Text))

@@ -96,7 +96,8 @@ class NonfiniteParameters(NamedTuple):
     def __str__(self) -> str:
         if not self.names:
             return "all parameters were finite"
-        others = f" and {len(self.names) - 1} others were" if len(self.names) > 1 else " was"
+        num_others = len(self.names) - 1
+        others = f" and {num_others} other{'s' * (num_others > 1)} were" if num_others else " was"
         return f"{self.names[0]}{others} not finite"
 
 

@@ -84,7 +84,7 @@ class _Attempt:
             pending_step=pending_step,
             firing_step=firing_step,
             resolved_step=step if is_over else None,
-            evidence=_by_second(event.evidence, step),
+            evidence=_by_second(event.evidence, step) | {"left_step": pending_step},
         )
 
 

@@ -56,6 +56,8 @@ class Symptom:
     ) -> Symptom:
         """An open alert. `seen`: its evidence."""
         blocks, left_step = seen.get("blocks"), seen.get("left_step", pending_step)
+        if family == "liveness":
+            left_step = pending_step  # an older server stored seconds
         if rule == STALL:
             left_step = seen["step"] - int(seen["numbers"].get("stalled_steps") or 0)
         between = None if blocks is None else (blocks[0], blocks[1])
@@ -107,16 +109,22 @@ class Incident:
     @property
     def open_until(self) -> int | None:
         """Step at which it ended: the last alert was resolved, and the loss fell again. None if it is open."""
-        until = self.ended_step
-        for stall in self.stalls:
+        return self._end()[0]
+
+    def _end(self) -> tuple[int | None, bool]:
+        """The step at which it ended, and whether it recovered. Only a recovery waits for the loss."""
+        until, is_cleared = self.ended_step, all(one.is_cleared for one in self.symptoms)
+        for stall in self.stalls if is_cleared else ():
             if until is not None and stall.left_step <= until:
                 until = None if stall.resolved_step is None else max(until, stall.resolved_step)
-        return until
+                is_cleared = stall.is_cleared
+        return until, is_cleared
 
     def verdict(self, order: Order, step: int | None = None) -> Verdict:
         """The verdict that people read. `step`: the newest one, if the attempt is still running."""
-        cause, is_open = self.cause(order, step), self.open_until is None
-        is_cleared = all(one.is_cleared for one in (*self.symptoms, *self.stalls))
+        cause = self.cause(order, step)
+        until, is_cleared = self._end()
+        is_open = until is None
         return Verdict(
             family=cause.family,
             severity=max((symptom.severity for symptom in self.symptoms), key=SEVERITIES.index),
@@ -166,7 +174,8 @@ def _grouped(symptoms: Sequence[Symptom]) -> list[Incident]:
     incidents, known = list[Incident](), dict[int, Incident]()
     stalls = [one for one in symptoms if one.rule == STALL]
     fired = [one for one in symptoms if one.rule != STALL and one.firing_step is not None]
-    for symptom in sorted(fired, key=lambda one: (one.firing_step, one.pending_step, one.left_step)):
+    fired.sort(key=lambda one: (one.incident is None, one.firing_step, one.pending_step, one.left_step))
+    for symptom in fired:  # those of stored incidents first: a late frame may bring an alert from before them
         incident = known.get(-1 if symptom.incident is None else symptom.incident)
         if symptom.incident is None:
             incident = next((one for one in reversed(incidents) if _belongs(symptom, one)), None)
@@ -184,6 +193,8 @@ def _grouped(symptoms: Sequence[Symptom]) -> list[Incident]:
 def _belongs(symptom: Symptom, incident: Incident) -> bool:
     assert symptom.firing_step is not None
     until = incident.open_until
+    if symptom.resolved_step is not None and symptom.resolved_step < incident.left_step - SLACK:
+        return False
     if until is None or until >= symptom.left_step:
         return True
     is_again = any(one.rule == symptom.rule for one in incident.symptoms)

@@ -147,7 +147,9 @@ class Evaluator:
         view, values = shown.view if compiled.is_of_layers else frame, shown.values
         window = {says: batch.recent_at(shown.row, shown.span, key) for says, key in self._shown[place].items()}
         has_ended = change.kind in ("resolved", "withdrawn")
-        seen = evidence.evidence(compiled, change, view, values, window, also)
+        is_of_stack = any(measure.kind != "scalar" for measure in compiled.when.measures)
+        blocks = compiled.where.blocks([(look.values, look.view) for look in ([shown] if is_of_stack else looks)])
+        seen = evidence.evidence(compiled, change, view, values, window, also, blocks)
         return Event(
             rule=rule,
             kind=change.kind,

@@ -18,7 +18,13 @@ from tsemon_server.rules.rule import Compiled
 
 
 def evidence(
-    compiled: Compiled, change: Change, view: View, values: Row, window: Mapping[str, Sequence[float]], also: list[str]
+    compiled: Compiled,
+    change: Change,
+    view: View,
+    values: Row,
+    window: Mapping[str, Sequence[float]],
+    also: list[str],
+    blocks: tuple[int, int] | None,
 ) -> dict[str, Any]:
     """All that is known of one change, as plain JSON; what is not finite is null."""
     measures = sorted(compiled.measures)
@@ -26,7 +32,7 @@ def evidence(
     return {
         "step": view.step,
         "left_step": _left_step(compiled, change.pending_step, rows),
-        "blocks": compiled.where.blocks(values, view),
+        "blocks": blocks,
         **({} if view.stack_name is None else {"stack": view.stack_name}),
         "conditions": [_held(comparison, values, view) for comparison in compiled.comparisons],
         "layers": {m.name: _profile(m.of(view), view) for m in measures if m.kind != "scalar"},

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tsemon.catalogue import LAYERED
 from tsemon_server.rules.conditions import BOUNDS
@@ -47,14 +48,23 @@ class Where:
         """The metrics that it reads."""
         return frozenset[Measure]().union(*(one.mask.measures for one in self._compared))
 
-    def blocks(self, values: Row, view: View) -> tuple[int, int] | None:
-        """The first and the last of these blocks, as numbers in the model from 0; None if no metric tells."""
+    def blocks(self, seen: Sequence[tuple[Row, View]]) -> tuple[int, int] | None:
+        """The first and the last of these blocks, as numbers in the model from 0; None if no metric tells.
+
+        seen: the numbers of each stack that may be meant.
+        """
+        found = set[int]().union(*(self._found(values, view) for values, view in seen))
+        if self._is_given and not found:
+            found = found.union(*(_stack(self._compared[0].mask, values, view) for values, view in seen))
+        return (min(found), max(found)) if found else None
+
+    def _found(self, values: Row, view: View) -> set[int]:
         found = set[int]()
         for one in self._compared:
             if one.holds is None or values[one.holds.index] is True:
-                own = _blocks(one.mask, values, view, is_whole_else=self._is_given)
+                own = _blocks(one.mask, values, view)
                 found = found & own or found or own
-        return (min(found), max(found)) if found else None
+        return found
 
 
 def _derived(when: Mapping[str, Any], program: Program) -> Iterator[_Compared]:
@@ -64,18 +74,28 @@ def _derived(when: Mapping[str, Any], program: Program) -> Iterator[_Compared]:
             yield _Compared(condition(Part(compared), program), mask(Part(by_layer), program))
 
 
-def _blocks(mask: Term, values: Row, view: View, *, is_whole_else: bool) -> set[int]:
+def _blocks(mask: Term, values: Row, view: View) -> set[int]:
+    """The blocks in which the mask holds, or in which a metric that it reads is infinite."""
+    holds = values[mask.index] == 1
+    for measure in mask.measures:
+        of_layers = view.layers.get(measure.name)
+        if of_layers is not None and len(of_layers) == len(holds):
+            holds = holds | np.isinf(of_layers)
+    return _numbers(np.flatnonzero(holds), mask, view)
+
+
+def _stack(mask: Term, values: Row, view: View) -> set[int]:
+    """All blocks of the stack."""
+    return _numbers(np.arange(len(values[mask.index])), mask, view)
+
+
+def _numbers(entries: NDArray[np.intp], mask: Term, view: View) -> set[int]:
     """An entry of an array of activations is the output of the block before it; the first is the input of a stack."""
     is_of_states = {LAYERED[m.name].axis for m in mask.measures if m.name in LAYERED} == {"activation"}
     place = 0
     if view.stacks is not None and view.stack is not None:
         place = view.stacks.spans(view.stacks.num_blocks)[view.stack].start
-    holds = values[mask.index]
-    found = np.flatnonzero(holds == 1) - is_of_states
-    found = found[found >= 0]
-    if is_whole_else and not found.size:
-        found = np.arange(len(holds) - is_of_states)
-    return {place + int(number) for number in found}
+    return {place + int(entry) - is_of_states for entry in entries if entry >= is_of_states}
 
 
 def _comparisons(tree: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -77,6 +77,9 @@ def resolve(store: Store, alert_id: str, raw: bytes | bytearray) -> Alert:
     """Resolve an alert that is firing."""
     body = read_body(Acknowledgement, raw)
     with store.write() as writer:
+        writer.runs.hold(
+            writer.alerts.get(alert_id).run_id
+        )  # its incident depends on alerts that others may change now
         return writer.alerts.resolve(alert_id, body.by, body.note)
 
 

@@ -78,7 +78,7 @@ class TestTheAlertRules:
         found = {(run, rule, family, severity) for _, run, _, _, rule, family, severity in told}
         assert found >= {
             ("tse_vit24-s0", "token-similarity-escalation", "tse", "critical"),
-            ("ent_qk20-s0", "attention-entropy-collapse", "entropy", "critical"),
+            ("ent_qk20-s0", "attention-block-entropy-collapse", "entropy", "critical"),
             ("div_nan-s0", "loss-not-finite", "loss", "critical"),
         }
         assert "lm_pre4-s0" not in {run for run, *_ in found}

@@ -140,3 +140,32 @@ class TestTheEnd:
         over = alert("token-similarity-escalation", 10, 20, over=100)
         (verdict,) = verdicts(over, stall(since=15), alert("batch-rank-collapse", 150, 160))
         assert verdict.alerts == ["token-similarity-escalation", "batch-rank-collapse"]
+
+    def test_does_not_wait_for_the_loss_if_a_person_or_the_run_ended_an_alert(self):
+        (verdict,) = verdicts(replace(DECAY, resolved_step=90, is_cleared=False), stall(since=5))
+        assert (verdict.state, verdict.ended_step) == ("ended", 90)
+
+    def test_stays_recovered_when_the_loss_stalls_much_later(self):
+        over = alert("attention-entropy-collapse", 100, 110, over=500)
+        (verdict,) = verdicts(over, replace(stall(since=4000, over=5000), is_cleared=False))
+        assert verdict.state == "recovered"
+
+
+class TestLateFrames:
+    def test_bring_an_earlier_alert_into_the_stored_incident(self):
+        stored = replace(COLLAPSE, incident=7, left_step=110, pending_step=110, firing_step=120)
+        late = alert("exploding-gradient", 90, 95)
+        (incident,) = incidents_of([stored, late])
+        assert incident.key == 7
+        assert incident.verdict(ORDER).rule == "exploding-gradient"
+
+    def test_do_not_bring_an_alert_into_it_that_was_over_long_before(self):
+        stored = replace(COLLAPSE, incident=7, left_step=110, pending_step=110, firing_step=120)
+        assert len(incidents_of([stored, alert("loss-spike", 20, 25, over=40)])) == 2
+
+
+class TestAlertsOnTheProcess:
+    def test_have_incidents_of_their_own_and_steps_instead_of_seconds(self):
+        silent = Symptom.of("process-silent", "liveness", "warning", 77, 77, {"left_step": 1100, "step": 77})
+        assert silent.left_step == 77
+        assert causes(DECAY, silent) == ["weight-decay-outweighs-gradient", "process-silent"]

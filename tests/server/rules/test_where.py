@@ -1,5 +1,6 @@
 """Where a rule is met, and since when."""
 
+import numpy as np
 import pytest
 
 from tsemon.errors import InvalidRules
@@ -106,7 +107,25 @@ class TestAdvice:
 class TestThePack:
     def test_says_where_for_each_rule_of_a_family_that_is_about_blocks(self):
         about_blocks = ("tse", "rank", "norm", "entropy", "dead")
-        unknown = {"parameters-not-trained", "norm-growth-exponent"}
+        unknown = {"norm-growth-exponent"}
         for one in PACK:
             if one.family in about_blocks and one.name not in unknown:
                 assert "where" in one.tree or any(m.kind != "scalar" for m in one.measures), one.name
+
+
+class TestSeveralStacks:
+    def stacked(self, grad_norm):
+        stacks = Stacks((Stack("encoder", 2), Stack("decoder", 2)))
+        return View(0, {"loss": 20.0}, layers_view(0, grad_norm=grad_norm).layers, stacks=stacks)
+
+    def test_are_searched_for_the_blocks_of_a_rule_on_scalars(self):
+        where = "grad_norm > 5"
+        assert blocks("loss > 10", self.stacked([1, 1, 1, 9]), where=where) == (3, 3)
+        assert blocks("loss > 10", self.stacked([1, 9, 1, 9]), where=where) == (1, 3)
+        assert blocks("loss > 10", self.stacked([1, 1, 1, 1]), where=where) == (0, 3)
+
+
+class TestInfinity:
+    def test_is_where_the_rule_is_met(self):
+        view = View(0, {"loss": 20.0}, layers_view(0, grad_norm=[1, 1, 1e3, np.inf, 1]).layers)
+        assert blocks("loss > 10", view, where="grad_norm / max(grad_norm) > 0.3") == (3, 3)

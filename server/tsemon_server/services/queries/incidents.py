@@ -1,4 +1,4 @@
-"""Incidents, with what the frames around them say."""
+"""Incidents, with their cause within the step from the frames around them."""
 
 from __future__ import annotations
 

@@ -106,7 +106,9 @@ class Incidents:
         alerts = self._alerts([row.number for row in rows])
         causes = select_alerts().where(_alert.alert_id.in_([int(row.cause_id) for row in rows]))
         found = {str(row.alert_id): alert_of(row) for row in self._connection.execute(causes, {"now": self._now})}
-        return {row.number: _told(row, found[row.cause_id], alerts[row.number]) for row in rows}
+        return {
+            row.number: _told(row, found[row.cause_id], alerts[row.number]) for row in rows if row.cause_id in found
+        }
 
     def open(self) -> list[OpenIncident]:
         """Return open incidents, except those with only silenced alerts."""
@@ -168,7 +170,7 @@ class IncidentChanges(Incidents):
         first, last = verdict.blocks or (None, None)
         known = None if group.key is None else before.get(group.key)
         state = verdict.state
-        if known is not None and known.state == "open" and state == "recovered":
+        if state == "recovered" and (known is None or known.state != "recovered"):
             # Nothing says that the loss fell if the attempt ended before.
             state = "recovered" if state_of(self._connection, run_id, attempt) == "running" else "ended"
         values = {
@@ -212,14 +214,17 @@ def _symptom(row: Row[Any]) -> Symptom:
 
 
 def _select() -> Select[Any]:
-    cause = select(_alert.summary, _alert.advice, _alert.alert_id).subquery().c
+    cause = select(_alert.summary, _alert.advice, _alert.alert_id, _alert.firing_step).subquery().c
     columns = [column for column in _incident if column not in (_incident.incident_id, _incident.cause_id)]
     shown = (
         _incident.incident_id.label("number"),
         cast(_incident.incident_id, String).label("incident_id"),
         cast(_incident.cause_id, String).label("cause_id"),
         *(_run.project, _run.run, cause.summary, cause.advice),
-        (func.coalesce(_run.last_step, 0) >= _incident.settles_step).label("is_settled"),
+        # A pending cause is replaced when it is withdrawn, or when another alert changes after that step.
+        ((func.coalesce(_run.last_step, 0) >= _incident.settles_step) & cause.firing_step.is_not(None)).label(
+            "is_settled"
+        ),
     )
     joined = select(*columns, *shown).join(tables.run, _run.run_id == _incident.run_id)
     return joined.join(cause.alert_id.table, cause.alert_id == _incident.cause_id)

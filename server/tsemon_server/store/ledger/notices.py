@@ -348,9 +348,8 @@ def _key(row: Row[Any]) -> str:
 def _told(connection: Connection, now: float, rows: Sequence[Row[Any]]) -> list[Alert]:
     """Return the alert of each row, or its incident with the labels of the row."""
     incidents = Incidents(connection, now).told({int(row.incident_id) for row in rows if row.incident_id is not None})
-    return [
-        alert_of(row) if row.incident_id is None else _as_told(incidents[int(row.incident_id)], row) for row in rows
-    ]
+    found = [None if row.incident_id is None else incidents.get(int(row.incident_id)) for row in rows]
+    return [alert_of(row) if one is None else _as_told(one, row) for one, row in zip(found, rows, strict=True)]
 
 
 def _as_told(incident: NoticedIncident, row: Row[Any]) -> NoticedIncident:
