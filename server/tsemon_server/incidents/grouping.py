@@ -151,7 +151,8 @@ class Incident:
 
 
 def _explains(cause: Symptom, other: Symptom, order: Order) -> bool:
-    return order.can_cause(cause.rule, other.rule) and cause.left_step <= other.left_step + _slack(other)
+    lasts = cause.resolved_step is None or cause.resolved_step > cause.pending_step + SETTLES_AFTER
+    return order.can_cause(cause.rule, other.rule, lasts=lasts) and cause.left_step <= other.left_step + _slack(other)
 
 
 def _slack(one: Symptom) -> int:

@@ -19,9 +19,11 @@ class Order:
         """`families`: rule to family. Raises InvalidRules for unknown names, and for a failure that causes itself."""
         data, _ = parse(text, origin)
         self._consequences: dict[str, set[str]] = {rule: set() for rule in families}
+        self._lasting = set[tuple[str, str]]()
+        """Causes and consequences of which the cause must last."""
         try:
             for entry in Part(data).has_keys(["order"])["order"].items():
-                self._read(entry.has_keys(["causes", "can_cause", "because"]), families)
+                self._read(entry.has_keys(["causes", "can_cause", "because"], ["must_last"]), families)
             self._sort()
         except Mistake as mistake:
             raise InvalidRules(f"{origin}: {'.'.join(map(str, mistake.path))}: {mistake}") from None
@@ -31,7 +33,10 @@ class Order:
         for part in entry["can_cause"].items():
             of_family = [rule for rule, family in families.items() if family == part.data and rule not in causes]
             for cause in causes:
-                self._consequences[cause].update(of_family or [_known(part, families)])
+                consequences = of_family or [_known(part, families)]
+                self._consequences[cause].update(consequences)
+                if "must_last" in entry:
+                    self._lasting.update((cause, consequence) for consequence in consequences)
 
     def _sort(self) -> None:
         try:
@@ -46,9 +51,13 @@ class Order:
         """Its place among the failures, before all failures that it can cause."""
         return self._places.get(rule, len(self._places))
 
-    def can_cause(self, cause: str, consequence: str) -> bool:
-        """Whether an alert of the second rule may be a consequence of the first rule's failure."""
-        return consequence in self._consequences.get(cause, ())
+    def can_cause(self, cause: str, consequence: str, *, lasts: bool = True) -> bool:
+        """Whether an alert of the second rule may be a consequence of the first rule's failure.
+
+        lasts: False if the cause was over soon.
+        """
+        is_possible = consequence in self._consequences.get(cause, ())
+        return is_possible and (lasts or (cause, consequence) not in self._lasting)
 
 
 def _known(part: Part, families: Mapping[str, str]) -> str:

@@ -60,3 +60,8 @@ class TestTheBuiltInOrder:
     def test_lets_the_loss_cause_nothing(self):
         losses = [rule.name for rule in PACK if rule.family == "loss"]
         assert not any(ORDER.can_cause(loss, rule.name) for loss in losses for rule in PACK)
+
+    def test_lets_updates_along_the_weights_cause_one_hot_attention_only_if_they_last(self):
+        consequence = "attention-entropy-collapse"
+        assert ORDER.can_cause("update-misalignment", consequence)
+        assert not ORDER.can_cause("update-misalignment", consequence, lasts=False)

@@ -97,7 +97,7 @@ class TestReplay:
         assert heading.split() == names
         whole = [
             "tse_post6_warm-s0",
-            "ended",
+            "recovered",
             "critical",
             "tse",
             "token-similarity-escalation",
@@ -119,7 +119,7 @@ class TestReplay:
         monkeypatch.setenv("COLUMNS", "100")
         lines = SEQUENCES.sub("", start(FAILING).stdout).splitlines()
         assert lines[:3] == [
-            "tse_post6_warm-s0  ended  critical  tse  blocks 3 to 5  since step 15  fired at 25",
+            "tse_post6_warm-s0  recovered  critical  tse  blocks 3 to 5  since step 15  fired at 25",
             "       token-similarity-escalation: Tokens become the same over depth",
             "       also fired: token-rank-collapse, states-collapse",
         ]
