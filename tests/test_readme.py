@@ -104,10 +104,10 @@ class TestItsNumbers:
         assert healthy["with an alert"] == "0"
         for text in (
             f"On {num_failing + num_healthy} held-out runs",
-            f"detected {failing['detected']} of {num_failing} failures ({failing['right family']} with the right family)",
+            f"detected {failing['detected']} of {num_failing} failures ({failing['verdict right']} with the right family)",
             f"no warning or critical alert in the {num_healthy} healthy runs",
             f"A failing run raised {failing['alerts per run']} alerts on average",
-            f"in {failing['critical, wrong family']} of {num_failing}, a critical alert named a wrong family",
+            f"in {failing['critical, wrong family']} of {num_failing}, a critical incident named a wrong family",
             f"a median of {int(failing['lead over plateau'])} steps before rules on the loss",
         ):
             assert text in FLAT

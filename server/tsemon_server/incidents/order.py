@@ -20,7 +20,7 @@ class Order:
         data, _ = parse(text, origin)
         self._consequences: dict[str, set[str]] = {rule: set() for rule in families}
         self._lasting = set[tuple[str, str]]()
-        """Causes and consequences of which the cause must last."""
+        """Pairs of a cause that must last and its consequence."""
         try:
             for entry in Part(data).has_keys(["order"])["order"].items():
                 self._read(entry.has_keys(["causes", "can_cause", "because"], ["must_last"]), families)
