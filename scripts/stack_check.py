@@ -422,7 +422,7 @@ def hears(people: People, status: str, labels: dict[str, str], since: int = 0) -
     if "tsemon_url" in found:
         raise Failed(f"{name} has the label tsemon_url, which is for links alone")
     link = alert["annotations"].get("url", alert["generatorURL"])
-    if not link.endswith(f"/#/run/{found['run_id']}"):
+    if not link.partition("?")[0].endswith(f"/#/run/{found['run_id']}"):
         raise Failed(f"{name} links to {link}, which is not the page of the run")
     if status == "resolved":
         return f"people hear that {name} is over"

@@ -667,7 +667,7 @@ class TestWhatTheServiceSaysOfItself:
         found = scrape(api)
         assert found[("tsemon_unsettled_frames", ())] == 700.0
         assert found[("tsemon_queue_depth", (("queue", "commits"),))] == 0.0
-        assert found[("tsemon_queue_depth", (("queue", "notices"),))] == 1.0
+        assert found[("tsemon_queue_depth", (("queue", "notices"),))] == 2.0  # of the alert and of its incident
         assert found[("tsemon_queue_depth", (("queue", "deliveries"),))] == 0.0
         assert ("tsemon_settling_lag_seconds", ()) not in found
 
