@@ -194,7 +194,7 @@ class Layouts:
             stack.layout, stack.why = None, _disputed(votes)
         elif stack.layout is None:
             stack.why = (
-                f"it is not known which axis of a state of shape {tuple(shape)} is that of the tokens: neither "
+                f"it is not known which axis of a state of shape {tuple(shape)} holds the tokens: neither "
                 "attention nor the model's inputs show it. Give attach(..., layout='BTC') or layout='TBC'"
             )
 

@@ -130,7 +130,7 @@ class TestTheLayout:
     def test_is_not_guessed(self, trained):
         frames, status = trained(True, (2, 2))
         assert states_of(frames[0]) == {}
-        why = "it is not known which axis of a state of shape (2, 2, 32) is that of the tokens"
+        why = "it is not known which axis of a state of shape (2, 2, 32) holds the tokens"
         assert all(why in status.not_measured[name] for name in ("token_similarity", "escalation_rate"))
         given, _ = trained(True, (2, 2), layout="TBC")
         assert {*states_of(given[0])} == {*OF_STATES}

@@ -256,7 +256,7 @@ def assert_right(frame, expected, names=None):
 
 
 def given_to(kernel):
-    """Token ids of one axis do not tell which axis of (1, N, D) is that of the tokens."""
+    """Token ids of one axis do not tell which axis of (1, N, D) holds the tokens."""
     return {"layout": "BTC"} if kernel == "unknown" else {}
 
 
