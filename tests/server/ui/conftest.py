@@ -48,7 +48,8 @@ class Service:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._http = httpx.Client(base_url=url, timeout=30)
+        # The server closes connections that are idle for 5 seconds, perhaps while a request is on its way.
+        self._http = httpx.Client(base_url=url, timeout=30, limits=httpx.Limits(keepalive_expiry=2.0))
 
     def close(self) -> None:
         self._http.close()
