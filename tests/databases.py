@@ -25,7 +25,7 @@ ENGINES = ("sqlite", "postgresql")
 _DELETE_ALL = "; ".join(
     [
         *(f"DELETE FROM {table}" for table in schema.metadata.tables),
-        *(f"ALTER SEQUENCE {table}_{table}_id_seq RESTART" for table in ("alert", "silence")),
+        *(f"ALTER SEQUENCE {table}_{table}_id_seq RESTART" for table in ("alert", "incident", "silence")),
     ]
 )
 
