@@ -169,3 +169,10 @@ class TestAlertsOnTheProcess:
         silent = Symptom.of("process-silent", "liveness", "warning", 77, 77, {"left_step": 1100, "step": 77})
         assert silent.left_step == 77
         assert causes(DECAY, silent) == ["weight-decay-outweighs-gradient", "process-silent"]
+
+
+class TestTheOrder:
+    def test_outweighs_a_consequence_that_is_seen_a_sample_earlier_and_is_worse(self):
+        decay = alert("weight-decay-outweighs-gradient", 10, 20)
+        outputs = alert("output-ignores-input", 5, 15)
+        assert causes(decay, outputs) == ["weight-decay-outweighs-gradient"]
