@@ -197,9 +197,35 @@ class TestParametersThatNobodyTrains:
         ((rule, step),) = fired(untrained(math.nan, *[12.0] * 30))
         assert (rule.name, step) == ("parameters-not-trained", 24)
 
+    def test_are_those_of_the_blocks_that_stay_as_they_are(self):
+        views = [
+            View(view.step, view.scalars, {"param_norm": np.array([5 + view.step, 5.0, 5 - view.step / 100])})
+            for view in untrained(math.nan, *[12.0] * 30)
+        ]
+        assert blocks_told(views, "parameters-not-trained") == (1, 1)
+
     def test_are_not_those_of_an_optimizer_that_steps_now_and_then(self):
         """At every 20th step."""
         assert names(untrained(math.nan, *[*[12.0] * 4, 0.0] * 5)) == set()
+
+
+def updated(*ratios):
+    """In a zoom: samples 4 steps apart. The second block becomes unusual in step 40."""
+    return [
+        View(4 * sample, {}, {"update_norm": np.array([1e-3, ratio]), "param_norm": np.ones(2)})
+        for sample, ratio in enumerate([*[2e-3] * 10, *ratios])
+    ]
+
+
+class TestUpdatesThatAreTooLarge:
+    def test_are_told_before_the_weights_have_grown_as_large(self):
+        """At sixty times the rate, the weights grow fivefold in a few steps, and the updates look small beside them."""
+        views = updated(0.25, 0.1, 0.05, 0.03, 0.018)
+        assert [(rule.name, step) for rule, step in fired(views)] == [("updates-too-large", 44)]
+        assert blocks_told(views, "updates-too-large") == (1, 1)
+
+    def test_are_not_a_single_step(self):
+        assert names(updated(0.25, 0.02, 0.01, 2e-3, 2e-3)) == set()
 
 
 def still(rates):
