@@ -366,6 +366,20 @@ CATALOGUE: tuple[Metric, ...] = (
         **COST_OF_NORM,
     ),
     _per_block(
+        name="attention_param_norm",
+        title="norm of the parameters of the block's attention",
+        equation="|w| of attention, without norms",
+        source=f"{MERRILL}, Section 3",
+        tier="slow",
+    ),
+    _per_block(
+        name="feedforward_param_norm",
+        title="norm of the parameters of the block's feed-forward part",
+        equation="|w| of the block without its attention and its norms",
+        source=f"{MERRILL}, Section 3",
+        tier="slow",
+    ),
+    _per_block(
         name="grad_norm",
         title="norm of the block's gradient before clipping",
         equation="|g|",

@@ -254,6 +254,21 @@ class TestTheSubStep:
         assert (within["block"], within["sub_step"], within["metric"]) == (4, "feed-forward", "feedforward_gain")
         assert within["text"].startswith("In block 4, ")
 
+    def test_is_that_of_the_first_sample_that_decides(self, api):
+        """Later, the model has adapted."""
+        run_id = api.register(num_blocks=6)
+        gains = [1.04] * 5 + [20.0, 5.0, 1.04, 1.04]
+        api.send_ok(
+            run_id,
+            [
+                gains_frame(step, 1.0 if step < 5 else 20.0, feedforward_gain=(4, gain))
+                for step, gain in enumerate(gains)
+            ],
+        )
+        within = api.get(f"/incidents/{only(api, run_id)['incident_id']}")["within"]
+        assert (within["block"], within["sub_step"]) == (4, "feed-forward")
+        assert "20 times as large" in within["text"]
+
     def test_is_unknown_without_its_metrics(self, api, run_id):
         send(api, run_id, [1, 20, 20])
         within = api.get(f"/incidents/{only(api, run_id)['incident_id']}")["within"]

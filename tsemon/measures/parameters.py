@@ -16,12 +16,14 @@ from tsemon.measures.linear import unit_of
 
 __all__ = [
     "alignment",
+    "attention_param_norm",
     "checkpoint_cosine",
     "clipped_grad_norm",
     "direction_cosine",
     "embedding_grad_norm",
     "embedding_param_norm",
     "embedding_update_norm",
+    "feedforward_param_norm",
     "grad_norm",
     "grad_norm_qk",
     "gradient_alignment",
@@ -224,6 +226,22 @@ def embedding_param_norm(theta: Vector) -> Tensor:
 
 def head_param_norm(theta: Vector) -> Tensor:
     """Norm of the output head, a scalar tensor >= 0: |theta|    (Parameter Norm Growth, arXiv 2010.09697, Appendix A)"""
+    return param_norm(theta)
+
+
+def attention_param_norm(theta: Vector) -> Tensor:
+    """Norm of the parameters of a block's attention without its norms, a scalar tensor >= 0: |theta|
+
+    (Parameter Norm Growth, arXiv 2010.09697, Section 3)
+    """
+    return param_norm(theta)
+
+
+def feedforward_param_norm(theta: Vector) -> Tensor:
+    """Norm of the parameters of a block without its attention and its norms, a scalar tensor >= 0: |theta|
+
+    (Parameter Norm Growth, arXiv 2010.09697, Section 3)
+    """
     return param_norm(theta)
 
 

@@ -33,6 +33,7 @@ from tsemon.probes.groups import (
     local,
     output_head,
     share,
+    sub_steps,
 )
 from tsemon.probes.growth import NormGrowth
 from tsemon.probes.hooks import Hooks
@@ -54,6 +55,10 @@ UNKNOWN_ROWS = (
     "it is not known yet which rows of a packed projection make queries and keys: the values in attention show it, within a "
     "few samples"
 )
+NO_SUB_STEP = {
+    "attention_param_norm": "found no attention with parameters in the blocks",
+    "feedforward_param_norm": "found no parameters in the blocks besides attention and norms",
+}
 MAX_AT_ONCE = 2**22
 """Maximum number of entries of parameters whose updates are rebuilt together, in twice their memory. One may be larger."""
 
@@ -88,6 +93,7 @@ class ParameterProbe(Part):
     """Sums per group at one optimizer step, gathered in the hooks around it."""
 
     PARAMETERS = ("param_norm", "total_param_norm", "embedding_param_norm", "head_param_norm")
+    SUB_STEPS = ("attention_param_norm", "feedforward_param_norm")
     GROWTH = ("norm_growth_exponent", "norm_growth_r2")
     DIRECTION = ("direction_cosine",)
     QUERY_KEY = ("grad_norm_qk",)
@@ -105,7 +111,7 @@ class ParameterProbe(Part):
         "head_update_norm",
     )
     UNTRAINED = ("untrained_parameters",)
-    METRICS = PARAMETERS + GROWTH + DIRECTION + GRADIENTS + UPDATES + UNTRAINED
+    METRICS = PARAMETERS + SUB_STEPS + GROWTH + DIRECTION + GRADIENTS + UPDATES + UNTRAINED
     GRADIENTS_OF_BLOCKS = ("grad_norm", "clipped_grad_norm", *QUERY_KEY, "gradient_alignment")
     UPDATES_OF_BLOCKS = ("update_norm", "update_ratio", "trained_update_ratio", "update_alignment")
 
@@ -124,6 +130,8 @@ class ParameterProbe(Part):
         self._weights, self._gradients = Coordinates(), Coordinates()
         self._untrained = Untrained()
         self._growth = NormGrowth()
+        self._sub_steps: dict[str, set[int]] = {}
+        """Ids of parameters of attention and of the feed-forward part."""
         self._found_query_key: dict[int, list[Slices] | str] = {}
         """By block. It holds as long as the block has these parameters."""
         self._value_rows: dict[nn.Module, Tensor] = {}
@@ -155,6 +163,7 @@ class ParameterProbe(Part):
         self.forget()
         # Anew each time: parameters may have been replaced, moved, or given another precision.
         self._groups = group_parameters(self._model, self._blocks)
+        self._sub_steps = sub_steps(self._blocks) if self.wanted.intersection(self.SUB_STEPS) else {}
         devices = [p.device for p in self._all()]
         device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
         self._sums = GroupSums(self._depth, device)
@@ -203,6 +212,9 @@ class ParameterProbe(Part):
                 for group, end in ((EMBEDDING, "embedding"), (HEAD, "head")):
                     if group in self._groups or self._ranks is not None:
                         scalars[f"{end}_{metric}"] = norm_of(found[kind][group])
+        for metric in self.SUB_STEPS:
+            if metric in found:
+                layers[metric] = norm_of(found.blocks(metric))
         if "update" in found:
             layers["update_ratio"] = ratio_of(found.blocks("update"), found.blocks("before"))
             layers["trained_update_ratio"] = ratio_of(found.blocks("update"), found.blocks("trained"))
@@ -275,6 +287,7 @@ class ParameterProbe(Part):
         if (why := self._why_unreadable()) is not None:
             return dict.fromkeys(self.METRICS, why)
         missing = self._why_not_of_every_block() | self._why_no_ends()
+        missing |= {metric: why for metric, why in NO_SUB_STEP.items() if metric not in self._sub_steps}
         if self._num_samples == 1:
             missing |= dict.fromkeys(COMPARING, "this is the first sample: there is none before to compare with")
         if self._num_samples <= MIN_POINTS:
@@ -307,7 +320,7 @@ class ParameterProbe(Part):
             f"{without} of {len(self._blocks)} blocks have no parameters of their own: what several share is counted in the "
             "first of them"
         )
-        names = ("param_norm", *self.DIRECTION, *self.GRADIENTS_OF_BLOCKS, *self.UPDATES_OF_BLOCKS)
+        names = ("param_norm", *self.SUB_STEPS, *self.DIRECTION, *self.GRADIENTS_OF_BLOCKS, *self.UPDATES_OF_BLOCKS)
         return dict.fromkeys(names if without else (), reason)
 
     def _why_no_ends(self) -> dict[str, str]:
@@ -585,12 +598,11 @@ class ParameterProbe(Part):
             return None
         squares_P = squares([local(p) for p in params])
         self._add(kind, of_groups, params, squares_P)
-        if kind == "before":
-            self._sums.expect("trained")
-            trained = [i for i, p in enumerate(params) if p.requires_grad]
-            if trained:
-                of_trained, trained_params = [of_groups[i] for i in trained], [params[i] for i in trained]
-                self._add("trained", of_trained, trained_params, _at(squares_P, trained))
+        parts = {"trained": {id(p) for p in params if p.requires_grad}} if kind == "before" else self._sub_steps
+        for part, own in parts.items():
+            self._sums.expect(part)
+            if chosen := [i for i, p in enumerate(params) if id(p) in own]:
+                self._add(part, [of_groups[i] for i in chosen], [params[i] for i in chosen], _at(squares_P, chosen))
         return squares_P
 
     def _read_gradients(self, stepper: _Stepper) -> None:

@@ -99,14 +99,17 @@ def mechanism_of(
     return _told(sign, block, newest, healthy)
 
 
-NEEDED = (
-    "escalation_rate",
+SLOW = (
     "attention_gain",
     "residual_gain",
     "feedforward_gain",
     "feedforward_escalation_rate",
     "norm_gain",
+    "attention_param_norm",
+    "feedforward_param_norm",
 )
+"""Metrics that not every frame has."""
+NEEDED = "escalation_rate", *SLOW
 
 
 # Signs.
@@ -144,6 +147,7 @@ def _attention(newest: Arrays, healthy: Arrays | None, num_blocks: int) -> list[
     logit_N = _change("max_attention_logit", newest, healthy, num_blocks) / 2
     rate_N = _change("escalation_rate", newest, healthy, num_blocks)
     return [
+        _weights("attention", "attention_param_norm", newest, healthy, num_blocks),
         _Sign(
             "attention",
             "max_attention_logit",
@@ -169,6 +173,7 @@ def _feed_forward(newest: Arrays, healthy: Arrays | None, num_blocks: int) -> li
     gain_N = _change("feedforward_gain", newest, healthy, num_blocks, of=_added)
     rate_N = _change("feedforward_escalation_rate", newest, healthy, num_blocks)
     return [
+        _weights("feed-forward", "feedforward_param_norm", newest, healthy, num_blocks),
         _Sign(
             "feed-forward",
             "feedforward_escalation_rate",
@@ -182,6 +187,14 @@ def _feed_forward(newest: Arrays, healthy: Arrays | None, num_blocks: int) -> li
             "the feed-forward part makes the hidden state {value} times as large, {factor} times the usual {usual}",
         ),
     ]
+
+
+def _weights(sub_step: SubStep, metric: str, newest: Arrays, healthy: Arrays | None, num_blocks: int) -> _Sign:
+    """Weights that grew tell the cause even after the model has adapted to them."""
+    grown_N = _change(metric, newest, healthy, num_blocks)
+    part = "attention" if sub_step == "attention" else "the feed-forward part"
+    says = f"the weights of {part} have a norm of {{value}}, {{factor}} times the usual {{usual}}"
+    return _Sign(sub_step, metric, np.fmax(grown_N, 0.0), says)
 
 
 SIGNS: tuple[Callable[[Arrays, Arrays | None, int], list[_Sign]], ...] = (_norms, _residual, _attention, _feed_forward)

@@ -14,6 +14,8 @@ HEALTHY = {
     "feedforward_escalation_rate": [1.01] * 8,
     "norm_gain": [1.0] * 8,
     "max_attention_logit": [2.0] * 8,
+    "attention_param_norm": [6.0] * 8,
+    "feedforward_param_norm": [9.0] * 8,
     "nonfinite": [0.0] * 9,
 }
 
@@ -52,6 +54,15 @@ class TestMechanism:
         found = found_in(arrays(residual_gain={4: 0.304}, escalation_rate={4: 12.0}))
         assert (found.block, found.sub_step) == (4, "residual")
         assert "the residual has a weight of about 0.049, 0.049 times the usual 1" in found.text
+
+    @pytest.mark.parametrize(
+        ("metric", "sub_step"),
+        [("attention_param_norm", "attention"), ("feedforward_param_norm", "feed-forward")],
+    )
+    def test_is_the_part_whose_weights_grew_even_if_its_output_did_not(self, metric, sub_step):
+        found = found_in(arrays(**{metric: {5: 90.0}}), healthy=arrays())
+        assert (found.block, found.sub_step, found.metric) == (5, sub_step, metric)
+        assert "have a norm of 90" in found.text
 
     @pytest.mark.parametrize("metric", ["feedforward_gain", "feedforward_escalation_rate"])
     def test_is_the_feed_forward_part(self, metric):

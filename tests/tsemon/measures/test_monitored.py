@@ -5,6 +5,7 @@ sampled; the frame that is compared is the eleventh, the second with the slow ti
 """
 
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -239,6 +240,15 @@ class Run:
         found = {name: x for name, x in tensors.items() if name.startswith(prefix) and x.size > 1}
         return [x for name, x in found.items() if group != "total" or not name.startswith(self.kind.embeddings)]
 
+    def part(self, tensors, *, of_attention):
+        """The parameters of each block that are of attention, or that are not, without norms."""
+        kept = {
+            name: x
+            for name, x in tensors.items()
+            if ("attention" in name) is of_attention and not re.search(r"norm\d?\.|LayerNorm", name)
+        }
+        return self.blocks(kept)
+
     def of_blocks(self, measure, *tensors):
         return [measure(*of_block) for of_block in zip(*map(self.blocks, tensors), strict=True)]
 
@@ -331,6 +341,8 @@ DEFINITIONS = {
     "first_value_norm_ratio": lambda run: run.per_layer(lambda a: oracle.first_norm_ratio(a.values)),
     "value_top_eigenvalue": lambda run: run.of_first_sample(lambda a: oracle.value_top_eigenvalue(a.values)),
     "param_norm": lambda run: run.of_blocks(oracle.norm, run.thetas[-1]),
+    "attention_param_norm": lambda run: list(map(oracle.norm, run.part(run.thetas[-1], of_attention=True))),
+    "feedforward_param_norm": lambda run: list(map(oracle.norm, run.part(run.thetas[-1], of_attention=False))),
     **dict.fromkeys(("grad_norm", "clipped_grad_norm"), lambda run: run.of_blocks(oracle.norm, run.gradients[-1])),
     "grad_norm_qk": Run.query_key_norms,
     "update_norm": lambda run: run.of_blocks(oracle.update_norm, *run.thetas[-2:]),

@@ -434,6 +434,7 @@ def vectors(kind):
 
 OF_ONE = [
     *("param_norm", "total_param_norm", "embedding_param_norm", "head_param_norm"),
+    *("attention_param_norm", "feedforward_param_norm"),
     *("grad_norm", "grad_norm_qk", "total_grad_norm", "embedding_grad_norm", "head_grad_norm"),
     *("clipped_grad_norm", "total_clipped_grad_norm"),
 ]
