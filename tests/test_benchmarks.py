@@ -313,6 +313,14 @@ class TestLive:
 
 
 @pytest.mark.thorough
+class TestPlanted:
+    def test_names_the_block_and_the_sub_step_that_were_damaged(self):
+        printed = run("planted.py", "--only", "post-residual-81", "gpt2-output-81", timeout=600)
+        for name in ("post-residual-81", "gpt2-output-81"):
+            assert re.search(rf"^\| {name} \| .* \| block, sub-step \|$", printed, re.MULTILINE), printed
+
+
+@pytest.mark.thorough
 class TestAttacks:
     def test_has_a_row_for_every_attack(self):
         printed = run("attacks.py", "--scale", "0.01", "--seconds", "0.2")
