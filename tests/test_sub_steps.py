@@ -72,7 +72,7 @@ def rows(block: nn.Module, parts: dict, kind: int) -> Tensor:
 
 
 @contextmanager
-def damaged(plant: str, block: nn.Module, parts: dict, rng: random.Random) -> Iterator[None]:
+def damaged(plant: str, model: nn.Module, block: nn.Module, parts: dict, rng: random.Random) -> Iterator[None]:
     handles = []
     norm = block.get_submodule(rng.choice(parts["norms"]))
     second, head = block.get_submodule(parts["second"]), slice(0, WIDTH // HEADS)
@@ -94,6 +94,15 @@ def damaged(plant: str, block: nn.Module, parts: dict, rng: random.Random) -> It
         norm.weight.data.zero_()
     elif plant == "residual x 0.05":
         handles = [_scaled_residual(block, parts)]
+    elif plant == "embeddings alike":
+        handles = [
+            module.register_forward_hook(_alike) for module in model.modules() if isinstance(module, nn.Embedding)
+        ]
+    elif plant == "values undo output":
+        orthogonal = torch.linalg.qr(torch.randn(WIDTH, WIDTH)).Q
+        rows(block, parts, 2).copy_(-orthogonal.T)
+        output = block.get_submodule(parts["output"]).weight.data
+        output.copy_(orthogonal.T if parts is GPT2 else orthogonal)
     yield
     for handle in handles:
         handle.remove()
@@ -119,15 +128,18 @@ def _scaled_residual(block: nn.Module, parts: dict) -> torch.utils.hooks.Removab
     return norm.register_forward_pre_hook(lambda _, args: (args[0] - 0.95 * inputs.pop(),))
 
 
-def frame(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> Arrays:
+def _alike(embedding: nn.Module, args: tuple, output: Tensor) -> Tensor:
+    return output.mean(dim=-2, keepdim=True) + 0.05 * output
+
+
+def frame(probe: Probe, model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> Arrays:
     """Train one step, and return its arrays."""
-    errors: list[Exception] = []
-    probe = Probe(model, [optimizer], find_blocks(model), errors.append)
     probe.arm(NAMES)
     train(model, optimizer, ids)
     reading = probe.collect()
+    for decision in reading.later:
+        decision.finish(decision.raw)
     probe.disarm()
-    assert not errors, errors
     layers, heads = (
         {name: x.double().numpy() for name, x in of.items() if isinstance(x, Tensor)}
         for of in (reading.layers, reading.heads)
@@ -160,10 +172,16 @@ def frames(kind: str, plant: str) -> tuple[int, Arrays, Arrays]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(5):
         train(model, optimizer, torch.randint(3, 128, (8, TOKENS)))
-    healthy = frame(model, optimizer, torch.randint(3, 128, (8, TOKENS)))
+    errors: list[Exception] = []
+    probe = Probe(model, [optimizer], find_blocks(model), errors.append)
+    batches = [torch.randint(3, 128, (8, TOKENS)) for _ in range(3)]
+    frame(probe, model, optimizer, batches[0])  # shows in which rows GPT-2 makes its values
+    healthy = frame(probe, model, optimizer, batches[1])
     block = rng.randrange(depth)
-    with damaged(plant, find_blocks(model)[block].module, parts, rng):
-        return block, healthy, frame(model, optimizer, torch.randint(3, 128, (8, TOKENS)))
+    with damaged(plant, model, find_blocks(model)[block].module, parts, rng):
+        newest = frame(probe, model, optimizer, batches[2])
+    assert not errors, errors
+    return block, healthy, newest
 
 
 def judged(kind: str, plant: str, *, with_healthy: bool) -> Mechanism:
@@ -190,3 +208,32 @@ class TestTheCauseWithinTheStep:
     def test_names_the_head_whose_logits_blew_up(self, kind, with_healthy):
         found = judged(kind, "queries, keys x 25", with_healthy=with_healthy)
         assert found.head == 0, found.text
+
+
+@pytest.mark.parametrize("kind", MODELS)
+class TestWhyAttentionSmooths:
+    @pytest.mark.parametrize("with_healthy", [True, False], ids=["with a healthy frame", "without"])
+    @pytest.mark.parametrize("plant", ["values x 20", "attention output x 20"])
+    def test_is_its_weights_if_they_were_damaged(self, kind, plant, with_healthy):
+        assert ". Attention smooths by its weights: " in judged(kind, plant, with_healthy=with_healthy).text
+
+    def test_is_its_inputs_if_the_embeddings_are_alike(self, kind):
+        text = judged(kind, "embeddings alike", with_healthy=True).text
+        if kind == "BERT":  # its first block adds almost nothing to its input
+            assert "attention hardly changes token similarity: " in text
+        else:
+            assert "ttention smooths by its inputs, not by its weights: " in text
+
+    def test_is_neither_if_queries_and_keys_or_the_residual_were_damaged(self, kind):
+        for plant in ("queries, keys x 25", *(["residual x 0.05"] if kind in ("post-norm", "BERT") else [])):
+            text = judged(kind, plant, with_healthy=True).text
+            assert ". Attention smooths, with usual weights" in text or "hardly changes token similarity" in text
+
+    def test_are_weights_that_sharpen_if_the_values_undo_the_output(self, kind):
+        block, _, newest = frames(kind, "values undo output")
+        growth = newest.layers["value_output_growth"]
+        assert (growth < 0.1).tolist() == [number == block for number in range(len(growth))]
+        if kind == "BERT":  # in the others, no metric is off by enough to name the block, or norms enlarge the values
+            found = judged(kind, "values undo output", with_healthy=True)
+            assert found.block == block
+            assert ". Attention sharpens by its weights: " in found.text

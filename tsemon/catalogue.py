@@ -357,6 +357,16 @@ CATALOGUE: tuple[Metric, ...] = (
         tier="slow",
         log_scale=True,
     ),
+    _per_block(
+        name="value_output_growth",
+        title="whether the weights of attention smooth (above 1) or sharpen (below 1)",
+        equation="max_j |1 + lambda_j(H)|, H = W_V W_O over all heads, without norms, gains and biases; at infinite depth",
+        source=f"{OVERSMOOTHING}, Lemma 2",
+        flops="128 D^2",
+        traffic="256 D^2",
+        tier="slow",
+        log_scale=True,
+    ),
     # Parameters: w are those of the block, g their gradient, d their change in this optimizer step.
     _per_block(
         name="param_norm",

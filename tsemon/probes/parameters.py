@@ -485,6 +485,11 @@ class ParameterProbe(Part):
         self._found_query_key[block.number] = found
         return found
 
+    def queries_and_keys(self, block: Block) -> list[Slices] | str:
+        """The parameters that make queries and keys, in the rows that a pass has shown, or why they are unknown."""
+        found = self._queries_and_keys(block)
+        return self._doubted_query_key.get(block.number, found)
+
     # What `ValueRows` shows.
 
     def learn_values(self, block: Block, projection: nn.Module, is_value_R: Tensor, *, now: bool) -> None:

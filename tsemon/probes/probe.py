@@ -46,6 +46,7 @@ from tsemon.probes.reading import OnHost, Reading
 from tsemon.probes.saturation import SaturationProbe
 from tsemon.probes.states import HiddenStates
 from tsemon.probes.usage import Usage
+from tsemon.probes.value_output import ValueOutputProbe
 from tsemon.probes.value_rows import ValueRows
 from tsemon.probes.values import ValueProbe
 from tsemon.probes.witness import NonfiniteParameters, Witness, choose_witness, nonfinite_parameters
@@ -142,6 +143,7 @@ class Probe:
             "outputs": OutputProbe(self._path, blocks, depth, self._packing),
             "value rows": ValueRows(blocks, depth, self._packing, self._calls, parameters),
             "parameters": parameters,
+            "value output": ValueOutputProbe(blocks, depth, parameters),
             "saturation": self._saturation,
             "losses": self._losses,
             "inputs": self._inputs,

@@ -17,15 +17,15 @@ from tsemon.probes.discovery import held, is_conv1d, is_linear, widths
 from tsemon.probes.groups import is_sharded, local
 
 
-def _named(letter: str, word: str) -> set[str]:
+def named(letter: str, word: str) -> set[str]:
     """Names of a projection of queries or of keys; in lower case and without underscores."""
     patterns = ("{}", "{}proj", "{}projection", "to{}", "linear{}", "{}linear", "linear{}proj")
     short = {pattern.format(letter) for pattern in ("w{}", "c{}", "{}lin", "add{}proj")}
     return {pattern.format(name) for name in (letter, word) for pattern in patterns} | short | {f"{word}global"}
 
 
-QUERIES = _named("q", "query") | {"qaproj", "qbproj", "wqa", "wqb", "linearqdownproj", "linearqupproj"}
-KEYS = _named("k", "key") | {"kvaproj", "kvaprojwithmqa", "wkva", "linearkvdownproj"}
+QUERIES = named("q", "query") | {"qaproj", "qbproj", "wqa", "wqb", "linearqdownproj", "linearqupproj"}
+KEYS = named("k", "key") | {"kvaproj", "kvaprojwithmqa", "wkva", "linearkvdownproj"}
 BOTH = {"toquerykey", "querykey"}
 """Queries and keys without values."""
 PACKED = {"qkv", "qkvproj", "qkvlinear", "wqkv", "cattn", "attproj", "inproj", "linearqkv", "toqkv"}
@@ -77,7 +77,7 @@ def queries_and_keys(attention: nn.Module) -> list[Slices] | str:
     """The parameters that make queries and keys in this module, by their names, or why they are unknown."""
     found, missing = list[Slices](), {"queries", "keys"}
     for name, module in _projections(attention):
-        kind = _kind(name)
+        kind = kind_of(name)
         if isinstance(module, nn.MultiheadAttention):
             found += _of_multihead(module)
             missing.clear()
@@ -85,13 +85,13 @@ def queries_and_keys(attention: nn.Module) -> list[Slices] | str:
             found += [Slices(parameter) for own, parameter in module.named_parameters() if "norm" not in own]
             missing -= _made_by(kind)
         else:
-            stretches = _stretches(kind, attention, name, _base(module))
+            stretches = _stretches(kind, attention, name, base_of(module))
             if stretches is None:
                 return f"cannot tell queries and keys from values in {name} of {type(attention).__name__}"
             found += _packed(module, stretches)
             missing -= _made_by(kind)
     for name, parameter in attention.named_parameters():  # by itself, in no layer: XLNet's projections, BEiT's biases
-        kind = _kind(name)
+        kind = kind_of(name)
         if kind in BIASES or (kind in QUERIES | KEYS and parameter.ndim > 1):
             found.append(Slices(parameter))
             missing -= _made_by(kind)
@@ -119,14 +119,14 @@ def without_values(found: Sequence[Slices], values: Mapping[nn.Module, Tensor]) 
 def packed_projections(attention: nn.Module) -> list[nn.Module]:
     """The modules that make values beside queries or keys, in rows of their own."""
     packed = PACKED | KEYS_AND_VALUES | LATENT_KEYS_AND_VALUES
-    return [module for name, module in _projections(attention) if _kind(name) in packed]
+    return [module for name, module in _projections(attention) if kind_of(name) in packed]
 
 
 def _projections(attention: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The modules that make queries or keys, without their own parts."""
     outer: list[str] = []
     for name, module in attention.named_modules():
-        kind = _kind(name)
+        kind = kind_of(name)
         if any(name.startswith(f"{one}.") for one in outer) or OF_ANOTHER in name.split("."):
             continue
         is_whole = kind in QUERIES | KEYS | BOTH and any(True for _ in module.parameters())
@@ -142,18 +142,18 @@ def _made_by(kind: str) -> set[str]:
     return {"queries"} if kind in QUERIES else {"keys"} if kind not in BIASES else set()
 
 
-def _kind(name: str) -> str:
+def kind_of(name: str) -> str:
     return name.rpartition(".")[2].lower().replace("_", "")
 
 
-def _base(module: nn.Module) -> nn.Module:
+def base_of(module: nn.Module) -> nn.Module:
     """The layer that an adapter of peft wraps, or the module itself."""
     base = vars(module)["_modules"].get("base_layer")
     return base if isinstance(base, nn.Module) else module
 
 
 def _weight(module: nn.Module) -> nn.Parameter | None:
-    weight = held(_base(module), "weight")
+    weight = held(base_of(module), "weight")
     return weight if isinstance(weight, nn.Parameter) and weight.ndim == 2 else None
 
 
@@ -168,9 +168,9 @@ def _of_multihead(module: nn.MultiheadAttention) -> Iterator[Slices]:
 
 
 def _packed(module: nn.Module, stretches: Stretches) -> Iterator[Slices]:
-    base = _base(module)
+    base = base_of(module)
     if (weight := _weight(module)) is not None:
-        yield Slices(weight, _output_axis(base), stretches, module)
+        yield Slices(weight, output_axis(base), stretches, module)
     if isinstance(bias := held(base, "bias"), nn.Parameter):
         yield Slices(bias, 0, stretches, module)
     for name, parameter in module.named_parameters() if base is not module else ():
@@ -184,21 +184,21 @@ def _stretches(kind: str, attention: nn.Module, name: str, base: nn.Module) -> S
     """Places of the rows that make queries and keys, None if unknown."""
     weight = held(base, "weight")
     assert weight is not None  # or it were none of `_projections`
-    axis = _output_axis(base)
+    axis = output_axis(base)
     rows, width = weight.shape[axis], weight.shape[1 - axis]
     parent = attention.get_submodule(name.rpartition(".")[0])
     holders = [parent, attention, getattr(attention, "config", None)]
     linears = [widths(module) for module in attention.modules() if is_linear(module)]
     if kind in LATENT_KEYS_AND_VALUES:
         names = ("qk_nope_head_dim", *(("qk_head_dim",) if kind == "linearkvupproj" else ()))
-        key, value = _number(holders, names), _number(holders, ("v_head_dim",))
+        key, value = number_of(holders, names), number_of(holders, ("v_head_dim",))
         if not key or not value or rows % (key + value):
             return None
         return tuple((start, start + key) for start in range(0, rows, key + value))
-    heads, key_heads, head_width = (_number(holders, names) for names in (NUM_HEADS, NUM_KEY_HEADS, HEAD_WIDTH))
+    heads, key_heads, head_width = (number_of(holders, names) for names in (NUM_HEADS, NUM_KEY_HEADS, HEAD_WIDTH))
     if kind in KEYS_AND_VALUES:
         queries = {
-            given for own, module in attention.named_modules() if _kind(own) in QUERIES for given in _out(module)
+            given for own, module in attention.named_modules() if kind_of(own) in QUERIES for given in _out(module)
         }
         is_half = rows // 2 in queries if not (key_heads and head_width) else rows == 2 * key_heads * head_width
         return ((0, rows // 2),) if is_half and rows % 2 == 0 else None
@@ -258,11 +258,11 @@ def _out(module: nn.Module) -> list[int]:
     return [widths(part)[1] for part in module.modules() if is_linear(part)]
 
 
-def _output_axis(module: nn.Module) -> int:
+def output_axis(module: nn.Module) -> int:
     return 1 if is_conv1d(module) else 0
 
 
-def _number(holders: list[Any], names: tuple[str, ...]) -> int | None:
+def number_of(holders: list[Any], names: tuple[str, ...]) -> int | None:
     for holder in holders:
         for name in names:
             if isinstance(number := getattr(holder, name, None), int) and not isinstance(number, bool):

@@ -36,6 +36,12 @@ ONE_HOT = 0.1
 """A head with an attention entropy below this attends to about a single token."""
 FACTOR = 2.0
 """A head is named if its logit or its entropy is off by this factor from the median of its block's heads."""
+FLAT = 0.05
+"""Weights explain what attention does if the distance of their growth from 1 is FACTOR times the usual one, and this."""
+LEVEL = 0.02
+"""An escalation rate this near to 1 neither smooths nor sharpens."""
+SHARED = 0.5
+"""Inputs explain smoothing if tokens share at least this fraction of their energy, and its odds rose by DECISIVE."""
 LARGEST = math.log(1e6)
 
 
@@ -92,7 +98,7 @@ def mechanism_of(
     size_SN = np.stack([np.where(allowed_N, sign.size_N, 0.0) for sign in signs])
     largest = size_SN.max()
     if largest < DECISIVE:
-        return Mechanism(text=_undecided(newest, healthy, math.exp(largest)))
+        return Mechanism(text=_undecided(newest, healthy, math.exp(largest), max(first, 0), num_blocks))
     enough = max(DECISIVE, EARLY * largest)
     block = int(np.argmax(size_SN.max(axis=0) >= enough))
     sign = next(sign for sign, size_N in zip(signs, size_SN, strict=True) if size_N[block] >= enough)
@@ -197,6 +203,7 @@ def _weights(sub_step: SubStep, metric: str, newest: Arrays, healthy: Arrays | N
     return _Sign(sub_step, metric, np.fmax(grown_N, 0.0), says)
 
 
+GROWTH = "value_output_growth"
 SIGNS: tuple[Callable[[Arrays, Arrays | None, int], list[_Sign]], ...] = (_norms, _residual, _attention, _feed_forward)
 
 
@@ -296,11 +303,12 @@ def _told(sign: _Sign, block: int, newest: Arrays, healthy: Arrays | None) -> Me
     head = _head(block, newest) if sign.sub_step == "attention" else None
     says = sign.says.format(value=_number(value), factor=_number(factor), usual=_number(usual))
     compared = "the other blocks" if healthy is None or not _is_before(sign, block, healthy) else "the healthy sample"
-    more = [text for text in (_kept(sign, block, newest), _of_head(head, block, newest)) if text]
-    text = f"In block {block}, {says} of {compared}."
-    if more:
-        second = "; ".join(more)
-        text += f" {second[0].upper()}{second[1:]}."
+    of_head = _of_head(head, block, newest)
+    text = f"In block {block}, {says} of {compared}{of_head and f', and {of_head}'}."
+    if sign.sub_step in ("attention", "residual"):
+        alpha = 1 / max(value, LEAST) if sign.sub_step == "residual" else 1.0
+        why = _Smoothing.of(block, num_blocks, newest, healthy, alpha)
+        text += f" Attention {why.text()}." if why.is_known else ""
     return Mechanism(
         block=block, sub_step=sign.sub_step, metric=sign.metric, factor=float(factor), head=head, text=text
     )
@@ -311,18 +319,96 @@ def _is_before(sign: _Sign, block: int, healthy: Arrays) -> bool:
     return before is not None and len(before) == len(sign.size_N) and bool(np.isfinite(before[block]))
 
 
-def _kept(sign: _Sign, block: int, newest: Arrays) -> str:
-    """How much diversity attention and its residual keep, and the least that Eq. 13 of Classic Transformers expects.
+@dataclass(frozen=True, kw_only=True)
+class _Smoothing:
+    """Whether attention with its residual makes tokens alike, and whether by its weights or by its inputs."""
 
-    Its rate for random value weights is at most 1 + t_sim(X), with mu_1 = 1, mu_2 = 0 and alpha = 1.
-    """
-    num_blocks = len(sign.size_N)
-    rate, shared_E = _padded(newest, "escalation_rate", num_blocks)[block], _known(newest, "token_similarity")
-    if sign.sub_step not in ("attention", "residual") or not rate > 1:
-        return ""
-    most = 1 + shared_E[block] if shared_E is not None and len(shared_E) == num_blocks + 1 else math.nan
-    than = f", less than the {_percent(1 / most)} that Eq. 13 expects for random value weights" if rate > most else ""
-    return f"attention with its residual keeps {_percent(1 / rate)} of token diversity{than}"
+    rate: float
+    """Escalation rate."""
+    expected: float
+    """The rate of Eq. 13 of Classic Transformers for random value weights (d sigma^2 = 1) and uniform attention (mu_1 = 1,
+    mu_2 = 0): 1 + alpha^2 t_sim(X). A residual of weight c has alpha = 1 / c."""
+    growth: float
+    usual_growth: float
+    shared: float
+    usual_shared: float
+
+    @classmethod
+    def of(cls, block: int, num_blocks: int, newest: Arrays, healthy: Arrays | None, alpha: float = 1.0) -> _Smoothing:
+        shared, usual_shared = (_padded(of, "token_similarity", num_blocks + 1)[block] for of in (newest, healthy))
+        return cls(
+            rate=_padded(newest, "escalation_rate", num_blocks)[block],
+            expected=1 + alpha**2 * shared,
+            growth=_padded(newest, GROWTH, num_blocks)[block],
+            usual_growth=_usual(GROWTH, newest, healthy, num_blocks)[block],
+            shared=shared,
+            usual_shared=usual_shared,
+        )
+
+    @property
+    def is_known(self) -> bool:
+        return math.isfinite(self.rate)
+
+    @property
+    def _does(self) -> str:
+        if abs(self.rate - 1) <= LEVEL:
+            return "hardly changes token similarity"
+        return "smooths" if self.rate > 1 else "sharpens"
+
+    @property
+    def is_by_weights(self) -> bool | None:
+        """None if it is unknown, or if the weights have changed the other way."""
+        way = 1 if self.rate > 1 else -1
+        distance, usual = (way * (growth - 1) for growth in (self.growth, self.usual_growth))
+        if math.isnan(distance) or math.isnan(usual) or -distance > FACTOR * max(-usual, FLAT):
+            return None
+        return bool(distance > FACTOR * max(usual, FLAT))
+
+    @property
+    def is_by_inputs(self) -> bool | None:
+        """None if it is unknown, or if the inputs have changed too little or the other way."""
+        change = _log_odds(self.shared) - _log_odds(self.usual_shared)
+        if math.isnan(change) or (abs(change) >= DECISIVE and not (change > 0 and self.shared >= SHARED)):
+            return None
+        return bool(self.rate > 1 and change >= DECISIVE)
+
+    def text(self) -> str:
+        """A clause whose subject is attention."""
+        found = [f"the escalation rate is {_exact(self.rate)}"]
+        if math.isfinite(self.expected):
+            found[0] += f" (Eq. 13 gives {_exact(self.expected)} for random value weights and uniform attention)"
+        if math.isfinite(self.growth):
+            usual = "" if math.isnan(self.usual_growth) else f" (usual {_exact(self.usual_growth)})"
+            found.append(f"the weights multiply what tokens share by {_exact(self.growth)}{usual}")
+        if math.isfinite(self.shared):
+            usual = "" if math.isnan(self.usual_shared) else f" (usual {_percent(self.usual_shared)})"
+            found.append(f"tokens share {_percent(self.shared)} of the input's energy{usual}")
+        evidence = ", ".join(found[:-1]) + ", and " + found[-1] if len(found) > 1 else found[0]
+        return f"{self._does}{self._reason()}: {evidence}"
+
+    def _reason(self) -> str:
+        if abs(self.rate - 1) <= LEVEL:
+            return ""
+        match self.is_by_weights, self.is_by_inputs:
+            case (True, True):
+                return " by its weights and by its inputs"
+            case (True, _):
+                return " by its weights"
+            case (False, True):
+                return " by its inputs, not by its weights"
+            case (None, True):
+                return " by its inputs"
+            case (False, False):
+                return ", with usual weights and inputs"
+            case (False, None):
+                return ", with usual weights"
+            case _:
+                return ""
+
+
+def _log_odds(share: float) -> float:
+    share = float(np.clip(share, 1e-9, 1 - 1e-9))
+    return math.log(share / (1 - share))
 
 
 def _head(block: int, newest: Arrays) -> int | None:
@@ -352,7 +438,7 @@ def _of_head(head: int | None, block: int, newest: Arrays) -> str:
     return ""
 
 
-def _undecided(newest: Arrays, healthy: Arrays | None, factor: float) -> str:
+def _undecided(newest: Arrays, healthy: Arrays | None, factor: float, block: int, num_blocks: int) -> str:
     if _known(newest, "attention_gain") is None and _known(newest, "feedforward_gain") is None:
         return "The sub-step is unknown: the frame lacks the metrics of sub-steps, which come with the slow tier."
     reference = (
@@ -360,14 +446,22 @@ def _undecided(newest: Arrays, healthy: Arrays | None, factor: float) -> str:
         if healthy is None
         else "the healthy sample (beyond the change that all blocks have in common)"
     )
-    return (
+    text = (
         f"The sub-step is unknown: no block stands out, as the largest difference from {reference} is a factor of "
         f"{_number(factor)}."
     )
+    why = _Smoothing.of(block, num_blocks, newest, healthy)
+    is_told = why.is_known and healthy is not None and (why.is_by_weights or why.is_by_inputs)
+    return text + (f" In block {block}, attention {why.text()}." if is_told else "")
 
 
 def _number(value: float) -> str:
     return f"{value:.2g}" if abs(value) < 10 else f"{value:,.0f}"
+
+
+def _exact(value: float) -> str:
+    """A factor that may be near 1."""
+    return f"{value:.3g}" if abs(value) < 10 else _number(value)
 
 
 def _percent(share: float) -> str:

@@ -16,6 +16,7 @@ HEALTHY = {
     "max_attention_logit": [2.0] * 8,
     "attention_param_norm": [6.0] * 8,
     "feedforward_param_norm": [9.0] * 8,
+    "value_output_growth": [1.2] * 8,
     "nonfinite": [0.0] * 9,
 }
 
@@ -46,14 +47,16 @@ class TestMechanism:
         assert found.factor == pytest.approx(20)
         assert found.text == (
             "In block 7, the output of attention is 6 times as large as the block's input, 20 times the usual 0.3 of the "
-            "other blocks. Attention with its residual keeps 3 % of token diversity, less than the 91 % that Eq. 13 "
-            "expects for random value weights; head 3 attends to about a single token (entropy 0.02)."
+            "other blocks, and head 3 attends to about a single token (entropy 0.02). Attention smooths, with usual "
+            "weights: the escalation rate is 33 (Eq. 13 gives 1.1 for random value weights and uniform attention), the "
+            "weights multiply what tokens share by 1.2 (usual 1.2), and tokens share 10 % of the input's energy."
         )
 
     def test_is_the_residual_that_is_scaled_down(self):
         found = found_in(arrays(residual_gain={4: 0.304}, escalation_rate={4: 12.0}))
         assert (found.block, found.sub_step) == (4, "residual")
         assert "the residual has a weight of about 0.049, 0.049 times the usual 1" in found.text
+        assert "the escalation rate is 12 (Eq. 13 gives 42 for" in found.text  # alpha = 1 / 0.049
 
     @pytest.mark.parametrize(
         ("metric", "sub_step"),
@@ -115,6 +118,86 @@ class TestMechanism:
                 assert found_in(newest).text
                 assert found_in(arrays(), healthy=newest).text
                 assert found_in(newest, healthy=newest).text
+
+
+def second_sentence(changed, *, gain=3.0, healthy=arrays()):
+    """About attention of block 4, whose output is too large."""
+    found = found_in(arrays(attention_gain={4: gain}, **changed), healthy=healthy)
+    assert (found.block, found.sub_step) == (4, "attention")
+    _, second = found.text.removesuffix(".").split(". Attention ")
+    return f"Attention {second}"
+
+
+class TestWhyAttentionSmooths:
+    def test_is_its_weights(self):
+        assert second_sentence({"escalation_rate": {4: 2.5}, "value_output_growth": {4: 3.1}}) == (
+            "Attention smooths by its weights: the escalation rate is 2.5 (Eq. 13 gives 1.1 for random value weights and "
+            "uniform attention), the weights multiply what tokens share by 3.1 (usual 1.2), and tokens share 10 % of the "
+            "input's energy (usual 10 %)"
+        )
+
+    def test_is_its_inputs(self):
+        assert second_sentence({"escalation_rate": {4: 1.9}, "token_similarity": {4: 0.98}}) == (
+            "Attention smooths by its inputs, not by its weights: the escalation rate is 1.9 (Eq. 13 gives 1.98 for random "
+            "value weights and uniform attention), the weights multiply what tokens share by 1.2 (usual 1.2), and tokens "
+            "share 98 % of the input's energy (usual 10 %)"
+        )
+
+    def test_is_both(self):
+        changed = {"escalation_rate": {4: 2.5}, "value_output_growth": {4: 3.1}, "token_similarity": {4: 0.98}}
+        assert second_sentence(changed).startswith("Attention smooths by its weights and by its inputs: ")
+
+    def test_is_neither_if_both_are_as_usual(self):
+        assert second_sentence({"escalation_rate": {4: 1.5}}).startswith(
+            "Attention smooths, with usual weights and inputs: "
+        )
+
+    def test_is_its_weights_if_it_sharpens(self):
+        changed = {"escalation_rate": {4: 0.6}, "value_output_growth": {4: 0.2}}
+        assert second_sentence(changed).startswith("Attention sharpens by its weights: the escalation rate is 0.6 ")
+
+    def test_is_none_if_it_hardly_does(self):
+        changed = {"escalation_rate": {4: 1.01}, "value_output_growth": {4: 3.1}}
+        assert second_sentence(changed).startswith(
+            "Attention hardly changes token similarity: the escalation rate is 1.01 "
+        )
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"value_output_growth": {4: 0.2}},
+            {"value_output_growth": {4: np.nan}},
+            {"value_output_growth": None},
+        ],
+    )
+    def test_is_unknown_if_weights_speak_against_it_or_are_unknown(self, changed):
+        assert second_sentence({"escalation_rate": {4: 2.5}} | changed).startswith("Attention smooths: ")
+
+    @pytest.mark.parametrize("shared", [0.4, 0.01, np.nan])
+    def test_is_not_inputs_that_changed_little_or_the_other_way_or_are_unknown(self, shared):
+        changed = {"escalation_rate": {4: 2.5}, "token_similarity": {4: shared}}
+        assert second_sentence(changed).startswith("Attention smooths, with usual weights: ")
+
+    def test_is_compared_with_the_other_blocks_without_a_healthy_frame(self):
+        second = second_sentence({"escalation_rate": {4: 2.5}, "value_output_growth": {4: 3.1}}, healthy=None)
+        assert second.startswith("Attention smooths by its weights: ")
+        assert second.endswith(
+            "multiply what tokens share by 3.1 (usual 1.2), and tokens share 10 % of the input's energy"
+        )
+
+    def test_is_not_told_without_an_escalation_rate(self):
+        found = found_in(arrays(attention_gain={4: 3.0}, escalation_rate=None))
+        assert found.text.endswith("times the usual 0.3 of the other blocks.")
+
+    def test_is_told_of_the_first_block_if_no_block_stands_out(self):
+        similar = {"token_similarity": dict.fromkeys(range(9), 0.98), "escalation_rate": dict.fromkeys(range(8), 1.9)}
+        found = found_in(arrays(**similar), blocks=(2, 7), healthy=arrays())
+        assert (found.block, found.sub_step) == (None, None)
+        first, second = found.text.split(". In ")
+        assert first.startswith("The sub-step is unknown: no block stands out")
+        assert second.startswith(
+            "block 2, attention smooths by its inputs, not by its weights: the escalation rate is 1.9 "
+        )
 
 
 class TestMechanismOfNaN:

@@ -272,6 +272,12 @@ def value_top_eigenvalue(v):
 # Parameters.
 
 
+def value_output_growth(value, output):
+    if not (of_finite(value) and of_finite(output)):
+        return NAN
+    return float(np.abs(1 + np.linalg.eigvals(value.T @ output.T)).max())
+
+
 def flat(theta):
     return np.concatenate([np.ravel(x).astype(np.float64) for x in theta])
 

@@ -35,6 +35,7 @@ TOLERANCES = {
     "step_size": OF_UPDATES,
     "embedding_update_norm": OF_UPDATES,
     "head_update_norm": OF_UPDATES,
+    "value_output_growth": {"rtol": 0.08},  # 32 power iterations
     "norm_growth_exponent": {"rtol": 1e-3},  # logarithms of small differences
     "norm_growth_r2": {"rtol": 1e-3},
 }
@@ -56,6 +57,8 @@ def language_model():
         norms=["norm1", "norm2"],
         units="feed_forward.contract",
         projections=["attention.to_query_key_value"],
+        value=("attention.to_query_key_value", slice(64, None)),
+        output="attention.to_output",
         query_key={f"attention.to_query_key_value.{kind}": 64 for kind in ("weight", "bias")},  # the first 64 rows
         embeddings=("embed.", "positions."),
         head="head.",
@@ -76,6 +79,8 @@ def bert():
         norms=["attention.output.LayerNorm", "output.LayerNorm"],
         units="output.dense",
         projections=[f"attention.self.{name}" for name in ("query", "key", "value")],
+        value=("attention.self.value", slice(None)),
+        output="attention.output.dense",
         query_key={f"attention.self.{name}.{kind}": 32 for name in ("query", "key") for kind in ("weight", "bias")},
         embeddings=tuple(f"bert.embeddings.{name}_embeddings." for name in ("word", "position", "token_type")),
         head="nothing: it is tied to the embedding",
@@ -261,6 +266,14 @@ class Run:
         rows = self.kind.query_key.items()
         return [oracle.norm([self.gradients[-1][block + name][:n] for name, n in rows]) for block in blocks]
 
+    def value_output_growths(self):
+        (value, rows), output = self.kind.value, self.kind.output
+        weights = [
+            [self.thetas[-1][f"{self.kind.blocks}.{layer}.{name}.weight"] for name in (value, output)]
+            for layer in range(self.depth)
+        ]
+        return [oracle.value_output_growth(value[rows], output) for value, output in weights]
+
     def growth(self):
         norms = np.array([oracle.norm(self.group(theta, "total")) for theta in self.thetas[1::EVERY]])
         return oracle.power_law(np.arange(len(norms)) * float(EVERY), norms)
@@ -340,6 +353,7 @@ DEFINITIONS = {
     "spectral_gap": lambda run: run.of_first_sample(lambda a: oracle.spectral_gap(a.weights)),
     "first_value_norm_ratio": lambda run: run.per_layer(lambda a: oracle.first_norm_ratio(a.values)),
     "value_top_eigenvalue": lambda run: run.of_first_sample(lambda a: oracle.value_top_eigenvalue(a.values)),
+    "value_output_growth": Run.value_output_growths,
     "param_norm": lambda run: run.of_blocks(oracle.norm, run.thetas[-1]),
     "attention_param_norm": lambda run: list(map(oracle.norm, run.part(run.thetas[-1], of_attention=True))),
     "feedforward_param_norm": lambda run: list(map(oracle.norm, run.part(run.thetas[-1], of_attention=False))),

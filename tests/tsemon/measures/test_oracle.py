@@ -418,6 +418,52 @@ class TestPredictions:
 # Parameters.
 
 
+def value_and_output(kind):
+    generator, size = random(52), (32, 32)
+    value, output = 0.3 * generator.normal(size=(2, *size))
+    if kind == "huge":
+        value = 1e18 * value
+    elif kind in ("sharpening", "undone"):
+        value, _ = np.linalg.qr(value)
+        output = -(1.0 if kind == "undone" else 0.6) * value.T
+    elif kind == "complex pairs":
+        value, _ = np.linalg.qr(value)
+        output = np.diag(np.full(31, 0.5), 1) + 0.5 * np.eye(32)
+    elif kind == "zero":
+        value = 0 * value
+    elif kind == "a nan":
+        value[3, 4] = NAN
+    return float32(value), float32(output)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestValueOutputGrowth:
+    @holds("value_output_growth")
+    @pytest.mark.parametrize("kind", ["noise", "huge", "sharpening", "undone", "complex pairs", "zero", "a nan"])
+    def test_of_weights(self, name, kind, dtype):
+        value, output = value_and_output(kind)
+        got = getattr(m, name)(inputs(dtype, value)[0], inputs(dtype, output)[0])
+        # 32 power iterations; what cancels out leaves rounding errors.
+        assert_agrees(got, oracle.value_output_growth(value, output), {"rtol": 0.08, "atol": 1e-6})
+
+    def test_of_infinities_and_overflow_is_unknown(self, dtype):
+        eye = torch.eye(4, dtype=DTYPES[dtype])
+        assert m.value_output_growth(eye * math.inf, eye).isnan()
+        assert m.value_output_growth(eye * 1e250, eye * 1e250).isnan()
+
+    def test_of_grouped_queries_repeats_the_values_of_each_head(self, dtype):
+        value, output = (inputs(dtype, x)[0] for x in value_and_output("noise"))
+        by_head = value[:16].unflatten(0, (2, 8)).repeat_interleave(2, dim=0).flatten(0, 1)
+        got = m.value_output_growth(value[:16], output, head_width=8)
+        torch.testing.assert_close(got, m.value_output_growth(by_head, output))
+
+    def test_of_some_rows_of_a_packed_projection(self, dtype):
+        value, output = (inputs(dtype, x)[0] for x in value_and_output("noise"))
+        rows = torch.arange(31, -1, -1)
+        got = m.value_output_growth(torch.cat([output, value.flip(0)]), output, values_V=32 + rows)
+        torch.testing.assert_close(got, m.value_output_growth(value, output))
+
+
 def vectors(kind):
     """Parameters, and the same after an update."""
     generator = random(50)

@@ -173,6 +173,7 @@ class TestAGuest:
             ids, mask = torch.zeros(4, 12, dtype=torch.long), torch.ones(4, 12)
         reading, _ = reading_of(model, lambda: model(ids, mask))
         expected = {"effective_rank", "batch_rank", "escalation_rate", "dead_units", "first_hidden_norm_ratio"}
+        expected |= {"value_output_growth"}
         assert expected <= set(reading.layers)
         assert reading.scalars["output_variation"].device.type == "meta"
 

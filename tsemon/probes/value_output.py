@@ -1,0 +1,214 @@
+"""Read from the weights of each attention whether they smooth or sharpen: `value_output_growth`.
+
+Values come from a layer of their own, or from rows of a packed projection. The output layer leads the values of all heads
+back to the block's width. Both are found by name, and checked by their sizes.
+
+Axes: D width, V width of all values, U the same after repetition for grouped queries, R rows of a projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tsemon.measures import value_output_growth
+from tsemon.measures.sums import Partials, counted
+from tsemon.probes.discovery import Block, held, is_linear
+from tsemon.probes.groups import is_sharded
+from tsemon.probes.parameters import ParameterProbe
+from tsemon.probes.part import Part, by_reason
+from tsemon.probes.query_key import (
+    BOTH,
+    HEAD_WIDTH,
+    KEYS,
+    KEYS_AND_VALUES,
+    LATENT_KEYS_AND_VALUES,
+    NUM_HEADS,
+    OF_ANOTHER,
+    PACKED,
+    QUERIES,
+    Slices,
+    base_of,
+    kind_of,
+    named,
+    number_of,
+    output_axis,
+)
+
+VALUES = named("v", "value")
+OUTPUTS = {"o", "wo", "out", "output", "dense", "proj", "projection", "outlin", "linearout"}
+OUTPUTS |= {
+    f"{of}{word}" for of in ("o", "out", "output", "c", "to") for word in ("proj", "projection", "out", "output")
+}
+NOT_OUTPUTS = QUERIES | KEYS | BOTH | PACKED | KEYS_AND_VALUES | LATENT_KEYS_AND_VALUES | VALUES
+
+
+class ValueOutput(NamedTuple):
+    """The weights of one attention, as torch's Linear has them."""
+
+    value_RD: Tensor
+    output_DU: Tensor
+    values_V: Tensor | None
+    """The rows of `value_RD` that make values, on the CPU; None: all."""
+    head_width: int | None
+    """Width of a head if its values are repeated for several queries."""
+
+
+class ValueOutputProbe(Part):
+    """The growth by each block's value and output weights, after the step of the optimizer."""
+
+    METRICS = ("value_output_growth",)
+
+    def __init__(self, blocks: Sequence[Block], depth: int, parameters: ParameterProbe) -> None:
+        self._parameters = parameters
+        super().__init__(blocks, depth)
+
+    def forget(self) -> None:
+        super().forget()
+        self._why_not: dict[int, str] = {}
+
+    def collect(self) -> Partials:
+        growths: dict[nn.Module | None, Partials | str] = {}
+        for block in self._blocks:
+            if block.attention not in growths:  # several blocks may apply one module
+                growths[block.attention] = self._growth(block)
+            growth = growths[block.attention]
+            if isinstance(growth, str):
+                self._why_not[block.number] = growth
+            else:
+                self._of_layers[block.number] = growth
+        return super().collect()
+
+    def _growth(self, block: Block) -> Partials | str:
+        if block.attention is None:
+            return "no softmax self-attention was found there, or several that are summed; attach(attention=[...]) names it"
+        queries_and_keys = self._parameters.queries_and_keys(block)
+        if isinstance(queries_and_keys, str):
+            return queries_and_keys
+        weights = value_and_output(block.attention, queries_and_keys)
+        if isinstance(weights, str):
+            return f"{weights} in {type(block.attention).__name__}"
+        rows = None if weights.values_V is None else weights.values_V.to(weights.value_RD.device, non_blocking=True)
+        growth = value_output_growth(*weights[:2], values_V=rows, head_width=weights.head_width)
+        return counted("value_output_growth", growth[None])
+
+    def why_missing(self, why_unseen: str) -> dict[str, str]:
+        missed = [block for block in self._blocks if block.number in self._why_not]
+        why = by_reason("not measured", missed, len(self._blocks), lambda block: self._why_not[block.number])
+        return {"value_output_growth": why} if why else {}
+
+
+def value_and_output(attention: nn.Module, queries_and_keys: Sequence[Slices]) -> ValueOutput | str:
+    """The weights that make values and the output, or why they are unknown."""
+    inner = [module for module in attention.modules() if isinstance(module, nn.MultiheadAttention)]
+    if len(inner) == 1:
+        return _of_multihead(inner[0])
+    layers = [
+        (name, module)
+        for name, module in attention.named_modules()
+        if OF_ANOTHER not in name.split(".") and (is_linear(module) or base_of(module) is not module)
+    ]
+    packed = {of.projection: of for of in queries_and_keys if of.projection is not None and of.parameter.ndim == 2}
+    makers = [*packed, *(module for name, module in layers if kind_of(name) in VALUES)]
+    if any(kind_of(name) in LATENT_KEYS_AND_VALUES for name, _ in attention.named_modules()):
+        return "values are made in two steps (latent attention)"
+    if len(makers) != 1:
+        return f"found {len(makers)} projections of values, not one,"
+    maker, output = makers[0], _output(layers)
+    if isinstance(output, str):
+        return output
+    if why := _why_unreadable(maker) or _why_unreadable(output):
+        return why
+    value_RD, output_DU = _weight(maker), _weight(output)
+    values_V = None
+    if maker in packed:
+        is_value_R = torch.ones(len(value_RD), dtype=torch.bool, device="cpu")
+        for start, stop in packed[maker].stretches:
+            is_value_R[start:stop] = False
+        values_V = is_value_R.nonzero()[:, 0]
+        start, num = int(values_V[0]) if len(values_V) else 0, len(values_V)
+        if is_value_R[start : start + num].all():
+            value_RD, values_V = value_RD.narrow(0, start, num), None
+    return _checked(value_RD, output_DU, values_V, attention)
+
+
+def _of_multihead(attention: nn.MultiheadAttention) -> ValueOutput | str:
+    packed, separate = held(attention, "in_proj_weight"), held(attention, "v_proj_weight")
+    output, value_RD = attention.out_proj, separate if packed is None else packed
+    if why := _why_parametrized(attention) or _why_unreadable(output) or _why_unusual(value_RD):
+        return why
+    assert value_RD is not None  # or it were unusual
+    if packed is not None:
+        value_RD = packed.narrow(0, 2 * attention.embed_dim, attention.embed_dim)
+    return _checked(value_RD, _weight(output), None, attention)
+
+
+def _checked(value_RD: Tensor, output_DU: Tensor, values_V: Tensor | None, attention: nn.Module) -> ValueOutput | str:
+    num_values = len(value_RD) if values_V is None else len(values_V)
+    (width, num_repeated), head_width = output_DU.shape, None
+    if value_RD.shape[1] != width or not num_values or num_repeated % num_values:
+        return (
+            f"the values ({num_values} of width {value_RD.shape[1]}) do not fit the output layer {(*output_DU.shape,)}"
+        )
+    if num_repeated != num_values:
+        holders = [of for module in attention.modules() for of in (module, getattr(module, "config", None))]
+        num_heads, head_width = (number_of(holders, names) for names in (NUM_HEADS, HEAD_WIDTH))
+        head_width = head_width or (num_heads and num_repeated // num_heads)
+        fits = num_heads is None or (head_width and num_heads * head_width == num_repeated)
+        if not head_width or not fits or num_values % head_width:
+            return "queries share values, and the width of a head is unknown"
+    if value_RD.device != output_DU.device:
+        return "the value and output weights are on two devices"
+    return ValueOutput(value_RD, output_DU, values_V, head_width)
+
+
+def _output(layers: Sequence[tuple[str, nn.Module]]) -> nn.Module | str:
+    """The layer with the name of an output layer, or else the only one that is no other projection."""
+    outer = dict(_outermost(layers))
+    found = [module for name, module in outer.items() if kind_of(name.removesuffix(".0")) in OUTPUTS]
+    others = [module for name, module in outer.items() if kind_of(name) not in NOT_OUTPUTS]
+    for candidates in (found, others):
+        if len(candidates) == 1:
+            return candidates[0]
+    return f"found {len(found or others)} output layers, not one,"
+
+
+def _outermost(layers: Sequence[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
+    """Without the parts of adapters."""
+    names = [name for name, _ in layers]
+    for name, module in layers:
+        if not any(name.startswith(f"{other}.") for other in names):
+            yield name, module
+
+
+def _why_unreadable(layer: nn.Module) -> str | None:
+    if why := _why_parametrized(layer):
+        return why
+    if base_of(layer) is not layer or sum(parameter.ndim > 1 for parameter in layer.parameters()) > 1:
+        return "an adapter adds to the value or output weights"
+    return _why_unusual(held(layer, "weight"))
+
+
+def _why_parametrized(layer: nn.Module) -> str | None:
+    return "the value or output weights are parametrized" if "parametrizations" in layer._modules else None
+
+
+def _why_unusual(weight: Tensor | None) -> str | None:
+    if not isinstance(weight, nn.Parameter):  # FSDP keeps views of memory that it frees
+        return "a value or output layer has no parameter of its own"
+    if is_sharded(weight):
+        return "the value or output weights are sharded (DTensor)"
+    if weight.ndim != 2:
+        return "the value or output weights are sharded or flattened"
+    if not weight.is_floating_point() or type(weight.data) is not Tensor:
+        return "the value or output weights are quantized"
+    return None
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    weight = held(layer, "weight")
+    assert weight is not None  # _why_unreadable has checked
+    return weight if output_axis(layer) == 0 else weight.T
