@@ -219,7 +219,7 @@ RUNS = {trace.name: trace for trace in traces.read_all()}
 
 
 class TestARecordedRun:
-    @pytest.mark.parametrize("name", ["dead_wd-s0", "tse_vit24-s0", "ent_qk20-s0", "h_cosine-s0"])
+    @pytest.mark.parametrize("name", ["dead_wd-s0", "tse_vit24-s0", "tse_post6_warm-s0", "ent_qk20-s0", "h_cosine-s0"])
     def test_has_the_incidents_of_its_replay(self, start, name):
         (replayed,) = [replay(Trace(traces.FOLDER / f"{name}.jsonl.gz"), Evaluator(PACK)).incidents]
         views = RUNS[name].views
