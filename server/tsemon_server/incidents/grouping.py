@@ -17,7 +17,7 @@ SLACK = 10
 SLACK_OF_LOSS = 5
 """The same for consequences that rules on the loss see, because these read the loss of every step."""
 FLAPS_WITHIN = 300
-"""Steps after an incident within which an alert that fires again, or a consequence of what has cleared, reopens it."""
+"""Steps after an incident within which the same rule, or a consequence of an alert that cleared, reopens it."""
 STALL = "loss-stall"
 """Rule whose alert, pending or firing, says that the loss has not fallen. It opens no incident, but keeps one open."""
 SEVERITIES = "info", "warning", "critical"
@@ -203,6 +203,6 @@ def _belongs(symptom: Symptom, incident: Incident) -> bool:
 
 
 def _leads_to(over: Symptom, later: Symptom) -> bool:
-    """Whether the later alert may be a consequence of one that has cleared. A worse one is a failure of its own."""
+    """True if the later alert may be a consequence of an alert that cleared. A more severe alert is a failure of its own."""
     is_worse = SEVERITIES.index(later.severity) > SEVERITIES.index(over.severity)
     return over.is_cleared and not is_worse and ORDER.can_cause(over.rule, later.rule)
