@@ -182,6 +182,16 @@ class TestTheReplyToTheTraining:
         told = [send(api, run_id, [1], from_step=step)["incidents"] for step in (3, 4)]
         assert [[incident["state"] for incident in incidents] for incidents in told] == [["recovered"], []]
 
+    def test_says_that_an_incident_is_over_whose_loss_falls_again(self, start):
+        stall = load(
+            "rules: [{name: loss-stall, when: loss > 3 for 4 samples, clear: loss < 3 for 1 sample, severity: info}]"
+        )
+        api = start(rules=[*OWN, *stall])
+        run_id = api.register()
+        send(api, run_id, [1, 20, 20])
+        told = [send(api, run_id, [loss], from_step=3 + i)["incidents"] for i, loss in enumerate([4, 1, 1, 1, 1, 1])]
+        assert [one["state"] for incidents in told for one in incidents] == [*["open"] * 4, "recovered"]
+
     def test_says_that_the_verdict_has_settled(self, api, run_id):
         send(api, run_id, [1, 20, 20])
         assert [one["is_settled"] for one in send(api, run_id, [20] * 70, from_step=3)["incidents"]] == [True]

@@ -58,6 +58,8 @@ class Incidents:
 
     def __init__(self, connection: Connection, now: float) -> None:
         self._connection, self._now = connection, now
+        self._changed = set[int]()
+        """Incidents that this transaction has changed."""
 
     def find(
         self, which: IncidentsQuery = EVERY_INCIDENT, *, limit: int | None = None, after: Place | None = None
@@ -89,10 +91,10 @@ class Incidents:
         return self._read(_select().where(_incident.incident_id.in_(incident_ids)).order_by(_incident.incident_id))
 
     def to_tell(self, run_id: str, attempt: int, alerts: Collection[Alert]) -> list[ToldIncident]:
-        """The open incidents of an attempt, and the incidents of `alerts`: its open alerts, and any just resolved."""
-        if not alerts:  # an incident is open only while an alert is, or a stall of the loss
+        """The open incidents of an attempt, and any just changed. `alerts`: its open alerts, and any just resolved."""
+        if not alerts and not self._changed:  # an incident is open only while an alert is, or a stall of the loss
             return []
-        numbers = {int(alert.incident_id) for alert in alerts if alert.incident_id is not None}
+        numbers = self._changed | {int(alert.incident_id) for alert in alerts if alert.incident_id is not None}
         is_told = or_(_incident.state == "open", _incident.incident_id.in_(numbers))
         query = _select().where(_incident.run_id == run_id, _incident.attempt == attempt, is_told)
         rows = self._connection.execute(query.order_by(_incident.incident_id.desc()))
@@ -190,6 +192,7 @@ class IncidentChanges(Incidents):
         elif any(getattr(known, name) != value for name, value in values.items()):
             changed = update(tables.incident).where(_incident.incident_id == key)
             self._connection.execute(changed.values(updated_at=self._now, **values))
+            self._changed.add(known.incident_id)
         new = [one.key for one in group.symptoms if one.incident != key]
         if new:
             belong = update(tables.alert).where(_alert.alert_id.in_(new)).values(incident_id=key)
