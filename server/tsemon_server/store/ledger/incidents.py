@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, String, cast, func, insert, or_, select, update
@@ -17,7 +16,7 @@ from tsemon_server.incidents import Incident as Group
 from tsemon_server.store.ledger import silences, tables
 from tsemon_server.store.ledger.alerts import alert_of, select_alerts
 from tsemon_server.store.ledger.attempts import state_of
-from tsemon_server.store.ledger.listing import Place, page_of
+from tsemon_server.store.ledger.listing import Place, matching, page_of
 from tsemon_server.store.times import utc
 
 _incident, _alert, _run, _attempt = tables.incident.c, tables.alert.c, tables.run.c, tables.attempt.c
@@ -74,9 +73,7 @@ class Incidents:
             (_incident.state, which.state),
             (_incident.attempt, which.attempt),
         )
-        query = _select().where(*(column == value for column, value in wanted if value is not None))
-        if isinstance(which.since, datetime):
-            query = query.where(_incident.updated_at >= which.since.timestamp())
+        query = matching(_select(), wanted, _incident.updated_at, which.since)
         return self._read(page_of(query, (_incident.incident_id,), True, limit, after))
 
     def get(self, incident_id: str) -> Incident:
