@@ -212,6 +212,9 @@ class TestTheList:
         assert [one["run_id"] for one in api.get("/incidents", state="recovered")["incidents"]] == ids[:1]
         assert [one["run_id"] for one in api.get("/incidents", run=ids[1])["incidents"]] == ids[1:2]
         assert api.get("/incidents", family="tse")["incidents"] == []
+        change(api, ids[1], "failed")
+        assert [one["run_id"] for one in api.get("/incidents", at_end=True)["incidents"]] == ids[1:2]
+        assert [one["run_id"] for one in api.get("/incidents", at_end=False)["incidents"]] == [ids[2], ids[0]]
         page = api.get("/incidents", limit=2)
         rest = api.get("/incidents", limit=2, cursor=page["next_cursor"])
         assert [one["run_id"] for one in page["incidents"] + rest["incidents"]] == ids[::-1]

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, String, cast, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, Select, String, cast, exists, func, insert, or_, select, update
 
 from tsemon.errors import UnknownIncident
 from tsemon_answers.alerts import Alert, ResolvedReason
@@ -16,7 +16,7 @@ from tsemon_server.incidents import Incident as Group
 from tsemon_server.store.ledger import silences, tables
 from tsemon_server.store.ledger.alerts import alert_of, select_alerts
 from tsemon_server.store.ledger.attempts import state_of
-from tsemon_server.store.ledger.listing import Place, matching, page_of
+from tsemon_server.store.ledger.listing import Place, fired_to_the_end, matching, page_of
 from tsemon_server.store.times import utc
 
 _incident, _alert, _run, _attempt = tables.incident.c, tables.alert.c, tables.run.c, tables.attempt.c
@@ -72,6 +72,7 @@ class Incidents:
             (_incident.severity, which.severity),
             (_incident.state, which.state),
             (_incident.attempt, which.attempt),
+            (exists().where(_alert.incident_id == _incident.incident_id, fired_to_the_end()), which.at_end),
         )
         query = matching(_select(), wanted, _incident.updated_at, which.since)
         return self._read(page_of(query, (_incident.incident_id,), True, limit, after))
