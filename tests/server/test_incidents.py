@@ -149,8 +149,29 @@ class TestAnIncident:
     def test_follows_frames_that_come_late(self, api, run_id):
         send(api, run_id, [1, 1, 1], from_step=10)
         send(api, run_id, [20, 20, 20], from_step=0, writer="late")
-        for incident in incidents(api, run_id):
-            assert incident["step"] <= 3
+        incident = only(api, run_id)
+        assert (incident["step"], incident["left_step"], incident["state"]) == (1, 0, "recovered")
+
+    def test_has_an_earlier_cause_if_its_frames_come_late(self, api, run_id):
+        send(api, run_id, [200, 200], from_step=10)
+        assert only(api, run_id)["step"] == 11
+        send(api, run_id, [20, 20], from_step=5, writer="late")
+        incident = only(api, run_id)
+        assert (incident["rule"], incident["left_step"], incident["step"]) == ("high-loss", 5, 6)
+        assert incident["alerts"] == ["high-loss", "very-high-loss"]
+
+    def test_is_of_one_attempt_though_two_train_at_once(self, api, run_id):
+        send(api, run_id, [1, 20, 20])
+        api.register(resume_step=2)
+        send(api, run_id, [20, 20, 1], from_step=2, attempt=2, writer="w2")
+        send(api, run_id, [200, 200], from_step=3)
+        found = [(one["attempt"], one["state"], one["alerts"]) for one in incidents(api, run_id)]
+        assert found == [(2, "recovered", ["high-loss"]), (1, "open", ["high-loss", "very-high-loss"])]
+
+    def test_may_be_of_a_rule_that_names_no_family(self, api, run_id):
+        send(api, run_id, [1, 20, 20])
+        assert only(api, run_id)["family"] == "custom"
+        assert [one["rule"] for one in api.get("/incidents", family="custom")["incidents"]] == ["high-loss"]
 
 
 class TestTheReplyToTheTraining:
