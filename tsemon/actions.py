@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tsemon.errors import InvalidArgument
-from tsemon.wire import Alert
+from tsemon.wire import Alert, Incident
 
 Severity = Literal["info", "warning", "critical"]
 Per = Literal["incident", "alert"]
@@ -257,18 +257,19 @@ def when(
 
 
 OnAlert = Callable[[Alert], None] | When | Action
+OnIncident = Callable[[Incident], object]
 
 
 @dataclass(frozen=True)
 class Handler:
-    """What to call for every change of an alert."""
+    """What to call for every change of an alert, or of an incident."""
 
-    call: Callable[[Alert, Training], None]
+    call: Callable[[Any, Training], object]
     is_action: bool
     """Whether it may change the training; what is not one is a function of the user's that looks on."""
 
-    def __call__(self, alert: Alert, training: Training) -> None:
-        self.call(alert, training)
+    def __call__(self, changed: Alert | Incident, training: Training) -> None:
+        self.call(changed, training)
 
 
 def handlers_of(
@@ -298,6 +299,15 @@ def handlers_of(
     return handlers
 
 
+def functions_of(on_incident: OnIncident | Sequence[OnIncident] | None) -> list[Handler]:
+    """One for each function, in order. Raises InvalidArgument unless all can be called."""
+    given = _given(on_incident)
+    for one in given:
+        if not callable(one):
+            raise InvalidArgument(f"on_incident must be a function of an incident, or a list of them, got {one!r}")
+    return [_plain(one) for one in given]
+
+
 def in_words(on_alert: OnAlert | Sequence[OnAlert] | None) -> list[str]:
     """The actions in it and their settings, for ranks to compare."""
     conditions = [condition for condition in map(_as_when, _given(on_alert)) if condition is not None]
@@ -316,10 +326,10 @@ def checked_count(name: str, value: object) -> int:
     return value
 
 
-def _given(on_alert: OnAlert | Sequence[OnAlert] | None) -> list[OnAlert]:
-    if on_alert is None:
+def _given(handlers: Any) -> list[Any]:
+    if handlers is None:
         return []
-    return list(on_alert) if isinstance(on_alert, list | tuple) else [on_alert]  # type: ignore[list-item]
+    return list(handlers) if isinstance(handlers, list | tuple) else [handlers]
 
 
 def _as_when(one: OnAlert) -> When | None:
@@ -331,7 +341,7 @@ def _plain(one: Any) -> Handler:
         raise InvalidArgument(
             f"on_alert is called with an alert, so it must be callable, an action, or a list of them, got {one!r}"
         )
-    return Handler(lambda alert, _: one(alert), is_action=False)
+    return Handler(lambda changed, _: one(changed), is_action=False)
 
 
 def _once(condition: When, action: Action) -> Handler:

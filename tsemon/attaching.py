@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tsemon.actions import Handler, OnAlert, handlers_of, in_words
+from tsemon.actions import Handler, OnAlert, OnIncident, functions_of, handlers_of, in_words
 from tsemon.errors import InvalidArgument, SpoolError
 from tsemon.faults import Faults
 from tsemon.mirrors import Mirror, Mirrored, as_mirrors
@@ -70,6 +70,7 @@ def attach(
     attention: Sequence[nn.Module | str] | None = None,
     attention_rows: int | Literal["all"] = 64,
     on_alert: OnAlert | Sequence[OnAlert] | None = None,
+    on_incident: OnIncident | Sequence[OnIncident] | None = None,
     config: Mapping[str, Any] | None = None,
     tags: Sequence[str] = (),
     resume: int | None = None,
@@ -98,6 +99,7 @@ def attach(
         every row of every sequence, exactly, in memory that grows with the number of tokens and not with its square.
     on_alert: called from `step`, on the training thread, when an alert fires or resolves. Default: a log line. Also an
         action of `tsemon.actions`, what `tsemon.actions.when` returns, or a list of any of these.
+    on_incident: a function, or a list of functions, called in the same way when an incident opens and when it is over.
     config, tags: kept with the run.
     resume: the step at which training goes on; frames of earlier attempts from there on are hidden. A checkpoint that
         keeps `state_dict()` of the monitor says it by itself: `load_state_dict`, before the first step.
@@ -141,6 +143,7 @@ def attach(
         check_layout(layout)
         check_of_inputs("padding", padding)
         check_of_inputs("documents", documents)
+        functions_of(on_incident)
         found = discover(
             model,
             None if blocks is None else collection("blocks", blocks),
@@ -210,6 +213,7 @@ def attach(
         tiers=chosen.tiers,
         optimizers=optimizers,
         handlers=handlers,
+        on_incident=functions_of(on_incident),
         project=project,
         run=run,
         first_step=resume or 0,

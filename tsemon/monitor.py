@@ -72,6 +72,7 @@ class Monitor:
         tiers: Mapping[str, Tier],
         optimizers: Sequence[torch.optim.Optimizer],
         handlers: Sequence[Handler],
+        on_incident: Sequence[Handler],
         project: str,
         run: str,
         first_step: int,
@@ -89,6 +90,7 @@ class Monitor:
         self._ranks = ranks
         self._tiers = dict(tiers)
         self._handlers = handlers
+        self._on_incident = on_incident
         self._relay = None if ranks is None else Relay()
         self._to_hear: deque[tuple[int, Sample]] = deque()
         """Samples that rank 0 may have told something in, and at which step to listen."""
@@ -310,7 +312,7 @@ class Monitor:
 
     @property
     def incidents(self) -> list[Incident]:
-        """The open incidents of this run, as of the server's last response. With `process_group`, only on rank 0."""
+        """The open incidents of this run, as of the server's last response. Of `process_group`, only rank 0 has advice."""
         return self._outbox.incidents()
 
     @property
@@ -512,13 +514,13 @@ class Monitor:
         return cost_s / max(time.perf_counter() - self._attached_at, 1e-9)
 
     def _tell_alerts(self) -> None:
-        for alert in self._outbox.take_events():
-            if not self._handlers:
-                self._faults.guard(_log_alert, alert)
+        for changed in self._outbox.take_events():
+            if isinstance(changed, Alert) and not self._handlers:
+                self._faults.guard(_log_alert, changed)
             if self._relay is None:
-                self._handle(alert)
+                self._handle(changed)
             else:
-                self._faults.guard(self._relay.put, alert)
+                self._faults.guard(self._relay.put, changed)
         while self._relay is not None and self._to_hear and self._to_hear[0][0] <= self._step:
             self._faults.guard(self._hear, self._relay, self._to_hear.popleft()[1])
         if self._relay is not None and not self._to_hear and self._ranks is not None and self._ranks.is_broken:
@@ -526,31 +528,34 @@ class Monitor:
 
     def _hear(self, relay: Relay, sample: Sample) -> None:
         """Every rank comes here at the same step, and reads the same."""
-        alert = relay.received(sample.agreed()[-NUM_NUMBERS - 1 : -1])
-        if alert is not None:
+        changed = relay.received(sample.agreed()[-NUM_NUMBERS - 1 : -1])
+        if changed is not None:
             if isinstance(self._outbox, SilentOutbox):
-                self._outbox.hear(alert)
-            self._handle(alert)
+                self._outbox.hear(changed)
+            self._handle(changed)
 
     def _go_on_alone(self, relay: Relay) -> None:
         """No rank can be told of an alert any more, and what changes the training of one alone would make others wait."""
         self._relay = None
-        if self._handlers:
+        if self._handlers or self._on_incident:
             self._faults.warn(
                 "the ranks of process_group are no longer in step: from here on rank 0 alone calls the functions of "
-                "on_alert, and actions are not done on any rank"
+                "on_alert and on_incident, and actions are not done on any rank"
             )
         self._handlers = [handler for handler in self._handlers if not handler.is_action]
-        for alert in relay.take_back():
-            self._handle(alert)
+        for changed in relay.take_back():
+            self._handle(changed)
 
-    def _handle(self, alert: Alert) -> None:
+    def _handle(self, changed: Alert | Incident) -> None:
         self._count_time()
-        for handler in self._handlers:
+        name, handlers = "on_incident", self._on_incident
+        if isinstance(changed, Alert):
+            name, handlers = "on_alert", self._handlers
+        for handler in handlers:
             try:
-                handler(alert, self)
+                handler(changed, self)
             except Exception as error:  # the user's own: told, and not counted among tsemon's
-                text = f"on_alert failed for {alert.rule}, training is not affected: {type(error).__name__}: {error}"
+                text = f"{name} failed for {changed.rule}, training is not affected: {type(error).__name__}: {error}"
                 self._faults.warn(text, cause=error)
         self._mark()  # the time of handlers is the user's own
 

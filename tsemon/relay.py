@@ -1,4 +1,4 @@
-"""Alerts on their way from rank 0, to which the service replies, to all ranks: as numbers in the collective of a sample."""
+"""Alerts and incidents on their way from rank 0 to all ranks, as numbers in the collective of a sample."""
 
 from __future__ import annotations
 
@@ -8,16 +8,28 @@ from collections import deque
 from collections.abc import Sequence
 
 from tsemon.errors import InvalidArgument
-from tsemon.wire import Alert
+from tsemon.wire import Alert, Incident
 
 BYTES_PER_NUMBER = 3  # numbers become float32 on their way to the host
 NUM_NUMBERS = 256
 MAX_BYTES = BYTES_PER_NUMBER * NUM_NUMBERS
+KINDS = (Alert, Incident)
 FIELDS = (
-    *("alert_id", "rule", "family", "severity", "state"),
-    *("pending_step", "firing_step", "resolved_step", "incident_id", "summary"),
+    (
+        "alert_id",
+        "rule",
+        "family",
+        "severity",
+        "state",
+        "pending_step",
+        "firing_step",
+        "resolved_step",
+        "incident_id",
+        "summary",
+    ),
+    ("incident_id", "rule", "family", "severity", "state", "step", "left_step", "blocks", "is_settled", "summary"),
 )
-"""What travels of an alert. Evidence and advice may be long; they stay with rank 0."""
+"""Fields of each kind that travel. Evidence and advice may be long; they stay with rank 0."""
 
 
 class Relay:
@@ -27,12 +39,12 @@ class Relay:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Alert, list[float]]] = deque()
-        self._sent: deque[Alert] = deque()
+        self._waiting: deque[tuple[Alert | Incident, list[float]]] = deque()
+        self._sent: deque[Alert | Incident] = deque()
 
-    def put(self, alert: Alert) -> None:
+    def put(self, changed: Alert | Incident) -> None:
         """Send this one in a coming sample. Raises InvalidArgument for one that is too long."""
-        self._waiting.append((alert, _to_numbers(alert)))
+        self._waiting.append((changed, _to_numbers(changed)))
 
     def next_numbers(self) -> list[float]:
         """What this process adds to the collective: numbers >= 0, all of them 0 where it has nothing to say."""
@@ -43,42 +55,51 @@ class Relay:
         if self._waiting:
             self._sent.append(self._waiting.popleft()[0])
 
-    def received(self, numbers: Sequence[float]) -> Alert | None:
-        """The alert in the largest numbers of all ranks, whole where this one sent it; None where there is none."""
+    def received(self, numbers: Sequence[float]) -> Alert | Incident | None:
+        """The change in the largest numbers of all ranks, whole where this one sent it; None where there is none."""
         if not any(numbers):
             return None
-        alert = _from_numbers(numbers)
+        changed = _from_numbers(numbers)
         while self._sent:  # one that nobody could read comes before it
             own = self._sent.popleft()
-            if (own.alert_id, own.state) == (alert.alert_id, alert.state):
+            if _key(own) == _key(changed):
                 return own
-        return alert
+        return changed
 
-    def take_back(self) -> list[Alert]:
+    def take_back(self) -> list[Alert | Incident]:
         """What was put and has not been received, in order."""
-        left = [*self._sent, *(alert for alert, _ in self._waiting)]
+        left = [*self._sent, *(changed for changed, _ in self._waiting)]
         self._sent.clear()
         self._waiting.clear()
         return left
 
 
-def _to_numbers(alert: Alert) -> list[float]:
-    """The alert, its summary cut where there is no room for it."""
-    text = _to_bytes(alert)
+def _key(changed: Alert | Incident) -> tuple[int, str, str]:
+    kind = KINDS.index(type(changed))
+    return kind, getattr(changed, FIELDS[kind][0]), changed.state
+
+
+def _to_numbers(changed: Alert | Incident) -> list[float]:
+    """The alert or incident, its summary cut where there is no room for it."""
+    text = _to_bytes(changed)
     while len(text) > MAX_BYTES:
-        if not alert.summary:
-            raise InvalidArgument(f"the names of alert {alert.alert_id!r} are too long to be told to other ranks")
-        alert = dataclasses.replace(alert, summary=alert.summary[: len(alert.summary) * 3 // 4])
-        text = _to_bytes(alert)
+        if not changed.summary:
+            raise InvalidArgument(f"the names of {_key(changed)[1]!r} are too long to be told to other ranks")
+        changed = dataclasses.replace(changed, summary=changed.summary[: len(changed.summary) * 3 // 4])
+        text = _to_bytes(changed)
     text = text.ljust(MAX_BYTES, b"\0")
     places = range(0, MAX_BYTES, BYTES_PER_NUMBER)
     return [float(int.from_bytes(text[place : place + BYTES_PER_NUMBER], "big")) for place in places]
 
 
-def _to_bytes(alert: Alert) -> bytes:
-    return json.dumps([getattr(alert, name) for name in FIELDS], separators=(",", ":"), ensure_ascii=False).encode()
+def _to_bytes(changed: Alert | Incident) -> bytes:
+    kind = KINDS.index(type(changed))
+    values = [kind, *(getattr(changed, name) for name in FIELDS[kind])]
+    return json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _from_numbers(numbers: Sequence[float]) -> Alert:
+def _from_numbers(numbers: Sequence[float]) -> Alert | Incident:
     text = b"".join(int(number).to_bytes(BYTES_PER_NUMBER, "big") for number in numbers).rstrip(b"\0")
-    return Alert(**dict(zip(FIELDS, json.loads(text), strict=True)), evidence={}, advice={})
+    kind, *values = json.loads(text)
+    fields = dict(zip(FIELDS[kind], values, strict=True)) | {"advice": {}}
+    return Incident(**fields) if kind else Alert(**fields, evidence={})

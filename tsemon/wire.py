@@ -216,6 +216,10 @@ class Alert:
         """Whether what it tells of goes on, be it that somebody knows already."""
         return self.state in ("firing", "acknowledged")
 
+    @property
+    def is_over(self) -> bool:
+        return self.state == "resolved"
+
     @classmethod
     def from_json(cls, obj: Mapping[str, Any]) -> Alert:
         """Read one alert; keys that this version does not know are left out."""
@@ -246,6 +250,15 @@ class Incident:
     """Advice (`text`), and its source (`source`)."""
     is_settled: bool
     """False while another cause may turn out to be the likeliest."""
+
+    @property
+    def is_active(self) -> bool:
+        """True while it is open."""
+        return self.state == "open"
+
+    @property
+    def is_over(self) -> bool:
+        return self.state != "open"
 
     @classmethod
     def from_json(cls, obj: Mapping[str, Any]) -> Incident:

@@ -64,6 +64,8 @@ class IncidentsQuery(Query):
     """Only incidents whose cause is of this family."""
     severity: Severity | None = None
     """Only incidents of this severity."""
+    at_end: bool | None = None
+    """Only incidents with an alert that was firing when its attempt ended (true), or only the others (false)."""
     since: Moment = None
     """Only incidents that changed at this time or later, as in 2026-01-31T12:00:00Z."""
 

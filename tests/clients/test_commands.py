@@ -384,6 +384,19 @@ class TestIncidents:
         send(service.url, brief_id, [frame(100)])
         assert "settled" in run("incidents", record["incident_id"]).out
 
+    def test_that_are_not_there_are_an_error(self, run, service):
+        run_id = register(service.url, "gone", "gone")
+        open_alert(service.database, run_id)
+        (record,) = json.loads(run("incidents", "--project", "gone", "--json")[1])
+        httpx.delete(f"{service.url}{API}/runs/{run_id}").raise_for_status()
+        for gone in (record["incident_id"], "999999"):
+            code, shown, told = run("incidents", gone)
+            assert (code, shown) == (2, "")
+            assert told.startswith(f"tsemon: no incident has the id '{gone}'; ")
+        code, shown, told = run("incidents", "--run", run_id)
+        assert (code, shown) == (2, "")
+        assert f"no run has the name or id '{run_id}'" in told
+
     def test_have_their_summary_below_them_on_a_terminal(self, run):
         code, shown, _ = run("incidents", "--open", columns=60)
         assert code == 3
@@ -432,6 +445,11 @@ class TestARunThatEndedWithALossThatIsNotFinite:
         assert (code, [row["rule"] for row in rows_of(shown)]) == (3, ["loss-not-finite"])
         assert run("alerts", "--at-end", "--project", "demo") == (0, "", "nothing fired to the end of a run\n")
 
+    def test_is_found_by_an_incident_that_did_not_recover(self, run):
+        code, shown, _ = run("incidents", "--at-end", "--project", "burnt", "--csv")
+        assert (code, [row["rule"] for row in rows_of(shown)]) == (3, ["loss-not-finite"])
+        assert run("incidents", "--at-end", "--project", "demo") == (0, "", "no incidents that did not recover\n")
+
     def test_is_not_passed_over_where_nothing_fires(self, run):
         code, shown, told = run("alerts", "--firing", "--project", "burnt")
         assert (code, shown) == (0, "")
@@ -457,8 +475,13 @@ class TestWrongUsage:
             (("alerts", "--follow", "--family", "nonsense"), "no family is named 'nonsense'; known are 'data', 'dead'"),
             (("alerts", "3", "--firing"), "an ALERT or --firing"),
             (("alerts", "3", "--run", "gpt"), "an ALERT or --run"),
-            (("alerts", "demo/gpt"), "the id of an alert, a number, got 'demo/gpt'; for those of a run, say --run"),
+            (("alerts", "demo/gpt"), "the id of an alert, a number, got 'demo/gpt'; --run lists the alerts of a run"),
             (("incidents", "--open", "--state", "ended"), "--open or --state"),
+            (("incidents", "--open", "--at-end"), "--at-end, --open or --state"),
+            (("incidents", "--follow", "--csv"), "--follow with --json"),
+            (("incidents", "3", "--follow"), "an INCIDENT or --follow"),
+            (("incidents", "--since", "yesterday"), "--since takes 30m"),
+            (("incidents", "--rule", "loss-not-finit"), "did you mean 'loss-not-finite'?"),
             (("incidents", "--state", "firing"), "--state must be one of open"),
             (("incidents", "--severity", "info"), "--severity must be one of warning"),
             (("incidents", "--family", "nonsense"), "no family is named 'nonsense'"),

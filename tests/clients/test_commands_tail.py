@@ -1,4 +1,4 @@
-"""`tsemon tail` and `tsemon alerts --follow`: what goes on, as it goes on."""
+"""`tsemon tail`, `tsemon alerts --follow` and `tsemon incidents --follow`: what goes on, as it goes on."""
 
 import functools
 import json
@@ -265,6 +265,20 @@ class TestWhatGoesOn:
         assert process.returncode == 0
 
 
+class TestIncidentsThatAreFollowed:
+    def test_are_a_line_when_they_open_and_when_they_are_over(self, service, going_on):
+        name, run_id = going_on
+        with piped(service, "incidents", "--run", name, "--follow", "--open") as process:
+            send(service.url, run_id, [frame(20, NAN)])
+            line = process.stdout.readline()
+            assert "  open               critical " in line
+            assert f"demo/{name}  step 20  loss-not-finite: The loss is not finite" in line
+            change(service.url, run_id, "failed")
+            assert "  ended              critical " in process.stdout.readline()
+            process.send_signal(2)
+        assert process.returncode == 0
+
+
 class TestAlertsThatAreFollowed:
     def test_are_a_line_for_each_change(self, service, going_on):
         name, run_id = going_on
@@ -307,11 +321,11 @@ class TestAlertsThatAreFollowed:
         name, run_id = going_on
         code = (
             "import datetime\n"
-            "from tsemon_client.commands import alerts\n"
+            "from tsemon_client.commands import listing\n"
             "class Ahead(datetime.datetime):\n"
             "    @classmethod\n"
             "    def now(cls, tz=None): return datetime.datetime.now(tz) + datetime.timedelta(hours=2)\n"
-            "alerts.datetime = Ahead\n"
+            "listing.datetime = Ahead\n"
             "from tsemon.__main__ import main\n"
             "main()\n"
         )

@@ -149,8 +149,29 @@ class TestAnIncident:
     def test_follows_frames_that_come_late(self, api, run_id):
         send(api, run_id, [1, 1, 1], from_step=10)
         send(api, run_id, [20, 20, 20], from_step=0, writer="late")
-        for incident in incidents(api, run_id):
-            assert incident["step"] <= 3
+        incident = only(api, run_id)
+        assert (incident["step"], incident["left_step"], incident["state"]) == (1, 0, "recovered")
+
+    def test_has_an_earlier_cause_if_its_frames_come_late(self, api, run_id):
+        send(api, run_id, [200, 200], from_step=10)
+        assert only(api, run_id)["step"] == 11
+        send(api, run_id, [20, 20], from_step=5, writer="late")
+        incident = only(api, run_id)
+        assert (incident["rule"], incident["left_step"], incident["step"]) == ("high-loss", 5, 6)
+        assert incident["alerts"] == ["high-loss", "very-high-loss"]
+
+    def test_is_of_one_attempt_though_two_train_at_once(self, api, run_id):
+        send(api, run_id, [1, 20, 20])
+        api.register(resume_step=2)
+        send(api, run_id, [20, 20, 1], from_step=2, attempt=2, writer="w2")
+        send(api, run_id, [200, 200], from_step=3)
+        found = [(one["attempt"], one["state"], one["alerts"]) for one in incidents(api, run_id)]
+        assert found == [(2, "recovered", ["high-loss"]), (1, "open", ["high-loss", "very-high-loss"])]
+
+    def test_may_be_of_a_rule_that_names_no_family(self, api, run_id):
+        send(api, run_id, [1, 20, 20])
+        assert only(api, run_id)["family"] == "custom"
+        assert [one["rule"] for one in api.get("/incidents", family="custom")["incidents"]] == ["high-loss"]
 
 
 class TestTheReplyToTheTraining:
@@ -182,6 +203,16 @@ class TestTheReplyToTheTraining:
         told = [send(api, run_id, [1], from_step=step)["incidents"] for step in (3, 4)]
         assert [[incident["state"] for incident in incidents] for incidents in told] == [["recovered"], []]
 
+    def test_says_that_an_incident_is_over_whose_loss_falls_again(self, start):
+        stall = load(
+            "rules: [{name: loss-stall, when: loss > 3 for 4 samples, clear: loss < 3 for 1 sample, severity: info}]"
+        )
+        api = start(rules=[*OWN, *stall])
+        run_id = api.register()
+        send(api, run_id, [1, 20, 20])
+        told = [send(api, run_id, [loss], from_step=3 + i)["incidents"] for i, loss in enumerate([4, 1, 1, 1, 1, 1])]
+        assert [one["state"] for incidents in told for one in incidents] == [*["open"] * 4, "recovered"]
+
     def test_says_that_the_verdict_has_settled(self, api, run_id):
         send(api, run_id, [1, 20, 20])
         assert [one["is_settled"] for one in send(api, run_id, [20] * 70, from_step=3)["incidents"]] == [True]
@@ -202,6 +233,9 @@ class TestTheList:
         assert [one["run_id"] for one in api.get("/incidents", state="recovered")["incidents"]] == ids[:1]
         assert [one["run_id"] for one in api.get("/incidents", run=ids[1])["incidents"]] == ids[1:2]
         assert api.get("/incidents", family="tse")["incidents"] == []
+        change(api, ids[1], "failed")
+        assert [one["run_id"] for one in api.get("/incidents", at_end=True)["incidents"]] == ids[1:2]
+        assert [one["run_id"] for one in api.get("/incidents", at_end=False)["incidents"]] == [ids[2], ids[0]]
         page = api.get("/incidents", limit=2)
         rest = api.get("/incidents", limit=2, cursor=page["next_cursor"])
         assert [one["run_id"] for one in page["incidents"] + rest["incidents"]] == ids[::-1]
@@ -219,7 +253,7 @@ RUNS = {trace.name: trace for trace in traces.read_all()}
 
 
 class TestARecordedRun:
-    @pytest.mark.parametrize("name", ["dead_wd-s0", "tse_vit24-s0", "ent_qk20-s0", "h_cosine-s0"])
+    @pytest.mark.parametrize("name", ["dead_wd-s0", "tse_vit24-s0", "tse_post6_warm-s0", "ent_qk20-s0", "h_cosine-s0"])
     def test_has_the_incidents_of_its_replay(self, start, name):
         (replayed,) = [replay(Trace(traces.FOLDER / f"{name}.jsonl.gz"), Evaluator(PACK)).incidents]
         views = RUNS[name].views

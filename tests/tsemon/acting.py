@@ -36,7 +36,7 @@ def main(rank, size, folder, server):
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     schedule = LambdaLR(optimizer, lambda step: 0.999**step)
-    seen = {"told": [], "rates": [], "saved": []}
+    seen = {"told": [], "incidents": [], "rates": [], "saved": []}
 
     def attach(on_alert, **options):
         options = {"server": server, "spool_dir": folder / f"spool{rank}", "every": EVERY} | options
@@ -56,9 +56,13 @@ def main(rank, size, folder, server):
     def note(alert):
         seen["told"].append((alert.alert_id, alert.state, schedule.last_epoch, len(alert.evidence)))
 
+    def note_incident(incident):
+        open_ids = [one.incident_id for one in monitor.incidents]
+        seen["incidents"].append((incident.incident_id, incident.state, schedule.last_epoch, open_ids))
+
     lower = LowerLearningRate(optimizer, schedulers=schedule)
     tse = when(do=[SaveCheckpoint(save), lower, Burst(steps=BURST)], families="tse")
-    with attach([note, tse, when(do=Stop(), severity="critical")]) as monitor:
+    with attach([note, tse, when(do=Stop(), severity="critical")], on_incident=note_incident) as monitor:
         while not monitor.should_stop and schedule.last_epoch < MAX_STEPS:
             optimizer.zero_grad()
             loss = parallel(x_TBD).square().mean()

@@ -7,7 +7,7 @@ import pytest
 
 from tests import processes
 from tests.tsemon import acting
-from tests.tsemon.test_actions import as_json
+from tests.tsemon.test_actions import as_json, incident_as_json
 from tests.tsemon.transport.conftest import Peer
 
 SIZE = 2
@@ -33,7 +33,7 @@ def trained(tmp_path_factory):
         stack.callback(peer.stop)
         with processes.ranks(acting.main, SIZE, folder, peer.url) as ranks:
             wait_for(peer, ranks, lambda: len(peer.frames) >= 4)
-            peer.alerts = [TSE]
+            peer.alerts, peer.incidents = [TSE], [incident_as_json()]
             wait_for(peer, ranks, lambda: len(burst_in(steps_of(peer))) == acting.BURST)
             peer.alerts = [TSE, AGAIN, as_json("loss", family="loss", severity="critical")]
     return processes.seen_by_ranks(SIZE, folder), peer
@@ -55,6 +55,11 @@ class TestRanksThatTrainTogether:
         assert told[0] == told[1]
         assert [note[:2] for note in told[0]] == [["tse", "firing"], ["again", "firing"], ["loss", "firing"]]
         assert first["alerts"] == second["alerts"] == ["tse", "again", "loss"]
+
+    def test_are_told_of_an_incident_at_the_same_step(self, trained):
+        (first, second), _ = trained
+        assert [note[:2] + note[3:] for note in first["incidents"]] == [["1", "open", ["1"]]]
+        assert first["incidents"] == second["incidents"]
 
     def test_have_its_evidence_on_rank_0_alone(self, trained):
         (first, second), _ = trained

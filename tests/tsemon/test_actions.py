@@ -155,14 +155,48 @@ class TestAlertsInTheLoop:
         assert training.monitor.status.num_faults == 0, "it is none of tsemon's own"
 
 
+def incident_as_json(incident_id="1", state="open", **more):
+    cause = {name: as_json()[name] for name in ("rule", "family", "severity", "summary", "advice")}
+    place = {"step": 2, "left_step": 1, "blocks": None, "is_settled": True}
+    return {"incident_id": incident_id, "state": state, **cause, **place, **more}
+
+
 class TestIncidentsInTheLoop:
+    def test_are_told_once_when_they_open_and_once_when_they_are_over(self, loop):
+        told = []
+        training = loop(lambda alert: told.append(f"alert {alert.alert_id} {alert.state}"),
+                        on_incident=lambda incident: told.append(f"{incident.incident_id} {incident.state}"))  # fmt: skip
+
+        def hear(*incidents, **alert):
+            del told[:]
+            training.peer.incidents = list(incidents)
+            training.hear(as_json(incident_id="1", **alert))
+            return told[:]
+
+        assert hear(incident_as_json()) == ["alert a firing", "1 open"]
+        assert hear(incident_as_json(rule="other"), alert_id="b") == ["alert b firing", "alert a resolved"]
+        assert hear(incident_as_json(state="recovered"), alert_id="c")[1:] == ["alert b resolved", "1 recovered"]
+        assert hear(incident_as_json(state="recovered"), alert_id="d")[1:] == ["alert c resolved"]
+        assert hear(incident_as_json(), alert_id="e")[2:] == ["1 open"], "it opens again"
+        assert hear(incident_as_json("2", "recovered"), alert_id="f")[2:] == ["2 recovered", "1 ended"]
+
+    def test_do_not_raise_what_a_function_raises_and_the_next_one_is_called(self, loop):
+        told = []
+        training = loop(on_incident=[lambda incident: 1 / 0, told.append])
+        training.peer.incidents = [incident_as_json()]
+        training.hear(as_json(incident_id="1"))
+        assert [one.incident_id for one in told] == ["1"]
+        assert "on_incident failed for onset, training is not affected: ZeroDiv" in training.monitor.status.faults[0]
+
+    @pytest.mark.parametrize("given", [0, [None], Stop()])
+    def test_are_refused_where_there_is_no_function_for_them(self, loop, given):
+        with pytest.raises(InvalidArgument, match="on_incident must be a function of an incident, or a list of them"):
+            loop(on_incident=given)
+
     def test_are_those_that_are_open_in_the_last_reply(self, loop):
         training = loop()
         assert training.monitor.incidents == []
-        training.peer.incidents = [
-            {name: as_json()[name] for name in ("rule", "family", "severity", "summary", "advice")}
-            | {"incident_id": "1", "state": "open", "step": 2, "left_step": 1, "blocks": None, "is_settled": True}
-        ]
+        training.peer.incidents = [incident_as_json()]
         training.hear(as_json(incident_id="1"))
         (incident,) = training.monitor.incidents
         assert (incident.incident_id, incident.rule, incident.left_step) == ("1", "onset", 1)

@@ -3,9 +3,10 @@ import dataclasses
 import pytest
 import torch
 
-from tests.tsemon.test_actions import alert
+from tests.tsemon.test_actions import alert, incident_as_json
 from tsemon.errors import InvalidArgument
 from tsemon.relay import NUM_NUMBERS, Relay
+from tsemon.wire import Incident
 
 NOTHING = [0.0] * NUM_NUMBERS
 
@@ -36,6 +37,14 @@ class TestRelay:
             sender.put(each)
         told = [heard(sender, receiver, sender.next_numbers()) for _ in range(2)]
         assert [(own.incident_id, other.incident_id) for own, other in told] == [("12", "12"), (None, None)]
+
+    def test_brings_an_incident_without_its_advice(self):
+        sender, receiver = Relay(), Relay()
+        opened = Incident.from_json(incident_as_json(blocks=[0, 3], advice={"text": "rest"}))
+        sender.put(alert("1"))
+        sender.put(opened)
+        assert heard(sender, receiver, sender.next_numbers())[0] == alert("1")
+        assert heard(sender, receiver, sender.next_numbers()) == (opened, dataclasses.replace(opened, advice={}))
 
     def test_sends_nothing_where_there_is_nothing_to_say(self):
         assert Relay().next_numbers() == NOTHING

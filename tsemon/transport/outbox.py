@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tsemon.errors import ServerUnreachable, TsemonError, UnknownAttempt, UnknownRun
 from tsemon.transport.courier import Courier
@@ -30,6 +30,7 @@ from tsemon.transport.spool import Spool
 from tsemon.transport.sync import deliver_leftovers
 from tsemon.wire import Alert, Frame, Incident, RunState
 
+T = TypeVar("T", Alert, Incident)
 MakeFrame = Callable[[int], Frame]
 """Gets the frame's seq, waits for the device if it must, and returns the frame. Called on the exporter thread."""
 
@@ -133,7 +134,8 @@ class Outbox:
         self._incidents: tuple[Incident, ...] = ()
         self._told_alerts: dict[str, Alert] = {}
         """Those of which there was an event when they began, and none yet of their end."""
-        self._events: SimpleQueue[Alert] = SimpleQueue()
+        self._told_incidents: dict[str, Incident] = {}
+        self._events: SimpleQueue[Alert | Incident] = SimpleQueue()
 
         self._is_closed = False
         self._end_state: RunState = "finished"
@@ -187,10 +189,10 @@ class Outbox:
 
     def incidents(self) -> list[Incident]:
         """The open incidents of the run in the server's last response."""
-        return [incident for incident in self._incidents if incident.state == "open"]
+        return [incident for incident in self._incidents if incident.is_active]
 
-    def take_events(self) -> list[Alert]:
-        """Each alert once when it starts to fire and once when it is resolved, in the order of the replies."""
+    def take_events(self) -> list[Alert | Incident]:
+        """Each alert and incident once when it begins and once when it is over, in the order of the replies."""
         if self._events.empty():  # at almost every step
             return []
         events = []
@@ -399,7 +401,7 @@ class Outbox:
         self._last_error = str(error) if is_ours else f"delivery failed: {type(error).__name__}: {error}"
         if isinstance(error, (UnknownRun, UnknownAttempt)):
             # Its alerts went with it.
-            self._alerts, self._told_alerts, self._incidents = (), {}, ()
+            self._alerts, self._incidents, self._told_alerts, self._told_incidents = (), (), {}, {}
             self._warn(
                 "server", f"{error}; the run is registered again, but what had arrived before is gone with its database"
             )
@@ -420,39 +422,22 @@ class Outbox:
 
     def _read_reply(self, reply: Mapping[str, Any]) -> None:
         self._put_off_beat()
-        self._read_incidents(reply)
-        self._read_alerts(reply)
-
-    def _read_incidents(self, reply: Mapping[str, Any]) -> None:
-        try:
-            # Servers of earlier versions send none.
+        incidents, alerts = self._incidents, self._alerts
+        with self._readable("incidents"):  # servers of earlier versions send none
             self._incidents = tuple(Incident.from_json(incident) for incident in reply.get("incidents", ()))
-        except (KeyError, TypeError, AttributeError) as error:
-            self._warn("incidents", f"the server's incidents cannot be read ({error!r}); frames are still delivered")
+        with self._readable("alerts"):
+            self._alerts = tuple(Alert.from_json(alert) for alert in reply["alerts"])
+        for alert in _changes(self._told_alerts, alerts, self._alerts, "alert_id", "resolved"):
+            self._events.put(alert)
+        for incident in _changes(self._told_incidents, incidents, self._incidents, "incident_id", "ended"):
+            self._events.put(incident)
 
-    def _read_alerts(self, reply: Mapping[str, Any]) -> None:
+    @contextlib.contextmanager
+    def _readable(self, what: str) -> Iterator[None]:
         try:
-            alerts = tuple(Alert.from_json(alert) for alert in reply["alerts"])
-            told = self._told_alerts
-            for alert in alerts:
-                if alert.is_active and alert.alert_id not in told:
-                    told[alert.alert_id] = alert
-                    self._events.put(alert)
-                elif alert.state == "resolved" and (alert.alert_id in told or not self._has_known(alert)):
-                    told.pop(alert.alert_id, None)
-                    self._events.put(alert)
-            # One that fired and is not there any more was resolved in a reply that got lost or went to another writer.
-            present = {alert.alert_id for alert in alerts}
-            for alert_id in [alert_id for alert_id in told if alert_id not in present]:
-                self._events.put(dataclasses.replace(told.pop(alert_id), state="resolved"))
+            yield
         except (KeyError, TypeError, AttributeError) as error:
-            self._warn("alerts", f"the service's alerts cannot be read ({error!r}); frames are delivered all the same")
-            return
-        self._alerts = alerts
-
-    def _has_known(self, alert: Alert) -> bool:
-        """Whether the reply before said the same of it."""
-        return any((known.alert_id, known.state) == (alert.alert_id, alert.state) for known in self._alerts)
+            self._warn(what, f"the server's {what} cannot be read ({error!r}); frames are still delivered")
 
     # -- any thread
 
@@ -473,3 +458,21 @@ class Outbox:
         except Exception as error:
             self._last_error = str(error)
             self._warn(kind, str(error))
+
+
+def _changes(told: dict[str, T], before: Sequence[T], now: Sequence[T], id_name: str, end: str) -> Iterator[T]:
+    """Yield each alert or incident that begins or is over. `told` has the begun ones, by id.
+
+    A begun one that is missing from `now` gets the state `end`: its last reply was lost or went to another writer.
+    """
+    known, present = {(getattr(one, id_name), one.state) for one in before}, set[str]()
+    for one in now:
+        present.add(key := getattr(one, id_name))
+        if one.is_active and key not in told:
+            told[key] = one
+            yield one
+        elif one.is_over and (told.pop(key, None) is not None or (key, one.state) not in known):
+            yield one
+    for key in [key for key in told if key not in present]:
+        over: Any = {"state": end}
+        yield dataclasses.replace(told.pop(key), **over)

@@ -16,12 +16,16 @@ class SilentOutbox:
 
     def __init__(self) -> None:
         self._alerts: dict[str, Alert] = {}
+        self._incidents: dict[str, Incident] = {}
 
-    def hear(self, alert: Alert) -> None:
-        """Take it from rank 0 that an alert has changed."""
-        self._alerts[alert.alert_id] = alert
-        if alert.state == "resolved":
-            del self._alerts[alert.alert_id]
+    def hear(self, changed: Alert | Incident) -> None:
+        """Take an alert or incident that has changed from rank 0."""
+        if isinstance(changed, Alert):
+            self._alerts[changed.alert_id] = changed
+        else:
+            self._incidents[changed.incident_id] = changed
+        self._alerts = {key: one for key, one in self._alerts.items() if not one.is_over}
+        self._incidents = {key: one for key, one in self._incidents.items() if not one.is_over}
 
     def resume_at(self, step: int) -> None:
         pass
@@ -33,9 +37,9 @@ class SilentOutbox:
         return list(self._alerts.values())
 
     def incidents(self) -> list[Incident]:
-        return []
+        return list(self._incidents.values())
 
-    def take_events(self) -> list[Alert]:
+    def take_events(self) -> list[Alert | Incident]:
         return []
 
     def stats(self) -> OutboxStats:

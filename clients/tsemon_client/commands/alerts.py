@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from tsemon.errors import UNANSWERED, InvalidArgument, one_of
+from tsemon.errors import InvalidArgument, one_of
 from tsemon.terminal import (
     Cell,
     Column,
     count,
     examples,
     moment,
-    print_csv,
     print_facts,
     print_heading,
-    print_json,
-    print_json_line,
     print_table,
     printable,
     say,
     terminal,
 )
-from tsemon_client.commands.completion import complete_project, complete_rule, complete_run
+from tsemon_client.commands.completion import complete_rule
 from tsemon_client.commands.finding import find_run
-from tsemon_client.commands.listening import looks
+from tsemon_client.commands.listing import (
+    FOUND,
+    SEVERITY_STYLES,
+    Follow,
+    Limit,
+    OfProject,
+    OfRun,
+    Since,
+    check_choice,
+    check_is_known,
+    follow,
+    is_printed,
+    print_found,
+    remark_on_project,
+    time_of,
+)
 from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, AsCsv, AsJson, Server, check_formats, connect
 
 if TYPE_CHECKING:
@@ -39,13 +50,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-OVERLAP = timedelta(seconds=60)
-"""What was written at the same time as the newest change that was read may be seen only later."""
-FOUND = 3
-"""The exit code that says: something fires."""
-SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "info": "dim"}
 STATE_STYLES = {"firing": "bold red", "pending": "yellow", "acknowledged": "magenta", "resolved": "green"}
-UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 STATES = ("pending", "firing", "acknowledged", "resolved")
 
 
@@ -62,10 +67,8 @@ STATES = ("pending", "firing", "acknowledged", "resolved")
 )
 def alerts(
     alert: Annotated[str | None, typer.Argument(metavar="[ALERT]", help="Show all of this alert, by its id.")] = None,
-    run: Annotated[
-        str | None, typer.Option(help="Only of this run: its name, project/name, or id.", autocompletion=complete_run)
-    ] = None,
-    project: Annotated[str | None, typer.Option(help="Only of this project.", autocompletion=complete_project)] = None,
+    run: OfRun = None,
+    project: OfProject = None,
     rule: Annotated[str | None, typer.Option(help="Only of this rule.", autocompletion=complete_rule)] = None,
     family: Annotated[str | None, typer.Option(help="Only of this family of rules: tse, entropy, loss, ...")] = None,
     severity: Annotated[
@@ -90,13 +93,9 @@ def alerts(
             help="Show only warnings and critical alerts that were firing when their attempt ended. Exits with 3 if any.",
         ),
     ] = False,
-    since: Annotated[
-        str | None, typer.Option(help="Only what changed in the last 30m, 2h, 7d, or since a time: 2026-01-31T12:00Z.")
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many, the newest.", min=1)] = 50,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on, with a line whenever an alert opens or changes.")
-    ] = False,
+    since: Since = None,
+    limit: Limit = 50,
+    is_followed: Follow = False,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
     server: Server = DEFAULT_SERVER,
@@ -112,26 +111,11 @@ def alerts(
         raise InvalidArgument(f"expected --firing or --state, got both, and --state {state}")
     if firing and at_end:
         raise InvalidArgument("expected --firing or --at-end, got both: nothing fires in a run that has ended")
-    if follow and as_csv:
+    if is_followed and as_csv:
         raise InvalidArgument("expected --follow with --json or neither, got --csv")
-    for option, given in (
-        ("--firing", firing),
-        ("--at-end", at_end),
-        ("--follow", follow),
-        ("--run", run),
-        ("--project", project),
-        ("--rule", rule),
-        ("--family", family),
-        ("--severity", severity),
-        ("--state", state),
-        ("--since", since),
-    ):
-        if alert is not None and given:
-            raise InvalidArgument(f"expected an ALERT or {option}, got both")
-    if alert is not None and not alert.isdecimal():
-        raise InvalidArgument(
-            f"expected the id of an alert, a number, got {alert!r:.80}; for those of a run, say --run"
-        )
+    filters: dict[str, object] = {"--firing": firing, "--at-end": at_end, "--follow": is_followed, "--run": run}
+    filters |= {"--project": project, "--rule": rule, "--family": family, "--severity": severity, "--state": state}
+    check_choice("alert", alert, filters | {"--since": since})
     with connect(server) as client:
         if alert is not None:
             _show_one(client.alert(alert), as_json, as_csv)
@@ -151,26 +135,16 @@ def alerts(
             "since": None if since is None else time_of(since),
         }
         check_is_known(client, rule, family, project if of is None else of.project)
-        if follow:
-            with suppress(KeyboardInterrupt):
-                _follow(client, asked, limit, as_json)
+        if is_followed:
+            is_asked = partial(_is_asked, asked)
+            follow(client, client.alerts, asked, limit, "alert_id", is_asked=is_asked, line_of=line_of, as_json=as_json)
             return
         found = list(client.alerts(**asked, limit=limit + 1))
         if not found:
             _remark(client, asked)
-    shown = found[:limit]
-    if as_json:
-        print_json([one.model_dump(mode="json") for one in shown])
-    elif as_csv:
-        print_csv(
-            FIELDS, ([record[name] for name in FIELDS] for record in (one.model_dump(mode="json") for one in shown))
-        )
-    elif not found:
-        say("nothing fires" if firing else "nothing fired to the end of a run" if at_end else "no alerts", err=True)
-    else:
-        _print_list(shown, has_attempts=of is not None and of.attempt > 1)
-        if len(found) > limit:
-            say(f"there are more than these {limit:,}; --limit shows more", err=True)
+    nothing = "nothing fires" if firing else "nothing fired to the end of a run" if at_end else "no alerts"
+    print_list = partial(_print_list, has_attempts=of is not None and of.attempt > 1)
+    print_found(found, limit, FIELDS, print_list, nothing=nothing, as_json=as_json, as_csv=as_csv)
     if (firing or at_end) and found:
         raise typer.Exit(FOUND)
 
@@ -197,50 +171,12 @@ FIELDS = (
 )
 
 
-def check_is_known(client: Client, rule: str | None, family: str | None, project: str | None) -> None:
-    """Raises InvalidArgument for names that neither a rule has nor an alert: of those there will never be one."""
-    if rule is None and family is None:
-        return
-    from tsemon.catalogue import nearest
-
-    rules = client.rules(project)
-    for word, given, known, alerts in (
-        ("rule", rule, {one.name for one in rules}, client.alerts(rule=rule, limit=1)),
-        ("family", family, {one.family for one in rules}, client.alerts(family=family, limit=1)),
-    ):
-        if given is not None and given not in known and next(alerts, None) is None:
-            raise InvalidArgument(f"--{word}: no {word} is named {given!r:.80}; {nearest(given, known)}")
-
-
 def _remark(client: Client, asked: dict[str, Any]) -> None:
     """Say what else may be meant where there is nothing."""
     if not remark_on_project(client, asked["project"]) and asked["state"] == "firing":
         ended = asked | {"state": None, "silenced": None, "at_end": True}
         if next(client.alerts(**ended, limit=1), None) is not None:
             say("runs that have ended are left out; --at-end shows what fired to their end", err=True)
-
-
-def remark_on_project(client: Client, project: str | None) -> bool:
-    """Say so if the project has no runs, and return whether that is so."""
-    has_none = project is not None and next(client.runs(project=project, limit=1), None) is None
-    if has_none:
-        say(f"the service has no runs of project {project!r}", err=True)
-    return has_none
-
-
-def time_of(text: str) -> str:
-    """An ISO time with its zone. `30m` is so long ago; a time without a zone is UTC. Raises InvalidArgument."""
-    ago = re.fullmatch(r"(\d{1,6}) ?([smhdw])", text.strip())
-    try:
-        if ago:
-            return (datetime.now(UTC) - timedelta(**{UNITS[ago[2]]: int(ago[1])})).isoformat()
-        time = datetime.fromisoformat(text.strip())
-    except (ValueError, OverflowError):
-        raise InvalidArgument(
-            "--since takes 30m, 2h, 7d or a time such as 2026-01-31T12:00:00Z, in the years 1 to 9999, "
-            f"got {text!r:.80}"
-        ) from None
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
 
 
 def _print_list(shown: Sequence[Alert], has_attempts: bool) -> None:
@@ -321,43 +257,8 @@ def told_step_of(alert: Alert) -> int | None:
     return alert.resolved_step if is_over else step_of(alert)
 
 
-def _follow(client: Client, asked: dict[str, Any], limit: int, as_json: bool) -> None:
-    """Until it is interrupted: each alert as it is now, then each change of one, the oldest first."""
-    told: dict[str, tuple[str, datetime]] = {}
-    newest: datetime | None = None
-    """When what was read last has changed: by the clock of the service, which need not be ours."""
-
-    def read(**asked: Any) -> list[Alert]:
-        nonlocal newest
-        found = list(client.alerts(**asked))
-        for alert in found:
-            newest = max(alert.updated_at, newest or alert.updated_at)
-        return found[::-1]
-
-    def tell(alert: Alert) -> None:
-        if told.get(alert.alert_id) != told_of(alert):
-            told[alert.alert_id] = told_of(alert)
-            print_json_line(alert.model_dump(mode="json")) if as_json else print(line_of(alert), flush=True)
-
-    for alert in read(**asked, limit=limit):
-        tell(alert)
-    is_away = False
-    for _ in looks(client, [asked["run_id"]] if asked["run_id"] else []):
-        # Of all states: one that was told of as firing is told of when it does so no more. Until there is one, all that is
-        # asked for is new.
-        changed = {"state": None, "silenced": None, "since": newest - OVERLAP} if newest else {}
-        try:
-            found = read(**asked | changed)
-        except UNANSWERED as error:
-            if not is_away:
-                say(f"tsemon: {error}; it is asked again until it answers", err=True)
-            is_away = True
-            continue
-        is_away = False
-        for alert in found:
-            is_asked = asked["state"] in (None, alert.state) and asked["silenced"] in (None, alert.silenced)
-            if is_asked or alert.alert_id in told:
-                tell(alert)
+def _is_asked(asked: dict[str, Any], alert: Alert) -> bool:
+    return asked["state"] in (None, alert.state) and asked["silenced"] in (None, alert.silenced)
 
 
 def told_of(alert: Alert) -> tuple[str, datetime]:
@@ -373,12 +274,7 @@ def line_of(alert: Alert) -> str:
 
 
 def _show_one(alert: Alert, as_json: bool, as_csv: bool) -> None:
-    record = alert.model_dump(mode="json")
-    if as_json:
-        print_json(record)
-        return
-    if as_csv:
-        print_csv(FIELDS, [[record[name] for name in FIELDS]])
+    if is_printed(alert, FIELDS, as_json, as_csv):
         return
     print_heading(alert.rule)
     print_facts(_facts(alert))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,22 +16,35 @@ from tsemon.terminal import (
     count,
     examples,
     moment,
-    print_csv,
     print_facts,
     print_heading,
-    print_json,
     print_table,
     printable,
     say,
     terminal,
 )
-from tsemon_client.commands.alerts import FOUND, SEVERITY_STYLES, advice_of, check_is_known, remark_on_project, time_of
-from tsemon_client.commands.completion import complete_project, complete_rule, complete_run
+from tsemon_client.commands.alerts import advice_of
+from tsemon_client.commands.completion import complete_rule
 from tsemon_client.commands.finding import find_run
+from tsemon_client.commands.listing import (
+    FOUND,
+    SEVERITY_STYLES,
+    Follow,
+    Limit,
+    OfProject,
+    OfRun,
+    Since,
+    check_choice,
+    check_is_known,
+    follow,
+    is_printed,
+    print_found,
+    remark_on_project,
+    time_of,
+)
 from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, AsCsv, AsJson, Server, check_formats, connect
 
 if TYPE_CHECKING:
-    from tsemon_client import Client
     from tsemon_client.models import Incident, IncidentDetail
 
 app = typer.Typer()
@@ -49,7 +63,9 @@ FIELDS = (
     epilog=examples(
         "tsemon incidents --run vision/vit-80",
         "tsemon incidents --open || notify-on-call  # exits 3 when there are any",
+        "tsemon incidents --at-end --run vision/vit-80  # after the run; exits 3 if it did not recover",
         "tsemon incidents --since 2h --json | jq -r '.[].summary'",
+        "tsemon incidents --follow",
         "tsemon incidents 4  # one, with what to try and what else fired",
     ),
 )
@@ -57,10 +73,8 @@ def incidents(
     incident: Annotated[
         str | None, typer.Argument(metavar="[INCIDENT]", help="Show all of this incident, by its id.")
     ] = None,
-    run: Annotated[
-        str | None, typer.Option(help="Only of this run: its name, project/name, or id.", autocompletion=complete_run)
-    ] = None,
-    project: Annotated[str | None, typer.Option(help="Only of this project.", autocompletion=complete_project)] = None,
+    run: OfRun = None,
+    project: OfProject = None,
     rule: Annotated[
         str | None, typer.Option(help="Only with a cause that this rule saw.", autocompletion=complete_rule)
     ] = None,
@@ -80,10 +94,16 @@ def incidents(
             help="Show only open incidents that are neither silenced nor acknowledged. Exits with 3 if there are any.",
         ),
     ] = False,
-    since: Annotated[
-        str | None, typer.Option(help="Only what changed in the last 30m, 2h, 7d, or since a time: 2026-01-31T12:00Z.")
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number, the newest first.", min=1)] = 50,
+    at_end: Annotated[
+        bool,
+        typer.Option(
+            "--at-end",
+            help="Show only incidents that were open when their attempt ended. Exits with 3 if there are any.",
+        ),
+    ] = False,
+    since: Since = None,
+    limit: Limit = 50,
+    is_followed: Follow = False,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
     server: Server = DEFAULT_SERVER,
@@ -91,20 +111,21 @@ def incidents(
     """List incidents, newest first.
 
     An incident is one failure of a run: the alerts that belong together, and
-    the likeliest cause. With --open the exit code is 3 if there are any, else 0.
+    the likeliest cause. With --open or --at-end the exit code is 3 if there are
+    any, else 0. With --follow and --json each line is a document.
     """
     check_formats(as_json, as_csv)
     if is_open and state is not None:
         raise InvalidArgument(f"expected --open or --state, got both, and --state {state}")
-    filters: dict[str, Any] = {"--open": is_open, "--run": run, "--project": project, "--rule": rule}
-    filters |= {"--family": family, "--severity": severity, "--state": state, "--since": since}
-    for option, given in filters.items():
-        if incident is not None and given:
-            raise InvalidArgument(f"expected an INCIDENT or {option}, got both")
-    if incident is not None and not incident.isdecimal():
+    if at_end and (is_open or state is not None):
         raise InvalidArgument(
-            f"expected the id of an incident, a number, got {incident!r:.80}; --run lists the incidents of a run"
+            "expected --at-end, --open or --state, got two of them: no incident of an ended run is open"
         )
+    if is_followed and as_csv:
+        raise InvalidArgument("expected --follow with --json or neither, got --csv")
+    filters: dict[str, object] = {"--open": is_open, "--at-end": at_end, "--follow": is_followed, "--run": run}
+    filters |= {"--project": project, "--rule": rule, "--family": family, "--severity": severity, "--state": state}
+    check_choice("incident", incident, filters | {"--since": since})
     with connect(server) as client:
         if incident is not None:
             _show_one(client.incident(incident), as_json, as_csv)
@@ -118,32 +139,37 @@ def incidents(
             "family": family,
             "severity": one_of(("warning", "critical"), severity, "--severity"),
             "state": "open" if is_open else one_of((*STATE_STYLES,), state, "--state"),
+            "at_end": at_end or None,
             "since": None if since is None else time_of(since),
         }
-        found = list(islice(_found(client, asked, is_open), limit + 1))
+        is_asked = partial(_is_asked, asked["state"], is_open)
+        if is_followed:
+            how: Any = {"is_asked": is_asked, "line_of": line_of, "as_json": as_json}
+            follow(client, client.incidents, asked, limit, "incident_id", **how)
+            return
+        found = list(islice(filter(is_asked, client.incidents(**asked)), limit + 1))
         if not found:
             remark_on_project(client, project)
-    shown = found[:limit]
-    records = [one.model_dump(mode="json") for one in shown]
-    if as_json:
-        print_json(records)
-    elif as_csv:
-        print_csv(FIELDS, [[record[name] for name in FIELDS] for record in records])
-    elif not found:
-        say("no open incidents" if is_open else "no incidents", err=True)
-    else:
-        print_incidents(shown, has_attempts=of is not None and of.attempt > 1)
-        if len(found) > limit:
-            say(f"there are more than these {limit:,}; --limit shows more", err=True)
-    if is_open and found:
+    nothing = "no open incidents" if is_open else "no incidents that did not recover" if at_end else "no incidents"
+    print_list = partial(print_incidents, has_attempts=of is not None and of.attempt > 1)
+    print_found(found, limit, FIELDS, print_list, nothing=nothing, as_json=as_json, as_csv=as_csv)
+    if (is_open or at_end) and found:
         raise typer.Exit(FOUND)
 
 
-def _found(client: Client, asked: dict[str, Any], is_unseen: bool) -> Iterator[Incident]:
+def _is_asked(state: str | None, is_unseen: bool, one: Incident) -> bool:
     """`is_unseen`: without silenced and acknowledged ones."""
-    for one in client.incidents(**asked):
-        if not (is_unseen and (one.silenced or one.acknowledged)):
-            yield one
+    return state in (None, one.state) and not (is_unseen and (one.silenced or one.acknowledged))
+
+
+def line_of(one: Incident) -> str:
+    """The incident as a line of a log."""
+    cells = _cells(one)
+    where = f"  {cells['where']}" if one.blocks else ""
+    return printable(
+        f"{cells['changed']}  {cells['state'][0]:<18} {one.severity:<8} {cells['run']}  "
+        f"{f'attempt {one.attempt}  ' if one.attempt > 1 else ''}step {cells['step']}{where}  {one.rule}: {one.summary}"
+    )
 
 
 def print_incidents(incidents: Sequence[Incident], has_attempts: bool = False) -> None:
@@ -208,12 +234,7 @@ def state_of(one: Incident) -> tuple[str, str]:
 
 
 def _show_one(one: IncidentDetail, as_json: bool, as_csv: bool) -> None:
-    record = one.model_dump(mode="json")
-    if as_json:
-        print_json(record)
-        return
-    if as_csv:
-        print_csv(FIELDS, [[record[name] for name in FIELDS]])
+    if is_printed(one, FIELDS, as_json, as_csv):
         return
     print_heading(one.rule)
     print_facts(_facts(one))

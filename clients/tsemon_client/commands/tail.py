@@ -16,11 +16,12 @@ import typer
 
 from tsemon.errors import UNANSWERED, UnknownMetric, UnknownRun
 from tsemon.terminal import ago, count, examples, number, print_json_line, printable, say, terminal
-from tsemon_client.commands.alerts import OVERLAP, SEVERITY_STYLES, state_of, step_of, told_of, told_step_of
+from tsemon_client.commands.alerts import state_of, step_of, told_of, told_step_of
 from tsemon_client.commands.completion import complete_metric, complete_run
 from tsemon_client.commands.drawing import NO_VALUE, NOT_FINITE, bars_for, fitted, layer_groups, mean, sparkline
 from tsemon_client.commands.finding import find_run
 from tsemon_client.commands.listening import looks
+from tsemon_client.commands.listing import OVERLAP, SEVERITY_STYLES
 from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, Server, connect
 from tsemon_client.commands.runs import OPEN, STYLES
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tsemon_answers.alerts import Severity
 from tsemon_answers.incidents import Verdict
-from tsemon_server.incidents.order import Order
+from tsemon_server.incidents.order import ORDER, Order
 
 SETTLES_AFTER = 60
 """Steps after which the verdict no longer changes. Alerts that become pending later are consequences."""
@@ -17,7 +17,7 @@ SLACK = 10
 SLACK_OF_LOSS = 5
 """The same for consequences that rules on the loss see, because these read the loss of every step."""
 FLAPS_WITHIN = 300
-"""Steps within which an alert that fires again belongs to the incident that it belonged to."""
+"""Steps after an incident within which the same rule, or a consequence of an alert that cleared, reopens it."""
 STALL = "loss-stall"
 """Rule whose alert, pending or firing, says that the loss has not fallen. It opens no incident, but keeps one open."""
 SEVERITIES = "info", "warning", "critical"
@@ -198,5 +198,11 @@ def _belongs(symptom: Symptom, incident: Incident) -> bool:
         return False
     if until is None or until >= symptom.left_step:
         return True
-    is_again = any(one.rule == symptom.rule for one in incident.symptoms)
-    return is_again and symptom.firing_step <= until + FLAPS_WITHIN
+    is_more = any(one.rule == symptom.rule or _leads_to(one, symptom) for one in incident.symptoms)
+    return is_more and symptom.firing_step <= until + FLAPS_WITHIN
+
+
+def _leads_to(over: Symptom, later: Symptom) -> bool:
+    """True if the later alert may be a consequence of an alert that cleared. A more severe alert is a failure of its own."""
+    is_worse = SEVERITIES.index(later.severity) > SEVERITIES.index(over.severity)
+    return over.is_cleared and not is_worse and ORDER.can_cause(over.rule, later.rule)

@@ -19,7 +19,7 @@ from tsemon_server.notify.sending import Post, mail, post
 from tsemon_server.store.ledger.incidents import NoticedIncident
 
 COLOURS = {"info": 0x3B82F6, "warning": 0xF59E0B, "critical": 0xDC2626}
-RESOLVED = 0x16A34A
+RESOLVED, ENDED = 0x16A34A, 0x6B7280
 
 
 def send(message: Message, receiver: Receiver) -> str:
@@ -160,7 +160,9 @@ def _as_alert(message: Message, notice: Notice, receiver: Alertmanager) -> dict[
     """Labels say which alert it is: what changes while it fires would make another of it."""
     alert = notice.alert
     # Nor would it tell anybody of what is over when it hears of it first.
-    over = message.time + receiver.forgets_after if notice.is_alarming else alert.updated_at
+    # A recovery may not last: it takes effect after the same time, unless the incident opens again.
+    may_reopen = isinstance(alert, NoticedIncident) and alert.resolved_reason == "clear"
+    over = message.time + receiver.forgets_after if notice.is_alarming or may_reopen else alert.updated_at
     found = {
         "labels": _labels(alert, receiver.labels),
         "annotations": _annotations(notice),
@@ -195,11 +197,11 @@ def _clean(text: str) -> str:
 
 
 def _label(message: Message) -> str:
-    return f"[{message.severity}]" if message.is_alarming else "[resolved]"
+    return f"[{message.severity}]" if message.is_alarming else "[ended]" if message.is_unrecovered else "[resolved]"
 
 
 def _colour(message: Message) -> int:
-    return COLOURS[message.severity] if message.is_alarming else RESOLVED
+    return COLOURS[message.severity] if message.is_alarming else ENDED if message.is_unrecovered else RESOLVED
 
 
 def _cut(text: str, most: int) -> str:

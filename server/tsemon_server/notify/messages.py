@@ -37,6 +37,8 @@ class Notice:
     is_repeat: bool = False
     was_told: bool = True
     """Of an end: whether it was told before that the alert fires. If not, this tells both."""
+    was_over: bool = False
+    """True if an earlier message reported its end."""
 
     @property
     def rule(self) -> str:
@@ -65,6 +67,11 @@ class Notice:
         passed_soon = alert.resolved_reason == "clear" and alert.updated_at - alert.opened_at <= BRIEF
         is_harmless = passed_soon and alert.severity != "critical"
         return self.kind == "firing" or not (self.was_told or is_harmless)
+
+    @property
+    def is_unrecovered(self) -> bool:
+        """True if it lasted until the end of its attempt."""
+        return self.kind == "resolved" and self.alert.resolved_reason in _LASTS
 
     @property
     def step(self) -> int | None:
@@ -162,6 +169,11 @@ class Message:
         return self.shown[0].is_alarming
 
     @property
+    def is_unrecovered(self) -> bool:
+        """True if an incident or alert lasted until the end of its attempt."""
+        return any(notice.is_unrecovered for notice in self.notices)
+
+    @property
     def state(self) -> NoticeKind:
         return "firing" if any(notice.kind == "firing" for notice in self.notices) else "resolved"
 
@@ -226,9 +238,10 @@ class Message:
         return self.base_url and f"{self.base_url}/#/run/{notice.alert.run_id}{place}"
 
 
+_LASTS = {"run ended": "the run ended", "new attempt": "a new attempt began"}
+"""Ends of alerts that fire until their attempt ends."""
 _ENDS = {
-    "run ended": "the run ended",
-    "new attempt": "a new attempt began",
+    **_LASTS,
     "rule disabled": "its rule was disabled",
     "by hand": "somebody called it over",
 }
@@ -261,12 +274,14 @@ def _sentence(subject: str, notices: Sequence[Notice]) -> str:
     over = "is over" if is_one else "are over"
     if notices[0].kind == "firing":
         verb = "fires" if is_one else "fire"
-        return f"{subject}{'still ' if all(notice.is_repeat for notice in notices) else ''}{verb} in {where}"
-    if notices[0].was_told:
-        return f"{subject}{over} in {where}"
+        again = " again" if all(notice.was_over for notice in notices) else ""
+        return f"{subject}{'still ' if all(notice.is_repeat for notice in notices) else ''}{verb}{again} in {where}"
     ends = {_ENDS.get(notice.alert.resolved_reason or "", over) for notice in notices}
     if ends == {"the run ended"} and len({notice.alert.run_id for notice in notices}) > 1:
         ends = {"the runs ended"}
+    if notices[0].was_told:
+        is_last = all(notice.is_unrecovered for notice in notices) and len(ends) == 1
+        return f"{subject}still fired in {where} when {ends.pop()}" if is_last else f"{subject}{over} in {where}"
     return f"{subject}fired in {where}, and {ends.pop() if len(ends) == 1 else over}"
 
 

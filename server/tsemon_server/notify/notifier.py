@@ -187,7 +187,7 @@ class _Sender:
 
     def _send(self, batch: Sequence[Due]) -> bool:
         """Whether the receiver can be sent more."""
-        notices = [Notice(item.kind, item.alert, item.status == "sent", item.was_told) for item in batch]
+        notices = [Notice(i.kind, i.alert, i.status == "sent", i.was_told, i.was_over) for i in batch]
         message = Message(notices, self._configuration.base_url, datetime.fromtimestamp(self._clock(), UTC))
         ids = [item.delivery_id for item in batch]
         try:

@@ -60,8 +60,19 @@ class TestAnIncident:
         assert verdicts(alert("states-collapse", 20)) == []
 
     def test_is_another_one_if_what_was_before_is_over(self):
-        over = replace(DECAY, resolved_step=50, is_cleared=True)
-        assert causes(over, alert("loss-spike", 200, 210)) == ["weight-decay-outweighs-gradient", "loss-spike"]
+        over = alert("loss-spike", 20, 30, over=50)
+        assert causes(over, alert("dead-units", 200, 210)) == ["loss-spike", "dead-units"]
+
+    def test_opens_again_with_a_consequence_of_what_has_cleared(self):
+        over = alert("token-similarity-escalation", 15, 30, over=55)
+        later = alert("batch-rank-collapse", 140, 195)
+        (verdict,) = verdicts(over, later)
+        assert (verdict.rule, verdict.state) == ("token-similarity-escalation", "open")
+        assert verdict.alerts == ["token-similarity-escalation", "batch-rank-collapse"]
+        assert len(verdicts(over, replace(later, firing_step=56 + FLAPS_WITHIN))) == 2, "much later"
+        assert len(verdicts(over, replace(later, severity="critical"))) == 1
+        assert len(verdicts(replace(over, severity="warning"), replace(later, severity="critical"))) == 2, "worse"
+        assert len(verdicts(replace(over, is_cleared=False), later)) == 2, "a person resolved it"
 
     def test_has_an_alert_that_left_its_range_while_it_was_open(self):
         over = replace(DECAY, resolved_step=50, is_cleared=True)

@@ -64,7 +64,7 @@ def configured(configure, url, told_every="1m"):
 class TestAnAlertmanager:
     def test_is_told_what_fires_and_what_is_over(self, alertmanager, configure, http, database, running):
         store = running.enter_context(contextlib.closing(Store(database.url)))
-        notifier = Notifier(store, configured(configure, alertmanager), pause_s=0.01)
+        notifier = Notifier(store, configured(configure, alertmanager, told_every="1s"), pause_s=0.01)
         notifier.start()
         running.callback(notifier.stop)
         alerts = Alerts(store)

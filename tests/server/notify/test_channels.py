@@ -13,6 +13,7 @@ import pytest
 from tsemon_server.notify.channels import as_alerts, as_discord, as_mail, as_slack, as_webhook, send
 from tsemon_server.notify.configuration import Alertmanager, Discord, Email, Slack, Webhook
 from tsemon_server.notify.messages import MAX_EVIDENCE_BYTES, MAX_SHOWN, Message, Notice
+from tsemon_server.store.ledger.incidents import NoticedIncident
 
 NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 BASE_URL = "http://gpu1:8731"
@@ -31,6 +32,16 @@ def many(make_alert):
     """More alerts of one rule than a message names."""
     names = [f"run-{number:02}" for number in range(MAX_SHOWN + 3)]
     return [make_alert(alert_id=str(number), run=name, run_id=name) for number, name in enumerate(names)]
+
+
+@pytest.fixture
+def make_incident(make_alert):
+    def make(**fields):
+        known = {"incident_id": "4", "blocks": (3, 5), "left_step": 100, "settles_step": None, "also_fired": []}
+        known["labels"] = {"rule": "attention-entropy-collapse", "family": "entropy", "severity": "critical"}
+        return NoticedIncident.model_validate(make_alert().model_dump() | known | fields)
+
+    return make
 
 
 class TestAMessage:
@@ -94,6 +105,51 @@ class TestAMessage:
 
     def test_has_no_link_where_nobody_knows_the_address(self, make_alert):
         assert about(make_alert(), base_url=None).url is None
+
+
+class TestAMessageOfTheEndOfAnIncident:
+    @pytest.fixture
+    def over(self, make_incident):
+        return lambda reason: about(
+            make_incident(state="resolved", resolved_step=150, resolved_reason=reason), kind="resolved"
+        )
+
+    @pytest.mark.parametrize(
+        ("reason", "label", "colour", "what"),
+        [
+            ("clear", "[resolved]", 0x16A34A, "is over in pretrain/gpt at step 150"),
+            ("by hand", "[resolved]", 0x16A34A, "is over in pretrain/gpt at step 150"),
+            ("run ended", "[ended]", 0x6B7280, "still fired in pretrain/gpt at step 150 when the run ended"),
+            ("new attempt", "[ended]", 0x6B7280, "still fired in pretrain/gpt at step 150 when a new attempt began"),
+        ],
+    )
+    def test_is_green_only_if_the_incident_was_over_before_its_attempt(self, over, reason, label, colour, what):
+        message = over(reason)
+        title = f"{label} attention-entropy-collapse {what}"
+        (attachment,) = json.loads(as_slack(message, receiver(Slack)).body)["attachments"]
+        (embed,) = json.loads(as_discord(message, receiver(Discord)).body)["embeds"]
+        assert (attachment["color"], attachment["fallback"]) == (f"#{colour:06x}", title)
+        assert (embed["color"], embed["title"]) == (colour, title)
+        assert as_mail(message, TestMail.whom)["Subject"] == title
+
+    @pytest.mark.parametrize(("reason", "ends"), [("clear", NOW + timedelta(minutes=5)), ("run ended", NOW)])
+    def test_takes_effect_later_in_an_alertmanager_if_it_is_a_recovery(self, make_incident, reason, ends):
+        over = make_incident(state="resolved", resolved_step=150, resolved_reason=reason, updated_at=NOW)
+        (alert,) = json.loads(as_alerts(about(over, kind="resolved"), receiver(Alertmanager)).body)
+        assert alert["endsAt"] == ends.isoformat()
+
+
+class TestALink:
+    def test_opens_the_metric_block_and_first_step_of_an_incident_on_every_channel(self, make_incident):
+        message = about(make_incident(evidence={"layers": {"attention_entropy": {}}}))
+        link = f"{BASE_URL}/#/run/aa11?metric=attention_entropy&layer=3&step=100"
+        (attachment,) = json.loads(as_slack(message, receiver(Slack)).body)["attachments"]
+        (alert,) = json.loads(as_alerts(message, receiver(Alertmanager)).body)
+        assert attachment["blocks"][2]["text"]["text"] == f"<{link}|Open the page>"
+        assert alert["generatorURL"] == link
+        assert json.loads(as_discord(message, receiver(Discord)).body)["embeds"][0]["url"] == link
+        assert json.loads(as_webhook(message, receiver(Webhook)).body)["url"] == link
+        assert f"\n{link}\n" in as_mail(message, TestMail.whom).get_content()
 
 
 class TestAMessageOfAnEndWhoseBeginningWasNotTold:

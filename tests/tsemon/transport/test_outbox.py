@@ -695,6 +695,21 @@ class TestIncidents:
         assert (outbox.incidents(), outbox.warnings) == ([], [])
         assert [(one.alert_id, one.incident_id) for one in outbox.alerts()] == [("a", None)]
 
+    def test_of_a_run_that_was_deleted_are_gone_without_an_end(self, peer, open_outbox, sample):
+        peer.incidents, peer.alerts = [incident("1")], [alert("a", "firing")]
+        outbox = open_outbox(peer.url)
+        outbox.put(sample(0))
+        while not (events := outbox.take_events()):
+            threading.Event().wait(0.001)
+        with peer.changed:
+            peer.runs.clear()
+            peer.incidents, peer.alerts = [], []
+        outbox.put(sample(1))
+        outbox.close(20)
+        events += outbox.take_events()
+        assert [event.state for event in events] == ["firing", "open"]
+        assert (outbox.incidents(), outbox.alerts()) == ([], [])
+
     def test_that_cannot_be_read_hold_up_neither_frames_nor_alerts(self, peer, open_outbox, sample):
         outbox = self.told(peer, open_outbox, sample, [{"incident_id": "1"}], [alert("a", "firing")])
         assert [one.alert_id for one in outbox.alerts()] == ["a"]

@@ -7,7 +7,8 @@ import json
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from tsemon.catalogue import LAYERED, SCALARS, nearest
 from tsemon.errors import InvalidArgument, InvalidRange, UnknownAttempt, UnknownLayer, UnknownMetric
 from tsemon_answers.alerts import AlertPage, AlertPageQuery, NotificationPage, NotificationsQuery
 from tsemon_answers.incidents import IncidentPage, IncidentPageQuery, IncidentsQuery
-from tsemon_answers.record import Span
+from tsemon_answers.record import Page, Record, Span
 from tsemon_answers.runs import Run, RunDetail, RunPage, RunPageQuery
 from tsemon_answers.series import (
     ComparedRun,
@@ -36,6 +37,8 @@ from tsemon_server.store.reading import Reader
 from tsemon_server.store.series.cells import Cells
 from tsemon_server.store.series.metric import Points, shift_of
 from tsemon_server.store.series.packing import Kind
+
+R = TypeVar("R", bound=Record)
 
 COUNTED_RUNS = 10_000
 """What is more than that is not counted."""
@@ -86,21 +89,17 @@ def _check_since(since: object) -> None:
 def list_alerts(store: Store, asked: AlertPageQuery) -> AlertPage:
     """A page of the alerts that fit. The time since when they changed needs a time zone."""
     _check_since(asked.since)
-    limit, after = asked.limit, _place(asked.cursor, "alerts", (int,))
     with store.read() as reader:
-        alerts = reader.alerts.find(asked, limit=limit + 1, after=after)
-    key = (int(alerts[limit - 1].alert_id),) if len(alerts) > limit else None
-    return AlertPage(alerts=alerts[:limit], next_cursor=_cursor("alerts", key))
+        alerts, cursor = _page("alerts", asked, partial(reader.alerts.find, asked))
+    return AlertPage(alerts=alerts, next_cursor=cursor)
 
 
 def list_incidents(store: Store, asked: IncidentPageQuery) -> IncidentPage:
     """A page of the incidents that fit. The time since when they changed needs a time zone."""
     _check_since(asked.since)
-    limit, after = asked.limit, _place(asked.cursor, "incidents", (int,))
     with store.read() as reader:
-        found = reader.incidents.find(asked, limit=limit + 1, after=after)
-    key = (int(found[limit - 1].incident_id),) if len(found) > limit else None
-    return IncidentPage(incidents=found[:limit], next_cursor=_cursor("incidents", key))
+        incidents, cursor = _page("incidents", asked, partial(reader.incidents.find, asked))
+    return IncidentPage(incidents=incidents, next_cursor=cursor)
 
 
 def incidents_of_run(store: Store, run_id: str) -> IncidentPage:
@@ -112,10 +111,17 @@ def incidents_of_run(store: Store, run_id: str) -> IncidentPage:
 
 def list_notifications(store: Store, asked: NotificationsQuery) -> NotificationPage:
     """A page of what receivers were told, and are to be told."""
-    limit, after = asked.limit, _place(asked.cursor, "notifications", (int,))
-    found = store.notices.log(receiver=asked.receiver, status=asked.status, limit=limit + 1, after=after)
-    key = (int(found[limit - 1].notification_id),) if len(found) > limit else None
-    return NotificationPage(notifications=found[:limit], next_cursor=_cursor("notifications", key))
+    find = partial(store.notices.log, receiver=asked.receiver, status=asked.status)
+    notifications, cursor = _page("notifications", asked, find)
+    return NotificationPage(notifications=notifications, next_cursor=cursor)
+
+
+def _page(kind: str, asked: Page, find: Callable[..., list[R]]) -> tuple[list[R], str | None]:
+    """At most `limit` records in the order of their ids, and the cursor of the next page."""
+    limit = asked.limit
+    found = find(limit=limit + 1, after=_place(asked.cursor, kind, (int,)))
+    key = (int(getattr(found[limit - 1], f"{kind[:-1]}_id")),) if len(found) > limit else None
+    return found[:limit], _cursor(kind, key)
 
 
 def series(store: Store, run_id: str, asked: SeriesQuery) -> Series:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -35,7 +34,7 @@ from tsemon_answers.alerts import Alert, AlertsQuery, ResolvedReason
 from tsemon_server.store.ledger import silences, tables
 from tsemon_server.store.ledger.attempts import state_of
 from tsemon_server.store.ledger.journal import Journal
-from tsemon_server.store.ledger.listing import OPEN, Place, fired_to_the_end, page_of
+from tsemon_server.store.ledger.listing import OPEN, Place, fired_to_the_end, matching, page_of
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.schema import NEVER
 from tsemon_server.store.times import utc
@@ -133,11 +132,9 @@ class Alerts:
             (silences.is_silenced(), which.silenced),
             (func.coalesce(fired_to_the_end(), False), which.at_end),
         )
-        query = select_alerts().where(*(column == value for column, value in wanted if value is not None))
+        query = matching(select_alerts(), wanted, _alert.updated_at, which.since)
         if which.state:
             query = query.where(_SHOWN_STATE.in_(which.state))
-        if isinstance(which.since, datetime):
-            query = query.where(_alert.updated_at >= which.since.timestamp())
         return self._alerts(page_of(query, (_alert.alert_id,), True, limit, after))
 
     def get(self, alert_id: str) -> Alert:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, String, cast, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, Select, String, cast, exists, func, insert, or_, select, update
 
 from tsemon.errors import UnknownIncident
 from tsemon_answers.alerts import Alert, ResolvedReason
@@ -17,7 +16,7 @@ from tsemon_server.incidents import Incident as Group
 from tsemon_server.store.ledger import silences, tables
 from tsemon_server.store.ledger.alerts import alert_of, select_alerts
 from tsemon_server.store.ledger.attempts import state_of
-from tsemon_server.store.ledger.listing import Place, page_of
+from tsemon_server.store.ledger.listing import Place, fired_to_the_end, matching, page_of
 from tsemon_server.store.times import utc
 
 _incident, _alert, _run, _attempt = tables.incident.c, tables.alert.c, tables.run.c, tables.attempt.c
@@ -58,6 +57,8 @@ class Incidents:
 
     def __init__(self, connection: Connection, now: float) -> None:
         self._connection, self._now = connection, now
+        self._changed = set[int]()
+        """Incidents that this transaction has changed."""
 
     def find(
         self, which: IncidentsQuery = EVERY_INCIDENT, *, limit: int | None = None, after: Place | None = None
@@ -71,10 +72,9 @@ class Incidents:
             (_incident.severity, which.severity),
             (_incident.state, which.state),
             (_incident.attempt, which.attempt),
+            (exists().where(_alert.incident_id == _incident.incident_id, fired_to_the_end()), which.at_end),
         )
-        query = _select().where(*(column == value for column, value in wanted if value is not None))
-        if isinstance(which.since, datetime):
-            query = query.where(_incident.updated_at >= which.since.timestamp())
+        query = matching(_select(), wanted, _incident.updated_at, which.since)
         return self._read(page_of(query, (_incident.incident_id,), True, limit, after))
 
     def get(self, incident_id: str) -> Incident:
@@ -89,10 +89,10 @@ class Incidents:
         return self._read(_select().where(_incident.incident_id.in_(incident_ids)).order_by(_incident.incident_id))
 
     def to_tell(self, run_id: str, attempt: int, alerts: Collection[Alert]) -> list[ToldIncident]:
-        """The open incidents of an attempt, and the incidents of `alerts`: its open alerts, and any just resolved."""
-        if not alerts:  # an incident is open only while an alert is, or a stall of the loss
+        """The open incidents of an attempt, and any just changed. `alerts`: its open alerts, and any just resolved."""
+        if not alerts and not self._changed:  # an incident is open only while an alert is, or a stall of the loss
             return []
-        numbers = {int(alert.incident_id) for alert in alerts if alert.incident_id is not None}
+        numbers = self._changed | {int(alert.incident_id) for alert in alerts if alert.incident_id is not None}
         is_told = or_(_incident.state == "open", _incident.incident_id.in_(numbers))
         query = _select().where(_incident.run_id == run_id, _incident.attempt == attempt, is_told)
         rows = self._connection.execute(query.order_by(_incident.incident_id.desc()))
@@ -190,6 +190,7 @@ class IncidentChanges(Incidents):
         elif any(getattr(known, name) != value for name, value in values.items()):
             changed = update(tables.incident).where(_incident.incident_id == key)
             self._connection.execute(changed.values(updated_at=self._now, **values))
+            self._changed.add(known.incident_id)
         new = [one.key for one in group.symptoms if one.incident != key]
         if new:
             belong = update(tables.alert).where(_alert.alert_id.in_(new)).values(incident_id=key)

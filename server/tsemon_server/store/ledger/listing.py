@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -140,6 +141,17 @@ def _parts(order: RunOrder, after: Place | None) -> Iterator[tuple[Sequence[Colu
         yield (has_value,), (value, run.run_id), after
     place = Place(after.key[1:]) if after is not None and is_past else None
     yield (or_(value.is_(None), not_(has_value)),), (run.run_id,), place
+
+
+def matching(
+    query: Select[Any],
+    wanted: Iterable[tuple[ColumnElement[Any], object]],
+    updated_at: ColumnElement[float],
+    since: object,
+) -> Select[Any]:
+    """Rows with these values, except for values that are None, that changed since then."""
+    query = query.where(*(column == value for column, value in wanted if value is not None))
+    return query.where(updated_at >= since.timestamp()) if isinstance(since, datetime) else query
 
 
 def page_of(query: Select[Any], keys: Keys, descending: bool, limit: int | None, after: Place | None) -> Select[Any]:

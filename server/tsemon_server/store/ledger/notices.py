@@ -29,6 +29,7 @@ from sqlalchemy import (
 )
 
 from tsemon_answers.alerts import Alert, DeliveryStatus, NoticeKind, Notification
+from tsemon_server.incidents import FLAPS_WITHIN
 from tsemon_server.store.engine import Database, insert_missing
 from tsemon_server.store.ledger import tables
 from tsemon_server.store.ledger.alerts import alert_of, select_alerts
@@ -65,7 +66,7 @@ class Plan(NamedTuple):
     repeat_s: float | None
     """How often to say that it still fires; None for once."""
     recovery_wait_s: float = 0.0
-    """Seconds that an incident must stay recovered before the receiver gets a message about it."""
+    """Seconds that an incident must stay recovered before its last message. With 0, each change is a message."""
 
 
 class Due(NamedTuple):
@@ -79,6 +80,8 @@ class Due(NamedTuple):
     """When it was tried in vain first, since it was last sent."""
     was_told: bool
     """Whether the receiver was told what came before: if not, it hears of the beginning and the end at once."""
+    was_over: bool
+    """True if an earlier message reported its end."""
     alert: Alert
     """The alert, or a NoticedIncident."""
 
@@ -103,9 +106,10 @@ class Notices:
         query = (
             _with_alerts(
                 *(c.delivery_id, c.kind, c.topic, c.status, c.tried_at, c.labels),
-                (~_has_merged()).label("was_told"),
+                (~_HAS_MERGED).label("was_told"),
+                _WAS_OVER.label("was_over"),
             )
-            .where(c.receiver == receiver, c.due_at <= self._clock())
+            .where(c.receiver == receiver, c.due_at <= self._clock(), ~_may_reopen())
             .order_by(c.due_at, c.delivery_id)
             .limit(SENT_AT_ONCE)
         )
@@ -113,7 +117,7 @@ class Notices:
             rows = connection.execute(query, {"now": self._clock()}).all()
             told = _told(connection, self._clock(), rows)
         return [
-            Due(row.delivery_id, row.kind, row.topic, row.status, row.tried_at, row.was_told, alert)
+            Due(row.delivery_id, row.kind, row.topic, row.status, row.tried_at, row.was_told, row.was_over, alert)
             for row, alert in zip(rows, told, strict=True)
         ]
 
@@ -145,7 +149,8 @@ class Notices:
         """The receiver has them. What fires is told again after its time, and waits until then for its end."""
         again = case((_is_over(), null()), (_delivery.kind == "firing", self._again()))
         values = {"status": "sent", "sent_at": self._clock(), "due_at": again, "tried_at": null(), "error": null()}
-        self._change(ids, attempts=_delivery.attempts + 1, is_held=False, **values)
+        is_held = and_(_delivery.kind == "resolved", _delivery.is_held)  # what it said
+        self._change(ids, attempts=_delivery.attempts + 1, is_held=is_held, **values)
 
     def note_tried(self, ids: Collection[int], error: str, retry_s: float) -> None:
         """It was in vain, and is tried again."""
@@ -250,12 +255,21 @@ class _Routing:
             last = told.get(plan.receiver)
             if last is not None and last.kind == "resolved" and last.status == "waiting" and not last.attempts:
                 self._take_back(last)
-            elif last is None or last.kind == "resolved" or last.status == "dropped":
+            elif last is None or self._is_news(alert, last, plan):
                 if last is not None and last.status == "waiting":
                     self._set(last, status="dropped", due_at=None)
                 known: dict[str, Any] = {"receiver": plan.receiver, "topic": plan.topic, "repeat_s": plan.repeat_s}
                 known["labels"] = _labels(alert)
                 self._plan(alert, last, kind="firing", due_at=self._next_on(plan), **known)
+
+    def _is_news(self, alert: Alert, last: Row[Any], plan: Plan) -> bool:
+        """True if a new message is due: for an incident, one after it was over before its attempt."""
+        if last.kind == "firing" or alert.incident_id is None or not plan.recovery_wait_s:
+            return bool(last.kind == "resolved" or last.status == "dropped")
+        ends = select(func.count()).where(
+            *(_delivery.alert_id == last.alert_id, _delivery.receiver == last.receiver, _delivery.kind == "resolved")
+        )
+        return bool(last.is_held) and self._connection.execute(ends).scalar_one() == 1
 
     def _take_back(self, over: Row[Any]) -> None:
         """It fires after all, and nobody was told otherwise: let what was said before stand."""
@@ -286,7 +300,7 @@ class _Routing:
                 due_at = max(self._next_on(plan), self._now + wait_s)
             self._set(last, status="sent" if last.status == "sent" else "merged", due_at=None)
             known_as = {"receiver": receiver, "topic": last.topic, "labels": last.labels}
-            self._plan(alert, last, kind="resolved", due_at=due_at, **known_as)
+            self._plan(alert, last, kind="resolved", due_at=due_at, is_held=_is_held(alert, plan), **known_as)
 
     def _plan_both(self, alert: Alert, told: Mapping[str, Row[Any]]) -> None:
         """It fired and was over before anybody was to be told."""
@@ -294,7 +308,8 @@ class _Routing:
             if plan.receiver not in told:
                 known = {"receiver": plan.receiver, "topic": plan.topic, "labels": _labels(alert)}
                 self._plan(alert, None, kind="firing", status="merged", due_at=None, **known)
-                self._plan(alert, None, kind="resolved", turn=2, due_at=self._next_on(plan), **known)
+                is_held, due_at = _is_held(alert, plan), self._next_on(plan)
+                self._plan(alert, None, kind="resolved", turn=2, due_at=due_at, is_held=is_held, **known)
 
     def _next_on(self, plan: Plan) -> float:
         """When the next message on the plan's topic goes: with what waits there already, or after a while."""
@@ -305,13 +320,14 @@ class _Routing:
 
     def _find_next(self, plan: Plan) -> float:
         c = _delivery
+        is_next = and_(c.status == "waiting", or_(c.kind == "firing", ~c.is_held))
         waits_until, sent_at = self._connection.execute(
-            select(func.min(case((c.status == "waiting", c.due_at))), func.max(c.sent_at)).where(
+            select(func.min(case((is_next, c.due_at))), func.max(c.sent_at)).where(
                 c.receiver == plan.receiver, c.topic == plan.topic
             )
         ).one()
         next_at = max(self._now + plan.wait_s, self._now if sent_at is None else sent_at + plan.interval_s)
-        return next_at if waits_until is None else min(next_at, float(waits_until))  # a recovery may wait for longer
+        return next_at if waits_until is None else min(next_at, float(waits_until))
 
     def _plan(self, alert: Alert, last: Row[Any] | None, **values: Any) -> None:
         turn = 1 if last is None else last.turn + 1
@@ -338,6 +354,12 @@ def is_firing(alert: Alert) -> bool:
 def is_muted(alert: Alert) -> bool:
     """Whether nobody is to be told that it fires."""
     return alert.silenced or alert.acknowledged_at is not None
+
+
+def _is_held(alert: Alert, plan: Plan) -> bool:
+    """True if the incident ended before its attempt. The message waits until it cannot open again."""
+    is_last = alert.resolved_reason in ("run ended", "new attempt")
+    return bool(alert.incident_id and plan.recovery_wait_s) and not is_last
 
 
 def _key(row: Row[Any]) -> str:
@@ -378,20 +400,44 @@ def _is_over() -> ColumnElement[bool]:
     return _delivery.due_at.is_(None)
 
 
-def _has_merged() -> ColumnElement[bool]:
-    """Whether it tells what the delivery before it was to tell, too."""
-    before = tables.delivery.alias().c
-    return (
-        select(before.delivery_id)
-        .where(
-            before.alert_id == _delivery.alert_id,
-            before.receiver == _delivery.receiver,
-            before.turn == _delivery.turn - 1,
-            before.status == "merged",
-        )
-        .correlate(tables.delivery)
-        .exists()
+def _has_before(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    """True if the receiver has such a delivery `_before` on the same incident or alert."""
+    is_same = _before.alert_id == _delivery.alert_id, _before.receiver == _delivery.receiver
+    return select(_before.delivery_id).where(*is_same, *conditions).correlate(tables.delivery).exists()
+
+
+def _may_reopen() -> ColumnElement[bool]:
+    """True for the last message of an incident that may still open again, while its attempt is running.
+
+    It may open again for FLAPS_WITHIN steps, and while another alert is pending since before. The message also waits while
+    another incident is open. After a second opening, it waits for the end of the attempt.
+    """
+    named = (tables.incident, tables.incident, tables.alert, tables.attempt, tables.run)
+    over, other, pending, attempt, run = (table.alias().c for table in named)
+    fails = select(other.incident_id).where(
+        *(other.run_id == over.run_id, other.attempt == over.attempt, other.state == "open"),
+        (other.family == "liveness") == (over.family == "liveness"),
     )
+    may_fire = select(pending.alert_id).where(
+        *(pending.run_id == over.run_id, pending.attempt == over.attempt, pending.state == "pending"),
+        *(pending.severity != "info", pending.pending_step <= over.ended_step),
+    )
+    is_soon = func.coalesce(run.last_step, 0) < over.ended_step + FLAPS_WITHIN
+    goes_on = (
+        select(over.incident_id)
+        .where(over.incident_id == _alert.incident_id, over.state != "open", run.run_id == over.run_id)
+        .where(attempt.run_id == over.run_id, attempt.attempt == over.attempt, attempt.state == "running")
+        .where(or_(is_soon, may_fire.exists(), fails.exists(), _WAS_OVER))
+        .correlate(tables.delivery, tables.alert)
+    )
+    return and_(_delivery.kind == "resolved", _delivery.is_held, goes_on.exists())
+
+
+_before = tables.delivery.alias().c
+_HAS_MERGED = _has_before(_before.status == "merged", _before.turn == _delivery.turn - 1)
+"""Whether it tells what the delivery before it was to tell, too."""
+_WAS_OVER = _has_before(_before.kind == "resolved", _before.turn < _delivery.turn)
+"""True if an earlier message reported the end."""
 
 
 def _dropped() -> ColumnElement[str]:

@@ -227,7 +227,8 @@ delivery = Table(
     Column("receiver", String(64), nullable=False),
     Column("topic", Text, nullable=False),
     Column("status", String(16), nullable=False),
-    Column("is_held", Boolean, nullable=False),  # it was not sent because nobody wanted to hear of it
+    # firing: it was not sent because nobody wanted to hear of it; resolved: it says that it is over though the run goes on
+    Column("is_held", Boolean, nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("error", Text),
     Column("labels", Json),  # rule, family and severity that it was first told under; NULL if told before incidents
