@@ -69,9 +69,9 @@ class Where:
 
 def _derived(when: Mapping[str, Any], program: Program) -> Iterator[_Compared]:
     for compared in _comparisons(when):
-        by_layer = _by_layer(compared)
-        if by_layer is not None and _is_of_one_frame(condition, compared) and _is_of_one_frame(mask, by_layer):
-            yield _Compared(condition(Part(compared), program), mask(Part(by_layer), program))
+        each = by_layer(compared)
+        if each is not None and _is_of_one_frame(condition, compared) and _is_of_one_frame(mask, each):
+            yield _Compared(condition(Part(compared), program), mask(Part(each), program))
 
 
 def _blocks(mask: Term, values: Row, view: View) -> set[int]:
@@ -91,11 +91,16 @@ def _stack(mask: Term, values: Row, view: View) -> set[int]:
 
 def _numbers(entries: NDArray[np.intp], mask: Term, view: View) -> set[int]:
     """An entry of an array of activations is the output of the block before it; the first is the input of a stack."""
-    is_of_states = {LAYERED[m.name].axis for m in mask.measures if m.name in LAYERED} == {"activation"}
+    inputs = is_of_states(mask)
     place = 0
     if view.stacks is not None and view.stack is not None:
         place = view.stacks.spans(view.stacks.num_blocks)[view.stack].start
-    return {place + int(entry) - is_of_states for entry in entries if entry >= is_of_states}
+    return {place + int(entry) - inputs for entry in entries if entry >= inputs}
+
+
+def is_of_states(term: Term) -> bool:
+    """True if its entries are hidden states: the input of the first block, then the output of each block."""
+    return {LAYERED[m.name].axis for m in term.measures if m.name in LAYERED} == {"activation"}
 
 
 def _comparisons(tree: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -108,7 +113,7 @@ def _comparisons(tree: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from _comparisons(tree["condition"])
 
 
-def _by_layer(compared: Mapping[str, Any]) -> dict[str, Any] | None:
+def by_layer(compared: Mapping[str, Any]) -> dict[str, Any] | None:
     """The same comparison for each layer, if it is of layers."""
     bounds = {name: compared[name] for name in BOUNDS if name in compared}
     value = compared["value"] if "in" in compared else _unreduced(compared["value"])

@@ -122,7 +122,7 @@ class TestTheRun:
 
     def test_names_its_worst_layer_in_the_list(self, page, run_id):
         page.goto("/#/")
-        expect(page.get_by_role("row", name="t5")).to_contain_text("decoder 4")
+        expect(page.get_by_role("row", name="t5")).to_contain_text("decoder 3centred_token_similarity")
 
 
 class TestAnAlert:
