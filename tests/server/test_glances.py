@@ -129,6 +129,13 @@ class TestGlances:
             "threshold": 0.8,
         }
 
+    def test_are_made_once_as_long_as_nothing_is_sent(self, api):
+        run_id = api.register()
+        api.send_ok(run_id, [layer_frame(0, [0.1, 0.2, 0.3])])
+        first = glances(api, run_id)
+        api.database.execute("UPDATE frame SET blob = :blob", blob=b"unreadable")
+        assert glances(api, run_id) == first
+
     def test_leave_out_blocks_that_are_frozen_on_purpose(self, api):
         run_id = api.register(num_blocks=2, frozen_blocks=[0])
         layers = {"update_norm": Array.of([0.0, 0.01]), "param_norm": Array.of([1.0, 1.0])}

@@ -20,46 +20,43 @@ from tsemon_server.store.ledger.runs import FramesSeen, Model
 UNKNOWN_MODEL = Model(frozenset(), None)
 _NEARNESS = Nearness(rule for rule in PACK if rule.severity != "info")
 
-MOST_LINES = 2000
-"""That are remembered."""
+MOST_KEPT = 2000
+"""Maximum number of glances in memory."""
 NONFINITE = ("nonfinite", "nonfinite_entries")
 """Measures that count what is not finite: the hidden states of a training, the parameters of a scan's checkpoint."""
 
 
-class Lines:
-    """Losses as they were when they were last asked for: most runs of a list have ended, and reading one takes 1 ms."""
+class Kept:
+    """Glances as they were when they were last asked for: most runs of a list have ended, and making one takes 2 ms."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], tuple[FramesSeen, LossLine | None]] = {}
+        self._known: dict[tuple[str, int], tuple[FramesSeen, Glance]] = {}
 
-    def of(self, frames: Frames, run_id: str, seen: FramesSeen, points: int) -> LossLine | None:
-        """The loss of a run that has so many frames."""
-        at, line = self._known.get((run_id, points), (None, None))
-        if at != seen:
-            line = _loss(frames, run_id, points)
-            if len(self._known) >= MOST_LINES:
-                self._known.clear()
-            self._known[run_id, points] = seen, line
-        return line
+    def get(self, run_id: str, points: int, seen: FramesSeen) -> Glance | None:
+        """The glance at a run that still has the same frames."""
+        at, glance = self._known.get((run_id, points), (None, None))
+        return glance if at == seen else None
+
+    def keep(self, glance: Glance, points: int, seen: FramesSeen) -> None:
+        if len(self._known) >= MOST_KEPT:
+            self._known.clear()
+        self._known[glance.run_id, points] = seen, glance
 
 
-def glances(store: Store, lines: Lines, asked: GlancesQuery) -> Glances:
+def glances(store: Store, kept: Kept, asked: GlancesQuery) -> Glances:
     """The runs that were asked for, each once."""
+    points = asked.points
     with store.read() as reader:
         seen = reader.runs.frames_seen(asked.run_ids)
-        there = [run_id for run_id in dict.fromkeys(asked.run_ids) if run_id in seen]
-        newest = reader.frames.layers_at(reader.runs.newest_steps(there))
-        models = reader.runs.models_now(there)
-        return Glances(
-            glances=[
-                Glance(
-                    run_id=run_id,
-                    loss=lines.of(reader.frames, run_id, seen[run_id], asked.points),
-                    worst=_worst(newest.get(run_id, ()), models.get(run_id, UNKNOWN_MODEL)),
-                )
-                for run_id in there
-            ]
-        )
+        found = {run_id: kept.get(run_id, points, seen[run_id]) for run_id in asked.run_ids if run_id in seen}
+        lacking = [run_id for run_id, glance in found.items() if glance is None]
+        newest = reader.frames.layers_at(reader.runs.newest_steps(lacking))
+        models = reader.runs.models_now(lacking)
+        for run_id in lacking:
+            worst = _worst(newest.get(run_id, ()), models.get(run_id, UNKNOWN_MODEL))
+            glance = found[run_id] = Glance(run_id=run_id, loss=_loss(reader.frames, run_id, points), worst=worst)
+            kept.keep(glance, points, seen[run_id])
+    return Glances(glances=[glance for glance in found.values() if glance is not None])
 
 
 def _loss(frames: Frames, run_id: str, points: int) -> LossLine | None:
