@@ -65,6 +65,7 @@ export class RunView {
     this.#isMetricChosen = Boolean(this.metric);
     this.step = numberIn("step");
     this.layer = numberIn("layer");
+    this.block = numberIn("block"); // a layer in the words of an incident
     this.head = numberIn("head");
     this.attempt = numberIn("attempt");
     this.curve = query.get("curve") ?? NORMS_CHOICE;
@@ -132,6 +133,8 @@ export class RunView {
       if (this.metric !== "loss") this.curve = this.metric;
       this.metric = null;
     }
+    if (this.block !== null && own(run.metrics.layers, this.metric)) this.layer ??= layerOfBlock(this.block, run, run.metrics.layers[this.metric]);
+    this.block = null;
     if (this.#isMetricChosen && this.metric !== null) return;
     const incident = this.#currentOf(incidents, run)[0];
     const deciding = incident && metricIn(causes.get(incident.cause_id)?.evidence, run.metrics.layers);
