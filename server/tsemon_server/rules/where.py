@@ -25,6 +25,8 @@ class _Compared(NamedTuple):
     holds: Term | None
     """None: it always counts."""
     mask: Term
+    start: int = 0
+    """The layer of its first entry, if it compares a slice."""
 
 
 class Where:
@@ -62,7 +64,7 @@ class Where:
         found = set[int]()
         for one in self._compared:
             if one.holds is None or values[one.holds.index] is True:
-                own = _blocks(one.mask, values, view)
+                own = _blocks(one, values, view)
                 found = found & own or found or own
         return found
 
@@ -71,17 +73,23 @@ def _derived(when: Mapping[str, Any], program: Program) -> Iterator[_Compared]:
     for compared in _comparisons(when):
         each = by_layer(compared)
         if each is not None and _is_of_one_frame(condition, compared) and _is_of_one_frame(mask, each):
-            yield _Compared(condition(Part(compared), program), mask(Part(each), program))
+            yield _Compared(condition(Part(compared), program), mask(Part(each), program), _start(each["value"]))
 
 
-def _blocks(mask: Term, values: Row, view: View) -> set[int]:
+def _start(value: list[Any]) -> int:
+    starts = (stage["slice"][0] or 0 for stage in value if isinstance(stage, dict) and "slice" in stage)
+    return sum(max(start, 0) for start in starts)
+
+
+def _blocks(compared: _Compared, values: Row, view: View) -> set[int]:
     """The blocks in which the mask holds, or in which a metric that it reads is infinite."""
+    mask = compared.mask
     holds = values[mask.index] == 1
     for measure in mask.measures:
         of_layers = view.layers.get(measure.name)
         if of_layers is not None and len(of_layers) == len(holds):
             holds = holds | np.isinf(of_layers)
-    return _numbers(np.flatnonzero(holds), mask, view)
+    return _numbers(np.flatnonzero(holds) + compared.start, mask, view)
 
 
 def _stack(mask: Term, values: Row, view: View) -> set[int]:
