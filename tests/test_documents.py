@@ -104,6 +104,12 @@ def test_the_tables_of_models_are_those_of_their_presets():
     assert PAGE.read_text() == page(PAGE.read_text()), "run python scripts/models_page.py"
 
 
+def test_the_range_of_healthy_runs_is_that_of_the_recordings():
+    from scripts.healthy_band import FILE, text
+
+    assert FILE.read_text() == text(), "run python scripts/healthy_band.py"
+
+
 def test_the_tables_of_measures_are_those_of_the_catalogue():
     from scripts.measures_page import PAGE, page
 

@@ -93,7 +93,7 @@ PICTURE = {
     "tsemon_server.rules": "numpy tsemon_server.filling tsemon_server.yaml_lines",
     "tsemon_server.events": "starlette tsemon_answers tsemon_server.store",
     "tsemon_server.services.queries": "numpy pyarrow tsemon.terminal tsemon_answers tsemon_server.filling "
-    "tsemon_server.incidents tsemon_server.store",
+    "tsemon_server.incidents tsemon_server.rules tsemon_server.store",
     "tsemon_server.notify": "pydantic typer tsemon.terminal tsemon_answers tsemon_server.store tsemon_server.options "
     "tsemon_server.durations tsemon_server.yaml_lines",
     "tsemon_server.exposition": "starlette numpy prometheus_client tsemon tsemon_server.filling "

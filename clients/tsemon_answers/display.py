@@ -21,6 +21,8 @@ from tsemon.catalogue import Metric
 VIRIDIS = ("440154", "482878", "3e4989", "31688e", "26828e", "1f9e89", "35b779", "6ece58", "b5de2b", "fde725")
 """The page's colours for what goes one way: ordered by lightness, safe for colour-blind eyes."""
 STOPS = [bytes.fromhex(colour) for colour in VIRIDIS]
+LEAST_LOG_SPAN = 1000
+"""A metric with an upper limit has at least this range on a log scale, as on the page."""
 NOT_FINITE = bytes.fromhex("d0d0d0")
 MAX_ROWS = 50
 """Of a list; all of them are in `to_pandas()`."""
@@ -111,14 +113,19 @@ def number(value: float) -> str:
 
 
 class Scale:
-    """From values to colours: the whole range of a metric that is bounded, else that of the values."""
+    """From values to colours: the whole range of a bounded metric, otherwise that of the values.
+
+    The log scale of a bounded metric has at least three decades.
+    """
 
     def __init__(self, metric: Metric | None, values: Iterable[float | None]) -> None:
         self.is_log = metric is not None and metric.log_scale
         usable = [value for value in values if value is not None and (value > 0 or not self.is_log)]
         self.low, self.high = min(usable, default=0.0), max(usable, default=1.0)
-        if metric is not None and metric.low is not None and metric.high is not None and not self.is_log:
-            self.low, self.high = metric.low, metric.high
+        if metric is not None and metric.low is not None and metric.high is not None:
+            # With the range of its data, a healthy run would have as dark a layer as one that fails.
+            self.low = min(self.low, metric.high / LEAST_LOG_SPAN) if self.is_log else metric.low
+            self.high = metric.high
         if self.is_log and not usable:
             self.low = 1e-3
 

@@ -69,7 +69,12 @@ class _Span(Query):
     """Last step, inclusive; empty is the run's last."""
 
 
-class SeriesRowsQuery(_Span, OfEntry):
+class _Scaled(Query):
+    scale: Literal["linear", "catalogue"] = "linear"
+    """`catalogue`: log10 of the values if the catalogue shows the metric on a log scale; null unless they are positive."""
+
+
+class SeriesRowsQuery(_Scaled, _Span, OfEntry):
     """One metric of one or several runs over steps, as rows."""
 
     run_ids: Annotated[RunIds, Field(alias="run")]
@@ -78,7 +83,7 @@ class SeriesRowsQuery(_Span, OfEntry):
     """Maximum number of buckets per run."""
 
 
-class HeatmapRowsQuery(_Span, OfMetric):
+class HeatmapRowsQuery(_Scaled, _Span, OfMetric):
     """One metric over steps and layers, as rows."""
 
     run_id: Annotated[str, Field(alias="run", max_length=64)]

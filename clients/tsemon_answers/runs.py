@@ -315,14 +315,20 @@ class Worst(Record):
     """The layer to look at first."""
 
     metric: str
-    """Metric that shows it: `nonfinite`, `nonfinite_entries`, a metric that is not finite, or else `token_diversity`;
-    `token_similarity` if the run has no diversity."""
+    """Metric that shows it: `nonfinite`, `nonfinite_entries`, a metric that is not finite, or else the metric of `rule`,
+    which may be an expression such as `update_norm / param_norm`; `token_diversity` or `token_similarity` without a rule."""
     layer: int
     """Index of the layer, from 0."""
     label: str | None = None
     """Name of the layer in a model with several stacks, such as `decoder 3`; null if there is one stack."""
     value: float | None
     """Value of the metric in that layer; null if it is not finite."""
+    rule: str | None = None
+    """Built-in rule that the layer is nearest to; null if no rule can be compared with the newest frame."""
+    threshold: float | None = None
+    """Threshold of the rule for this metric."""
+    decades: float | None = None
+    """Distance from the threshold in decades, of the odds for a share between 0 and 1; negative beyond the threshold."""
 
 
 class Glance(Record):

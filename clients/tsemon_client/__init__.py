@@ -3,7 +3,7 @@
 from tsemon_client import Client
 client = Client("http://127.0.0.1:8731")
 run = client.find_run("gpt-82m")
-client.series(run.run_id, "token_similarity", layer=-1).to_pandas()
+client.series(run.run_id, "token_diversity", layer=-1).to_pandas()
 """
 
 from typing import TYPE_CHECKING

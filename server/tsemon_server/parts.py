@@ -25,7 +25,7 @@ from tsemon_server.notify.notifier import Notifier
 from tsemon_server.rounds import Rounds
 from tsemon_server.rules import PACK
 from tsemon_server.rules.rule import Rule
-from tsemon_server.services.queries.glances import Lines
+from tsemon_server.services.queries.glances import Kept
 from tsemon_server.settings import Settings
 from tsemon_server.spools import SpoolView
 from tsemon_server.store import Store
@@ -62,7 +62,7 @@ class Parts:
     """What works on threads of its own between `start` and `stop`."""
     beat_s: float
     backlog: Backlog
-    lines: Lines = field(default_factory=Lines)
+    glances: Kept = field(default_factory=Kept)
     large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_BODIES_AT_ONCE))
     large_bodies_read: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_BODIES_READ))
     large_charts: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(LARGE_CHARTS_AT_ONCE))

@@ -18,7 +18,7 @@ MAX_WORKERS = 64
 class MetricsSettings:
     """What /metrics shows of runs."""
 
-    layers: tuple[str, ...] = ("token_similarity", "attention_entropy", "hidden_rms", "grad_norm")
+    layers: tuple[str, ...] = ("token_diversity", "attention_entropy", "hidden_rms", "grad_norm")
     """Metrics that are shown layer by layer; `*` is all of them. All have their least, mean and largest value shown."""
     max_runs: int = 200
     """Live runs that are shown: the youngest."""

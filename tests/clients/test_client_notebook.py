@@ -125,6 +125,11 @@ class TestAHeatMap:
         assert heatmap.getpixel((1, 1)) == (34, 144, 140), "1e-2 is the middle between 1e-4 and 1"
         assert heatmap.getpixel((1, 0)) == (0x44, 0x01, 0x54), "0 is as dark as the least there is"
 
+    def test_of_a_healthy_run_is_bright_on_a_log_scale(self):
+        heatmap, _ = pictures(self.heatmap("token_diversity", (0.9, 0.6), (0.8, 0.5)))
+        least = min(heatmap.getpixel((x, y))[1] for x in (0, 1) for y in (0, 1))
+        assert least > 0xB7, "the green of 0.5 is that of the upper tenth of three decades"
+
     def test_of_an_unknown_metric_goes_from_its_least_to_its_largest_value(self):
         heatmap, _ = pictures(html := self.heatmap(HOSTILE.replace("'", ""), (-5.0, 15.0)))
         assert [heatmap.getpixel((0, y)) for y in (0, 1)] == [(0xFD, 0xE7, 0x25), (0x44, 0x01, 0x54)]

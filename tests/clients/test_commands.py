@@ -111,7 +111,7 @@ class TestRuns:
         assert code == 0
         assert "█" in shown
         assert "▁" in shown
-        assert "4: 0.400" in shown, "the worst layer"
+        assert "4: token_similarity 0.4" in shown, "the worst layer"
 
     @pytest.mark.parametrize("metric", ["nonfinite", "nonfinite_entries"])
     def test_with_values_that_are_not_finite_say_in_which_layer(self, run, service, brief_id, metric):

@@ -44,7 +44,7 @@ class TestRuns:
         assert "4 in 2 stacks, encoder (2 blocks), decoder (2): encoder.block.0 to decoder.block.1" in shown
 
     def test_name_the_worst_layer_by_its_stack(self, run):
-        assert "decoder 2: 0.900" in run("runs", columns=200).out
+        assert "encoder 0: grad_norm / grad_norm (max of layers) 0.5" in run("runs", columns=200).out
 
 
 class TestSeries:

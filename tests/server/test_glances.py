@@ -45,6 +45,9 @@ class TestGlances:
             "layer": 1,
             "label": None,
             "value": pytest.approx(0.9),
+            "rule": None,
+            "threshold": None,
+            "decades": None,
         }
         assert found[1]["worst"] is None
         assert found[2] == {"run_id": plain, "loss": None, "worst": None}
@@ -66,6 +69,9 @@ class TestGlances:
             "layer": 1,
             "label": None,
             "value": pytest.approx(0.95),
+            "rule": None,
+            "threshold": None,
+            "decades": None,
         }
 
     def test_go_back_to_what_a_later_attempt_has_left(self, api):
@@ -108,16 +114,44 @@ class TestGlances:
         api.database.execute("UPDATE frame SET blob = :blob", blob=bytes(blob)[:10])
         assert glances(api, run_id)[0]["worst"] is None
 
+    def test_name_the_block_that_is_nearest_to_a_rule_and_the_rule(self, api):
+        run_id = api.register(num_blocks=2)
+        layers = {"token_diversity": Array.of([0.9, 0.8, 0.2]), "dead_units": Array.of([0.5, 0.75])}
+        api.send_ok(run_id, [Frame(0, 0, 1.0, {}, layers)])
+        worst = glances(api, run_id)[0]["worst"]
+        assert worst.pop("decades") == pytest.approx(math.log10(4 / 3))
+        assert worst == {
+            "metric": "dead_units",
+            "layer": 1,
+            "label": None,
+            "value": 0.75,
+            "rule": "dead-units",
+            "threshold": 0.8,
+        }
+
+    def test_are_made_once_as_long_as_nothing_is_sent(self, api):
+        run_id = api.register()
+        api.send_ok(run_id, [layer_frame(0, [0.1, 0.2, 0.3])])
+        first = glances(api, run_id)
+        api.database.execute("UPDATE frame SET blob = :blob", blob=b"unreadable")
+        assert glances(api, run_id) == first
+
+    def test_leave_out_blocks_that_are_frozen_on_purpose(self, api):
+        run_id = api.register(num_blocks=2, frozen_blocks=[0])
+        layers = {"update_norm": Array.of([0.0, 0.01]), "param_norm": Array.of([1.0, 1.0])}
+        api.send_ok(run_id, [Frame(0, 0, 1.0, {}, layers)])
+        worst = glances(api, run_id)[0]["worst"]
+        assert (worst["metric"], worst["layer"], worst["rule"]) == ("update_norm / param_norm", 1, "updates-too-large")
+
 
 class TestTheWorstLayer:
     @pytest.mark.parametrize(
         ("layers", "worst"),
         [
             ({}, None),
-            ({"grad_norm": [1.0, NAN]}, None),  # undefined
+            ({"hidden_rms": [1.0, NAN]}, None),  # undefined
             ({"token_similarity": []}, None),
             ({"token_similarity": [0.5, 0.9, 0.2]}, ("token_similarity", 1, 0.9)),
-            ({"token_diversity": [0.5, 1e-3, 0.2], "token_similarity": [0.5, 0.4, 0.9]}, ("token_diversity", 1, 1e-3)),
             ({"token_diversity": [0.5, NAN, 0.2]}, ("token_diversity", 1, None)),
             ({"token_similarity": [0.5, NAN, 0.9]}, ("token_similarity", 1, None)),
             ({"token_similarity": [0.5, NAN, 0.9], "nonfinite": [0, 0, 0]}, ("token_similarity", 2, 0.9)),
@@ -127,6 +161,6 @@ class TestTheWorstLayer:
             ({"token_similarity": [0.5, 0.9], "grad_norm": [0.1, -INF, INF]}, ("grad_norm", 1, None)),
         ],
     )
-    def test_is_what_is_not_finite_and_else_what_is_most_alike(self, layers, worst):
+    def test_is_what_is_not_finite_and_without_a_rule_what_is_most_alike(self, layers, worst):
         found = worst_of({name: np.array(values) for name, values in layers.items()})
         assert found == (None if worst is None else Worst(metric=worst[0], layer=worst[1], value=worst[2]))

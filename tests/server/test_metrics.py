@@ -52,7 +52,7 @@ class TestMetrics:
         api = start(clock=lambda: 1000.0)
         run_id = api.register(num_blocks=2)
         for step, loss in ((3, 2.5), (2, 9.0)):
-            frame = Frame(step, step, 0.0, {"loss": loss}, {"token_similarity": Array.of([0.25, 0.5, math.inf])})
+            frame = Frame(step, step, 0.0, {"loss": loss}, {"token_diversity": Array.of([0.25, 0.5, math.inf])})
             api.send_ok(run_id, [frame])
         assert of_run(api, run_id) == {
             ("tsemon_run_info", "default", "gpt"): 1.0,
@@ -63,13 +63,13 @@ class TestMetrics:
             ("tsemon_run_stepped_timestamp_seconds",): 1000.0,
             ("tsemon_run_unevaluated_frames",): 0.0,
             ("tsemon_run_nonfinite_values",): 1.0,
-            ("tsemon_layers_token_similarity_min",): 0.25,
-            ("tsemon_layers_token_similarity_mean",): 0.375,
-            ("tsemon_layers_token_similarity_max",): 0.5,
-            ("tsemon_layers_token_similarity_argmax",): 1.0,
-            ("tsemon_layer_token_similarity", "00"): 0.25,
-            ("tsemon_layer_token_similarity", "01"): 0.5,
-            ("tsemon_layer_token_similarity", "02"): math.inf,
+            ("tsemon_layers_token_diversity_min",): 0.25,
+            ("tsemon_layers_token_diversity_mean",): 0.375,
+            ("tsemon_layers_token_diversity_max",): 0.5,
+            ("tsemon_layers_token_diversity_argmax",): 1.0,
+            ("tsemon_layer_token_diversity", "00"): 0.25,
+            ("tsemon_layer_token_diversity", "01"): 0.5,
+            ("tsemon_layer_token_diversity", "02"): math.inf,
         }
 
     def test_show_no_more_than_a_frame_had(self, start):
@@ -87,7 +87,7 @@ class TestMetrics:
     def test_show_a_run_that_went_back_as_it_was_there(self, start, is_settled):
         api = start(clock=lambda: 1000.0)
         run_id = api.register(num_blocks=2)
-        layers = {"token_similarity": Array.of([0.25, 0.5, 0.75])}
+        layers = {"token_diversity": Array.of([0.25, 0.5, 0.75])}
         api.send_ok(run_id, [Frame(step, step, 0.0, {"loss": step}, layers) for step in range(600)])
         if is_settled:
             store = Store(api.database.url)
@@ -96,11 +96,11 @@ class TestMetrics:
         api.register(num_blocks=2, resume_step=100)
         shown = of_run(api, run_id)
         assert (shown[("tsemon_run_step",)], shown[("tsemon_run_loss",)]) == (99.0, 99.0)
-        assert shown[("tsemon_layer_token_similarity", "02")] == 0.75
+        assert shown[("tsemon_layer_token_diversity", "02")] == 0.75
 
     def test_have_layers_that_sort_as_text(self, api):
         run_id = api.register(num_blocks=120)
-        api.send_ok(run_id, [layer_frame(0, list(range(121)))])
+        api.send_ok(run_id, [layer_frame(0, list(range(121)), "token_diversity")])
         layers = [layer for name, *rest in of_run(api, run_id) if name.startswith("tsemon_layer_") for layer in rest]
         assert layers == sorted(layers) == [f"{layer:03}" for layer in range(121)]
 
@@ -562,7 +562,7 @@ class TestLimits:
         api = start(max_series=60)
         deep, shallow = api.register("deep", num_blocks=500), api.register("shallow", num_blocks=3)
         for run_id, num_layers in ((deep, 501), (shallow, 4)):
-            api.send_ok(run_id, [layer_frame(0, [0.5] * num_layers)])
+            api.send_ok(run_id, [layer_frame(0, [0.5] * num_layers, "token_diversity")])
         assert not named(of_run(api, deep), "tsemon_layer_")
         assert len(named(of_run(api, deep), "tsemon_layers_")) == 5
         assert len(named(of_run(api, shallow), "tsemon_layer_")) == 4
@@ -701,12 +701,12 @@ class TestTheDocumentation:
         api = start(rules=HIGH_LOSS)
         run_id = api.register()
         api.open_alert(run_id)
-        api.send_ok(run_id, [Frame(0, 0, 0.0, {"loss": 1.0}, {"token_similarity": Array.of([1, 2, 3])})])
+        api.send_ok(run_id, [Frame(0, 0, 0.0, {"loss": 1.0}, {"token_diversity": Array.of([1, 2, 3])})])
         text = api.http.get("/metrics").text
         names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
         assert {"tsemon_alert_firing", "tsemon_incident"} <= names
-        stand_for = {"tsemon_run_loss": "tsemon_run_NAME", "tsemon_layer_token_similarity": "tsemon_layer_M"}
-        names = {stand_for.get(name, name.replace("token_similarity", "M")) for name in names}
+        stand_for = {"tsemon_run_loss": "tsemon_run_NAME", "tsemon_layer_token_diversity": "tsemon_layer_M"}
+        names = {stand_for.get(name, name.replace("token_diversity", "M")) for name in names}
         cells = [line.split("|")[1] for line in self.PAGE.splitlines() if line.startswith("| `")]
         rows = {name for cell in cells for name in re.findall(r"`(\w+|\.\.\.\w+)`", cell)}
         rows = {name.replace("...", "tsemon_layers_M") for name in rows}

@@ -131,6 +131,18 @@ class TestRowsOfAHeatmap:
         assert rows == expected
         assert {"step": 2, "layer": 2, "value": None} in rows
 
+    def test_are_logarithms_where_the_catalogue_has_a_log_scale(self, api):
+        run_id = api.register(num_blocks=2)
+        api.send_ok(run_id, [layer_frame(0, [0.01, 1.0, 0.0], "token_diversity")])
+        ask = {"run": run_id, "metric": "token_diversity", "scale": "catalogue"}
+        assert [row["value"] for row in api.get("/rows/heatmap", **ask)["rows"]] == [pytest.approx(-2), 0, None]
+        (row,) = api.get("/rows/series", layer=0, **ask)["rows"]
+        assert (row["min"], row["mean"], row["max"]) == pytest.approx((-2, -2, -2))
+
+    def test_are_the_values_themselves_where_it_has_none(self, api, runs):
+        ask = {"run": runs[1], "metric": "token_similarity"}
+        assert api.get("/rows/heatmap", scale="catalogue", **ask) == api.get("/rows/heatmap", **ask)
+
     @pytest.mark.parametrize("route", ["/rows/heatmap", "/rows/series"])
     def test_an_empty_step_is_none(self, api, runs, route):
         ask = {"run": runs[0], "metric": "token_similarity"} | ({"layer": 1} if route == "/rows/series" else {})

@@ -174,10 +174,10 @@ class TestATrainingThatWasMonitored:
         service.await_run(state="failed")
 
     def test_that_lives_is_in_the_metrics_for_prometheus(self, write, show):
-        write(layer_frame(3, [0.1, 0.2, 0.3]))
+        write(layer_frame(3, [0.1, 0.2, 0.3], "token_diversity"))
         service = show()
         run_id = service.await_run(num_frames=1)["run_id"]
-        assert f'tsemon_layer_token_similarity{{layer="02",run_id="{run_id}"}} 0.3' in service.http.get("/metrics").text
+        assert f'tsemon_layer_token_diversity{{layer="02",run_id="{run_id}"}} 0.3' in service.http.get("/metrics").text
 
     def test_is_on_the_page(self, write, show):
         end(write(loss_frame(0)))

@@ -234,12 +234,12 @@ class TestMetrics:
 
     def test_have_a_label_for_the_stack_if_there_are_several(self, api):
         run_id = register(api)
-        api.send_ok(run_id, frames(EVEN, [0.5, 0.6, 0.7, 0.8, 0.9], "token_similarity"))
+        api.send_ok(run_id, frames(EVEN, [0.5, 0.6, 0.7, 0.8, 0.9], "token_diversity"))
         found = self.samples(api, run_id)
-        assert f'tsemon_layer_token_similarity{{layer="04",run_id="{run_id}",stack="decoder"}} 0.899999976' in found
-        assert f'tsemon_layer_token_similarity{{layer="00",run_id="{run_id}",stack="encoder"}} 0.300000012' in found
-        assert f'tsemon_layers_token_similarity_last{{run_id="{run_id}",stack="decoder"}} 0.899999976' in found
-        assert f'tsemon_layers_token_similarity_argmax{{run_id="{run_id}",stack="decoder"}} 4' in found
+        assert f'tsemon_layer_token_diversity{{layer="04",run_id="{run_id}",stack="decoder"}} 0.899999976' in found
+        assert f'tsemon_layer_token_diversity{{layer="00",run_id="{run_id}",stack="encoder"}} 0.300000012' in found
+        assert f'tsemon_layers_token_diversity_last{{run_id="{run_id}",stack="decoder"}} 0.899999976' in found
+        assert f'tsemon_layers_token_diversity_argmax{{run_id="{run_id}",stack="decoder"}} 4' in found
         assert len([line for line in found if line.startswith("tsemon_layer_")]) == 10
 
     def test_have_none_if_there_is_one(self, api):

@@ -7,7 +7,7 @@ from functools import partial
 from grafana_foundation_sdk.builders import dashboard as builders
 
 from tsemon_dashboards.panels import FULL, answers, choice, curves, dashboard, listed, matrix, typed
-from tsemon_dashboards.queries import moment, number, rest, series, words
+from tsemon_dashboards.queries import ON_SCALE, moment, number, rest, series, words
 from tsemon_dashboards.run import LAYERS, RUN_CHOICE
 
 RUNS = "${runs:csv}"
@@ -32,9 +32,8 @@ def compare() -> builders.Dashboard:
     panels = [
         together("Loss", series("loss", RUNS), width=FULL),
         together("${number}", series("${number}", RUNS)),
-        together("${measure} of layer ${layer}", series("${measure}", RUNS, layer="${layer}")),
-        together("Token similarity, last layer", series("token_similarity", RUNS, layer="-1")),
-        together("Norm of the gradient", series("total_grad_norm", RUNS)),
+        together("${measure} of layer ${layer}", series("${measure}", RUNS, layer="${layer}"), about=ON_SCALE),
+        together("Norm of the gradient", series("total_grad_norm", RUNS), width=FULL),
         answers("Runs", rest("/rows/runs", {"run": RUNS}, "rows", COLUMNS)),
     ]
     return dashboard(
@@ -45,7 +44,7 @@ def compare() -> builders.Dashboard:
         variables=[
             choice("runs", "Runs", rest("/rows/runs", {"limit": "500"}, "rows", RUN_CHOICE), multi=True),
             metrics("number", "Number of the run", "scalars", "loss"),
-            metrics("measure", "Measure of a layer", "layers", "token_similarity"),
+            metrics("measure", "Measure of a layer", "layers", "token_diversity"),
             listed("layer", "Layer", LAYERS, about="-1 is the last layer of each run; any number may be typed."),
             typed("from_step", "From step", "Cuts all charts; empty is the first step."),
             typed("to_step", "To step", "Cuts all charts; empty is the last step."),

@@ -9,7 +9,17 @@ from grafana_foundation_sdk.builders import table
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models.dashboard import Panel
 
-from tsemon_dashboards.panels import dashboard, figure, labels, lines, property_of, renamed, rows, transformation
+from tsemon_dashboards.panels import (
+    DECADES,
+    dashboard,
+    figure,
+    labels,
+    lines,
+    property_of,
+    renamed,
+    rows,
+    transformation,
+)
 from tsemon_dashboards.queries import PROMETHEUS, named, now, now_as_table, over_time
 
 NAME = "{{project}}/{{run}}"
@@ -50,11 +60,10 @@ def panels() -> Iterator[Builder[Panel]]:
     yield table_of_runs()
     yield table_of_alerts()
     yield lines(
-        "Token similarity, largest of the layers",
-        over_time(named("tsemon_layers_token_similarity_max"), NAME),
-        unit="percentunit",
-        about="Near 1 all tokens are the same vector: the model looks at nothing but their mean.",
-    ).max(1)
+        "Token diversity, lowest of the layers",
+        over_time(named("tsemon_layers_token_diversity_min"), NAME),
+        about="At 1e-6, the tokens of a layer differ in a millionth of their energy: the layer sees only their mean.",
+    ).scale_distribution(DECADES)
     yield lines("Loss", over_time(named("tsemon_run_loss"), NAME))
     yield lines(
         "Steps per second",
@@ -82,7 +91,7 @@ def table_of_runs() -> table.Panel:
     columns = {
         "Step": "tsemon_run_process_step",
         "Loss": "tsemon_run_loss",
-        "Similarity": "tsemon_layers_token_similarity_max",
+        "Diversity": "tsemon_layers_token_diversity_min",
         "NaN or Inf": "tsemon_run_nonfinite_values",
         "Since heard of": SINCE_SEEN,
         "Since it moved": SINCE_STEPPED,

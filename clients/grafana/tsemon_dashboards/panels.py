@@ -17,6 +17,7 @@ from grafana_foundation_sdk.models.common import (
     HeatmapCellLayout,
     LegendDisplayMode,
     LegendPlacement,
+    ScaleDistribution,
     TooltipDisplayMode,
     VisibilityMode,
 )
@@ -26,6 +27,9 @@ from tsemon_dashboards.queries import PROMETHEUS, REST, Built
 
 Query = Builder[Dataquery]
 Transformations = Sequence[models.DataTransformerConfig]
+
+DECADES = common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10)
+"""The scale of a logarithmic axis."""
 
 FULL, HALF, THIRD, QUARTER = 24, 12, 8, 6
 """Widths, of 24 columns."""

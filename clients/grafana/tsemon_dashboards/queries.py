@@ -121,14 +121,20 @@ ZOOM = {"from_step": "${from_step}", "to_step": "${to_step}"}
 """The steps that the dashboard is cut to; the service takes an empty text as none."""
 
 
+SCALE = {"scale": "catalogue"}
+"""Scale of metrics by layer, as in tsemon's own web UI."""
+ON_SCALE = "log10 of a metric that the catalogue shows on a log scale, such as token_diversity: -3 is 0.001."
+
+
 def series(metric: str, run: str = "${run}", *, layer: str | None = None) -> Built:
     """One metric by step: a row per bucket and run."""
-    params = {"run": run, "metric": metric} | ({} if layer is None else {"layer": layer}) | ZOOM | {"points": "500"}
+    params = {"run": run, "metric": metric} | ({} if layer is None else {"layer": layer} | SCALE) | ZOOM
+    params |= {"points": "500"}
     columns = (number("step"), words("label"), number("min"), number("mean"), number("max"))
     return rest("/rows/series", params, "rows", columns)
 
 
 def heatmap(metric: str, columns: int) -> Built:
     """One metric by step and layer: a row per cell."""
-    params = {"run": "${run}", "metric": metric} | ZOOM | {"columns": str(columns)}
+    params = {"run": "${run}", "metric": metric} | SCALE | ZOOM | {"columns": str(columns)}
     return rest("/rows/heatmap", params, "rows", (number("step"), number("layer"), number("value")))

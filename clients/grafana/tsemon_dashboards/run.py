@@ -11,6 +11,7 @@ from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models import dashboard as models
 
 from tsemon_dashboards.panels import (
+    DECADES,
     THIRD,
     answers,
     by_step,
@@ -26,6 +27,7 @@ from tsemon_dashboards.panels import (
     typed,
 )
 from tsemon_dashboards.queries import (
+    ON_SCALE,
     PROMETHEUS,
     REST,
     heatmap,
@@ -60,7 +62,7 @@ def run() -> builders.Dashboard:
         ],
         variables=[
             choice("run", "Run", rest("/rows/runs", {"limit": "500"}, "rows", RUN_CHOICE)),
-            choice("measure", "Measure", measures, first="token_similarity"),
+            choice("measure", "Measure", measures, first="token_diversity"),
             listed("layer", "Layer", LAYERS, about="-1 is the last layer; any number may be typed."),
             typed("from_step", "From step", "Cuts all charts by step; empty is the first step."),
             typed("to_step", "To step", "Cuts all charts by step; empty is the last step."),
@@ -73,18 +75,18 @@ def panels_by_step() -> Iterator[Builder[models.Panel]]:
         "${measure}: layer x step",
         heatmap("${measure}", columns=200),
         transformations=matrix(row="step", column="layer", value="value"),
-        about="A column is a span of steps, a row a layer, the first below. Gray: no finite value.",
+        about=f"A column is a span of steps, a row a layer, the first below. Gray: no finite value. {ON_SCALE}",
     )
     yield curves(
         "${measure}: profile over the layers",
         heatmap("${measure}", columns=PROFILES),
         x="layer",
         transformations=matrix(row="layer", column="step", value="value"),
-        about=f"At most {PROFILES} spans of steps, from the first to the last: how the profile came to be.",
+        about=f"At most {PROFILES} spans of steps, from the first to the last: how the profile came to be. {ON_SCALE}",
     )
     # Least, mean and largest of each bucket of steps.
     spread = partial(curves, transformations=[renamed({}, without=["label"])])
-    yield spread("${measure} of layer ${layer}", series("${measure}", layer="${layer}"))
+    yield spread("${measure} of layer ${layer}", series("${measure}", layer="${layer}"), about=ON_SCALE)
     yield spread("Loss", series("loss"))
     yield spread("Norm of the gradient", series("total_grad_norm"))
     yield spread("Norm of the parameters", series("total_param_norm"), width=THIRD)
@@ -102,11 +104,10 @@ def panels_by_step() -> Iterator[Builder[models.Panel]]:
 def panels_over_time() -> Iterator[Builder[models.Panel]]:
     yield lines("Loss", over_time(f"max by (run_id) (tsemon_run_loss{OF_RUN})", "loss"), about=MARKS)
     yield lines(
-        "Token similarity of each layer",
-        over_time(f"max by (stack, layer) (tsemon_layer_token_similarity{OF_RUN})", "{{stack}} {{layer}}"),
-        unit="percentunit",
+        "Token diversity of each layer",
+        over_time(f"max by (stack, layer) (tsemon_layer_token_diversity{OF_RUN})", "{{stack}} {{layer}}"),
         about=MARKS,
-    )
+    ).scale_distribution(DECADES)
     speed = f"max by (run_id) (clamp_min(deriv(tsemon_run_process_step{OF_RUN}[5m]), 0))"
     yield lines("Steps per second", over_time(speed, "steps"), width=THIRD)
     firing = over_time(f"max by (rule, severity) (tsemon_alert_firing{OF_RUN})", "{{rule}} ({{severity}})")
@@ -117,22 +118,21 @@ def panels_over_time() -> Iterator[Builder[models.Panel]]:
 
 def panels_by_scraped_step() -> Iterator[Builder[models.Panel]]:
     yield scraped("Loss", {"loss": "tsemon_run_loss"})
-    similarity = {
-        "largest": "tsemon_layers_token_similarity_max",
-        "mean": "tsemon_layers_token_similarity_mean",
-        "last layer": "tsemon_layers_token_similarity_last",
+    diversity = {
+        "lowest": "tsemon_layers_token_diversity_min",
+        "mean": "tsemon_layers_token_diversity_mean",
+        "last layer": "tsemon_layers_token_diversity_last",
     }
-    yield scraped("Token similarity: largest, mean, last layer", similarity, unit="percentunit")
+    yield scraped("Token diversity: lowest, mean, last layer", diversity).scale_distribution(DECADES)
 
 
-def scraped(title: str, metrics: Mapping[str, str], *, unit: str = "short") -> trend.Panel:
+def scraped(title: str, metrics: Mapping[str, str]) -> trend.Panel:
     """Metrics of Prometheus, by the names of their lines, over the step of the run."""
     columns = dict(zip("ABCD", {"step": "tsemon_run_step", **metrics}.items(), strict=False))
     return curves(
         title,
         *(over_time_as_table(f"max by (run_id) ({metric}{OF_RUN})", letter) for letter, (_, metric) in columns.items()),
         source=PROMETHEUS,
-        unit=unit,
         transformations=by_step({f"Value #{letter}": name for letter, (name, _) in columns.items()}),
     )
 

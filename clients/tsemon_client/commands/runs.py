@@ -240,7 +240,7 @@ def _at_a_glance(glance: Glance | None, bars: str) -> list[Cell]:
         if worst.metric in ("nonfinite", "nonfinite_entries")  # the value is how much is not
         else (f"{worst.label or worst.layer}: {worst.metric} is not finite", "bold red")
         if worst.value is None
-        else f"{worst.label or worst.layer}: {worst.value:.3f}",
+        else f"{worst.label or worst.layer}: {worst.metric} {worst.value:.4g}",
     ]
 
 

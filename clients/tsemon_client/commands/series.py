@@ -30,8 +30,8 @@ COLUMNS = 200
     epilog=examples(
         "tsemon series demo/gpt  # what there is to ask for",
         "tsemon series demo/gpt loss",
-        "tsemon series demo/gpt token_similarity  # a line for each layer",
-        "tsemon series demo/gpt token_similarity --layer -1 --from 1000",
+        "tsemon series demo/gpt token_diversity  # a line for each layer",
+        "tsemon series demo/gpt token_diversity --layer -1 --from 1000",
         "tsemon series demo/gpt loss --points 10000 --csv > loss.csv",
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -47,12 +48,12 @@ class Notice:
 
     @property
     def place(self) -> str:
-        """Query of the link to the run: the metric, layer and step at which the cause began."""
-        step, blocks = self.alert.firing_step, None
+        """Query of the link to the run: the metric, the block or layer, and the step at which the cause began."""
+        metric, layer = _seen_at(self.alert.evidence)
+        about = {"metric": metric, "layer": layer, "step": self.alert.firing_step}
         if isinstance(self.alert, NoticedIncident):
-            step, blocks = self.alert.left_step, self.alert.blocks
-        metric, layer = _seen_at(self.alert.evidence, blocks)
-        about = {"metric": metric, "layer": layer, "step": step}
+            blocks = self.alert.blocks if metric is not None else None
+            about = {"metric": metric, "block": blocks and blocks[0], "step": self.alert.left_step}
         return urlencode({name: value for name, value in about.items() if value is not None})
 
     @property
@@ -248,16 +249,16 @@ _ENDS = {
 """How an alert ends besides that its condition is over."""
 
 
-def _seen_at(evidence: Mapping[str, Any], blocks: tuple[int, int] | None) -> tuple[str | None, int | None]:
-    """Return a metric and a layer for the link, from the first condition with a layer if possible."""
+def _seen_at(evidence: Mapping[str, Any]) -> tuple[str | None, int | None]:
+    """Return the first metric of the conditions that has layers, and the layer of its condition if there is one."""
     metrics = evidence.get("layers")
     if not isinstance(metrics, Mapping):
         return None, None
     for condition in evidence.get("conditions", ()):
-        named = [metric for metric in metrics if metric in condition["value"]]
-        if named and condition.get("layer") is not None:
-            return max(named, key=len), condition["layer"]
-    return next(iter(metrics), None), blocks[0] if metrics and blocks is not None else None
+        named = [metric for metric in re.split(r"\W+", condition["value"]) if metric in metrics]
+        if named:
+            return named[0], condition.get("layer")
+    return next(iter(metrics), None), None
 
 
 def _rules(notices: Sequence[Notice]) -> str:

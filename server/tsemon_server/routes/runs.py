@@ -25,7 +25,7 @@ from tsemon_server.access.needs import needs
 from tsemon_server.bodies import read_body
 from tsemon_server.routes.openapi import takes
 from tsemon_server.routes.reading import read_raw
-from tsemon_server.routes.signature import Asked, RunId, TheLines, TheParts, TheStore, api_router, as_json
+from tsemon_server.routes.signature import Asked, RunId, TheGlances, TheParts, TheStore, api_router, as_json
 from tsemon_server.services.ingest import service as ingest
 from tsemon_server.services.ingest.schemas import Registration, RunChange
 from tsemon_server.services.queries import glances, service
@@ -85,9 +85,9 @@ def list_tags(asked: Asked[TagsQuery], store: TheStore) -> Tags:
 
 @router.get("/glances", response_model=Glances)
 @needs("read", of="runs")
-def list_glances(asked: Asked[GlancesQuery], store: TheStore, lines: TheLines) -> Response:
+def list_glances(asked: Asked[GlancesQuery], store: TheStore, kept: TheGlances) -> Response:
     """Runs at a glance: where the loss of each goes, and which layer is worst."""
-    return as_json(glances.glances(store, lines, asked))
+    return as_json(glances.glances(store, kept, asked))
 
 
 @router.get("/runs/{run_id}")

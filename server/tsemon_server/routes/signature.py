@@ -14,7 +14,7 @@ from tsemon_server.alerts import ActiveRules, Rulebook
 from tsemon_server.errors import PROBLEMS
 from tsemon_server.parts import Parts
 from tsemon_server.routes.parameters import refuse_unknown_parameters
-from tsemon_server.services.queries.glances import Lines
+from tsemon_server.services.queries.glances import Kept
 from tsemon_server.store import Store
 
 Q = TypeVar("Q", bound=BaseModel)
@@ -58,7 +58,7 @@ TheStore = Annotated[Store, _part("store")]
 TheKeeper = Annotated[Keeper | None, _part("keeper")]
 TheRulebook = Annotated[Rulebook, _part("rulebook")]
 TheActiveRules = Annotated[ActiveRules, _part("active")]
-TheLines = Annotated[Lines, _part("lines")]
+TheGlances = Annotated[Kept, _part("glances")]
 TheLargeCharts = Annotated[threading.Semaphore, _part("large_charts")]
 
 

@@ -25,6 +25,8 @@ class _Compared(NamedTuple):
     holds: Term | None
     """None: it always counts."""
     mask: Term
+    start: int = 0
+    """The layer of its first entry, if it compares a slice."""
 
 
 class Where:
@@ -62,26 +64,32 @@ class Where:
         found = set[int]()
         for one in self._compared:
             if one.holds is None or values[one.holds.index] is True:
-                own = _blocks(one.mask, values, view)
+                own = _blocks(one, values, view)
                 found = found & own or found or own
         return found
 
 
 def _derived(when: Mapping[str, Any], program: Program) -> Iterator[_Compared]:
     for compared in _comparisons(when):
-        by_layer = _by_layer(compared)
-        if by_layer is not None and _is_of_one_frame(condition, compared) and _is_of_one_frame(mask, by_layer):
-            yield _Compared(condition(Part(compared), program), mask(Part(by_layer), program))
+        each = by_layer(compared)
+        if each is not None and _is_of_one_frame(condition, compared) and _is_of_one_frame(mask, each):
+            yield _Compared(condition(Part(compared), program), mask(Part(each), program), _start(each["value"]))
 
 
-def _blocks(mask: Term, values: Row, view: View) -> set[int]:
+def _start(value: list[Any]) -> int:
+    starts = (stage["slice"][0] or 0 for stage in value if isinstance(stage, dict) and "slice" in stage)
+    return sum(max(start, 0) for start in starts)
+
+
+def _blocks(compared: _Compared, values: Row, view: View) -> set[int]:
     """The blocks in which the mask holds, or in which a metric that it reads is infinite."""
+    mask = compared.mask
     holds = values[mask.index] == 1
     for measure in mask.measures:
         of_layers = view.layers.get(measure.name)
         if of_layers is not None and len(of_layers) == len(holds):
             holds = holds | np.isinf(of_layers)
-    return _numbers(np.flatnonzero(holds), mask, view)
+    return _numbers(np.flatnonzero(holds) + compared.start, mask, view)
 
 
 def _stack(mask: Term, values: Row, view: View) -> set[int]:
@@ -91,11 +99,16 @@ def _stack(mask: Term, values: Row, view: View) -> set[int]:
 
 def _numbers(entries: NDArray[np.intp], mask: Term, view: View) -> set[int]:
     """An entry of an array of activations is the output of the block before it; the first is the input of a stack."""
-    is_of_states = {LAYERED[m.name].axis for m in mask.measures if m.name in LAYERED} == {"activation"}
+    inputs = is_of_states(mask)
     place = 0
     if view.stacks is not None and view.stack is not None:
         place = view.stacks.spans(view.stacks.num_blocks)[view.stack].start
-    return {place + int(entry) - is_of_states for entry in entries if entry >= is_of_states}
+    return {place + int(entry) - inputs for entry in entries if entry >= inputs}
+
+
+def is_of_states(term: Term) -> bool:
+    """True if its entries are hidden states: the input of the first block, then the output of each block."""
+    return {LAYERED[m.name].axis for m in term.measures if m.name in LAYERED} == {"activation"}
 
 
 def _comparisons(tree: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -108,7 +121,7 @@ def _comparisons(tree: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from _comparisons(tree["condition"])
 
 
-def _by_layer(compared: Mapping[str, Any]) -> dict[str, Any] | None:
+def by_layer(compared: Mapping[str, Any]) -> dict[str, Any] | None:
     """The same comparison for each layer, if it is of layers."""
     bounds = {name: compared[name] for name in BOUNDS if name in compared}
     value = compared["value"] if "in" in compared else _unreduced(compared["value"])

@@ -70,8 +70,9 @@ def _read(folder: Traversable, prefix: str = "") -> dict[str, Asset]:
 
 
 def _catalogue() -> Asset:
-    """The layered metrics' titles, ranges and scales, so that the page says what the catalogue says."""
-    metrics = {name: asdict(metric) for name, metric in LAYERED.items()}
+    """The layered metrics' titles, ranges and scales, and their values in healthy runs."""
+    healthy = json.loads(files(__package__).joinpath("healthy.json").read_text())
+    metrics = {name: asdict(metric) | {"healthy": healthy.get(name)} for name, metric in LAYERED.items()}
     return Asset(json.dumps(metrics).encode(), MEDIA_TYPES[".json"], "no-cache")
 
 

@@ -27,7 +27,7 @@ def values(watched):
         "project": ".*",
         "run": watched.run_ids["tse_vit24-s0"],
         "runs": [*watched.run_ids.values()],
-        "measure": "token_similarity",
+        "measure": "token_diversity",
         "number": "total_grad_norm",
         "layer": "-1",
         "from_step": "",

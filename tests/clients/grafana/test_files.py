@@ -78,6 +78,9 @@ class TestEachDashboard:
         named = set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARDS[name])))
         assert named - has <= {"__rate_interval", "__data", "__all"}
 
+    def test_shows_token_diversity_in_place_of_raw_token_similarity(self, name):
+        assert "token_similarity" not in json.dumps(DASHBOARDS[name])
+
     def test_has_one_query_of_each_letter_in_a_panel(self, name):
         for panel in panels(name):
             letters = [target["refId"] for target in panel["targets"]]

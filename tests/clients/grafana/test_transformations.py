@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +59,10 @@ def rows(target, watched, values):
     return watched.rest(target["url"], params)[target["root_selector"]]
 
 
+def log10_of(values):
+    return [value and math.log10(value) for value in values]
+
+
 def panel_of(dashboard, title):
     (panel,) = (panel for panel in panels(dashboard) if panel["title"] == title)
     return panel
@@ -102,8 +107,8 @@ class TestCurvesOfOneRun:
 
     def test_know_that_the_last_layer_is_chosen(self, shown, watched, values):
         fields = {field["name"]: field["values"] for field in shown(panel_of("run", "${measure} of layer ${layer}"))}
-        told = watched.rest(f"/api/v1/runs/{values['run']}/series", {"metric": "token_similarity", "layer": 24})
-        assert (fields["step"], fields["mean"]) == (told["step"], told["mean"])
+        told = watched.rest(f"/api/v1/runs/{values['run']}/series", {"metric": "token_diversity", "layer": 24})
+        assert (fields["step"], fields["mean"]) == (told["step"], log10_of(told["mean"]))
 
 
 class TestTheHeatMap:
@@ -117,9 +122,10 @@ class TestTheHeatMap:
         assert fields[0]["ascends"]
 
     def test_has_the_cells_as_the_service_has_them(self, fields, watched, values):
-        told = watched.rest(f"/api/v1/runs/{values['run']}/heatmap", {"metric": "token_similarity"})
+        told = watched.rest(f"/api/v1/runs/{values['run']}/heatmap", {"metric": "token_diversity"})
         assert fields[0]["values"] == told["step"]
-        assert [field["values"] for field in fields[1:]] == [list(layer) for layer in zip(*told["values"], strict=True)]
+        layers = [log10_of(layer) for layer in zip(*told["values"], strict=True)]
+        assert [field["values"] for field in fields[1:]] == layers
 
     def test_would_not_be_taken_for_one_over_time(self, fields):
         """Where each name is a number, Grafana looks for a column of time among them."""
@@ -129,7 +135,7 @@ class TestTheHeatMap:
     def test_leaves_a_hole_where_there_is_no_finite_value(self, shown, watched):
         run_id = watched.run_ids["div_nan-s0"]
         fields = shown(panel_of("run", "${measure}: layer x step"), run=run_id)
-        told = watched.rest(f"/api/v1/runs/{run_id}/heatmap", {"metric": "token_similarity"})
+        told = watched.rest(f"/api/v1/runs/{run_id}/heatmap", {"metric": "token_diversity"})
         holes = [[value is None for value in column] for column in told["values"]]
         assert any(map(any, holes))
         assert not all(map(all, holes))
@@ -141,10 +147,10 @@ class TestTheHeatMap:
 class TestTheProfile:
     def test_has_a_line_over_the_layers_for_each_span_of_steps(self, shown, watched, values):
         fields = shown(panel_of("run", "${measure}: profile over the layers"))
-        told = watched.rest(f"/api/v1/runs/{values['run']}/heatmap", {"metric": "token_similarity", "columns": 6})
+        told = watched.rest(f"/api/v1/runs/{values['run']}/heatmap", {"metric": "token_diversity", "columns": 6})
         assert [field["name"] for field in fields] == ["layer", *map(str, told["step"])]
         assert fields[0]["values"] == [*range(25)]
-        assert [field["values"] for field in fields[1:]] == told["values"]
+        assert [field["values"] for field in fields[1:]] == [log10_of(span) for span in told["values"]]
 
 
 class TestTheComparison:
@@ -161,9 +167,8 @@ class TestTheComparison:
             assert all(line[step] is None for step in steps if step not in run["step"])
 
     def test_takes_models_of_any_depth(self, shown, watched):
-        fields = {
-            field["name"]: field["values"] for field in shown(panel_of("compare", "Token similarity, last layer"))
-        }
+        panel = panel_of("compare", "${measure} of layer ${layer}")
+        fields = {field["name"]: field["values"] for field in shown(panel)}
         assert set(fields) == {"step", *(f"recorded/{name}" for name in watched.run_ids)}
 
 
@@ -229,7 +234,7 @@ class TestTheTablesOfTheFleet:
             "Run",
             "Step",
             "Loss",
-            "Similarity",
+            "Diversity",
             "NaN or Inf",
             "Since heard of",
             "Since it moved",

@@ -164,20 +164,20 @@ tests:
     external_labels: {tsemon_url: "http://gpu1:8731"}
     input_series:
       - {series: 'tsemon_run_info{run_id="a1", project="vision", run="deep"}', values: '1+0x20'}
-      - {series: 'tsemon_layers_token_similarity_last{run_id="a1"}', values: '0.99 0.9995+0x14 0.9'}
+      - {series: 'tsemon_layers_token_diversity_last{run_id="a1"}', values: '0.1 0.0005+0x14 0.1'}
       - {series: 'tsemon_run_info{run_id="b2", project="vision", run="healthy"}', values: '1+0x20'}
-      - {series: 'tsemon_layers_token_similarity_last{run_id="b2"}', values: '0.998+0x20'}
+      - {series: 'tsemon_layers_token_diversity_last{run_id="b2"}', values: '0.002+0x20'}
     alert_rule_test:
-      - {eval_time: 10m, alertname: MyTokenSimilarity, exp_alerts: []}
+      - {eval_time: 10m, alertname: MyTokenDiversity, exp_alerts: []}
       - eval_time: 11m
-        alertname: MyTokenSimilarity
+        alertname: MyTokenDiversity
         exp_alerts:
           - exp_labels: {severity: warning, family: tse, run_id: a1, project: vision, run: deep}
             exp_annotations:
-              summary: Token similarity is 0.9995 in vision/deep
+              summary: Token diversity is 0.0005 in vision/deep
               description: The threshold is ours, not a rule of the server.
               url: http://gpu1:8731/#/run/a1
-      - {eval_time: 16m, alertname: MyTokenSimilarity, exp_alerts: []}
+      - {eval_time: 16m, alertname: MyTokenDiversity, exp_alerts: []}
 """
 
 

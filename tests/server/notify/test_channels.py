@@ -61,6 +61,17 @@ class TestAMessage:
         link = about(make_alert(evidence=evidence)).url
         assert link == f"{BASE_URL}/#/run/aa11?metric=attention_entropy_min&layer=3&step=120"
 
+    def test_links_to_the_first_metric_with_layers_if_its_condition_names_no_layer(self, make_alert):
+        evidence = {
+            "layers": {"centred_token_similarity": {}, "token_diversity": {}},
+            "conditions": [
+                {"value": "fall over depth of log10 odds of token_diversity"},
+                {"value": "centred_token_similarity", "layer": 3},
+            ],
+        }
+        link = about(make_alert(evidence=evidence)).url
+        assert link == f"{BASE_URL}/#/run/aa11?metric=token_diversity&step=120"
+
     def test_of_its_end_tells_since_when_it_fired(self, make_alert):
         message = about(make_alert(state="resolved", resolved_step=150), kind="resolved")
         assert message.title == "attention-entropy-collapse is over in pretrain/gpt at step 150"

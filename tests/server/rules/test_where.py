@@ -28,6 +28,14 @@ class TestBlocks:
     def test_count_from_the_input_of_the_first_block_in_arrays_of_states(self):
         assert blocks("any(hidden_rms > 10)", layers_view(0, hidden_rms=[1, 1, 20, 20])) == (1, 2)
 
+    def test_are_counted_from_the_input_in_a_slice_without_it(self):
+        view = layers_view(0, hidden_rms=[1, 1, 20, 20])
+        assert blocks("any(slice(hidden_rms, 1) > 10)", view) == (1, 2)
+
+    def test_of_a_slice_have_their_numbers_in_the_model(self):
+        view = layers_view(0, grad_norm=[30, 1, 1, 20])
+        assert blocks("max(slice(grad_norm, 2, 4)) > 10", view) == (3, 3)
+
     def test_are_not_known_from_the_input_alone(self):
         assert blocks("any(hidden_rms > 10)", layers_view(0, hidden_rms=[20, 1, 1])) is None
 

@@ -162,14 +162,38 @@ class TestARow:
     def test_names_the_layer_whose_tokens_are_most_alike(self, page, service):
         service.send_steps(service.register("gpt"), range(3), similarity=[0.1, 0.2, 0.75, 0.3, 0.4])
         page.goto("/")
-        expect(cell(page, "gpt", "worst")).to_have_text("0.75 layer 2")
+        expect(cell(page, "gpt", "worst")).to_have_text("0.75 layer 2token_similarity")
 
-    def test_names_the_layer_with_the_lowest_diversity_and_has_a_bar_by_its_logarithm(self, page, service):
-        layers = {"token_diversity": Array.of([0.9, 0.5, 1e-2, 1e-6, 1e-4])}
+    @pytest.mark.parametrize(
+        ("update", "width", "title", "color"),
+        [
+            (0.0035, "50%", "1 decades from 0.035, the threshold of updates-too-large", "accent"),
+            (0.35, "100%", "1 decades beyond 0.035, the threshold of updates-too-large", "alarm"),
+        ],
+    )
+    def test_names_the_layer_that_is_nearest_to_a_rule_and_has_a_bar_of_the_distance(
+        self, page, service, update, width, title, color
+    ):
+        layers = {"update_norm": Array.of([1e-4, 1e-4, update, 1e-4]), "param_norm": Array.of([1.0] * 4)}
+        layers["token_diversity"] = Array.of([0.9, 0.5, 0.4, 0.3, 0.1])
         service.send(service.register("gpt"), Frame(1, 1, START_S, {}, layers))
         page.goto("/")
-        expect(cell(page, "gpt", "worst")).to_have_text("1e-6 layer 3")
-        assert cell(page, "gpt", "worst").locator(".fill").evaluate("bar => bar.style.width") == "25%"
+        worst = cell(page, "gpt", "worst")
+        expect(worst).to_have_text(f"{update:g} layer 2update_norm / param_norm")
+        expect(worst.locator("div")).to_have_attribute(
+            "title", f"update_norm / param_norm of layer 2: {update:g}; {title}"
+        )
+        bar = worst.locator(".fill")
+        assert bar.evaluate("bar => bar.style.width") == width
+        drawn, of_theme = bar.evaluate(
+            """(bar, name) => {
+                const probe = document.body.appendChild(document.createElement("i"));
+                probe.style.background = `var(--${name})`;
+                return [bar, probe].map((element) => getComputedStyle(element).backgroundColor);
+            }""",
+            color,
+        )
+        assert drawn == of_theme
 
     def test_names_a_layer_that_is_not_finite_before_that(self, page, service):
         service.send_steps(service.register("gpt"), range(3), similarity=[0.1, 0.2, math.inf, 0.3, 0.9])

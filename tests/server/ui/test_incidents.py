@@ -252,10 +252,11 @@ class TestTheHeatMapOfAnIncident:
         card_of(page, "The loss is high").get_by_role("button", name="Show step 5").click()
         expect(page).to_have_url(re.compile(r"\?metric=token_diversity&step=5$"))
 
-    def test_frames_the_cell_of_an_address(self, page, service):
+    @pytest.mark.parametrize("place", ["layer=3", "block=2"])
+    def test_frames_the_cell_of_an_address(self, page, service, place):
         run_id = service.register("healthy")
         send(service, run_id, [HEALTHY] * 8)
-        open_run(page, run_id, "?metric=token_diversity&layer=3&step=25")
+        open_run(page, run_id, f"?metric=token_diversity&{place}&step=25")
         expect(page.get_by_role("heading", name="token_diversity at step 25")).to_be_visible()
         expect(page.get_by_text("Layer 3 · h.2, at step 25: token_diversity 0.6")).to_be_visible()
         assert framed_in(page, DARK)[1] == pytest.approx(3.5 / 5, abs=0.03)

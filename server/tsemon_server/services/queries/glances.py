@@ -2,61 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tsemon.stacks import Stacks
 from tsemon_answers.runs import Glance, Glances, GlancesQuery, LossLine, Worst
 from tsemon_server.filling import filled
+from tsemon_server.rules import PACK
+from tsemon_server.rules.nearness import Nearness
+from tsemon_server.rules.program import View
 from tsemon_server.services.queries.reduce import bucketed
 from tsemon_server.services.queries.service import middles, nullable
 from tsemon_server.store import Store
-from tsemon_server.store.frames import Frames
-from tsemon_server.store.ledger.runs import FramesSeen
+from tsemon_server.store.frames import Frames, Layers
+from tsemon_server.store.ledger.runs import FramesSeen, Model
 
-MOST_LINES = 2000
-"""That are remembered."""
+UNKNOWN_MODEL = Model(frozenset(), None)
+_NEARNESS = Nearness(rule for rule in PACK if rule.severity != "info")
+
+MOST_KEPT = 2000
+"""Maximum number of glances in memory."""
 NONFINITE = ("nonfinite", "nonfinite_entries")
 """Measures that count what is not finite: the hidden states of a training, the parameters of a scan's checkpoint."""
 
 
-class Lines:
-    """Losses as they were when they were last asked for: most runs of a list have ended, and reading one takes 1 ms."""
+class Kept:
+    """Glances as they were when they were last asked for: most runs of a list have ended, and making one takes 2 ms."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], tuple[FramesSeen, LossLine | None]] = {}
+        self._known: dict[tuple[str, int], tuple[FramesSeen, Glance]] = {}
 
-    def of(self, frames: Frames, run_id: str, seen: FramesSeen, points: int) -> LossLine | None:
-        """The loss of a run that has so many frames."""
-        at, line = self._known.get((run_id, points), (None, None))
-        if at != seen:
-            line = _loss(frames, run_id, points)
-            if len(self._known) >= MOST_LINES:
-                self._known.clear()
-            self._known[run_id, points] = seen, line
-        return line
+    def get(self, run_id: str, points: int, seen: FramesSeen) -> Glance | None:
+        """The glance at a run that still has the same frames."""
+        at, glance = self._known.get((run_id, points), (None, None))
+        return glance if at == seen else None
+
+    def keep(self, glance: Glance, points: int, seen: FramesSeen) -> None:
+        if len(self._known) >= MOST_KEPT:
+            self._known.clear()
+        self._known[glance.run_id, points] = seen, glance
 
 
-def glances(store: Store, lines: Lines, asked: GlancesQuery) -> Glances:
+def glances(store: Store, kept: Kept, asked: GlancesQuery) -> Glances:
     """The runs that were asked for, each once."""
+    points = asked.points
     with store.read() as reader:
         seen = reader.runs.frames_seen(asked.run_ids)
-        there = [run_id for run_id in dict.fromkeys(asked.run_ids) if run_id in seen]
-        newest = reader.frames.layers_at(reader.runs.newest_steps(there))
-        stacks = reader.runs.stacks_now(there)
-        return Glances(
-            glances=[
-                Glance(
-                    run_id=run_id,
-                    loss=lines.of(reader.frames, run_id, seen[run_id], asked.points),
-                    worst=_worst(newest.get(run_id, ()), stacks.get(run_id)),
-                )
-                for run_id in there
-            ]
-        )
+        found = {run_id: kept.get(run_id, points, seen[run_id]) for run_id in asked.run_ids if run_id in seen}
+        lacking = [run_id for run_id, glance in found.items() if glance is None]
+        newest = reader.frames.layers_at(reader.runs.newest_steps(lacking))
+        models = reader.runs.models_now(lacking)
+        for run_id in lacking:
+            worst = _worst(newest.get(run_id, ()), models.get(run_id, UNKNOWN_MODEL))
+            glance = found[run_id] = Glance(run_id=run_id, loss=_loss(reader.frames, run_id, points), worst=worst)
+            kept.keep(glance, points, seen[run_id])
+    return Glances(glances=[glance for glance in found.values() if glance is not None])
 
 
 def _loss(frames: Frames, run_id: str, points: int) -> LossLine | None:
@@ -64,20 +64,18 @@ def _loss(frames: Frames, run_id: str, points: int) -> LossLine | None:
     return LossLine(step=middles(spans), mean=nullable(stats[:, 0, 1])) if len(spans) else None
 
 
-def _worst(frames: Sequence[Mapping[str, NDArray[np.floating[Any]]]], stacks: Stacks | None) -> Worst | None:
-    layers: dict[str, NDArray[np.floating[Any]]] = {}
+def _worst(frames: Sequence[Layers], model: Model) -> Worst | None:
+    layers: Layers = {}
     for one in frames:
         layers = filled(layers, one)
-    worst = worst_of(layers)
-    if worst is None or stacks is None:
-        return worst
-    return worst.model_copy(update={"label": stacks.label(worst.layer, len(layers[worst.metric]))})
+    return worst_of(layers, model)
 
 
-def worst_of(layers: Mapping[str, NDArray[np.floating[Any]]]) -> Worst | None:
-    """The layer with a value that is not finite, else the one with the lowest token diversity.
+def worst_of(layers: Layers, model: Model = UNKNOWN_MODEL) -> Worst | None:
+    """The layer with a value that is not finite, else the one that is nearest to a threshold of a built-in rule.
 
-    In runs without diversity, it is the layer with the highest token similarity.
+    Rules of severity info do not count. If no rule can be compared, it is the layer with the lowest token diversity, or,
+    in runs without diversity, with the highest token similarity.
 
     Most measures are NaN where they are undefined, which is no trouble: `nonfinite` counts what is, `nonfinite_entries`
     among parameters, and where nobody measured the first the NaN of a diversity or similarity tells.
@@ -87,18 +85,33 @@ def worst_of(layers: Mapping[str, NDArray[np.floating[Any]]]) -> Worst | None:
         counted = layers.get(metric)
         if counted is not None and (counted > 0).any():
             layer = int(np.nanargmax(counted))
-            return Worst(metric=metric, layer=layer, value=float(counted[layer]))
+            return _named(metric, layer, float(counted[layer]), layers, model)
     for metric, values in sorted(layers.items()):
         if np.isinf(values).any():
-            return Worst(metric=metric, layer=int(np.isinf(values).argmax()), value=None)
+            return _named(metric, int(np.isinf(values).argmax()), None, layers, model)
     metric = "token_diversity" if len(layers.get("token_diversity", ())) else "token_similarity"
-    tokens = layers.get(metric)
-    if tokens is None or not len(tokens):
-        return None
+    tokens = layers.get(metric, np.empty(0))
     is_nan = np.isnan(tokens)
     if is_nan.any() and nonfinite is None:
-        return Worst(metric=metric, layer=int(is_nan.argmax()), value=None)
+        return _named(metric, int(is_nan.argmax()), None, layers, model)
+    near = _NEARNESS.nearest(View(0, layers=layers, frozen=model.frozen, stacks=model.stacks))
+    if near is not None:
+        place = near.place
+        return Worst(
+            metric=near.metric,
+            layer=place["layer"],
+            label=place.get("label"),
+            value=near.value,
+            rule=near.rule,
+            threshold=near.threshold,
+            decades=near.decades,
+        )
     if is_nan.all():
         return None
     layer = int(np.nanargmin(tokens) if metric == "token_diversity" else np.nanargmax(tokens))
-    return Worst(metric=metric, layer=layer, value=float(tokens[layer]))
+    return _named(metric, layer, float(tokens[layer]), layers, model)
+
+
+def _named(metric: str, layer: int, value: float | None, layers: Layers, model: Model) -> Worst:
+    label = None if model.stacks is None else model.stacks.label(layer, len(layers[metric]))
+    return Worst(metric=metric, layer=layer, label=label, value=value)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
+from tsemon.catalogue import LAYERED
 from tsemon.errors import UnknownRun
 from tsemon_answers.rows import (
     HeatmapRow,
@@ -50,9 +52,16 @@ def series_rows(store: Store, asked: SeriesRowsQuery) -> SeriesRows:
     if not asked.run_ids:
         return SeriesRows(rows=[])
     comparison = service.compare(store, CompareQuery(**dict(asked)))
+    on_scale = _scale(asked)
     rows = [
         SeriesRow(
-            step=step, run_id=run.run_id, label=_label(run), min=least, mean=mean, max=most, nonfinite=num_nonfinite
+            step=step,
+            run_id=run.run_id,
+            label=_label(run),
+            min=on_scale(least),
+            mean=on_scale(mean),
+            max=on_scale(most),
+            nonfinite=num_nonfinite,
         )
         for run in comparison.runs
         for step, least, mean, most, num_nonfinite in zip(
@@ -67,12 +76,20 @@ def heatmap_rows(store: Store, asked: HeatmapRowsQuery) -> HeatmapRows:
     if not asked.run_id:
         return HeatmapRows(rows=[])
     heatmap = service.heatmap(store, asked.run_id, HeatmapQuery(**dict(asked)))
+    on_scale = _scale(asked)
     rows = [
-        HeatmapRow(step=step, layer=layer, value=value)
+        HeatmapRow(step=step, layer=layer, value=on_scale(value))
         for step, values in zip(heatmap.step, heatmap.values, strict=True)
         for layer, value in enumerate(values)
     ]
     return HeatmapRows(rows=rows)
+
+
+def _scale(asked: SeriesRowsQuery | HeatmapRowsQuery) -> Callable[[float | None], float | None]:
+    metric = LAYERED.get(asked.metric)
+    if asked.scale == "linear" or metric is None or not metric.log_scale:
+        return lambda value: value
+    return lambda value: math.log10(value) if value is not None and value > 0 else None
 
 
 def described(store: Store, run_id: str, project: str | None) -> RunDetail:

@@ -182,11 +182,12 @@ class Runs:
         """The other attempts of the run whose processes are alive."""
         return live_besides(self._connection, run_id, attempt, self._now)
 
-    def stacks_now(self, run_ids: Collection[str]) -> dict[str, Stacks]:
-        """The stacks that the newest frames of these runs have; runs with a single stack are left out."""
-        query = select(_run.run_id, _attempt.stacks).select_from(tables.run.join(tables.attempt, OF_NEWEST_FRAME))
-        rows = self._connection.execute(query.where(_run.run_id.in_(run_ids), _attempt.stacks.is_not(None)))
-        return {run_id: Stacks.of(0, told) for run_id, told in rows}
+    def models_now(self, run_ids: Collection[str]) -> dict[str, Model]:
+        """The models of the newest frames of these runs."""
+        query = select(_run.run_id, _attempt.frozen_blocks, _attempt.stacks)
+        query = query.select_from(tables.run.join(tables.attempt, OF_NEWEST_FRAME))
+        rows = self._connection.execute(query.where(_run.run_id.in_(run_ids)))
+        return {run_id: Model(frozenset(frozen), told and Stacks.of(0, told)) for run_id, frozen, told in rows}
 
     def project_of(self, run_id: str) -> str | None:
         """The project of the run, which never changes; None if there is no such run."""

@@ -141,17 +141,14 @@ export const valueAxis = (colours, options) =>
     ...options,
   });
 
-/** A thin line from `first` to `last` at the value above which healthy runs stay, with what it says. */
-export const healthyLine = (colours, { value, text }, first, last, options) => ({
-  ...options,
-  type: "line",
-  silent: true,
-  color: colours.good,
-  lineStyle: { width: 1, color: colours.good },
-  symbol: "circle",
-  symbolSize: 1,
-  data: [{ value: [first, value], label: { show: true, formatter: text, position: "right", distance: 2, offset: [0, 9], color: colours.good, fontSize: 11 } }, [last, value]],
-});
+/** The range of healthy runs as a band through the points [x, {low, high}]. */
+export function healthyBand(colours, id, points, options) {
+  const edge = { ...options, type: "line", stack: id, stackStrategy: "all", symbol: "none", silent: true, emphasis: { disabled: true }, lineStyle: { width: 1, color: colours.good, opacity: 0.5 }, z: 1 };
+  return [
+    { ...edge, id: `${id} low`, data: points.map(([x, { low }]) => [x, low]) },
+    { ...edge, id: `${id} high`, data: points.map(([x, { low, high }]) => [x, high - low]), areaStyle: { color: colours.good, opacity: 0.13 } },
+  ];
+}
 
 const MOST_STRIDES = 4;
 

@@ -14,7 +14,7 @@ const LONGEST_NAME = 60;
  *
  * `describe()` is asked when one is pressed, and gives null where there is nothing yet, else:
  *   runs     names of the runs that are shown
- *   metric   what is shown, as in "token_similarity of layer 3"
+ *   metric   what is shown, as in "token_diversity of layer 3"
  *   steps    [first, last] that are shown
  *   chart    the chart (of a Chart); `area` {top, height} where only a part of it is meant
  *   scale    {low, high, gradient: [colours], note} of a heat map, drawn below the picture; optional
@@ -30,7 +30,7 @@ export function downloads(name, describe) {
   return h("span", { class: "downloads" }, button("png", savePng), button("csv", saveCsv));
 }
 
-/** "gpt-82m_token_similarity_steps-0-1000.csv": of letters, digits and a few signs that every file system takes. */
+/** "gpt-82m_token_diversity_steps-0-1000.csv": of letters, digits and a few signs that every file system takes. */
 export function fileName({ runs, metric, steps }, suffix) {
   const [first, ...others] = runs;
   const who = others.length ? `${tame(first)}-and-${others.length}-more` : tame(first);

@@ -1,6 +1,6 @@
 // One metric of several runs, over each other along one axis, with the place that is looked at.
 
-import { ZoomChart, axis, base, linesOf, nearestIndex, pointer, stepLabels, theme, tooltipOver, valueAxis } from "./chart.js";
+import { ZoomChart, axis, base, decadesAxis, healthyBand, linesOf, nearestIndex, pointer, stepLabels, theme, tooltipOver, valueAxis } from "./chart.js";
 import { number } from "../base/format.js";
 
 const SIDE = { left: 58, right: 16 };
@@ -19,12 +19,14 @@ export class Overlay extends ZoomChart {
 
   /**
    * model: {lines: [{id, title, colour, dash, series: {x, min, mean, max}}], extent: [first, last x], zoom, picked: x or null,
-   * isLog, isDifference, axisName, formatX}
+   * isLog, isDifference, axisName, formatX, healthy: {low, high} or null}
    */
   show(model) {
     this.model = model;
     const colours = theme();
     const [min, max] = model.extent;
+    const values = [...model.lines.flatMap(({ series }) => series.mean), ...Object.values(model.healthy ?? {})];
+    const above = model.isLog ? values.filter((value) => value > 0) : [];
     const option = {
       ...base(colours),
       grid: { ...SIDE, top: 14, bottom: 74 },
@@ -37,9 +39,9 @@ export class Overlay extends ZoomChart {
         axisLabel: stepLabels(colours, model.formatX),
         axisPointer: pointer(colours),
       }),
-      yAxis: valueAxis(colours, { type: model.isLog ? "log" : "value" }),
+      yAxis: above.length ? decadesAxis(colours, above, {}) : valueAxis(colours, {}),
       dataZoom: this.zoomOf(model.zoom, colours, { left: SIDE.left, last: max, format: model.formatX, bottom: 12 }),
-      series: [...this.#lines(model), ...this.#marks(model, colours)],
+      series: [...(model.healthy ? healthyBand(colours, "healthy", model.extent.map((x) => [x, model.healthy])) : []), ...this.#lines(model), ...this.#marks(model, colours)],
     };
     this.chart.setOption(option, { replaceMerge: ["series", "yAxis"] });
   }

@@ -1,18 +1,19 @@
 // One column of the heat map: the metric's value against depth, at one step.
 
-import { ListChart, axis, base, decadesAxis, healthyLine, theme, valueAxis } from "./chart.js";
+import { ListChart, axis, base, decadesAxis, healthyBand, theme, valueAxis } from "./chart.js";
 import { number } from "../base/format.js";
 import { firstLayers, layerLabel, layerTitle } from "../base/stacks.js";
 
 const SPAN_FOR_LOG = 30;
 
 export class Profile extends ListChart {
-  /** model: {run, metric name, log, values: one column, layer: the one that is picked or null, healthy: {value, text} or null} */
+  /** model: {run, metric name, log, values: one column, layer: the one that is picked or null, healthy: [{low, high}] of the layers or null} */
   show(model) {
     this.model = model;
     const colours = theme();
     // Within a decade or so, a logarithmic axis has no ticks to read by.
-    const above = model.values.filter((value) => value > 0);
+    const band = model.healthy ?? [];
+    const above = [...model.values, ...band.flatMap(({ low, high }) => [low, high])].filter((value) => value > 0);
     const isLog = model.log && Math.max(...above) > SPAN_FOR_LOG * Math.min(...above);
     // A logarithm has no place for what is not above zero; those points are gaps, and the tooltip still names them.
     const shown = (value) => (isLog && !(value > 0) ? null : value);
@@ -29,7 +30,7 @@ export class Profile extends ListChart {
       },
       grid: { left: 54, right: 14, top: 12, bottom: 36 },
       xAxis: axis(colours, { min: 0, max: Math.max(model.values.length - 1, 1), minInterval: 1, ...namedLayers(colours, model.run, model.values.length), nameLocation: "middle", nameGap: 22 }),
-      yAxis: isLog ? decadesAxis(colours, model.healthy ? [...above, model.healthy.value] : above, {}) : valueAxis(colours, {}),
+      yAxis: isLog ? decadesAxis(colours, above, {}) : valueAxis(colours, {}),
       series: [
         {
           id: "profile",
@@ -48,7 +49,7 @@ export class Profile extends ListChart {
             data: [...firsts.slice(1).map((first) => mark(first - 0.5, "solid")), ...(model.layer === null ? [] : [mark(model.layer, "dotted")])],
           },
         },
-        ...(model.healthy && isLog ? [healthyLine(colours, model.healthy, 0, model.values.length - 1, { id: "healthy" })] : []),
+        ...(band.length ? healthyBand(colours, "healthy", band.map((range, layer) => [layer, range])) : []),
       ],
     };
     // An axis that turns from linear to logarithmic is another axis, which a merge would not make.
@@ -56,8 +57,9 @@ export class Profile extends ListChart {
   }
 
   describe(layer) {
-    const { run, values, metric } = this.model;
-    return [["layer", layerTitle(layer, run, values.length)], [metric, number(values[layer])]];
+    const { run, values, metric, healthy } = this.model;
+    const range = healthy ? [["healthy runs", `${number(healthy[layer].low)} to ${number(healthy[layer].high)}`]] : [];
+    return [["layer", layerTitle(layer, run, values.length)], [metric, number(values[layer])], ...range];
   }
 }
 

@@ -1,6 +1,6 @@
 // The layers of several runs at one place, a small chart each, on one scale; the baseline's stand behind those of the others.
 
-import { Chart, axis, base, decadesAxis, theme, tooltipOver, valueAxis } from "./chart.js";
+import { Chart, axis, base, decadesAxis, healthyBand, theme, tooltipOver, valueAxis } from "./chart.js";
 import { namedLayers, withGaps } from "./profile.js";
 import { inWords } from "../base/dom.js";
 import { number } from "../base/format.js";
@@ -29,7 +29,7 @@ export class Profiles extends Chart {
     if (this.model && this.#numColumns() !== this.#columns) this.show(this.model);
   }
 
-  /** model: {metric, isLog, panels: [{run, title, note, colour, dash, values: a list or null, isBaseline}]} */
+  /** model: {metric, isLog, panels: [{run, title, note, colour, dash, values: a list or null, healthy: {layers: [{low, high}]} or null, isBaseline}]} */
   show(model) {
     this.model = model;
     this.#columns = this.#numColumns();
@@ -38,7 +38,7 @@ export class Profiles extends Chart {
     this.setHeight(rows * (HEAD + PLOT_HEIGHT + FOOT));
     const colours = theme();
     const width = this.element.clientWidth / this.#columns;
-    const all = panels.flatMap(({ values }) => values ?? []).filter((value) => value !== null);
+    const all = panels.flatMap(({ values, healthy }) => [...(values ?? []), ...(healthy?.layers ?? []).flatMap(({ low, high }) => [low, high])]).filter((value) => value !== null);
     const above = all.filter((value) => value > 0);
     const isLog = model.isLog && above.length > 0 && Math.max(...above) > SPAN_FOR_LOG * Math.min(...above);
     const shown = (value) => (value === null || (isLog && value <= 0) ? null : value);
@@ -68,6 +68,7 @@ export class Profiles extends Chart {
         xAxis: panels.map(({ run, values }, i) => axis(colours, { gridIndex: i, min: 0, max: Math.max((values?.length ?? 1) - 1, 1), minInterval: 1, ...namedLayers(colours, run, values?.length ?? 1), nameLocation: "middle", nameGap: 20 })),
         yAxis: panels.map((_, i) => (isLog ? decadesAxis(colours, above, { gridIndex: i }) : valueAxis(colours, { gridIndex: i, ...scale }))),
         series: panels.flatMap((panel, i) => [
+          ...healthyBand(colours, `healthy ${i}`, (panel.healthy?.layers ?? []).map((range, layer) => [layer, range]), { xAxisIndex: i, yAxisIndex: i }),
           line(`baseline ${i}`, i, panel.isBaseline || !baseline ? [] : points(baseline), { color: colours.quiet, symbol: "none", lineStyle: { width: 1.5, color: colours.quiet, type: "dashed", opacity: 0.8 } }),
           line(`profile ${i}`, i, points(panel), { color: panel.colour, symbol: "circle", symbolSize: 4, showSymbol: (panel.values?.length ?? 0) <= 32, lineStyle: { width: 2, color: panel.colour, type: panel.dash } }),
         ]),

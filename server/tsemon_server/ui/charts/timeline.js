@@ -1,7 +1,7 @@
 // The run over its steps, on one axis: alerts, loss, further curves, the layer x step heat map, and the history of one layer.
 // What fires is a band in all of them, attempts are marks, and the pointer is in all of them at once.
 
-import { ZoomChart, axis, base, edgesOf, healthyLine, labelFont, linesOf, nearestIndex, pointer, stepLabels, theme, tooltipOver, valueAxis, widthOf } from "./chart.js";
+import { ZoomChart, axis, base, edgesOf, healthyBand, labelFont, linesOf, nearestIndex, pointer, stepLabels, theme, tooltipOver, valueAxis, widthOf } from "./chart.js";
 import { downloads } from "./download.js";
 import { hiddenIn, rasterOf } from "./raster.js";
 import { h } from "../base/dom.js";
@@ -66,7 +66,7 @@ export class Timeline extends ZoomChart {
 
   /**
    * model: {run, metric name, loss series or null, curves: [{name, key: a shorter name or none, series}], tails: [{attempt, series}] of the loss that a
-   * later attempt took back, map (with extremes) or null, scale, shows: "mean" or "farthest", history: {title, series, healthy: {value, text} or null} or null,
+   * later attempt took back, map (with extremes) or null, scale, shows: "mean" or "farthest", history: {title, series, healthy: {low, high} or null} or null,
    * alerts, starts: [{attempt, step}], extent: [first, last step], zoom, step, layer (as picked, or null), framed: [{step, layer}] of incidents}
    */
   show(model) {
@@ -135,7 +135,8 @@ export class Timeline extends ZoomChart {
     ].filter(Boolean);
     let bottom = 0;
     return panels.map((panel) => {
-      const title = [...(panel.title ?? named[panel.key]), ...(panel.lines && this.#isLog(panel) ? [["log", null, "quiet"]] : [])];
+      const healthy = panel.key === "history" && model.history.healthy ? [["healthy runs", theme().good]] : [];
+      const title = [...(panel.title ?? named[panel.key]), ...healthy, ...(panel.lines && this.#isLog(panel) ? [["log", null, "quiet"]] : [])];
       const top = bottom + HEAD;
       const height = panel.height ?? HEIGHTS[panel.key];
       bottom = top + height + FOOT;
@@ -190,7 +191,8 @@ export class Timeline extends ZoomChart {
   /** Whether a line panel has a logarithmic axis: where the measure has one, or where its curves lie decades apart. */
   #isLog({ key, lines }) {
     if (key === "loss" || (key === "history" && !this.model.scale.log)) return false;
-    const values = lines.flatMap(({ series }) => [...series.min, ...series.max]).filter((value) => value !== null);
+    const healthy = key === "history" ? Object.values(this.model.history.healthy ?? {}) : [];
+    const values = [...lines.flatMap(({ series }) => [...series.min, ...series.max]), ...healthy].filter((value) => value !== null);
     const [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
     return low > 0 && high > SPAN_FOR_LOG * low && (lines.length > 1 || key === "history");
   }
@@ -211,7 +213,7 @@ export class Timeline extends ZoomChart {
     return [
       ...drawn,
       ...taken,
-      ...(key === "history" && this.model.history.healthy && this.#isLog(panel) ? [healthyLine(colours, this.model.history.healthy, this.model.zoom?.from ?? this.model.extent[0], max, { id: `${key} healthy`, ...at })] : []),
+      ...(key === "history" && this.model.history.healthy ? healthyBand(colours, `${key} healthy`, [this.model.extent[0], max].map((step) => [step, this.model.history.healthy]), at) : []),
       { id: `${key} not finite`, type: "scatter", ...onMarks, symbol: "rect", symbolSize: [3, 14], symbolOffset: [0, -7], itemStyle: { color: colours.alarm }, data: notFinite },
       {
         id: `${key} alerts`,

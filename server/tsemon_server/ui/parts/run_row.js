@@ -7,8 +7,8 @@ import { incidentTitle, placeOf } from "./incident_cards.js";
 const WIDTH = 100;
 const HEIGHT = 24;
 const LONG_STEP = 1e10;
-/** The bar of the worst layer is empty at this diversity, and full at 1. */
-const LEAST_DIVERSITY = 1e-8;
+/** The bar of the worst layer is empty at this distance from the threshold, and full at the threshold. */
+const MOST_DECADES = 2;
 
 /** The cells after the name: the class of each, and what it is called where there is no room for headings. */
 const LABELS = { condition: "condition", step: "step", loss: "loss", worst: "worst layer", age: "last seen", alerts: "incident" };
@@ -80,15 +80,15 @@ function lossOf(last, series) {
 
 function worstOf(worst) {
   if (!worst) return h("span", { class: "quiet" }, "–");
-  const { metric, value } = worst;
+  const { metric, value, rule, threshold, decades } = worst;
   const layer = worst.label ?? `layer ${worst.layer}`; // with several stacks it has a label
-  const title = `${metric} of ${layer}: ${number(value)}`;
+  const distance = rule === null ? "" : `; ${number(Math.abs(decades))} decades ${decades > 0 ? "from" : "beyond"} ${number(threshold)}, the threshold of ${rule}`;
+  const title = `${metric} of ${layer}: ${number(value)}${distance}`;
   const isCount = metric === "nonfinite" || metric === "nonfinite_entries"; // of what is not finite
   if (isCount || value === null) return h("div", { title }, h("span", { class: "bad" }, "not finite"), h("small", {}, layer, isCount ? "" : `, ${metric}`));
   const bar = h("span", { class: "fill" });
-  const share = metric === "token_diversity" ? 1 + Math.log10(Math.max(value, LEAST_DIVERSITY)) / -Math.log10(LEAST_DIVERSITY) : value;
-  bar.style.width = `${100 * Math.min(Math.max(share, 0), 1)}%`;
-  return h("div", { title }, `${number(value)} `, h("small", {}, layer), h("span", { class: "meter", "aria-hidden": "true" }, bar));
+  bar.style.width = `${100 * Math.min(Math.max(1 - decades / MOST_DECADES, 0), 1)}%`;
+  return h("div", { title }, `${number(value)} `, h("small", {}, layer), h("small", { class: "metric" }, metric), rule !== null && h("span", { class: decades > 0 ? "meter" : "meter beyond", "aria-hidden": "true" }, bar));
 }
 
 function incidentOf(run, [incident, ...others]) {

@@ -3,6 +3,7 @@
 import { get, getCatalogue, getOrProblem, metricOf, noneIfGone, own, runPath } from "../base/api.js";
 import { h, keyed, put } from "../base/dom.js";
 import { count, duration, number, statePill } from "../base/format.js";
+import { healthyRange, healthyWords } from "../base/healthy.js";
 import { along as byX, difference, lookOf, valueAt } from "../base/series.js";
 import { layerLabel } from "../base/stacks.js";
 import { loadCharts, nearestIndex } from "../charts/chart.js";
@@ -399,6 +400,8 @@ export class CompareView {
     if (broken.length) notes.push(["Not finite in places, which leaves gaps: ", ...names(broken), "."]);
     const damaged = runs.filter((run) => this.#whole.get(run.run_id)?.damaged);
     if (damaged.length) notes.push(["Samples that are damaged are left out of ", ...names(damaged), "."]);
+    const healthy = this.#healthy();
+    if (healthy) notes.push([healthyWords(healthy)]);
     if (this.isLog && [...lines.values()].some(({ mean }) => mean.some((value) => value !== null && value <= 0))) notes.push(["Values that are not above zero have no place on a logarithmic axis."]);
     this.notes.replaceChildren(...notes.map((note) => h("li", {}, note)));
     this.notes.hidden = notes.length === 0;
@@ -482,16 +485,28 @@ export class CompareView {
       isDifference,
       axisName: name,
       formatX: format,
+      healthy: this.#healthy()?.layer ?? null,
     });
+  }
+
+  /** The range of healthy runs, and that of the layer, if it is the same for all runs. */
+  #healthy() {
+    if (this.layer === null || this.#model.isDifference) return null;
+    const metric = metricOf(catalogue, this.metric, this.#known());
+    const ranges = this.#known().filter((run) => this.#has(run)).map((run) => healthyRange(metric, run, own(run.metrics.layers, this.metric)));
+    const [first, ...others] = ranges.map((range) => range?.layers.at(this.layer));
+    return first && others.every((one) => one?.low === first.low && one.high === first.high) ? { runs: ranges[0].runs, layer: first } : null;
   }
 
   #showProfiles() {
     this.profileCard.hidden = this.shownProfile === null;
     if (this.shownProfile === null) return;
     const { titles } = this.#model;
+    const metric = metricOf(catalogue, this.shownProfile, this.#known());
     const panels = this.#known()
       .filter((run) => this.#frames.has(run.run_id) && !this.hidden.has(run.run_id))
-      .map((run) => ({ run, title: titles.get(run.run_id), ...this.#frames.get(run.run_id), ...lookOf(this.#looks.get(run.run_id)), isBaseline: run.run_id === this.baseline }));
+      .map((run) => ({ run, title: titles.get(run.run_id), ...this.#frames.get(run.run_id), ...lookOf(this.#looks.get(run.run_id)), isBaseline: run.run_id === this.baseline }))
+      .map((panel) => ({ ...panel, healthy: (panel.values && healthyRange(metric, panel.run, panel.values.length)) ?? null }));
     this.panels = panels;
     const { format } = ALONG[this.along];
     this.profileTitle.textContent = `${this.shownProfile} by layer, ${this.picked === null ? "at the latest step of each run" : this.along === "step" ? `at step ${format(this.picked)}` : `at ${this.along === "time" ? format(this.picked) : `${format(this.picked)} tokens`}`}`;
@@ -502,7 +517,9 @@ export class CompareView {
     const lacking = this.#known().filter((run) => !this.#frames.has(run.run_id) && !this.hidden.has(run.run_id));
     const empty = panels.filter(({ values }) => values?.every((value) => value === null));
     const names = (runs) => runs.flatMap(({ title }, i) => [i ? ", " : "", h("b", { class: "given" }, title)]);
+    const healthy = panels.find((panel) => panel.healthy)?.healthy;
     const notes = [
+      healthy && [healthyWords(healthy)],
       lacking.length > 0 && [...names(lacking.map((run) => ({ title: titles.get(run.run_id) }))), lacking.length === 1 ? " does not measure it." : " do not measure it."],
       empty.length > 0 && ["No value is finite there, of any layer: ", ...names(empty), "."],
     ].filter(Boolean);
@@ -510,7 +527,7 @@ export class CompareView {
     this.profileNote.replaceChildren(...notes.map((note) => h("span", {}, note)));
     this.profileBox.hidden = panels.length === 0;
     this.profileBox.setAttribute("aria-label", `${this.shownProfile} by layer of ${numRuns(panels.length)}`);
-    if (panels.length) this.profiles.show({ metric: this.shownProfile, isLog: Boolean(metricOf(catalogue, this.shownProfile, this.#known())?.log_scale), panels });
+    if (panels.length) this.profiles.show({ metric: this.shownProfile, isLog: Boolean(metric?.log_scale), panels });
   }
 
   // What is chosen

@@ -43,7 +43,7 @@ const COLUMNS = [
   ["condition", null],
   ["step", "-step"],
   ["loss", "loss"],
-  ["worst layer", null, "At the newest step: a layer with values that are not finite, else the one with the lowest token diversity"],
+  ["worst layer", null, "At the newest step: a layer with values that are not finite, else the one that is nearest to a threshold of a built-in rule"],
   ["last seen", "-updated"],
   ["incident", "-alerts", "The open incident of the run; without one, its open alerts. Sorted by the number of open alerts."],
 ];

@@ -4,6 +4,7 @@ import { get, getCatalogue, metricOf, noneIfGone, own, runPath } from "../base/a
 import { gradientOf, scaleOf } from "../base/colour.js";
 import { h, keyed } from "../base/dom.js";
 import { count, number, refreshAges } from "../base/format.js";
+import { healthyRange, healthyWords } from "../base/healthy.js";
 import { blockOf, layerLabel, layerOfBlock, layerTitle } from "../base/stacks.js";
 import { loadCharts, nearestIndex } from "../charts/chart.js";
 import { downloads } from "../charts/download.js";
@@ -18,8 +19,6 @@ const BUSY_MS = 2000;
 const IDLE_MS = 10_000;
 /** The metric shown first without an incident, if the run has it: of a training, else of one without diversity, else of checkpoints. */
 const FIRST_CHOICES = ["token_diversity", "token_similarity", "param_norm"];
-/** The lowest value of the last block in the healthy recorded runs. */
-const HEALTHY = { token_diversity: { value: 0.0013, text: "healthy above 0.0013" } };
 const ZOOM_SETTLES_MS = 250;
 const COLUMNS = 256;
 const POINTS = 1000;
@@ -66,6 +65,7 @@ export class RunView {
     this.#isMetricChosen = Boolean(this.metric);
     this.step = numberIn("step");
     this.layer = numberIn("layer");
+    this.block = numberIn("block"); // a layer in the words of an incident
     this.head = numberIn("head");
     this.attempt = numberIn("attempt");
     this.curve = query.get("curve") ?? NORMS_CHOICE;
@@ -133,6 +133,8 @@ export class RunView {
       if (this.metric !== "loss") this.curve = this.metric;
       this.metric = null;
     }
+    if (this.block !== null && own(run.metrics.layers, this.metric)) this.layer ??= layerOfBlock(this.block, run, run.metrics.layers[this.metric]);
+    this.block = null;
     if (this.#isMetricChosen && this.metric !== null) return;
     const incident = this.#currentOf(incidents, run)[0];
     const deciding = incident && metricIn(causes.get(incident.cause_id)?.evidence, run.metrics.layers);
@@ -296,6 +298,7 @@ export class RunView {
     this.readout = h("p", { id: "readout", class: "readout quiet", role: "status" });
     this.profileBox = h("div", { class: "chart profile", role: "img", "aria-label": "Value by layer at the chosen step" });
     this.profileTitle = h("h2", {});
+    this.profileNote = h("p", { class: "quiet meaning", hidden: true });
     this.slider = h("input", { type: "range", min: "0", step: "1", "aria-label": "Step of the layer profile", oninput: () => this.#pick({ step: this.#data.map.step[Number(this.slider.value)] }) });
     this.follow = h("button", { type: "button", onclick: () => this.#pick({ step: null }) }, "Latest");
     this.headsBox = h("div", { class: "chart profile", role: "img", "aria-label": "Value by head at the chosen step and layer" });
@@ -314,7 +317,7 @@ export class RunView {
       this.logLabel,
       this.showsLabel,
     );
-    this.profileCard = h("section", { class: "card" }, h("div", { class: "tools" }, this.profileTitle, this.slider, this.follow, downloads("Layer profile", () => this.#profileShown())), this.profileBox);
+    this.profileCard = h("section", { class: "card" }, h("div", { class: "tools" }, this.profileTitle, this.slider, this.follow, downloads("Layer profile", () => this.#profileShown())), this.profileNote, this.profileBox);
     this.headsCard = h("section", { class: "card" }, h("div", { class: "tools" }, this.headsTitle, downloads("Heads", () => this.#headsShown())), this.headsNote, this.headsBox);
     this.chartCard = h("section", { class: "card" }, this.mapTools, this.meaning, this.viewTools, this.note, this.chartBox, this.readout);
     this.root = h("div", { class: "stack" }, this.header.element, this.incidents.element, h("div", { class: "stack charts" }, this.chartCard, this.profileCard, this.headsCard), this.alerts.element);
@@ -382,7 +385,7 @@ export class RunView {
     const step = this.step === null || column === null ? null : map.step[column];
     const shown = alerts.filter((alert) => this.#isShown(alert));
     const steps = [...this.#data.extent, ...shown.map(stepOf)]; // a time-based alert may be at a step after the last sample
-    const healthy = own(HEALTHY, name) ?? null;
+    const healthy = map && healthyRange(metric, run, map.layers);
     const framed = this.#currentOf(this.#data.incidents, run).map((incident) => this.#cellOf(incident)).filter((cell) => cell.metric === name && cell.layer !== null);
     const layer = history?.layer ?? (map && this.layer !== null && this.layer < map.layers ? this.layer : null);
     if (!this.chartBox.hidden) {
@@ -393,7 +396,7 @@ export class RunView {
         map: column === null ? null : map,
         scale,
         shows: this.shows,
-        history: history && { title: `layer ${this.#layerTitle(history.layer)}${history.head === null ? "" : `, head ${history.head}`}`, series: history.series, healthy: history.layer === map?.layers - 1 ? healthy : null },
+        history: history && { title: `layer ${this.#layerTitle(history.layer)}${history.head === null ? "" : `, head ${history.head}`}`, series: history.series, healthy: healthy?.layers[history.layer] ?? null },
         alerts: shown,
         extent: [Math.min(...steps), Math.max(...steps)],
         starts: this.attempt === null ? run.attempts.filter(({ resume_step }) => resume_step).map(({ attempt, resume_step }) => ({ attempt, step: resume_step })) : [],
@@ -414,7 +417,9 @@ export class RunView {
     this.slider.setAttribute("aria-valuetext", `step ${count(map.step[column])}`);
     this.follow.hidden = this.step === null;
     this.readout.textContent = this.#readoutOf(column, layer);
-    this.profile.show({ run, metric: name, log: scale.log, values: map.values[column], layer, healthy });
+    this.profileNote.hidden = healthy === null;
+    this.profileNote.textContent = healthy && healthyWords(healthy);
+    this.profile.show({ run, metric: name, log: scale.log, values: map.values[column], layer, healthy: healthy?.layers ?? null });
   }
 
   #drawHeads(layer) {
