@@ -153,7 +153,7 @@ class TestAMessageOfTheEndOfAnIncident:
 class TestALink:
     def test_opens_the_metric_block_and_first_step_of_an_incident_on_every_channel(self, make_incident):
         message = about(make_incident(evidence={"layers": {"attention_entropy": {}}}))
-        link = f"{BASE_URL}/#/run/aa11?metric=attention_entropy&layer=3&step=100"
+        link = f"{BASE_URL}/#/run/aa11?metric=attention_entropy&block=3&step=100"
         (attachment,) = json.loads(as_slack(message, receiver(Slack)).body)["attachments"]
         (alert,) = json.loads(as_alerts(message, receiver(Alertmanager)).body)
         assert attachment["blocks"][2]["text"]["text"] == f"<{link}|Open the page>"
