@@ -13,6 +13,7 @@ from rich.text import Text
 
 import tsemon
 from tsemon.errors import ServerUnreachable, TsemonError
+from tsemon.terminal import number
 from tsemon_client import Alert, Client
 
 PLAIN_ROWS = 10
@@ -27,7 +28,7 @@ class Row:
     run_id: str = ""
     step: int | None = None
     loss: float | None = None
-    similarity: tuple[float | None, float | None, float | None] = (None, None, None)
+    diversity: tuple[float | None, float | None, float | None] = (None, None, None)
     alerts: list[Alert] = field(default_factory=list)
     """Those that fired, the first to fire first; without what is only for information."""
 
@@ -71,7 +72,7 @@ class Board:
         if not self._console.is_terminal and num_done % (self._num_steps // PLAIN_ROWS) == 0:
             self.refresh()
             if num_done == self._num_steps // PLAIN_ROWS:
-                self._print_plain("step", "run", "loss", "token similarity: first", "middle", "last block", "alerts")
+                self._print_plain("step", "run", "loss", "token diversity: first", "middle", "last block", "alerts")
             for row in self.rows:
                 self._print_plain(*_cells(row))
 
@@ -102,10 +103,10 @@ class Board:
         run = self._client.run(row.run_id)
         if run.latest is not None:
             row.step, row.loss = run.latest.step, run.latest.scalars.get("loss")
-            column = self._client.heatmap(row.run_id, "token_similarity", from_step=row.step, columns=1).values
+            column = self._client.heatmap(row.run_id, "token_diversity", from_step=row.step, columns=1).values
             if column:
                 values = column[-1]
-                row.similarity = (values[1], values[len(values) // 2], values[-1])
+                row.diversity = (values[1], values[len(values) // 2], values[-1])
         fired = [
             alert
             for alert in self._client.alerts(run_id=row.run_id)
@@ -117,7 +118,7 @@ class Board:
         return Group(self._table(), *map(_alerts_of, self.rows), self._progress, self._trouble)
 
     def _table(self) -> Table:
-        table = Table(title="token similarity by depth", title_justify="left")
+        table = Table(title="token diversity by depth", title_justify="left")
         for name in ("step", "run", "loss", "first block", "middle", "last block"):
             table.add_column(name, no_wrap=True)
         for row in self.rows:
@@ -131,10 +132,10 @@ class Board:
 
 
 def _cells(row: Row) -> tuple[str, str, str, str, str, str, str]:
-    first, middle, last = row.similarity
+    first, middle, last = row.diversity
     alerts = ", ".join(map(_in_brief, row.alerts)) or "none"
     step = "-" if row.step is None else str(row.step)
-    return step, row.name, _format(row.loss), _format(first), _format(middle), _format(last), alerts
+    return step, row.name, number(row.loss), number(first), number(middle), number(last), alerts
 
 
 def _alerts_of(row: Row) -> Text:
@@ -152,7 +153,3 @@ def _in_brief(alert: Alert) -> str:
     if alert.state == "resolved" and alert.resolved_reason == "clear":
         return f"{alert.rule} at {alert.firing_step}, resolved at {alert.resolved_step}"
     return f"{alert.rule} since {alert.firing_step}"
-
-
-def _format(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"

@@ -45,13 +45,14 @@ class TestTheTable:
             ),
         ]
         rows = [
-            Row("digits-de-escalated", "1", 1200, 2.3021, (0.1234, 0.5678, 0.9999), fired),
+            Row("digits-de-escalated", "1", 1200, 2.3021, (0.9123, 0.5678, 2.671e-09), fired),
             Row("digits-post-norm"),
         ]
         with Client("http://127.0.0.1:9") as client:
             console = Console(file=output, width=80)
             console.print(Board(client, rows, num_steps=100, console=console)._render())
         shown = " ".join(output.getvalue().split())
-        assert "│ 1200 │ digits-de-escalated │ 2.3021 │ 0.1234 │ 0.5678 │ 0.9999 │" in shown
+        assert "token diversity by depth" in shown
+        assert "│ 1200 │ digits-de-escalated │ 2.3021 │ 0.9123 │ 0.5678 │ 2.671e-09 │" in shown
         assert "digits-de-escalated: states-collapse since 20, vanishing-gradient at 45, resolved at 60" in shown
         assert "digits-post-norm: no alerts" in shown
