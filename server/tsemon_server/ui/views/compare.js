@@ -3,7 +3,7 @@
 import { get, getCatalogue, getOrProblem, metricOf, noneIfGone, own, runPath } from "../base/api.js";
 import { h, keyed, put } from "../base/dom.js";
 import { count, duration, number, statePill } from "../base/format.js";
-import { along as byX, difference, lookOf, valueAt } from "../base/series.js";
+import { along as byX, difference, isPlotted, lookOf, valueAt } from "../base/series.js";
 import { layerLabel } from "../base/stacks.js";
 import { loadCharts, nearestIndex } from "../charts/chart.js";
 import { downloads } from "../charts/download.js";
@@ -143,7 +143,7 @@ export class CompareView {
     const runs = this.#known();
     const scalars = new Set(runs.flatMap((run) => run.metrics.scalars));
     const layered = new Set(runs.flatMap((run) => Object.keys(run.metrics.layers)));
-    this.scalars = [...scalars].sort();
+    this.scalars = [...scalars].filter(isPlotted).sort();
     this.layered = [...layered].sort();
     const firstLayered = FIRST_LAYERED.find((name) => layered.has(name)) ?? this.layered[0] ?? null;
     if (this.metric === null) {
