@@ -226,6 +226,35 @@ class TestARunThatIsWatched:
         resolved = {rule for rule, *_, step, _ in live if step is not None}
         assert {"loss-doubled", "loss-tripled", "loss-spike"} <= resolved
 
+    def test_names_the_sequence_that_carries_a_jump_of_the_loss(self, service, client, tmp_path):
+        """Sequence 17 of 32 has random labels, and is in each batch from step 140 on, and once before."""
+        torch.manual_seed(0)
+        model, _ = zoo.gpt2(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        texts = (torch.arange(32)[:, None] + torch.arange(16)) % 40 + 3
+        labels = texts.clone()
+        labels[17] = torch.randint(50, 100, (16,))
+        others = torch.tensor([index for index in range(32) if index != 17])
+        with tsemon.attach(
+            model, optimizer, run="poisoned", server=service.url, every=1, spool_dir=tmp_path / "spool"
+        ) as monitor:
+            for step in range(150):
+                rows = others[torch.randperm(31)[:4]]
+                rows[0] = 17 if step == 40 or step >= 140 else rows[0]
+                loss = model(texts[rows], labels=labels[rows]).loss
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                monitor.step(loss=loss)
+        run = client.find_run("poisoned")
+        found = [client.incident(one.incident_id) for one in client.incidents(run_id=run.run_id)]
+        (incident,) = [one for one in found if one.family == "loss"]
+        first = incident.sequences[0]
+        assert first.id == tsemon.measures.sequence_ids([texts[17:18], labels[17:18]]).item()
+        assert (first.step, first.seen_step, first.stands_out) == (140, 40, True)
+        shown = commands.tsemon("incidents", incident.incident_id, "--server", service.url).stdout
+        assert f"sequence {first.id} had a loss of" in " ".join(shown.split())
+
     def test_loses_no_frame_when_the_service_is_killed(self, tmp_path):
         model, forward = zoo.torch_encoder()
         optimizer = torch.optim.AdamW(model.parameters())

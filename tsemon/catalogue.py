@@ -28,6 +28,8 @@ NUM_RECENT = 5
 """Losses that `loss_recent` is the mean of."""
 NUM_OF_NOISE, NOISE_ENDS_BEFORE = 32, 8
 """Losses that `loss_noise` is the spread of, and how many come after them."""
+PLACES = ("largest", "second largest", "third largest", "fourth largest")
+"""Losses of sequences in a frame, by their place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,8 @@ class Metric:
     """Whether the frame also carries it under `heads`."""
     log_scale: bool = False
     """Whether charts should use a logarithmic scale."""
+    is_plotted: bool = True
+    """False for numbers that only name something: charts, Prometheus and mirrors leave them out."""
 
 
 _per_activation = partial(Metric, axis="activation")
@@ -676,6 +680,36 @@ CATALOGUE: tuple[Metric, ...] = (
         title="frames given up so far",
         equation="samples and frames dropped unsent, because what holds them was full or was deleted",
     ),
+    # The sequences of rank 0's batch with the largest losses.
+    *(
+        _per_run(
+            name=f"sequence_loss_{place}",
+            title=f"{words} loss of a sequence of the batch",
+            equation="mean cross-entropy of the sequence's labels, or as passed in sequence_losses; NaN ranks first",
+            flops="4 B T V" if place == 1 else "0",
+            traffic="8 B T V" if place == 1 else "0",
+            low=None,
+        )
+        for place, words in enumerate(PLACES, 1)
+    ),
+    *(
+        _per_run(
+            name=f"sequence_id_{place}",
+            title=f"sequence with the {words} loss",
+            equation="53 bits of a hash of its inputs, or as passed in sequence_ids",
+            is_plotted=False,
+        )
+        for place, words in enumerate(PLACES, 1)
+    ),
+    *(
+        _per_run(
+            name=f"sequence_seen_{place}",
+            title=f"earlier step with the sequence of the {words} loss",
+            equation="newest earlier sampled step whose batch had this id, of the last 65,536 ids; NaN if it is new",
+            is_plotted=False,
+        )
+        for place, words in enumerate(PLACES, 1)
+    ),
 )
 
 NOT_OF_TENSORS = {
@@ -686,6 +720,11 @@ NOT_OF_TENSORS = {
     "overhead_ratio": "measured by clocks",
     "contained_faults": "a count of exceptions",
     "dropped_frames": "a count of frames",
+    **{
+        f"sequence_loss_{place}": "a loss of the user's, or a cross-entropy of the model's labels"
+        for place in range(1, 5)
+    },
+    **{f"sequence_{kind}_{place}": "names a sequence or a step" for kind in ("id", "seen") for place in range(1, 5)},
 }
 """Metrics that are not a quantity of tensors, and why. `tsemon.measures` has a function for every other metric."""
 
@@ -697,6 +736,9 @@ TIERS = {metric.name: metric.tier for metric in CATALOGUE}
 
 LAYERED = {metric.name: metric for metric in CATALOGUE if metric.axis != "run"}
 """Metrics with a value per layer, by name."""
+
+NOT_PLOTTED = frozenset(metric.name for metric in CATALOGUE if not metric.is_plotted)
+"""Numbers that only name something."""
 
 
 OWN_FAMILY = "custom"

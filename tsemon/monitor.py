@@ -20,7 +20,7 @@ from torch import Tensor
 from tsemon.actions import Handler, checked_count
 from tsemon.catalogue import Tier
 from tsemon.faults import Faults
-from tsemon.probes import Probe, Ranks, Reading, Span, ThreadState, agree
+from tsemon.probes import Given, Probe, Ranks, Reading, Span, ThreadState, agree
 from tsemon.probes.probe import ORIGIN
 from tsemon.registration import step_of_state
 from tsemon.relay import NUM_NUMBERS, Relay
@@ -40,9 +40,6 @@ HEAR_AFTER = 5
 GRAD_NORM = "grad_norm"
 """The scalar of `step` that is the norm of the gradient before clipping."""
 
-UNDEFINED = (
-    "undefined in {where} in the last sample: values are not finite, or sequences are single tokens, padding or zeros"
-)
 LATE_STEPS = 20
 """Steps after which a loss that was given has arrived on the host."""
 
@@ -138,6 +135,8 @@ class Monitor:
         *,
         tokens: Tensor | float | None = None,
         step_tokens: Tensor | float | None = None,
+        sequence_losses: Tensor | Sequence[float] | float | None = None,  # a float, so that **dict[str, float] is typed
+        sequence_ids: Tensor | Sequence[int] | float | None = None,
         **scalars: Tensor | float | None,
     ) -> None:
         """Mark the end of one optimizer step. The frame of a sampled step contains `loss` and all other scalars.
@@ -151,12 +150,22 @@ class Monitor:
             step_tokens: Number of tokens of this step alone. The monitor adds them up over all steps and records the
                 total as `tokens`; `state_dict` keeps the total. If you pass both, `tokens` replaces the total. With
                 several ranks, pass the number of all ranks together on each of them.
+            sequence_losses: Mean loss of each sequence of this step's batch (on rank 0, its own batch), such as
+                `losses.mean(dim=1)` before reduction. A sampled step keeps the four largest. Without it, tsemon
+                computes them if the model gets `labels` or `targets` and returns logits.
+            sequence_ids: An integer from 0 to 2^53 - 1 for each of these sequences, such as the index in the data set.
+                Without it, tsemon takes a hash of the model's inputs: `measures.sequence_ids`.
             **scalars: Your own metrics, by name. Each is one number or a tensor with one element. None is left out.
         """
         state = ThreadState()
         try:
             self._end_step(
-                state, loss, tokens, step_tokens, {n: value for n, value in scalars.items() if value is not None}
+                state,
+                loss,
+                tokens,
+                step_tokens,
+                Given(sequence_losses, sequence_ids),
+                {n: value for n, value in scalars.items() if value is not None},
             )
         finally:  # an interrupt passes
             state.put_back()
@@ -167,6 +176,7 @@ class Monitor:
         loss: Tensor | float | None,
         tokens: Tensor | float | None,
         step_tokens: Tensor | float | None,
+        sequences: Given,
         scalars: Mapping[str, Tensor | float],
     ) -> None:
         self._mark()
@@ -180,7 +190,7 @@ class Monitor:
             contain(probe.take_loss, loss)
         if probe is not None and self._step >= self._next_sample:
             try:
-                self._sample(probe, loss, scalars)
+                self._sample(probe, loss, sequences, scalars)
             except Exception as error:
                 self._faults.contain(error)
                 self._cadence.end_zoom()
@@ -394,7 +404,9 @@ class Monitor:
         tiers = {"every", "slow", "demand"} if self._cadence.is_slow else {"every"}
         probe.arm({name for name, tier in self._tiers.items() if tier in tiers})
 
-    def _sample(self, probe: Probe, loss: Tensor | float | None, scalars: Mapping[str, Tensor | float]) -> None:
+    def _sample(
+        self, probe: Probe, loss: Tensor | float | None, sequences: Given, scalars: Mapping[str, Tensor | float]
+    ) -> None:
         self._count_time()
         before, is_slow = self._newest, self._cadence.is_slow
         elapsed_s = self._counted_at - self._last_sample_at - (self._cost_s - before.total_cost_s)
@@ -412,6 +424,7 @@ class Monitor:
         reading = probe.collect(
             step=self._step,
             given=given,
+            sequences=sequences,
             to_agree=(spent.cost_s, spent.step_s, -before.waited_s, float(before.spent.is_slow), *told),
         )
         waited_s = self._waited_s - waited_s
@@ -459,13 +472,13 @@ class Monitor:
     def _remember(self, probe: Probe, names: Collection[str], undefined: Mapping[str, str]) -> None:
         """For the status: of metrics that not every sample has, the newest one that had them counts.
 
-        undefined: Metrics that were NaN in the sample before, and where.
+        undefined: Reasons that are known only now for metrics that the sample before lacks.
         """
         self._measured = {name: step for name, step in self._measured.items() if name not in probe.wanted}
         self._measured |= dict.fromkeys(names, self._step)
         self._not_measured = {n: why for n, why in self._not_measured.items() if n not in probe.wanted}
         known = self._not_measured.keys() | self._explained
-        late = {n: UNDEFINED.format(where=where) for n, where in undefined.items() if n not in known}
+        late = {n: why for n, why in undefined.items() if n not in known}
         self._not_measured |= late | probe.not_measured
         self._explained = frozenset(probe.not_measured)
         self._how |= probe.how

@@ -13,9 +13,13 @@ from torch import Tensor
 
 from tsemon.catalogue import TIERS
 from tsemon.errors import InvalidArgument
-from tsemon.probes import OnHost, Reading, Span
+from tsemon.probes import OnHost, Reading, Span, Undefined
 from tsemon.stacks import Stacks
 from tsemon.wire import MAX_SCALARS, METRIC_NAME, Array, Frame
+
+UNDEFINED = (
+    "undefined in {where} in the last sample: values are not finite, or sequences are single tokens, padding or zeros"
+)
 
 
 class Sample:
@@ -39,8 +43,8 @@ class Sample:
         self.not_measured: Mapping[str, str] | None = None
         """Reasons for metrics that are not measured, to be sent with the frame."""
         self._stacks = stacks
-        self.undefined: Mapping[str, str] = {}
-        """Metrics that are NaN in every layer, and where: in the whole model or in some stacks. Known with the frame."""
+        self.undefined: dict[str, str] = {}
+        """Reasons for metrics that the host found undefined, such as NaN in every layer. Known with the frame."""
         self.device_s = 0.0
         """Seconds of the device's time that the hooks of this step took; known once the frame was made."""
         tensors: list[Tensor] = []
@@ -105,8 +109,12 @@ class Sample:
                     finished = values if part.finish is None else part.finish(values)
                     if finished is not None:
                         take(part, finished)
+                except Undefined as reason:
+                    self.undefined[part.name] = str(reason)
                 except Exception as error:
                     self._on_fault(error)
+                    if part.name:
+                        self.undefined[part.name] = str(error)
 
     @property
     def names(self) -> list[str]:
@@ -131,7 +139,7 @@ class Sample:
         where = (
             (name, self._where_undefined(array.tolist())) for name, array in layers.items() if len(array.shape) == 1
         )
-        self.undefined = {name: words for name, words in where if words}
+        self.undefined |= {name: UNDEFINED.format(where=words) for name, words in where if words}
         return Frame(seq, self._step, self._time, scalars, groups["layers"], groups["heads"], self.not_measured)
 
     def _where_undefined(self, values: Sequence[float]) -> str:

@@ -168,11 +168,33 @@ class Within(Record):
     """One or two sentences."""
 
 
+class SequenceLoss(Record):
+    """A sequence of a batch with a large loss."""
+
+    step: int
+    """Sampled step whose batch had it."""
+    id: int | None
+    """53 bits of a hash of the model's inputs, or the id that the user gave it; null if not known."""
+    loss: float | None
+    """Its mean loss; null if it is not finite."""
+    times_mean: float | None
+    """Its loss relative to the loss of that step; null if one of them is not known, not finite or not positive."""
+    seen_step: int | None
+    """Newest earlier sampled step whose batch had it; null if none of the last 65,536 sequences was the same."""
+    stands_out: bool
+    """True if its loss is at least twice the loss of that step, or if it is not finite and others are."""
+    text: str
+    """One to three sentences."""
+
+
 class IncidentDetail(Incident):
-    """An incident with its cause within the step."""
+    """An incident with its cause within the step, and the sequences with the largest losses."""
 
     within: Within
     """The sub-step that brings tokens together or lets states grow, from the samples around the incident."""
+    sequences: list[SequenceLoss]
+    """Up to 4 sequences with the largest losses from 4 steps before `left_step` to `settles_step`, the largest first; empty
+    unless the family is loss, diverge or data."""
 
 
 class IncidentPage(Record):

@@ -373,6 +373,7 @@ class TestIncidents:
         assert shown.splitlines()[-1].split()[1:] == ["firing", "loss-spike", "40", "-"]
         detail = json.loads(run("incidents", record["incident_id"], "--json")[1])
         assert detail.pop("within")["text"].startswith("The sub-step is unknown")
+        assert detail.pop("sequences") == []
         assert detail == record
 
     def test_say_until_which_step_the_verdict_may_change(self, run, service, brief_id):

@@ -1,5 +1,7 @@
 """Incidents as the server keeps them."""
 
+import math
+
 import pytest
 
 from tsemon.wire import Array, Frame
@@ -308,3 +310,86 @@ class TestTheSubStep:
         within = api.get(f"/incidents/{only(api, run_id)['incident_id']}")["within"]
         assert (within["block"], within["sub_step"]) == (None, None)
         assert "unknown" in within["text"]
+
+
+class TestTheSequences:
+    NAN = math.nan
+
+    @pytest.fixture
+    def api(self, start):
+        return start(rules=self.rules("loss"))
+
+    def rules(self, family):
+        when = "loss > 10 or loss_nonfinite > 0 for 1 sample"
+        return load(f"rules: [{{name: high-loss, family: {family}, severity: warning, when: {when}}}]")
+
+    def described(self, api, run_id, *samples):
+        """Samples from step 0 on: the loss, and of each sequence its loss, id and the step at which it was seen."""
+        frames = []
+        for step, (loss, *sequences) in enumerate(samples):
+            scalars = {"loss": loss, "loss_nonfinite": float(math.isnan(loss))}
+            for place, values in enumerate(sequences, 1):
+                scalars |= {
+                    f"sequence_{kind}_{place}": x for kind, x in zip(("loss", "id", "seen"), values, strict=False)
+                }
+            frames.append(Frame(step, step, 1e9, scalars))
+        api.send_ok(run_id, frames)
+        return api.get(f"/incidents/{only(api, run_id)['incident_id']}")["sequences"]
+
+    def test_are_the_largest_losses_of_the_steps_that_the_rules_on_the_loss_look_at(self, api, run_id):
+        found = self.described(
+            api,
+            run_id,
+            (1.0, (90.0, 1, self.NAN)),
+            *[(1.0, (2.0, 2, 0))] * 4,
+            (20.0, (82.0, 7341, 0), (12.0, 2, 0)),
+            (30.0, (70.0, 7341, 5), (60.0, 9, self.NAN), (31.0, 4, self.NAN), (30.0, 5, self.NAN)),
+        )
+        assert [(one["step"], one["id"], one["loss"], one["seen_step"]) for one in found] == [
+            (5, 7341, 82.0, 0),
+            (6, 9, 60.0, None),
+            (6, 4, 31.0, None),
+            (6, 5, 30.0, None),
+        ]
+        assert [one["times_mean"] for one in found] == [82 / 20, 2.0, 31 / 30, 1.0]
+        assert [one["stands_out"] for one in found] == [True, True, False, False]
+        assert found[0]["text"] == (
+            "At step 5, sequence 7341 had a loss of 82, 4.1 times the mean of the batch. "
+            "It was also in the batch of step 0."
+        )
+        assert found[2]["text"] == (
+            "At step 6, sequence 4 had a loss of 31, 1.0 times the mean of the batch. No single sequence stands out. "
+            "It was in no earlier sampled batch that tsemon remembers."
+        )
+
+    def test_begin_with_the_one_whose_loss_is_not_finite(self, api, run_id):
+        found = self.described(
+            api,
+            run_id,
+            (1.0,),
+            (self.NAN, (self.NAN, 5, 0), (9.0, 6, 0)),
+            (self.NAN, *[(self.NAN, known, 0) for known in (6, 7, 8, 9)]),
+        )
+        assert [(one["step"], one["id"], one["loss"], one["times_mean"]) for one in found[:2]] == [
+            (1, 5, None, None),
+            (2, 6, None, None),
+        ]
+        assert [one["stands_out"] for one in found] == [True, False, False, False]
+        assert found[0]["text"].startswith("At step 1, sequence 5 had a loss that is not finite. It was also")
+        assert "No single sequence stands out." in found[1]["text"]
+
+    def test_may_lack_ids(self, api, run_id):
+        (found,) = self.described(api, run_id, (1.0,), (20.0, (50.0,)))
+        assert (found["id"], found["seen_step"]) == (None, None)
+        assert found["text"] == "At step 1, a sequence had a loss of 50, 2.5 times the mean of the batch."
+
+    def test_are_none_without_their_metrics(self, api, run_id):
+        assert self.described(api, run_id, (1.0,), (20.0,)) == []
+
+    def test_may_have_any_numbers(self, api, run_id):
+        (found,) = self.described(api, run_id, (1.0,), (1e-308 + 20, (1e308, 1e300, -5.0)))
+        assert (found["id"], found["seen_step"]) == (None, None)
+
+    def test_are_none_of_an_incident_of_another_family(self, start):
+        api = start(rules=self.rules("tse"))
+        assert self.described(api, api.register(), (1.0,), (20.0, (50.0, 1, 2))) == []

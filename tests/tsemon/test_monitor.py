@@ -32,7 +32,7 @@ def num_hooks(model, optimizer=None):
     return count
 
 
-def train(model, forward, num_steps, monitor=None, optimizer=None):
+def train(model, forward, num_steps, monitor=None, optimizer=None, **given):
     """Losses of a plain loop, with dropout and everything else on."""
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
     model.train()
@@ -44,7 +44,7 @@ def train(model, forward, num_steps, monitor=None, optimizer=None):
         optimizer.step()
         losses.append(loss.item())
         if monitor is not None:
-            monitor.step(loss=loss)
+            monitor.step(loss=loss, **given)
     return losses
 
 
@@ -258,7 +258,7 @@ class TestStep:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         every = {metric.name for metric in CATALOGUE}
         with tsemon.attach(model, optimizer, run="r", every=1, measures=every, spool_dir=tmp_path) as monitor:
-            train(model, forward, 3 * SLOW_EVERY + 1, monitor, optimizer)
+            train(model, forward, 3 * SLOW_EVERY + 1, monitor, optimizer, sequence_losses=[1.0, 2.0, 3.0, 4.0])
             assert monitor.status.not_measured == {}
         frame = frames_in(tmp_path)[3 * SLOW_EVERY]  # by then growth has an exponent, and the loss a noise
         assert {*frame["layers"], *frame["scalars"]} == every

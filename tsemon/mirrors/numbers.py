@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
+from tsemon.catalogue import NOT_PLOTTED
 from tsemon.errors import InvalidArgument
 from tsemon.wire import Frame
 
@@ -23,8 +24,8 @@ def checked_layers(layers: object) -> Layers:
 
 
 def numbers_of(frame: Frame, layers: Layers) -> dict[str, float]:
-    """All scalars; of each layered metric the lowest, the mean, the highest and the last layer, or every entry."""
-    numbers = {PREFIX + name: value for name, value in frame.scalars.items()}
+    """All scalars that are quantities; of each layered metric the lowest, mean, highest and last layer, or every entry."""
+    numbers = {PREFIX + name: value for name, value in frame.scalars.items() if name not in NOT_PLOTTED}
     if layers == "none":
         return numbers
     for metric, array in frame.layers.items():

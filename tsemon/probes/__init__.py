@@ -9,12 +9,14 @@ from tsemon.probes.packing import OfInputs, check_of_inputs
 from tsemon.probes.parameters import why_trains_nothing
 from tsemon.probes.probe import Probe
 from tsemon.probes.ranks import Asked, Ranks, agree, arrange
-from tsemon.probes.reading import OnHost, Reading
+from tsemon.probes.reading import OnHost, Reading, Undefined
+from tsemon.probes.sequences import Given
 
 __all__ = [
     "Asked",
     "Block",
     "Found",
+    "Given",
     "Layout",
     "OfInputs",
     "OnHost",
@@ -24,6 +26,7 @@ __all__ = [
     "Reading",
     "Span",
     "ThreadState",
+    "Undefined",
     "agree",
     "arrange",
     "check_layout",

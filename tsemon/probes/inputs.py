@@ -1,60 +1,101 @@
-"""Listen to what the model is given: whether the loader brings anything new. Axes: B sequences."""
+"""Listen to what the model is given: whether the loader brings anything new, and which sequences. Axes: B sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tsemon.measures.inputs import BITS, hashes, overlap
+from tsemon.errors import InvalidArgument
+from tsemon.measures.inputs import BITS, MAX_SEQUENCES, sequence_ids
 from tsemon.probes.held import Inputs
 from tsemon.probes.part import NOT_CALLED, Part
-from tsemon.probes.reading import OnHost, Reading
+from tsemon.probes.reading import Reading
+from tsemon.probes.sequences import PASS, SEQUENCE_METRICS, Given, LabelledPass, OfSample, Register
 
 
 class InputProbe(Part):
-    """Which sequences of the batch were in the batch of the sample before.
+    """Which sequences of the batch were in the batch of a sample before, and which ones have the largest losses.
 
     A sequence is an entry along the first axis of the inputs, of all tensors together that have this axis. It is known
-    again by a hash of 24 bits, taken on the device; hashes are compared on the exporter's thread.
+    again by a hash of 53 bits, taken on the device; hashes are compared on the exporter's thread.
     """
 
-    METRICS = ("input_overlap",)
+    METRICS = ("input_overlap", *SEQUENCE_METRICS)
 
-    _hashes_before: set[float] | None = None
+    def __init__(self, logits_of: Callable[[Any], Tensor | None]) -> None:
+        self._register = Register()
+        self._labelled = LabelledPass(logits_of)
+        self.has_given = False
+        """Whether `monitor.step` was given losses at the last sample."""
+        super().__init__()
 
     def forget(self) -> None:
         super().forget()
         self._hashes_B: Tensor | None = None
+        self._num_rows = 0
         self._is_of_training = False
         self._why_missing: str | None = None
+        self._labelled.forget()
+        self._loss: object = None
+        self._given: dict[str, Tensor] = {}
+        self._why_not_given = ""
+        self._has_losses = False
+
+    @property
+    def reads_labels(self) -> bool:
+        """True if it needs the output of the model."""
+        return not self.has_given and not self.wanted.isdisjoint(SEQUENCE_METRICS)
 
     def take(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the inputs of a forward pass. The first in train mode counts, or else the first."""
-        if self._is_of_training or (self._hashes_B is not None and not module.training):
-            return
-        self._is_of_training = module.training
-        tensors = list(_by_sequence(Inputs(args, kwargs)))
-        self._hashes_B = hashes(tensors) if tensors else None
-        self._why_missing = f"{type(module).__name__} was given no tensor with an axis of sequences"
+        if not self._is_of_training and (self._hashes_B is None or module.training):
+            self._is_of_training = module.training
+            tensors = list(_by_sequence(Inputs(args, kwargs)))
+            self._num_rows = len(tensors[0]) if tensors else 0
+            self._hashes_B = sequence_ids([tensor[:MAX_SEQUENCES] for tensor in tensors]) if tensors else None
+            self._why_missing = f"{type(module).__name__} was given no tensor with an axis of sequences"
+            self._labelled.forget()
+            if self.reads_labels:
+                self._labelled.begin(module, args, kwargs)
+        elif self.reads_labels:
+            self._labelled.enter(module, args, kwargs)
+
+    def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Read the output of a module of the path."""
+        self._labelled.leave(module, output)
+
+    def take_given(self, given: Given, loss: object) -> None:
+        """Take the arguments of `monitor.step` at this step. Raises InvalidArgument."""
+        self._loss, self.has_given = loss, given.losses is not None
+        try:
+            self._given = given.checked()
+        except InvalidArgument as error:
+            self._why_not_given = str(error)
+            raise
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
-        if self._hashes_B is None:
+        raw = self._given if "losses" in self._given else self._given | self._labelled.raw(self._loss)
+        self._has_losses = "losses" in raw or "sums" in raw
+        if self._hashes_B is not None:
+            raw = raw | {"hashes": self._hashes_B}
+        names = self.METRICS[self._hashes_B is None : None if self._has_losses else 1]
+        names = tuple(name for name in names if name in self.wanted)
+        if not names:
             return Reading()
-        return Reading(scalars={"input_overlap": OnHost(self._hashes_B, self._overlap)})
+        why_not = self._why_not_given or self._labelled.why_not
+        sample = OfSample(self._register, raw, self.step, self._num_rows, why_not)
+        return Reading(scalars={name: sample.metric(name) for name in names})
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
-        if self._hashes_B is not None:
-            return {}
-        return {"input_overlap": self._why_missing or f"the model's inputs were not seen: {why_unseen or NOT_CALLED}"}
-
-    def _overlap(self, hashes_B: Tensor) -> Tensor:
-        """Called in the order of samples. NaN in the first, which has none before it."""
-        own = hashes_B.tolist()
-        before, self._hashes_before = self._hashes_before, set(own)
-        return torch.tensor(torch.nan) if before is None else overlap(own, before)
+        unseen = f"the model's inputs were not seen: {why_unseen or NOT_CALLED}"
+        why = {} if self._hashes_B is not None else {"input_overlap": self._why_missing or unseen}
+        if self._has_losses:
+            return why
+        no_labels = self._labelled.why_not if self._why_missing is not None else f"{unseen}; {PASS}"
+        return why | dict.fromkeys(SEQUENCE_METRICS, self._why_not_given or no_labels)
 
 
 def _by_sequence(inputs: Inputs) -> list[Tensor]:

@@ -92,6 +92,10 @@ class OutputProbe(Part):
         # Not before it is needed: what asks the user's model has to be contained.
         return _head_width(self._path[0], self._blocks)
 
+    def logits_of(self, output: Any) -> Tensor | None:
+        """The logits in the output of a module of the path."""
+        return _logits(output, self._width)
+
     def _enter(self, module: nn.Module, *_: Any) -> None:
         self._running.add(Running(module, threading.get_ident()))
 
@@ -101,7 +105,7 @@ class OutputProbe(Part):
         if running not in self._measured:
             return
         self._measured.discard(running)
-        logits = _logits(output, self._width)
+        logits = self.logits_of(output)
         if logits is not None:
             stack, (first, *others) = self._blocks[-1].stack, logits.shape[:-1]
             if len(others) == 1 and first != others[0] and self._packing.has_decided(stack, others[0], first):

@@ -44,6 +44,7 @@ from tsemon.probes.quantities import Quantities
 from tsemon.probes.ranks import Ranks, given_means, given_partials
 from tsemon.probes.reading import OnHost, Reading
 from tsemon.probes.saturation import SaturationProbe
+from tsemon.probes.sequences import SEQUENCE_METRICS, Given
 from tsemon.probes.states import HiddenStates
 from tsemon.probes.usage import Usage
 from tsemon.probes.value_output import ValueOutputProbe
@@ -70,6 +71,7 @@ OF_SEQUENCES = ("activations", "escalation", "attention", "values", "mixing", "f
 OUTGROWN = "the mask hides keys by a number such as -1e9, which the scores of the scaled model outgrow"
 MAX_SEARCHES = 3
 """Samples after which nothing that was compiled later is looked for any more."""
+NOT_GIVEN = Given()
 V = TypeVar("V")
 
 
@@ -129,7 +131,8 @@ class Probe:
         self._plain_pass, self._scaled_pass = ExtraPass(self._held), ExtraPass(self._held)
         self._saturation = SaturationProbe(model, blocks, stacks, self._packing, self._layouts)
         self._losses = LossProbe()
-        self._inputs = InputProbe()
+        outputs = OutputProbe(self._path, blocks, depth, self._packing)
+        self._inputs = InputProbe(outputs.logits_of)
         self._layout_probe = LayoutProbe(blocks, depth, self._packing, self._calls, self._layouts)
         parameters = ParameterProbe(model, blocks, depth, optimizers, ranks)
         self._parts: dict[str, Part] = {
@@ -140,7 +143,7 @@ class Probe:
             "values": ValueProbe(blocks, depth, self._packing, self._calls),
             "mixing": MixingProbe(blocks, depth, self._packing, self._calls),
             "feedforward": FeedForwardProbe(blocks, depth, self._packing, self._calls, self._layouts),
-            "outputs": OutputProbe(self._path, blocks, depth, self._packing),
+            "outputs": outputs,
             "value rows": ValueRows(blocks, depth, self._packing, self._calls, parameters),
             "parameters": parameters,
             "value output": ValueOutputProbe(blocks, depth, parameters),
@@ -209,7 +212,8 @@ class Probe:
         self._guard.run(self._drop_failed_pass)
         self._is_late = not is_armed
         if self._is_late:
-            self.arm({"nonfinite", *self.wanted.intersection(LossProbe.METRICS)})
+            of_step = (*LossProbe.METRICS, *(SEQUENCE_METRICS if self._inputs.has_given else ()))
+            self.arm({"nonfinite", *self.wanted.intersection(of_step)})
         self._pass_again()
         self._origin = nonfinite_parameters(self._model)
 
@@ -324,7 +328,12 @@ class Probe:
                 self._usage.close()
 
     def collect(
-        self, *, step: int = 0, given: Mapping[str, Tensor | float] | None = None, to_agree: Sequence[float] = ()
+        self,
+        *,
+        step: int = 0,
+        given: Mapping[str, Tensor | float] | None = None,
+        sequences: Given = NOT_GIVEN,
+        to_agree: Sequence[float] = (),
     ) -> Reading:
         """What the armed step gave. The tensors are on the model's device and nothing has waited for them.
 
@@ -336,6 +345,8 @@ class Probe:
         if self._origin is None:
             self._guard.run(self._drop_failed_pass)
             self._pass_again()
+        if self._inputs.wanted:
+            self._guard.run(self._inputs.take_given, sequences, (given or {}).get("loss"))
         partials: Partials = {}
         for name, part in self._parts.items():  # each by itself: a fault in one leaves the others
             part.step = step
@@ -466,6 +477,10 @@ class Probe:
                 for taker in takers:
                     taker(module, args, kwargs)
 
+        def leave(module: nn.Module, *given_and_output: Any) -> None:
+            if self._guard.is_grad_enabled:
+                self._inputs.leave(module, *given_and_output)
+
         for module in self._path:
             if getattr(module, "_compiled_call_impl", None) is None:
                 self._outer.before(module, take)
@@ -473,6 +488,8 @@ class Probe:
                 self._outer.before_compiled(module, take)
             if runs_compiled(module):
                 return  # what is inside is traced
+            if self._inputs.reads_labels:
+                self._outer.after(module, leave)
 
     def _pass_again(self) -> None:
         """Run the model on the held batch where that is the only way to what is wanted."""

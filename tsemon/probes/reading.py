@@ -12,6 +12,10 @@ from torch import Tensor
 from tsemon.measures.sums import NOTHING, Partial, Partials
 
 
+class Undefined(Exception):
+    """Raised by `OnHost.finish`: the metric is left out, for the reason of the message."""
+
+
 class OnHost(NamedTuple):
     """A metric whose last step a device could not do without being waited for: the exporter's thread does it."""
 

@@ -272,6 +272,9 @@ def _facts(one: IncidentDetail) -> Iterator[tuple[str, Cell]]:
         yield "where", cells["where"]
     if one.within.block is not None:
         yield "sub-step", one.within.text
+    for number, sequence in enumerate(one.sequences):
+        if number == 0 or sequence.stands_out:
+            yield "sequence", sequence.text
     yield "since", f"step {cells['since']}"
     over = "" if one.ended_step is None else f", over at {count(one.ended_step)}"
     yield "steps", f"first alert at {cells['step']}{over}"

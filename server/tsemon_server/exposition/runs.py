@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tsemon.catalogue import CATALOGUE
+from tsemon.catalogue import CATALOGUE, NOT_PLOTTED
 from tsemon.stacks import Stacks
 from tsemon_server.exposition.text import Family, FamilyKind, as_spelled, labels_of, number, sanitised
 from tsemon_server.filling import filled
@@ -204,7 +204,7 @@ def _add_own(page: _Page, run: LiveRun, labels: str, num_nonfinite: int | None) 
 
 
 def _add_scalars(page: _Page, run: LiveRun, labels: str, scalars: Mapping[str, Floats], most: int) -> None:
-    names, left_out = _chosen(scalars, RESERVED, most)
+    names, left_out = _chosen(scalars.keys() - NOT_PLOTTED, RESERVED, most)
     page.left_out.scalars += len(left_out)
     for name in names:
         if not page.has_room(1):

@@ -20,7 +20,7 @@ def list_incidents(asked: Asked[IncidentPageQuery], store: TheStore) -> Incident
 @router.get("/incidents/{incident_id}")
 @needs("read", of="incident")
 def describe_incident(incident_id: IncidentId, store: TheStore) -> IncidentDetail:
-    """One incident, with its cause within the step: the sub-step of a block."""
+    """One incident, with its cause within the step, and the sequences with the largest losses."""
     return incidents.describe(store, incident_id)
 
 

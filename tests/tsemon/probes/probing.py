@@ -2,8 +2,10 @@
 
 from tsemon.catalogue import CATALOGUE
 from tsemon.probes import Probe, find_blocks
+from tsemon.probes.sequences import SEQUENCE_METRICS
 
-ALL = {metric.name for metric in CATALOGUE}
+ALL = {metric.name for metric in CATALOGUE} - {*SEQUENCE_METRICS}
+"""Those of sequences need labels."""
 
 
 def raise_fault(error):

@@ -1,15 +1,18 @@
-"""Incidents, with their cause within the step from the frames around them."""
+"""Incidents, with their cause within the step and their sequences from the frames around them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tsemon.catalogue import NUM_RECENT
 from tsemon.wire import Array, Frame
 from tsemon_answers.incidents import Incident, IncidentDetail, Within
 from tsemon_server.incidents.mechanism import SLOW, Arrays, Mechanism, mechanism_of
+from tsemon_server.incidents.sequences import FAMILIES, largest_losses
 from tsemon_server.store import Store
 from tsemon_server.store.reading import Reader
 
@@ -18,17 +21,21 @@ BEFORE = 2000
 
 
 def describe(store: Store, incident_id: str) -> IncidentDetail:
-    """The incident, and its cause within the step."""
+    """The incident, its cause within the step, and the sequences with the largest losses."""
     with store.read() as reader:
         incident = reader.incidents.get(incident_id)
-        within = _within(reader, incident)
-    return IncidentDetail.model_validate(incident.model_dump() | {"within": within})
+        left_step, first = incident.left_step, max(incident.left_step - NUM_RECENT, -1)
+        around = list(reader.frames.after(incident.run_id, incident.attempt, first, incident.settles_step))
+        within = _within(reader, incident, [frame for frame in around if frame.step >= left_step])
+    sequences = largest_losses(around) if incident.family in FAMILIES else []
+    return IncidentDetail.model_validate(
+        incident.model_dump() | {"within": within, "sequences": [asdict(one) for one in sequences]}
+    )
 
 
-def _within(reader: Reader, incident: Incident) -> Within:
-    run_id, attempt, left_step = incident.run_id, incident.attempt, incident.left_step
-    before = reader.frames.after(run_id, attempt, max(left_step - BEFORE, 0) - 1, left_step - 1)
-    since = reader.frames.after(run_id, attempt, left_step - 1, incident.settles_step)
+def _within(reader: Reader, incident: Incident, since: Iterable[Frame]) -> Within:
+    left_step = incident.left_step
+    before = reader.frames.after(incident.run_id, incident.attempt, max(left_step - BEFORE, 0) - 1, left_step - 1)
     healthy = _newest(before)
     newest = Arrays(layers={}, heads={})
     found = Mechanism(text="The sub-step is unknown: there is no sample of the incident.")

@@ -44,3 +44,6 @@ export function difference(series, baseline) {
   });
   return { ...series, mean, min: mean, max: mean };
 }
+
+/** Whether a scalar is a quantity: the ids of sequences and the steps with them only name something. */
+export const isPlotted = (name) => !/^sequence_(id|seen)_\d$/.test(name);

@@ -39,9 +39,9 @@ export class Incidents {
     this.element = h("section", { class: "incidents stack tight", "aria-label": "Incidents", hidden: true }, this.current, this.earlierBox);
   }
 
-  /** `current` and `earlier` are incidents, `alerts` the known alerts by id, `within` the causes within the step by the ids of incidents, `isMapped(incident)` says whether the heat map can show it. */
-  show({ current, earlier, alerts, within, run, isMapped }) {
-    const itemOf = (incident) => ({ incident, ...this.#wordsOf(incident, alerts, run), within: within.get(incident.incident_id) ?? null, isMapped: isMapped(incident) });
+  /** `current` and `earlier` are incidents, `alerts` the known alerts by id, `details` their {within, sequences} by the ids of incidents, `isMapped(incident)` says whether the heat map can show it. */
+  show({ current, earlier, alerts, details, run, isMapped }) {
+    const itemOf = (incident) => ({ incident, ...this.#wordsOf(incident, alerts, run), details: details.get(incident.incident_id) ?? null, isMapped: isMapped(incident) });
     const make = (item) => this.#cardOf(item);
     const keyOf = ({ incident }) => incident.incident_id;
     keyed(this.current, current.map(itemOf), keyOf, make);
@@ -63,7 +63,7 @@ export class Incidents {
     };
   }
 
-  #cardOf({ incident, title, seen, place, within, also, isMapped }) {
+  #cardOf({ incident, title, seen, place, details, also, isMapped }) {
     const { state, severity, advice } = incident;
     return h(
       "article",
@@ -80,7 +80,8 @@ export class Incidents {
       h("p", { class: "place" }, place[0].toUpperCase() + place.slice(1), endOf(incident)),
       !incident.is_settled && h("p", { class: "quiet" }, `The cause may still change until step ${count(incident.settles_step)}.`),
       seen && h("p", { class: "quiet saw" }, worded(seen)),
-      within !== null && within.block !== null && h("p", { class: "within" }, within.text),
+      details !== null && details.within.block !== null && h("p", { class: "within" }, details.within.text),
+      (details?.sequences ?? []).filter((one, i) => i === 0 || one.stands_out).map((one) => h("p", { class: "sequence" }, one.text)),
       h(
         "div",
         { class: "buttons" },

@@ -4,7 +4,7 @@ import { get, getCatalogue, getOrProblem, metricOf, noneIfGone, own, runPath } f
 import { h, keyed, put } from "../base/dom.js";
 import { count, duration, number, statePill } from "../base/format.js";
 import { healthyRange, healthyWords } from "../base/healthy.js";
-import { along as byX, difference, lookOf, valueAt } from "../base/series.js";
+import { along as byX, difference, isPlotted, lookOf, valueAt } from "../base/series.js";
 import { layerLabel } from "../base/stacks.js";
 import { loadCharts, nearestIndex } from "../charts/chart.js";
 import { downloads } from "../charts/download.js";
@@ -144,7 +144,7 @@ export class CompareView {
     const runs = this.#known();
     const scalars = new Set(runs.flatMap((run) => run.metrics.scalars));
     const layered = new Set(runs.flatMap((run) => Object.keys(run.metrics.layers)));
-    this.scalars = [...scalars].sort();
+    this.scalars = [...scalars].filter(isPlotted).sort();
     this.layered = [...layered].sort();
     const firstLayered = FIRST_LAYERED.find((name) => layered.has(name)) ?? this.layered[0] ?? null;
     if (this.metric === null) {

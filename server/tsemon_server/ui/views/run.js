@@ -5,6 +5,7 @@ import { gradientOf, scaleOf } from "../base/colour.js";
 import { h, keyed } from "../base/dom.js";
 import { count, number, refreshAges } from "../base/format.js";
 import { healthyRange, healthyWords } from "../base/healthy.js";
+import { isPlotted } from "../base/series.js";
 import { blockOf, layerLabel, layerOfBlock, layerTitle } from "../base/stacks.js";
 import { loadCharts, nearestIndex } from "../charts/chart.js";
 import { downloads } from "../charts/download.js";
@@ -39,7 +40,7 @@ export class RunView {
   #lackedAttempt = null;
   #isMetricChosen = false;
   #causes = new Map(); // alerts of causes that are not among the newest, by id
-  #within = new Map();
+  #details = new Map();
 
   keys = [
     ["← →", "in the charts: the step before, the step after"],
@@ -100,12 +101,12 @@ export class RunView {
     const path = runPath(this.runId);
     const [run, metrics, { incidents }, alerts] = await Promise.all([get(path, {}, signal), catalogue ?? getCatalogue(signal), get(`${path}/incidents`, {}, signal), this.#alerts(signal)]);
     catalogue = metrics;
-    const [causes, within] = await Promise.all([this.#causesOf(incidents, alerts.alerts, signal), this.#withinOf(this.#currentOf(incidents, run), signal)]);
+    const [causes, details] = await Promise.all([this.#causesOf(incidents, alerts.alerts, signal), this.#detailsOf(this.#currentOf(incidents, run), signal)]);
     const layered = Object.keys(run.metrics.layers).sort();
     this.#complete(run, layered, incidents, causes);
     const [data] = await Promise.all([this.#collect(run, signal, alerts), loadCharts()]);
     signal.throwIfAborted();
-    this.#data = { ...data, incidents, causes, within };
+    this.#data = { ...data, incidents, causes, details };
     if (!this.root?.isConnected) this.#build();
     this.run = run;
     document.title = `${run.run} · tsemon`;
@@ -158,13 +159,13 @@ export class RunView {
     return new Map([...this.#causes, ...known].filter(([, alert]) => alert !== null));
   }
 
-  /** The causes within the step by the ids of their incidents; asked for again if an incident has changed. */
-  async #withinOf(incidents, signal) {
+  /** The details {within, sequences} by the ids of their incidents; asked for again if an incident has changed. */
+  async #detailsOf(incidents, signal) {
     const keyOf = ({ incident_id, updated_at, is_settled }) => `${incident_id} ${updated_at} ${is_settled}`;
-    const lacking = incidents.filter((one) => !this.#within.has(keyOf(one)));
+    const lacking = incidents.filter((one) => !this.#details.has(keyOf(one)));
     const found = await Promise.all(lacking.map(({ incident_id }) => get(`incidents/${encodeURIComponent(incident_id)}`, {}, signal).catch(noneIfGone)));
-    lacking.forEach((one, i) => this.#within.set(keyOf(one), found[i]?.within ?? null));
-    return new Map(incidents.map((one) => [one.incident_id, this.#within.get(keyOf(one))]));
+    lacking.forEach((one, i) => this.#details.set(keyOf(one), found[i]));
+    return new Map(incidents.map((one) => [one.incident_id, this.#details.get(keyOf(one))]));
   }
 
   /** Where the cause of an incident was first seen, as {metric, layer, step}; without a metric and a layer if its rule reads none by layer. */
@@ -335,10 +336,10 @@ export class RunView {
 
   #showIncidents() {
     const { run } = this;
-    const { incidents, causes, within } = this.#data;
+    const { incidents, causes, details } = this.#data;
     const current = this.#currentOf(incidents, run);
     const isOfAttempt = (one) => this.attempt === null || one.attempt === this.attempt;
-    this.incidents.show({ current, earlier: incidents.filter((one) => isOfAttempt(one) && !current.includes(one)), alerts: causes, within, run, isMapped: (incident) => this.#cellOf(incident).layer !== null });
+    this.incidents.show({ current, earlier: incidents.filter((one) => isOfAttempt(one) && !current.includes(one)), alerts: causes, details, run, isMapped: (incident) => this.#cellOf(incident).layer !== null });
   }
 
   #showChoices(layered) {
@@ -661,7 +662,7 @@ function offer(select, options, chosen) {
 const normsIn = (scalars) => [...NORMS.keys()].filter((name) => scalars.includes(name));
 
 /** What else than the loss can be shown below it. */
-const othersIn = (scalars) => scalars.filter((name) => name !== "loss").sort();
+const othersIn = (scalars) => scalars.filter((name) => name !== "loss" && isPlotted(name)).sort();
 
 /** What a metric says, in a sentence under the heat map. */
 const meaningOf = ({ title, unit, equation }) => `${title}${unit === "1" ? "" : ` [${unit}]`}${equation ? `: ${equation}` : ""}`;

@@ -1,0 +1,76 @@
+"""The sequences with the largest losses around an incident, and whether they came before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from tsemon.catalogue import PLACES
+from tsemon.wire import Frame
+
+FAMILIES = ("loss", "diverge", "data")
+"""Families of incidents that a few sequences may cause."""
+STANDS_OUT = 2.0
+"""A sequence stands out if its loss is this many times the loss of the step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceLoss:
+    """A sequence of a batch with a large loss."""
+
+    step: int
+    id: int | None
+    loss: float | None
+    """None if it is not finite."""
+    times_mean: float | None
+    """Relative to the loss of the step."""
+    seen_step: int | None
+    stands_out: bool
+    text: str
+
+
+def largest_losses(frames: Iterable[Frame]) -> list[SequenceLoss]:
+    """Return up to 4 sequences, each once: first those whose loss is not finite, in step order, then the largest losses."""
+    found = [one for frame in frames for one in _in_frame(frame)]
+    found.sort(key=lambda one: (1.0, -one.loss) if one.loss is not None else (0.0, float(one.step)))
+    by_id: dict[tuple[int | None, int], SequenceLoss] = {}
+    for one in found:
+        by_id.setdefault((one.id, one.step if one.id is None else 0), one)
+    return list(by_id.values())[: len(PLACES)]
+
+
+def _in_frame(frame: Frame) -> Iterator[SequenceLoss]:
+    mean = frame.scalars.get("loss", math.nan)
+    places = [place for place in range(1, len(PLACES) + 1) if f"sequence_loss_{place}" in frame.scalars]
+    losses = [frame.scalars[f"sequence_loss_{place}"] for place in places]
+    are_all_lost = len(losses) > 1 and not any(map(math.isfinite, losses))
+    for place, loss in zip(places, losses, strict=True):
+        known = loss if math.isfinite(loss) else None
+        ratio = loss / mean if loss > 0 and mean > 0 else math.nan
+        times = ratio if math.isfinite(ratio) and ratio > 0 else None
+        own, seen = (_integer(frame.scalars.get(f"sequence_{kind}_{place}", math.nan)) for kind in ("id", "seen"))
+        stands_out = not are_all_lost if known is None else times is not None and times >= STANDS_OUT
+        one = SequenceLoss(
+            step=frame.step, id=own, loss=known, times_mean=times, seen_step=seen, stands_out=stands_out, text=""
+        )
+        yield replace(one, text=_text(one, are_all_lost=are_all_lost))
+
+
+def _integer(value: float) -> int | None:
+    return int(value) if 0 <= value < 2**53 else None
+
+
+def _text(one: SequenceLoss, *, are_all_lost: bool) -> str:
+    name = "a sequence" if one.id is None else f"sequence {one.id}"
+    size = "that is not finite" if one.loss is None else f"of {one.loss:.4g}"
+    times = one.times_mean
+    mean = "" if times is None else f", {times:{',.1f' if times < 1e6 else '.1e'}} times the mean of the batch"
+    text = f"At step {one.step}, {name} had a loss {size}{mean}."
+    if are_all_lost or (times is not None and not one.stands_out):
+        text += " No single sequence stands out."
+    if one.seen_step is not None:
+        text += f" It was also in the batch of step {one.seen_step}."
+    elif one.id is not None:
+        text += " It was in no earlier sampled batch that tsemon remembers."
+    return text
