@@ -134,7 +134,7 @@ class Incident:
             settles_step=self.settles_step,
             blocks=cause.blocks,
             state="open" if is_open else "recovered" if is_cleared else "ended",
-            ended_step=None if is_open else self.ended_step,
+            ended_step=until,
             alerts=list(dict.fromkeys((cause.rule, *(symptom.rule for symptom in self.symptoms)))),
         )
 

@@ -140,7 +140,7 @@ class TestTheEnd:
         (verdict,) = verdicts(over, stall(since=5))
         assert verdict.state == "open"
         (verdict,) = verdicts(over, stall(since=5, over=150))
-        assert (verdict.state, verdict.ended_step) == ("recovered", 90)
+        assert (verdict.state, verdict.ended_step) == ("recovered", 150)
 
     def test_does_not_wait_for_a_loss_that_had_stopped_falling_before(self):
         over = alert("attention-entropy-collapse", 500, 510, over=600)
