@@ -389,7 +389,7 @@ CATALOGUE: tuple[Metric, ...] = (
     _per_block(
         name="feedforward_param_norm",
         title="norm of the parameters of the block's feed-forward part",
-        equation="|w| of the block without its attention and its norms",
+        equation="|w| of the block without attention, other mixers of tokens, and norms",
         source=f"{MERRILL}, Section 3",
         tier="slow",
     ),

@@ -322,7 +322,7 @@ class Monitor:
 
     @property
     def incidents(self) -> list[Incident]:
-        """The open incidents of this run, as of the server's last response. Of `process_group`, only rank 0 has advice."""
+        """The open incidents of this run, as of the server's last response. Only rank 0 has their advice."""
         return self._outbox.incidents()
 
     @property

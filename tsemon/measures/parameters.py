@@ -238,7 +238,7 @@ def attention_param_norm(theta: Vector) -> Tensor:
 
 
 def feedforward_param_norm(theta: Vector) -> Tensor:
-    """Norm of the parameters of a block without its attention and its norms, a scalar tensor >= 0: |theta|
+    """Norm of the parameters of a block without attention, other mixers of tokens, and norms, a scalar tensor >= 0: |theta|
 
     (Parameter Norm Growth, arXiv 2010.09697, Section 3)
     """

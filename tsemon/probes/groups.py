@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from tsemon.probes.discovery import Block, held, walk
 from tsemon.probes.naming import is_norm
+from tsemon.probes.stacks import mixers
 
 OTHER, EMBEDDING, HEAD = -3, -2, -1
 """The groups behind those of the blocks: what belongs to no block, and the two ends. They count from the end."""
@@ -50,13 +51,17 @@ def group_parameters(model: nn.Module, blocks: Sequence[Block]) -> dict[int, lis
 
 
 def sub_steps(blocks: Sequence[Block]) -> dict[str, set[int]]:
-    """Return the ids of the parameters of attention and of the rest of the blocks, without norms, by the metric of each."""
+    """Return the ids of the parameters of self-attention and of the feed-forward parts, by the metric of each.
+
+    Norms, cross-attention and other mixers of tokens are in neither.
+    """
     found: dict[str, set[int]] = {"attention_param_norm": set(), "feedforward_param_norm": set()}
     for block in blocks:
         norms = {id(p) for part in walk(block.module) if is_norm(part) for p in _parameters(part)}
         attention = set() if block.attention is None else {id(p) for p in _parameters(block.attention)}
+        mixing = {id(p) for mixer in mixers(block.module) for p in _parameters(mixer)}
         found["attention_param_norm"] |= attention - norms
-        found["feedforward_param_norm"] |= {id(p) for p in _parameters(block.module)} - attention - norms
+        found["feedforward_param_norm"] |= {id(p) for p in _parameters(block.module)} - attention - mixing - norms
     return {metric: ids for metric, ids in found.items() if ids}
 
 

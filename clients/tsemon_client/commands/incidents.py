@@ -270,8 +270,7 @@ def _facts(one: IncidentDetail) -> Iterator[tuple[str, Cell]]:
     yield "run", f"{one.project}/{one.run}, attempt {one.attempt}"
     if one.blocks:
         yield "where", cells["where"]
-    if one.within.block is not None:
-        yield "sub-step", one.within.text
+    yield "sub-step", one.within.text
     for number, sequence in enumerate(one.sequences):
         if number == 0 or sequence.stands_out:
             yield "sequence", sequence.text

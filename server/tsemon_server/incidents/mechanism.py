@@ -143,8 +143,8 @@ def _usual_weight(healthy: Arrays | None, num_blocks: int) -> Array:
 def _weight(arrays: Arrays, num_blocks: int) -> Array:
     """NaN where attention is so large that the residual does not show."""
     whole_N, added_N = (_padded(arrays, name, num_blocks) for name in ("residual_gain", "attention_gain"))
-    weight_N = np.sqrt(np.fmax(whole_N**2 - added_N**2, 0.0))
-    return np.where(np.fmin(whole_N, added_N) < 1.0, weight_N, np.nan)
+    weight_N = np.sqrt(np.maximum(whole_N**2 - added_N**2, 0.0))
+    return np.where(np.minimum(whole_N, added_N) < 1.0, weight_N, np.nan)
 
 
 def _attention(newest: Arrays, healthy: Arrays | None, num_blocks: int) -> list[_Sign]:
@@ -230,20 +230,23 @@ def _change(
     of: Callable[[Array], Array] = lambda value_N: value_N,
 ) -> Array:
     """The logarithm of the value over the usual one, or of a function of both, less its median over the blocks: the change
-    that all blocks have in common is no block's own. 0 where one of them is unknown."""
-    value_N, usual_N = np.abs(_padded(newest, name, num_blocks)), _usual(name, newest, healthy, num_blocks)
+    that all blocks have in common is no block's own. A block that stayed as it was has none, even if all others changed.
+    0 where one of the values is unknown."""
+    value_N = np.abs(_padded(newest, name, num_blocks))
     with np.errstate(divide="ignore", invalid="ignore"):
-        log_N = np.clip(np.log(of(value_N) / of(usual_N)), -LARGEST, LARGEST)
-    common = _median(log_N)
-    return np.nan_to_num(log_N - (0.0 if math.isnan(common) else common))
+        log_N = np.clip(np.log(of(value_N) / of(_usual(name, newest, healthy, num_blocks))), -LARGEST, LARGEST)
+    own_N = log_N - (0.0 if math.isnan(common := _median(log_N)) else common)
+    least_N = np.where(np.abs(own_N) < np.abs(log_N), own_N, log_N)
+    return np.nan_to_num(np.where(own_N * log_N > 0, least_N, 0.0))
 
 
 def _usual(name: str, newest: Arrays, healthy: Arrays | None, num_blocks: int) -> Array:
     """The value of each block in the healthy frame, or the median of the other blocks if the frame lacks it."""
     values_N, before_N = (np.abs(_padded(arrays, name, num_blocks)) for arrays in (newest, healthy))
-    places_N = np.arange(num_blocks)
-    others_N = np.array([_median(values_N[places_N != block]) for block in places_N])
-    return np.where(np.isfinite(before_N) & (before_N > 0), before_N, others_N)
+    usual_N = np.where(np.isfinite(before_N) & (before_N > 0), before_N, np.nan)
+    for block in np.flatnonzero(np.isnan(usual_N)):
+        usual_N[block] = _median(np.delete(values_N, block))
+    return usual_N
 
 
 def _median(values: Array) -> float:
@@ -306,7 +309,7 @@ def _told(sign: _Sign, block: int, newest: Arrays, healthy: Arrays | None) -> Me
     of_head = _of_head(head, block, newest)
     text = f"In block {block}, {says} of {compared}{of_head and f', and {of_head}'}."
     if sign.sub_step in ("attention", "residual"):
-        alpha = 1 / max(value, LEAST) if sign.sub_step == "residual" else 1.0
+        alpha = 1.0 if sign.sub_step == "attention" else 1 / value if value > LEAST else math.nan
         why = _Smoothing.of(block, num_blocks, newest, healthy, alpha)
         text += f" Attention {why.text()}." if why.is_known else ""
     return Mechanism(

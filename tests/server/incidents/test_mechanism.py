@@ -119,6 +119,22 @@ class TestMechanism:
                 assert found_in(arrays(), healthy=newest).text
                 assert found_in(newest, healthy=newest).text
 
+    @pytest.mark.parametrize("metric", ["residual_gain", "attention_gain"])
+    @pytest.mark.parametrize("healthy", [arrays(), None])
+    def test_is_no_residual_whose_weight_cannot_be_known(self, metric, healthy):
+        assert found_in(arrays(**{metric: {6: np.nan}}), healthy=healthy).sub_step is None
+
+    @pytest.mark.parametrize("metric", ["attention_param_norm", "feedforward_gain", "norm_gain"])
+    def test_is_no_block_that_stayed_as_it_was(self, metric):
+        """All other blocks changed."""
+        changed = {block: 0.1 * HEALTHY[metric][0] for block in range(8) if block != 3}
+        assert found_in(arrays(**{metric: changed}), healthy=arrays()).block != 3
+
+    def test_expects_nothing_of_a_residual_without_weight(self):
+        found = found_in(arrays(residual_gain={4: 0.29}, escalation_rate={4: 12.0}))
+        assert found.sub_step == "residual"
+        assert "the escalation rate is 12, " in found.text
+
 
 def second_sentence(changed, *, gain=3.0, healthy=arrays()):
     """About attention of block 4, whose output is too large."""

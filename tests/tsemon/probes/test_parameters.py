@@ -13,9 +13,24 @@ from tsemon.measures import power_law_fit
 from tsemon.models import ReparameterisedAttention
 from tsemon.probes import Probe, find_blocks, why_trains_nothing
 from tsemon.probes.coordinates import MAX_COORDINATES, Coordinates, stride_of
+from tsemon.probes.groups import sub_steps
 from tsemon.probes.growth import MAX_POINTS, NormGrowth
 from tsemon.probes.parameters import ParameterProbe as Parameters
 from tsemon.probes.query_key import queries_and_keys
+
+
+class TestTheWeightsOfSubSteps:
+    def test_leave_out_cross_attention_and_norms(self):
+        decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, batch_first=True), 2)
+        found = sub_steps(find_blocks(decoder))
+        for layer in decoder.layers:
+            named = {id(p): name for name, p in layer.named_parameters()}
+            attention, feed_forward = (
+                {named[i] for i in found[metric] & named.keys()}
+                for metric in ("attention_param_norm", "feedforward_param_norm")
+            )
+            assert {name.split(".")[0] for name in attention} == {"self_attn"}
+            assert {name.split(".")[0] for name in feed_forward} == {"linear1", "linear2"}
 
 
 class TestParameters:

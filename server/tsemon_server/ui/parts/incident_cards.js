@@ -80,7 +80,7 @@ export class Incidents {
       h("p", { class: "place" }, place[0].toUpperCase() + place.slice(1), endOf(incident)),
       !incident.is_settled && h("p", { class: "quiet" }, `The cause may still change until step ${count(incident.settles_step)}.`),
       seen && h("p", { class: "quiet saw" }, worded(seen)),
-      details !== null && details.within.block !== null && h("p", { class: "within" }, details.within.text),
+      details !== null && h("p", { class: details.within.block === null ? "within quiet" : "within" }, details.within.text),
       (details?.sequences ?? []).filter((one, i) => i === 0 || one.stands_out).map((one) => h("p", { class: "sequence" }, one.text)),
       h(
         "div",
