@@ -2,8 +2,8 @@
 
     python scripts/healthy_band.py
 
-The range is the 5th to 95th percentile at 11 depths, from 0 (the input of the first block) to 1 (the last output).
-The first 10 % of the steps of a run are left out. Every run has the same weight. The web UI draws the range as a green band.
+The range is that of all runs at 11 depths, from 0 (the input of the first block) to 1 (the last output): of each run, the
+5th to 95th percentile of its samples after the first 10 % of its steps. The web UI draws the range as a green band.
 
 Axes: S samples, L layers, D relative depths.
 """
@@ -22,16 +22,14 @@ ROOT = Path(__file__).parent.parent
 FILE, TRACES = ROOT / "server/tsemon_server/ui/healthy.json", ROOT / "tests/data/traces"
 METRIC = "token_diversity"
 DEPTHS = np.linspace(0, 1, 11)
-PERCENTILES = 5, 95
+EDGES = (np.min, 5), (np.max, 95)
 WARM_UP = 0.1
-SAMPLES = 100
-"""Samples per run, evenly spaced; a run with fewer samples repeats some."""
 
 
 def band(folder: Path = TRACES) -> dict[str, Any]:
     """The content of the file."""
     runs = [depths_SD for path in sorted(folder.glob("*.jsonl.gz")) if (depths_SD := _healthy_logs(path)) is not None]
-    low_D, high_D = np.percentile(np.concatenate(runs), PERCENTILES, axis=0)
+    low_D, high_D = (edge([np.percentile(run_SD, of, axis=0) for run_SD in runs], axis=0) for edge, of in EDGES)
     return {METRIC: {"runs": len(runs), "low": _rounded(low_D), "high": _rounded(high_D)}}
 
 
@@ -44,9 +42,8 @@ def _healthy_logs(path: Path) -> NDArray[np.float64] | None:
         return None
     warm = [frame for frame in frames if frame["step"] >= WARM_UP * frames[-1]["step"]]
     logs_SL = np.log10([frame["layers"][METRIC] for frame in warm])
-    chosen = np.linspace(0, len(warm) - 1, SAMPLES).round().astype(int)
     layers = np.linspace(0, 1, logs_SL.shape[1])
-    return np.array([np.interp(DEPTHS, layers, logs_L) for logs_L in logs_SL[chosen]])
+    return np.array([np.interp(DEPTHS, layers, logs_L) for logs_L in logs_SL])
 
 
 def _rounded(logs_D: NDArray[np.float64]) -> list[float]:

@@ -13,7 +13,7 @@ from tsemon.wire import Array, Frame
 from .conftest import START_S, option_of
 
 DIVERSITY = 0.9, 0.8, 0.5, 0.2, 1e-6
-CAPTION = "Green: 5th to 95th percentile at the same relative depth in 32 healthy recorded runs."
+CAPTION = "Green: range at the same relative depth in 32 healthy recorded runs."
 
 
 def expected(num_layers):
@@ -62,7 +62,7 @@ class TestTheProfile:
         open_page(page, f"/#/run/{run_id}")
         box = self.chart(page).bounding_box()
         self.chart(page).hover(position={"x": box["width"] - 20, "y": box["height"] / 2})
-        expect(self.chart(page).locator(".tip")).to_contain_text("healthy runs0.0165 to 0.988")
+        expect(self.chart(page).locator(".tip")).to_contain_text("healthy runs0.00295 to 1")
 
     def test_has_none_of_other_metrics(self, page, run_id):
         open_page(page, f"/#/run/{run_id}?metric=grad_norm")
@@ -95,7 +95,7 @@ class TestTheComparison:
         open_page(page, f"/#/compare?run={run_id}&run={deep_id}&metric=token_diversity&layer=-1")
         expect(page.get_by_text(CAPTION)).to_have_count(2)
         _, low, high = band_in(page.locator(".chart", has=page.locator("canvas")).first)
-        assert [low[0], high[0]] == pytest.approx([0.0165, 0.988])
+        assert [low[0], high[0]] == pytest.approx([0.00295, 1.0])
         profiles = page.get_by_role("img", name="token_diversity by layer of 2 runs")
         for i, num_layers in enumerate((5, 9)):
             layers, low, _ = band_in(profiles, f"healthy {i}")

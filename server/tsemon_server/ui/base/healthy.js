@@ -7,7 +7,7 @@ export function healthyRange(metric, run, numLayers) {
   return { runs, layers: Array.from({ length: numLayers }, (_, layer) => ({ low: between(low, layer / (numLayers - 1)), high: between(high, layer / (numLayers - 1)) })) };
 }
 
-export const healthyWords = ({ runs }) => `Green: 5th to 95th percentile at the same relative depth in ${runs} healthy recorded runs.`;
+export const healthyWords = ({ runs }) => `Green: range at the same relative depth in ${runs} healthy recorded runs.`;
 
 /** The value at a depth from 0 to 1, on a straight line between logarithms. */
 function between(values, depth) {
