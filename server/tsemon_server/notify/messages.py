@@ -245,7 +245,7 @@ _LASTS = {"run ended": "the run ended", "new attempt": "a new attempt began"}
 _ENDS = {
     **_LASTS,
     "rule disabled": "its rule was disabled",
-    "by hand": "somebody called it over",
+    "by hand": "a person resolved it",
 }
 """How an alert ends besides that its condition is over."""
 

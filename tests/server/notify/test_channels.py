@@ -215,7 +215,7 @@ class TestAMessageOfAnEndWhoseBeginningWasNotTold:
     @pytest.mark.parametrize(
         ("reason", "end"),
         [("new attempt", "a new attempt began"), ("rule disabled", "its rule was disabled"),
-         ("by hand", "somebody called it over")],
+         ("by hand", "a person resolved it")],
     )  # fmt: skip
     def test_tells_how_it_ended(self, untold, reason, end):
         message = untold({"resolved_reason": reason})
