@@ -21,7 +21,7 @@ class Receipt(Record):
     alerts: list[Alert]
     """The attempt's pending and firing alerts, and alerts that this body resolved."""
     incidents: list[ToldIncident] = Field(default_factory=list)
-    """The attempt's open incidents, and incidents that this body ended. Newest first."""
+    """The attempt's open incidents, incidents that this body ended, and the last one to end. Newest first."""
     live_attempts: list[int]
     """Other attempts of the run whose processes are alive."""
 
@@ -32,6 +32,6 @@ class Pulse(Record):
     alerts: list[Alert]
     """The attempt's pending and firing alerts."""
     incidents: list[ToldIncident] = Field(default_factory=list)
-    """The attempt's open incidents. Newest first."""
+    """The attempt's open incidents and the last one to end. Newest first."""
     live_attempts: list[int]
     """Other attempts of the run whose processes are alive."""

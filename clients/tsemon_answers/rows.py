@@ -71,7 +71,7 @@ class _Span(Query):
 
 class _Scaled(Query):
     scale: Literal["linear", "catalogue"] = "linear"
-    """`catalogue`: log10 of the values if the catalogue shows the metric on a log scale; null unless they are positive."""
+    """`catalogue`: log10 of the values if the catalogue shows the metric on a log scale, and -13 below 1e-13."""
 
 
 class SeriesRowsQuery(_Scaled, _Span, OfEntry):

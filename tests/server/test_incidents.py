@@ -200,10 +200,17 @@ class TestTheReplyToTheTraining:
         pulse = api.http.post(f"/api/v1/runs/{run_id}/heartbeat", json={"writer": "w", "attempt": 1, "step": 4}).json()
         assert pulse["incidents"] == [incident]
 
-    def test_says_once_that_an_incident_is_over(self, api, run_id):
+    def test_says_again_that_the_last_incident_is_over(self, api, run_id):
         send(api, run_id, [1, 20, 20])
-        told = [send(api, run_id, [1], from_step=step)["incidents"] for step in (3, 4)]
-        assert [[incident["state"] for incident in incidents] for incidents in told] == [["recovered"], []]
+        told = [send(api, run_id, [1], from_step=3)["incidents"] for _ in range(2)]
+        assert [[incident["state"] for incident in incidents] for incidents in told] == [["recovered"]] * 2
+        (ended,) = told[0]
+        opened = send(api, run_id, [20, 20], from_step=400)["incidents"]
+        assert [incident["state"] for incident in opened] == ["open", "recovered"]
+        assert opened[1] == ended
+        told = [send(api, run_id, [1], from_step=402)["incidents"] for _ in range(2)]
+        assert told[0] == told[1] != [ended]
+        assert len(told[1]) == 1, "only the last one"
 
     def test_says_that_an_incident_is_over_whose_loss_falls_again(self, start):
         stall = load(
@@ -213,7 +220,7 @@ class TestTheReplyToTheTraining:
         run_id = api.register()
         send(api, run_id, [1, 20, 20])
         told = [send(api, run_id, [loss], from_step=3 + i)["incidents"] for i, loss in enumerate([4, 1, 1, 1, 1, 1])]
-        assert [one["state"] for incidents in told for one in incidents] == [*["open"] * 4, "recovered"]
+        assert [one["state"] for incidents in told for one in incidents] == [*["open"] * 4, *["recovered"] * 2]
 
     def test_says_that_the_verdict_has_settled(self, api, run_id):
         send(api, run_id, [1, 20, 20])

@@ -179,6 +179,8 @@ class TestIncidentsInTheLoop:
         assert hear(incident_as_json(state="recovered"), alert_id="d")[1:] == ["alert c resolved"]
         assert hear(incident_as_json(), alert_id="e")[2:] == ["1 open"], "it opens again"
         assert hear(incident_as_json("2", "recovered"), alert_id="f")[2:] == ["2 recovered", "1 ended"]
+        assert hear(incident_as_json(state="recovered"), alert_id="g")[2:] == [], "its end was told"
+        assert hear(incident_as_json("2", "recovered"), alert_id="h")[2:] == []
 
     def test_do_not_raise_what_a_function_raises_and_the_next_one_is_called(self, loop):
         told = []

@@ -135,6 +135,8 @@ class Outbox:
         self._told_alerts: dict[str, Alert] = {}
         """Those of which there was an event when they began, and none yet of their end."""
         self._told_incidents: dict[str, Incident] = {}
+        self._over_alerts, self._over_incidents = set[str](), set[str]()
+        """Alerts and incidents that had an event when they ended and none since, by id."""
         self._events: SimpleQueue[Alert | Incident] = SimpleQueue()
 
         self._is_closed = False
@@ -402,6 +404,7 @@ class Outbox:
         if isinstance(error, (UnknownRun, UnknownAttempt)):
             # Its alerts went with it.
             self._alerts, self._incidents, self._told_alerts, self._told_incidents = (), (), {}, {}
+            self._over_alerts, self._over_incidents = set(), set()
             self._warn(
                 "server", f"{error}; the run is registered again, but what had arrived before is gone with its database"
             )
@@ -422,14 +425,13 @@ class Outbox:
 
     def _read_reply(self, reply: Mapping[str, Any]) -> None:
         self._put_off_beat()
-        incidents, alerts = self._incidents, self._alerts
         with self._readable("incidents"):  # servers of earlier versions send none
             self._incidents = tuple(Incident.from_json(incident) for incident in reply.get("incidents", ()))
         with self._readable("alerts"):
             self._alerts = tuple(Alert.from_json(alert) for alert in reply["alerts"])
-        for alert in _changes(self._told_alerts, alerts, self._alerts, "alert_id", "resolved"):
+        for alert in _changes(self._told_alerts, self._over_alerts, self._alerts, "alert_id", "resolved"):
             self._events.put(alert)
-        for incident in _changes(self._told_incidents, incidents, self._incidents, "incident_id", "ended"):
+        for incident in _changes(self._told_incidents, self._over_incidents, self._incidents, "incident_id", "ended"):
             self._events.put(incident)
 
     @contextlib.contextmanager
@@ -460,19 +462,23 @@ class Outbox:
             self._warn(kind, str(error))
 
 
-def _changes(told: dict[str, T], before: Sequence[T], now: Sequence[T], id_name: str, end: str) -> Iterator[T]:
-    """Yield each alert or incident that begins or is over. `told` has the begun ones, by id.
+def _changes(told: dict[str, T], over: set[str], now: Sequence[T], id_name: str, end: str) -> Iterator[T]:
+    """Yield each alert or incident that begins or is over. `told` has the begun ones by id, `over` the ids of the others.
 
     A begun one that is missing from `now` gets the state `end`: its last reply was lost or went to another writer.
     """
-    known, present = {(getattr(one, id_name), one.state) for one in before}, set[str]()
+    present = set[str]()
     for one in now:
         present.add(key := getattr(one, id_name))
         if one.is_active and key not in told:
             told[key] = one
+            over.discard(key)
             yield one
-        elif one.is_over and (told.pop(key, None) is not None or (key, one.state) not in known):
+        elif one.is_over and key not in over:
+            told.pop(key, None)
+            over.add(key)
             yield one
     for key in [key for key in told if key not in present]:
-        over: Any = {"state": end}
-        yield dataclasses.replace(told.pop(key), **over)
+        ended: Any = {"state": end}
+        over.add(key)
+        yield dataclasses.replace(told.pop(key), **ended)

@@ -98,7 +98,7 @@ def incidents(
         bool,
         typer.Option(
             "--at-end",
-            help="Show only incidents that were open when their attempt ended. Exits with 3 if there are any.",
+            help="Show only incidents with an alert that was firing when their attempt ended. Exits with 3 if any.",
         ),
     ] = False,
     since: Since = None,

@@ -40,7 +40,7 @@ Since = Annotated[
     typer.Option("--since", help="Only what changed in the last 30m, 2h, 7d, or since a time: 2026-01-31T12:00Z."),
 ]
 Limit = Annotated[int, typer.Option("--limit", "-n", help="Maximum number, the newest first.", min=1)]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue, with a line for each that opens or changes.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep running and print a line for each change.")]
 
 
 def check_choice(what: str, one: str | None, filters: Mapping[str, object]) -> None:

@@ -48,12 +48,13 @@ class Notice:
 
     @property
     def place(self) -> str:
-        """Query of the link to the run: the metric, the block or layer, and the step at which the cause began."""
+        """Query of the link to the run: the metric, the block or layer, the first step of the cause, and the attempt."""
         metric, layer = _seen_at(self.alert.evidence)
         about = {"metric": metric, "layer": layer, "step": self.alert.firing_step}
         if isinstance(self.alert, NoticedIncident):
             blocks = self.alert.blocks if metric is not None else None
             about = {"metric": metric, "block": blocks and blocks[0], "step": self.alert.left_step}
+        about["attempt"] = self.alert.attempt  # a later attempt may have the same steps
         return urlencode({name: value for name, value in about.items() if value is not None})
 
     @property
@@ -244,7 +245,7 @@ _LASTS = {"run ended": "the run ended", "new attempt": "a new attempt began"}
 _ENDS = {
     **_LASTS,
     "rule disabled": "its rule was disabled",
-    "by hand": "somebody called it over",
+    "by hand": "a person resolved it",
 }
 """How an alert ends besides that its condition is over."""
 

@@ -51,15 +51,15 @@ class TestAMessage:
         assert message.text == (
             "pretrain/gpt, step 120: a head sees one token\n\nWhat to try: normalise queries (QK-norm)"
         )
-        assert message.url == f"{BASE_URL}/#/run/aa11?step=120"
+        assert message.url == f"{BASE_URL}/#/run/aa11?step=120&attempt=1"
 
-    def test_links_to_the_metric_layer_and_step(self, make_alert):
+    def test_links_to_the_metric_layer_step_and_attempt(self, make_alert):
         evidence = {
             "layers": {"attention_entropy": {}, "attention_entropy_min": {}},
             "conditions": [{"value": "loss"}, {"value": "attention_entropy_min", "layer": 3}],
         }
         link = about(make_alert(evidence=evidence)).url
-        assert link == f"{BASE_URL}/#/run/aa11?metric=attention_entropy_min&layer=3&step=120"
+        assert link == f"{BASE_URL}/#/run/aa11?metric=attention_entropy_min&layer=3&step=120&attempt=1"
 
     def test_links_to_the_first_metric_with_layers_if_its_condition_names_no_layer(self, make_alert):
         evidence = {
@@ -70,7 +70,7 @@ class TestAMessage:
             ],
         }
         link = about(make_alert(evidence=evidence)).url
-        assert link == f"{BASE_URL}/#/run/aa11?metric=token_diversity&step=120"
+        assert link == f"{BASE_URL}/#/run/aa11?metric=token_diversity&step=120&attempt=1"
 
     def test_of_its_end_tells_since_when_it_fired(self, make_alert):
         message = about(make_alert(state="resolved", resolved_step=150), kind="resolved")
@@ -153,7 +153,7 @@ class TestAMessageOfTheEndOfAnIncident:
 class TestALink:
     def test_opens_the_metric_block_and_first_step_of_an_incident_on_every_channel(self, make_incident):
         message = about(make_incident(evidence={"layers": {"attention_entropy": {}}}))
-        link = f"{BASE_URL}/#/run/aa11?metric=attention_entropy&block=3&step=100"
+        link = f"{BASE_URL}/#/run/aa11?metric=attention_entropy&block=3&step=100&attempt=1"
         (attachment,) = json.loads(as_slack(message, receiver(Slack)).body)["attachments"]
         (alert,) = json.loads(as_alerts(message, receiver(Alertmanager)).body)
         assert attachment["blocks"][2]["text"]["text"] == f"<{link}|Open the page>"
@@ -215,7 +215,7 @@ class TestAMessageOfAnEndWhoseBeginningWasNotTold:
     @pytest.mark.parametrize(
         ("reason", "end"),
         [("new attempt", "a new attempt began"), ("rule disabled", "its rule was disabled"),
-         ("by hand", "somebody called it over")],
+         ("by hand", "a person resolved it")],
     )  # fmt: skip
     def test_tells_how_it_ended(self, untold, reason, end):
         message = untold({"resolved_reason": reason})
@@ -247,7 +247,7 @@ class TestAWebhook:
             "alert_id": "7", "state": "firing", "rule": "attention-entropy-collapse", "family": "entropy",
             "severity": "critical", "project": "pretrain", "run": "gpt", "run_id": "aa11", "step": 120,
             "summary": "a head sees one token", "evidence": {"layers": [3, 4]},
-            "advice": {"text": "normalise queries", "source": "QK-norm"}, "url": f"{BASE_URL}/#/run/aa11?step=120",
+            "advice": {"text": "normalise queries", "source": "QK-norm"}, "url": f"{BASE_URL}/#/run/aa11?step=120&attempt=1",
         }  # fmt: skip
         assert json.loads(request.body) == alert | {
             "level": "error",
@@ -307,7 +307,7 @@ class TestSlack:
         title = "[critical] attention-entropy-collapse fires in pretrain/gpt at step 120"
         assert header == {"type": "header", "text": {"type": "plain_text", "text": title}}
         assert section["text"]["text"].startswith("pretrain/gpt, step 120: a head sees one token")
-        assert link["text"]["text"] == f"<{BASE_URL}/#/run/aa11?step=120|Open the page>"
+        assert link["text"]["text"] == f"<{BASE_URL}/#/run/aa11?step=120&attempt=1|Open the page>"
         assert attachment["color"] == "#dc2626"
 
     def test_rings_for_nobody_because_of_a_name(self, make_alert):
@@ -326,7 +326,7 @@ class TestDiscord:
         body = json.loads(as_discord(about(make_alert()), receiver(Discord)).body)
         (embed,) = body["embeds"]
         assert embed["title"] == "[critical] attention-entropy-collapse fires in pretrain/gpt at step 120"
-        assert embed["url"] == f"{BASE_URL}/#/run/aa11?step=120"
+        assert embed["url"] == f"{BASE_URL}/#/run/aa11?step=120&attempt=1"
         assert body["allowed_mentions"] == {"parse": []}
 
     def test_reads_no_markup_in_what_others_wrote(self, make_alert):
@@ -358,7 +358,7 @@ class TestMail:
         assert mail.get_content() == (
             "attention-entropy-collapse fires in pretrain/gpt at step 120\n\n"
             "pretrain/gpt, step 120: a head sees one token\n\nWhat to try: normalise queries (QK-norm)\n\n"
-            f"{BASE_URL}/#/run/aa11?step=120\n\nEvidence:\n  layers: [3, 4]\n"
+            f"{BASE_URL}/#/run/aa11?step=120&attempt=1\n\nEvidence:\n  layers: [3, 4]\n"
         )
 
     def test_has_no_header_that_others_wrote(self, make_alert):
@@ -400,7 +400,7 @@ class TestAlertmanager:
         }  # fmt: skip
         assert alert["startsAt"] == "2026-01-31T12:00:00+00:00"
         assert alert["endsAt"] == (NOW + timedelta(minutes=5)).isoformat()
-        assert alert["generatorURL"] == f"{BASE_URL}/#/run/aa11?step=120"
+        assert alert["generatorURL"] == f"{BASE_URL}/#/run/aa11?step=120&attempt=1"
 
     def test_hears_when_it_was_over(self, make_alert):
         at = datetime(2026, 1, 31, 12, 20, tzinfo=UTC)

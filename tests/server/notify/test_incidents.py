@@ -39,14 +39,19 @@ class Told:
     def __init__(self, api, http, clock, database):
         self.api, self.http, self.clock, self.database = api, http, clock, database
 
-    def settle(self, seconds=0.0):
-        """Let time pass, until nothing is due any more; state and rule of each message so far."""
+    def settle(self, seconds=0.0, *, is_alive=True):
+        """Let time pass, until nothing is due any more; state and rule of each message so far.
+
+        With `is_alive`, the processes that train send heartbeats meanwhile.
+        """
 
         def is_idle():
             is_queued = self.database.execute("SELECT alert_id FROM notice")
             return not is_queued and not self.api.parts.store.notices.due("hook")
 
         for passed in (0.0, seconds):
+            if is_alive:
+                self.database.execute(f"UPDATE attempt SET heard_at = heard_at + {passed}")
             self.clock.now += passed
             await_that(is_idle, "nothing is due", timeout_s=20)
         return [(request.json["state"], request.json["rule"]) for request in self.http.requests]
@@ -140,7 +145,7 @@ class TestARecordedRunThatFails:
         assert first["text"].startswith("default/deep, step 10: Weight decay is all that is left of the updates: ")
         assert "In blocks 0 to 3, since step 0. Until step 70, another cause may" in first["text"]
         assert "What to try: " in first["text"]
-        assert first["url"] == f"http://gpu1:8731/#/run/{run_id}?step=0"
+        assert first["url"] == f"http://gpu1:8731/#/run/{run_id}?step=0&attempt=1"
         assert f"Cause: {cause}. Weight decay is all that is left" in last["text"]
         assert "Also fired: parameter-norm-shrinks, updates-too-large, output-ignores-input" in last["text"]
         assert len(api.get("/alerts", run=run_id, limit=100)["alerts"]) > 10
@@ -198,6 +203,15 @@ class TestAnIncident:
         told.settle(3600)
         end(api, run_id)
         assert told.settle() == [("firing", "high-loss"), ("resolved", "high-loss")]
+        assert "recovered; " in told.texts[1]
+
+    def test_that_has_recovered_is_told_though_the_process_was_killed(self, api, listening):
+        told, run_id = listening(api), api.register()
+        send(api, run_id, HIGH)
+        told.settle()
+        send(api, run_id, [1], from_step=2)
+        assert told.settle(3600) == [("firing", "high-loss")]
+        assert told.settle(100, is_alive=False) == [("firing", "high-loss"), ("resolved", "high-loss")]
         assert "recovered; " in told.texts[1]
 
     def test_is_not_told_as_over_while_another_one_is_open(self, api, listening):
@@ -294,7 +308,7 @@ class TestAnIncident:
     def test_of_each_attempt_is_told_for_itself(self, api, listening):
         told, run_id = listening(api), api.register()
         send(api, run_id, [1, *HIGH])
-        told.settle(100)  # the first process is silent, and so over
+        told.settle(100, is_alive=False)  # the first process is silent, and so over
         api.register(resume_step=2)
         told.settle()
         send(api, run_id, HIGH, from_step=2, attempt=2, writer="w2")

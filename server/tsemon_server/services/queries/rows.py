@@ -26,6 +26,9 @@ from tsemon_answers.series import ComparedRun, CompareQuery, HeatmapQuery
 from tsemon_server.services.queries import service
 from tsemon_server.store import Store
 
+LOWEST = 1e-13
+"""Values below this are shown as this on a log scale, as the rules do for log odds. A layer that collapsed has 0."""
+
 
 def run_rows(store: Store, asked: RunRowsQuery) -> RunRows:
     """Runs as rows, the latest first."""
@@ -89,7 +92,7 @@ def _scale(asked: SeriesRowsQuery | HeatmapRowsQuery) -> Callable[[float | None]
     metric = LAYERED.get(asked.metric)
     if asked.scale == "linear" or metric is None or not metric.log_scale:
         return lambda value: value
-    return lambda value: math.log10(value) if value is not None and value > 0 else None
+    return lambda value: math.log10(max(value, LOWEST)) if value is not None and value >= 0 else None
 
 
 def described(store: Store, run_id: str, project: str | None) -> RunDetail:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, String, and_, or_, select
+from sqlalchemy import Column, ColumnElement, Connection, String, and_, or_, select
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from tsemon_server.store.engine import table_of
 from tsemon_server.store.ledger import tables
@@ -65,9 +67,11 @@ HEARD_S = 5.0
 """Precision of `heard_at`."""
 
 
-def is_live(now: float | ColumnElement[float]) -> ColumnElement[bool]:
+def is_live(
+    now: float | ColumnElement[float], of: ReadOnlyColumnCollection[str, Column[Any]] = _attempt
+) -> ColumnElement[bool]:
     """Whether an attempt's process is taken to be alive."""
-    return and_(_attempt.state == "running", _attempt.heard_at >= now - LEASE_S - HEARD_S)
+    return and_(of.state == "running", of.heard_at >= now - LEASE_S - HEARD_S)
 
 
 def live_besides(connection: Connection, run_id: str, attempt: int, now: float) -> list[int]:

@@ -89,11 +89,17 @@ class Incidents:
         return self._read(_select().where(_incident.incident_id.in_(incident_ids)).order_by(_incident.incident_id))
 
     def to_tell(self, run_id: str, attempt: int, alerts: Collection[Alert]) -> list[ToldIncident]:
-        """The open incidents of an attempt, and any just changed. `alerts`: its open alerts, and any just resolved."""
-        if not alerts and not self._changed:  # an incident is open only while an alert is, or a stall of the loss
-            return []
+        """Return the open incidents of an attempt, any just changed, and the last to end, whose reply may have been lost.
+
+        `alerts`: its open alerts, and any just resolved.
+        """
+        past = tables.incident.alias().c
+        ended_at = select(func.max(past.updated_at)).where(
+            past.run_id == run_id, past.attempt == attempt, past.state != "open"
+        )
         numbers = self._changed | {int(alert.incident_id) for alert in alerts if alert.incident_id is not None}
-        is_told = or_(_incident.state == "open", _incident.incident_id.in_(numbers))
+        is_last = _incident.updated_at == ended_at.scalar_subquery()
+        is_told = or_(_incident.state == "open", _incident.incident_id.in_(numbers), is_last)
         query = _select().where(_incident.run_id == run_id, _incident.attempt == attempt, is_told)
         rows = self._connection.execute(query.order_by(_incident.incident_id.desc()))
         return [ToldIncident.model_validate(_fields_of(row, ToldIncident)) for row in rows]

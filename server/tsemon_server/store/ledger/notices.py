@@ -33,6 +33,7 @@ from tsemon_server.incidents import FLAPS_WITHIN
 from tsemon_server.store.engine import Database, insert_missing
 from tsemon_server.store.ledger import tables
 from tsemon_server.store.ledger.alerts import alert_of, select_alerts
+from tsemon_server.store.ledger.attempts import is_live
 from tsemon_server.store.ledger.incidents import Incidents, NoticedIncident
 from tsemon_server.store.ledger.listing import Place, page_of
 from tsemon_server.store.times import utc
@@ -109,7 +110,7 @@ class Notices:
                 (~_HAS_MERGED).label("was_told"),
                 _WAS_OVER.label("was_over"),
             )
-            .where(c.receiver == receiver, c.due_at <= self._clock(), ~_may_reopen())
+            .where(c.receiver == receiver, c.due_at <= self._clock(), ~_may_reopen(self._clock()))
             .order_by(c.due_at, c.delivery_id)
             .limit(SENT_AT_ONCE)
         )
@@ -406,8 +407,8 @@ def _has_before(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
     return select(_before.delivery_id).where(*is_same, *conditions).correlate(tables.delivery).exists()
 
 
-def _may_reopen() -> ColumnElement[bool]:
-    """True for the last message of an incident that may still open again, while its attempt is running.
+def _may_reopen(now: float) -> ColumnElement[bool]:
+    """True for the last message of an incident that may still open again, while its attempt is live.
 
     It may open again for FLAPS_WITHIN steps, and while another alert is pending since before. The message also waits while
     another incident is open. After a second opening, it waits for the end of the attempt.
@@ -426,7 +427,7 @@ def _may_reopen() -> ColumnElement[bool]:
     goes_on = (
         select(over.incident_id)
         .where(over.incident_id == _alert.incident_id, over.state != "open", run.run_id == over.run_id)
-        .where(attempt.run_id == over.run_id, attempt.attempt == over.attempt, attempt.state == "running")
+        .where(attempt.run_id == over.run_id, attempt.attempt == over.attempt, is_live(now, attempt))
         .where(or_(is_soon, may_fire.exists(), fails.exists(), _WAS_OVER))
         .correlate(tables.delivery, tables.alert)
     )

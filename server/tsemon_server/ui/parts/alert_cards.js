@@ -7,7 +7,7 @@ import { SeeingTo } from "./seeing_to.js";
 
 const ORDER = { firing: 0, stood: 1, acknowledged: 2, pending: 3, resolved: 4 };
 const SEVERITY = { critical: 0, warning: 1, info: 2 };
-const ENDS = { "new attempt": "a new attempt began", "run ended": "the run ended", "rule disabled": "its rule was disabled", "by hand": "somebody called it over" };
+const ENDS = { "new attempt": "a new attempt began", "run ended": "the run ended", "rule disabled": "its rule was disabled", "by hand": "a person resolved it" };
 
 /** The state as this page tells it: what fired when the run ended did not resolve, it `stood`; until a later `attempt`, where that is known. */
 export const shownState = (alert, attempt = alert.attempt) => (alert.resolved_reason === "run ended" && alert.attempt === attempt ? "stood" : alert.state);
