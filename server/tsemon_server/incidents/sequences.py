@@ -31,13 +31,22 @@ class SequenceLoss:
 
 
 def largest_losses(frames: Iterable[Frame]) -> list[SequenceLoss]:
-    """Return up to 4 sequences, each once: first those whose loss is not finite, in step order, then the largest losses."""
-    found = [one for frame in frames for one in _in_frame(frame)]
-    found.sort(key=lambda one: (1.0, -one.loss) if one.loss is not None else (0.0, float(one.step)))
+    """Return up to 4 sequences, each once.
+
+    Sequences that stand out come first, in the order of steps, because later batches may have larger losses only because
+    the model diverges. The others follow by `times_mean`, and then the batches in which all are lost.
+    """
+    found = sorted((one for frame in frames for one in _in_frame(frame)), key=_rank)
     by_id: dict[tuple[int | None, int], SequenceLoss] = {}
     for one in found:
         by_id.setdefault((one.id, one.step if one.id is None else 0), one)
     return list(by_id.values())[: len(PLACES)]
+
+
+def _rank(one: SequenceLoss) -> tuple[int, float]:
+    if one.stands_out:
+        return 0, one.step
+    return (2, one.step) if one.loss is None else (1, -(one.times_mean or 0.0))
 
 
 def _in_frame(frame: Frame) -> Iterator[SequenceLoss]:
