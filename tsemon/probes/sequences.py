@@ -61,8 +61,11 @@ class Given(NamedTuple):
 
 def _vector(name: str, given: Any, expected: str) -> Tensor:
     kind = type(given).__name__
+    are_tensors = {isinstance(each, Tensor) for each in given} if isinstance(given, list | tuple) else set()
+    if len(are_tensors) > 1:  # to read its tensors would wait for the device
+        raise InvalidArgument(f"{name} must be a list of tensors or of numbers, got a {kind} of both; make all tensors")
     try:
-        is_list = isinstance(given, list | tuple) and len(given) > 0 and all(isinstance(each, Tensor) for each in given)
+        is_list = are_tensors == {True}
         vector = torch.stack(list(given)) if is_list else torch.as_tensor(given)  # neither waits for a device
     except Exception as error:
         raise InvalidArgument(

@@ -278,6 +278,8 @@ class TestGivenLosses:
             ({"losses": "abc"}, "got a str"),
             ({"losses": 3.0}, r"got a float of shape \(\)"),
             ({"losses": torch.ones(2, 3)}, r"got a Tensor of shape \(2, 3\)"),
+            ({"losses": [torch.tensor(1.0), 2.0]}, "must be a list of tensors or of numbers, got a list of both"),
+            ({"losses": (3.0, torch.tensor(1.0, device="meta"))}, "got a tuple of both"),
             ({"losses": []}, r"1 to 65536 in one dimension"),
             ({"losses": torch.ones(3, dtype=torch.complex64)}, "must be real numbers"),
             ({"losses": [1.0, 2.0], "ids": [1]}, "must be of equal length, got 2 and 1"),
