@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertForMaskedLM, ViTConfig, ViTForImageClassification
 
 import tsemon
@@ -267,6 +268,32 @@ class TestGivenLosses:
         assert (losses_in(found), IDS[0] in found) == ([1.0] * 4, False)
         assert "12 losses" in reasons[IDS[0]]
         assert "pass sequence_ids=" in reasons[IDS[0]]
+
+    def test_of_the_last_of_several_equal_micro_batches_have_no_hash_of_the_first(self):
+        model, _ = zoo.gpt2()
+
+        def forward():
+            with torch.no_grad():
+                model(random(4))
+            for seed in (1, 2, 3):
+                model(random(seed, (3, 12)))
+
+        _, found, reasons = metrics_of(probe_of(model), forward, losses=[1.0, 2.0, 3.0])
+        assert (losses_in(found), IDS[0] in found, SEEN[0] in found) == ([3.0, 2.0, 1.0], False, False)
+        assert reasons[IDS[0]] == reasons[SEEN[0]]
+        assert reasons[IDS[0]].startswith("the step had 3 forward passes")
+        assert reasons[LOSSES[3]] == "fewer than 4 sequences have a loss"
+        _, found, _ = metrics_of(probe_of(model), forward, losses=[1.0, 2.0, 3.0], ids=[7, 8, 9])
+        assert found[IDS[0]] == 9
+
+    def test_have_a_hash_if_the_backward_pass_computes_the_forward_pass_again(self):
+        model = Tuple(has_loss=False).train()
+
+        def forward():
+            checkpoint(model, random(1), use_reentrant=False)[0].sum().backward()
+
+        _, found, _ = metrics_of(probe_of(model), forward, losses=[9.0, *[1.0] * 5])
+        assert found[IDS[0]] == sequence_ids([random(1)])[0]
 
     @pytest.mark.parametrize(
         ("given", "text"),
