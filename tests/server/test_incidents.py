@@ -324,10 +324,10 @@ class TestTheSequences:
         return load(f"rules: [{{name: high-loss, family: {family}, severity: warning, when: {when}}}]")
 
     def described(self, api, run_id, *samples):
-        """Samples from step 0 on: the loss, and of each sequence its loss, id and the step at which it was seen."""
+        """Samples from step 0 on: the mean loss, and of each sequence its loss, id and the step at which it was seen."""
         frames = []
         for step, (loss, *sequences) in enumerate(samples):
-            scalars = {"loss": loss, "loss_nonfinite": float(math.isnan(loss))}
+            scalars = {"loss": loss, "loss_nonfinite": float(math.isnan(loss)), "sequence_loss_mean": loss}
             for place, values in enumerate(sequences, 1):
                 scalars |= {
                     f"sequence_{kind}_{place}": x for kind, x in zip(("loss", "id", "seen"), values, strict=False)
@@ -395,6 +395,12 @@ class TestTheSequences:
         lost = (self.NAN, *[(self.NAN, known, 0) for known in (6, 7, 8, 9)])
         found = self.described(api, run_id, (1.0,), (20.0, (80.0, 5, 0), (21.0, 4, 0)), lost)
         assert [(one["step"], one["id"]) for one in found] == [(1, 5), (1, 4), (2, 6), (2, 7)]
+
+    def test_are_relative_to_their_own_mean_if_the_loss_is_divided_for_accumulation_or_of_all_ranks(self, api, run_id):
+        scalars = {"loss": 20.0, "sequence_loss_mean": 80.0, "sequence_loss_1": 120.0}
+        api.send_ok(run_id, [Frame(0, 0, 1e9, {"loss": 1.0}), Frame(1, 1, 1e9, scalars)])
+        (found,) = api.get(f"/incidents/{only(api, run_id)['incident_id']}")["sequences"]
+        assert (found["times_mean"], found["stands_out"]) == (1.5, False)
 
     def test_may_lack_ids(self, api, run_id):
         (found,) = self.described(api, run_id, (1.0,), (20.0, (50.0,)))

@@ -17,7 +17,8 @@ from tsemon.measures.inputs import MAX_SEQUENCES, overlap
 from tsemon.measures.sequence_losses import sequence_loss_sums, sequence_losses
 from tsemon.probes.reading import OnHost, Undefined
 
-SEQUENCE_METRICS = tuple(f"sequence_{kind}_{i + 1}" for kind in ("loss", "id", "seen") for i in range(len(PLACES)))
+MEAN = "sequence_loss_mean"
+SEQUENCE_METRICS = (*(f"sequence_{kind}_{i + 1}" for kind in ("loss", "id", "seen") for i in range(len(PLACES))), MEAN)
 LABELS = ("labels", "targets")
 MAX_REMEMBERED = 65_536
 MAX_GIVEN = 65_536
@@ -209,7 +210,8 @@ class Register:
         """The metrics of the sequences with the largest losses, NaN first. `ids` is empty if they are not known."""
         known = [(loss, index) for index, loss in enumerate(losses) if loss is not None]
         known.sort(key=lambda one: (0.0, 0.0) if math.isnan(one[0]) else (1.0, -one[0]))
-        values: dict[str, float] = {}
+        finite = [loss for loss, _ in known if math.isfinite(loss)]
+        values = {MEAN: math.fsum(finite) / len(finite) if finite else math.nan}
         for place, (loss, index) in enumerate(known[: len(PLACES)], 1):
             values[f"sequence_loss_{place}"] = loss
             if index < len(ids):

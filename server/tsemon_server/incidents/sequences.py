@@ -12,7 +12,7 @@ from tsemon.wire import Frame
 FAMILIES = ("loss", "diverge", "data")
 """Families of incidents that a few sequences may cause."""
 STANDS_OUT = 2.0
-"""A sequence stands out if its loss is this many times the loss of the step."""
+"""A sequence stands out if its loss is this many times the mean of its batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class SequenceLoss:
     loss: float | None
     """None if it is not finite."""
     times_mean: float | None
-    """Relative to the loss of the step."""
+    """Relative to the mean of the finite losses of the batch that the sequences are of."""
     seen_step: int | None
     stands_out: bool
     text: str
@@ -50,7 +50,7 @@ def _rank(one: SequenceLoss) -> tuple[int, float]:
 
 
 def _in_frame(frame: Frame) -> Iterator[SequenceLoss]:
-    mean = frame.scalars.get("loss", math.nan)
+    mean = frame.scalars.get("sequence_loss_mean", math.nan)
     places = [place for place in range(1, len(PLACES) + 1) if f"sequence_loss_{place}" in frame.scalars]
     losses = [frame.scalars[f"sequence_loss_{place}"] for place in places]
     are_all_lost = len(losses) > 1 and not any(map(math.isfinite, losses))

@@ -23,6 +23,7 @@ from tsemon.probes.sequences import MAX_REMEMBERED, NO_SUM, NOT_GIVEN, SEQUENCE_
 
 VOCABULARY = 90
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+MEAN = SEQUENCE_METRICS[-1]
 LOSSES, IDS, SEEN = (SEQUENCE_METRICS[start : start + 4] for start in (0, 4, 8))
 
 
@@ -139,6 +140,7 @@ class TestLossesFromLabels:
         loss = F.cross_entropy(model(ids)[0].flatten(0, 1), targets.flatten()).detach()
         (logits, _), found, _ = metrics_of(probe_of(model), lambda: model(ids, targets=targets), loss)
         assert losses_in(found) == pytest.approx(largest(logits, targets), rel=1e-5)
+        assert found[MEAN] == pytest.approx(loss.item(), rel=1e-5)
 
     def test_are_found_if_the_loss_is_nearly_zero(self):
         model, ids = Tuple(), random(1)
@@ -248,6 +250,7 @@ class TestGivenLosses:
         _, found, reasons = metrics_of(probe_of(model), lambda: model(random(1)), losses=losses, ids=ids)
         assert losses_in(found) == pytest.approx([math.nan, math.inf, 3.0, 2.0], nan_ok=True)
         assert [found[name] for name in IDS] == [103, 102, 101, 105]
+        assert found[MEAN] == (0.5 + 3 + 1 + 2) / 4
         assert reasons == {}
 
     def test_take_the_place_of_those_from_labels(self):
@@ -255,6 +258,13 @@ class TestGivenLosses:
         _, found, _ = metrics_of(probe_of(model), lambda: model(**labelled(1)), losses=[6, 5, 4, 3, 2, 1])
         assert losses_in(found) == [6, 5, 4, 3]
         assert found[IDS[0]] == sequence_ids([*labelled(1).values()])[0]
+
+    def test_have_a_mean_of_their_own_whatever_the_loss_of_the_step(self):
+        model, _ = zoo.gpt2()
+        _, found, _ = metrics_of(probe_of(model), lambda: model(random(1)), loss=0.5, losses=[6, 5, 4, 3, 2, 1])
+        assert found[MEAN] == 3.5
+        _, found, _ = metrics_of(probe_of(model), lambda: model(random(1)), losses=[math.nan] * 6)
+        assert math.isnan(found[MEAN])
 
     def test_of_fewer_sequences_than_places_leave_the_others_out(self):
         model, _ = zoo.gpt2()
