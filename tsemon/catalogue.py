@@ -710,6 +710,12 @@ CATALOGUE: tuple[Metric, ...] = (
         )
         for place, words in enumerate(PLACES, 1)
     ),
+    _per_run(
+        name="sequence_loss_mean",
+        title="mean loss of the sequences of the batch",
+        equation="mean of the finite losses of its sequences; NaN if all are NaN or infinite",
+        low=None,
+    ),
 )
 
 NOT_OF_TENSORS = {
@@ -724,6 +730,7 @@ NOT_OF_TENSORS = {
         f"sequence_loss_{place}": "a loss of the user's, or a cross-entropy of the model's labels"
         for place in range(1, 5)
     },
+    "sequence_loss_mean": "a mean of losses of the user's, or of cross-entropies of the model's labels",
     **{f"sequence_{kind}_{place}": "names a sequence or a step" for kind in ("id", "seen") for place in range(1, 5)},
 }
 """Metrics that are not a quantity of tensors, and why. `tsemon.measures` has a function for every other metric."""

@@ -43,7 +43,7 @@ class Sample:
         self.not_measured: Mapping[str, str] | None = None
         """Reasons for metrics that are not measured, to be sent with the frame."""
         self._stacks = stacks
-        self.undefined: dict[str, str] = {}
+        self.undefined: Mapping[str, str] = {}
         """Reasons for metrics that the host found undefined, such as NaN in every layer. Known with the frame."""
         self.device_s = 0.0
         """Seconds of the device's time that the hooks of this step took; known once the frame was made."""
@@ -96,8 +96,10 @@ class Sample:
         if groups := {"later", "notes"} & {part.group for part in self._parts} - (set() if is_silent else {"notes"}):
             self._unpack(groups, lambda part, values: None)
 
-    def _unpack(self, groups: Collection[str], take: Callable[[_Part, Tensor], None]) -> None:
+    def _unpack(self, groups: Collection[str], take: Callable[[_Part, Tensor], None]) -> dict[str, str]:
+        """Return the reasons for metrics that are undefined."""
         self._wait()
+        undefined: dict[str, str] = {}
         offset = 0
         for part in self._parts:
             size = math.prod(part.shape) * part.dtype.itemsize // 4
@@ -110,11 +112,12 @@ class Sample:
                     if finished is not None:
                         take(part, finished)
                 except Undefined as reason:
-                    self.undefined[part.name] = str(reason)
+                    undefined[part.name] = str(reason)
                 except Exception as error:
                     self._on_fault(error)
                     if part.name:
-                        self.undefined[part.name] = str(error)
+                        undefined[part.name] = str(error)
+        return undefined
 
     @property
     def names(self) -> list[str]:
@@ -134,12 +137,13 @@ class Sample:
             else:
                 groups[part.group][part.name] = Array.of(values.flatten().tolist(), tuple(values.shape))
 
-        self._unpack(("layers", "heads", "scalars"), take)
+        undefined = self._unpack(("layers", "heads", "scalars"), take)
         layers = groups["layers"]
         where = (
             (name, self._where_undefined(array.tolist())) for name, array in layers.items() if len(array.shape) == 1
         )
-        self.undefined |= {name: UNDEFINED.format(where=words) for name, words in where if words}
+        undefined |= {name: UNDEFINED.format(where=words) for name, words in where if words}
+        self.undefined = undefined  # in one step, because the training thread may be reading it
         return Frame(seq, self._step, self._time, scalars, groups["layers"], groups["heads"], self.not_measured)
 
     def _where_undefined(self, values: Sequence[float]) -> str:

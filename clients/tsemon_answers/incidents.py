@@ -193,8 +193,8 @@ class IncidentDetail(Incident):
     within: Within
     """The sub-step that brings tokens together or lets states grow, from the samples around the incident."""
     sequences: list[SequenceLoss]
-    """Up to 4 sequences with the largest losses from 4 steps before `left_step` to `settles_step`, the largest first; empty
-    unless the family is loss, diverge or data."""
+    """Up to 4 sequences with the largest losses from 4 steps before `left_step` to `settles_step`. Sequences that stand
+    out come first. Empty unless the family is loss, diverge or data."""
 
 
 class IncidentPage(Record):

@@ -331,10 +331,10 @@ class TestTheSequences:
         return load(f"rules: [{{name: high-loss, family: {family}, severity: warning, when: {when}}}]")
 
     def described(self, api, run_id, *samples):
-        """Samples from step 0 on: the loss, and of each sequence its loss, id and the step at which it was seen."""
+        """Samples from step 0 on: the mean loss, and of each sequence its loss, id and the step at which it was seen."""
         frames = []
         for step, (loss, *sequences) in enumerate(samples):
-            scalars = {"loss": loss, "loss_nonfinite": float(math.isnan(loss))}
+            scalars = {"loss": loss, "loss_nonfinite": float(math.isnan(loss)), "sequence_loss_mean": loss}
             for place, values in enumerate(sequences, 1):
                 scalars |= {
                     f"sequence_{kind}_{place}": x for kind, x in zip(("loss", "id", "seen"), values, strict=False)
@@ -348,23 +348,23 @@ class TestTheSequences:
             api,
             run_id,
             (1.0, (90.0, 1, self.NAN)),
-            *[(1.0, (2.0, 2, 0))] * 4,
+            *[(1.0, (1.5, 2, 0))] * 4,
             (20.0, (82.0, 7341, 0), (12.0, 2, 0)),
             (30.0, (70.0, 7341, 5), (60.0, 9, self.NAN), (31.0, 4, self.NAN), (30.0, 5, self.NAN)),
         )
         assert [(one["step"], one["id"], one["loss"], one["seen_step"]) for one in found] == [
             (5, 7341, 82.0, 0),
             (6, 9, 60.0, None),
+            (1, 2, 1.5, 0),
             (6, 4, 31.0, None),
-            (6, 5, 30.0, None),
         ]
-        assert [one["times_mean"] for one in found] == [82 / 20, 2.0, 31 / 30, 1.0]
+        assert [one["times_mean"] for one in found] == [82 / 20, 2.0, 1.5, 31 / 30]
         assert [one["stands_out"] for one in found] == [True, True, False, False]
         assert found[0]["text"] == (
             "At step 5, sequence 7341 had a loss of 82, 4.1 times the mean of the batch. "
             "It was also in the batch of step 0."
         )
-        assert found[2]["text"] == (
+        assert found[3]["text"] == (
             "At step 6, sequence 4 had a loss of 31, 1.0 times the mean of the batch. No single sequence stands out. "
             "It was in no earlier sampled batch that tsemon remembers."
         )
@@ -377,13 +377,37 @@ class TestTheSequences:
             (self.NAN, (self.NAN, 5, 0), (9.0, 6, 0)),
             (self.NAN, *[(self.NAN, known, 0) for known in (6, 7, 8, 9)]),
         )
-        assert [(one["step"], one["id"], one["loss"], one["times_mean"]) for one in found[:2]] == [
-            (1, 5, None, None),
-            (2, 6, None, None),
-        ]
+        assert [(one["step"], one["id"], one["loss"]) for one in found[:3]] == [(1, 5, None), (1, 6, 9.0), (2, 7, None)]
         assert [one["stands_out"] for one in found] == [True, False, False, False]
         assert found[0]["text"].startswith("At step 1, sequence 5 had a loss that is not finite. It was also")
-        assert "No single sequence stands out." in found[1]["text"]
+        assert "No single sequence stands out." in found[2]["text"]
+
+    def test_begin_with_the_step_that_began_it_though_later_losses_are_larger(self, api, run_id):
+        found = self.described(
+            api,
+            run_id,
+            (1.0,),
+            (12.0, (48.0, 7341, 0), (13.0, 5, 0)),
+            (50.0, *[(80.0 - place, 10 + place, 0) for place in range(4)]),
+            (90.0, (200.0, 20, 0), (89.0, 21, 0)),
+        )
+        assert [(one["step"], one["id"], one["stands_out"]) for one in found] == [
+            (1, 7341, True),
+            (3, 20, True),
+            (2, 10, False),
+            (2, 11, False),
+        ]
+
+    def test_end_with_batches_in_which_all_are_lost(self, api, run_id):
+        lost = (self.NAN, *[(self.NAN, known, 0) for known in (6, 7, 8, 9)])
+        found = self.described(api, run_id, (1.0,), (20.0, (80.0, 5, 0), (21.0, 4, 0)), lost)
+        assert [(one["step"], one["id"]) for one in found] == [(1, 5), (1, 4), (2, 6), (2, 7)]
+
+    def test_are_relative_to_their_own_mean_if_the_loss_is_divided_for_accumulation_or_of_all_ranks(self, api, run_id):
+        scalars = {"loss": 20.0, "sequence_loss_mean": 80.0, "sequence_loss_1": 120.0}
+        api.send_ok(run_id, [Frame(0, 0, 1e9, {"loss": 1.0}), Frame(1, 1, 1e9, scalars)])
+        (found,) = api.get(f"/incidents/{only(api, run_id)['incident_id']}")["sequences"]
+        assert (found["times_mean"], found["stands_out"]) == (1.5, False)
 
     def test_may_lack_ids(self, api, run_id):
         (found,) = self.described(api, run_id, (1.0,), (20.0, (50.0,)))

@@ -36,6 +36,9 @@ class InputProbe(Part):
         super().forget()
         self._hashes_B: Tensor | None = None
         self._num_rows = 0
+        self._outermost: nn.Module | None = None
+        """The module of the pass that counts."""
+        self._num_passes = 0
         self._is_of_training = False
         self._why_missing: str | None = None
         self._labelled.forget()
@@ -53,6 +56,7 @@ class InputProbe(Part):
         """Look at the inputs of a forward pass. The first in train mode counts, or else the first."""
         if not self._is_of_training and (self._hashes_B is None or module.training):
             self._is_of_training = module.training
+            self._outermost, self._num_passes = module, 1
             tensors = list(_by_sequence(Inputs(args, kwargs)))
             self._num_rows = len(tensors[0]) if tensors else 0
             self._hashes_B = sequence_ids([tensor[:MAX_SEQUENCES] for tensor in tensors]) if tensors else None
@@ -60,7 +64,10 @@ class InputProbe(Part):
             self._labelled.forget()
             if self.reads_labels:
                 self._labelled.begin(module, args, kwargs)
-        elif self.reads_labels:
+            return
+        if module is self._outermost and module.training == self._is_of_training:
+            self._num_passes += torch._C._current_graph_task_id() == -1  # a backward pass may compute it again
+        if self.reads_labels:
             self._labelled.enter(module, args, kwargs)
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -86,7 +93,7 @@ class InputProbe(Part):
         if not names:
             return Reading()
         why_not = self._why_not_given or self._labelled.why_not
-        sample = OfSample(self._register, raw, self.step, self._num_rows, why_not)
+        sample = OfSample(self._register, raw, self.step, self._num_rows, self._num_passes, why_not)
         return Reading(scalars={name: sample.metric(name) for name in names})
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:

@@ -17,7 +17,8 @@ from tsemon.measures.inputs import MAX_SEQUENCES, overlap
 from tsemon.measures.sequence_losses import sequence_loss_sums, sequence_losses
 from tsemon.probes.reading import OnHost, Undefined
 
-SEQUENCE_METRICS = tuple(f"sequence_{kind}_{i + 1}" for kind in ("loss", "id", "seen") for i in range(len(PLACES)))
+MEAN = "sequence_loss_mean"
+SEQUENCE_METRICS = (*(f"sequence_{kind}_{i + 1}" for kind in ("loss", "id", "seen") for i in range(len(PLACES))), MEAN)
 LABELS = ("labels", "targets")
 MAX_REMEMBERED = 65_536
 MAX_GIVEN = 65_536
@@ -26,6 +27,7 @@ MAX_ID = 2**53 - 1
 """Largest integer up to which a float64, such as a scalar of a frame, has all integers."""
 
 PASS = "pass sequence_losses= to monitor.step()"
+PASS_IDS = "pass sequence_ids= to monitor.step()"
 NOT_GIVEN = f"the model's forward has no tensor named labels or targets; {PASS}"
 NO_SUM = f"the losses of the sequences do not add up to the loss of the step; {PASS}"
 
@@ -61,8 +63,11 @@ class Given(NamedTuple):
 
 def _vector(name: str, given: Any, expected: str) -> Tensor:
     kind = type(given).__name__
+    are_tensors = {isinstance(each, Tensor) for each in given} if isinstance(given, list | tuple) else set()
+    if len(are_tensors) > 1:  # to read its tensors would wait for the device
+        raise InvalidArgument(f"{name} must be a list of tensors or of numbers, got a {kind} of both; make all tensors")
     try:
-        is_list = isinstance(given, list | tuple) and len(given) > 0 and all(isinstance(each, Tensor) for each in given)
+        is_list = are_tensors == {True}
         vector = torch.stack(list(given)) if is_list else torch.as_tensor(given)  # neither waits for a device
     except Exception as error:
         raise InvalidArgument(
@@ -205,7 +210,8 @@ class Register:
         """The metrics of the sequences with the largest losses, NaN first. `ids` is empty if they are not known."""
         known = [(loss, index) for index, loss in enumerate(losses) if loss is not None]
         known.sort(key=lambda one: (0.0, 0.0) if math.isnan(one[0]) else (1.0, -one[0]))
-        values: dict[str, float] = {}
+        finite = [loss for loss, _ in known if math.isfinite(loss)]
+        values = {MEAN: math.fsum(finite) / len(finite) if finite else math.nan}
         for place, (loss, index) in enumerate(known[: len(PLACES)], 1):
             values[f"sequence_loss_{place}"] = loss
             if index < len(ids):
@@ -224,12 +230,16 @@ class Register:
 class OfSample:
     """One sample's metrics of sequences. The first that the host finishes reads all of them."""
 
-    def __init__(self, register: Register, raw: Mapping[str, Tensor], step: int, num_rows: int, why_not: str) -> None:
+    def __init__(
+        self, register: Register, raw: Mapping[str, Tensor], step: int, num_rows: int, num_passes: int, why_not: str
+    ) -> None:
         """raw: `hashes` or `ids` as int64, and `losses` or `sums` and `numbers` as float32, as far as they are known.
 
-        num_rows: Number of sequences of the batch with these hashes. why_not: Why there are no losses.
+        num_rows: Number of sequences of the batch with these hashes. num_passes: Number of training passes of the step;
+        the hashes are of the first. why_not: Why there are no losses.
         """
-        self._register, self._step, self._num_rows, self._why_not = register, step, num_rows, why_not
+        self._register, self._step, self._num_rows, self._num_passes = register, step, num_rows, num_passes
+        self._why_not, self._why_no_ids = why_not, ""
         self._fault: InvalidArgument | None = None
         self._values: dict[str, float] = {}
         # The bits of an integer travel as two float32 numbers.
@@ -252,7 +262,7 @@ class OfSample:
                 self._fault, self._why_not = error, str(error)
         if name not in self._values:
             fault, self._fault = self._fault, None  # one fault for all metrics
-            raise fault or Undefined(self._why_not)
+            raise fault or Undefined((not name.startswith("sequence_loss") and self._why_no_ids) or self._why_not)
         return torch.tensor(self._values[name], dtype=torch.float64)
 
     def _read(self, raw: Tensor) -> None:
@@ -280,12 +290,12 @@ class OfSample:
             losses = self._register.losses(found["sums"], references, num_items)
         else:
             raise Undefined(self._why_not)
+        self._why_not = f"fewer than {len(PLACES)} sequences have a loss"
         num_ids = len(ids) if "ids" in found else self._num_rows
-        if num_ids == len(losses):
-            self._why_not = f"fewer than {len(PLACES)} sequences have a loss"
-            return self._register.rank(losses, ids)
-        self._why_not = (
-            f"there are {len(losses)} losses, and the first forward pass of the step had {num_ids} sequences; "
-            "pass sequence_ids= to monitor.step()"
-        )
-        return self._register.rank(losses, ())
+        if num_ids != len(losses):
+            why = f"there are {len(losses)} losses, and the first forward pass of the step had {num_ids} sequences"
+            self._why_no_ids = f"{why}; {PASS_IDS}"
+        elif "losses" in found and "ids" not in found and self._num_passes > 1:
+            why = f"the step had {self._num_passes} forward passes, and the losses may be of another than the first"
+            self._why_no_ids = f"{why}; {PASS_IDS}"
+        return self._register.rank(losses, () if self._why_no_ids else ids)

@@ -90,7 +90,8 @@ class ValueOutputProbe(Part):
             return queries_and_keys
         weights = value_and_output(block.attention, queries_and_keys)
         if isinstance(weights, str):
-            return f"{weights} in {type(block.attention).__name__}"
+            where = f"in {type(block.attention).__name__}"
+            return weights.format(where=where) if "{where}" in weights else f"{weights} {where}"
         rows = None if weights.values_V is None else weights.values_V.to(weights.value_RD.device, non_blocking=True)
         growth = value_output_growth(*weights[:2], values_V=rows, head_width=weights.head_width)
         return counted("value_output_growth", growth[None])
@@ -102,7 +103,7 @@ class ValueOutputProbe(Part):
 
 
 def value_and_output(attention: nn.Module, queries_and_keys: Sequence[Slices]) -> ValueOutput | str:
-    """The weights that make values and the output, or why they are unknown."""
+    """The weights that make values and the output, or why they are unknown, with `{where}` if the place is not the end."""
     inner = [module for module in attention.modules() if isinstance(module, nn.MultiheadAttention)]
     if len(inner) == 1:
         return _of_multihead(inner[0])
@@ -116,7 +117,7 @@ def value_and_output(attention: nn.Module, queries_and_keys: Sequence[Slices]) -
     if any(kind_of(name) in LATENT_KEYS_AND_VALUES for name, _ in attention.named_modules()):
         return "values are made in two steps (latent attention)"
     if len(makers) != 1:
-        return f"found {len(makers)} projections of values, not one,"
+        return f"expected one value projection {{where}}, found {len(makers)}"
     maker, output = makers[0], _output(layers)
     if isinstance(output, str):
         return output
@@ -173,7 +174,7 @@ def _output(layers: Sequence[tuple[str, nn.Module]]) -> nn.Module | str:
     for candidates in (found, others):
         if len(candidates) == 1:
             return candidates[0]
-    return f"found {len(found or others)} output layers, not one,"
+    return f"expected one output layer {{where}}, found {len(found or others)}"
 
 
 def _outermost(layers: Sequence[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:

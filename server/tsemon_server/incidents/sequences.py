@@ -12,7 +12,7 @@ from tsemon.wire import Frame
 FAMILIES = ("loss", "diverge", "data")
 """Families of incidents that a few sequences may cause."""
 STANDS_OUT = 2.0
-"""A sequence stands out if its loss is this many times the loss of the step."""
+"""A sequence stands out if its loss is this many times the mean of its batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,24 +24,33 @@ class SequenceLoss:
     loss: float | None
     """None if it is not finite."""
     times_mean: float | None
-    """Relative to the loss of the step."""
+    """Relative to the mean of the finite losses of the batch that the sequences are of."""
     seen_step: int | None
     stands_out: bool
     text: str
 
 
 def largest_losses(frames: Iterable[Frame]) -> list[SequenceLoss]:
-    """Return up to 4 sequences, each once: first those whose loss is not finite, in step order, then the largest losses."""
-    found = [one for frame in frames for one in _in_frame(frame)]
-    found.sort(key=lambda one: (1.0, -one.loss) if one.loss is not None else (0.0, float(one.step)))
+    """Return up to 4 sequences, each once.
+
+    Sequences that stand out come first, in the order of steps, because later batches may have larger losses only because
+    the model diverges. The others follow by `times_mean`, and then the batches in which all are lost.
+    """
+    found = sorted((one for frame in frames for one in _in_frame(frame)), key=_rank)
     by_id: dict[tuple[int | None, int], SequenceLoss] = {}
     for one in found:
         by_id.setdefault((one.id, one.step if one.id is None else 0), one)
     return list(by_id.values())[: len(PLACES)]
 
 
+def _rank(one: SequenceLoss) -> tuple[int, float]:
+    if one.stands_out:
+        return 0, one.step
+    return (2, one.step) if one.loss is None else (1, -(one.times_mean or 0.0))
+
+
 def _in_frame(frame: Frame) -> Iterator[SequenceLoss]:
-    mean = frame.scalars.get("loss", math.nan)
+    mean = frame.scalars.get("sequence_loss_mean", math.nan)
     places = [place for place in range(1, len(PLACES) + 1) if f"sequence_loss_{place}" in frame.scalars]
     losses = [frame.scalars[f"sequence_loss_{place}"] for place in places]
     are_all_lost = len(losses) > 1 and not any(map(math.isfinite, losses))

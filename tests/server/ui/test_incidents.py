@@ -316,13 +316,14 @@ class TestTheSequences:
     def test_that_carry_the_loss_are_on_the_card_and_their_ids_are_not_curves(self, page, service):
         run_id = service.register("poisoned")
         for sample, loss in enumerate((1.0, 20.0, 20.0)):
-            scalars = {"loss": loss, "learning_rate": 0.1, "sequence_loss_1": 82.0 * sample, "sequence_loss_2": 3.0}
+            scalars = {"loss": loss, "learning_rate": 0.1, "sequence_loss_1": 82.0 * sample, "sequence_loss_2": 1.5}
+            scalars["sequence_loss_mean"] = loss
             scalars |= {"sequence_id_1": 7341.0, "sequence_id_2": 5.0, "sequence_seen_1": EVERY * (sample - 1.0)}
             service.send(run_id, Frame(sample, EVERY * sample, START_S + sample, scalars))
         open_run(page, run_id)
         expect(page.locator(".incident .sequence")).to_have_text(
-            "At step 10, sequence 7341 had a loss of 164, 8.2 times the mean of the batch. "
-            "It was also in the batch of step 5."
+            "At step 5, sequence 7341 had a loss of 82, 4.1 times the mean of the batch. "
+            "It was also in the batch of step 0."
         )
         offered = page.get_by_label("Curve").locator("option").all_text_contents()
-        assert offered == ["learning_rate", "sequence_loss_1", "sequence_loss_2"]
+        assert offered == ["learning_rate", "sequence_loss_1", "sequence_loss_2", "sequence_loss_mean"]

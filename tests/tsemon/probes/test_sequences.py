@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertForMaskedLM, ViTConfig, ViTForImageClassification
 
 import tsemon
@@ -22,6 +23,7 @@ from tsemon.probes.sequences import MAX_REMEMBERED, NO_SUM, NOT_GIVEN, SEQUENCE_
 
 VOCABULARY = 90
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+MEAN = SEQUENCE_METRICS[-1]
 LOSSES, IDS, SEEN = (SEQUENCE_METRICS[start : start + 4] for start in (0, 4, 8))
 
 
@@ -138,6 +140,7 @@ class TestLossesFromLabels:
         loss = F.cross_entropy(model(ids)[0].flatten(0, 1), targets.flatten()).detach()
         (logits, _), found, _ = metrics_of(probe_of(model), lambda: model(ids, targets=targets), loss)
         assert losses_in(found) == pytest.approx(largest(logits, targets), rel=1e-5)
+        assert found[MEAN] == pytest.approx(loss.item(), rel=1e-5)
 
     def test_are_found_if_the_loss_is_nearly_zero(self):
         model, ids = Tuple(), random(1)
@@ -247,6 +250,7 @@ class TestGivenLosses:
         _, found, reasons = metrics_of(probe_of(model), lambda: model(random(1)), losses=losses, ids=ids)
         assert losses_in(found) == pytest.approx([math.nan, math.inf, 3.0, 2.0], nan_ok=True)
         assert [found[name] for name in IDS] == [103, 102, 101, 105]
+        assert found[MEAN] == (0.5 + 3 + 1 + 2) / 4
         assert reasons == {}
 
     def test_take_the_place_of_those_from_labels(self):
@@ -254,6 +258,13 @@ class TestGivenLosses:
         _, found, _ = metrics_of(probe_of(model), lambda: model(**labelled(1)), losses=[6, 5, 4, 3, 2, 1])
         assert losses_in(found) == [6, 5, 4, 3]
         assert found[IDS[0]] == sequence_ids([*labelled(1).values()])[0]
+
+    def test_have_a_mean_of_their_own_whatever_the_loss_of_the_step(self):
+        model, _ = zoo.gpt2()
+        _, found, _ = metrics_of(probe_of(model), lambda: model(random(1)), loss=0.5, losses=[6, 5, 4, 3, 2, 1])
+        assert found[MEAN] == 3.5
+        _, found, _ = metrics_of(probe_of(model), lambda: model(random(1)), losses=[math.nan] * 6)
+        assert math.isnan(found[MEAN])
 
     def test_of_fewer_sequences_than_places_leave_the_others_out(self):
         model, _ = zoo.gpt2()
@@ -268,6 +279,32 @@ class TestGivenLosses:
         assert "12 losses" in reasons[IDS[0]]
         assert "pass sequence_ids=" in reasons[IDS[0]]
 
+    def test_of_the_last_of_several_equal_micro_batches_have_no_hash_of_the_first(self):
+        model, _ = zoo.gpt2()
+
+        def forward():
+            with torch.no_grad():
+                model(random(4))
+            for seed in (1, 2, 3):
+                model(random(seed, (3, 12)))
+
+        _, found, reasons = metrics_of(probe_of(model), forward, losses=[1.0, 2.0, 3.0])
+        assert (losses_in(found), IDS[0] in found, SEEN[0] in found) == ([3.0, 2.0, 1.0], False, False)
+        assert reasons[IDS[0]] == reasons[SEEN[0]]
+        assert reasons[IDS[0]].startswith("the step had 3 forward passes")
+        assert reasons[LOSSES[3]] == "fewer than 4 sequences have a loss"
+        _, found, _ = metrics_of(probe_of(model), forward, losses=[1.0, 2.0, 3.0], ids=[7, 8, 9])
+        assert found[IDS[0]] == 9
+
+    def test_have_a_hash_if_the_backward_pass_computes_the_forward_pass_again(self):
+        model = Tuple(has_loss=False).train()
+
+        def forward():
+            checkpoint(model, random(1), use_reentrant=False)[0].sum().backward()
+
+        _, found, _ = metrics_of(probe_of(model), forward, losses=[9.0, *[1.0] * 5])
+        assert found[IDS[0]] == sequence_ids([random(1)])[0]
+
     @pytest.mark.parametrize(
         ("given", "text"),
         [
@@ -278,6 +315,8 @@ class TestGivenLosses:
             ({"losses": "abc"}, "got a str"),
             ({"losses": 3.0}, r"got a float of shape \(\)"),
             ({"losses": torch.ones(2, 3)}, r"got a Tensor of shape \(2, 3\)"),
+            ({"losses": [torch.tensor(1.0), 2.0]}, "must be a list of tensors or of numbers, got a list of both"),
+            ({"losses": (3.0, torch.tensor(1.0, device="meta"))}, "got a tuple of both"),
             ({"losses": []}, r"1 to 65536 in one dimension"),
             ({"losses": torch.ones(3, dtype=torch.complex64)}, "must be real numbers"),
             ({"losses": [1.0, 2.0], "ids": [1]}, "must be of equal length, got 2 and 1"),

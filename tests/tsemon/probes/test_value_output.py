@@ -196,7 +196,7 @@ class TestTheReason:
     def test_is_two_output_layers(self):
         model, _ = zoo.llama()
         find_blocks(model)[0].attention.out_proj = nn.Linear(D, D)
-        assert "found 2 output layers, not one, in LlamaAttention" in why_not(model)[1]
+        assert "expected one output layer in LlamaAttention, found 2" in why_not(model)[1]
 
     def test_is_none_for_a_layer_without_a_usual_name_if_it_is_the_only_one(self):
         model, _ = zoo.llama()
