@@ -362,11 +362,11 @@ class TestTheSequences:
         assert [one["stands_out"] for one in found] == [True, True, False, False]
         assert found[0]["text"] == (
             "At step 5, sequence 7341 had a loss of 82, 4.1 times the mean of the batch. "
-            "It was also in the batch of step 0."
+            "It was also in the batch of step 0. Its loss is among the four largest in 1 other sample of the incident, too."
         )
         assert found[3]["text"] == (
             "At step 6, sequence 4 had a loss of 31, 1.0 times the mean of the batch. No single sequence stands out. "
-            "It was in no earlier sampled batch that tsemon remembers."
+            "It was in no earlier sampled batch."
         )
 
     def test_begin_with_the_one_whose_loss_is_not_finite(self, api, run_id):

@@ -323,6 +323,7 @@ class Outbox:
                     if is_last and not self._abandoned.is_set():
                         if courier.is_registered:
                             courier.finish(self._end_state)
+                            self._end_incidents()
                         self._is_delivered = True
                         return
                     num_tries = 0
@@ -406,7 +407,9 @@ class Outbox:
             self._alerts, self._incidents, self._told_alerts, self._told_incidents = (), (), {}, {}
             self._over_alerts, self._over_incidents = set(), set()
             self._warn(
-                "server", f"{error}; the run is registered again, but what had arrived before is gone with its database"
+                "server",
+                f"{error}; the run is registered again, but its earlier frames are gone: it was deleted, or the database was "
+                "replaced",
             )
         else:
             self._warn("server", f"{self._last_error}; frames are kept and sent again until they arrive")
@@ -431,8 +434,16 @@ class Outbox:
             self._alerts = tuple(Alert.from_json(alert) for alert in reply["alerts"])
         for alert in _changes(self._told_alerts, self._over_alerts, self._alerts, "alert_id", "resolved"):
             self._events.put(alert)
+        self._tell_incidents()
+
+    def _tell_incidents(self) -> None:
         for incident in _changes(self._told_incidents, self._over_incidents, self._incidents, "incident_id", "ended"):
             self._events.put(incident)
+
+    def _end_incidents(self) -> None:
+        """The server ends open incidents with the attempt."""
+        self._incidents = ()
+        self._tell_incidents()
 
     @contextlib.contextmanager
     def _readable(self, what: str) -> Iterator[None]:

@@ -20,6 +20,8 @@ FLAPS_WITHIN = 300
 """Steps after an incident within which the same rule, or a consequence of an alert that cleared, reopens it."""
 STALL = "loss-stall"
 """Rule whose alert, pending or firing, says that the loss has not fallen. It opens no incident, but keeps one open."""
+FINAL = "loss-not-finite", "non-finite-gradient", "non-finite-activations"
+"""Rules of failures that end the training."""
 SEVERITIES = "info", "warning", "critical"
 
 
@@ -197,9 +199,18 @@ def _belongs(symptom: Symptom, incident: Incident) -> bool:
     if symptom.resolved_step is not None and symptom.resolved_step < incident.left_step - SLACK:
         return False
     if until is None or until >= symptom.left_step:
-        return True
+        return not _is_another(symptom, incident)
     is_more = any(one.rule == symptom.rule or _leads_to(one, symptom) for one in incident.symptoms)
     return is_more and symptom.firing_step <= until + FLAPS_WITHIN
+
+
+def _is_another(symptom: Symptom, incident: Incident) -> bool:
+    """True for a failure that begins after the verdict has settled and needs a message: one that ends the training during a
+    milder incident, or any one during an incident of the user's own rules, which explain nothing."""
+    if symptom.left_step <= incident.settles_step or any(one.rule == symptom.rule for one in incident.symptoms):
+        return False
+    is_final = symptom.rule in FINAL and all(one.severity != "critical" for one in incident.symptoms)
+    return is_final or not any(ORDER.knows(one.rule) for one in incident.symptoms)
 
 
 def _leads_to(over: Symptom, later: Symptom) -> bool:

@@ -230,7 +230,7 @@ def _change(
     of: Callable[[Array], Array] = lambda value_N: value_N,
 ) -> Array:
     """The logarithm of the value over the usual one, or of a function of both, less its median over the blocks: the change
-    that all blocks have in common is no block's own. A block that stayed as it was has none, even if all others changed.
+    that all blocks have in common is no block's own. An unchanged block has none, even if all others changed.
     0 where one of the values is unknown."""
     value_N = np.abs(_padded(newest, name, num_blocks))
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -47,6 +47,10 @@ class Order:
             ) from None
         self._places = {rule: place for place, rule in enumerate(reversed(last_first))}
 
+    def knows(self, rule: str) -> bool:
+        """False for rules of the user's own."""
+        return rule in self._places
+
     def place(self, rule: str) -> int:
         """Its place among the failures, before all failures that it can cause."""
         return self._places.get(rule, len(self._places))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tsemon.catalogue import PLACES
@@ -33,20 +33,28 @@ class SequenceLoss:
 def largest_losses(frames: Iterable[Frame]) -> list[SequenceLoss]:
     """Return up to 4 sequences, each once.
 
-    Sequences that stand out come first, in the order of steps, because later batches may have larger losses only because
-    the model diverges. The others follow by `times_mean`, and then the batches in which all are lost.
+    Sequences that stand out from their batch come first, by `times_mean`: later batches may have larger losses only because
+    the model diverges. Then follow the others, and the batches in which all are lost.
     """
     found = sorted((one for frame in frames for one in _in_frame(frame)), key=_rank)
-    by_id: dict[tuple[int | None, int], SequenceLoss] = {}
+    by_id: dict[tuple[int | None, int], list[SequenceLoss]] = {}
     for one in found:
-        by_id.setdefault((one.id, one.step if one.id is None else 0), one)
-    return list(by_id.values())[: len(PLACES)]
+        by_id.setdefault((one.id, one.step if one.id is None else 0), []).append(one)
+    return [_with_others(first, others) for first, *others in list(by_id.values())[: len(PLACES)]]
+
+
+def _with_others(one: SequenceLoss, others: Sequence[SequenceLoss]) -> SequenceLoss:
+    """The sequence with the other samples in which its loss is among the four largest."""
+    if not others:
+        return one
+    samples = f"{len(others)} other sample" + "s" * (len(others) > 1)
+    return replace(one, text=f"{one.text} Its loss is among the four largest in {samples} of the incident, too.")
 
 
 def _rank(one: SequenceLoss) -> tuple[int, float]:
-    if one.stands_out:
-        return 0, one.step
-    return (2, one.step) if one.loss is None else (1, -(one.times_mean or 0.0))
+    if one.loss is None:
+        return (0 if one.stands_out else 3), one.step
+    return (1 if one.stands_out else 2), -(one.times_mean or 0.0)
 
 
 def _in_frame(frame: Frame) -> Iterator[SequenceLoss]:
@@ -81,5 +89,5 @@ def _text(one: SequenceLoss, *, are_all_lost: bool) -> str:
     if one.seen_step is not None:
         text += f" It was also in the batch of step {one.seen_step}."
     elif one.id is not None:
-        text += " It was in no earlier sampled batch that tsemon remembers."
+        text += " It was in no earlier sampled batch."
     return text

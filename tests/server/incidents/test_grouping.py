@@ -56,6 +56,18 @@ class TestAnIncident:
         (verdict,) = verdicts(DECAY, alert("escalation-forecast", 0, 5))
         assert verdict.step == 10
 
+    def test_has_all_later_alerts_but_for_one_that_ends_the_training(self):
+        mild, nan = alert("update-misalignment", 5, 15), alert("loss-not-finite", 200, 200)
+        assert causes(mild, alert("parameter-norm-jump", 150, 160)) == ["update-misalignment"]
+        assert causes(mild, nan) == ["update-misalignment", "loss-not-finite"]
+        assert causes(mild, COLLAPSE, nan) == ["update-misalignment"]  # it is critical already
+        assert causes(mild, replace(nan, left_step=SETTLES_AFTER, firing_step=SETTLES_AFTER)) == ["update-misalignment"]
+
+    def test_of_rules_of_the_user_has_no_later_alert_of_another_rule(self):
+        own = replace(alert("loss-spike", 0, 1), rule="my-rule", family="custom")
+        again = replace(own, left_step=300, pending_step=300, firing_step=300)
+        assert causes(own, again, alert("parameter-norm-jump", 200, 210)) == ["my-rule", "parameter-norm-jump"]
+
     def test_does_not_begin_with_a_pending_alert(self):
         assert verdicts(alert("states-collapse", 20)) == []
 

@@ -239,7 +239,7 @@ class TestAServiceOnABadDay:
         outbox.put(sample(1))
         outbox.close(20)
         assert peer.seqs() == [1]
-        assert [text for text in outbox.warnings if "gone with its database" in text]
+        assert [text for text in outbox.warnings if "its earlier frames are gone" in text]
 
 
 class TestHeartbeats:
@@ -301,7 +301,7 @@ class TestHeartbeats:
             peer.runs.clear()
             peer.beats.clear()
         peer.wait_until(lambda: ("rank0", 1, 0) in peer.beats)
-        assert [text for text in outbox.warnings if "gone with its database" in text]
+        assert [text for text in outbox.warnings if "its earlier frames are gone" in text]
 
     def test_that_are_refused_hold_up_no_frame(self, peer, open_outbox, sample):
         outbox = open_outbox(peer.url, heartbeat_s=0.02)
@@ -685,10 +685,18 @@ class TestIncidents:
         outbox.close(20)
         return outbox
 
-    def test_are_those_that_are_open_in_the_last_reply(self, peer, open_outbox, sample):
-        replied = [incident("2", something_new=1), incident("1", "recovered")]
-        (known,) = self.told(peer, open_outbox, sample, replied).incidents()
+    def test_are_those_that_are_open_in_the_last_reply_and_end_with_the_run(self, peer, open_outbox, sample):
+        peer.incidents = [incident("2", something_new=1), incident("1", "recovered")]
+        outbox = open_outbox(peer.url)
+        outbox.put(sample(0))
+        while not outbox.incidents():
+            threading.Event().wait(0.001)
+        (known,) = outbox.incidents()
         assert (known.incident_id, known.rule, known.blocks, known.is_settled) == ("2", "onset", [3, 5], False)
+        outbox.close(20)
+        states = [(one.incident_id, one.state) for one in outbox.take_events()]
+        assert states == [("2", "open"), ("1", "recovered"), ("2", "ended")]
+        assert outbox.incidents() == []
 
     def test_are_none_with_a_server_that_has_none(self, peer, open_outbox, sample):
         outbox = self.told(peer, open_outbox, sample, None, [alert("a", "firing")])
