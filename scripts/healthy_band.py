@@ -2,8 +2,8 @@
 
     python scripts/healthy_band.py
 
-The range covers all runs at 11 depths, from 0 (the input of the first block) to 1 (the last output). Each run counts with the
-5th to 95th percentile of its samples after the first 10 % of its steps. The web UI draws the range as a green band.
+The range covers all runs at 11 depths, from 0 (the input of the first block) to 1 (the last output). Each run counts with
+the 5th to 95th percentile of its samples after the first 10 % of its steps. The web UI draws the range as a green band.
 
 Axes: S samples, L layers, D relative depths.
 """

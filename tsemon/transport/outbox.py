@@ -408,8 +408,8 @@ class Outbox:
             self._over_alerts, self._over_incidents = set(), set()
             self._warn(
                 "server",
-                f"{error}; the run is registered again, but its earlier frames are gone: it was deleted, or the database was "
-                "replaced",
+                f"{error}; the run is registered again, but its earlier frames are gone: it was deleted, or the database "
+                "was replaced",
             )
         else:
             self._warn("server", f"{self._last_error}; frames are kept and sent again until they arrive")
