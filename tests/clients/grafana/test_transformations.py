@@ -60,7 +60,7 @@ def rows(target, watched, values):
 
 
 def log10_of(values):
-    return [value and math.log10(value) for value in values]
+    return [None if value is None else math.log10(max(value, 1e-13)) for value in values]
 
 
 def panel_of(dashboard, title):
