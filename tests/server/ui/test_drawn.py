@@ -209,6 +209,7 @@ class TestTheBarsOfAlerts:
 
     def test_each_can_be_pointed_at(self, page, drawn):
         chart = chart_at(page, f"#/run/{drawn.failing}")
+        expect(page.locator(".incident .within").first).to_be_visible()  # it moves the chart down
         for i, bar in enumerate(self.bars(chart)):
             self.point_at(page, chart, bar)
             expect(page.locator(".tip:visible")).to_contain_text(f"It is rule-number-{i}.")
@@ -238,5 +239,6 @@ class TestTheBarsOfAlerts:
 
     @staticmethod
     def point_at(page, chart, bar):
+        chart.scroll_into_view_if_needed()
         box = chart.bounding_box()
         page.mouse.move(box["x"] + (bar["x"] + bar["right"]) / 2, box["y"] + (bar["y"] + bar["bottom"]) / 2)

@@ -322,8 +322,8 @@ class TestTheSequences:
             service.send(run_id, Frame(sample, EVERY * sample, START_S + sample, scalars))
         open_run(page, run_id)
         expect(page.locator(".incident .sequence")).to_have_text(
-            "At step 5, sequence 7341 had a loss of 82, 4.1 times the mean of the batch. "
-            "It was also in the batch of step 0."
+            "At step 10, sequence 7341 had a loss of 164, 8.2 times the mean of the batch. It was also in the batch of "
+            "step 5. Its loss is among the four largest in 1 other sample of the incident, too."
         )
         offered = page.get_by_label("Curve").locator("option").all_text_contents()
         assert offered == ["learning_rate", "sequence_loss_1", "sequence_loss_2", "sequence_loss_mean"]
