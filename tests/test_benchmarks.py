@@ -315,8 +315,8 @@ class TestLive:
 @pytest.mark.thorough
 class TestPlanted:
     def test_names_the_block_and_the_sub_step_that_were_damaged(self):
-        printed = run("planted.py", "--only", "post-residual-81", "gpt2-output-81", timeout=600)
-        for name in ("post-residual-81", "gpt2-output-81"):
+        printed = run("planted.py", "--only", "post-output-81", "gpt2-norm-81", timeout=600)
+        for name in ("post-output-81", "gpt2-norm-81"):
             assert re.search(rf"^\| {name} \| .* \| block, sub-step \|$", printed, re.MULTILINE), printed
 
 
