@@ -65,10 +65,21 @@ def numbers(compiled: Compiled, values: Row) -> dict[str, float | None]:
 
 
 def summary(compiled: Compiled, values: Row, view: View) -> str:
-    """One sentence: the title, in which stack if there are several, and what was seen."""
+    """One sentence: the title, in which stack if there are several, and what was seen.
+
+    A formula that is a number of the evidence, too, has the name that it has there.
+    """
     holding = [comparison for comparison in compiled.comparisons if values[comparison.holds.index] is True]
     once = {comparison.value.says: comparison for comparison in reversed(holding)}  # of bounds on one value the first
-    seen = [_sentence(_held(comparison, values, view)) for comparison in [*reversed(once.values())][:3]]
+    names = {
+        term.index: name.replace("_", " ")
+        for name, term in compiled.evidence.items()
+        if term.says not in {measure.name for measure in term.measures}
+    }
+    seen = [
+        _sentence(_held(comparison, values, view), names.get(comparison.value.index))
+        for comparison in [*reversed(once.values())][:3]
+    ]
     title = compiled.rule.title + ("" if view.stack_name is None else f" ({view.stack_name})")
     return f"{title}: {'; '.join(seen)}." if seen else f"{title}."
 
@@ -106,13 +117,14 @@ def _farthest(values: Array, bounds: Mapping[str, Any]) -> int | None:
     return int(np.nanargmin(values) if is_low else np.nanargmax(values))
 
 
-def _sentence(held: Mapping[str, Any]) -> str:
+def _sentence(held: Mapping[str, Any], name: str | None) -> str:
+    """`name`: of the value, if evidence has one for it."""
     layer = held.get("layer")
     where = "" if layer is None else f" ({held.get('label', f'layer {layer}')})"
     seen = "not finite" if held["seen"] is None else f"{held['seen']:.3g}"
     against = f", {held['against']}" if "against" in held else ""
     bounds = [f"{name.replace('_', ' ')} {held[name]:.3g}{against}" for name in BOUNDS if held.get(name) is not None]
-    return f"{held['value']}{where} is {seen}" + (f" ({', '.join(bounds)})" if bounds else "")
+    return f"{name or held['value']}{where} is {seen}" + (f" ({', '.join(bounds)})" if bounds else "")
 
 
 def _profile(values: Any, view: View) -> dict[str, dict[str, Any]]:

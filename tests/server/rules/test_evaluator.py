@@ -112,6 +112,14 @@ class TestWhatAnAlertShows:
             "grad_norm (layer 1) is 2 (below 20, loss)."
         )
 
+    def test_has_the_name_of_a_formula_that_is_evidence_too(self):
+        rise = [{"scalar": "loss"}, {"over": [{"scalar": "grad_norm"}]}]
+        named = rule({"all": [{"value": rise, "above": 1}, {"value": [{"scalar": "loss"}], "above": 1}]},
+                     evidence={"relative_rise": rise, "height": [{"scalar": "loss"}]})  # fmt: skip
+        frames = [View(step, {"loss": HIGH, "grad_norm": 2.0}) for step in range(8)]
+        (fired,) = (event for event in events([named], frames) if event.kind == "firing")
+        assert fired.summary == "The loss is high: relative rise is 10 (above 1); loss is 20 (above 1)."
+
     def test_is_each_value_with_what_it_was_held_against(self, fired):
         first, second = fired.evidence["conditions"]
         assert first == {"value": "token_diversity of the last layer", "seen": 1e-5, "below": 0.01, "holds": True}
