@@ -11,6 +11,17 @@ MAX_ON_THE_WAY = 16
 """Maximum number of copies in flight. Until one arrives, further numbers are skipped."""
 
 
+def on_host(value: Tensor | float) -> Tensor | float:
+    """The number in a tensor on the CPU, for which nothing waits; anything else as it is."""
+    if type(value) is not Tensor or not value.is_cpu:
+        return value
+    try:
+        number = value.item()
+    except RuntimeError:  # it is not one number, or a transform of torch.func hides it
+        return value
+    return value if isinstance(number, complex) else number
+
+
 class LateNumbers:
     """Reads one number per step: a number on the host immediately, a number on a GPU as soon as its copy has arrived."""
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from tsemon.actions import Handler, checked_count
 from tsemon.catalogue import Tier
 from tsemon.faults import Faults
+from tsemon.late import on_host
 from tsemon.probes import Given, Probe, Ranks, Reading, Span, ThreadState, agree
 from tsemon.probes.probe import ORIGIN
 from tsemon.registration import step_of_state
@@ -187,6 +188,8 @@ class Monitor:
             scalars = self._with_tokens(tokens, step_tokens, scalars)
         contain = self._faults.guard if probe is None or state.is_unseen else probe.contain
         if probe is not None and loss is not None:
+            if state.is_unseen:
+                loss = on_host(loss)
             contain(probe.take_loss, loss)
         if probe is not None and self._step >= self._next_sample:
             try:
