@@ -5,7 +5,7 @@ With a `project` an edit is that project's own, and counts there in place of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
 from tsemon.catalogue import nearest
@@ -92,7 +92,7 @@ class Rulebook:
         """Disable the rule and resolve its alerts. If the server disables it, projects with their own version keep it."""
         newest = self.versions(writer.rules, name, project)[0]
         writer.rules.add_versions([_said(newest)], "edited", enabled=False, project=project)
-        writer.alerts.end_of_rule(name, project, besides=() if project else writer.rules.projects(name))
+        _end_alerts(writer, name, project, besides=() if project else writer.rules.projects(name))
 
     def restore(self, writer: Writer, name: str, project: str | None = None) -> None:
         """Let a rule of the pack be in force as it came; in a project, let the server's count again."""
@@ -115,7 +115,7 @@ class Rulebook:
             )
         _give_up(writer.rules, known, project)
         if not known.enabled:
-            writer.alerts.end_of_rule(name, project)
+            _end_alerts(writer, name, project)
 
     def versions(self, rules: KnownRules, name: str, project: str | None = None) -> list[RuleVersion]:
         """All versions of a rule, the active one first. Raises UnknownRule."""
@@ -133,6 +133,12 @@ class Rulebook:
             with suppress(InvalidRules):
                 known[version.digest] = explain(stored(version.definition, version.name))
         return {version.name: known[version.digest] for version in versions if version.digest in known}
+
+
+def _end_alerts(writer: Writer, rule: str, project: str | None, besides: Collection[str] = ()) -> None:
+    for run_id in writer.alerts.runs_of_rule(rule, project, besides=besides):
+        writer.runs.hold(run_id)  # their incidents depend on alerts that others may change now
+    writer.alerts.end_of_rule(rule, project, besides=besides)
 
 
 def _added(book: KnownRules, project: str | None) -> list[RuleVersion]:

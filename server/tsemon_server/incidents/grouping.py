@@ -85,7 +85,7 @@ class Incident:
     pending: list[Symptom] = field(default_factory=list)
     """Alerts that may still fire."""
     stalls: list[Symptom] = field(default_factory=list)
-    """Times at which the loss did not fall, since this incident."""
+    """Times at which the loss did not fall, noticed since this incident began."""
 
     @property
     def opened_step(self) -> int:
@@ -108,16 +108,21 @@ class Incident:
         ended = [symptom.resolved_step for symptom in self.symptoms]
         return None if None in ended else max(step for step in ended if step is not None)
 
-    @property
-    def open_until(self) -> int | None:
-        """Step at which it ended: the last alert was resolved, and the loss fell again. None if it is open."""
-        return self._end()[0]
+    def open_until(self, as_of: int | None = None) -> int | None:
+        """Step at which it ended: the last alert was resolved, and the loss fell again. None if it was open at that step."""
+        return self._end(as_of)[0]
 
-    def _end(self) -> tuple[int | None, bool]:
-        """The step at which it ended, and whether it recovered. Only a recovery waits for the loss."""
+    def _end(self, as_of: int | None = None) -> tuple[int | None, bool]:
+        """The step at which it ended, and whether it recovered. Only a recovery waits for the loss.
+
+        A stall that was withdrawn before it fired keeps the incident open until then, and leaves no trace.
+        """
         until, is_cleared = self.ended_step, all(one.is_cleared for one in self.symptoms)
         for stall in self.stalls if is_cleared else ():
-            if until is not None and stall.left_step <= until:
+            if stall.firing_step is None and stall.resolved_step is not None:
+                if as_of is not None and stall.pending_step <= as_of < stall.resolved_step:
+                    return None, False
+            elif until is not None and stall.left_step <= until:
                 until = None if stall.resolved_step is None else max(until, stall.resolved_step)
                 is_cleared = stall.is_cleared
         return until, is_cleared
@@ -187,15 +192,15 @@ def _grouped(symptoms: Sequence[Symptom]) -> list[Incident]:
         if symptom.incident is not None:
             known[symptom.incident] = incident
         incident.symptoms.append(symptom)
-        incident.stalls = [one for one in stalls if one.left_step >= incident.left_step - SLACK]
-    if incidents and incidents[-1].open_until is None:
+        incident.stalls = [one for one in stalls if one.pending_step >= incident.left_step]
+    if incidents and incidents[-1].open_until() is None:
         incidents[-1].pending = [one for one in symptoms if one.firing_step is None and one.resolved_step is None]
     return incidents
 
 
 def _belongs(symptom: Symptom, incident: Incident) -> bool:
     assert symptom.firing_step is not None
-    until = incident.open_until
+    until = incident.open_until(as_of=symptom.firing_step)
     if symptom.resolved_step is not None and symptom.resolved_step < incident.left_step - SLACK:
         return False
     if until is None or until >= symptom.left_step:

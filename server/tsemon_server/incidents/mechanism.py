@@ -5,7 +5,7 @@ is the logarithm of the factor. The earliest block with a sign at least 0.6 time
 that a later block gets are not healthy. Within the block, the order is the order of SIGNS: a norm's gain depends on no other
 sub-step, and a residual that is scaled down makes the other sub-steps look large.
 
-Axes: N blocks, E entries of hidden states (N + 1), H heads.
+Axes: N blocks, E entries of hidden states (N and one for each stack), H heads.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tsemon.stacks import Stacks
 
 SubStep = Literal["norm", "residual", "attention", "feed-forward"]
 Array = NDArray[np.float64]
@@ -53,6 +55,8 @@ class Arrays:
     """By metric: one value per block (N,), or per hidden state (E,)."""
     heads: Named = field(default_factory=dict)
     """By metric: one value per block and head (N, H)."""
+    stacks: Stacks | None = None
+    """None: all blocks are one stack."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +87,9 @@ class _Sign:
 
 
 def mechanism_of(
-    newest: Arrays, *, rule: str, blocks: tuple[int, int] | None, healthy: Arrays | None = None
+    newest: Arrays, *, rule: str = "", blocks: tuple[int, int] | None = None, healthy: Arrays | None = None
 ) -> Mechanism:
-    """Return the sub-step that caused an incident, given its cause's rule and first and last block, from 0."""
+    """Return the sub-step that stands out, given the rule of an incident's cause and its first and last block, from 0."""
     if rule.startswith("non-finite") or _is_nonfinite(newest):
         return _first_nonfinite(newest)
     num_blocks = max((len(x) for name in NEEDED if (x := _known(newest, name)) is not None), default=0)
@@ -123,7 +127,7 @@ NEEDED = "escalation_rate", *SLOW
 
 def _norms(newest: Arrays, healthy: Arrays | None, num_blocks: int) -> list[_Sign]:
     change_N = _change("norm_gain", newest, healthy, num_blocks)
-    says = "the norms scale states by {value}, {factor} times the usual {usual}"
+    says = "the norms scale states by {value}, {factor} times the {usual}"
     return [_Sign("norm", "norm_gain", np.abs(change_N), says)]
 
 
@@ -132,7 +136,7 @@ def _residual(newest: Arrays, healthy: Arrays | None, num_blocks: int) -> list[_
     weight_N = _weight(newest, num_blocks)
     usual_N = _usual_weight(healthy, num_blocks)
     size_N = np.nan_to_num(np.log(np.maximum(usual_N, LEAST) / np.maximum(weight_N, LEAST)))
-    says = "the residual has a weight of about {value}, {factor} times the usual {usual}"
+    says = "the residual has a weight of about {value}, {factor} times the {usual}"
     return [_Sign("residual", "residual_gain", np.clip(size_N, 0, LARGEST), says)]
 
 
@@ -158,19 +162,19 @@ def _attention(newest: Arrays, healthy: Arrays | None, num_blocks: int) -> list[
             "attention",
             "max_attention_logit",
             np.fmax(logit_N, 0.0),
-            "attention logits reach {value}, {factor} times the usual {usual}",
+            "attention logits reach {value}, {factor} times the {usual}",
         ),
         _Sign(
             "attention",
             "attention_gain",
             np.fmax(gain_N, 0.0),
-            "the output of attention is {value} times as large as the block's input, {factor} times the usual {usual}",
+            "the output of attention is {value} times as large as the block's input, {factor} times the {usual}",
         ),
         _Sign(
             "attention",
             "escalation_rate",
             np.fmax(rate_N, 0.0),
-            "attention with its residual has an escalation rate of {value}, {factor} times the usual {usual}",
+            "attention with its residual has an escalation rate of {value}, {factor} times the {usual}",
         ),
     ]
 
@@ -184,13 +188,13 @@ def _feed_forward(newest: Arrays, healthy: Arrays | None, num_blocks: int) -> li
             "feed-forward",
             "feedforward_escalation_rate",
             np.fmax(rate_N, 0.0),
-            "the feed-forward part divides token diversity by {value}, {factor} times the usual {usual}",
+            "the feed-forward part divides token diversity by {value}, {factor} times the {usual}",
         ),
         _Sign(
             "feed-forward",
             "feedforward_gain",
             np.fmax(gain_N, 0.0),
-            "the feed-forward part makes the hidden state {value} times as large, {factor} times the usual {usual}",
+            "the feed-forward part makes the hidden state {value} times as large, {factor} times the {usual}",
         ),
     ]
 
@@ -199,7 +203,7 @@ def _weights(sub_step: SubStep, metric: str, newest: Arrays, healthy: Arrays | N
     """Weights that grew tell the cause even after the model has adapted to them."""
     grown_N = _change(metric, newest, healthy, num_blocks)
     part = "attention" if sub_step == "attention" else "the feed-forward part"
-    says = f"the weights of {part} have a norm of {{value}}, {{factor}} times the usual {{usual}}"
+    says = f"the weights of {part} have a norm of {{value}}, {{factor}} times the {{usual}}"
     return _Sign(sub_step, metric, np.fmax(grown_N, 0.0), says)
 
 
@@ -266,12 +270,15 @@ def _first_nonfinite(newest: Arrays) -> Mechanism:
     found_E = _known(newest, "nonfinite")
     if found_E is None or not np.nanmax(found_E) > 0:
         return Mechanism(text="The sub-step is unknown: all hidden states of the frame are finite.")
-    entry = int(np.argmax(np.nan_to_num(found_E) > 0))
-    if entry == 0:
+    number = int(np.argmax(np.nan_to_num(found_E) > 0))
+    stacks = newest.stacks or Stacks.of(len(found_E) - 1)
+    entry = stacks.entry(number, len(found_E))
+    if entry is None or entry.block is None:
+        stack = "" if entry is None or not stacks.each[entry.stack].name else f" of the {stacks.each[entry.stack].name}"
         return Mechanism(
-            text="The first block already gets NaN or infinities: their cause is in the embeddings or in the data."
+            text=f"The first block{stack} already gets NaN or infinities: their cause is in the embeddings or in the data."
         )
-    block, share = entry - 1, found_E[entry]
+    block, share = entry.block, found_E[number]
     where = f"Block {block} is the first whose output holds NaN or infinities, in {_percent(share)} of the sequences"
     for name, sub_step, says in ORDER if share == 1 else ():
         values_N = newest.layers.get(name)
@@ -338,7 +345,10 @@ class _Smoothing:
 
     @classmethod
     def of(cls, block: int, num_blocks: int, newest: Arrays, healthy: Arrays | None, alpha: float = 1.0) -> _Smoothing:
-        shared, usual_shared = (_padded(of, "token_similarity", num_blocks + 1)[block] for of in (newest, healthy))
+        stacks = newest.stacks or Stacks.of(num_blocks)
+        shared, usual_shared = (
+            _padded(of, "token_similarity", stacks.num_states)[stacks.output_of(block) - 1] for of in (newest, healthy)
+        )
         return cls(
             rate=_padded(newest, "escalation_rate", num_blocks)[block],
             expected=1 + alpha**2 * shared,

@@ -28,6 +28,7 @@ def evidence(
 ) -> dict[str, Any]:
     """All that is known of one change, as plain JSON; what is not finite is null."""
     measures = sorted(compiled.measures)
+    layered = sorted(m for m in compiled.measures | compiled.where.measures if m.kind != "scalar")
     rows = _window(window)
     return {
         "step": view.step,
@@ -35,7 +36,7 @@ def evidence(
         "blocks": blocks,
         **({} if view.stack_name is None else {"stack": view.stack_name}),
         "conditions": [_held(comparison, values, view) for comparison in compiled.comparisons],
-        "layers": {m.name: _profile(m.of(view), view) for m in measures if m.kind != "scalar"},
+        "layers": {m.name: _profile(m.of(view), view) for m in layered},
         "numbers": numbers(compiled, values),
         "held": {"since_step": change.since_step, "samples": change.samples, "steps": view.step - change.since_step},
         "window": rows,
@@ -145,7 +146,9 @@ def _left_step(compiled: Compiled, pending_step: int, rows: Sequence[Mapping[str
     for row in reversed(rows):
         if row["step"] is None or row["step"] <= pending_step:
             held = [_holds(comparison, row) for comparison in compiled.clear_comparisons]
-            if None in held or all(held):
+            if None in held:
+                continue  # a sample without the slow tier
+            if all(held):
                 break
             left_step = int(row["step"] or 0)
     return left_step

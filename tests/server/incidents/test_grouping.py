@@ -151,8 +151,22 @@ class TestTheEnd:
         over = replace(DECAY, resolved_step=90, is_cleared=True)
         (verdict,) = verdicts(over, stall(since=5))
         assert verdict.state == "open"
-        (verdict,) = verdicts(over, stall(since=5, over=150))
-        assert (verdict.state, verdict.ended_step) == ("recovered", 150)
+        (verdict,) = verdicts(over, replace(stall(since=5, over=350), firing_step=305))
+        assert (verdict.state, verdict.ended_step) == ("recovered", 350)
+
+    def test_waits_for_a_stall_that_never_fires_but_does_not_remember_it(self):
+        over = alert("batch-rank-collapse", 100, 110, over=130)
+        withdrawn = stall(since=120, over=200)
+        (verdict,) = verdicts(over, withdrawn)
+        assert (verdict.state, verdict.ended_step) == ("recovered", 130)
+        meanwhile, later = (alert("updates-too-large", 150, fired) for fired in (195, 210))
+        assert len(verdicts(over, withdrawn, meanwhile)) == 1
+        assert len(verdicts(over, withdrawn, later)) == len(verdicts(over, later)) == 2
+
+    def test_waits_for_a_loss_that_was_lowest_at_the_sample_before(self):
+        over = alert("updates-too-large", 1000, 1050, over=1100)
+        (verdict,) = verdicts(over, replace(stall(since=950), pending_step=1050))
+        assert verdict.state == "open"
 
     def test_does_not_wait_for_a_loss_that_had_stopped_falling_before(self):
         over = alert("attention-entropy-collapse", 500, 510, over=600)

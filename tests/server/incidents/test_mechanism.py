@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tsemon.stacks import Stack, Stacks
 from tsemon_server.incidents.mechanism import Arrays, mechanism_of
 
 HEALTHY = {
@@ -46,7 +47,7 @@ class TestMechanism:
         assert (found.block, found.sub_step, found.metric, found.head) == (7, "attention", "attention_gain", 3)
         assert found.factor == pytest.approx(20)
         assert found.text == (
-            "In block 7, the output of attention is 6 times as large as the block's input, 20 times the usual 0.3 of the "
+            "In block 7, the output of attention is 6 times as large as the block's input, 20 times the 0.3 of the "
             "other blocks, and head 3 attends to about a single token (entropy 0.02). Attention smooths, with usual "
             "weights: the escalation rate is 33 (Eq. 13 gives 1.1 for random value weights and uniform attention), the "
             "weights multiply what tokens share by 1.2 (usual 1.2), and tokens share 10 % of the input's energy."
@@ -55,7 +56,7 @@ class TestMechanism:
     def test_is_the_residual_that_is_scaled_down(self):
         found = found_in(arrays(residual_gain={4: 0.304}, escalation_rate={4: 12.0}))
         assert (found.block, found.sub_step) == (4, "residual")
-        assert "the residual has a weight of about 0.049, 0.049 times the usual 1" in found.text
+        assert "the residual has a weight of about 0.049, 0.049 times the 1" in found.text
         assert "the escalation rate is 12 (Eq. 13 gives 42 for" in found.text  # alpha = 1 / 0.049
 
     @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ class TestMechanism:
         assert found_in(newest).block == 0
         found = found_in(newest, healthy=arrays(**by_nature))
         assert found.block == 6
-        assert "times the usual 0.3 of the healthy sample" in found.text
+        assert "times the 0.3 of the healthy sample" in found.text
 
     def test_is_none_if_all_blocks_changed_alike(self):
         newest = arrays(attention_gain=dict.fromkeys(range(8), 3.0), residual_gain=dict.fromkeys(range(8), 3.2))
@@ -203,7 +204,7 @@ class TestWhyAttentionSmooths:
 
     def test_is_not_told_without_an_escalation_rate(self):
         found = found_in(arrays(attention_gain={4: 3.0}, escalation_rate=None))
-        assert found.text.endswith("times the usual 0.3 of the other blocks.")
+        assert found.text.endswith("times the 0.3 of the other blocks.")
 
     def test_is_told_of_the_first_block_if_no_block_stands_out(self):
         similar = {"token_similarity": dict.fromkeys(range(9), 0.98), "escalation_rate": dict.fromkeys(range(8), 1.9)}
@@ -230,6 +231,19 @@ class TestMechanismOfNaN:
         found = found_in(arrays(nonfinite=dict.fromkeys(range(9), 1.0)))
         assert found.block is None
         assert "in the embeddings or in the data" in found.text
+
+    def test_is_in_the_stack_that_makes_it(self):
+        seq2seq = Stacks((Stack("encoder", 3), Stack("decoder", 5)))
+        begins_in = {
+            3: (2, "Block 2 is the first"),
+            4: (None, "The first block of the decoder"),
+            5: (3, "Block 3 is the"),
+        }
+        for entry, (block, text) in begins_in.items():
+            nonfinite = np.where(np.arange(10) >= entry, 1.0, 0.0)
+            found = found_in(Arrays(layers={"nonfinite": nonfinite}, stacks=seq2seq))
+            assert found.block == block
+            assert found.text.startswith(text)
 
     def test_is_unknown_where_some_sequences_are_finite(self):
         found = found_in(arrays(nonfinite={5: 0.25}))

@@ -95,6 +95,11 @@ class TestLeftStep:
         views = [loss_view(step, loss) for step, loss in ((0, 8), (5, 1), (10, 8), (15, 12), (20, 13))]
         assert seen(rule("loss > 10", clear="loss < 3", **FEW_SAMPLES), views)["left_step"] == 10
 
+    def test_looks_past_samples_without_the_metric(self):
+        losses = ((0, 1), (5, 4), (7, None), (10, 8), (12, None), (15, 12), (20, 13))
+        views = [loss_view(step, loss) for step, loss in losses]
+        assert seen(rule("loss > 10", clear="loss < 3", **FEW_SAMPLES), views)["left_step"] == 5
+
 
 class TestAdvice:
     def advice(self, text, *views):

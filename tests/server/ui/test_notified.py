@@ -44,7 +44,12 @@ def link_in(slack):
 
 @pytest.mark.parametrize(
     ("trace", "metric"),
-    [("tse_vit24", "token_diversity"), ("ent_qk20", "attention_entropy"), ("dead_relu", "dead_units")],
+    [
+        ("tse_vit24", "token_diversity"),
+        ("ent_qk20", "attention_entropy"),
+        ("dead_relu", "dead_units"),
+        ("dead_wd", "param_norm"),
+    ],
 )
 class TestTheLinkOfAMessage:
     def test_opens_the_cell_in_which_the_cause_began(self, browser, service, slack, trace, metric):

@@ -190,6 +190,11 @@ class Alerts:
         return [alert_of(row) for row in self._connection.execute(query, {"now": self._now, **values})]
 
 
+def _is_of_rule(rule: str, project: str | None, besides: Collection[str]) -> ColumnElement[bool]:
+    is_meant = _run.project.not_in(besides) if project is None else _run.project == project
+    return and_(_alert.rule == rule, _alert.run_id.in_(select(_run.run_id).where(is_meant)))
+
+
 class AlertChanges(Alerts):
     """Changes of alerts. Whatever changes whether one fires queues a notice for whoever is to hear of it."""
 
@@ -323,9 +328,14 @@ class AlertChanges(Alerts):
 
     def end_of_rule(self, rule: str, project: str | None = None, *, besides: Collection[str] = ()) -> None:
         """Resolve the alerts of a disabled rule: those of runs of `project`, or of all projects but those in `besides`."""
-        is_meant = _run.project.not_in(besides) if project is None else _run.project == project
-        runs = select(_run.run_id).where(is_meant)
-        self._end(and_(_alert.rule == rule, _alert.run_id.in_(runs)), _over(_LAST_STEP, "rule disabled"))
+        self._end(_is_of_rule(rule, project, besides), _over(_LAST_STEP, "rule disabled"))
+
+    def runs_of_rule(self, rule: str, project: str | None = None, *, besides: Collection[str] = ()) -> list[str]:
+        """Ids of the runs whose alerts `end_of_rule` resolves, in order."""
+        is_it = and_(_is_of_rule(rule, project, besides), _alert.state.in_(OPEN))
+        return [
+            *self._connection.execute(select(_alert.run_id).where(is_it).distinct().order_by(_alert.run_id)).scalars()
+        ]
 
     def reopen(self, run_id: str, attempt: int, reason: ResolvedReason) -> None:
         """The attempt has not ended after all, so what fired at its end still does."""

@@ -281,8 +281,8 @@ def _end(row: Row[Any], alerts: Iterable[Row[Any]]) -> ResolvedReason:
 
 
 def _incident_of(row: Row[Any], alerts: Collection[Row[Any]]) -> Incident:
-    each = [
-        Consequence(
+    each = {  # of a rule that flaps, the newest alert
+        one.rule: Consequence(
             alert_id=str(one.alert_id),
             rule=one.rule,
             state="firing" if one.state != "resolved" else "superseded" if row.state == "open" else "resolved",
@@ -290,13 +290,13 @@ def _incident_of(row: Row[Any], alerts: Collection[Row[Any]]) -> Incident:
             resolved_step=one.resolved_step,
         )
         for one in alerts
-    ]
+    }
     firing = [one for one in alerts if one.state != "resolved"]
     return Incident.model_validate(
         _fields_of(row, Incident)
         | {
             "alerts": list(dict.fromkeys((row.rule, *(one.rule for one in alerts)))),
-            "consequences": [one for one in each if one.alert_id != row.cause_id],
+            "consequences": [one for one in each.values() if one.rule != row.rule],
             "acknowledged": bool(firing) and all(one.acknowledged_at is not None for one in firing),
             "silenced": bool(firing) and all(one.silenced for one in firing),
             "opened_at": utc(row.opened_at),

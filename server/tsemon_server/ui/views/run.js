@@ -101,7 +101,7 @@ export class RunView {
     const path = runPath(this.runId);
     const [run, metrics, { incidents }, alerts] = await Promise.all([get(path, {}, signal), catalogue ?? getCatalogue(signal), get(`${path}/incidents`, {}, signal), this.#alerts(signal)]);
     catalogue = metrics;
-    const [causes, details] = await Promise.all([this.#causesOf(incidents, alerts.alerts, signal), this.#detailsOf(this.#currentOf(incidents, run), signal)]);
+    const [causes, details] = await Promise.all([this.#causesOf(incidents, alerts.alerts, signal), this.#detailsOf(this.#currentOf(incidents, run), run.num_frames, signal)]);
     const layered = Object.keys(run.metrics.layers).sort();
     this.#complete(run, layered, incidents, causes);
     const [data] = await Promise.all([this.#collect(run, signal, alerts), loadCharts()]);
@@ -159,13 +159,17 @@ export class RunView {
     return new Map([...this.#causes, ...known].filter(([, alert]) => alert !== null));
   }
 
-  /** The details {within, sequences} by the ids of their incidents; asked for again if an incident has changed. */
-  async #detailsOf(incidents, signal) {
-    const keyOf = ({ incident_id, updated_at, is_settled }) => `${incident_id} ${updated_at} ${is_settled}`;
-    const lacking = incidents.filter((one) => !this.#details.has(keyOf(one)));
+  /** The details {within, sequences} by the ids of their incidents; asked for again if an incident has changed, or if new samples may tell its sub-step. */
+  async #detailsOf(incidents, numFrames, signal) {
+    const stampOf = ({ updated_at, is_settled }, details) => `${updated_at} ${is_settled} ${is_settled || details?.within.sub_step ? "" : numFrames}`;
+    const isKnown = (one) => {
+      const known = this.#details.get(one.incident_id);
+      return known !== undefined && known.stamp === stampOf(one, known.details);
+    };
+    const lacking = incidents.filter((one) => !isKnown(one));
     const found = await Promise.all(lacking.map(({ incident_id }) => get(`incidents/${encodeURIComponent(incident_id)}`, {}, signal).catch(noneIfGone)));
-    lacking.forEach((one, i) => this.#details.set(keyOf(one), found[i]));
-    return new Map(incidents.map((one) => [one.incident_id, this.#details.get(keyOf(one))]));
+    lacking.forEach((one, i) => this.#details.set(one.incident_id, { stamp: stampOf(one, found[i]), details: found[i] }));
+    return new Map(incidents.map(({ incident_id }) => [incident_id, this.#details.get(incident_id).details]));
   }
 
   /** Where the cause of an incident was first seen, as {metric, layer, step}; without a metric and a layer if its rule reads none by layer. */
