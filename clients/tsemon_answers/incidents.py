@@ -11,7 +11,7 @@ from pydantic import Field
 
 from tsemon_answers import display
 from tsemon_answers.alerts import Moment, Severity
-from tsemon_answers.record import Page, Query, Record
+from tsemon_answers.record import OfAttempt, Page, Query, Record
 
 IncidentState = Literal["open", "recovered", "ended"]
 
@@ -151,8 +151,21 @@ class ToldIncident(Failure):
     """Advice (`text`), and its source (`source`)."""
 
 
+class SubStepQuery(OfAttempt):
+    """The sub-step of a block that makes tokens alike or states explode, whether or not there is an incident.
+
+    From the newest values of each metric at that step. Raises UnknownRun, UnknownAttempt, UnknownFrame if nothing is
+    recorded, and InvalidRange if the healthy step is not before it.
+    """
+
+    step: Annotated[int | None, Field(ge=0, le=2**53)] = Field(None, kw_only=False)
+    """Look at the frame nearest to this step; if absent, at the newest frame."""
+    healthy_step: Annotated[int | None, Field(ge=0, le=2**53)] = None
+    """Compare each block with itself at this step; if absent, with the other blocks."""
+
+
 class Within(Record):
-    """The cause of an incident within the step: the sub-step of a block."""
+    """The cause within the step: the sub-step of a block."""
 
     block: int | None
     """Block, from 0; null if the numbers do not decide."""
@@ -178,11 +191,11 @@ class SequenceLoss(Record):
     loss: float | None
     """Its mean loss; null if it is not finite."""
     times_mean: float | None
-    """Its loss relative to the loss of that step; null if one of them is not known, not finite or not positive."""
+    """Its loss relative to the mean loss of its batch; null if one of them is not known, not finite or not positive."""
     seen_step: int | None
     """Newest earlier sampled step whose batch had it; null if none of the last 65,536 sequences was the same."""
     stands_out: bool
-    """True if its loss is at least twice the loss of that step, or if it is not finite and others are."""
+    """True if its loss is at least twice the mean of its batch, or if it is not finite and others are."""
     text: str
     """One to three sentences."""
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from tsemon import errors
 from tsemon_answers.alerts import Alert, AlertPage, AlertsQuery
 from tsemon_answers.events import EventKind, EventsQuery
-from tsemon_answers.incidents import Incident, IncidentDetail, IncidentPage, IncidentsQuery
+from tsemon_answers.incidents import Incident, IncidentDetail, IncidentPage, IncidentsQuery, SubStepQuery, Within
 from tsemon_answers.record import Query, Record
 from tsemon_answers.rules import CheckedRule, RuleHistory, Rules, RuleStandings, RuleVersion, Tried
 from tsemon_answers.runs import (
@@ -284,6 +284,7 @@ class Calls:
     acknowledge = asks(_acknowledge)
     incidents = lists(made_of(_AllIncidents, _incidents))
     incident = asks(_incident)
+    sub_step = asks(_of_run("sub-step", SubStepQuery, Within))
     rules = asks(_rules)
     rule = asks(_rule)
     standing = asks(_standing)

@@ -97,6 +97,7 @@ class TestHostileNames:
             ("series", run_id),
             ("series", run_id, "loss"),
             ("incidents",),
+            ("sub-step", run_id),
             ("alerts",),
             ("alerts", "--run", run_id, "--csv"),
             ("tail", run_id, "--once"),

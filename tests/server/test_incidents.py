@@ -99,6 +99,15 @@ class TestAnIncident:
         assert only(api, run_id)["alerts"] == ["high-loss"]
         assert len(api.get("/alerts")["alerts"]) == 10
 
+    def test_lists_a_consequence_that_flaps_once(self, api, run_id):
+        send(api, run_id, [1, 20, 20, *[200, 200, 20, 20] * 3, 200, 200])
+        (consequence,) = only(api, run_id)["consequences"]
+        assert (consequence["rule"], consequence["state"], consequence["firing_step"]) == (
+            "very-high-loss",
+            "firing",
+            16,
+        )
+
     def test_settles(self, api, run_id):
         send(api, run_id, [1, *[20] * 70])
         assert only(api, run_id)["is_settled"]
@@ -311,6 +320,32 @@ class TestTheSubStep:
         within = api.get(f"/incidents/{only(api, run_id)['incident_id']}")["within"]
         assert (within["block"], within["sub_step"]) == (4, "feed-forward")
         assert "20 times as large" in within["text"]
+
+    def test_can_be_asked_for_at_any_step(self, api):
+        run_id = api.register(num_blocks=6)
+        gains = [1.04, 1.04, 20.0, 1.04]
+        api.send_ok(run_id, [gains_frame(5 * i, 1.0, feedforward_gain=(4, gain)) for i, gain in enumerate(gains)])
+
+        def found(**asked):
+            within = api.get(f"/runs/{run_id}/sub-step", **asked)
+            return within["block"], within["sub_step"], "the healthy sample" in within["text"]
+
+        assert api.get("/incidents")["incidents"] == []
+        assert found(step=10) == (4, "feed-forward", False)
+        assert found(step=11, healthy_step=5) == (4, "feed-forward", True)
+        assert found() == (None, None, False)
+        assert found(healthy_step=10) == (None, None, True)
+
+    def test_is_refused_at_steps_that_do_not_fit(self, api):
+        run_id = api.register(num_blocks=6)
+        path = f"/runs/{run_id}/sub-step"
+        assert api.get(path)[:2] == (404, "unknown_frame")
+        api.send_ok(run_id, [gains_frame(5, 1.0)])
+        status, code, message = api.get(path, healthy_step=5)
+        assert (status, code) == (422, "invalid_range")
+        assert "expected a healthy_step before the step 5, got 5" in message
+        assert api.get(path, attempt=2)[:2] == (404, "unknown_attempt")
+        assert api.get("/runs/nothing/sub-step")[:2] == (404, "unknown_run")
 
     def test_is_unknown_without_its_metrics(self, api, run_id):
         send(api, run_id, [1, 20, 20])

@@ -16,7 +16,7 @@ import typer
 import tsemon
 from tsemon.errors import InvalidArgument, MissingPackage, one_of
 from tsemon.terminal import Column, examples, print_json, print_table, say
-from tsemon_client.commands import alerts, incidents, runs, series, tail
+from tsemon_client.commands import alerts, incidents, runs, series, sub_step, tail
 from tsemon_client.commands.completion import complete_run
 from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, Server
 from tsemon_server import admin, rule_commands
@@ -527,7 +527,7 @@ def _requiring(*packages: str) -> Callable[[], None]:
     return lambda: _require(*packages, extra="server")
 
 
-for known in (runs, series, incidents, alerts, tail):
+for known in (runs, series, incidents, sub_step, alerts, tail):
     app.add_typer(known.app)
 for name, commands, needed in (
     ("admin", admin.app, ("sqlalchemy", "alembic", "numpy", "zstandard")),

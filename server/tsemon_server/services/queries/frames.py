@@ -13,20 +13,25 @@ from tsemon_answers.series import FrameQuery, RecordedFrame
 from tsemon_server.filling import filled
 from tsemon_server.services.queries.service import checked_detail
 from tsemon_server.store import Store
+from tsemon_server.store.reading import Reader
 from tsemon_server.store.series.frames import PastFrame
 
 
 def frame(store: Store, run_id: str, asked: FrameQuery) -> RecordedFrame:
     """The frame that is nearest to the step that was asked for, or the newest one. Raises UnknownFrame if there is none."""
-    attempt = asked.attempt
     with store.read() as reader:
-        checked_detail(reader, run_id, attempt)
-        at = reader.frames.nearest(run_id, asked.step, attempt)
-        frames = [] if at is None else reader.frames.at(run_id, at)
+        return joined(nearest(reader, run_id, asked.step, asked.attempt))
+
+
+def nearest(reader: Reader, run_id: str, step: int | None, attempt: int | None) -> Sequence[PastFrame]:
+    """The frames of the step nearest to this one, or of the newest step. Raises UnknownFrame if the run has no frame."""
+    checked_detail(reader, run_id, attempt)
+    at = reader.frames.nearest(run_id, step, attempt)
+    frames = [] if at is None else reader.frames.at(run_id, at)
     if not frames:
         which = "" if attempt is None else f" of attempt {attempt}"
         raise UnknownFrame(f"the run {run_id} has no frame{which} yet, or only rollups that retention has left of them")
-    return joined(frames)
+    return frames
 
 
 def joined(frames: Sequence[PastFrame]) -> RecordedFrame:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tsemon.catalogue import NUM_RECENT
+from tsemon.errors import InvalidRange
 from tsemon.wire import Array, Frame
-from tsemon_answers.incidents import Incident, IncidentDetail, Within
+from tsemon_answers.incidents import Incident, IncidentDetail, SubStepQuery, Within
 from tsemon_server.incidents.mechanism import SLOW, Arrays, Mechanism, mechanism_of
 from tsemon_server.incidents.sequences import FAMILIES, largest_losses
+from tsemon_server.services.queries.frames import nearest
 from tsemon_server.store import Store
 from tsemon_server.store.reading import Reader
 
@@ -33,11 +35,28 @@ def describe(store: Store, incident_id: str) -> IncidentDetail:
     )
 
 
+def sub_step(store: Store, run_id: str, asked: SubStepQuery) -> Within:
+    """The sub-step that stands out at a step. Raises UnknownFrame if nothing is recorded."""
+    with store.read() as reader:
+        at = nearest(reader, run_id, asked.step, asked.attempt)[0]
+        if asked.healthy_step is not None and asked.healthy_step >= at.step:
+            raise InvalidRange(f"expected a healthy_step before the step {at.step}, got {asked.healthy_step}")
+        unknown = Arrays(layers={}, stacks=reader.runs.stacks(run_id, at.attempt))
+        healthy, since = None, max(at.step - BEFORE, 0)
+        if asked.healthy_step is not None:
+            since = asked.healthy_step + 1
+            before = reader.frames.after(run_id, at.attempt, max(since - BEFORE, 0) - 1, asked.healthy_step)
+            healthy = _newest(before, unknown)
+        newest = _newest(reader.frames.after(run_id, at.attempt, since - 1, at.step), unknown)
+    return Within.model_validate(mechanism_of(newest, healthy=healthy), from_attributes=True)
+
+
 def _within(reader: Reader, incident: Incident, since: Iterable[Frame]) -> Within:
     left_step = incident.left_step
     before = reader.frames.after(incident.run_id, incident.attempt, max(left_step - BEFORE, 0) - 1, left_step - 1)
-    healthy = _newest(before)
-    newest = Arrays(layers={}, heads={})
+    stacks = reader.runs.stacks(incident.run_id, incident.attempt)
+    healthy = _newest(before, Arrays(layers={}, stacks=stacks))
+    newest = Arrays(layers={}, stacks=stacks)
     found = Mechanism(text="The sub-step is unknown: there is no sample of the incident.")
     for frame in since:
         newest = _newest([frame], newest)
@@ -50,14 +69,13 @@ def _within(reader: Reader, incident: Incident, since: Iterable[Frame]) -> Withi
     return Within.model_validate(found, from_attributes=True)
 
 
-def _newest(frames: Iterable[Frame], known: Arrays | None = None) -> Arrays:
+def _newest(frames: Iterable[Frame], known: Arrays) -> Arrays:
     """The newest values of each metric. Metrics that no frame has keep their known values."""
-    layers = dict[str, NDArray[np.float64]]() if known is None else dict(known.layers)
-    heads = dict[str, NDArray[np.float64]]() if known is None else dict(known.heads)
+    layers, heads = dict(known.layers), dict(known.heads)
     for frame in frames:
         layers.update((name, _read(values)) for name, values in frame.layers.items())
         heads.update((name, _read(values)) for name, values in frame.heads.items())
-    return Arrays(layers=layers, heads=heads)
+    return replace(known, layers=layers, heads=heads)
 
 
 def _read(values: Array) -> NDArray[np.float64]:
