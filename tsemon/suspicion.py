@@ -222,6 +222,14 @@ class Suspicion:
             return None
         return sign
 
+    def is_usual(self, loss: float) -> bool:
+        """Take a loss that is clearly not high. False if `sign` has to take it, or has other things to look at."""
+        if self._followed or len(self._usual) + 1 >= CHECK_EVERY or not abs(loss) < self._limit:
+            return False
+        self._usual.append(loss)
+        self.has_loss = True
+        return True
+
     def begins(self) -> None:
         """Count a zoom that begins now."""
         self._begun_at.append(self._now_s())

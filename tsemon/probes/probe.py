@@ -278,11 +278,16 @@ class Probe:
             self._watch_inputs(takers)
 
     def take_loss(self, loss: object) -> None:
-        """Remember the loss of a step, sampled or not, for the next sample. A microsecond: it is called at every step."""
+        """Remember the loss of a step, sampled or not, for the next sample."""
         if self._losses.wanted:
             self._losses.add(loss)
             if self._losses.is_full:
                 self._guard.run(self._losses.stack)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `called` or `take_loss` has more to do than usual."""
+        return self._losses.is_almost_full or (self._usage is not None and self._usage.is_watching)
 
     def contain(self, function: Callable[..., None], *args: Any) -> None:
         """Call a function out of sight of the user's modes, and contain its faults."""

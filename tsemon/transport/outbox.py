@@ -185,6 +185,11 @@ class Outbox:
                 self._num_queue_dropped += 1
         return True
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the service said last that there is no alert, and no event waits."""
+        return not self._alerts and self._events.empty()
+
     def alerts(self) -> list[Alert]:
         """What the service said last: the alerts of the run that are pending or active, and those just resolved."""
         return list(self._alerts)
