@@ -311,6 +311,16 @@ class TestTheSubStep:
         open_run(page, run_id)
         expect(page.locator(".incident .within")).to_contain_text("In block 2, ")
 
+    def test_comes_with_the_sample_that_decides(self, page, service):
+        run_id = service.register("fed")
+        for sample in range(3):
+            send_gains(service, run_id, 1.04, sample)
+        send(service, run_id, [COLLAPSED] * 3, from_sample=3)
+        open_run(page, run_id)
+        expect(page.locator(".incident .within")).to_contain_text("The sub-step is unknown")
+        send_gains(service, run_id, 30.0, sample=6)
+        expect(page.locator(".incident .within")).to_contain_text("In block 2, ")
+
 
 class TestTheSequences:
     def test_that_carry_the_loss_are_on_the_card_and_their_ids_are_not_curves(self, page, service):
