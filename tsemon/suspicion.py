@@ -192,6 +192,8 @@ class Suspicion:
         long, because a training step empties the caches of the processor."""
         self._limit = math.inf
         """Up to this size, a loss is clearly not high."""
+        self._waiting: Sign | None = None
+        """A sign that `is_usual` has found."""
         self._num_norms_not_finite = 0
         self._was_loss_finite = True
         """Whether all losses were finite so far."""
@@ -223,11 +225,16 @@ class Suspicion:
         return sign
 
     def is_usual(self, loss: float) -> bool:
-        """Take a loss that is clearly not high. False if `sign` has to take it, or has other things to look at."""
-        if self._followed or len(self._usual) + 1 >= CHECK_EVERY or not abs(loss) < self._limit:
+        """Take a loss that is clearly not high. False if `sign` has to take it, or has other things to look at.
+
+        If this loss and those before it are a sign, `sign` returns it at the next step.
+        """
+        if self._followed or self._waiting is not None or not abs(loss) < self._limit:
             return False
         self._usual.append(loss)
         self.has_loss = True
+        if len(self._usual) >= CHECK_EVERY:
+            self._waiting = self._watch()
         return True
 
     def begins(self) -> None:
@@ -246,7 +253,7 @@ class Suspicion:
         return len(self._begun_at) < MAX_PER_HOUR or self._now_s() - self._begun_at[0] >= 3600.0
 
     def _of_numbers(self, loss: object, grad_norm: object) -> Sign | None:
-        sign = None
+        sign, self._waiting = self._waiting, None
         for number in () if loss is None else self._late_losses.put(loss):
             self.has_loss = True
             self._usual.append(number)

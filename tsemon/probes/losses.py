@@ -66,11 +66,6 @@ class LossProbe(Part):
             self._pending.append((own, version_of(own)))
 
     @property
-    def is_almost_full(self) -> bool:
-        """Whether it `is_full` with the next loss."""
-        return len(self._pending) + 1 >= NUM_PER_STACK
-
-    @property
     def is_full(self) -> bool:
         """Whether it is time to `stack`."""
         return len(self._pending) >= NUM_PER_STACK

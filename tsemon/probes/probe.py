@@ -286,8 +286,8 @@ class Probe:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `called` or `take_loss` has more to do than usual."""
-        return self._losses.is_almost_full or (self._usage is not None and self._usage.is_watching)
+        """Whether `called` has something to do."""
+        return self._usage is not None and self._usage.is_watching
 
     def contain(self, function: Callable[..., None], *args: Any) -> None:
         """Call a function out of sight of the user's modes, and contain its faults."""

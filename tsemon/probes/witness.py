@@ -20,6 +20,9 @@ from tsemon.probes.discovery import Block
 from tsemon.probes.groups import is_sharded
 from tsemon.probes.hooks import Guard, is_transformed
 
+SHORT = 128
+"""A list of at most this many entries is made faster than a tensor of one entry."""
+
 
 class Witness:
     """A hook of the optimizers that stays until the gradient is not finite for the first time."""
@@ -32,6 +35,7 @@ class Witness:
         on_nonfinite: Callable[[], None],
     ) -> None:
         self._parameter, self._guard = parameter, guard
+        self._is_short = len(parameter) <= SHORT
         self._on_nonfinite = weakref.WeakMethod(on_nonfinite)  # an optimizer must not keep the monitor
         self.is_done = False
         self.why_not = "the gradient that is read at every step was finite, or there was none"
@@ -52,7 +56,7 @@ class Witness:
         gradient = self._parameter.grad
         if type(gradient) is Tensor and not (_is_torch_function_mode_enabled() or _len_torch_dispatch_stack()):
             try:
-                entry = gradient[0].item()
+                entry = gradient.tolist()[0] if self._is_short else gradient[0].item()
                 if entry - entry != 0:
                     self._meet(optimizer, args, kwargs)  # which counts its own time
                     return
