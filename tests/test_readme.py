@@ -1,4 +1,4 @@
-"""README.md is short, its commands run, and its numbers and its alert are those of their sources."""
+"""README.md is short, its commands run, and its numbers and its incident are those of their sources."""
 
 import math
 import os
@@ -138,10 +138,10 @@ class TestItsNumbers:
         assert (tmp_path / "picture.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_its_alert_is_what_the_command_prints(tmp_path):
+def test_its_incident_is_what_the_command_prints(tmp_path):
     """Of the run in the picture."""
     run = RecordedRun(FOLDER / "digits-post-norm-s0.jsonl.gz")
-    (shown,) = re.findall(r"```\n\$ (tsemon alerts \d+)\n(.*?)```", README, re.DOTALL)
+    (shown,) = re.findall(r"```\n\$ (tsemon incidents \d+)\n(.*?)```", README, re.DOTALL)
     with ServiceProcess(tmp_path / "runs.db") as service:
         run_id = register(
             service.url, run.name.removesuffix("-s0"), blocks=[f"blocks.{i}" for i in range(run.num_blocks)]

@@ -187,7 +187,7 @@ class Outbox:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the service said last that there is no alert, and no event waits."""
+        """True if the last response of the server had no alert and no event is left."""
         return not self._alerts and self._events.empty()
 
     def alerts(self) -> list[Alert]:
