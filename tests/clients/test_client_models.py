@@ -129,6 +129,7 @@ class TestACall:
             ("check_rule", {"definition": {"name": "mine", "when": "loss > 1"}}),
             ("test_rules", {"run_id": "ID"}),
             ("export", {"run_id": "ID", "path": "run.csv", "metrics": ["m"]}),
+            ("sub_step", {"run_id": "ID", "step": 20, "attempt": 1, "healthy_step": 3}),
             ("events", {"kinds": ["run"]}),
         ],
     )
