@@ -77,6 +77,7 @@ class TestWhatIsCounted:
         assert not any(counts.values())
         alerts.fire("gpt")
         await_that(lambda: counts["hook", "failed"] == 1, "it is tried in vain")
+        await_log(store, ("firing", "waiting", 1))  # then it is known when it is due again
         clock.now += 10
         await_log(store, ("firing", "sent", 2))
         assert counts == {("hook", "sent"): 1, ("hook", "failed"): 1, ("hook", "given_up"): 0}
