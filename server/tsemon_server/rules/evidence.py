@@ -35,7 +35,7 @@ def evidence(
         "left_step": _left_step(compiled, change.pending_step, rows),
         "blocks": blocks,
         **({} if view.stack_name is None else {"stack": view.stack_name}),
-        "conditions": [_held(comparison, values, view) for comparison in compiled.comparisons],
+        "conditions": [_held(comparison, values, view, _names(compiled)) for comparison in compiled.comparisons],
         "layers": {m.name: _profile(m.of(view), view) for m in layered},
         "numbers": numbers(compiled, values),
         "held": {"since_step": change.since_step, "samples": change.samples, "steps": view.step - change.since_step},
@@ -72,22 +72,26 @@ def summary(compiled: Compiled, values: Row, view: View) -> str:
     """
     holding = [comparison for comparison in compiled.comparisons if values[comparison.holds.index] is True]
     once = {comparison.value.says: comparison for comparison in reversed(holding)}  # of bounds on one value the first
-    names = {
-        term.index: name.replace("_", " ")
-        for name, term in compiled.evidence.items()
-        if term.says not in {measure.name for measure in term.measures}
-    }
-    seen = [
-        _sentence(_held(comparison, values, view), names.get(comparison.value.index))
-        for comparison in [*reversed(once.values())][:3]
-    ]
+    names = _names(compiled)
+    seen = [_sentence(_held(comparison, values, view, names)) for comparison in [*reversed(once.values())][:3]]
     title = compiled.rule.title + ("" if view.stack_name is None else f" ({view.stack_name})")
     return f"{title}: {'; '.join(seen)}." if seen else f"{title}."
 
 
-def _held(comparison: Comparison, values: Row, view: View) -> dict[str, Any]:
+def _names(compiled: Compiled) -> dict[int, str]:
+    """The names in words that formulas have as evidence, by the index of their term."""
+    return {
+        term.index: name.replace("_", " ")
+        for name, term in compiled.evidence.items()
+        if term.says not in {measure.name for measure in term.measures}
+    }
+
+
+def _held(comparison: Comparison, values: Row, view: View, names: Mapping[int, str]) -> dict[str, Any]:
     seen, bounds = values[comparison.value.index], {}
     shown: dict[str, Any] = {"value": comparison.value.says}
+    if comparison.value.index in names:
+        shown["name"] = names[comparison.value.index]
     for name, bound in comparison.bounds:
         bounds[name] = values[bound.index]
     if isinstance(seen, np.ndarray):
@@ -118,14 +122,13 @@ def _farthest(values: Array, bounds: Mapping[str, Any]) -> int | None:
     return int(np.nanargmin(values) if is_low else np.nanargmax(values))
 
 
-def _sentence(held: Mapping[str, Any], name: str | None) -> str:
-    """`name`: of the value, if evidence has one for it."""
+def _sentence(held: Mapping[str, Any]) -> str:
     layer = held.get("layer")
     where = "" if layer is None else f" ({held.get('label', f'layer {layer}')})"
     seen = "not finite" if held["seen"] is None else f"{held['seen']:.3g}"
     against = f", {held['against']}" if "against" in held else ""
     bounds = [f"{name.replace('_', ' ')} {held[name]:.3g}{against}" for name in BOUNDS if held.get(name) is not None]
-    return f"{name or held['value']}{where} is {seen}" + (f" ({', '.join(bounds)})" if bounds else "")
+    return f"{held.get('name', held['value'])}{where} is {seen}" + (f" ({', '.join(bounds)})" if bounds else "")
 
 
 def _profile(values: Any, view: View) -> dict[str, dict[str, Any]]:

@@ -21,7 +21,7 @@ export const stepOf = (alert) => alert.firing_step ?? alert.pending_step;
  */
 export function titleOf({ summary, evidence }) {
   const held = (Array.isArray(evidence?.conditions) ? evidence.conditions : []).filter((one) => one?.holds === true);
-  const end = Math.max(-1, ...held.map((one) => summary.lastIndexOf(`: ${one.value}${whereOf(one)} is `)));
+  const end = Math.max(-1, ...held.map((one) => summary.lastIndexOf(`: ${one.name ?? one.value}${whereOf(one)} is `)));
   return (end < 0 ? summary : summary.slice(0, end)).replace(/\.$/, "");
 }
 
