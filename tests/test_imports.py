@@ -31,7 +31,7 @@ PICTURE = {
     "tsemon.mirrors": "torch tsemon.terminal wandb",
     "tsemon.late": "torch",
     "tsemon.monitor": "torch tsemon.actions tsemon.relay tsemon.probes tsemon.transport tsemon.schedule tsemon.sample "
-    "tsemon.status tsemon.suspicion tsemon.tokens tsemon.faults tsemon.registration",
+    "tsemon.late tsemon.status tsemon.suspicion tsemon.tokens tsemon.faults tsemon.registration",
     "tsemon.quantity": "",
     "tsemon.registration": "torch tsemon.quantity",
     "tsemon.sample": "torch tsemon.probes",
