@@ -439,9 +439,12 @@ class TestTheDemo:
             old.send_signal(signal.SIGKILL)
             while psutil.pid_exists(old.pid) and old.status() != psutil.STATUS_ZOMBIE:
                 time.sleep(0.01)
+            lines = read_until(demo.stdout, lambda line: "does not answer" in line, lines)
+            demo.send_signal(signal.SIGSTOP)  # or it may end while the service starts
             new = start_tsemon("serve", "--port", port, "--database", f"sqlite:///{database}")
             try:
                 await_service(url)
+                demo.send_signal(signal.SIGCONT)
                 output = "".join(lines) + demo.communicate()[0]
                 assert demo.returncode == 0, output
                 with Client(url) as client:
