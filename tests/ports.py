@@ -16,6 +16,12 @@ def free_port():
     """A port on which nobody listens, another one at each call and in each worker of a session."""
     for _ in range(PER_WORKER):
         port = FIRST + _worker * PER_WORKER + next(_places) % PER_WORKER
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        if is_free(port):
             return port
     raise OSError(f"all ports from {FIRST + _worker * PER_WORKER} on are taken")
+
+
+def is_free(port):
+    with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        return True
+    return False

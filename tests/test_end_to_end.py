@@ -22,7 +22,7 @@ from rich.console import Console
 
 import tsemon
 from tests import commands, zoo
-from tests.ports import free_port
+from tests.ports import free_port, is_free
 from tests.processes import start_tsemon
 from tests.service import ServiceProcess, await_service
 from tsemon.lab.demo import summarize
@@ -437,13 +437,13 @@ class TestTheDemo:
             old = next(p for p in psutil.Process(demo.pid).children() if "serve" in p.cmdline())
             port, database = url.rpartition(":")[2], tmp_path / ".tsemon/demo.db"
             old.send_signal(signal.SIGKILL)
-            while psutil.pid_exists(old.pid) and old.status() != psutil.STATUS_ZOMBIE:
+            while not is_free(int(port)):  # a zombie may have threads that still hold it
                 time.sleep(0.01)
             lines = read_until(demo.stdout, lambda line: "does not answer" in line, lines)
             demo.send_signal(signal.SIGSTOP)  # or it may end while the service starts
             new = start_tsemon("serve", "--port", port, "--database", f"sqlite:///{database}")
             try:
-                await_service(url)
+                await_service(url, process=new)
                 demo.send_signal(signal.SIGCONT)
                 output = "".join(lines) + demo.communicate()[0]
                 assert demo.returncode == 0, output
