@@ -21,13 +21,14 @@ from tsemon.wire import Alert
 USUAL_STEPS = 12
 """Time constant of the running mean of the loss, in steps."""
 NOISE_STEPS = 48
-"""Time constant of its running deviation."""
+"""Time constant of the running deviation."""
 FIRST_STEPS = 24
 """Number of losses before a jump can be detected."""
 HIGH = 3.0
 """A loss is high if it is this many mean absolute deviations above its running mean: 2.4 standard deviations."""
 HIGH_OF_GAIN = 0.05
-"""It must also exceed the mean by this fraction of the improvement so far: losses near zero are small and uneven."""
+"""It must also exceed the mean by this fraction of the improvement so far: losses near zero are small and uneven. A slow
+rise must be that large, too."""
 LEAST_RISE = 1e-6
 """It must exceed the mean by this much: the rounding of a float32 loss."""
 NUM_HIGH = 5
@@ -36,6 +37,11 @@ NUM_HIGH_IN_LOGS = 3
 """The same if their logarithms are high, too. Near zero, some healthy losses are ten times as large as others."""
 HIGH_IN_LOGS = 2.7
 """Mean absolute deviations from which on a logarithm is high."""
+RISE_STEPS = 48
+"""Time constant of a second running mean, which shows a slow rise."""
+RISE = 0.9
+"""It has risen if it is this many mean absolute deviations of the loss above its lowest value: seven standard errors.
+Fewer would be reached by chance within thousands of steps."""
 
 NUM_SMOOTH, NUM_USUAL = 12, 48
 """Number of bends whose median is compared with the median of earlier bends, and number of these."""
@@ -81,7 +87,7 @@ class Refusals(NamedTuple):
 
 
 class LossWatch:
-    """Detects a loss that is not finite, and a jump of the loss, from the losses of all steps.
+    """Detects a loss that is not finite, a jump of the loss and a slow rise, from the losses of all steps.
 
     The thresholds are calibrated on the losses of the recorded runs: every defect there that makes the loss jump is
     detected within 4 steps, and no healthy run gives a sign.
@@ -94,7 +100,9 @@ class LossWatch:
         self._restart()
 
     def _restart(self) -> None:
-        self._losses, self._logs = _Usual(), _Usual()
+        self._losses, self._logs, self._slow = _Usual(), _Usual(), _Usual(RISE_STEPS)
+        self._lowest = math.inf
+        """The lowest mean of `_slow`."""
         self._num_high = self._num_high_in_logs = 0
 
     def notice(self, loss: float) -> str | None:
@@ -109,7 +117,7 @@ class LossWatch:
             if loss > 0:
                 self._logs.add(math.log(loss))
             self._highest = max(self._highest, self._losses.mean)
-            return None
+            return self._notice_rise(loss)
         # The running mean ignores high losses until it is clear whether they stay.
         self._num_high += 1
         self._num_high_in_logs = self._num_high_in_logs + 1 if self._is_high_in_logs(loss) else 0
@@ -117,6 +125,22 @@ class LossWatch:
             return None
         text = f"the loss jumped from about {self._losses.mean:.4g} to {loss:.4g}"
         self._restart()
+        return text
+
+    def _notice_rise(self, loss: float) -> str | None:
+        slow = self._slow
+        slow.add(loss)
+        if slow.num < RISE_STEPS:
+            return None
+        self._lowest = min(self._lowest, slow.mean)
+        least = max(1e-3 * abs(slow.mean), LEAST_RISE)
+        if (
+            slow.mean - self._lowest
+            <= max(RISE * slow.deviation, HIGH_OF_GAIN * (self._highest - self._lowest)) + least
+        ):
+            return None
+        text = f"the loss rose slowly from about {self._lowest:.4g} to {slow.mean:.4g}"
+        self._slow, self._lowest = _Usual(RISE_STEPS), math.inf
         return text
 
     @property
@@ -136,14 +160,15 @@ class LossWatch:
 class _Usual:
     """Running mean and mean absolute deviation."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_steps: int = USUAL_STEPS) -> None:
+        self._num_steps = num_steps
         self.num = 0
         self.mean = self.deviation = 0.0
 
     def add(self, number: float) -> None:
         self.num += 1
         distance = number - self.mean
-        self.mean += distance * max(1 / self.num, 1 / USUAL_STEPS)
+        self.mean += distance * max(1 / self.num, 1 / self._num_steps)
         if self.num > 1:
             self.deviation += (abs(distance) - self.deviation) * max(1 / self.num, 1 / NOISE_STEPS)
 

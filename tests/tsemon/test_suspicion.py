@@ -15,6 +15,7 @@ from tsemon.suspicion import (
     NUM_HIGH_IN_LOGS,
     NUM_SMOOTH,
     PATIENCE,
+    RISE_STEPS,
     LossWatch,
     NoiseWatch,
     Suspicion,
@@ -80,9 +81,23 @@ class TestLossWatch:
         assert noticed([*losses, 0.4, 0.1, 0.1, 0.1, 0.1, 0.0]) == []
         assert noticed([*losses, 0.4, 0.4, 0.4])[0][0] == 202
 
-    def test_is_quiet_where_the_loss_falls_or_rises_slowly(self):
+    def test_is_quiet_where_the_loss_falls_slowly(self):
         assert noticed([10 * math.exp(-step / 30) for step in range(500)]) == []
-        assert noticed([2 + 1e-3 * step + 0.1 * math.sin(1.7 * step) for step in range(500)]) == []
+
+    def test_notices_a_slow_rise_and_again_while_it_goes_on(self):
+        falls = [2 + 2 * math.exp(-step / 50) + 0.1 * math.sin(1.7 * step) for step in range(400)]
+        rises = [2 + 2e-3 * step + 0.1 * math.sin(1.7 * step) for step in range(300)]
+        found = noticed(falls + rises)
+        assert found[0][0] - 400 < 2 * RISE_STEPS
+        assert found[0][1].startswith("the loss rose slowly from about 2.0")
+        assert 1 < len(found) <= len(rises) / RISE_STEPS
+
+    def test_passes_over_a_rise_that_is_small_beside_the_noise_or_the_gain(self):
+        noise = [0.1 * math.sin(1.7 * step) for step in range(500)]
+        assert noticed([2 + 0.03 * (step > 250) + noise[step] for step in range(500)]) == []
+        assert (
+            noticed([2 + 9 * math.exp(-step / 9) + 0.2 * min(max(step - 250, 0) / 99, 1) for step in range(500)]) == []
+        )
 
 
 class TestNoiseWatch:
