@@ -260,9 +260,10 @@ class Monitor:
             if is_new and self._cadence.lacks_room:
                 self._suspicion.refuse(self._step, sign, TO_SAVE)
             return
-        earliest = self._step if sign.is_urgent else max(self._step, self._last_sample + ZOOM_GAP)
-        self._next_sample = min(self._next_sample, earliest)
+        if sign.is_urgent:
+            self._next_sample = self._step
         if is_new:
+            self._next_sample = min(self._next_sample, max(self._step, self._last_sample + ZOOM_GAP))
             self._suspicion.begins()
             self._zooms = Zooms(1 if self._zooms is None else self._zooms.num + 1, self._step, sign.reason)
 

@@ -25,9 +25,12 @@ SLOW_WEIGHT = 10
 SMOOTHING = 0.3
 """Weight of the newest sample in the running averages that steer the cadence."""
 ZOOM_GAP = 4
-"""Steps between two samples while zoomed in. The rules are calibrated on recorded runs with an interval of 5."""
+"""Steps between two samples while zoomed in, or one more: if two or four batches take turns, samples at the same distance
+would all be of the same one. The rules are calibrated on recorded runs with an interval of 5."""
 ZOOM_SAMPLES = 4
 """Samples of a zoom; every second one includes the slow tier. Most rules hold for 2 or 3 samples."""
+FOLLOW_UP_GAP = 48
+"""Maximum number of steps from the last sample of a zoom to the next one: what stirred may have become worse."""
 ZOOM_SHARE = 0.2
 """Zooms may use this fraction of the budget of the run so far, or the cost of `MIN_ZOOMS` if that is more."""
 MIN_ZOOMS = 3
@@ -89,6 +92,8 @@ class Cadence:
         """Samples of a burst that are still to come."""
         self._num_of_zoom = 0
         """Remaining samples of the zoom."""
+        self._is_follow_up = False
+        """Whether the next sample follows a zoom."""
         self._were_zoomed = deque([False] * lag)
         """Whether each sample of unknown cost belongs to a zoom, the newest last."""
         self._num_zoomed = 0
@@ -114,7 +119,8 @@ class Cadence:
         return self._num_of_zoom > 0
 
     def zoom_in(self, at_least: int = 2, *, at_any_cost: bool = False) -> bool:
-        """Take the next 4 samples 4 steps apart. If it is zoomed in already, take at least this many more.
+        """Take the next 4 samples 4 or 5 steps apart, and another one at most 48 steps later. If it is zoomed in already,
+        take at least this many more.
 
         Return False if it does not zoom in: at a fixed interval, if samples are that near anyway, or if zooms have used up
         their part of the budget. In this last case `at_any_cost` takes one sample.
@@ -182,8 +188,11 @@ class Cadence:
             self.gap = self._gap_for(mean_cost_s + repaid_s, self._step_s)
         if not self._were_zoomed[-1]:
             self._num_of_burst = max(self._num_of_burst - 1, 0)
+        self._is_follow_up = self._num_of_zoom == 1 and not self._num_of_burst
         self._num_of_zoom = max(self._num_of_zoom - 1, 0) if self._may_zoom_in() else 0
-        return min(ZOOM_GAP, self._calm_gap) if self._num_of_zoom else self._calm_gap
+        if self.is_zoomed_in:
+            return min(ZOOM_GAP + (self._num_zoomed + 1) % 2, self._calm_gap)
+        return min(FOLLOW_UP_GAP, self._calm_gap) if self._is_follow_up else self._calm_gap
 
     def _count(self, spent: Spent) -> None:
         self._num_since_slow = 1 if self.is_slow else self._num_since_slow + 1
@@ -196,7 +205,7 @@ class Cadence:
             self._owed_s -= self._warm_up_s
         if self._were_zoomed.popleft():
             self._zoomed_s += spent.cost_s
-        self._were_zoomed.append(self.is_zoomed_in and self._is_sparse)
+        self._were_zoomed.append((self.is_zoomed_in or self._is_follow_up) and self._is_sparse)
         self._num_zoomed += self._were_zoomed[-1]
 
     def _costs(self, newest_s: float) -> tuple[float, float]:

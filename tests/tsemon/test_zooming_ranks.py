@@ -1,10 +1,12 @@
 """All ranks zoom in at the same step, although only one of them has a sign of trouble. Each scenario runs once."""
 
+from itertools import pairwise
+
 import pytest
 
 from tests import processes
 from tests.tsemon import zooming
-from tsemon.schedule import ZOOM_GAP, ZOOM_SAMPLES
+from tsemon.schedule import FOLLOW_UP_GAP
 from tsemon.suspicion import SHARE_EVERY, TO_SAVE
 
 SIZE = 2
@@ -18,8 +20,8 @@ def heard_after(step):
     return next_exchange + SHARE_EVERY
 
 
-def zoom_from(step):
-    return [step + ZOOM_GAP * number for number in range(ZOOM_SAMPLES)]
+def zoom_from(step, distances=(0, 4, 9, 13, 13 + FOLLOW_UP_GAP)):
+    return [step + distance for distance in distances]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,8 @@ class TestRanks:
     def test_zoom_in_at_the_same_steps_whichever_has_the_sign(self, seen):
         first, second = seen("training")
         assert first["sampled"] == second["sampled"]
-        assert steps_of(first) == [*zoom_from(131 + 1 + SHARE_EVERY), *BURST, *zoom_from(204 + 2 * SHARE_EVERY)]
+        second_zoom = zoom_from(204 + 2 * SHARE_EVERY, (0, 5, 9, 14))
+        assert steps_of(first) == [*zoom_from(131 + 1 + SHARE_EVERY), *BURST, *second_zoom]
         assert BURST[-1] == 204 + 2 * SHARE_EVERY - 1
         assert first["faults"] == second["faults"] == []
 
@@ -70,8 +73,12 @@ class TestRanks:
     def test_zoom_in_without_a_pause_while_rank_0_knows_of_a_pending_alert(self, seen):
         first, second = seen("pending")
         begin = heard_after(zooming.PENDING[0] - 1)
-        end = heard_after(zooming.PENDING[-1] - 1) + ZOOM_GAP * (ZOOM_SAMPLES - 1)
-        assert steps_of(first) == steps_of(second) == list(range(begin, end + 1, ZOOM_GAP))
+        steps = steps_of(first)
+        assert steps == steps_of(second)
+        *gaps, follow_up_gap = [after - before for before, after in pairwise(steps)]
+        assert set(pairwise(gaps)) == {(4, 5), (5, 4)}
+        assert (steps[0], follow_up_gap) == (begin, FOLLOW_UP_GAP)
+        assert 13 <= steps[-2] - heard_after(zooming.PENDING[-1] - 1) <= 13 + 5
         assert first["zooms"] == [1, begin, "onset is pending"]
 
     def test_prefer_a_sign_that_is_urgent(self, seen):
