@@ -14,8 +14,6 @@ SETTLES_AFTER = 60
 """Steps after which the verdict no longer changes. Alerts that become pending later are consequences."""
 SLACK = 10
 """A cause may be seen this many steps after its consequence: two samples, 5 steps apart."""
-SLACK_OF_LOSS = 5
-"""The same for consequences that rules on the loss see, because these read the loss of every step."""
 FLAPS_WITHIN = 300
 """Steps after an incident within which the same rule, or a consequence of an alert that cleared, reopens it."""
 STALL = "loss-stall"
@@ -163,7 +161,7 @@ def _explains(cause: Symptom, other: Symptom, order: Order) -> bool:
 
 
 def _slack(one: Symptom) -> int:
-    return SLACK_OF_LOSS if one.family == "loss" else SLACK
+    return 0 if one.family == "loss" else SLACK  # rules on the loss read the loss of every step
 
 
 def incidents_of(symptoms: Iterable[Symptom]) -> list[Incident]:
