@@ -14,6 +14,7 @@ from tsemon_answers.alerts import Moment, Severity
 from tsemon_answers.record import OfAttempt, Page, Query, Record
 
 IncidentState = Literal["open", "recovered", "ended"]
+ConsequenceState = Literal["firing", "superseded", "resolved", "ended"]
 
 
 class Failure(Record):
@@ -81,8 +82,8 @@ class Consequence(Record):
     """Id of the alert."""
     rule: str
     """Rule that opened the alert."""
-    state: Literal["firing", "superseded", "resolved"]
-    """superseded: its condition is over, but the incident is not."""
+    state: ConsequenceState
+    """superseded: its condition is over, but the incident is not. ended: it was firing when its attempt ended."""
     firing_step: int
     """Step at which it fired."""
     resolved_step: int | None
@@ -177,6 +178,10 @@ class Within(Record):
     """Its value relative to a healthy sample or to the other blocks."""
     head: int | None
     """Attention head, from 0; null if no single head stands out."""
+    step: int | None
+    """Sampled step whose newest values were compared; null if nothing was sampled."""
+    healthy_step: int | None
+    """Healthy sample with which they were compared; null if the blocks were compared with each other."""
     text: str
     """One or two sentences."""
 

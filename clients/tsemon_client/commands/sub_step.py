@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tsemon.terminal import examples, print_json, say
+from tsemon.terminal import count, examples, print_json, say
 from tsemon_client.commands.completion import complete_run
 from tsemon_client.commands.finding import find_run
 from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, AsJson, Server, connect
@@ -46,4 +46,5 @@ def sub_step(
     if as_json:
         print_json(found.model_dump(mode="json"))
     else:
-        say(found.text)
+        compared = "" if found.healthy_step is None else f", compared with step {count(found.healthy_step)}"
+        say(f"Step {count(found.step)}{compared}: {found.text}")

@@ -45,6 +45,14 @@ LEVEL = 0.02
 SHARED = 0.5
 """Inputs explain smoothing if tokens share at least this fraction of their energy, and its odds rose by DECISIVE."""
 LARGEST = math.log(1e6)
+OF_NO_SUB_STEP = frozenset(
+    (
+        *("block-does-not-move", "parameters-not-trained", "updates-too-small"),
+        *("weight-decay-outweighs-gradient", "parameter-norm-shrinks"),
+        *("batch-repeats", "batch-of-one-sample", "sequences-repeat"),
+    )
+)
+"""Rules on the optimizer and on the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +65,10 @@ class Arrays:
     """By metric: one value per block and head (N, H)."""
     stacks: Stacks | None = None
     """None: all blocks are one stack."""
+    step: int | None = None
+    """Step of the newest frame."""
+    is_origin: bool = False
+    """Whether this frame shows the model before an optimizer step could spread NaN to all parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +102,9 @@ def mechanism_of(
     newest: Arrays, *, rule: str = "", blocks: tuple[int, int] | None = None, healthy: Arrays | None = None
 ) -> Mechanism:
     """Return the sub-step that stands out, given the rule of an incident's cause and its first and last block, from 0."""
-    if rule.startswith("non-finite") or _is_nonfinite(newest):
+    if rule in OF_NO_SUB_STEP:
+        return Mechanism(text="No sub-step is its cause: it lies in the optimizer, its settings or the data.")
+    if rule.startswith("non-finite") or rule == "loss-not-finite" or _is_nonfinite(newest):
         return _first_nonfinite(newest)
     num_blocks = max((len(x) for name in NEEDED if (x := _known(newest, name)) is not None), default=0)
     if not num_blocks:
@@ -269,15 +283,21 @@ def _is_nonfinite(arrays: Arrays) -> bool:
 def _first_nonfinite(newest: Arrays) -> Mechanism:
     found_E = _known(newest, "nonfinite")
     if found_E is None or not np.nanmax(found_E) > 0:
+        if newest.is_origin:
+            return Mechanism(
+                text="No sub-step is its cause: all hidden states were finite when the loss or a gradient was not. Look at "
+                "the layers behind the blocks and at the loss function."
+            )
         return Mechanism(text="The sub-step is unknown: all hidden states of the frame are finite.")
     number = int(np.argmax(np.nan_to_num(found_E) > 0))
     stacks = newest.stacks or Stacks.of(len(found_E) - 1)
     entry = stacks.entry(number, len(found_E))
     if entry is None or entry.block is None:
         stack = "" if entry is None or not stacks.each[entry.stack].name else f" of the {stacks.each[entry.stack].name}"
-        return Mechanism(
-            text=f"The first block{stack} already gets NaN or infinities: their cause is in the embeddings or in the data."
-        )
+        why = "their cause is in the embeddings or in the data"
+        if not newest.is_origin:
+            why = "they come from the embeddings or the data, or an optimizer step has spread them from elsewhere"
+        return Mechanism(text=f"The first block{stack} already gets NaN or infinities: {why}.")
     block, share = entry.block, found_E[number]
     where = f"Block {block} is the first whose output holds NaN or infinities, in {_percent(share)} of the sequences"
     for name, sub_step, says in ORDER if share == 1 else ():

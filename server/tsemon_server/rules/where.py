@@ -32,14 +32,15 @@ class _Compared(NamedTuple):
 class Where:
     """Finds the blocks in which a rule is met.
 
-    By its `where`; if no block meets it, the failure is of the whole stack. Without `where`, by each comparison of `when`
-    that holds and that has values of layers: the blocks in which all of these hold, or, if no block meets them all, the
-    blocks of the first of them.
+    By its `where`; if no block meets it, the failure is of the whole stack, or, for a rule on the loss, of no block.
+    Without `where`, by each comparison of `when` that holds and that has values of layers: the blocks in which all of
+    these hold, or, if no block meets them all, the blocks of the first of them.
     """
 
     def __init__(self, part: Part, program: Program) -> None:
         """`part`: the definition with its lines parsed. Raises Mistake."""
         self._is_given = "where" in part
+        self._is_of_stack = self._is_given and not ("family" in part and part["family"].data == "loss")
         if self._is_given:
             self._compared = [_Compared(None, mask(part["where"], program))]
         else:
@@ -56,7 +57,7 @@ class Where:
         seen: the numbers of each stack that may be meant.
         """
         found = set[int]().union(*(self._found(values, view) for values, view in seen))
-        if self._is_given and not found:
+        if self._is_of_stack and not found:
             found = found.union(*(_stack(self._compared[0].mask, values, view) for values, view in seen))
         return (min(found), max(found)) if found else None
 

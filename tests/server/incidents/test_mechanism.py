@@ -1,10 +1,13 @@
 """The sub-step that causes an incident, from arrays made by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tsemon.stacks import Stack, Stacks
-from tsemon_server.incidents.mechanism import Arrays, mechanism_of
+from tsemon_server.incidents.mechanism import OF_NO_SUB_STEP, Arrays, mechanism_of
+from tsemon_server.rules import PACK
 
 HEALTHY = {
     "token_similarity": [0.1] * 9,
@@ -217,6 +220,14 @@ class TestWhyAttentionSmooths:
         )
 
 
+def test_a_failure_of_the_optimizer_or_of_the_data_has_no_sub_step():
+    assert {rule.name for rule in PACK} >= OF_NO_SUB_STEP
+    for rule in OF_NO_SUB_STEP:
+        found = found_in(arrays(feedforward_gain={4: 20.0}), rule=rule)
+        assert found.block is None
+        assert found.text.startswith("No sub-step is its cause")
+
+
 class TestMechanismOfNaN:
     def test_is_the_first_sub_step_that_has_no_value(self):
         newest = arrays(nonfinite=dict.fromkeys(range(4, 9), 1.0), feedforward_gain=dict.fromkeys(range(3, 8), np.nan))
@@ -227,10 +238,17 @@ class TestMechanismOfNaN:
             "makes them."
         )
 
-    def test_is_before_the_blocks_if_the_first_of_them_gets_it(self):
-        found = found_in(arrays(nonfinite=dict.fromkeys(range(9), 1.0)))
+    def test_is_before_the_blocks_if_the_first_of_them_gets_it_before_an_optimizer_step(self):
+        everywhere = arrays(nonfinite=dict.fromkeys(range(9), 1.0))
+        origin = found_in(replace(everywhere, is_origin=True))
+        assert origin.block is None
+        assert origin.text.endswith(": their cause is in the embeddings or in the data.")
+        assert found_in(everywhere).text.endswith(", or an optimizer step has spread them from elsewhere.")
+
+    def test_is_behind_the_blocks_if_all_states_were_finite_before_an_optimizer_step(self):
+        found = found_in(replace(arrays(), is_origin=True), rule="loss-not-finite")
         assert found.block is None
-        assert "in the embeddings or in the data" in found.text
+        assert found.text.endswith("Look at the layers behind the blocks and at the loss function.")
 
     def test_is_in_the_stack_that_makes_it(self):
         seq2seq = Stacks((Stack("encoder", 3), Stack("decoder", 5)))
@@ -256,5 +274,7 @@ class TestMechanismOfNaN:
         assert (found.block, found.sub_step) == (4, None)
         assert "the frame has no metrics of its sub-steps" in found.text
 
-    def test_is_none_while_all_states_are_finite(self):
-        assert "all hidden states of the frame are finite" in found_in(arrays(), rule="non-finite-gradient").text
+    @pytest.mark.parametrize("rule", ["non-finite-gradient", "loss-not-finite"])
+    def test_is_none_while_all_states_are_finite(self, rule):
+        changed = arrays(feedforward_gain={4: 20.0})
+        assert "all hidden states of the frame are finite" in found_in(changed, rule=rule).text

@@ -60,7 +60,11 @@ class TestBlocks:
 
     def test_are_all_if_none_stands_out(self):
         view = View(0, {"loss": 20.0}, layers_view(0, grad_norm=[1, 1, 1]).layers)
-        assert blocks("loss > 10", view, where="grad_norm > 5") == (0, 2)
+        assert blocks("loss > 10", view, where="grad_norm > 5", family="norm") == (0, 2)
+
+    def test_of_a_rule_on_the_loss_are_none_if_none_stands_out(self):
+        view = View(0, {"loss": 20.0}, layers_view(0, grad_norm=[1, 1, 1]).layers)
+        assert blocks("loss > 10", view, where="grad_norm > 5", family="loss") is None
 
     def test_are_found_by_what_they_were_some_steps_ago(self):
         views = [
@@ -135,7 +139,7 @@ class TestSeveralStacks:
         where = "grad_norm > 5"
         assert blocks("loss > 10", self.stacked([1, 1, 1, 9]), where=where) == (3, 3)
         assert blocks("loss > 10", self.stacked([1, 9, 1, 9]), where=where) == (1, 3)
-        assert blocks("loss > 10", self.stacked([1, 1, 1, 1]), where=where) == (0, 3)
+        assert blocks("loss > 10", self.stacked([1, 1, 1, 1]), where=where, family="norm") == (0, 3)
 
 
 class TestInfinity:

@@ -18,6 +18,8 @@ from tsemon_server.services.queries.frames import nearest
 from tsemon_server.store import Store
 from tsemon_server.store.reading import Reader
 
+NONFINITE_PARAMETERS = "nonfinite_parameters"
+"""Scalar of a frame that shows the model before an optimizer step could spread NaN."""
 BEFORE = 2000
 """Maximum number of steps to look back for a healthy sample."""
 
@@ -40,7 +42,7 @@ def sub_step(store: Store, run_id: str, asked: SubStepQuery) -> Within:
     with store.read() as reader:
         at = nearest(reader, run_id, asked.step, asked.attempt)[0]
         if asked.healthy_step is not None and asked.healthy_step >= at.step:
-            raise InvalidRange(f"expected a healthy_step before the step {at.step}, got {asked.healthy_step}")
+            raise InvalidRange(f"expected a healthy step before step {at.step}, got {asked.healthy_step}")
         unknown = Arrays(layers={}, stacks=reader.runs.stacks(run_id, at.attempt))
         healthy, since = None, max(at.step - BEFORE, 0)
         if asked.healthy_step is not None:
@@ -48,34 +50,40 @@ def sub_step(store: Store, run_id: str, asked: SubStepQuery) -> Within:
             before = reader.frames.after(run_id, at.attempt, max(since - BEFORE, 0) - 1, asked.healthy_step)
             healthy = _newest(before, unknown)
         newest = _newest(reader.frames.after(run_id, at.attempt, since - 1, at.step), unknown)
-    return Within.model_validate(mechanism_of(newest, healthy=healthy), from_attributes=True)
+    return _told(mechanism_of(newest, healthy=healthy), newest, healthy)
 
 
 def _within(reader: Reader, incident: Incident, since: Iterable[Frame]) -> Within:
     left_step = incident.left_step
     before = reader.frames.after(incident.run_id, incident.attempt, max(left_step - BEFORE, 0) - 1, left_step - 1)
     stacks = reader.runs.stacks(incident.run_id, incident.attempt)
-    healthy = _newest(before, Arrays(layers={}, stacks=stacks))
+    known = _newest(before, Arrays(layers={}, stacks=stacks))
+    healthy = known if known.layers else None
     newest = Arrays(layers={}, stacks=stacks)
     found = Mechanism(text="The sub-step is unknown: there is no sample of the incident.")
     for frame in since:
         newest = _newest([frame], newest)
-        found = mechanism_of(
-            newest, rule=incident.rule, blocks=incident.blocks, healthy=healthy if healthy.layers else None
-        )
+        found = mechanism_of(newest, rule=incident.rule, blocks=incident.blocks, healthy=healthy)
         is_whole = found.sub_step is None or any(name in newest.layers for name in SLOW)
-        if found.block is not None and is_whole:  # the first sample that decides: later, the model has adapted
+        # The first sample that decides: later, the model has adapted, or NaN has spread.
+        if (found.block is not None and is_whole) or newest.is_origin:
             break
-    return Within.model_validate(found, from_attributes=True)
+    return _told(found, newest, healthy)
+
+
+def _told(found: Mechanism, newest: Arrays, healthy: Arrays | None) -> Within:
+    steps = {"step": newest.step, "healthy_step": None if healthy is None else healthy.step}
+    return Within.model_validate(asdict(found) | steps)
 
 
 def _newest(frames: Iterable[Frame], known: Arrays) -> Arrays:
     """The newest values of each metric. Metrics that no frame has keep their known values."""
-    layers, heads = dict(known.layers), dict(known.heads)
+    layers, heads, step, is_origin = dict(known.layers), dict(known.heads), known.step, known.is_origin
     for frame in frames:
+        step, is_origin = frame.step, NONFINITE_PARAMETERS in frame.scalars
         layers.update((name, _read(values)) for name, values in frame.layers.items())
         heads.update((name, _read(values)) for name, values in frame.heads.items())
-    return replace(known, layers=layers, heads=heads)
+    return replace(known, layers=layers, heads=heads, step=step, is_origin=is_origin)
 
 
 def _read(values: Array) -> NDArray[np.float64]:
