@@ -113,10 +113,11 @@ class TestAnIncident:
         assert only(api, run_id)["is_settled"]
 
     def test_ends_with_the_run(self, api, run_id):
-        send(api, run_id, [1, 20, 20])
+        send(api, run_id, [1, 200, 200])
         change(api, run_id, "failed")
         incident = only(api, run_id)
         assert (incident["state"], incident["ended_step"]) == ("ended", 2)
+        assert incident["consequences"][0]["state"] == "ended"
 
     def test_is_open_again_if_the_run_is(self, api, run_id):
         send(api, run_id, [1, 20, 20])
@@ -305,6 +306,21 @@ class TestTheSubStep:
         within = api.get(f"/incidents/{only(api, run_id)['incident_id']}")["within"]
         assert (within["block"], within["sub_step"], within["metric"]) == (4, "feed-forward", "feedforward_gain")
         assert within["text"].startswith("In block 4, ")
+        assert (within["step"], within["healthy_step"]) == (5, 4)
+
+    def test_is_not_sought_after_the_sample_that_shows_where_nan_began(self, start):
+        api = start(rules=PACK)
+        run_id = api.register(num_blocks=2)
+        scalars = [{"loss": 1.0}, {"loss": math.nan, "nonfinite_parameters": 0.0}, {"loss": math.nan}]
+        shares = [0.0] * 3, [0.0] * 3, [1.0] * 3
+        api.send_ok(
+            run_id,
+            [Frame(n, n, 1e9, scalars[n], {"nonfinite": Array.of(share)}) for n, share in enumerate(shares)],
+        )
+        incident = api.get(f"/incidents/{only(api, run_id)['incident_id']}")
+        assert (incident["rule"], incident["blocks"]) == ("loss-not-finite", None)
+        assert (incident["within"]["step"], incident["within"]["block"]) == (1, None)
+        assert "Look at the layers behind the blocks" in incident["within"]["text"]
 
     def test_is_that_of_the_first_sample_that_decides(self, api):
         """Later, the model has adapted."""
@@ -328,13 +344,14 @@ class TestTheSubStep:
 
         def found(**asked):
             within = api.get(f"/runs/{run_id}/sub-step", **asked)
-            return within["block"], within["sub_step"], "the healthy sample" in within["text"]
+            assert ("the healthy sample" in within["text"]) == (within["healthy_step"] is not None)
+            return within["block"], within["sub_step"], within["step"], within["healthy_step"]
 
         assert api.get("/incidents")["incidents"] == []
-        assert found(step=10) == (4, "feed-forward", False)
-        assert found(step=11, healthy_step=5) == (4, "feed-forward", True)
-        assert found() == (None, None, False)
-        assert found(healthy_step=10) == (None, None, True)
+        assert found(step=10) == (4, "feed-forward", 10, None)
+        assert found(step=11, healthy_step=6) == (4, "feed-forward", 10, 5)
+        assert found() == (None, None, 15, None)
+        assert found(healthy_step=10) == (None, None, 15, 10)
 
     def test_is_refused_at_steps_that_do_not_fit(self, api):
         run_id = api.register(num_blocks=6)
@@ -343,7 +360,7 @@ class TestTheSubStep:
         api.send_ok(run_id, [gains_frame(5, 1.0)])
         status, code, message = api.get(path, healthy_step=5)
         assert (status, code) == (422, "invalid_range")
-        assert "expected a healthy_step before the step 5, got 5" in message
+        assert "expected a healthy step before step 5, got 5" in message
         assert api.get(path, attempt=2)[:2] == (404, "unknown_attempt")
         assert api.get("/runs/nothing/sub-step")[:2] == (404, "unknown_run")
 

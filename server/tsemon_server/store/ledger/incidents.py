@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, Select, String, cast, exists, func, inse
 
 from tsemon.errors import UnknownIncident
 from tsemon_answers.alerts import Alert, ResolvedReason
-from tsemon_answers.incidents import Consequence, Failure, Incident, IncidentsQuery, ToldIncident
+from tsemon_answers.incidents import Consequence, ConsequenceState, Failure, Incident, IncidentsQuery, ToldIncident
 from tsemon_server.incidents import ORDER, STALL, Symptom, incidents_of
 from tsemon_server.incidents import Incident as Group
 from tsemon_server.store.ledger import silences, tables
@@ -81,7 +81,9 @@ class Incidents:
         """The incident, or UnknownIncident."""
         found = self._read(_select().where(_incident.incident_id == silences.number_of(incident_id)))
         if not found:
-            raise UnknownIncident(f"no incident has the id {incident_id!r}; the list of incidents has those there are")
+            raise UnknownIncident(
+                f"no incident has the id {incident_id!r}; see the list of incidents for the existing ones"
+            )
         return found[0]
 
     def by_ids(self, incident_ids: Collection[int]) -> list[Incident]:
@@ -280,12 +282,21 @@ def _end(row: Row[Any], alerts: Iterable[Row[Any]]) -> ResolvedReason:
     return reasons[0] if reasons else "new attempt" if row.attempt_state == "replaced" else "run ended"
 
 
+def _state(alert: Row[Any], *, is_open: bool) -> ConsequenceState:
+    """The state of an alert of an incident. is_open: whether the incident is."""
+    if alert.state != "resolved":
+        return "firing"
+    if alert.resolved_reason in ("run ended", "new attempt"):
+        return "ended"
+    return "superseded" if is_open else "resolved"
+
+
 def _incident_of(row: Row[Any], alerts: Collection[Row[Any]]) -> Incident:
     each = {  # of a rule that flaps, the newest alert
         one.rule: Consequence(
             alert_id=str(one.alert_id),
             rule=one.rule,
-            state="firing" if one.state != "resolved" else "superseded" if row.state == "open" else "resolved",
+            state=_state(one, is_open=row.state == "open"),
             firing_step=one.firing_step,
             resolved_step=one.resolved_step,
         )

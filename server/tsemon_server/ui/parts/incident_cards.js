@@ -6,6 +6,11 @@ import { layerLabel } from "../base/stacks.js";
 import { titleOf } from "./alert_cards.js";
 
 const SEVERITY = { critical: 0, warning: 1, info: 2 };
+/** What the state of an alert means. */
+const TITLES = {
+  superseded: "The condition of this alert is over, but the incident is not.",
+  ended: "This alert was firing when the run ended.",
+};
 /** The summary begins with the title of the rule: "Title: value is 3 (above 2)". */
 const TITLE = /^(.+?): .* is /;
 
@@ -108,7 +113,7 @@ export class Incidents {
     return h(
       "li",
       {},
-      h("span", { class: `pill ${state}`, title: state === "superseded" ? "The condition of this alert is over, but the incident is not." : undefined }, state),
+      h("span", { class: `pill ${state}`, title: TITLES[state] }, state),
       h("div", {}, h("button", { type: "button", class: "plain", title: rule, onclick: () => this.onAlert(alert_id) }, title), " ", h("span", { class: "quiet" }, resolved_step === null ? `since step ${count(firing_step)}` : `step ${count(firing_step)}${until}`)),
     );
   }
