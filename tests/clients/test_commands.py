@@ -24,6 +24,7 @@ from tests.clients.command_line import (
     send,
 )
 from tsemon.wire import API
+from tsemon_client.commands.incidents import NONE_OPEN
 
 
 @pytest.fixture(scope="module")
@@ -346,14 +347,14 @@ class TestIncidents:
         code, shown, _ = run("incidents", "--open", "--csv")
         assert code == 3
         assert [row["rule"] for row in rows_of(shown)] == ["entropy-collapse"]
-        assert run("incidents", "--open", "--project", "vision") == (0, "", "no open incidents\n")
+        assert run("incidents", "--open", "--project", "vision") == (0, "", f"{NONE_OPEN}\n")
 
     def test_that_somebody_has_acknowledged_do_not_exit_3(self, run, service, brief_id):
         open_alert(service.database, brief_id)
         (alert,) = json.loads(run("alerts", "--project", "brief", "--json")[1])
         assert run("incidents", "--open", "--project", "brief")[0] == 3
         httpx.post(f"{service.url}{API}/alerts/{alert['alert_id']}/ack", json={"by": "ann"}).raise_for_status()
-        assert run("incidents", "--open", "--project", "brief") == (0, "", "no open incidents\n")
+        assert run("incidents", "--open", "--project", "brief") == (0, "", f"{NONE_OPEN}\n")
         assert "open, acknowledged" in run("incidents", "--project", "brief").out
 
     def test_that_are_more_than_the_limit_are_told_of(self, run, service, brief_id):

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 STATE_STYLES = {"open": "bold red", "recovered": "green", "ended": "yellow"}
-CONSEQUENCE_STYLES = {"firing": "bold red", "superseded": "yellow", "resolved": "green"}
+CONSEQUENCE_STYLES = {"firing": "bold red", "superseded": "yellow", "resolved": "green", "ended": "yellow"}
+NONE_OPEN = "no open incidents that are neither silenced nor acknowledged"
 FIELDS = (
     *("incident_id", "run_id", "project", "run", "attempt", "family", "rule", "severity", "state"),
     *("step", "left_step", "settles_step", "is_settled", "ended_step", "cause_id", "acknowledged", "silenced"),
@@ -150,7 +151,7 @@ def incidents(
         found = list(islice(filter(is_asked, client.incidents(**asked)), limit + 1))
         if not found:
             remark_on_project(client, project)
-    nothing = "no open incidents" if is_open else "no incidents that did not recover" if at_end else "no incidents"
+    nothing = NONE_OPEN if is_open else "no incidents that did not recover" if at_end else "no incidents"
     print_list = partial(print_incidents, has_attempts=of is not None and of.attempt > 1)
     print_found(found, limit, FIELDS, print_list, nothing=nothing, as_json=as_json, as_csv=as_csv)
     if (is_open or at_end) and found:

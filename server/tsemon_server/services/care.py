@@ -96,5 +96,7 @@ def end_silence(store: Store, silence_id: str, may_see: Callable[[str | None], b
     with store.write() as writer:
         for found in writer.silences.all():
             if found.silence_id == silence_id and not may_see(found.project):
-                raise UnknownSilence(f"no silence has the id {silence_id!r}; the list of silences has those there are")
+                raise UnknownSilence(
+                    f"no silence has the id {silence_id!r}; see the list of silences for the existing ones"
+                )
         writer.silences.remove(silence_id)

@@ -99,7 +99,7 @@ def test(store: Store, active: ActiveRules, raw: bytes | bytearray, only: str | 
         if body.run_id is not None:
             run = reader.runs.get(body.run_id)
             if only not in (None, run.project):
-                raise UnknownRun(f"no run has the id {body.run_id!r}; the list of runs has those there are")
+                raise UnknownRun(f"no run has the id {body.run_id!r}; see the list of runs for the existing ones")
             _check_length(run)
             evaluator = given or active.of(reader.rules, run.project).evaluator
             return _tried(StoredRun(reader, body.run_id), evaluator, body.points)

@@ -227,7 +227,7 @@ class Runs:
         query = _runs().add_columns(_run.config, _run.quantities, _run.latest, *of_attempt)
         row = self._connection.execute(query.where(_run.run_id == run_id)).one_or_none()
         if row is None:
-            raise UnknownRun(f"no run has the id {run_id!r}; the list of runs has those there are")
+            raise UnknownRun(f"no run has the id {run_id!r}; see the list of runs for the existing ones")
         return row
 
 
@@ -444,7 +444,7 @@ class RunChanges(Runs):
     def _set(self, run_id: str, **values: Any) -> None:
         statement = update(tables.run).where(_run.run_id == run_id).values(updated_at=self._now, **values)
         if not self._connection.execute(statement).rowcount:
-            raise UnknownRun(f"no run has the id {run_id!r}; the list of runs has those there are")
+            raise UnknownRun(f"no run has the id {run_id!r}; see the list of runs for the existing ones")
 
 
 def _given(**values: Any) -> dict[str, Any]:

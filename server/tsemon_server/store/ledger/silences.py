@@ -75,4 +75,6 @@ class SilenceChanges(Silences):
         number = number_of(silence_id)
         removed = delete(tables.silence).where(_silence.silence_id == number)
         if number is None or not self._connection.execute(removed).rowcount:
-            raise UnknownSilence(f"no silence has the id {silence_id!r}; the list of silences has those there are")
+            raise UnknownSilence(
+                f"no silence has the id {silence_id!r}; see the list of silences for the existing ones"
+            )
