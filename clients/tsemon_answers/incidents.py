@@ -179,9 +179,9 @@ class Within(Record):
     head: int | None
     """Attention head, from 0; null if no single head stands out."""
     step: int | None
-    """Sampled step whose newest values were compared; null if nothing was sampled."""
+    """Newest sampled step that was read; null if nothing was sampled. Each metric has its newest value up to there."""
     healthy_step: int | None
-    """Healthy sample with which they were compared; null if the blocks were compared with each other."""
+    """The same of the healthy samples; null if the blocks were compared with each other."""
     text: str
     """One or two sentences."""
 

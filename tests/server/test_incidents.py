@@ -308,19 +308,18 @@ class TestTheSubStep:
         assert within["text"].startswith("In block 4, ")
         assert (within["step"], within["healthy_step"]) == (5, 4)
 
-    def test_is_not_sought_after_the_sample_that_shows_where_nan_began(self, start):
+    def test_of_nan_is_unknown_after_an_optimizer_step(self, start):
         api = start(rules=PACK)
         run_id = api.register(num_blocks=2)
-        scalars = [{"loss": 1.0}, {"loss": math.nan, "nonfinite_parameters": 0.0}, {"loss": math.nan}]
-        shares = [0.0] * 3, [0.0] * 3, [1.0] * 3
+        shares = [0.0] * 3, [0.0, 1.0, 1.0]
+        losses = 1.0, math.nan
         api.send_ok(
-            run_id,
-            [Frame(n, n, 1e9, scalars[n], {"nonfinite": Array.of(share)}) for n, share in enumerate(shares)],
+            run_id, [Frame(n, n, 1e9, {"loss": losses[n]}, {"nonfinite": Array.of(shares[n])}) for n in range(2)]
         )
         incident = api.get(f"/incidents/{only(api, run_id)['incident_id']}")
-        assert (incident["rule"], incident["blocks"]) == ("loss-not-finite", None)
-        assert (incident["within"]["step"], incident["within"]["block"]) == (1, None)
-        assert "Look at the layers behind the blocks" in incident["within"]["text"]
+        assert (incident["rule"], incident["blocks"]) == ("loss-not-finite", [0, 1])
+        assert (incident["within"]["block"], incident["within"]["sub_step"]) == (0, None)
+        assert "they may have begun anywhere" in incident["within"]["text"]
 
     def test_is_that_of_the_first_sample_that_decides(self, api):
         """Later, the model has adapted."""

@@ -46,5 +46,5 @@ def sub_step(
     if as_json:
         print_json(found.model_dump(mode="json"))
     else:
-        compared = "" if found.healthy_step is None else f", compared with step {count(found.healthy_step)}"
-        say(f"Step {count(found.step)}{compared}: {found.text}")
+        compared = "" if found.healthy_step is None else f", compared with those up to step {count(found.healthy_step)}"
+        say(f"Newest values up to step {count(found.step)}{compared}: {found.text}")

@@ -14,6 +14,8 @@ SETTLES_AFTER = 60
 """Steps after which the verdict no longer changes. Alerts that become pending later are consequences."""
 SLACK = 10
 """A cause may be seen this many steps after its consequence: two samples, 5 steps apart."""
+SLACK_OF_LOSS = 5
+"""The same for consequences that rules on the loss see, because these read the loss of every step."""
 FLAPS_WITHIN = 300
 """Steps after an incident within which the same rule, or a consequence of an alert that cleared, reopens it."""
 STALL = "loss-stall"
@@ -161,7 +163,7 @@ def _explains(cause: Symptom, other: Symptom, order: Order) -> bool:
 
 
 def _slack(one: Symptom) -> int:
-    return 0 if one.family == "loss" else SLACK  # rules on the loss read the loss of every step
+    return SLACK_OF_LOSS if one.family == "loss" else SLACK
 
 
 def incidents_of(symptoms: Iterable[Symptom]) -> list[Incident]:

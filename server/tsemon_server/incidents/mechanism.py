@@ -103,7 +103,7 @@ def mechanism_of(
 ) -> Mechanism:
     """Return the sub-step that stands out, given the rule of an incident's cause and its first and last block, from 0."""
     if rule in OF_NO_SUB_STEP:
-        return Mechanism(text="No sub-step is its cause: it lies in the optimizer, its settings or the data.")
+        return Mechanism(text="The cause is not a sub-step: look at the optimizer, its settings or the data.")
     if rule.startswith("non-finite") or rule == "loss-not-finite" or _is_nonfinite(newest):
         return _first_nonfinite(newest)
     num_blocks = max((len(x) for name in NEEDED if (x := _known(newest, name)) is not None), default=0)
@@ -282,24 +282,21 @@ def _is_nonfinite(arrays: Arrays) -> bool:
 
 def _first_nonfinite(newest: Arrays) -> Mechanism:
     found_E = _known(newest, "nonfinite")
-    if found_E is None or not np.nanmax(found_E) > 0:
-        if newest.is_origin:
-            return Mechanism(
-                text="No sub-step is its cause: all hidden states were finite when the loss or a gradient was not. Look at "
-                "the layers behind the blocks and at the loss function."
-            )
+    if found_E is None:
+        return Mechanism(text="The sub-step is unknown: the frame does not tell which hidden states are finite.")
+    if not np.nanmax(found_E) > 0:
         return Mechanism(text="The sub-step is unknown: all hidden states of the frame are finite.")
     number = int(np.argmax(np.nan_to_num(found_E) > 0))
     stacks = newest.stacks or Stacks.of(len(found_E) - 1)
     entry = stacks.entry(number, len(found_E))
     if entry is None or entry.block is None:
         stack = "" if entry is None or not stacks.each[entry.stack].name else f" of the {stacks.each[entry.stack].name}"
-        why = "their cause is in the embeddings or in the data"
-        if not newest.is_origin:
-            why = "they come from the embeddings or the data, or an optimizer step has spread them from elsewhere"
+        why = "their cause is in the embeddings or in the data" if newest.is_origin else SPREAD
         return Mechanism(text=f"The first block{stack} already gets NaN or infinities: {why}.")
     block, share = entry.block, found_E[number]
     where = f"Block {block} is the first whose output holds NaN or infinities, in {_percent(share)} of the sequences"
+    if not newest.is_origin:
+        return Mechanism(block=block, text=f"{where}. The sub-step is unknown: {SPREAD}.")
     for name, sub_step, says in ORDER if share == 1 else ():
         values_N = newest.layers.get(name)
         if values_N is not None and block < len(values_N) and not np.isfinite(values_N[block]):
@@ -309,6 +306,7 @@ def _first_nonfinite(newest: Arrays) -> Mechanism:
     return Mechanism(block=block, text=f"{where}. The sub-step is unknown: {why}.")
 
 
+SPREAD = "they may have begun anywhere, because an optimizer step spreads them to all parameters"
 ORDER: tuple[tuple[str, SubStep, str], ...] = (
     ("attention_gain", "attention", "Attention"),
     ("residual_gain", "residual", "The residual"),

@@ -115,11 +115,6 @@ class TestTheCause:
         late = alert("weight-decay-outweighs-gradient", 50, 60)
         assert causes(alert("states-collapse", 10, 30), late) == ["states-collapse"]
 
-    def test_is_a_jump_of_the_loss_if_all_else_left_its_range_later(self):
-        jump = alert("loss-spike", 13, 17)
-        assert causes(jump, alert("output-ignores-input", 13, 33)) == ["output-ignores-input"]
-        assert causes(jump, alert("output-ignores-input", 17, 33)) == ["loss-spike"]
-
     def test_of_a_low_rank_is_the_collapse_of_all_states(self):
         assert causes(RANK, alert("states-collapse", 0, 10)) == ["states-collapse"]
 

@@ -9,7 +9,7 @@ const SEVERITY = { critical: 0, warning: 1, info: 2 };
 /** What the state of an alert means. */
 const TITLES = {
   superseded: "The condition of this alert is over, but the incident is not.",
-  ended: "This alert was firing when the run ended.",
+  ended: "This alert was firing when its attempt ended.",
 };
 /** The summary begins with the title of the rule: "Title: value is 3 (above 2)". */
 const TITLE = /^(.+?): .* is /;
