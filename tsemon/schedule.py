@@ -30,7 +30,7 @@ would all be of the same one. The rules are calibrated on recorded runs with an 
 ZOOM_SAMPLES = 4
 """Samples of a zoom; every second one includes the slow tier. Most rules hold for 2 or 3 samples."""
 FOLLOW_UP_GAP = 48
-"""Maximum number of steps from the last sample of a zoom to the next one: what stirred may have become worse."""
+"""Maximum number of steps from the last sample of a zoom to the next one: the trouble may have grown."""
 ZOOM_SHARE = 0.2
 """Zooms may use this fraction of the budget of the run so far, or the cost of `MIN_ZOOMS` if that is more."""
 MIN_ZOOMS = 3
@@ -155,11 +155,11 @@ class Cadence:
         return self._zoomed_s + (2 * zoom_s if is_longer else slow_s) <= room_s
 
     def end_zoom(self) -> None:
-        self._num_of_zoom = 0
+        self._num_of_zoom, self._is_follow_up = 0, False
 
     def burst(self, *, steps: int, every: int) -> None:
         """Sample every `every` steps, all that is measured, for about `steps` steps from the next sample on."""
-        self._num_of_burst, self._burst_gap = math.ceil(steps / every), every
+        self._num_of_burst, self._burst_gap, self._is_follow_up = math.ceil(steps / every), every, False
 
     def next_gap(self, spent: Spent) -> int:
         """Return the number of steps to the next sample. `spent`: the newest known cost."""
@@ -188,11 +188,11 @@ class Cadence:
             self.gap = self._gap_for(mean_cost_s + repaid_s, self._step_s)
         if not self._were_zoomed[-1]:
             self._num_of_burst = max(self._num_of_burst - 1, 0)
-        self._is_follow_up = self._num_of_zoom == 1 and not self._num_of_burst
+        self._is_follow_up = self._num_of_zoom == 1 and self._calm_gap > FOLLOW_UP_GAP and not self._num_of_burst
         self._num_of_zoom = max(self._num_of_zoom - 1, 0) if self._may_zoom_in() else 0
         if self.is_zoomed_in:
             return min(ZOOM_GAP + (self._num_zoomed + 1) % 2, self._calm_gap)
-        return min(FOLLOW_UP_GAP, self._calm_gap) if self._is_follow_up else self._calm_gap
+        return FOLLOW_UP_GAP if self._is_follow_up else self._calm_gap
 
     def _count(self, spent: Spent) -> None:
         self._num_since_slow = 1 if self.is_slow else self._num_since_slow + 1

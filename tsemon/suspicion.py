@@ -40,8 +40,8 @@ HIGH_IN_LOGS = 2.7
 RISE_STEPS = 48
 """Time constant of a second running mean, which shows a slow rise."""
 RISE = 0.9
-"""It has risen if it is this many mean absolute deviations of the loss above its lowest value: seven standard errors.
-Fewer would be reached by chance within thousands of steps."""
+"""It has risen if it is this many mean absolute deviations of the loss above its lowest value: seven standard errors
+if losses are independent. Fewer would be reached by chance within thousands of steps."""
 
 NUM_SMOOTH, NUM_USUAL = 12, 48
 """Number of bends whose median is compared with the median of earlier bends, and number of these."""
@@ -97,6 +97,8 @@ class LossWatch:
         self._is_finite = True
         self._highest = -math.inf
         """The highest running mean so far."""
+        self._large = 1.0
+        """How many times larger than the first slow rise another one must be: twice as large as the one before."""
         self._restart()
 
     def _restart(self) -> None:
@@ -106,7 +108,8 @@ class LossWatch:
         self._num_high = self._num_high_in_logs = 0
 
     def notice(self, loss: float) -> str | None:
-        """Take the loss of the next step. Return the problem in words, once each time it begins."""
+        """Take the loss of the next step. Return the problem in words, once each time it begins. A slow rise begins
+        again when it has become much larger."""
         if not math.isfinite(loss):
             was_finite, self._is_finite = self._is_finite, False
             return "the loss is not finite" if was_finite else None
@@ -134,11 +137,10 @@ class LossWatch:
             return None
         self._lowest = min(self._lowest, slow.mean)
         least = max(1e-3 * abs(slow.mean), LEAST_RISE)
-        if (
-            slow.mean - self._lowest
-            <= max(RISE * slow.deviation, HIGH_OF_GAIN * (self._highest - self._lowest)) + least
-        ):
+        high = max(RISE * slow.deviation, HIGH_OF_GAIN * (self._highest - self._lowest)) + least
+        if slow.mean - self._lowest <= self._large * high:
             return None
+        self._large *= 2
         text = f"the loss rose slowly from about {self._lowest:.4g} to {slow.mean:.4g}"
         self._slow, self._lowest = _Usual(RISE_STEPS), math.inf
         return text
