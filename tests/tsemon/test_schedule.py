@@ -199,6 +199,15 @@ class TestZoomingIn:
         assert zoomed(cadence, 0.1, 0.1)[0][-1] == FOLLOW_UP_GAP < usual
         assert sample(cadence, 0.1, 0.1) > usual
 
+    def test_is_followed_by_a_whole_burst_if_there_is_one(self):
+        cadence = Cadence(budget=0.01)
+        settle(cadence, 0.1, 0.1)
+        zoomed(cadence, 0.1, 0.1)
+        cadence.burst(steps=30, every=10)
+        gaps = [sample(cadence, 0.1, 0.1) for _ in range(3)]
+        assert gaps[:2] == [10, 10]
+        assert gaps[2] > 10
+
     def test_lasts_two_samples_longer_whenever_there_is_a_reason(self):
         cadence = Cadence(budget=0.01)
         settle(cadence, 0.03, 0.1, samples=400)

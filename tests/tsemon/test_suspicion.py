@@ -92,6 +92,10 @@ class TestLossWatch:
         assert found[0][1].startswith("the loss rose slowly from about 2.0")
         assert 1 < len(found) <= len(rises) / RISE_STEPS
 
+    def test_wants_twice_the_rise_for_the_next_sign_of_one(self):
+        rises = [2 + 0.01 * max(step - 200, 0) + 0.1 * math.sin(1.7 * step) for step in range(3000)]
+        assert 2 < len(noticed(rises)) < 10
+
     def test_passes_over_a_rise_that_is_small_beside_the_noise_or_the_gain(self):
         noise = [0.1 * math.sin(1.7 * step) for step in range(500)]
         assert noticed([2 + 0.03 * (step > 250) + noise[step] for step in range(500)]) == []
