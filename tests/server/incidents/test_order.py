@@ -53,7 +53,7 @@ class TestTheBuiltInOrder:
 
     def test_has_states_samples_and_outputs_as_consequences_of_what_comes_before_them(self):
         for cause in ("weight-decay-outweighs-gradient", "token-similarity-escalation", "sequences-repeat"):
-            for consequence in ("states-collapse", "samples-collapse", "output-ignores-input"):
+            for consequence in ("states-collapse", "samples-collapse", "output-ignores-input", "output-ignores-states"):
                 assert ORDER.can_cause(cause, consequence)
                 assert not ORDER.can_cause(consequence, cause)
 

@@ -420,3 +420,27 @@ class TestUpdates:
 
     def test_that_are_small_in_a_warm_up_are_not(self):
         assert names(slow(lambda step: 1e-8 * step, lambda step: 3.0)) == set()
+
+
+def answering(variation, **layers):
+    """Answers that depend on the input, and no longer from step 100 on."""
+    for step in range(0, 200, 5):
+        scalars = {"output_variation": variation if step >= 100 else 0.5}
+        yield View(step, scalars, {name: np.array(values) for name, values in layers.items()})
+
+
+class TestAnswersThatNoLongerDependOnTheInput:
+    def test_are_told_as_the_head_s_or_the_data_s_fault_if_hidden_states_differ(self):
+        views = list(answering(1e-6, global_diversity=[0.6, 0.3, 0.05]))
+        assert [(rule.name, rule.family, step) for rule, step in fired(views)] == [
+            ("output-ignores-states", "diverge", 110)
+        ]
+
+    @pytest.mark.parametrize(
+        "layers", [{"global_diversity": [0.6, 0.3, 0.01]}, {"global_diversity": [0.6, 0.3, math.nan]}, {}]
+    )
+    def test_are_told_as_the_blocks_fault_if_they_do_not_or_if_it_is_not_known(self, layers):
+        assert names(answering(1e-6, **layers)) == {"output-ignores-input"}
+
+    def test_are_not_told_if_some_of_them_still_do(self):
+        assert names(answering(1e-3, global_diversity=[0.6, 0.3, 0.05])) == set()

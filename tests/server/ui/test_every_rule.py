@@ -91,6 +91,7 @@ def made_up(num_frames=80, breaks_at=50):
             "untrained_parameters": 2.0 * is_broken,
             "step_size": 1e-4,
             "total_param_norm": 100.0,
+            "output_variation": 1e-6 if is_broken else 0.5,
         }
         layers = {
             "batch_similarity": np.array([similarity + drift, 0.9, 0.9]),
