@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import traces
 
+from tsemon.schedule import ZOOM_GAP
 from tsemon_server.rules import PACK
 from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.rules.program import View
@@ -403,6 +404,17 @@ def blocks_told(views, name):
     state = evaluator.start()
     events = [event for view in views for event in evaluator.advance(state, view)]
     return next(e.evidence["blocks"] for e in events if e.kind == "firing" and e.rule.name == name)
+
+
+class TestDeadUnits:
+    def test_are_told_within_one_zoom(self):
+        every, later = ZOOM_GAP, ZOOM_GAP + 1
+        steps = [0, 100, 200, 200 + every, 200 + every + later, 200 + 2 * every + later]
+        slow = (0, 200, 200 + every + later)  # every second sample of a zoom
+        views = [
+            View(step, {}, {"dead_units": np.array([0.95 * (step >= 200)])} if step in slow else {}) for step in steps
+        ]
+        assert [(rule.name, step) for rule, step in fired(views)] == [("dead-units", 209)]
 
 
 def slow(rate, loss, steps=range(0, 400, 10)):
