@@ -174,7 +174,9 @@ class Cadence:
         elif self._every is None:
             self._cost_s[spent.is_slow] = _blend(self._cost_s[spent.is_slow], spent.cost_s)
             # Faster steps are believed at once, because the budget is a limit; slower ones, among them a pause, by and by.
-            self._step_s = min(_blend(self._step_s, spent.step_s), spent.step_s)
+            # The few steps between samples of a zoom or a burst may lie between two pauses.
+            if self._step_s is None or 2 * spent.num_steps >= self.gap:
+                self._step_s = min(_blend(self._step_s, spent.step_s), spent.step_s)
             usual_s, slow_s = self._costs(spent.cost_s)
             more_s = max(slow_s - usual_s, 0.0)
             if self._cost_s[False] is not None:

@@ -237,6 +237,12 @@ class TestZoomingIn:
         assert max(gaps) == 60
         assert gaps[-1] == 30
 
+    def test_does_not_show_the_speed_of_a_run_with_pauses(self):
+        cadence = Cadence(budget=0.01)
+        settle(cadence, 0.03, 0.1)
+        zoomed(cadence, slow_s=0.03, step_s=0.02)  # between two pauses
+        assert max(settle(cadence, 0.03, 0.1, samples=1) for _ in range(4)) <= 61
+
     @pytest.mark.parametrize("lag", [1, 2])
     def test_costs_a_fifth_of_the_budget_however_long_something_stirs(self, lag):
         cadence, costs, step, gap = Cadence(budget=0.01, lag=lag), [0.0] * 100_000, 0, 0
