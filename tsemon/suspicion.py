@@ -27,8 +27,7 @@ FIRST_STEPS = 24
 HIGH = 3.0
 """A loss is high if it is this many mean absolute deviations above its running mean: 2.4 standard deviations."""
 HIGH_OF_GAIN = 0.05
-"""It must also exceed the mean by this fraction of the improvement so far: losses near zero are small and uneven. A slow
-rise must be that large, too."""
+"""It must also exceed the mean by this fraction of the improvement so far: losses near zero are small and uneven."""
 LEAST_RISE = 1e-6
 """It must exceed the mean by this much: the rounding of a float32 loss."""
 NUM_HIGH = 5
@@ -42,6 +41,8 @@ RISE_STEPS = 48
 RISE = 0.9
 """It has risen if it is this many mean absolute deviations of the loss above its lowest value: seven standard errors
 if losses are independent. Fewer would be reached by chance within thousands of steps."""
+RISE_OF_GAIN = 0.1
+"""It must also be this fraction of the improvement so far: healthy runs lose 0.09 after other data or a restart."""
 
 NUM_SMOOTH, NUM_USUAL = 12, 48
 """Number of bends whose median is compared with the median of earlier bends, and number of these."""
@@ -96,7 +97,8 @@ class LossWatch:
     def __init__(self) -> None:
         self._is_finite = True
         self._highest = -math.inf
-        """The highest running mean so far."""
+        """The highest running mean before the first jump: after a loss of 1000, no other jump would be large."""
+        self._has_jumped = False
         self._large = 1.0
         """How many times larger than the first slow rise another one must be: twice as large as the one before."""
         self._restart()
@@ -119,7 +121,8 @@ class LossWatch:
             self._losses.add(loss)
             if loss > 0:
                 self._logs.add(math.log(loss))
-            self._highest = max(self._highest, self._losses.mean)
+            if not self._has_jumped:
+                self._highest = max(self._highest, self._losses.mean)
             return self._notice_rise(loss)
         # The running mean ignores high losses until it is clear whether they stay.
         self._num_high += 1
@@ -127,6 +130,7 @@ class LossWatch:
         if self._num_high < NUM_HIGH and self._num_high_in_logs < NUM_HIGH_IN_LOGS:
             return None
         text = f"the loss jumped from about {self._losses.mean:.4g} to {loss:.4g}"
+        self._has_jumped = True
         self._restart()
         return text
 
@@ -137,7 +141,7 @@ class LossWatch:
             return None
         self._lowest = min(self._lowest, slow.mean)
         least = max(1e-3 * abs(slow.mean), LEAST_RISE)
-        high = max(RISE * slow.deviation, HIGH_OF_GAIN * (self._highest - self._lowest)) + least
+        high = max(RISE * slow.deviation, RISE_OF_GAIN * (self._highest - self._lowest)) + least
         if slow.mean - self._lowest <= self._large * high:
             return None
         self._large *= 2

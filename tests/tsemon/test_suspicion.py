@@ -44,6 +44,10 @@ class TestLossWatch:
         found = noticed([*wave(100), 2.4, 2.5, 2.6, 2.7])
         assert found == [(100 + NUM_HIGH_IN_LOGS - 1, "the loss jumped from about 1.995 to 2.6")]
 
+    def test_notices_a_jump_after_a_far_larger_one_is_over(self):
+        found = noticed([*wave(100), *[1000.0] * 60, *wave(500), 6.0, 6.1, 6.2])
+        assert [step for step, _ in found] == [102, 662]
+
     def test_passes_over_two_high_losses(self):
         assert noticed([*wave(100), 9.0, 9.0, *wave(100)]) == []
 
@@ -86,7 +90,7 @@ class TestLossWatch:
 
     def test_notices_a_slow_rise_and_again_while_it_goes_on(self):
         falls = [2 + 2 * math.exp(-step / 50) + 0.1 * math.sin(1.7 * step) for step in range(400)]
-        rises = [2 + 2e-3 * step + 0.1 * math.sin(1.7 * step) for step in range(300)]
+        rises = [2 + 5e-3 * step + 0.1 * math.sin(1.7 * step) for step in range(300)]
         found = noticed(falls + rises)
         assert found[0][0] - 400 < 2 * RISE_STEPS
         assert found[0][1].startswith("the loss rose slowly from about 2.0")
