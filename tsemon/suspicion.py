@@ -73,7 +73,11 @@ class Sign(NamedTuple):
     is_urgent: bool
     """Whether the newest step gave it: then the next step is sampled, however recent the last sample is."""
     is_decisive: bool = False
-    """Whether it leads to a sample even if zooms have used up their part of the budget."""
+    """Whether it leads to a sample even if zooms have used up their part of the budget. Such a sign is urgent."""
+
+
+def _weight(sign: Sign) -> int:
+    return sign.is_urgent + sign.is_decisive
 
 
 class Refusals(NamedTuple):
@@ -336,14 +340,14 @@ class SharedSigns:
 
         All ranks call it at every step. own: the sign of this rank, if there is one.
         """
-        if self._own is None or (own is not None and own.is_urgent and not self._own.is_urgent):
+        if own is not None and (self._own is None or _weight(own) > _weight(self._own)):
             self._own = own
         if step % SHARE_EVERY or self._ranks.is_broken:
             return None
         sign = self._answer()
         self._sent, self._own = self._own, None
-        # The largest number is that of an urgent sign, if there is one.
-        number = 0 if self._sent is None else 1 + self._ranks.rank + self._ranks.size * self._sent.is_urgent
+        # The largest number is that of a decisive sign, if there is one, or else of an urgent one.
+        number = 0 if self._sent is None else 1 + self._ranks.rank + self._ranks.size * _weight(self._sent)
         self._asked = self._ranks.ask(number, self._device)
         return sign
 
@@ -351,9 +355,9 @@ class SharedSigns:
         number = 0 if self._asked is None else int(self._ranks.answer(self._asked))
         if not number:
             return None
-        is_urgent, rank = divmod(number - 1, self._ranks.size)
+        weight, rank = divmod(number - 1, self._ranks.size)
         reason = f"rank {rank} has a sign of trouble" if self._sent is None else self._sent.reason
-        return Sign(reason, is_urgent=bool(is_urgent))
+        return Sign(reason, is_urgent=weight > 0, is_decisive=weight > 1)
 
     def finish(self, until: float) -> None:
         """Wait for the last exchange until this time. If a process ends before, the others may wait for ever."""

@@ -52,11 +52,13 @@ class TestRanks:
         assert first["zooms"] == [2, heard_after(204), "the loss is not finite"]
         assert second["zooms"] == [2, heard_after(204), "rank 0 has a sign of trouble"]
 
-    def test_count_a_sign_that_leads_to_no_zoom(self, seen):
+    def test_sample_the_first_loss_that_is_not_finite_whatever_it_costs_and_count_a_sign_that_leads_to_no_zoom(
+        self, seen
+    ):
         first, second = seen("refused")
-        assert steps_of(first) == steps_of(second) == []
-        assert first["refusals"] == [2, heard_after(204), TO_SAVE, "the loss is not finite"]
-        assert second["refusals"] == [2, heard_after(204), TO_SAVE, "rank 0 has a sign of trouble"]
+        assert steps_of(first) == steps_of(second) == [heard_after(131)]
+        assert first["refusals"] == [1, heard_after(204), TO_SAVE, "rank 1 has a sign of trouble"]
+        assert second["refusals"] == [1, heard_after(204), TO_SAVE, "the loss is not finite"]
 
     def test_exchange_nothing_at_a_fixed_interval(self, seen):
         for each in seen("fixed_interval"):
