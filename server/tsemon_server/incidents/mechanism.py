@@ -49,10 +49,10 @@ OF_NO_SUB_STEP = frozenset(
     (
         *("block-does-not-move", "parameters-not-trained", "updates-too-small"),
         *("weight-decay-outweighs-gradient", "parameter-norm-shrinks"),
-        *("batch-repeats", "batch-of-one-sample", "sequences-repeat"),
+        *("batch-repeats", "batch-of-one-sample", "sequences-repeat", "output-ignores-states"),
     )
 )
-"""Rules on the optimizer and on the data."""
+"""Rules on the optimizer, the data and the output head."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ def mechanism_of(
 ) -> Mechanism:
     """Return the sub-step that stands out, given the rule of an incident's cause and its first and last block, from 0."""
     if rule in OF_NO_SUB_STEP:
-        return Mechanism(text="The cause is not a sub-step: look at the optimizer, its settings or the data.")
+        return Mechanism(text="The cause is not a sub-step: look at the optimizer, the data or the output head.")
     if rule.startswith("non-finite") or rule == "loss-not-finite" or _is_nonfinite(newest):
         return _first_nonfinite(newest)
     num_blocks = max((len(x) for name in NEEDED if (x := _known(newest, name)) is not None), default=0)
