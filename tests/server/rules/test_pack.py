@@ -406,6 +406,19 @@ def blocks_told(views, name):
     return next(e.evidence["blocks"] for e in events if e.kind == "firing" and e.rule.name == name)
 
 
+def gradients(*norms):
+    return [View(5 * sample, {"total_grad_norm": norm}) for sample, norm in enumerate(norms)]
+
+
+class TestAGradientThatExplodes:
+    def test_is_told_though_it_was_infinite_once(self):
+        views = gradients(3.0, math.inf, *[0.1] * 8, 40.0, 20.0)
+        assert [(rule.name, step) for rule, step in fired(views)] == [("exploding-gradient", 55)]
+
+    def test_is_not_one_that_was_as_large_before_the_loss_was_near_zero(self):
+        assert fired(gradients(3.0, 25.0, *[0.003] * 8, 22.0, 20.0)) == []
+
+
 class TestDeadUnits:
     def test_are_told_within_one_zoom(self):
         every, later = ZOOM_GAP, ZOOM_GAP + 1
