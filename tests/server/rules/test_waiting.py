@@ -119,7 +119,7 @@ class TestARuleThatWasNeverEvaluated:
         evaluator = Evaluator([one for one in PACK if one.name == name])
         state = evaluator.start()
         for step in range(num):
-            evaluator.advance(state, View(step, {metric: 2.0}))
+            evaluator.advance(state, View(step, {metric: 2.0 + step}))
         (status,) = evaluator.statuses(state)
         assert (status.state, status.waits_for) == ("unknown", f"1 more sample with {metric}")
 
