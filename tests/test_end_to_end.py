@@ -181,8 +181,11 @@ class TestARunThatIsWatched:
         board = Board(client, [Row("collapse")], num_steps=100, console=console)
         summarize(console, board, {"collapse": deque([1.0])}, DIGITS)
         board.advance(10)
-        fired, resolved = alert.firing_step, alert.resolved_step
-        assert f"  {TSE} at step {fired}, resolved at step {resolved}: " in output.getvalue()
+        (incident,) = client.incidents(run_id=run_id)
+        printed = " ".join(output.getvalue().split())
+        assert f"collapse: {incident.rule} in blocks" in printed
+        assert f"What to try: {incident.advice['text']}" in printed
+        assert TSE in printed
 
     def test_has_the_same_alerts_live_and_replayed_though_zooms_made_its_samples_uneven(
         self, service, client, tmp_path

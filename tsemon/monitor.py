@@ -566,8 +566,8 @@ class Monitor:
 
     def _tell_alerts(self) -> None:
         for changed in self._outbox.take_events():
-            if isinstance(changed, Alert) and not self._handlers:
-                self._faults.guard(_log_alert, changed)
+            if not self._handlers and not self._on_incident:
+                self._faults.guard(_log, changed)
             if self._relay is None:
                 self._handle(changed)
             else:
@@ -616,13 +616,21 @@ class Monitor:
             self._close("finished", 0.5, is_collected=True)
 
 
-def _log_alert(alert: Alert) -> None:
-    if alert.is_active:
-        log.warning("tsemon: step %s: %s", alert.firing_step, alert.summary)
-    elif alert.resolved_step is not None:
-        log.info("tsemon: step %s: %s resolved", alert.resolved_step, alert.rule)
+def _log(changed: Alert | Incident) -> None:
+    """One warning for each failure: an alert that belongs to an incident is a detail."""
+    if isinstance(changed, Incident):
+        if changed.is_active:
+            advice = changed.advice.get("text", "-")
+            log.warning("tsemon: step %s: %s What to try: %s", changed.step, changed.summary, advice)
+        else:
+            log.info("tsemon: incident of step %s %s: %s", changed.step, changed.state, changed.rule)
+    elif changed.is_active:
+        level = logging.WARNING if changed.incident_id is None else logging.INFO
+        log.log(level, "tsemon: step %s: %s", changed.firing_step, changed.summary)
+    elif changed.resolved_step is not None:
+        log.info("tsemon: step %s: %s resolved", changed.resolved_step, changed.rule)
     else:  # the reply that told the step was lost
-        log.info("tsemon: %s of step %s resolved", alert.rule, alert.firing_step)
+        log.info("tsemon: %s of step %s resolved", changed.rule, changed.firing_step)
 
 
 def _as_sent(not_measured: Mapping[str, str]) -> dict[str, str]:

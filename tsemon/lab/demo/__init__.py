@@ -20,11 +20,11 @@ import torch
 from rich.console import Console
 
 import tsemon
-from tsemon.lab.demo.board import Board, Row, first_clause
+from tsemon.lab.demo.board import Board, Row, first_clause, in_brief
 from tsemon.lab.demo.service import service
 from tsemon.lab.demo.twins import Twins
 from tsemon.lab.train.training import Training
-from tsemon_client import Alert, Client
+from tsemon_client import Client
 
 EVERY = 5
 """Steps between samples. The demo runs for a minute, so it samples more often than its share of time would allow."""
@@ -80,7 +80,7 @@ def _train(twins: Twins, url: str, board: Board, spool_dir: Path) -> dict[str, d
                 every=EVERY,
                 config=training.recipe.as_dict(),
                 spool_dir=spool_dir,
-                on_alert=board.tell,
+                on_incident=board.tell,
             )
             trainings.append((name, training.losses, monitor))
         with board:
@@ -110,21 +110,10 @@ def summarize(console: Console, board: Board, losses: dict[str, deque[float]], t
     for row in board.rows:
         mean = sum(losses[row.name]) / len(losses[row.name])
         loss = f"mean loss {mean:.3f} in the last {LOSS_WINDOW} steps, chance is {twins.chance_loss:.3f}"
-        if not row.alerts:
-            console.print(f"[green]{row.name}: no alert[/]; {loss}")
-        else:
-            console.print(f"[red]{row.name}: {_count(row.alerts)}[/]; {loss}")
-            for alert in row.alerts:
-                _tell(console, alert)
-            console.print(f"  What to try: {row.alerts[0].advice['text']}")
-
-
-def _count(alerts: list[Alert]) -> str:
-    return "1 alert" if len(alerts) == 1 else f"{len(alerts)} alerts"
-
-
-def _tell(console: Console, alert: Alert) -> None:
-    steps = f"at step {alert.firing_step}"
-    if alert.state == "resolved" and alert.resolved_reason == "clear":
-        steps += f", resolved at step {alert.resolved_step}"
-    console.print(f"  [red]{alert.rule}[/] {steps}: {first_clause(alert.summary)}")
+        if not row.incidents:
+            console.print(f"[green]{row.name}: no incident[/]; {loss}")
+        for incident in row.incidents:
+            console.print(f"[red]{row.name}: {in_brief(incident)}[/]; {loss}")
+            console.print(f"  {first_clause(incident.summary)}.")
+            console.print(f"  What to try: {incident.advice['text']}")
+            console.print(f"  Also fired: {', '.join(incident.alerts[1:]) or '-'}")

@@ -14,7 +14,8 @@ from rich.text import Text
 import tsemon
 from tsemon.errors import ServerUnreachable, TsemonError
 from tsemon.terminal import number
-from tsemon_client import Alert, Client
+from tsemon_answers.display import blocks
+from tsemon_client import Client, Incident
 
 PLAIN_ROWS = 10
 """Rows printed per run where the output is no terminal."""
@@ -29,8 +30,8 @@ class Row:
     step: int | None = None
     loss: float | None = None
     diversity: tuple[float | None, float | None, float | None] = (None, None, None)
-    alerts: list[Alert] = field(default_factory=list)
-    """Those that fired, the first to fire first; without what is only for information."""
+    incidents: list[Incident] = field(default_factory=list)
+    """Those of its last attempt, the oldest first."""
 
 
 class Board:
@@ -72,16 +73,16 @@ class Board:
         if not self._console.is_terminal and num_done % (self._num_steps // PLAIN_ROWS) == 0:
             self.refresh()
             if num_done == self._num_steps // PLAIN_ROWS:
-                self._print_plain("step", "run", "loss", "token diversity: first", "middle", "last block", "alerts")
+                self._print_plain("step", "run", "loss", "token diversity: first", "middle", "last block", "incident")
             for row in self.rows:
                 self._print_plain(*_cells(row))
 
-    def tell(self, alert: tsemon.Alert) -> None:
-        """Called by a monitor, on the training thread, when an alert fires or resolves."""
-        colour = "red" if alert.state == "firing" else "green"
-        step = alert.firing_step if alert.state == "firing" else alert.resolved_step
-        at = "" if step is None else f" at step {step}"
-        self._console.print(f"[{colour}]{alert.state}[/]{at}: {alert.rule}. {first_clause(alert.summary)}")
+    def tell(self, incident: tsemon.Incident) -> None:
+        """Called by a monitor, on the training thread, when an incident opens and when it is over."""
+        colour = "red" if incident.is_active else "green"
+        self._console.print(
+            f"[{colour}]incident {incident.state}[/]: {incident.rule}. {first_clause(incident.summary)}"
+        )
 
     def refresh(self) -> None:
         """Ask the service for both runs now."""
@@ -107,15 +108,11 @@ class Board:
             if column:
                 values = column[-1]
                 row.diversity = (values[1], values[len(values) // 2], values[-1])
-        fired = [
-            alert
-            for alert in self._client.alerts(run_id=row.run_id)
-            if alert.attempt == run.attempt and alert.firing_step is not None and alert.severity != "info"
-        ]
-        row.alerts = sorted(fired, key=lambda alert: (alert.firing_step, alert.severity))
+        found = self._client.incidents(run_id=row.run_id, attempt=run.attempt)
+        row.incidents = sorted(found, key=lambda incident: incident.step)
 
     def _render(self) -> Group:
-        return Group(self._table(), *map(_alerts_of, self.rows), self._progress, self._trouble)
+        return Group(self._table(), *map(_incidents_of, self.rows), self._progress, self._trouble)
 
     def _table(self) -> Table:
         table = Table(title="token diversity by depth", title_justify="left")
@@ -126,22 +123,22 @@ class Board:
             table.add_row(*cells)
         return table
 
-    def _print_plain(self, step: str, run: str, loss: str, first: str, middle: str, last: str, alert: str) -> None:
-        line = f"{step:>5}  {run:<22} {loss:>7} {first:>24} {middle:>8} {last:>11}  {alert}"
+    def _print_plain(self, step: str, run: str, loss: str, first: str, middle: str, last: str, incident: str) -> None:
+        line = f"{step:>5}  {run:<22} {loss:>7} {first:>24} {middle:>8} {last:>11}  {incident}"
         self._console.print(line, soft_wrap=True)
 
 
 def _cells(row: Row) -> tuple[str, str, str, str, str, str, str]:
     first, middle, last = row.diversity
-    alerts = ", ".join(map(_in_brief, row.alerts)) or "none"
+    incidents = ", ".join(map(in_brief, row.incidents)) or "none"
     step = "-" if row.step is None else str(row.step)
-    return step, row.name, number(row.loss), number(first), number(middle), number(last), alerts
+    return step, row.name, number(row.loss), number(first), number(middle), number(last), incidents
 
 
-def _alerts_of(row: Row) -> Text:
+def _incidents_of(row: Row) -> Text:
     """Below the table, which leaves names of rules no room in 80 columns."""
-    alerts = ", ".join(map(_in_brief, row.alerts)) or "no alerts"
-    return Text.assemble(f"{row.name}: ", (alerts, "bold red" if row.alerts else "green"))
+    incidents = ", ".join(map(in_brief, row.incidents)) or "no incident"
+    return Text.assemble(f"{row.name}: ", (incidents, "bold red" if row.incidents else "green"))
 
 
 def first_clause(summary: str) -> str:
@@ -149,7 +146,8 @@ def first_clause(summary: str) -> str:
     return summary.partition(": ")[0].removesuffix(".")
 
 
-def _in_brief(alert: Alert) -> str:
-    if alert.state == "resolved" and alert.resolved_reason == "clear":
-        return f"{alert.rule} at {alert.firing_step}, resolved at {alert.resolved_step}"
-    return f"{alert.rule} since {alert.firing_step}"
+def in_brief(incident: Incident) -> str:
+    """The cause, where and since when."""
+    where = f" in {blocks(incident.blocks)}" if incident.blocks else ""
+    over = f", recovered at {incident.ended_step}" if incident.state == "recovered" else ""
+    return f"{incident.rule}{where} since step {incident.left_step}{over}"
