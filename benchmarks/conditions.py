@@ -20,6 +20,14 @@ NEVER = 10**12
 """A step that no run reaches."""
 
 
+def unhooked(monitor: tsemon.Monitor) -> Any:
+    """Take the hook that reads a gradient out of the optimizer. Return it; None on a GPU."""
+    witness = monitor._probe._witness
+    while witness is not None and witness._handles:
+        witness._handles.pop().remove()
+    return witness
+
+
 class Unavailable(Exception):
     """This condition cannot be measured here; the text says why."""
 
@@ -57,11 +65,23 @@ class Unsampled(Condition):
 
     def __init__(self, work: Workload, folder: Path) -> None:
         super().__init__(work, folder)
-        # No cadence decides here which steps are sampled: the order of the conditions is drawn.
-        self.monitor = tsemon.attach(work.model, work.optimizer, run=self.name, every=NEVER, spool_dir=folder)
+        # With a budget, as by default, because only then losses and a gradient are watched. But no cadence decides here
+        # which steps are sampled: the order of the conditions is drawn.
+        self.monitor = tsemon.attach(work.model, work.optimizer, run=self.name, budget=1e-9, spool_dir=folder)
+        self.monitor._cadence.zoom_in = lambda *_, **__: False
         self.monitor.step(self.work.step())  # the first step is always sampled
+        self.monitor._next_sample = NEVER
+        self._witness = unhooked(self.monitor)
         self.calls_s: list[float] = []
         """Seconds in monitor.step()."""
+
+    def hook(self) -> None:
+        if self._witness is not None:
+            self._handle = self.work.optimizer.register_step_pre_hook(self._witness)
+
+    def unhook(self) -> None:
+        if self._witness is not None:
+            self._handle.remove()
 
     def step(self) -> None:
         loss = self.work.step()

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 from cockpit_economy import CockpitEconomy
-from conditions import Condition, NaiveHooks, Sampled, SampledSlow, Unavailable, Unsampled, WandbWatch
+from conditions import Condition, NaiveHooks, Sampled, SampledSlow, Unavailable, Unsampled, WandbWatch, unhooked
 from figures import Row, Spent, picture
 from workload import SIZES, Workload
 
@@ -139,8 +139,11 @@ def detached_step(work: Workload, monitor: tsemon.Monitor) -> Spent:
     """A step of which the monitor knows nothing: its hooks are out, its clock stands still."""
     start = time.perf_counter()
     monitor._probe.disarm()
+    witness = unhooked(monitor)
     with clock(work) as spent:
         work.step()
+    if witness is not None:
+        witness._handles.append(work.optimizer.register_step_pre_hook(witness))
     if monitor._step == monitor._next_sample:
         monitor._arm(monitor._probe)
     monitor._last_sample_at += time.perf_counter() - start

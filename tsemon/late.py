@@ -29,10 +29,12 @@ class LateNumbers:
         self._copies: deque[tuple[Tensor, torch.cuda.Event]] = deque()
 
     def put(self, value: object) -> list[float]:
-        """Take the number of a step. Return the numbers that have arrived since the last call, in order.
+        """Take the number of a step if there is one. Return the numbers that have arrived since the last call, in order.
 
         Ignores values other than one number, and tensors of other kinds and devices.
         """
+        if value is None:
+            return self._arrived()
         if not isinstance(value, Tensor):
             try:
                 return [float(value)]  # type: ignore[arg-type]
@@ -44,9 +46,7 @@ class LateNumbers:
             return [float(value.item())]
         if value.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return []
-        arrived = []
-        while self._copies and self._copies[0][1].query():  # type: ignore[no-untyped-call]
-            arrived.append(self._copies.popleft()[0].item())
+        arrived = self._arrived()
         if len(self._copies) == MAX_ON_THE_WAY:
             return arrived
         host = torch.empty(1, dtype=torch.float64, device="cpu", pin_memory=True)
@@ -54,4 +54,16 @@ class LateNumbers:
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record(torch.cuda.current_stream(value.device))
         self._copies.append((host, done))
+        return arrived
+
+    def __bool__(self) -> bool:
+        """Whether some have not arrived yet."""
+        return bool(self._copies)
+
+    def _arrived(self) -> list[float]:
+        arrived: list[float] = []
+        if not self._copies or torch.cuda.is_current_stream_capturing():
+            return arrived
+        while self._copies and self._copies[0][1].query():  # type: ignore[no-untyped-call]
+            arrived.append(self._copies.popleft()[0].item())
         return arrived

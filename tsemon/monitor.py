@@ -93,7 +93,10 @@ class Monitor:
         self._relay = None if ranks is None else Relay()
         self._to_hear: deque[tuple[int, Sample]] = deque()
         """Samples that rank 0 may have told something in, and at which step to listen."""
-        self._is_burst_new = False
+        self._new_burst: dict[str, int] | None = None
+        """A burst that begins with the next step."""
+        self._has_tiers = True
+        """Whether the next sample takes the tiers that are due. One that only looks for where NaN began does not."""
         self._suspicion = Suspicion()
         self._shared_signs = None if ranks is None else SharedSigns(ranks, probe.device)
         self._zooms: Zooms | None = None
@@ -160,7 +163,10 @@ class Monitor:
             **scalars: Your own metrics, by name. Each is one number or a tensor with one element. None is left out.
         """
         start = time.perf_counter()
-        if tokens is None and step_tokens is None and GRAD_NORM not in scalars and self._pass_by(loss):
+        has_tensors = isinstance(tokens, Tensor) or isinstance(step_tokens, Tensor)
+        if not has_tensors and self._pass_by(loss, scalars.get(GRAD_NORM)):
+            if tokens is not None or step_tokens is not None:
+                self._with_tokens(tokens, step_tokens, {})
             self._outside_hooks_s += time.perf_counter() - start
             return
         state = ThreadState()
@@ -177,8 +183,8 @@ class Monitor:
         finally:  # an interrupt passes
             state.put_back()
 
-    def _pass_by(self, loss: Tensor | float | None) -> bool:
-        """End a step at which there is nothing else to do than to take the loss. False if there may be.
+    def _pass_by(self, loss: Tensor | float | None, grad_norm: Tensor | float | None) -> bool:
+        """End a step at which there is nothing else to do than to take these two. False if there may be.
 
         Between two steps the processor has forgotten all of this code, so that few lines are all that makes it fast.
         """
@@ -187,17 +193,20 @@ class Monitor:
             probe is None
             or self._ranks is not None
             or self._step + 1 >= self._next_sample
-            or self._is_burst_new
+            or self._new_burst is not None
             or probe.is_busy
             or not self._outbox.is_quiet
             or _is_torch_function_mode_enabled()
             or _len_torch_dispatch_stack()
         ):
             return False
-        if loss is not None:
-            number = on_host(loss)
-            if type(number) is not float or (self._cadence.is_adaptive and not self._suspicion.is_usual(number)):
-                return False
+        number = None if loss is None else on_host(loss)
+        norm = None if grad_norm is None else on_host(grad_norm)
+        if number is not None and type(number) is not float:
+            return False
+        if self._cadence.is_adaptive and not self._suspicion.is_usual(number, norm):
+            return False
+        if number is not None:
             probe.take_loss(number)
         self._step += 1
         self._outbox.step = self._step
@@ -236,8 +245,9 @@ class Monitor:
         self._step += 1
         self._outbox.step = self._step
         self._tell_alerts()
-        if self._is_burst_new:
-            self._is_burst_new, self._next_sample = False, self._step
+        if self._new_burst is not None:
+            self._cadence.burst(**self._new_burst)
+            self._new_burst, self._next_sample = None, self._step
         probe = self._probe  # None if a handler of an alert has closed the monitor
         if probe is not None and self._cadence.is_adaptive:
             contain(self._zoom_in, loss, scalars.get(GRAD_NORM))
@@ -270,9 +280,9 @@ class Monitor:
     def _look_for_origin(self) -> None:
         """Sample this step before the optimizer uses a gradient that is not finite."""
         if self._probe is not None:
-            is_armed = self.is_sampling
+            self._has_tiers = self.is_sampling
             self._next_sample = min(self._next_sample, self._step)
-            self._probe.look_for_origin(is_armed=is_armed)
+            self._probe.look_for_origin(is_armed=self._has_tiers)
 
     def _own_sign(self, loss: Tensor | float | None, grad_norm: Tensor | float | None) -> Sign | None:
         is_zoomed_in = self._cadence.is_zoomed_in
@@ -308,8 +318,7 @@ class Monitor:
 
         It begins with the next step. With ranks every one calls it at the same step. Raises InvalidArgument.
         """
-        self._cadence.burst(steps=checked_count("steps", steps), every=checked_count("every", every))
-        self._is_burst_new = True
+        self._new_burst = {"steps": checked_count("steps", steps), "every": checked_count("every", every)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run in plain values, for a checkpoint that is saved after `step`."""
@@ -446,7 +455,8 @@ class Monitor:
         self, probe: Probe, loss: Tensor | float | None, sequences: Given, scalars: Mapping[str, Tensor | float]
     ) -> None:
         self._count_time()
-        before, is_slow = self._newest, self._cadence.is_slow
+        before, has_tiers, self._has_tiers = self._newest, self._has_tiers, True
+        is_slow = self._cadence.is_slow and has_tiers
         elapsed_s = self._counted_at - self._last_sample_at - (self._cost_s - before.total_cost_s)
         num_steps = self._step - self._last_sample
         spent = before.spent._replace(step_s=max(elapsed_s, 0.0) / num_steps, num_steps=num_steps)
@@ -485,7 +495,7 @@ class Monitor:
             self._faults.guard(lambda sample=before.sample: sample.decide(is_silent=is_silent))
         if before.sample is not None and before.sample.has_agreed:
             spent = self._agreed(before.sample, spent)
-        gap = self._cadence.next_gap(spent)
+        gap = self._cadence.next_gap(spent, has_tiers=has_tiers)
         self._count_time()
         cost_s = self._cost_s - before.total_cost_s
         self._newest = _Newest(sample, Spent(cost_s, 0.0, is_slow, 0), self._cost_s, waited_s)

@@ -161,9 +161,12 @@ class Cadence:
         """Sample every `every` steps, all that is measured, for about `steps` steps from the next sample on."""
         self._num_of_burst, self._burst_gap, self._is_follow_up = math.ceil(steps / every), every, False
 
-    def next_gap(self, spent: Spent) -> int:
-        """Return the number of steps to the next sample. `spent`: the newest known cost."""
-        self._count(spent)
+    def next_gap(self, spent: Spent, *, has_tiers: bool = True) -> int:
+        """Return the number of steps to the next sample.
+
+        spent: the newest known cost. has_tiers: false if this sample only looked for the block where NaN began.
+        """
+        self._count(spent, is_slow=self.is_slow and has_tiers)
         if self._num_samples <= self._num_warm_up:
             if spent.is_slow:
                 self._first_slow_s = spent.cost_s
@@ -196,8 +199,8 @@ class Cadence:
             return min(ZOOM_GAP + (self._num_zoomed + 1) % 2, self._calm_gap)
         return FOLLOW_UP_GAP if self._is_follow_up else self._calm_gap
 
-    def _count(self, spent: Spent) -> None:
-        self._num_since_slow = 1 if self.is_slow else self._num_since_slow + 1
+    def _count(self, spent: Spent, *, is_slow: bool) -> None:
+        self._num_since_slow = 1 if is_slow else self._num_since_slow + 1
         self._num_samples += 1
         self._num_steps += spent.num_steps
         self._elapsed_s += spent.step_s * spent.num_steps

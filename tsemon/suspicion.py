@@ -226,7 +226,7 @@ class Suspicion:
         """The newest losses, which are clearly not high. They are watched together: each alone would take three times as
         long, because a training step empties the caches of the processor."""
         self._limit = math.inf
-        """Up to this size, a loss is clearly not high."""
+        """Up to this, a loss is clearly not high."""
         self._waiting: Sign | None = None
         """A sign that `is_usual` has found."""
         self._num_norms_not_finite = 0
@@ -259,12 +259,19 @@ class Suspicion:
             return None
         return sign
 
-    def is_usual(self, loss: float) -> bool:
-        """Take a loss that is clearly not high. False if `sign` has to take it, or has other things to look at.
+    def is_usual(self, loss: float | None, grad_norm: object) -> bool:
+        """Take a loss that is clearly not high. False if `sign` has to take these, or has other things to look at.
 
         If this loss and those before it are a sign, `sign` returns it at the next step.
         """
-        if self._followed or self._waiting is not None or not abs(loss) < self._limit:
+        if self._followed or self._waiting is not None or self._late_losses or self._late_norms:
+            return False
+        is_norm_usual = type(grad_norm) is float and math.isfinite(grad_norm) and not self._num_norms_not_finite
+        if grad_norm is not None and not is_norm_usual:
+            return False
+        if loss is None:
+            return True
+        if not -math.inf < loss < self._limit:
             return False
         self._usual.append(loss)
         self.has_loss = True
@@ -289,12 +296,12 @@ class Suspicion:
 
     def _of_numbers(self, loss: object, grad_norm: object) -> Sign | None:
         sign, self._waiting = self._waiting, None
-        for number in () if loss is None else self._late_losses.put(loss):
+        for number in self._late_losses.put(loss):
             self.has_loss = True
             self._usual.append(number)
-            if not abs(number) < self._limit or len(self._usual) >= CHECK_EVERY:
+            if not -math.inf < number < self._limit or len(self._usual) >= CHECK_EVERY:
                 sign = self._watch() or sign
-        for number in () if grad_norm is None else self._late_norms.put(grad_norm):
+        for number in self._late_norms.put(grad_norm):
             self._num_norms_not_finite = 0 if math.isfinite(number) else self._num_norms_not_finite + 1
             if self._num_norms_not_finite == NUM_NORMS_NOT_FINITE:
                 sign = sign or Sign("the gradient norm is not finite", is_urgent=True)

@@ -28,7 +28,7 @@ def main(rank, size, folder):
         parallel, optimizer, run="r", spool_dir=folder / f"spool{rank}", process_group=dist.group.WORLD
     ) as monitor:
         next_gap = monitor._cadence.next_gap
-        monitor._cadence.next_gap = lambda spent: costs.append(spent) or next_gap(spent)
+        monitor._cadence.next_gap = lambda spent, **tiers: costs.append(spent) or next_gap(spent, **tiers)
         time.sleep(LATE_S * rank)
         for step in range(STEPS):
             optimizer.zero_grad()

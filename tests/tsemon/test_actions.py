@@ -387,9 +387,9 @@ class TestBurst:
         for step in range(200):
             monitor._step = step
             burst.act(alert(str(step)), monitor)
-            if monitor._is_burst_new:
+            if monitor._new_burst:
                 begins.append(step)
-            monitor._is_burst_new = False
+            monitor._new_burst = None
         assert begins == [0, 30, 60]
 
     def test_begins_with_the_step_after_it_was_asked_for(self, tmp_path):

@@ -127,6 +127,15 @@ class TestTheFrameOfTheStep:
         steps = [step for step, frame in loop.frames().items() if "nonfinite" in frame["layers"] and step > 100]
         assert steps == [BROKEN_AT + distance for distance in (0, 1, 5, 10, 14)]
 
+    def test_does_not_stand_for_the_slow_tier_that_is_due(self, loop):
+        loop.run(BROKEN_AT)
+        loop.monitor._cadence._num_since_slow = 10  # or more
+        loop.break_weight()
+        loop.run(30)
+        frames = loop.frames()
+        slow = [step for step in frames if step >= BROKEN_AT and "batch_rank" in frames[step]["layers"]]
+        assert slow[0] == BROKEN_AT + 1
+
     def test_has_the_origin_also_if_it_is_sampled_anyway(self, loop):
         loop.run(BROKEN_AT)
         loop.monitor.burst(steps=1)

@@ -175,6 +175,28 @@ class TestSuspicion:
         assert sign(suspicion, 7, math.nan) == ("the loss is not finite", True, True)
         assert sign(suspicion, 8, math.nan) is None
 
+    @pytest.mark.parametrize("level", [2.0, -2.0])
+    def test_takes_usual_losses_of_any_sign_in_few_lines(self, level):
+        suspicion = Suspicion()
+        assert all(suspicion.is_usual(level + 0.1 * math.sin(1.7 * step), 1.0) for step in range(400))
+        assert not suspicion.is_usual(level + 5.0, 1.0)
+        assert sign(suspicion, 400, level + 5.0) is None
+
+    def test_leaves_no_sign_waiting_at_a_step_without_a_loss(self):
+        suspicion = Suspicion()
+        for step in range(100):
+            assert suspicion.is_usual(2.0 + 0.1 * math.sin(1.7 * step), None)
+        num_smooth = sum(suspicion.is_usual(2.0, None) for _ in range(40))
+        assert 0 < num_smooth < 40, "a sign is waiting"
+        assert not suspicion.is_usual(None, None)
+        assert sign(suspicion).is_urgent
+        assert suspicion.is_usual(None, None)
+
+    @pytest.mark.parametrize("norm", [math.nan, math.inf, "high", torch.ones(2)])
+    def test_takes_a_gradient_norm_that_is_no_finite_number_in_full(self, norm):
+        assert Suspicion().is_usual(2.0, 1.0)
+        assert not Suspicion().is_usual(2.0, norm)
+
     def test_reports_a_gradient_norm_each_time_that_it_is_not_finite_three_times_in_a_row(self):
         suspicion = Suspicion()
         norms = [1.0, *[math.inf] * 4, 1.0, math.inf, math.inf, 1.0, None, math.nan, None, math.inf, math.inf]

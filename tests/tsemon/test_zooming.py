@@ -79,6 +79,12 @@ class TestItZoomsIn:
         loop.run(60, grad_norm=torch.tensor(math.nan))
         assert [step for step in loop.sampled() if step > 150] == zoom_from(203)
 
+    def test_after_high_losses_at_the_next_step_though_it_has_no_loss(self, loop):
+        loop.run(200, loss=-2.0)
+        loop.run(4, loss=-1.9)  # the last one is watched with those before it
+        loop.run(30, loss=None)
+        assert next(step for step in loop.sampled() if step > 150) <= 205
+
     def test_at_once_if_the_loss_is_not_finite_in_a_zoom(self, loop):
         loop.run(200)
         loop.run(4, loss=2.1)
@@ -219,6 +225,16 @@ class TestABurstOfTheUsers:
         loop.run(300, loss=math.nan)
         assert [step for step in loop.sampled() if step > 150] == [201, *zoom_from(211), 274, 324, 374]
 
+    def test_that_is_asked_for_before_a_sampled_step_begins_after_it(self, loop, tmp_path):
+        loop.run(10)
+        assert loop.monitor.is_sampling
+        loop.monitor.burst(steps=1)
+        loop.run(5)
+        loop.monitor.close()
+        tiers = {frame["step"]: frame["layers"].keys() for frame in frames_in(tmp_path) if frame["layers"]}
+        assert list(tiers) == [0, 10, 11]
+        assert ["effective_rank" in names for names in tiers.values()] == [True, False, True]
+
     def test_that_covers_a_zoom_replaces_it(self, loop):
         loop.run(200)
         loop.run(3, loss=math.nan)
@@ -254,7 +270,7 @@ class TestARunThatIsSuspiciousForEver:
         next_gap = loop.monitor._cadence.next_gap
         # As dear as in a large model, so that the count does not depend on this machine.
         spent = {"cost_s": 0.01, "step_s": 0.001}
-        loop.monitor._cadence.next_gap = lambda measured: next_gap(measured._replace(**spent))
+        loop.monitor._cadence.next_gap = lambda measured, **tiers: next_gap(measured._replace(**spent), **tiers)
         for loss in itertools.islice(unending(kind), 600):
             loop.run(1, loss=loss)
         status = loop.monitor.status

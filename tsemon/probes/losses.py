@@ -77,13 +77,14 @@ class LossProbe(Part):
         self._must_copy |= len(losses) < len(pending)
         if not losses:
             return
-        tensor = next((loss for loss in losses if isinstance(loss, Tensor)), None)
-        if tensor is None:
+        tensors = [loss for loss in losses if isinstance(loss, Tensor)]
+        if not tensors:
             self._stacks.append(torch.tensor(losses, dtype=torch.float64))
             return
-        wide = partial(tensor.new_full, (), dtype=torch.float64)  # a float must not become an integer beside one
+        # A float must not become an integer beside one.
+        wide = partial(torch.full, (), dtype=torch.float64, device=tensors[0].device)
         tensors = [loss if isinstance(loss, Tensor) else wide(fill_value=loss) for loss in losses]
-        self._stacks.append(torch.stack([loss.reshape(()) if loss.ndim else loss for loss in tensors]))
+        self._stacks.append(torch.stack(_on_one_device([loss.reshape(()) if loss.ndim else loss for loss in tensors])))
 
     def collect(self) -> Partials:
         if self._pending:
@@ -92,9 +93,9 @@ class LossProbe(Part):
         self._stacks.clear()
         if not stacks:
             return {}
-        losses = torch.cat(stacks)
-        known = losses if self._remembered is None else torch.cat([self._remembered.to(losses.device), losses])
-        self._remembered = known[-NUM_OF_NOISE - NOISE_ENDS_BEFORE :]
+        remembered = [] if self._remembered is None else [self._remembered]
+        *remembered, losses = _on_one_device([*remembered, torch.cat(_on_one_device(stacks))])
+        self._remembered = torch.cat([*remembered, losses])[-NUM_OF_NOISE - NOISE_ENDS_BEFORE :]
         return loss_sums(losses) | recent_sums(self._remembered)
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
@@ -108,3 +109,9 @@ class LossProbe(Part):
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         return {} if self._is_given else dict.fromkeys(self.METRICS, "monitor.step() was given no loss")
+
+
+def _on_one_device(tensors: list[Tensor]) -> list[Tensor]:
+    """A loop may give some losses on the host and others on a GPU. No copy to the host: it would wait for the device."""
+    device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
+    return [tensor.to(device) for tensor in tensors]

@@ -62,6 +62,18 @@ class TestLossProbe:
         assert [one["loss_mean"] for one in (first, second)] == [2.25, 2.25]
         assert second["loss_recent"] == 2.25
 
+    @pytest.mark.parametrize("late", [1, NUM_PER_STACK])
+    def test_takes_losses_of_two_devices(self, late):
+        probe = LossProbe()
+        for loss in [2.0] * late + [torch.ones((), device="meta"), 3.0]:
+            probe.add(loss)
+            if probe.is_full:
+                probe.stack()
+        for _ in range(2):
+            assert probe.collect()
+            assert probe._remembered.device.type == "meta", "a copy to the host would wait for the device"
+            probe.add(2.0)
+
     def test_has_the_spread_of_losses_that_hardly_differ(self, tmp_path):
         losses = [10.0 + i * 1e-4 for i in range(5)]
         (_, second), _ = told(tmp_path, losses)
