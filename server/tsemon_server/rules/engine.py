@@ -9,6 +9,7 @@ evidence neither opens nor closes an alert.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,6 +39,9 @@ class Track:
     judged_step: int | None = None
     """The last step at which all that it needs was there; None before there was one."""
     streak: Streak | None = None
+    left_step: int | None = None
+    """Before it is pending: the first step since which `clear` held in no sample; None if it held in the newest. Afterwards
+    it stays the same until the alert is over."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,25 @@ class Change:
     """Of an alert's state."""
 
     kind: Kind
+    left_step: int
+    """First sample that was not healthy, at most `pending_step`."""
     pending_step: int
     firing_step: int | None
     since_step: int
     """Where the row of samples began that decided it."""
     samples: int | None
     """None if it is not known, because the alert was about another stack of the model meanwhile."""
+
+
+def left_after(left: int | None, clear: Sequence[bool | None], steps: Sequence[int]) -> int | None:
+    """The first step since which `clear` held in no sample, after more of them. `left`: the same before."""
+    since = None
+    for is_clear, step in zip(reversed(clear), reversed(steps), strict=True):
+        if is_clear:
+            return since
+        if is_clear is not None:
+            since = step
+    return since if left is None else left
 
 
 def advance(rule: Rule, track: Track, verdict: Verdict, step: int) -> Change | None:
@@ -87,11 +104,18 @@ def _change(track: Track, streak: Streak, kind: Kind, step: int) -> Change:
         track.pending_step = step
     if kind == "firing":
         track.firing_step = step
-    change = Change(kind, track.pending_step, track.firing_step, streak.since_step, streak.samples)
+    left = track.left_step = track.pending_step if track.left_step is None else track.left_step
+    change = Change(kind, left, track.pending_step, track.firing_step, streak.since_step, streak.samples)
     if kind == "pending":
         track.state = "pending"
     elif kind == "firing":
         track.state, track.streak = "firing", None
     else:
-        track.state, track.pending_step, track.firing_step, track.streak = "quiet", None, None, None
+        track.state, track.pending_step, track.firing_step, track.streak, track.left_step = (
+            "quiet",
+            None,
+            None,
+            None,
+            None,
+        )
     return change

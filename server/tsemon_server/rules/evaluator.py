@@ -186,8 +186,9 @@ def _known_before(standing: Standing, step: int) -> Change:
     """An alert that has fired, or is pending, since an earlier frame; until now the alert was about another stack."""
     assert standing.state != "quiet"
     assert standing.pending_step is not None
+    assert standing.left_step is not None
     fired = step if standing.state == "firing" else None
-    return Change(standing.state, step, fired, standing.pending_step, None)
+    return Change(standing.state, standing.left_step, step, fired, standing.pending_step, None)
 
 
 def _shown(compiled: Compiled, stack: int, looks: Sequence[Look]) -> Look:

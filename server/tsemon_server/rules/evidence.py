@@ -32,7 +32,7 @@ def evidence(
     rows = _window(window)
     return {
         "step": view.step,
-        "left_step": _left_step(compiled, change.pending_step, rows),
+        "left_step": change.left_step,
         "blocks": blocks,
         **({} if view.stack_name is None else {"stack": view.stack_name}),
         "conditions": [_held(comparison, values, view, _names(compiled)) for comparison in compiled.comparisons],
@@ -141,29 +141,6 @@ def _profile(values: Any, view: View) -> dict[str, dict[str, Any]]:
         where |= {"lowest": int(np.nanargmin(per_layer)), "highest": int(np.nanargmax(per_layer))}
     num = len(per_layer)
     return {name: view.place(layer, num) | {"value": number(per_layer[layer])} for name, layer in where.items()}
-
-
-def _left_step(compiled: Compiled, pending_step: int, rows: Sequence[Mapping[str, float | None]]) -> int:
-    """The first of the last samples that were not healthy: `clear` does not hold in any of them."""
-    left_step = pending_step
-    for row in reversed(rows):
-        if row["step"] is None or row["step"] <= pending_step:
-            held = [_holds(comparison, row) for comparison in compiled.clear_comparisons]
-            if None in held:
-                continue  # a sample without the slow tier
-            if all(held):
-                break
-            left_step = int(row["step"] or 0)
-    return left_step
-
-
-def _holds(comparison: Comparison, row: Mapping[str, float | None]) -> bool | None:
-    """Whether a number that was shown is within bounds that are numbers; None if that is not known."""
-    seen, bounds = row.get(comparison.value.says), [(name, bound.number) for name, bound in comparison.bounds]
-    known = [(name, limit) for name, limit in bounds if limit is not None]
-    if seen is None or not known or len(known) < len(bounds):
-        return None
-    return all(BOUNDS[name](seen, limit) for name, limit in known)
 
 
 def _window(window: Mapping[str, Sequence[float]]) -> list[dict[str, float | None]]:

@@ -104,7 +104,6 @@ class Compiled:
     clear: Term | None
     only_while: Term | None
     comparisons: tuple[Comparison, ...]
-    clear_comparisons: tuple[Comparison, ...]
     evidence: Mapping[str, Term]
     where: Where
 
@@ -215,12 +214,11 @@ def compile_rule(rule: Rule, program: Program, part: Part | None = None) -> Comp
     """Add the nodes of a rule to a program. Raises Mistake, which is not to be expected of a rule that was read."""
     part = Part(rule.tree) if part is None else part
     comparisons: list[Comparison] = []
-    of_clear: list[Comparison] = []
     when = condition(part["when"], program, comparisons)
-    clear = condition(part["clear"], program, of_clear) if "clear" in part else None
+    clear = condition(part["clear"], program) if "clear" in part else None
     only_while = condition(part["only_while"], program) if "only_while" in part else None
     evidence, where = _evidence(part, program), Where(part, program)
-    return Compiled(rule, when, clear, only_while, tuple(comparisons), tuple(of_clear), evidence, where)
+    return Compiled(rule, when, clear, only_while, tuple(comparisons), evidence, where)
 
 
 def shown_numbers(compiled: Compiled, program: Program) -> Mapping[str, str]:

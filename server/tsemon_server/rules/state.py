@@ -15,7 +15,9 @@ from tsemon_server.rules.memory import Cell
 from tsemon_server.rules.program import KEY_BYTES
 
 _HEAD = struct.Struct("<BHHqqq")
-_VERSION = 1
+_VERSION = 3
+_WITHOUT_LEFT_STEP = 1
+"""The version of tracks without `left_step`."""
 _SEVERAL = 2
 """The version of several states in a row, each with its size before it."""
 _SIZE = struct.Struct("<I")
@@ -88,8 +90,9 @@ def load(raw: bytes, start: Callable[[], State], memories: dict[bytes, int], rul
 def _load_one(raw: bytes, fresh: State, memories: dict[bytes, int], rules: dict[bytes, int]) -> State:
     try:
         version, num_memories, num_rules, first, last, fresh.num_samples = _HEAD.unpack_from(raw)
-        if version != _VERSION:
+        if version not in (_VERSION, _WITHOUT_LEFT_STEP):
             raise UnreadableState(f"expected version {_VERSION}, got {version}")
+        num_in_track = _TRACK_NUMBERS - (version == _WITHOUT_LEFT_STEP)
         start = _HEAD.size + KEY_BYTES * (num_memories + num_rules)
         keys = [raw[at : at + KEY_BYTES] for at in range(_HEAD.size, start, KEY_BYTES)]
         numbers, place = struct.unpack(f"<{(len(raw) - start) // 8}d", raw[start:]), 0
@@ -99,8 +102,8 @@ def _load_one(raw: bytes, fresh: State, memories: dict[bytes, int], rules: dict[
                 fresh.cells[memories[key]] = held
         for key in keys[num_memories:]:
             if key in rules:
-                fresh.tracks[rules[key]] = _track(numbers[place : place + _TRACK_NUMBERS])
-            place += _TRACK_NUMBERS
+                fresh.tracks[rules[key]] = _track(numbers[place : place + num_in_track])
+            place += num_in_track
     except (struct.error, ValueError, IndexError, OverflowError) as error:
         raise UnreadableState(str(error)) from error
     fresh.first_step, fresh.last_step = (None if step < 0 else step for step in (first, last))
@@ -117,7 +120,7 @@ def _cells(numbers: Sequence[float], place: int) -> tuple[list[Cell], int]:
     return held, place
 
 
-_TRACK_NUMBERS = 7
+_TRACK_NUMBERS = 8
 
 
 def _of_track(track: Track) -> list[float]:
@@ -130,13 +133,15 @@ def _of_track(track: Track) -> list[float]:
         -1 if streak is None else _KINDS.index(streak.towards),
         0 if streak is None else streak.since_step,
         0 if streak is None else streak.samples,
+        _number(track.left_step),
     ]
 
 
 def _track(numbers: Sequence[float]) -> Track:
-    state, pending, firing, judged, towards, since, samples = numbers
+    state, pending, firing, judged, towards, since, samples, *left = numbers
     streak = None if towards < 0 else Streak(_KINDS[int(towards)], int(since), int(samples))
-    return Track(_STATES[int(state)], _step(pending), _step(firing), _step(judged), streak)
+    left_step = _step(left[0] if left else pending)
+    return Track(_STATES[int(state)], _step(pending), _step(firing), _step(judged), streak, left_step)
 
 
 def _step(number: float) -> int | None:

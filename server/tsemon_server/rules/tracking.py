@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from tsemon_server.rules.engine import Change, Track, TrackState, Verdict, advance
+from tsemon_server.rules.engine import Change, Track, TrackState, Verdict, advance, left_after
 from tsemon_server.rules.plan import Batch
 from tsemon_server.rules.remembering import Span
 from tsemon_server.rules.rule import Compiled, Hold, Rule
@@ -19,9 +19,10 @@ class Standing(NamedTuple):
     state: TrackState
     pending_step: int | None
     firing_step: int | None
+    left_step: int | None
 
 
-_QUIET = Standing("quiet", None, None)
+_QUIET = Standing("quiet", None, None, None)
 
 
 @dataclass
@@ -48,11 +49,16 @@ class Courses:
         self._tracks = state.tracks
         self._judged: list[tuple[Track, int]] = []
         """Alerts that are quiet, and stay so, with the last step at which all was there to judge them."""
+        self._left: list[tuple[Track, int | None]] = []
+        """The same alerts, with the first step since which they were not healthy."""
         self._moving: dict[int, Course] = {}
         """All others, by the place of their rule."""
         for place, (one, track) in enumerate(zip(compiled, state.tracks, strict=True)):
             answers = batch[one.when.index][span.start : span.stop]
+            clear = None if one.clear is None else batch[one.clear.index][span.start : span.stop]
             if track.state == "quiet" and True not in answers:
+                if clear is not None:
+                    self._left.append((track, left_after(track.left_step, clear, span.steps)))
                 if answers[-1] is not None:
                     self._judged.append((track, span.steps[-1]))
                 else:
@@ -60,7 +66,7 @@ class Courses:
                     known = [step for step, said in zip(span.steps, verdicts, strict=True) if said != "unknown"]
                     self._judged += [(track, known[-1])] if known else []
             else:
-                self._moving[place] = _course(one.rule, track, _verdicts(one, answers, span, state, batch), span)
+                self._moving[place] = _course(one.rule, track, _verdicts(one, answers, span, state, batch), clear, span)
 
     def changed_rows(self) -> set[int]:
         """Those in which an alert changed."""
@@ -80,14 +86,20 @@ class Courses:
         """Write the results to the tracks."""
         for track, step in self._judged:
             track.judged_step, track.streak = step, None
+        for track, left in self._left:
+            track.left_step = left
         for place, course in self._moving.items():
             self._tracks[place] = course.track
 
 
-def _course(rule: Rule, track: Track, verdicts: Sequence[Verdict], span: Span) -> Course:
+def _course(
+    rule: Rule, track: Track, verdicts: Sequence[Verdict], clear: Sequence[bool | None] | None, span: Span
+) -> Course:
     streak = None if track.streak is None else replace(track.streak)
     course = Course(replace(track, streak=streak), _standing(track))
     for row, (verdict, step) in enumerate(zip(verdicts, span.steps, strict=True), span.start):
+        if clear is not None and course.track.state == "quiet":
+            course.track.left_step = left_after(course.track.left_step, [clear[row - span.start]], [step])
         change = advance(rule, course.track, verdict, step)
         if change is not None:
             course.changes[row] = change
@@ -96,7 +108,7 @@ def _course(rule: Rule, track: Track, verdicts: Sequence[Verdict], span: Span) -
 
 
 def _standing(track: Track) -> Standing:
-    return Standing(track.state, track.pending_step, track.firing_step)
+    return Standing(track.state, track.pending_step, track.firing_step, track.left_step)
 
 
 def _verdicts(

@@ -104,6 +104,23 @@ class TestLeftStep:
         views = [loss_view(step, loss) for step, loss in losses]
         assert seen(rule("loss > 10", clear="loss < 3", **FEW_SAMPLES), views)["left_step"] == 5
 
+    def test_is_the_same_however_long_the_approach_and_the_patience(self):
+        views = [loss_view(5 * sample, loss) for sample, loss in enumerate([1, 8, 1, *[8] * 20, *[12] * 60])]
+        one = rule("loss > 10", clear="loss < 3", **{"for": {"samples": 50}})
+        told = [event.evidence["left_step"] for event in events([one], views)]
+        assert told == [15, 15]
+
+    def test_is_of_single_layers_too(self):
+        views = [layers_view(5 * sample, grad_norm=[1, norm]) for sample, norm in enumerate([1, 8, 1, 8, 8, 12, 13])]
+        assert seen(rule("any(grad_norm > 10)", clear="all(grad_norm < 3)", **FEW_SAMPLES), views)["left_step"] == 15
+
+    def test_is_that_of_the_next_alert_after_the_first_is_over(self):
+        losses = [1, 8, 12, 12, 1, 1, 1, 8, 12, 12]
+        views = [loss_view(5 * sample, loss) for sample, loss in enumerate(losses)]
+        one = rule("loss > 10", clear="loss < 3", **FEW_SAMPLES)
+        told = [event.evidence["left_step"] for event in events([one], views) if event.kind == "firing"]
+        assert told == [5, 35]
+
 
 class TestAdvice:
     def advice(self, text, *views):
