@@ -63,6 +63,12 @@ class TestAnIncident:
         assert causes(mild, COLLAPSE, nan) == ["update-misalignment"]  # it is critical already
         assert causes(mild, replace(nan, left_step=SETTLES_AFTER, firing_step=SETTLES_AFTER)) == ["update-misalignment"]
 
+    def test_has_no_later_critical_alert_that_nothing_in_a_milder_one_can_cause(self):
+        mild, repeats = alert("updates-too-large", 5, 15), alert("sequences-repeat", 5000, 5010)
+        assert causes(mild, repeats) == ["updates-too-large", "sequences-repeat"]
+        assert causes(mild, alert("states-collapse", 5000, 5010)) == ["updates-too-large"]
+        assert causes(mild, COLLAPSE, repeats) == ["updates-too-large"]  # it is critical already
+
     def test_of_rules_of_the_user_has_no_later_alert_of_another_rule(self):
         own = replace(alert("loss-spike", 0, 1), rule="my-rule", family="custom")
         again = replace(own, left_step=300, pending_step=300, firing_step=300)
@@ -114,6 +120,10 @@ class TestTheCause:
     def test_left_its_range_before_its_consequences(self):
         late = alert("weight-decay-outweighs-gradient", 50, 60)
         assert causes(alert("states-collapse", 10, 30), late) == ["states-collapse"]
+
+    def test_is_no_quantity_that_was_a_little_outside_its_range_for_long(self):
+        drift, dead = alert("batch-rank-collapse", 50, 5100, pending=5060), alert("dead-units", 5060, 5070)
+        assert causes(dead, drift) == ["dead-units"]
 
     def test_of_a_low_rank_is_the_collapse_of_all_states(self):
         assert causes(RANK, alert("states-collapse", 0, 10)) == ["states-collapse"]
