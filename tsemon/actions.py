@@ -1,4 +1,4 @@
-"""What a training loop can do by itself when an alert fires: `attach(..., on_alert=when(do=[...]))`.
+"""What a training loop can do by itself at an alert or an incident: `attach(..., on_incident=when(do=[...]))`.
 
 All of it happens inside `monitor.step()`, on the training thread, after the optimizer's step, and on every rank of
 `process_group` at the same step. What goes wrong in one action is contained and counted, and the others are done.
@@ -40,7 +40,7 @@ class Training(Protocol):
 
 
 class Action:
-    """One thing to do. Given as `on_alert` as it is, it is done for every incident, and not for alerts that are `info`."""
+    """One thing to do. Without `when`, it is done once for every incident, and not for alerts that are `info`."""
 
     needs_all_ranks: ClassVar[bool] = False
     """Whether ranks that train together must do it at the same step."""
@@ -55,8 +55,8 @@ class Action:
     def check(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Raise InvalidArgument where it cannot be done in a training with these optimizers."""
 
-    def act(self, alert: Alert, training: Training) -> None:
-        """Do it, now. May raise."""
+    def act(self, alert: Alert | Incident, training: Training) -> None:
+        """Do it, now. May raise. alert: its cause, which is an incident for `on_incident`."""
         raise NotImplementedError
 
 
@@ -83,14 +83,14 @@ class Limit:
 
 
 class SaveCheckpoint(Action):
-    """Call `save(alert)`. It may take its time: the training waits for it as for any checkpoint."""
+    """Call `save` with the alert or the incident. The training waits for it as for any checkpoint."""
 
-    def __init__(self, save: Callable[[Alert], object]) -> None:
+    def __init__(self, save: Callable[[Any], object]) -> None:
         if not callable(save):
             raise InvalidArgument(f"SaveCheckpoint takes a function that is called with the alert, got {save!r}")
         self._save = save
 
-    def act(self, alert: Alert, training: Training) -> None:
+    def act(self, alert: Alert | Incident, training: Training) -> None:
         self._save(alert)
 
 
@@ -103,7 +103,7 @@ class Stop(Action):
     needs_all_ranks = True
     passes_over = LIVENESS
 
-    def act(self, alert: Alert, training: Training) -> None:
+    def act(self, alert: Alert | Incident, training: Training) -> None:
         training.stop()
 
 
@@ -123,7 +123,7 @@ class Burst(Action):
     def settings(self) -> Mapping[str, object]:
         return {"steps": self._steps, "every": self._every} | self._limit.settings
 
-    def act(self, alert: Alert, training: Training) -> None:
+    def act(self, alert: Alert | Incident, training: Training) -> None:
         if self._limit.allows(training.num_steps):
             self._limit.count(training.num_steps)
             training.burst(steps=self._steps, every=self._every)
@@ -178,7 +178,7 @@ class LowerLearningRate(Action):
                 "one, or attach(model, optimizer, ...)"
             )
 
-    def act(self, alert: Alert, training: Training) -> None:
+    def act(self, alert: Alert | Incident, training: Training) -> None:
         if not self._limit.allows(training.num_steps):
             return
         optimizers = self._optimizers or tuple(training.optimizers)
@@ -211,17 +211,17 @@ class When:
         names = [f" of {name} {sorted(given)}" for name in ("families", "rules") if (given := getattr(self, name))]
         return f"from {self.severity} on{''.join(names)}, once per {self.per}"
 
-    def occasion(self, alert: Alert) -> tuple[str, str]:
+    def occasion(self, alert: Alert | Incident) -> tuple[str, str]:
         """The incident or the alert for which an action is done once."""
-        if self.per == "incident" and alert.incident_id is not None:
-            return "incident", alert.incident_id
-        return "alert", alert.alert_id
+        if isinstance(alert, Alert) and (self.per == "alert" or alert.incident_id is None):
+            return "alert", alert.alert_id
+        return "incident", str(alert.incident_id)
 
-    def holds(self, alert: Alert, action: Action) -> bool:
-        """Whether it is one that has just begun to fire and that is meant to lead to this action."""
+    def holds(self, alert: Alert | Incident, action: Action) -> bool:
+        """Whether it is meant to lead to this action, and has just begun or, as an incident, has another verdict."""
         is_named = self.families is not None or self.rules is not None
         return (
-            alert.state == "firing"
+            alert.state in ("firing", "open")
             and SEVERITIES.index(alert.severity) >= SEVERITIES.index(self.severity)
             and (self.families is None or alert.family in self.families)
             and (self.rules is None or alert.rule in self.rules)
@@ -238,6 +238,8 @@ def when(
     per: Per = "incident",
 ) -> When:
     """Do these things, in this order, once for each incident with an alert that fires and matches.
+
+    Given as `on_incident`, they are done once for each incident whose cause matches, also if that turns out later.
 
     per: "incident", or "alert" for once per alert. An incident is one failure, with all alerts that belong to it. A server
     without incidents sends alerts alone, and the actions are then done once per alert.
@@ -257,7 +259,7 @@ def when(
 
 
 OnAlert = Callable[[Alert], None] | When | Action
-OnIncident = Callable[[Incident], object]
+OnIncident = Callable[[Incident], object] | When | Action
 
 
 @dataclass(frozen=True)
@@ -273,7 +275,7 @@ class Handler:
 
 
 def handlers_of(
-    on_alert: OnAlert | Sequence[OnAlert] | None,
+    given: OnAlert | OnIncident | Sequence[OnAlert | OnIncident] | None,
     optimizers: Sequence[torch.optim.Optimizer] = (),
     *,
     is_one_of_several: bool = False,
@@ -283,7 +285,7 @@ def handlers_of(
     is_one_of_several: whether this process trains with others that are not told of its alerts.
     """
     handlers: list[Handler] = []
-    for one in _given(on_alert):
+    for one in _given(given):
         condition = _as_when(one)
         if condition is None:
             handlers.append(_plain(one))
@@ -299,18 +301,9 @@ def handlers_of(
     return handlers
 
 
-def functions_of(on_incident: OnIncident | Sequence[OnIncident] | None) -> list[Handler]:
-    """One for each function, in order. Raises InvalidArgument unless all can be called."""
-    given = _given(on_incident)
-    for one in given:
-        if not callable(one):
-            raise InvalidArgument(f"on_incident must be a function of an incident, or a list of them, got {one!r}")
-    return [_plain(one) for one in given]
-
-
-def in_words(on_alert: OnAlert | Sequence[OnAlert] | None) -> list[str]:
+def in_words(given: OnAlert | OnIncident | Sequence[OnAlert | OnIncident] | None) -> list[str]:
     """The actions in it and their settings, for ranks to compare."""
-    conditions = [condition for condition in map(_as_when, _given(on_alert)) if condition is not None]
+    conditions = [condition for condition in map(_as_when, _given(given)) if condition is not None]
     return [f"{_in_words(action)} {condition}" for condition in conditions for action in condition.do]
 
 
@@ -332,22 +325,30 @@ def _given(handlers: Any) -> list[Any]:
     return list(handlers) if isinstance(handlers, list | tuple) else [handlers]
 
 
-def _as_when(one: OnAlert) -> When | None:
+def _as_when(one: OnAlert | OnIncident) -> When | None:
     return When(do=(one,)) if isinstance(one, Action) else one if isinstance(one, When) else None
 
 
 def _plain(one: Any) -> Handler:
     if not callable(one):
-        raise InvalidArgument(
-            f"on_alert is called with an alert, so it must be callable, an action, or a list of them, got {one!r}"
-        )
-    return Handler(lambda changed, _: one(changed), is_action=False)
+        raise InvalidArgument(f"on_alert and on_incident must be functions, actions, or lists of them, got {one!r}")
+    open_ids = set[str]()
+
+    def handle(changed: Alert | Incident, _: Training) -> None:
+        if isinstance(changed, Incident):
+            is_told = changed.is_active and changed.incident_id in open_ids  # and only its verdict has changed
+            (open_ids.add if changed.is_active else open_ids.discard)(changed.incident_id)
+            if is_told:
+                return
+        one(changed)
+
+    return Handler(handle, is_action=False)
 
 
 def _once(condition: When, action: Action) -> Handler:
     done = set[tuple[str, str]]()
 
-    def handle(alert: Alert, training: Training) -> None:
+    def handle(alert: Alert | Incident, training: Training) -> None:
         if condition.holds(alert, action) and condition.occasion(alert) not in done:
             done.add(condition.occasion(alert))
             action.act(alert, training)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tsemon.actions import Handler, OnAlert, OnIncident, functions_of, handlers_of, in_words
+from tsemon.actions import Handler, OnAlert, OnIncident, handlers_of, in_words
 from tsemon.errors import InvalidArgument, SpoolError
 from tsemon.faults import Faults
 from tsemon.mirrors import Mirror, Mirrored, as_mirrors
@@ -99,7 +99,8 @@ def attach(
         every row of every sequence, exactly, in memory that grows with the number of tokens and not with its square.
     on_alert: called from `step`, on the training thread, when an alert fires or resolves. Default: a log line. Also an
         action of `tsemon.actions`, what `tsemon.actions.when` returns, or a list of any of these.
-    on_incident: a function, or a list of functions, called in the same way when an incident opens and when it is over.
+    on_incident: the same for incidents. Functions are called when an incident opens and when it is over; actions are done
+        for the cause that its verdict names.
     config, tags: kept with the run.
     resume: the step at which training goes on; frames of earlier attempts from there on are hidden. A checkpoint that
         keeps `state_dict()` of the monitor says it by itself: `load_state_dict`, before the first step.
@@ -136,14 +137,15 @@ def attach(
     # What raises in one rank raises in all of them: the others would wait for it for ever.
     together = _alone if ranks is None else ranks.together
 
-    def check() -> tuple[list[torch.optim.Optimizer], list[Handler], Chosen, int | Literal["all"], Cadence, Found]:
+    def check() -> tuple[
+        list[torch.optim.Optimizer], list[list[Handler]], Chosen, int | Literal["all"], Cadence, Found
+    ]:
         check_arguments(model, stage, has_group=ranks is not None)
         if probe_batch is not None:
             check_probe_batch(probe_batch)
         check_layout(layout)
         check_of_inputs("padding", padding)
         check_of_inputs("documents", documents)
-        functions_of(on_incident)
         found = discover(
             model,
             None if blocks is None else collection("blocks", blocks),
@@ -152,15 +154,17 @@ def attach(
         # What the ranks agree on comes a sample late.
         cadence = Cadence(every, budget, lag=1 if ranks is None else 2)
         optimizers = as_optimizers(optimizer)
-        handlers = handlers_of(on_alert, optimizers, is_one_of_several=ranks is None and _num_processes() > 1)
+        is_alone = ranks is None and _num_processes() > 1
+        handlers = [handlers_of(given, optimizers, is_one_of_several=is_alone) for given in (on_alert, on_incident)]
         return optimizers, handlers, chosen_measures(measures), chosen_rows(attention_rows), cadence, found
 
-    optimizers, handlers, chosen, rows, cadence, (found, left_out, paths) = together(check)
+    optimizers, (on_alerts, on_incidents), chosen, rows, cadence, (found, left_out, paths) = together(check)
     names, frozen = [block.name for block in found], _frozen(found)
     attention_names = [block.name for block in found if block.attention is not None]
     stacks = named_stacks(paths)
     if ranks is not None:
-        agree(ranks, every=every, budget=budget, measures=chosen.in_words(), resume=resume, on_alert=in_words(on_alert))
+        acts = {"on_alert": in_words(on_alert), "on_incident": in_words(on_incident)}
+        agree(ranks, every=every, budget=budget, measures=chosen.in_words(), resume=resume, **acts)
         stages = arrange(ranks.exchange((stage, names)), ranks.rank)
         ranks.stage_size, names = stages.size, stages.names
         of_ranks = ranks.exchange(paths)
@@ -212,8 +216,8 @@ def attach(
         ranks=ranks,
         tiers=chosen.tiers,
         optimizers=optimizers,
-        handlers=handlers,
-        on_incident=functions_of(on_incident),
+        on_alert=on_alerts,
+        on_incident=on_incidents,
         project=project,
         run=run,
         first_step=resume or 0,

@@ -70,7 +70,7 @@ class Monitor:
         ranks: Ranks | None,
         tiers: Mapping[str, Tier],
         optimizers: Sequence[torch.optim.Optimizer],
-        handlers: Sequence[Handler],
+        on_alert: Sequence[Handler],
         on_incident: Sequence[Handler],
         project: str,
         run: str,
@@ -88,7 +88,7 @@ class Monitor:
         self._faults = faults
         self._ranks = ranks
         self._tiers = dict(tiers)
-        self._handlers = handlers
+        self._on_alert = on_alert
         self._on_incident = on_incident
         self._relay = None if ranks is None else Relay()
         self._to_hear: deque[tuple[int, Sample]] = deque()
@@ -576,7 +576,7 @@ class Monitor:
 
     def _tell_alerts(self) -> None:
         for changed in self._outbox.take_events():
-            if not self._handlers and not self._on_incident:
+            if not self._on_alert and not self._on_incident:
                 self._faults.guard(_log, changed)
             if self._relay is None:
                 self._handle(changed)
@@ -598,12 +598,15 @@ class Monitor:
     def _go_on_alone(self, relay: Relay) -> None:
         """No rank can be told of an alert any more, and what changes the training of one alone would make others wait."""
         self._relay = None
-        if self._handlers or self._on_incident:
+        if self._on_alert or self._on_incident:
             self._faults.warn(
                 "the ranks of process_group are no longer in step: from here on rank 0 alone calls the functions of "
                 "on_alert and on_incident, and actions are not done on any rank"
             )
-        self._handlers = [handler for handler in self._handlers if not handler.is_action]
+        self._on_alert, self._on_incident = (
+            [handler for handler in handlers if not handler.is_action]
+            for handlers in (self._on_alert, self._on_incident)
+        )
         for changed in relay.take_back():
             self._handle(changed)
 
@@ -611,7 +614,7 @@ class Monitor:
         self._count_time()
         name, handlers = "on_incident", self._on_incident
         if isinstance(changed, Alert):
-            name, handlers = "on_alert", self._handlers
+            name, handlers = "on_alert", self._on_alert
         for handler in handlers:
             try:
                 handler(changed, self)
@@ -627,11 +630,13 @@ class Monitor:
 
 
 def _log(changed: Alert | Incident) -> None:
-    """One warning for each failure: an alert that belongs to an incident is a detail."""
+    """One warning for each verdict: an alert that belongs to an incident is a detail."""
     if isinstance(changed, Incident):
         if changed.is_active:
             advice = changed.advice.get("text", "-")
-            log.warning("tsemon: step %s: %s What to try: %s", changed.step, changed.summary, advice)
+            log.warning(
+                "tsemon: step %s, %s: %s What to try: %s", changed.step, changed.severity, changed.summary, advice
+            )
         else:
             log.info("tsemon: incident of step %s %s: %s", changed.step, changed.state, changed.rule)
     elif changed.is_active:

@@ -34,7 +34,7 @@ class Noting(Action):
         self.notes, self.text = notes, text
 
     def act(self, alert, training):
-        self.notes.append(f"{self.text} {alert.alert_id}")
+        self.notes.append(f"{self.text} {alert.alert_id if isinstance(alert, Alert) else alert.incident_id}")
 
 
 class Raising(Action):
@@ -171,7 +171,7 @@ class TestIncidentsInTheLoop:
             training.hear()
         warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
         told = [text for text in warnings if text.startswith("tsemon: step ")]
-        assert told == ["tsemon: step 2: tokens grow alike What to try: lower it"]
+        assert told == ["tsemon: step 2, warning: tokens grow alike What to try: lower it"]
         assert "tsemon: incident of step 2 recovered: onset" in [record.getMessage() for record in caplog.records]
 
     def test_are_told_once_when_they_open_and_once_when_they_are_over(self, loop):
@@ -202,10 +202,35 @@ class TestIncidentsInTheLoop:
         assert [one.incident_id for one in told] == ["1"]
         assert "on_incident failed for onset, training is not affected: ZeroDiv" in training.monitor.status.faults[0]
 
-    @pytest.mark.parametrize("given", [0, [None], Stop()])
+    @pytest.mark.parametrize("given", [0, [None]])
     def test_are_refused_where_there_is_no_function_for_them(self, loop, given):
-        with pytest.raises(InvalidArgument, match="on_incident must be a function of an incident, or a list of them"):
+        with pytest.raises(InvalidArgument, match="on_incident must be functions, actions, or lists of them"):
             loop(on_incident=given)
+
+    def test_lead_to_actions_by_their_cause_and_not_by_an_alert_that_follows_from_it(self, loop):
+        told, done = [], []
+        dead = when(families="dead", do=Noting(done, "dead"))
+        training = loop(on_incident=[told.append, dead, when(severity="critical", do=Noting(done, "critical"))])
+
+        def hear(**incident):
+            training.peer.incidents = [given] = [incident_as_json(**incident)]
+            training.peer.alerts = [as_json("a", family="dead", severity="critical", incident_id="1")]
+            training.step_until(
+                lambda: (
+                    [(one.rule, one.severity) for one in training.monitor.incidents]
+                    == [(given["rule"], given["severity"])]
+                )
+            )
+            training.step()
+
+        hear()
+        assert done == []
+        hear(rule="dead-units", family="dead")
+        assert done == ["dead 1"], "its cause turned out later"
+        hear(rule="dead-units", family="dead", severity="critical")
+        hear(severity="critical")
+        assert done == ["dead 1", "critical 1"], "once for each incident"
+        assert [one.rule for one in told] == ["onset"], "a function is called once"
 
     def test_are_those_that_are_open_in_the_last_reply(self, loop):
         training = loop()
@@ -314,7 +339,7 @@ class TestWhen:
             (lambda: Burst(pause=0), "pause is an int of at least 1, got 0"),
             (lambda: LowerLearningRate(factor=2), "between 0 and 1, got 2"),
             (lambda: LowerLearningRate("adam"), "takes optimizers of torch.optim, got str"),
-            (lambda: handlers_of([print, 5]), "an action, or a list of them, got 5"),
+            (lambda: handlers_of([print, 5]), "must be functions, actions, or lists of them, got 5"),
             (lambda: handlers_of(LowerLearningRate()), "attached to, and there is none"),
             (lambda: handlers_of(Stop(), is_one_of_several=True), r"pass attach\(..., process_group=\) on all"),
         ],

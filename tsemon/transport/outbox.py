@@ -199,7 +199,10 @@ class Outbox:
         return [incident for incident in self._incidents if incident.is_active]
 
     def take_events(self) -> list[Alert | Incident]:
-        """Each alert and incident once when it begins and once when it is over, in the order of the replies."""
+        """Each alert and incident once when it begins and once when it is over, in the order of the replies.
+
+        An incident also comes when its verdict names another rule, or when it has become worse.
+        """
         if self._events.empty():  # at almost every step
             return []
         events = []
@@ -479,14 +482,16 @@ class Outbox:
 
 
 def _changes(told: dict[str, T], over: set[str], now: Sequence[T], id_name: str, end: str) -> Iterator[T]:
-    """Yield each alert or incident that begins or is over. `told` has the begun ones by id, `over` the ids of the others.
+    """Yield each alert or incident that begins, has another rule or severity, or is over.
+
+    `told` has the begun ones by id, `over` the ids of the others.
 
     A begun one that is missing from `now` gets the state `end`: its last reply was lost or went to another writer.
     """
     present = set[str]()
     for one in now:
         present.add(key := getattr(one, id_name))
-        if one.is_active and key not in told:
+        if one.is_active and (key not in told or _verdict(told[key]) != _verdict(one)):
             told[key] = one
             over.discard(key)
             yield one
@@ -498,3 +503,7 @@ def _changes(told: dict[str, T], over: set[str], now: Sequence[T], id_name: str,
         ended: Any = {"state": end}
         over.add(key)
         yield dataclasses.replace(told.pop(key), **ended)
+
+
+def _verdict(one: Alert | Incident) -> tuple[str, str]:
+    return one.rule, one.severity
