@@ -21,7 +21,6 @@ ALERTS = Path(__file__).parents[3] / "docs/alerts.md"
 RUNS = {trace.name: trace for trace in traces.read_all()}
 FAILING = [name for name, trace in RUNS.items() if not trace.is_healthy and not trace.is_gray]
 HEALTHY = [name for name, trace in RUNS.items() if trace.is_healthy]
-ALSO_RIGHT = {"diverge": {"loss"}}
 
 
 def fired(views, rules=PACK, on="frame"):
@@ -104,11 +103,9 @@ class TestRecordedTrainings:
         assert [(rule.name, step) for rule, step in alarms(name)] == []
 
     @pytest.mark.parametrize("name", FAILING)
-    def test_that_fail_are_called_by_name_and_not_before_they_do(self, name):
-        trace = RUNS[name]
-        assert alarms(name)
-        assert min(step for _, step in alarms(name)) >= trace.header["event_step"]
-        assert {rule.family for rule, _ in alarms(name)} & ({trace.family} | ALSO_RIGHT.get(trace.family, set()))
+    def test_that_fail_are_not_called_before_they_do(self, name):
+        """`test_verdicts` looks at the failure that they are called for."""
+        assert min(step for _, step in alarms(name)) >= RUNS[name].header["event_step"]
 
 
 def noisy(num_samples, stuck_from=None, seed=0):
