@@ -633,10 +633,9 @@ def _log(changed: Alert | Incident) -> None:
     """One warning for each verdict: an alert that belongs to an incident is a detail."""
     if isinstance(changed, Incident):
         if changed.is_active:
-            advice = changed.advice.get("text", "-")
-            log.warning(
-                "tsemon: step %s, %s: %s What to try: %s", changed.step, changed.severity, changed.summary, advice
-            )
+            where = "" if changed.blocks is None else f"blocks {changed.blocks[0]} to {changed.blocks[1]} "
+            text = f"{where}since step {changed.left_step}: {changed.summary} What to try: {changed.advice.get('text', '-')}"
+            log.warning("tsemon: step %s, %s, %s", changed.step, changed.severity, text)
         else:
             log.info("tsemon: incident of step %s %s: %s", changed.step, changed.state, changed.rule)
     elif changed.is_active:

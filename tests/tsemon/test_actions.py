@@ -165,13 +165,13 @@ class TestIncidentsInTheLoop:
     def test_are_the_only_warning_of_a_failure_where_nobody_asked_for_it(self, loop, caplog):
         training = loop()
         with caplog.at_level(logging.INFO, "tsemon"):
-            training.peer.incidents = [incident_as_json() | {"advice": {"text": "lower it"}}]
+            training.peer.incidents = [incident_as_json(blocks=[3, 5]) | {"advice": {"text": "lower it"}}]
             training.hear(as_json("a", incident_id="1"), as_json("b", incident_id="1"))
             training.peer.incidents = [incident_as_json(state="recovered")]
             training.hear()
         warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
         told = [text for text in warnings if text.startswith("tsemon: step ")]
-        assert told == ["tsemon: step 2, warning: tokens grow alike What to try: lower it"]
+        assert told == ["tsemon: step 2, warning, blocks 3 to 5 since step 1: tokens grow alike What to try: lower it"]
         assert "tsemon: incident of step 2 recovered: onset" in [record.getMessage() for record in caplog.records]
 
     def test_are_told_once_when_they_open_and_once_when_they_are_over(self, loop):
