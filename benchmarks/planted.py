@@ -123,6 +123,7 @@ def summary(found: Sequence[Found]) -> list[str]:
     return [
         f"* {len(told)} of {len(found)} raised an incident"
         + (f", {delays[len(delays) // 2]} steps after the damage (median)" if delays else ""),
+        f"* the damaged block: {sum(one.block == one.plant.block for one in told)} of {len(told)}",
         f"* block within {NEAR}: {sum(one.is_block_right for one in told)} of {len(told)}; the first block of the verdict "
         f"alone: {sum(one.is_verdict_near for one in told)}",
         f"* sub-step right: {sum(one.is_sub_step_right for one in told)} of {len(told)}; undecided: "
