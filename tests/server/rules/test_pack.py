@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import traces
 
-from tsemon.schedule import ZOOM_GAP
+from tsemon.schedule import FOLLOW_UP_GAP, ZOOM_GAP
 from tsemon_server.rules import PACK
 from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.rules.program import View
 from tsemon_server.rules.rule import FAMILIES, OWN_FAMILY
+
+from .definitions import rule as own_rule
 
 ALERTS = Path(__file__).parents[3] / "docs/alerts.md"
 RUNS = {trace.name: trace for trace in traces.read_all()}
@@ -80,7 +82,11 @@ def _flat(text):
 def _held(rule):
     if rule.on == "clock":
         return "On the clock"
-    return f"Held for {rule.hold.samples} samples over {rule.hold.steps} steps." if rule.hold.steps else "At once."
+    return (
+        f"Held for {rule.hold.samples} samples over {rule.hold.steps} steps."
+        if rule.hold.steps
+        else "Held for 1 sample."
+    )
 
 
 def _bounds(data):
@@ -109,6 +115,22 @@ class TestRecordedTrainings:
         assert alarms(name)
         assert min(step for _, step in alarms(name)) >= trace.header["event_step"]
         assert {rule.family for rule, _ in alarms(name)} & ({trace.family} | ALSO_RIGHT.get(trace.family, set()))
+
+
+def zoomed(every, at, until):
+    """Steps of samples that are `every` steps apart, with one zoom that begins soon after step `at`."""
+    zoom = [at + 3 + gap for gap in (0, ZOOM_GAP, 2 * ZOOM_GAP + 1, 3 * ZOOM_GAP + 1)]
+    follow_up = zoom[-1] + FOLLOW_UP_GAP
+    return [*range(0, zoom[0], every), *zoom, follow_up, *range(follow_up + every, until, every)]
+
+
+CADENCES = {f"every {gap} steps": range(0, 3000, gap) for gap in (5, 40, 200)}
+CADENCES["every 200 steps and a zoom"] = zoomed(200, 1010, 3000)
+at_each_cadence = pytest.mark.parametrize("steps", CADENCES.values(), ids=CADENCES)
+
+
+def first_after(step, steps):
+    return next(sample for sample in steps if sample >= step)
 
 
 def noisy(num_samples, stuck_from=None, seed=0):
@@ -384,19 +406,63 @@ class TestWhatIsNoLongerMeasured:
         assert names([View(5 * sample, {"loss": 2.0}, {}) for sample in range(10)]) == set()
 
 
+def norms_of(norm, steps):
+    return [View(step, {"total_param_norm": norm(step)}) for step in steps]
+
+
+class TestTheNormOfAllParameters:
+    @at_each_cadence
+    @pytest.mark.parametrize(
+        ("factor", "name"), [(3.0, "parameter-norm-jump"), (0.5, "parameter-norm-shrinks")], ids=["grows", "shrinks"]
+    )
+    def test_that_is_another_all_at_once_is_told_with_the_first_sample(self, factor, name, steps):
+        views = norms_of(lambda step: 100 * factor if step > 1010 else 100.0, steps)
+        assert [(rule.name, step) for rule, step in fired(views)] == [(name, first_after(1011, steps))]
+
+    @at_each_cadence
+    def test_that_grows_exponentially_is_told(self, steps):
+        assert "parameter-norm-runaway" in names(norms_of(lambda step: 100 * 10 ** (0.002 * step), steps))
+
+    @at_each_cadence
+    @pytest.mark.parametrize(
+        "norm",
+        [
+            lambda step: 100 * 10 ** (-0.0004 * step),
+            lambda step: 100 * 10 ** (0.0009 * step),
+            lambda step: 20 + 2 * step**0.5,
+            lambda step: 100 * (1 if step < 1000 else 1.3),
+            lambda step: 10 * (2 - 0.9**step),
+        ],
+        ids=["grokking", "steady growth", "the square root of steps", "a step of 30 %", "a small initialisation"],
+    )
+    def test_that_changes_as_in_health_is_not_told(self, norm, steps):
+        assert names(norms_of(norm, steps)) == set()
+
+
 def blocks_of(norms, steps=range(0, 200, 5)):
-    return [View(step, {"loss": 2.0}, {"param_norm": np.array(norms(step), np.float32)}) for step in steps]
+    for step in steps:
+        each = np.array(norms(step), np.float32)
+        yield View(step, {"loss": 2.0, "total_param_norm": float(np.linalg.norm(each))}, {"param_norm": each})
 
 
 class TestTheNormOfOneBlock:
     def test_that_jumps_is_told_with_the_block(self):
-        views = blocks_of(lambda step: [10, 10, 30 if step >= 100 else 10, 10, 11, 12])
+        views = [*blocks_of(lambda step: [10, 10, 30 if step >= 100 else 10, 10, 11, 12])]
         assert fired(views)[0][0].name == "block-norm-jump"
-        assert fired(views)[0][1] == 105
+        assert fired(views)[0][1] == 100
         assert blocks_told(views, "block-norm-jump") == (2, 2)
+
+    @at_each_cadence
+    def test_that_jumps_is_told_with_the_first_sample(self, steps):
+        views = blocks_of(lambda step: [30 if step > 1010 else 10, *[10] * 19], steps)
+        assert [(rule.name, step) for rule, step in fired(views)] == [("block-norm-jump", first_after(1011, steps))]
 
     def test_that_grows_with_all_others_is_not_told(self):
         assert "block-norm-jump" not in names(blocks_of(lambda step: [10 * 1.01**step] * 6))
+
+    @at_each_cadence
+    def test_that_outgrows_the_others_slowly_is_not_told(self, steps):
+        assert names(blocks_of(lambda step: [10, 10, 10 * 10 ** (0.0008 * step), 10, 10, 10], steps)) == set()
 
 
 def blocks_told(views, name):
@@ -417,6 +483,17 @@ class TestAGradientThatExplodes:
 
     def test_is_not_one_that_was_as_large_before_the_loss_was_near_zero(self):
         assert fired(gradients(3.0, 25.0, *[0.003] * 8, 22.0, 20.0)) == []
+
+
+class TestAZoom:
+    @pytest.mark.parametrize("built_in", [one for one in PACK if one.on == "frame"], ids=lambda one: one.name)
+    def test_and_the_sample_after_it_are_as_many_as_a_rule_holds_for(self, built_in):
+        hold = {"samples": built_in.hold.samples, "steps": built_in.hold.steps}
+        steps = zoomed(200, 1010, 1100)
+        views = [View(step, {"loss": 10.0 if step > 1010 else 1.0}) for step in steps]
+        told = fired(views, [own_rule("loss > 5", **{"for": hold})])
+        takes_longer = built_in.name == "loss-stall"  # 240 steps
+        assert bool(told) is not takes_longer
 
 
 class TestDeadUnits:
