@@ -383,6 +383,40 @@ class TestALossWithoutNoise:
         assert (states["loss-spike"], states["loss-regressed"]) == ("quiet", "quiet")
 
 
+def losing(steps, lasting):
+    """A loss that falls by 2 and is higher by 35 % of that after step 1,010, for some steps."""
+    draw = np.random.default_rng(0)
+    losses = 1 + 2 * np.exp(-np.arange(3000) / 300) + draw.normal(0, 0.05, 3000)
+    losses[1011 : 1011 + lasting] += 0.7
+    last_step = -1
+    for step in steps:
+        since, recent = losses[last_step + 1 : step + 1], losses[max(step - 4, 0) : step + 1]
+        before = losses[max(step - 39, 0) : max(step - 7, 0)]
+        noise = float(np.std(before)) if len(before) >= 16 else math.nan
+        scalars = {"loss_mean": float(np.mean(since)), "loss_recent": float(np.mean(recent)), "loss_noise": noise}
+        yield View(step, {"loss": float(losses[step]), **scalars})
+        last_step = step
+
+
+class TestALossThatStaysHigh:
+    RULE = tuple(rule for rule in PACK if rule.name == "loss-regressed")
+
+    @pytest.mark.parametrize(
+        ("steps", "within"), [*zip(CADENCES.values(), (30, 160, 1000, 64), strict=True)], ids=CADENCES
+    )
+    def test_is_told_while_it_is_high(self, steps, within):
+        ((_, step),) = fired(losing(steps, lasting=1000), self.RULE)
+        assert 1010 < step <= 1010 + within
+
+    @pytest.mark.parametrize("steps", [*CADENCES.values()][1:], ids=[*CADENCES][1:])
+    def test_is_not_one_that_has_come_back(self, steps):
+        assert fired(losing(steps, lasting=50), self.RULE) == []
+
+    @at_each_cadence
+    def test_is_not_noise(self, steps):
+        assert fired(losing(steps, lasting=0), self.RULE) == []
+
+
 class TestWhatIsNoLongerMeasured:
     def test_is_told(self):
         measured = {"nonfinite": np.zeros(3), "grad_norm": np.ones(2)}
