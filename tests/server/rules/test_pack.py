@@ -530,6 +530,30 @@ class TestAZoom:
         assert bool(told) is not takes_longer
 
 
+def saturated(saturation, steps, slow_every):
+    """Samples of which some include the slow tier."""
+    for num, step in enumerate(steps):
+        layers = {"saturation": np.array([0.5, 0.99, saturation(step)])} if num % slow_every == 0 else {}
+        yield View(step, {"loss": 2.0}, layers)
+
+
+class TestSaturation:
+    GAPS = pytest.mark.parametrize(("gap", "slow_every"), [(5, 1), (40, 3), (200, 10)])
+
+    @GAPS
+    def test_that_jumps_is_told_with_the_second_high_sample(self, gap, slow_every):
+        views = [*saturated(lambda step: 0.97 if step >= 12_000 else 0.5, range(0, 20_000, gap), slow_every)]
+        high = [view.step for view in views if view.layers and view.step >= 12_000]
+        assert [(rule.name, step) for rule, step in fired(views)] == [("saturation-jump", high[1])]
+
+    @GAPS
+    def test_that_rises_over_thousands_of_steps_is_not_told(self, gap, slow_every):
+        def rising(step):
+            return min(0.5 + 0.46 * max(step - 4000, 0) / 6000, 0.97)
+
+        assert names(saturated(rising, range(0, 20_000, gap), slow_every)) == set()
+
+
 class TestDeadUnits:
     def test_are_told_within_one_zoom(self):
         every, later = ZOOM_GAP, ZOOM_GAP + 1
