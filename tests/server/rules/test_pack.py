@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import traces
 
-from tsemon.schedule import ZOOM_GAP
+from tsemon.schedule import FOLLOW_UP_GAP, ZOOM_GAP
 from tsemon_server.rules import PACK
 from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.rules.program import View
 from tsemon_server.rules.rule import FAMILIES, OWN_FAMILY
+
+from .definitions import rule as own_rule
 
 ALERTS = Path(__file__).parents[3] / "docs/alerts.md"
 RUNS = {trace.name: trace for trace in traces.read_all()}
@@ -79,7 +81,11 @@ def _flat(text):
 def _held(rule):
     if rule.on == "clock":
         return "On the clock"
-    return f"Held for {rule.hold.samples} samples over {rule.hold.steps} steps." if rule.hold.steps else "At once."
+    return (
+        f"Held for {rule.hold.samples} samples over {rule.hold.steps} steps."
+        if rule.hold.steps
+        else "Held for 1 sample."
+    )
 
 
 def _bounds(data):
@@ -106,6 +112,22 @@ class TestRecordedTrainings:
     def test_that_fail_are_not_called_before_they_do(self, name):
         """`test_verdicts` looks at the failure that they are called for."""
         assert min(step for _, step in alarms(name)) >= RUNS[name].header["event_step"]
+
+
+def zoomed(every, at, until):
+    """Steps of samples that are `every` steps apart, with one zoom that begins soon after step `at`."""
+    zoom = [at + 3 + gap for gap in (0, ZOOM_GAP, 2 * ZOOM_GAP + 1, 3 * ZOOM_GAP + 1)]
+    follow_up = zoom[-1] + FOLLOW_UP_GAP
+    return [*range(0, zoom[0], every), *zoom, follow_up, *range(follow_up + every, until, every)]
+
+
+CADENCES = {f"every {gap} steps": range(0, 3000, gap) for gap in (5, 40, 200)}
+CADENCES["every 200 steps and a zoom"] = zoomed(200, 1010, 3000)
+at_each_cadence = pytest.mark.parametrize("steps", CADENCES.values(), ids=CADENCES)
+
+
+def first_after(step, steps):
+    return next(sample for sample in steps if sample >= step)
 
 
 def noisy(num_samples, stuck_from=None, seed=0):
@@ -358,6 +380,40 @@ class TestALossWithoutNoise:
         assert (states["loss-spike"], states["loss-regressed"]) == ("quiet", "quiet")
 
 
+def losing(steps, lasting):
+    """A loss that falls by 2 and is higher by 35 % of that after step 1,010, for some steps."""
+    draw = np.random.default_rng(0)
+    losses = 1 + 2 * np.exp(-np.arange(3000) / 300) + draw.normal(0, 0.05, 3000)
+    losses[1011 : 1011 + lasting] += 0.7
+    last_step = -1
+    for step in steps:
+        since, recent = losses[last_step + 1 : step + 1], losses[max(step - 4, 0) : step + 1]
+        before = losses[max(step - 39, 0) : max(step - 7, 0)]
+        noise = float(np.std(before)) if len(before) >= 16 else math.nan
+        scalars = {"loss_mean": float(np.mean(since)), "loss_recent": float(np.mean(recent)), "loss_noise": noise}
+        yield View(step, {"loss": float(losses[step]), **scalars})
+        last_step = step
+
+
+class TestALossThatStaysHigh:
+    RULE = tuple(rule for rule in PACK if rule.name == "loss-regressed")
+
+    @pytest.mark.parametrize(
+        ("steps", "within"), [*zip(CADENCES.values(), (30, 160, 1000, 64), strict=True)], ids=CADENCES
+    )
+    def test_is_told_while_it_is_high(self, steps, within):
+        ((_, step),) = fired(losing(steps, lasting=1000), self.RULE)
+        assert 1010 < step <= 1010 + within
+
+    @pytest.mark.parametrize("steps", [*CADENCES.values()][1:], ids=[*CADENCES][1:])
+    def test_is_not_one_that_has_come_back(self, steps):
+        assert fired(losing(steps, lasting=50), self.RULE) == []
+
+    @at_each_cadence
+    def test_is_not_noise(self, steps):
+        assert fired(losing(steps, lasting=0), self.RULE) == []
+
+
 class TestWhatIsNoLongerMeasured:
     def test_is_told(self):
         measured = {"nonfinite": np.zeros(3), "grad_norm": np.ones(2)}
@@ -381,19 +437,63 @@ class TestWhatIsNoLongerMeasured:
         assert names([View(5 * sample, {"loss": 2.0}, {}) for sample in range(10)]) == set()
 
 
+def norms_of(norm, steps):
+    return [View(step, {"total_param_norm": norm(step)}) for step in steps]
+
+
+class TestTheNormOfAllParameters:
+    @at_each_cadence
+    @pytest.mark.parametrize(
+        ("factor", "name"), [(3.0, "parameter-norm-jump"), (0.5, "parameter-norm-shrinks")], ids=["grows", "shrinks"]
+    )
+    def test_that_is_another_all_at_once_is_told_with_the_first_sample(self, factor, name, steps):
+        views = norms_of(lambda step: 100 * factor if step > 1010 else 100.0, steps)
+        assert [(rule.name, step) for rule, step in fired(views)] == [(name, first_after(1011, steps))]
+
+    @at_each_cadence
+    def test_that_grows_exponentially_is_told(self, steps):
+        assert "parameter-norm-runaway" in names(norms_of(lambda step: 100 * 10 ** (0.002 * step), steps))
+
+    @at_each_cadence
+    @pytest.mark.parametrize(
+        "norm",
+        [
+            lambda step: 100 * 10 ** (-0.0004 * step),
+            lambda step: 100 * 10 ** (0.0009 * step),
+            lambda step: 20 + 2 * step**0.5,
+            lambda step: 100 * (1 if step < 1000 else 1.3),
+            lambda step: 10 * (2 - 0.9**step),
+        ],
+        ids=["grokking", "steady growth", "the square root of steps", "a step of 30 %", "a small initialisation"],
+    )
+    def test_that_changes_as_in_health_is_not_told(self, norm, steps):
+        assert names(norms_of(norm, steps)) == set()
+
+
 def blocks_of(norms, steps=range(0, 200, 5)):
-    return [View(step, {"loss": 2.0}, {"param_norm": np.array(norms(step), np.float32)}) for step in steps]
+    for step in steps:
+        each = np.array(norms(step), np.float32)
+        yield View(step, {"loss": 2.0, "total_param_norm": float(np.linalg.norm(each))}, {"param_norm": each})
 
 
 class TestTheNormOfOneBlock:
     def test_that_jumps_is_told_with_the_block(self):
-        views = blocks_of(lambda step: [10, 10, 30 if step >= 100 else 10, 10, 11, 12])
+        views = [*blocks_of(lambda step: [10, 10, 30 if step >= 100 else 10, 10, 11, 12])]
         assert fired(views)[0][0].name == "block-norm-jump"
-        assert fired(views)[0][1] == 105
+        assert fired(views)[0][1] == 100
         assert blocks_told(views, "block-norm-jump") == (2, 2)
+
+    @at_each_cadence
+    def test_that_jumps_is_told_with_the_first_sample(self, steps):
+        views = blocks_of(lambda step: [30 if step > 1010 else 10, *[10] * 19], steps)
+        assert [(rule.name, step) for rule, step in fired(views)] == [("block-norm-jump", first_after(1011, steps))]
 
     def test_that_grows_with_all_others_is_not_told(self):
         assert "block-norm-jump" not in names(blocks_of(lambda step: [10 * 1.01**step] * 6))
+
+    @at_each_cadence
+    def test_that_outgrows_the_others_slowly_is_not_told(self, steps):
+        assert names(blocks_of(lambda step: [10, 10, 10 * 10 ** (0.0008 * step), 10, 10, 10], steps)) == set()
 
 
 def blocks_told(views, name):
@@ -414,6 +514,41 @@ class TestAGradientThatExplodes:
 
     def test_is_not_one_that_was_as_large_before_the_loss_was_near_zero(self):
         assert fired(gradients(3.0, 25.0, *[0.003] * 8, 22.0, 20.0)) == []
+
+
+class TestAZoom:
+    @pytest.mark.parametrize("built_in", [one for one in PACK if one.on == "frame"], ids=lambda one: one.name)
+    def test_and_the_sample_after_it_are_as_many_as_a_rule_holds_for(self, built_in):
+        hold = {"samples": built_in.hold.samples, "steps": built_in.hold.steps}
+        steps = zoomed(200, 1010, 1100)
+        views = [View(step, {"loss": 10.0 if step > 1010 else 1.0}) for step in steps]
+        told = fired(views, [own_rule("loss > 5", **{"for": hold})])
+        takes_longer = built_in.name == "loss-stall"  # 240 steps
+        assert bool(told) is not takes_longer
+
+
+def saturated(saturation, steps, slow_every):
+    """Samples of which some include the slow tier."""
+    for num, step in enumerate(steps):
+        layers = {"saturation": np.array([0.5, 0.99, saturation(step)])} if num % slow_every == 0 else {}
+        yield View(step, {"loss": 2.0}, layers)
+
+
+class TestSaturation:
+    GAPS = pytest.mark.parametrize(("gap", "slow_every"), [(5, 1), (40, 3), (200, 10)])
+
+    @GAPS
+    def test_that_jumps_is_told_with_the_second_high_sample(self, gap, slow_every):
+        views = [*saturated(lambda step: 0.97 if step >= 12_000 else 0.5, range(0, 20_000, gap), slow_every)]
+        high = [view.step for view in views if view.layers and view.step >= 12_000]
+        assert [(rule.name, step) for rule, step in fired(views)] == [("saturation-jump", high[1])]
+
+    @GAPS
+    def test_that_rises_over_thousands_of_steps_is_not_told(self, gap, slow_every):
+        def rising(step):
+            return min(0.5 + 0.46 * max(step - 4000, 0) / 6000, 0.97)
+
+        assert names(saturated(rising, range(0, 20_000, gap), slow_every)) == set()
 
 
 class TestDeadUnits:

@@ -113,7 +113,7 @@ class TestARuleThatWasNeverEvaluated:
 
     @pytest.mark.parametrize(
         ("name", "num", "metric"),
-        [("exploding-gradient", 8, "total_grad_norm"), ("loss-regressed", 3, "loss_mean")],
+        [("exploding-gradient", 8, "total_grad_norm"), ("loss-regressed", 3, "loss_recent")],
     )
     def test_says_that_a_single_sample_is_missing(self, name, num, metric):
         evaluator = Evaluator([one for one in PACK if one.name == name])
