@@ -3,10 +3,11 @@
 Trains small models that fail in known ways while `tsemon serve` evaluates them in a process of its own, with the cadence
 that `attach` has by default. Alerts are read over REST when the run has ended.
 
-    python benchmarks/live.py [--seeds N] [--steps N] [--only NAME ...] [--no-zooms] [--page FILE]
-    python benchmarks/live.py --healthy [--steps N] [--only NAME ...] [--page FILE]
+    python benchmarks/live.py [--seeds N] [--steps N] [--only NAME ...] [--no-zooms] [--every N] [--page FILE]
+    python benchmarks/live.py --healthy [--steps N] [--only NAME ...] [--every N] [--page FILE]
 
-The second command trains 30 healthy models for 5,000 steps each.
+The second command trains 30 healthy models for 5,000 steps each. --every 5, 50 or 200 shows what other numbers of
+samples detect.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -36,16 +38,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many seeds of each training")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these trainings and their control runs")
     parser.add_argument("--no-zooms", action="store_true", help="never sample more often at a sign of trouble")
+    parser.add_argument("--every", type=int, metavar="N", help="sample every N steps, without zooms, whatever it costs")
     parser.add_argument("--steps", type=int, help="steps of each training; a defect sets in halfway, as in longer ones")
     parser.add_argument("--healthy", action="store_true", help="long healthy trainings, and no others")
     parser.add_argument("--page", type=Path, help="write the tables between the marks of this page: docs/detection.md")
     options = parser.parse_args()
+    if options.every and options.page:
+        parser.error("--page must not be combined with --every: the page has the tables of the default cadence")
     torch.set_num_threads(1)
     if options.no_zooms:
         Cadence.zoom_in = lambda self, at_least=0, at_any_cost=False: False  # type: ignore[method-assign]
     trials = healthy(options.only) if options.healthy else tuple(seeded(chosen(options.only), SEEDS[: options.seeds]))
     if options.steps:
         trials = tuple(trial.lasting(options.steps) for trial in trials)
+    if options.every:
+        trials = tuple(replace(trial, every=options.every) for trial in trials)
     head = HEALTHY_HEAD if options.healthy else HEAD
     print(f"{conditions(len(trials))}\n{head}\n|{'---|' * head.count(' | ')}---|", flush=True)
     outcomes = []

@@ -259,6 +259,9 @@ LIVE_SHORT = (
     *("digits-qk", "digits-constant", "digits-ascent", "digits-attention", "digits-post"),
     *("gpt2-nan", "gpt2-shuffled", "gpt2-rate", "gpt2-same-batch", "gpt2-norm", "gpt2-embedding", "bert-decay"),
 )
+# Four of the 28 defects are left out, since this seed does not show them within 600 steps. text-block-x4 harms no run.
+# bert-random and bert-rate harm this one later. text-rate-tiny is found, but only 446 steps after its onset.
+# docs/detection.md has all 28 with three seeds of 1,000 steps.
 LIVE_LONG = "vit-forgotten", "vit-random", "vit-same-batch", "vit-decay-20", "vit-shuffled"
 
 
@@ -287,12 +290,19 @@ class TestLive:
     def test_raises_no_false_alert(self, printed, rows):
         assert {name for name, row in rows.items() if row["num_false"] != "0"} == set(), printed
 
-    def test_finds_nine_of_ten_harmed_runs_within_60_steps(self, printed, rows):
+    def test_finds_19_of_20_harmed_runs_with_a_median_delay_of_60_steps(self, printed, rows):
         harmed = [row for row in rows.values() if row["delay"] != "not harmed"]
         delays = [int(row["delay"]) for row in harmed if row["first_alert"] != "-"]
         assert len(harmed) >= 18, printed
-        assert len(delays) >= 0.9 * len(harmed), printed
+        assert len(delays) >= 0.95 * len(harmed), printed
         assert statistics.median(delays) <= 60, printed
+
+    def test_is_hardly_behind_the_best_rule_on_the_loss(self, printed, rows):
+        found = [row for row in rows.values() if row["first_alert"] != "-" and row["loss_rules"] != "inf"]
+        lags = [int(row["first_alert"].split()[0]) - int(row["loss_rules"]) for row in found]
+        assert len(lags) >= 10, printed
+        assert max(lags) <= 20, printed
+        assert statistics.median(lags) <= 5, printed
 
     def test_reports_a_loss_that_is_not_finite_within_2_steps(self, printed, rows):
         for name in ("text-nan-71", "gpt2-nan-71"):
@@ -303,6 +313,11 @@ class TestLive:
         printed = run("live.py", "--no-zooms", "--seeds", "1", "--steps", "60", "--only", "text-nan")
         zooms = re.findall(r"^\| text(?:-nan)?-71 \|(?: [^|]+ \|){3} ([^|]+) \|", printed, re.MULTILINE)
         assert zooms == ["-", "-"]
+
+    def test_can_sample_at_fixed_gaps(self):
+        printed = run("live.py", "--every", "5", "--seeds", "1", "--steps", "60", "--only", "text-nan")
+        found = re.findall(r"^\| text(?:-nan)?-71 \| \w+ \| (\d+) \| (\d+) \| ([^|]+) \|", printed, re.MULTILINE)
+        assert found == [("60", "12", "-"), ("50", "10", "-")]  # 20 steps after the first NaN the training ends
 
     def test_has_a_row_for_each_long_healthy_training(self):
         names = "text-fine-tuned", "digits-cleaner", "gpt2-evaluated"

@@ -112,6 +112,26 @@ class TestItsNumbers:
         ):
             assert text in FLAT
 
+    def test_of_runs_at_default_settings_are_those_of_the_benchmark(self):
+        page = (ROOT / "docs/detection.md").read_text()
+        short, long = (re.search(rf"<!-- {kind} summary -->(.*?)<!--", page, re.DOTALL)[1] for kind in ("live", "long"))
+        num_found, num_harmed, delay = re.search(r"(\d+) of (\d+) harmed runs found, delay (\d+) steps", short).groups()
+        assert num_found == num_harmed
+        num_right = re.search(r"verdict of the right family: (\d+) of", short)[1]
+        num_wrong = re.search(r"a critical incident of a wrong family: (\d+)", short)[1]
+        num_false, num_short = re.search(r"false alerts: (\d+) in (\d+) runs", short).groups()
+        assert num_false == "0"
+        for text in (
+            f"found all {num_harmed} harmed runs in {num_short} small trainings, a median of {delay} steps after onset",
+            f"{num_right} verdicts were right, {num_wrong} critical and wrong",
+        ):
+            assert text in FLAT
+        short_ratio, long_ratio = (re.search(r"overhead: ([\d.]+%) \(median\)", text)[1] for text in (short, long))
+        num_long, num_steps = re.search(r"(\d+) runs, ([\d,]+) steps", long).groups()
+        steps = int(num_steps.replace(",", "")) // int(num_long)
+        assert f"Median overhead: {short_ratio} in the {num_short} trainings above" in FLAT
+        assert f"{long_ratio} in {num_long} healthy runs of {steps:,} steps" in FLAT
+
     def test_of_the_cost_are_those_of_the_benchmark(self):
         rows = table("benchmarks.md", "condition")
         for name, condition in (("not sampled", "unsampled"), ("sampled", "sampled"), ("whole run", "amortised")):

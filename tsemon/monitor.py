@@ -23,6 +23,7 @@ from tsemon.catalogue import Tier
 from tsemon.faults import Faults
 from tsemon.late import on_host
 from tsemon.probes import Given, Probe, Ranks, Reading, Span, ThreadState, agree
+from tsemon.probes.output_loss import OutputLoss
 from tsemon.probes.probe import ORIGIN
 from tsemon.registration import step_of_state
 from tsemon.relay import NUM_NUMBERS, Relay
@@ -312,6 +313,14 @@ class Monitor:
     def stop(self) -> None:
         """Ask the training loop to end, by `should_stop`. With ranks every one calls it at the same step."""
         self.should_stop = True
+
+    def watch_output_loss(self) -> OutputLoss | None:
+        """Read the loss of each step from the model's outputs: for integrations. None if the monitor is closed."""
+        return None if self._probe is None else self._probe.watch_output_loss()
+
+    def warn(self, text: str) -> None:
+        """Log a warning once, and keep it for `status`: for integrations."""
+        self._faults.warn(text)
 
     def burst(self, *, steps: int = 50, every: int = 1) -> None:
         """Sample every `every` steps for `steps` steps, the slow tier too, whatever the budget: so that it is on record.

@@ -6,11 +6,21 @@ import atexit
 import weakref
 from typing import Any
 
+from torch import Tensor
+
 import tsemon
 from tsemon.errors import needing
+from tsemon.probes.output_loss import OutputLoss
 
 with needing("tsemon.integrations.transformers needs transformers; pip install 'tsemon[integrations]'"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+
+NOT_KNOWN = (
+    "the loss of each step is not known, because {why}. The frames have the mean that the Trainer logs every {steps} steps, "
+    "in which NaN is replaced. With label smoothing, compute_loss_func, your own compute_loss or torch.compile, "
+    "set logging_steps=1 and logging_nan_inf_filter=False. Otherwise let the model return the loss that it is trained with"
+)
 
 
 class TsemonCallback(TrainerCallback):  # type: ignore[misc]
@@ -24,10 +34,10 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
     goes on counting there. Whether mixed precision skipped the update does not matter to the count, as it does not to
     the Trainer's.
 
-    `loss` is what the Trainer logs: the mean over the steps since its last log. The Trainer keeps the loss of each step to
-    itself, and to compute it again would wait for the device. So a logged loss goes into the next frame, once; with
-    `logging_steps` no longer than the time between samples every frame has one. `loss_mean` and the like are over the logged
-    losses since the frame before.
+    `loss` is the one in the model's outputs, the mean over the accumulated batches: the Trainer passes the loss of a step to
+    no callback, and replaces NaN in the mean that it logs. If the outputs have no loss, or the Trainer optimizes another
+    one, the callback warns, and the frames have the logged means. Each goes into the next frame, once, and `loss_mean` and
+    the like are over the logged means since the frame before.
 
     The Trainer tells nobody that it raised. A run whose end it did not tell of is said to be failed: when its callback
     begins another, when the Trainer is forgotten, and at interpreter exit.
@@ -37,8 +47,13 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
         self.options = {"run": run} | options
         self.monitor: tsemon.Monitor | None = None
         self._loss: float | None = None
+        """The newest mean that the Trainer logged. Used only without `_output_loss`."""
         self._is_new = False
-        """Whether no step was told of `_loss` yet."""
+        """Whether no step was given `_loss` yet."""
+        self._output_loss: OutputLoss | None = None
+        """None if the loss of each step is not known."""
+        self._num_substeps = 0
+        """Number of batches of this step so far, except for the last one."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -49,6 +64,8 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
             options: dict[str, Any] = {"resume": state.global_step or None} | self.options
             self.monitor = tsemon.attach(kwargs["model"], kwargs["optimizer"], **options)
             self.monitor.schedulers = [kwargs["lr_scheduler"]]
+            self._output_loss = self.monitor.watch_output_loss()
+            self._loss, self._is_new, self._num_substeps = None, False, 0
             # At exit it is registered after, so called before, the monitor's own end, which knows of no failure here.
             atexit.register(weakref.finalize(self, self.monitor.close, state="failed"))
 
@@ -63,14 +80,31 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
         if logs is not None and "loss" in logs:
             self._loss, self._is_new = logs["loss"], True
 
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._num_substeps += 1
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.monitor is not None:
-            is_sampled = self.monitor.is_sampling
-            self.monitor.step(loss=self._loss if is_sampled or self._is_new else None)
-            self._is_new = False
-            if is_sampled:
-                self._loss = None
+            self.monitor.step(loss=self._loss_of_step(self.monitor, args, kwargs["model"]))
             control.should_training_stop |= self.monitor.should_stop
+
+    def _loss_of_step(self, monitor: tsemon.Monitor, args: TrainingArguments, model: Any) -> Tensor | float | None:
+        num_batches, self._num_substeps = self._num_substeps + 1, 0
+        if self._output_loss is not None:
+            loss = self._output_loss.take(num_batches, _scale(args, model))
+            if not self._output_loss.why_not:
+                return loss
+            if not _logs_each_step(args):
+                monitor.warn(NOT_KNOWN.format(why=self._output_loss.why_not, steps=args.logging_steps))
+            self._output_loss.close()
+            self._output_loss = None
+        logged = self._loss if monitor.is_sampling or self._is_new else None
+        self._is_new = False
+        if monitor.is_sampling:
+            self._loss = None
+        return logged
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -80,4 +114,17 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is not attached."""
-        return self.__dict__ | {"monitor": None}
+        return self.__dict__ | {"monitor": None, "_output_loss": None}
+
+
+def _scale(args: TrainingArguments, model: Any) -> float:
+    """What the Trainer multiplies a loss by that was divided by the number of items on all devices."""
+    if not getattr(args, "average_tokens_across_devices", False):
+        return 1.0
+    num_processes: int = args.world_size
+    num_alike: int = getattr(model, "_tp_size", None) or 1
+    return num_processes / num_alike
+
+
+def _logs_each_step(args: TrainingArguments) -> bool:
+    return args.logging_strategy == "steps" and args.logging_steps == 1 and not args.logging_nan_inf_filter

@@ -36,6 +36,7 @@ from tsemon.probes.layout import Layout, Layouts
 from tsemon.probes.layout_probe import LayoutProbe
 from tsemon.probes.losses import LossProbe
 from tsemon.probes.mixing import MixingProbe
+from tsemon.probes.output_loss import OutputLoss
 from tsemon.probes.outputs import OutputProbe
 from tsemon.probes.packing import OfInputs, Packing, Verdict
 from tsemon.probes.parameters import ParameterProbe, usable
@@ -107,6 +108,7 @@ class Probe:
         self._model, self._optimizers = model, optimizers
         self._usage: Usage | None = None
         self._witness: Witness | None = None
+        self._output_loss: OutputLoss | None = None
         self._why_unwatched = "with every=N, no gradient is read between samples"
         self._origin: NonfiniteParameters | None = None
         """Known at a step at which `look_for_origin` was called."""
@@ -198,6 +200,11 @@ class Probe:
             self._why_unwatched = "attach() was given no optimizer that trains vectors in a block"
         else:
             self._witness = Witness(parameter, optimizers, self._guard, on_nonfinite)
+
+    def watch_output_loss(self) -> OutputLoss:
+        """From now on until `close`, keep the loss in the model's outputs."""
+        self._output_loss = OutputLoss(Hooks(self._guard), self._model)
+        return self._output_loss
 
     @property
     def why_no_origin(self) -> str:
@@ -331,6 +338,8 @@ class Probe:
                 self._witness.close()
             if self._usage is not None:
                 self._usage.close()
+            if self._output_loss is not None:
+                self._output_loss.close()
 
     def collect(
         self,

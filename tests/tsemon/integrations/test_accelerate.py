@@ -12,7 +12,7 @@ from tsemon.integrations.accelerate import attach
 SAMPLES = ids(10)
 
 
-def train(folder=None, *, evaluate=False, batch_size=2, **options):
+def train(folder=None, *, evaluate=False, batch_size=2, break_at=None, **options):
     """Two epochs of a small GPT-2 from the same seed: the model, the loss of each batch, the steps, the monitor."""
     torch.manual_seed(0)
     model = zoo.gpt2()[0].train()
@@ -24,6 +24,9 @@ def train(folder=None, *, evaluate=False, batch_size=2, **options):
         monitor = attach(accelerator, model, optimizer, **{"run": "r", "every": 1, "spool_dir": folder} | options)
     for _ in range(2):
         for batch in loader:
+            if len(steps) == break_at:
+                with torch.no_grad():
+                    model.transformer.h[0].mlp.c_fc.weight[0, 0] = torch.nan
             with accelerator.accumulate(model):
                 loss = model(batch, labels=batch).loss
                 accelerator.backward(loss)
@@ -58,6 +61,10 @@ class TestAttach:
         assert run.steps == [0, 1, 2, 3, 4, 5]
         assert len(steps) == 6
         assert run.losses == pytest.approx([losses[i] for i in (1, 3, 4, 6, 8, 9)], rel=1e-6)  # float32
+
+    def test_counts_losses_that_are_not_finite_between_two_samples(self, tmp_path):
+        train(tmp_path, every=5, break_at=2)
+        assert [frame["scalars"]["loss_nonfinite"] for frame in recorded(tmp_path).frames] == [0, 4]  # steps 2 to 5
 
     def test_leaves_the_parameters_bit_equal(self, tmp_path):
         (plain, losses, *_), (watched, losses_watched, *_) = train(), train(tmp_path)

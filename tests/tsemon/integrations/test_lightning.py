@@ -122,6 +122,17 @@ class TestLightningsCallback:
         mean = recorded(tmp_path / "run").frames[1]["scalars"]["loss_mean"]
         assert mean == pytest.approx(sum(module.losses[i] for i in (3, 4, 6, 8, 9)) / 5, rel=1e-6)
 
+    def test_counts_losses_that_are_not_finite_between_two_samples(self, fit, tmp_path):
+        class Breaking(pl.Callback):
+            def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+                if trainer.global_step == 2:
+                    with torch.no_grad():
+                        pl_module.gpt.transformer.h[0].mlp.c_fc.weight[0, 0] = torch.nan
+
+        fit(callback(tmp_path / "run", every=5), also=[Breaking()])
+        counts = [frame["scalars"]["loss_nonfinite"] for frame in recorded(tmp_path / "run").frames]
+        assert counts == [0, 4]  # those of steps 2 to 5
+
     def test_leaves_the_parameters_bit_equal(self, fit, tmp_path):
         plain, watched = fit(), fit(callback(tmp_path / "run"))
         assert watched.losses == plain.losses

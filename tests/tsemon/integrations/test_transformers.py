@@ -15,13 +15,28 @@ from tsemon.integrations.transformers import TsemonCallback
 
 # 5 batches of 2, accumulated by 2: the third and last step of an epoch has one batch only.
 SAMPLES = [{"input_ids": tokens, "labels": tokens} for tokens in ids(10)]
+# From 2 to 11 tokens count in the loss, so the mean over batches is not the mean over tokens.
+UNEVEN = [
+    {"input_ids": tokens, "labels": tokens.where(torch.arange(12) > number, -100)}
+    for number, tokens in enumerate(ids(10))
+]
 
 
 @pytest.fixture
 def train(tmp_path):
     """Train a small GPT-2 from the same seed; the Trainer, with what was trained in it."""
 
-    def train(callback=None, *, also=(), model=None, resume=None, **arguments):
+    def train(
+        callback=None,
+        *,
+        also=(),
+        model=None,
+        resume=None,
+        kind=Trainer,
+        samples=SAMPLES,
+        compute_loss_func=None,
+        **arguments,
+    ):
         torch.manual_seed(0)
         model = model or zoo.gpt2()[0]
         defaults = {
@@ -35,10 +50,11 @@ def train(tmp_path):
             "disable_tqdm": True,
             "use_cpu": True,
         }
-        trainer = Trainer(
+        trainer = kind(
             model=model,
             args=TrainingArguments(**defaults | arguments),
-            train_dataset=SAMPLES,
+            train_dataset=samples,
+            compute_loss_func=compute_loss_func,
             eval_dataset=SAMPLES[:4],
             callbacks=[*([callback] if callback else []), *also],
         )
@@ -62,6 +78,39 @@ class Raising(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 2:
             raise RuntimeError("out of luck")
+
+
+class Breaking(TrainerCallback):
+    def __init__(self, at_step):
+        self.at_step = at_step
+
+    def on_step_begin(self, args, state, control, model, **kwargs):
+        if state.global_step == self.at_step:
+            with torch.no_grad():
+                model.transformer.h[0].mlp.c_fc.weight[0, 0] = torch.nan
+
+
+class MeanOfBatches(torch.nn.Module):
+    """Takes no number of items from the Trainer, and returns a tuple."""
+
+    def __init__(self):
+        super().__init__()
+        self.transformer = zoo.gpt2()[0]
+
+    def forward(self, input_ids, labels=None):
+        return self.transformer(input_ids=input_ids, labels=labels, return_dict=False)
+
+
+class Wrapper(torch.nn.Module):
+    """As DistributedDataParallel: it returns copies."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, **inputs):
+        outputs = self.module(**inputs)
+        return type(outputs)({name: value.clone() for name, value in outputs.items() if torch.is_tensor(value)})
 
 
 class TestTheTrainersCallback:
@@ -141,28 +190,143 @@ class TestTheTrainersCallback:
 
 
 class TestTheLossInItsFrames:
-    def test_is_the_one_that_the_trainer_logged_before_the_step(self, train, tmp_path):
-        trainer = train(callback(tmp_path / "run"))
+    @pytest.mark.parametrize("num_batches", [1, 2, 4])
+    @pytest.mark.parametrize("make", [zoo.gpt2, lambda: (MeanOfBatches(), None)], ids=["sums", "means"])
+    def test_is_that_of_the_step_as_the_trainer_logs_it_afterwards(self, make, num_batches, train, tmp_path):
+        arguments = {"gradient_accumulation_steps": num_batches}
+        trainer = train(callback(tmp_path / "run"), model=make()[0], samples=UNEVEN, **arguments)
+        assert recorded(tmp_path / "run").losses == pytest.approx(logged_losses(trainer), rel=1e-6)  # float32
+        assert trainer.state.global_step == {1: 10, 2: 6, 4: 4}[num_batches]
+
+    def test_does_not_depend_on_logs(self, train, tmp_path):
+        train(callback(tmp_path / "logged"))
+        train(callback(tmp_path / "silent"), logging_strategy="no")
+        assert recorded(tmp_path / "silent").losses == recorded(tmp_path / "logged").losses
+
+    def test_is_the_mean_over_all_steps_since_the_frame_before(self, train, tmp_path):
+        trainer = train(callback(tmp_path / "run", every=3))
+        mean = recorded(tmp_path / "run").frames[1]["scalars"]["loss_mean"]
+        assert mean == pytest.approx(sum(logged_losses(trainer)[1:4]) / 3, rel=1e-6)
+
+    def test_is_not_disturbed_by_evaluations(self, train, tmp_path):
+        options = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True}
+        trainer = train(callback(tmp_path / "run"), **options)
+        assert recorded(tmp_path / "run").losses == pytest.approx(logged_losses(trainer), rel=1e-6)
+
+    def test_is_that_of_a_model_inside_a_wrapper(self, train, tmp_path):
+        class Wrapping(Trainer):
+            def _wrap_model(self, model, *args, **kwargs):
+                return Wrapper(super()._wrap_model(model, *args, **kwargs))
+
+        trainer = train(callback(tmp_path / "run"), kind=Wrapping)
+        assert recorded(tmp_path / "run").losses == pytest.approx(logged_losses(trainer), rel=1e-6)
+
+    def test_is_scaled_as_by_the_trainer_if_several_processes_share_the_number_of_tokens(
+        self, train, tmp_path, monkeypatch
+    ):
+        class OneOfTwo(Trainer):
+            def compute_loss(self, *args, **kwargs):
+                with monkeypatch.context() as patch:
+                    patch.setattr(type(self.accelerator), "num_processes", 2)
+                    return super().compute_loss(*args, **kwargs)
+
+        monkeypatch.setattr(TrainingArguments, "world_size", 2)
+        trainer = train(callback(tmp_path / "run"), kind=OneOfTwo, samples=UNEVEN)
+        assert recorded(tmp_path / "run").losses == pytest.approx(logged_losses(trainer), rel=1e-6)
+
+    def test_is_not_finite_from_the_step_on_at_which_a_weight_is(self, train, tmp_path):
+        train(callback(tmp_path / "run"), also=[Breaking(at_step=3)], logging_steps=10)
+        counts = [frame["scalars"]["loss_nonfinite"] for frame in recorded(tmp_path / "run").frames]
+        assert counts == [0, 0, 0, 1, 1, 1]
+
+    def test_counts_those_that_are_not_finite_between_two_samples(self, train, tmp_path):
+        train(callback(tmp_path / "run", every=5), also=[Breaking(at_step=2)], logging_steps=10)
+        counts = [frame["scalars"]["loss_nonfinite"] for frame in recorded(tmp_path / "run").frames]
+        assert counts == [0, 4]  # those of steps 2 to 5
+
+    def test_leaves_no_hook_when_the_training_is_over(self, train, tmp_path):
+        class Looking(TrainerCallback):
+            def on_train_end(self, args, state, control, model, **kwargs):
+                seen.append(len(model._forward_hooks))
+
+        seen = []
+        trainer = train(callback(tmp_path / "run"), also=[Looking()])
+        assert (seen, dict(trainer.model._forward_hooks)) == ([0], {})
+        torch.save(trainer.model, tmp_path / "model.pt")
+        assert b"tsemon" not in (tmp_path / "model.pt").read_bytes()
+
+    def test_costs_the_training_nothing_if_reading_it_fails(self, train, tmp_path, monkeypatch):
+        def fail(*_):
+            raise RuntimeError("out of luck")
+
+        monkeypatch.setattr("tsemon.probes.output_loss._loss_in", fail)
+        watching = callback(tmp_path / "run")
+        trainer = train(watching)
+        assert len(trainer.steps) == 6
+        assert any("RuntimeError: out of luck" in fault for fault in watching.monitor.status.faults)
+
+
+class OwnLoss(Trainer):
+    """Passes labels to the model, and optimizes another loss than the one that the model returns."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        outputs = model(**inputs)
+        loss = torch.nn.functional.cross_entropy(outputs.logits.flatten(0, 1), inputs["labels"].flatten())
+        return (loss, outputs) if return_outputs else loss
+
+
+class TwoPasses(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        return (model(**inputs).loss + model(**inputs).loss) / 2
+
+
+def of_logits(outputs, labels, num_items_in_batch=None):
+    return torch.nn.functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten())
+
+
+OTHER_LOSSES = {
+    "label smoothing": ({"label_smoothing_factor": 0.1}, "no output of the model had a loss"),
+    "compute_loss_func": ({"compute_loss_func": of_logits}, "no output of the model had a loss"),
+    "compute_loss": ({"kind": OwnLoss}, "the training does not use the loss in the output of the model"),
+    "two passes": ({"kind": TwoPasses}, "the model returned 4 losses for the 2 batches of a step"),
+}
+SMOOTHED = OTHER_LOSSES["label smoothing"][0]
+
+
+class TestALossThatIsNotInTheOutputOfTheModel:
+    @pytest.mark.parametrize(("options", "why"), OTHER_LOSSES.values(), ids=OTHER_LOSSES)
+    def test_is_replaced_by_the_one_that_was_logged_before_the_step(self, options, why, train, tmp_path):
+        watching = callback(tmp_path / "run")
+        trainer = train(watching, **options)
         assert recorded(tmp_path / "run").losses == [None, *logged_losses(trainer)[:-1]]
+        (warning,) = watching.monitor.status.faults
+        assert warning.startswith(f"the loss of each step is not known, because {why}. ")
+        assert "every 1 steps" in warning
+        assert "set logging_steps=1 and logging_nan_inf_filter=False" in warning
+
+    def test_is_not_warned_of_if_every_loss_is_logged_as_it_is(self, train, tmp_path):
+        watching = callback(tmp_path / "run")
+        train(watching, logging_nan_inf_filter=False, **SMOOTHED)
+        assert watching.monitor.status.faults == ()
 
     def test_comes_once_for_each_log(self, train, tmp_path):
-        trainer = train(callback(tmp_path / "run"), logging_steps=2)
+        trainer = train(callback(tmp_path / "run"), logging_steps=2, **SMOOTHED)
         first, second, _ = logged_losses(trainer)
         assert recorded(tmp_path / "run").losses == [None, None, first, None, second, None]
 
     def test_waits_for_the_next_frame(self, train, tmp_path):
-        trainer = train(callback(tmp_path / "run", every=4), logging_steps=3)
+        trainer = train(callback(tmp_path / "run", every=4), logging_steps=3, **SMOOTHED)
         first, _ = logged_losses(trainer)
         run = recorded(tmp_path / "run")
         assert (run.steps, run.losses) == ([0, 4], [None, first])
 
     def test_has_the_mean_of_all_that_were_logged_since_the_frame_before(self, train, tmp_path):
-        trainer = train(callback(tmp_path / "run", every=3))
+        trainer = train(callback(tmp_path / "run", every=3), **SMOOTHED)
         mean = recorded(tmp_path / "run").frames[1]["scalars"]["loss_mean"]
         assert mean == pytest.approx(sum(logged_losses(trainer)[:3]) / 3)
 
     def test_counts_once_in_the_mean_though_steps_without_a_log_follow(self, train, tmp_path):
-        trainer = train(callback(tmp_path / "run", every=4), logging_steps=2)
+        trainer = train(callback(tmp_path / "run", every=4), logging_steps=2, **SMOOTHED)
         mean = recorded(tmp_path / "run").frames[1]["scalars"]["loss_mean"]
         assert mean == pytest.approx(sum(logged_losses(trainer)[:2]) / 2)
 
