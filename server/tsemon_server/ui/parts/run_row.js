@@ -41,7 +41,7 @@ export class RunRow {
     this.box.click();
   }
 
-  /** `glance` is null or undefined until it is known. `incidents` are the open ones of the run, the worst first. */
+  /** `glance` is null or undefined until it is known. `incidents` are open or lasted until the end of the run, the worst first. */
   show(run, glance, incidents) {
     const { condition, step, loss, worst, age, alerts } = this.cells;
     this.#set("tags", run.tags, () => this.tags.replaceChildren(...run.tags.map((tag) => h("button", { type: "button", class: "tag given", tabindex: "-1", title: `Only runs with the tag ${tag}`, onclick: () => this.onTag(tag) }, tag))));
@@ -92,17 +92,17 @@ function worstOf(worst) {
 }
 
 function incidentOf(run, [incident, ...others]) {
-  const alerts = `${count(run.open_alerts)} ${run.open_alerts === 1 ? "alert is" : "alerts are"} open.`;
+  const isOpen = incident.state === "open";
+  const num = isOpen ? run.open_alerts : run.alerts_at_end;
+  const alerts = `${count(num)} ${num === 1 ? "alert" : "alerts"} ${isOpen ? (num === 1 ? "is open" : "are open") : "fired at the end"}.`;
   const more = others.length ? ` and ${count(others.length)} more` : "";
   return h("a", { class: `wrong ${incident.severity}`, href: `#/run/${encodeURIComponent(run.run_id)}`, title: `${worded(incident.summary)} ${alerts}` }, h("span", { class: "what" }, incidentTitle(incident)), h("small", {}, placeOf(incident, run), more));
 }
 
-/** Of a run without an open incident: alerts that are pending or only inform, or that fired when it ended. */
-function alertsOf({ run_id, open_alerts, alerts_at_end }) {
-  if (!open_alerts && !alerts_at_end) return h("span", { class: "quiet" }, "none");
-  const words = open_alerts ? count(open_alerts) : `${count(alerts_at_end)} at the end`;
-  const query = new URLSearchParams({ ...(open_alerts ? {} : { state: "past" }), run: run_id });
-  return h("a", { class: "pill failed", href: `#/alerts?${query}`, title: "Show the alerts of this run" }, words);
+/** Of a run without an incident: alerts that are pending or only inform. */
+function alertsOf({ run_id, open_alerts }) {
+  if (!open_alerts) return h("span", { class: "quiet" }, "none");
+  return h("a", { class: "pill failed", href: `#/alerts?${new URLSearchParams({ run: run_id })}`, title: "Show the alerts of this run" }, count(open_alerts));
 }
 
 /** The course of the loss; values that are not finite leave a gap, and are marked below it. */

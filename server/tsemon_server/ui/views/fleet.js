@@ -92,7 +92,7 @@ export class FleetView {
   #runs = [];
   #rows = new Map(); // by id, as they are shown
   #glances = new Map(); // by id: {stamp, glance}
-  #incidents = new Map(); // by id of the run: its open incidents, the worst first
+  #incidents = new Map(); // by id of the run: its incidents that are open or lasted until its end, the worst first
   #arrived = new Map(); // runs that changed, until they are drawn
   #sinceAsked = new Map(); // the same, since the list was last asked for
   #known = new Set(); // ids that were there already
@@ -174,12 +174,14 @@ export class FleetView {
     this.#listIsOld = false; // what is told while the answer is on its way makes it old again
     const wanted = { q: q || null, condition, project, tag: tags, order, cursor, limit: PAGE_SIZE };
     const asked = getPage("runs", wanted, signal, () => this.#begin());
-    const [answer, { incidents }] = await Promise.all([asked, get("incidents", { state: "open", project, limit: MOST_INCIDENTS }, signal)]).catch((error) => {
+    const incidents = (which) => get("incidents", { ...which, project, limit: MOST_INCIDENTS }, signal);
+    const [answer, ...pages] = await Promise.all([asked, incidents({ state: "open" }), incidents({ at_end: true })]).catch((error) => {
       this.#listIsOld = true;
       throw error;
     });
     this.#answer = answer;
-    this.#incidents = new Map([...Map.groupBy(incidents, (one) => one.run_id)].map(([id, open]) => [id, worstFirst(open)]));
+    const lasting = pages.flatMap((page) => page.incidents);
+    this.#incidents = new Map([...Map.groupBy(lasting, (one) => one.run_id)].map(([id, those]) => [id, worstFirst(those)]));
     this.#listedAt = performance.now();
     this.#runs = answer.runs.map((run) => this.#sinceAsked.get(run.run_id) ?? run);
     for (const { run_id } of this.#runs) this.#known.add(run_id);
