@@ -62,8 +62,8 @@ class TestRuns:
         code, shown, told = run("runs", "--order", "name", "--project", "demo")
         assert (code, told) == (0, "")
         head, line = shown.splitlines()
-        assert head.split() == ["condition", "run", "step", "loss", "alerts", "heard", "of", "id"]
-        assert line.split()[:5] == ["running", "demo/gpt", "190", "1.2", "1"]
+        assert head.split() == ["condition", "run", "step", "loss", "incident", "heard", "of", "id"]
+        assert line.split()[:5] == ["running", "demo/gpt", "190", "1.2", "entropy-collapse"]
         assert line.index("demo/gpt") == head.index("run")
 
     def test_are_listed_as_json_and_csv(self, run, service):
@@ -421,7 +421,7 @@ class TestARunThatEndedWithALossThatIsNotFinite:
     def test_is_told_so_in_the_list(self, run):
         _, line = run("runs", "--project", "burnt")[1].splitlines()
         assert line.split("  ")[0] == "failed"
-        for text in ("not finite", "1 at its end"):
+        for text in ("not finite", "loss-not-finite"):
             assert text in line
 
     def test_has_a_mark_in_its_curve_where_the_loss_is_not_finite(self, run):

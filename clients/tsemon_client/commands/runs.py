@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -31,12 +32,14 @@ from tsemon_client.commands.alerts import print_alerts
 from tsemon_client.commands.completion import complete_project, complete_run, complete_tag
 from tsemon_client.commands.drawing import NOT_FINITE, bars_for, fitted, sparkline
 from tsemon_client.commands.finding import find_run
+from tsemon_client.commands.incidents import print_incidents
+from tsemon_client.commands.listing import SEVERITY_STYLES
 from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, AsCsv, AsJson, Server, check_formats, connect
 
 if TYPE_CHECKING:
     from tsemon.wire import AlertState
     from tsemon_client import Client
-    from tsemon_client.models import Glance, Run, RunDetail
+    from tsemon_client.models import Glance, Incident, Run, RunDetail
 
 app = typer.Typer()
 
@@ -47,6 +50,8 @@ CURVE_WIDTH = 16
 NAME_WIDTH = 28
 MAX_GLANCES = 100
 """Runs in one question for glances."""
+MAX_INCIDENTS = 1000
+"""Newest incidents that are read for the list."""
 
 
 @app.command(
@@ -173,12 +178,13 @@ def _print_list(client: Client, shown: Sequence[Run]) -> None:
     now = datetime.now(UTC)
     # A loss that is not finite is told by the course of the losses.
     glances = _glances(client, shown if console else [run for run in shown if run.loss is None and run.num_frames])
+    incidents = _incidents(client, shown)
     columns = [
         Column("condition"),
         Column("run", flexible=True),
         Column("step", right=True),
         Column("loss", right=True),
-        Column("alerts", right=True),
+        Column("incident"),
         Column("heard of", right=True),
         Column("id", spare=True),
     ]
@@ -188,7 +194,7 @@ def _print_list(client: Client, shown: Sequence[Run]) -> None:
             f"{run.project}/{run.run}",
             str(run.last_step) if console is None and run.last_step is not None else count(run.last_step),
             _loss(run, glances),
-            _alerts(run),
+            _incident(run, incidents.get(run.run_id, [])),
             ago(run.updated_at, now) if console else moment(run.updated_at),
             (run.run_id, "dim"),
         ]
@@ -208,10 +214,25 @@ def _loss(run: Run, glances: Mapping[str, Glance]) -> Cell:
     return number(run.loss) if is_finite else ("not finite", "bold red")
 
 
-def _alerts(run: Run) -> Cell:
-    if run.alerts_at_end and not run.open_alerts:
-        return f"{run.alerts_at_end} at its end", "bold red"
-    return str(run.open_alerts), "bold red" if run.open_alerts else "dim"
+def _incidents(client: Client, shown: Sequence[Run]) -> dict[str, list[Incident]]:
+    """By run: the incidents that are open or lasted until its end, the worst first. An older server has none."""
+    found: dict[str, list[Incident]] = defaultdict(list)
+    if any(run.open_alerts or run.alerts_at_end for run in shown):
+        with suppress(ServerRefused):
+            for incident in (
+                *client.incidents(state="open", limit=MAX_INCIDENTS),
+                *client.incidents(at_end=True, limit=MAX_INCIDENTS),
+            ):
+                found[incident.run_id].append(incident)
+    order = [*SEVERITY_STYLES]
+    return {run_id: sorted(those, key=lambda one: order.index(one.severity)) for run_id, those in found.items()}
+
+
+def _incident(run: Run, incidents: Sequence[Incident]) -> Cell:
+    if incidents:
+        more = f" and {len(incidents) - 1} more" if incidents[1:] else ""
+        return incidents[0].rule + more, SEVERITY_STYLES[incidents[0].severity]
+    return ("none", "dim") if not run.open_alerts else f"{run.open_alerts} alert{'s' * (run.open_alerts > 1)}"
 
 
 def _condition(run: Run) -> tuple[str, str]:
@@ -256,6 +277,12 @@ def _show_one(client: Client, name: str, as_json: bool, as_csv: bool) -> None:
         print_heading(title)
         print_facts(facts, name_width=NAME_WIDTH)
         say("")
+    with suppress(ServerRefused):  # an older server has none
+        incidents = client.incidents(run_id=run.run_id, attempt=run.attempt).all()
+        if incidents:
+            print_heading("incidents")
+            print_incidents(incidents, has_attempts=run.attempt > 1)
+            say("")
     alerts = client.alerts(run_id=run.run_id, state=OPEN).all()
     alerts += client.alerts(run_id=run.run_id, at_end=True).all() if run.alerts_at_end else []
     if alerts:
