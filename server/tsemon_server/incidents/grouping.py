@@ -221,13 +221,13 @@ def _belongs(symptom: Symptom, incident: Incident) -> bool:
 
 def _is_another(symptom: Symptom, incident: Incident) -> bool:
     """True for a failure that begins after the verdict has settled and needs a message: during an incident without a
-    critical alert, a critical one that ends the training or that nothing there can cause; or any one during an incident of
-    the user's own rules, which explain nothing."""
+    critical alert, a critical one that ends the training or that nothing there can cause, unless the loss shows the same
+    failure; or any one during an incident of the user's own rules, which explain nothing."""
     if symptom.begins_step <= incident.settles_step or any(one.rule == symptom.rule for one in incident.symptoms):
         return False
     is_worst = symptom.severity == "critical" and all(one.severity != "critical" for one in incident.symptoms)
-    is_caused = any(_explains(one, symptom, ORDER) for one in incident.symptoms)
-    is_own = is_worst and (symptom.rule in FINAL or not is_caused)
+    may_belong = any(one.family == "loss" or _explains(one, symptom, ORDER) for one in incident.symptoms)
+    is_own = is_worst and (symptom.rule in FINAL or not may_belong)
     return is_own or not any(ORDER.knows(one.rule) for one in incident.symptoms)
 
 

@@ -68,6 +68,9 @@ class TestAnIncident:
         assert causes(mild, repeats) == ["updates-too-large", "sequences-repeat"]
         assert causes(mild, alert("states-collapse", 5000, 5010)) == ["updates-too-large"]
         assert causes(mild, COLLAPSE, repeats) == ["updates-too-large"]  # it is critical already
+        assert causes(alert("loss-spike", 0, 5), repeats) == [
+            "loss-spike"
+        ]  # a loss that jumped may show the same failure
 
     def test_of_rules_of_the_user_has_no_later_alert_of_another_rule(self):
         own = replace(alert("loss-spike", 0, 1), rule="my-rule", family="custom")
