@@ -19,7 +19,7 @@ from tsemon.models import presets
 from tsemon.models.attention import AttentionPath, attend, visible
 from tsemon.models.cache import Cache, positions
 from tsemon.models.presets import OfPreset, Presets, Sizes
-from tsemon.models.values import DepthWeighted, Earlier, ValueRule
+from tsemon.models.values import PARTS, DepthWeighted, Earlier, ValueRule, Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,47 +103,59 @@ class LlamaAttention(nn.Module):
     The value that attention's weights meet, and whoever watches from outside measures, is W_n: V_n mixed with V_m.
     In SVFormer it is the same V_1 in all layers. In cross-layer attention it is W_n and then V_m, one behind the other:
     twice as many keys as there are tokens, of which the first is layer n's own first token, where sinks are looked for.
-    V_n alone is what `to_value` gives.
+    V_n alone is what `to_value` gives. In layers that share a projection, it is None.
     """
 
     def __init__(self, config: LlamaConfig, layer: int) -> None:
         super().__init__()
         self.config = config
         key_width = config.width // config.heads * config.num_key_value_heads
-        self.to_query = linear(config.width, config.width)
-        self.to_key = linear(config.width, key_width)
-        # Drawn in any case, so that equal seeds give all rules equal weights.
-        to_value = linear(config.width, key_width)
-        self.to_value = to_value if config.has_value(layer) else None
-        self.value_weights: Tensor | tuple[float, float] = config.value_weights
+        # All three are drawn in any case, so that equal seeds give all rules equal weights.
+        projections = (
+            linear(config.width, config.width),
+            linear(config.width, key_width),
+            linear(config.width, key_width),
+        )
+        self.to_query, self.to_key, self.to_value = (
+            projection if config.has_own(part, layer) else None
+            for part, projection in zip(PARTS, projections, strict=True)
+        )
+        self.value_weights: Tensor | Weights = config.weights_of_values(layer)
         if config.learn_value_weights and layer > 0:
-            self.value_weights = nn.Parameter(torch.tensor(config.value_weights))
+            self.value_weights = nn.Parameter(torch.tensor(self.value_weights))
         self.over_depth = DepthWeighted(layer + 1) if config.dense == "attention" else None
         self.to_output = linear(config.width, config.width)
 
     def forward(
         self, x_BTD: Tensor, tables: tuple[Tensor, Tensor], earlier: Earlier, cache: Cache | None = None
     ) -> tuple[Tensor, Earlier]:
-        query_BHTK = rotate(self._heads(self.to_query(x_BTD)), tables)
-        key_BHSK, value_BHSK = self._keys_and_values(x_BTD, tables, earlier, cache)
+        keep = self.config.keep
+        query_BHTK, key_BHSK, value_BHSK = self._queries_keys_and_values(x_BTD, tables, earlier, cache)
         attended_BHTK = self._attended(query_BHTK, key_BHSK, value_BHSK, earlier)
         earlier = earlier._replace(
-            keys=self.config.keep(earlier.keys, key_BHSK), values=self.config.keep(earlier.values, value_BHSK)
+            queries=keep(earlier.queries, query_BHTK),
+            keys=keep(earlier.keys, key_BHSK),
+            values=keep(earlier.values, value_BHSK),
         )
         if self.over_depth is not None:
             earlier = earlier._replace(attended=(*earlier.attended, attended_BHTK))
             attended_BHTK = self.over_depth(earlier.attended)  # Eq. 9
         return self.to_output(attended_BHTK.transpose(1, 2).flatten(2)), earlier
 
-    def _keys_and_values(
+    def _queries_keys_and_values(
         self, x_BTD: Tensor, tables: tuple[Tensor, Tensor], earlier: Earlier, cache: Cache | None
-    ) -> tuple[Tensor, Tensor]:
-        """K_n and V_n of all tokens. A layer without a value of its own takes the newest, Eq. 10, and caches none."""
-        new = {"key": rotate(self._heads(self.to_key(x_BTD)), tables)}
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Q_n of these tokens, K_n and V_n of all tokens. A layer without its own takes the newest, and caches none."""
+        query_BHTK = earlier.queries[-1] if self.to_query is None else rotate(self._heads(self.to_query(x_BTD)), tables)
+        new = {}
+        if self.to_key is not None:
+            new["key"] = rotate(self._heads(self.to_key(x_BTD)), tables)
         if self.to_value is not None:
             new["value"] = self._heads(self.to_value(x_BTD))
-        key_BHSK, *own = new.values() if cache is None else cache.append(self, **new)
-        return key_BHSK, (*earlier.values, *own)[-1]
+        if cache is not None:
+            new = dict(zip(new, cache.append(self, **new), strict=True))
+        key_BHSK = new["key"] if "key" in new else earlier.keys[-1]
+        return query_BHTK, key_BHSK, new["value"] if "value" in new else earlier.values[-1]
 
     def _attended(self, query_BHTK: Tensor, key_BHSK: Tensor, value_BHSK: Tensor, earlier: Earlier) -> Tensor:
         """U_n, before any sum over depth."""
@@ -151,9 +163,9 @@ class LlamaAttention(nn.Module):
         if not earlier.values:
             return attend(query_BHTK, key_BHSK, value_BHSK, causal=True, path=path)
         source_BHSK = rule.source(earlier.values)
-        if rule.learn_value_weights or rule.value_weights != (1.0, 0.0):
-            own, other = self.value_weights
-            value_BHSK = own * value_BHSK + other * source_BHSK  # Eq. 7 without A_n
+        query_BHTK = rule.mixed(rule.query_weights, query_BHTK, earlier.queries)
+        key_BHSK = rule.mixed(rule.key_weights, key_BHSK, earlier.keys)
+        value_BHSK = rule.mixed(self.value_weights, value_BHSK, earlier.values)  # Eq. 5 and 7 without A_n
         if rule.cross_layer:
             keys_BHSK = torch.cat([key_BHSK, rule.source(earlier.keys)], dim=2)
             values_BHSK = torch.cat([value_BHSK, source_BHSK], dim=2)

@@ -150,5 +150,14 @@ VALUE_RULES: Mapping[str, Mapping[str, Any]] = {
     "denseformer-attention": {"dense": "attention"},  # Eq. 9
     "cross-layer": {"cross_layer": True},  # Eq. 2 with m = 1
     "cross-layer-previous": {"cross_layer": True, "value_source": "previous"},  # Eq. 2 with m = n - 1
+    "cla": {"key_every": 2, "value_every": 2},  # arXiv 2405.12981, in Fig. 13
+    "mean-values": {"value_weights": "mean", "value_source": "all"},  # Eq. 5
     "identity": {"identity": True, "value_source": "all"},  # Eq. 6
+    "query-residual": {"query_weights": (0.5, 0.5)},  # Fig. 9
+    "key-residual": {"key_weights": (0.5, 0.5)},  # Fig. 9
+    "query-pairs": {"query_every": 2},  # Fig. 5
+    "key-pairs": {"key_every": 2},  # Fig. 5
+    "value-pairs": {"value_every": 2},  # Fig. 5
+    "one-query": {"query_every": None},  # Fig. 16
+    "one-key": {"key_every": None},  # Fig. 16
 }

@@ -20,7 +20,10 @@ EVERYTHING = {
     "value_source": "previous",
     "value_weights": (0.5, 0.25),
     "learn_value_weights": True,
+    "query_weights": (0.75, 0.5),
+    "key_weights": (0.5, 0.75),
     "value_every": 2,
+    "key_every": 4,
     "neutreno": 0.3,
     "identity": True,
     "cross_layer": True,
@@ -70,8 +73,21 @@ def attended(rule, n, A, V, Q, K, learned):
         return A[1] @ V[1]
     eye = torch.eye(len(A[n]), dtype=A[n].dtype)
     match rule:
-        case "vanilla" | "denseformer":
+        case (
+            "vanilla"
+            | "denseformer"
+            | "query-residual"
+            | "key-residual"
+            | "query-pairs"
+            | "key-pairs"
+            | "one-query"
+            | "one-key"
+        ):
             return A[n] @ V[n]  # Eq. 1
+        case "cla" | "value-pairs":
+            return A[n] @ V[n if n % 2 else n - 1]  # layers 1 and 2, 3 and 4 ... share
+        case "mean-values":
+            return 1 / n * A[n] @ sum(V[i] for i in range(1, n + 1))  # Eq. 5
         case "resformer":
             return 1 / 2 * A[n] @ (V[n] + V[1])  # Eq. 7
         case "resformer-lambda":
@@ -97,6 +113,25 @@ def attended(rule, n, A, V, Q, K, learned):
             return attention_matrix(Q[n], K[n], K[n - 1]) @ torch.cat([V[n], V[n - 1]])
         case "identity":
             return A[n] @ V[n] + 1 / (n - 1) * sum(V[i] for i in range(1, n))  # Eq. 6
+
+
+def attends_with(rule, n, Q, K):
+    """The queries and keys of A_n."""
+    pair = n if n % 2 else n - 1
+    match rule:
+        case "query-residual":
+            return (Q[n] + Q[1]) / 2, K[n]  # Fig. 9: Eq. 7 for queries
+        case "key-residual":
+            return Q[n], (K[n] + K[1]) / 2
+        case "query-pairs":
+            return Q[pair], K[n]
+        case "key-pairs" | "cla":
+            return Q[n], K[pair]
+        case "one-query":
+            return Q[1], K[n]
+        case "one-key":
+            return Q[n], K[1]
+    return Q[n], K[n]
 
 
 def turned(x, theta):
@@ -130,11 +165,13 @@ def logits_written_out(model, rule, tokens_T):
         attention, normed, mixed = block.attention, rms(block.norm1, x), []
         for number, head in enumerate(heads):
             own, shared = (slice(h * size, (h + 1) * size) for h in (number, number // groups))
-            head["Q"][n] = turned(normed @ attention.to_query.weight[own].T, config.rope_theta)
-            head["K"][n] = turned(normed @ attention.to_key.weight[shared].T, config.rope_theta)
+            if attention.to_query is not None:
+                head["Q"][n] = turned(normed @ attention.to_query.weight[own].T, config.rope_theta)
+            if attention.to_key is not None:
+                head["K"][n] = turned(normed @ attention.to_key.weight[shared].T, config.rope_theta)
             if attention.to_value is not None:
                 head["V"][n] = normed @ attention.to_value.weight[shared].T
-            head["A"][n] = attention_matrix(head["Q"][n], head["K"][n])
+            head["A"][n] = attention_matrix(*attends_with(rule, n, head["Q"], head["K"]))
             learned = attention.over_depth.alpha if rule == "denseformer-attention" else attention.value_weights
             mixed.append(attended(rule, n, learned=learned, **head))
         y = x + torch.cat(mixed, dim=1) @ attention.to_output.weight.T
@@ -231,7 +268,18 @@ class TestCache:
 
 class TestCacheSize:
     @pytest.mark.parametrize(
-        ("rule", "share"), [("resformer", 1), ("cross-layer", 1), ("svformer", (5 + 1) / 10), ("svformer-anchors", 0.7)]
+        ("rule", "share"),
+        [
+            ("resformer", 1),
+            ("cross-layer", 1),
+            ("svformer", (5 + 1) / 10),
+            ("svformer-anchors", 0.7),
+            ("cla", 0.6),
+            ("key-pairs", 0.8),
+            ("value-pairs", 0.8),
+            ("one-key", 0.6),
+            ("one-query", 1),
+        ],
     )
     def test_is_one_key_per_layer_and_one_value_per_layer_that_has_one(self, rule, share):
         sizes = {}
@@ -363,7 +411,14 @@ class TestSizesThatDoNotFit:
             ({"key_value_heads": 0}, "got 0 and 4 heads"),
             ({"value_every": 0}, "value_every counts layers, .* got 0"),
             ({"value_source": "last"}, "'first', 'previous' or 'all', got 'last'"),
-            ({"value_weights": (1.0,)}, r"value_weights are two, .* got \(1.0,\)"),
+            ({"value_weights": (1.0,)}, r"value_weights are two numbers, of V_n and of V_m, got \(1.0,\)"),
+            ({"key_weights": (1.0,)}, r"key_weights are two numbers, of K_n and of K_m, got \(1.0,\)"),
+            ({"key_weights": "mean"}, r"only value_weights may be 'mean', .* got key_weights='mean'"),
+            ({"value_weights": "mean"}, r"with value_source='all' .* value_source='first'"),
+            ({"value_weights": "mean", "value_source": "all", "learn_value_weights": True}, "learn_value_weights=True"),
+            ({"value_weights": "sum", "value_source": "all"}, "are two numbers, .* got 'sum'"),
+            ({"query_every": 0}, "query_every counts layers, .* got 0"),
+            ({"query_every": 2, "key_every": 2, "value_every": None}, "one of query_every, key_every and value_every"),
             ({"dense": "layers"}, "None, 'blocks' or 'attention', got 'layers'"),
             ({"cross_layer": True, "value_source": "all"}, "must be 'first' or 'previous'"),
             ({"attention": "flash"}, "'sdpa' or 'materialised', got 'flash'"),
