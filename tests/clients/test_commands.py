@@ -440,7 +440,10 @@ class TestARunThatEndedWithALossThatIsNotFinite:
             line.split() for line in run("alerts", alert["alert_id"])[1].splitlines()
         ]
         assert 'alert="fired to the end" severity=critical rule=loss-not-finite step=40 ' in run("tail", burnt_id)[1]
-        assert "fired to the end critical step 40  loss-not-finite" in run("tail", burnt_id, columns=100)[1]
+        assert (
+            "ended critical loss-not-finite  since step 40  The loss is not finite"
+            in run("tail", burnt_id, columns=100)[1]
+        )
 
     def test_is_found_by_what_fired_to_its_end(self, run):
         code, shown, _ = run("alerts", "--at-end", "--project", "burnt", "--csv")

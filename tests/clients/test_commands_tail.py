@@ -74,19 +74,24 @@ def broken(service):
 
 
 class TestTailInAPipe:
-    def test_prints_a_line_for_each_sample_and_alert_and_ends_with_the_run(self, service, going_on):
+    def test_prints_a_line_for_each_sample_incident_and_alert_and_ends_with_the_run(self, service, going_on):
         name, run_id = going_on
         with piped(service, "tail", name) as process:
             assert process.stdout.readline().startswith("step=0 loss=3 token_similarity.0=0 token_similarity.1=0.1 ")
             assert process.stdout.readline().startswith("step=10 loss=2.5 ")
             send(service.url, run_id, [frame(20, NAN)])
             assert process.stdout.readline().startswith("step=20 loss=nan ")
+            incident = process.stdout.readline()
+            assert incident.startswith(
+                'incident=open severity=critical rule=loss-not-finite since=20 step=20 summary="The loss is not finite'
+            )
             alert = process.stdout.readline()
             assert alert.startswith("alert=firing severity=critical rule=loss-not-finite step=20 summary=")
             send(service.url, run_id, [frame(30, 2.0), frame(40, 1.5)])
             change(service.url, run_id, "finished")
             assert process.stdout.readline().startswith("step=30 loss=2 ")
             assert process.stdout.readline().startswith("step=40 loss=1.5 ")
+            assert process.stdout.readline().startswith("incident=ended severity=critical rule=loss-not-finite ")
             assert process.stdout.readline().startswith(
                 'alert="fired to the end" severity=critical rule=loss-not-finite '
             )
@@ -153,8 +158,9 @@ class TestTailInAPipe:
         resolve_alerts(service.database, run_id, 51)
         with piped(service, "tail", name, "--lines", "1") as process:
             assert process.stdout.readline().startswith("step=20 ")
-            told = [process.stdout.readline() for _ in range(51)]
-            assert told[0].startswith("alert=firing severity=critical rule=loss-not-finite ")
+            told = [process.stdout.readline() for _ in range(52)]
+            assert told[0].startswith("incident=open severity=critical rule=loss-not-finite ")
+            assert told[1].startswith("alert=firing severity=critical rule=loss-not-finite ")
             change(service.url, run_id, "finished")
             assert process.stdout.readlines()[-2].startswith(
                 'alert="fired to the end" severity=critical rule=loss-not-finite '
@@ -170,13 +176,13 @@ class TestTailOnATerminal:
     def test_shows_the_run_as_it_goes_on_and_leaves_quietly_at_ctrl_c(self, service, going_on):
         name, run_id = going_on
         terminal = Terminal(service, "tail", name)
-        shown = terminal.read_until("no alerts")
+        shown = terminal.read_until("no incidents")
         assert all(text in shown for text in (f"demo/{name}", "running", "step 10", "layers 2-3"))
         send(service.url, run_id, [frame(20, 2.25)])
         terminal.read_until("2.25")
         open_alert(service.database, run_id)
         send(service.url, run_id, [frame(30, 2.125)])
-        terminal.read_until("loss-spike: loss is 20")
+        terminal.read_until("open warning  loss-spike  since step 20  loss is 20")
         terminal.interrupt()
         assert terminal.wait() == 0
         assert "Traceback" not in terminal.shown
@@ -206,11 +212,23 @@ class TestTailOnATerminal:
         assert curve.strip("▁") == "x"
         assert newest == "1"
 
-    def test_shows_an_old_alert_that_fires_behind_many_that_are_over(self, run, service, going_on):
+    def test_shows_an_old_incident_that_is_open_before_many_alerts_that_are_over(self, run, service, going_on):
         name, run_id = going_on
         open_alert(service.database, run_id)
         resolve_alerts(service.database, run_id, 51)
-        assert "loss-spike: loss is 20" in run("tail", name, "--once", columns=100)[1]
+        assert "  loss-spike  since step 20  loss is 20" in run("tail", name, "--once", columns=100)[1]
+
+    def test_shows_an_incident_with_its_blocks_and_the_alerts_that_belong_to_none(self, run, service, going_on):
+        name, run_id = going_on
+        evidence = {"conditions": [{"value": 1.0}], "blocks": [2, 3], "left_step": 10}
+        open_alert(service.database, run_id, "dead-units", family="dead", evidence=evidence)
+        open_alert(service.database, run_id)
+        open_alert(service.database, run_id, "token-rank-collapse", state="pending", firing_step=None)
+        shown = run("tail", name, "--once", columns=130)[1].splitlines()
+        assert shown[-2:] == [
+            "open    warning  dead-units  blocks 2 to 3, since step 10  loss is 20 (dead-units); also fired: loss-spike",
+            "pending warning  token-rank-collapse  step 20  loss is 20 (token-rank-collapse)",
+        ]
 
     def test_shows_the_end_of_the_run(self, service, going_on):
         name, run_id = going_on

@@ -6,20 +6,21 @@ import json
 import math
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from tsemon.errors import UNANSWERED, UnknownMetric, UnknownRun
+from tsemon.errors import UNANSWERED, ServerRefused, UnknownMetric, UnknownRun
 from tsemon.terminal import ago, count, examples, number, print_json_line, printable, say, terminal
 from tsemon_client.commands.alerts import state_of, step_of, told_of, told_step_of
 from tsemon_client.commands.completion import complete_metric, complete_run
 from tsemon_client.commands.drawing import NO_VALUE, NOT_FINITE, bars_for, fitted, layer_groups, mean, sparkline
 from tsemon_client.commands.finding import find_run
+from tsemon_client.commands.incidents import state_of as state_of_incident
 from tsemon_client.commands.listening import looks
 from tsemon_client.commands.listing import OVERLAP, SEVERITY_STYLES
 from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, Server, connect
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from tsemon_client import Client
-    from tsemon_client.models import Alert, Heatmap, RunDetail, Series
+    from tsemon_client.models import Alert, Heatmap, Incident, RunDetail, Series
 
 app = typer.Typer()
 
@@ -39,8 +40,10 @@ USUAL = ("token_diversity", "token_similarity", "attention_entropy", "grad_norm"
 LABEL_WIDTH = 26
 VALUE_WIDTH = 11
 MAX_ALERTS = 6
+"""Maximum number of incidents, and of alerts without an incident, that are shown."""
 MAX_PAST_ALERTS = 50
 """That are over and known of."""
+MAX_INCIDENTS = 50
 MAX_SAMPLES = 2000
 """Between two looks. A heat map has no more columns."""
 
@@ -51,7 +54,7 @@ MAX_SAMPLES = 2000
         "tsemon tail  # the run that was heard of last",
         "tsemon tail vision/vit-80 --metric attention_entropy --groups 6",
         "tsemon tail vision/vit-80 --once  # what it looks like now",
-        "tsemon tail vision/vit-80 | grep alert=",
+        "tsemon tail vision/vit-80 | grep incident=",
         "tsemon tail vision/vit-80 --json | jq .loss",
     ),
 )
@@ -77,14 +80,15 @@ def tail(
     lines: Annotated[int, typer.Option("--lines", "-n", help="Samples to begin with, in a pipe.", min=0, max=500)] = 10,
     once: Annotated[bool, typer.Option("--once", help="Show the run as it is now, and end.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="A JSON document per line, for each sample and alert.")
+        bool, typer.Option("--json", help="A JSON document per line, for each sample, incident and alert.")
     ] = False,
     server: Server = DEFAULT_SERVER,
 ) -> None:
-    """Watch a run: its loss, its layers in groups, its alerts.
+    """Watch a run: its loss, its layers in groups, its incidents.
 
     It ends with the run, or at Ctrl-C. Without a terminal it prints a line for
-    each sample, as name=value, and one for each alert that opens or changes.
+    each sample, as name=value, and for each incident or alert that opens or
+    changes.
     """
     console = terminal()
     with connect(server, retries=0) as client, suppress(KeyboardInterrupt):
@@ -117,6 +121,8 @@ class Watched:
     layers: list[Heatmap] = field(default_factory=list)
     alerts: list[Alert] = field(default_factory=list)
     """Those that are open, and of the others the newest and those that have ended since."""
+    incidents: list[Incident] = field(default_factory=list)
+    """The newest ones, newest first."""
     measured: dict[str, set[int]] = field(default_factory=dict)
     """Of each metric the layers that ever had a finite value. In the others it is not measured."""
 
@@ -124,6 +130,8 @@ class Watched:
         """Ask for all of it anew. Raises UnknownRun where it was deleted, UnknownMetric, ServerUnreachable."""
         # First: whoever is told of an alert is told of its sample, too.
         self._look_at_alerts()
+        with suppress(ServerRefused):  # an older server has no incidents
+            self.incidents = self.client.incidents(run_id=self.run_id, limit=MAX_INCIDENTS).all()
         run = self.run = self.client.run(self.run_id)
         recorded = run.metrics
         self.loss = None
@@ -253,7 +261,7 @@ def _picture(watched: Watched, console: Console, trouble: str) -> Group:
     if watched.run.latest is None:
         lines.append(Text("no samples yet", "dim"))
     lines.append(Text())
-    lines += _alert_lines(watched.alerts, max(console.height - len(lines) - 1, 1))
+    lines += _incident_lines(watched, max(console.height - len(lines) - 1, 1))
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return Group(*lines)
@@ -314,29 +322,58 @@ def _curve(
     )
 
 
-def _alert_lines(alerts: Sequence[Alert], room: int) -> Iterator[Text]:
+class Shown(NamedTuple):
+    """An incident, or an alert that belongs to none."""
+
+    is_over: bool
+    is_alert: bool
+    is_pending: bool
+    severity: str
+    state: tuple[str, str]
+    text: str
+
+    @property
+    def order(self) -> tuple[bool, bool, bool, int]:
+        """Open ones come first."""
+        return self.is_over, self.is_alert, self.is_pending, [*SEVERITY_STYLES].index(self.severity)
+
+
+def _incident_lines(watched: Watched, room: int) -> Iterator[Text]:
     from rich.text import Text
 
-    is_open = [alert for alert in alerts if alert.state != "resolved"]
-    is_open.sort(key=lambda alert: (alert.state != "firing", [*SEVERITY_STYLES].index(alert.severity)))
-    over = [alert for alert in alerts if alert.state == "resolved"]
-    if not alerts:
-        yield Text("no alerts", "green")
+    alerts = [alert for alert in watched.alerts if alert.incident_id is None]
+    found = sorted([*map(_shown_incident, watched.incidents), *map(_shown_alert, alerts)], key=lambda one: one.order)
+    if not found:
+        yield Text("no incidents", "green")
         return
-    shown = (is_open + over)[: min(room, MAX_ALERTS)]
-    width = max(len("acknowledged"), *(len(state_of(alert)[0]) for alert in shown))
-    for alert in shown:
-        state, style = state_of(alert)
+    shown = found[: min(room, MAX_ALERTS)]
+    width = max(len(one.state[0]) for one in shown)
+    for one in shown:
+        state, style = one.state
         yield Text.assemble(
             (f"{state:<{width}} ", style),
-            (f"{alert.severity:<8} ", SEVERITY_STYLES[alert.severity] if alert in is_open else "dim"),
-            f"step {count(step_of(alert))}  ",
-            printable(f"{alert.rule}: {_first_clause(alert.summary)}"),
-            style="" if alert in is_open else "dim",
+            (f"{one.severity:<8} ", "dim" if one.is_over else SEVERITY_STYLES[one.severity]),
+            printable(one.text),
+            style="dim" if one.is_over else "",
         )
-    hidden = len(alerts) - len(shown)
+    hidden = len(found) - len(shown)
     if hidden:
-        yield Text(f"and {hidden} more: tsemon alerts --run {alerts[0].run_id}", "dim")
+        yield Text(f"and {hidden} more: tsemon incidents --run {watched.run_id}", "dim")
+
+
+def _shown_incident(one: Incident) -> Shown:
+    """The cause and its place; then as much as there is room for."""
+    from tsemon_answers.display import blocks
+
+    place = f"{blocks(one.blocks)}, " if one.blocks else ""
+    also = f"; also fired: {', '.join(one.alerts[1:])}" if len(one.alerts) > 1 else ""
+    text = f"{one.rule}  {place}since step {count(one.left_step)}  {_first_clause(one.summary)}{also}"
+    return Shown(one.state != "open", False, False, one.severity, state_of_incident(one), text)
+
+
+def _shown_alert(one: Alert) -> Shown:
+    text = f"{one.rule}  step {count(step_of(one))}  {_first_clause(one.summary)}"
+    return Shown(one.state == "resolved", True, one.state == "pending", one.severity, state_of(one), text)
 
 
 def _first_clause(summary: str) -> str:
@@ -348,11 +385,12 @@ def _first_clause(summary: str) -> str:
 
 
 class Lines:
-    """Each sample once, in step order, and each change of an alert."""
+    """Each sample once, in step order, and each change of an incident or alert."""
 
     def __init__(self, watched: Watched, num_first: int, as_json: bool) -> None:
         self._watched, self._num_first, self._as_json = watched, num_first, as_json
         self._told: dict[str, tuple[str, datetime]] = {}
+        self._told_incidents: dict[str, tuple[str, str, str]] = {}
         self._attempt: int | None = None
         self._next_step = 0
 
@@ -384,6 +422,12 @@ class Lines:
         for sample in samples:
             print_json_line(sample) if self._as_json else print(_as_line(sample), flush=True)
             self._next_step = max(self._next_step, sample["step"] + 1)
+        for one in reversed(self._watched.incidents):
+            told = state_of_incident(one)[0], one.severity, one.rule
+            if self._told_incidents.get(one.incident_id) != told:
+                self._told_incidents[one.incident_id] = told
+                line = {"incident": one.model_dump(mode="json")}
+                print_json_line(line) if self._as_json else print(_incident_line(one), flush=True)
         for alert in reversed(self._watched.alerts):
             if self._told.get(alert.alert_id) != told_of(alert):
                 self._told[alert.alert_id] = told_of(alert)
@@ -439,13 +483,22 @@ def _word(value: float | None) -> str:
     return "nan" if value is None else number(value)
 
 
+def _incident_line(one: Incident) -> str:
+    words: dict[str, object] = {"severity": one.severity, "rule": one.rule}
+    if one.blocks:
+        words["blocks"] = "-".join(map(str, one.blocks))
+    words |= {"since": one.left_step, "step": one.step}
+    return _line("incident", state_of_incident(one)[0], words, one.summary)
+
+
 def _alert_line(alert: Alert) -> str:
-    state = state_of(alert)[0]
-    words = {
-        "alert": json.dumps(state) if " " in state else state,
-        "severity": alert.severity,
-        "rule": alert.rule,
-        "step": told_step_of(alert),
-    }
-    quoted = json.dumps(alert.summary, ensure_ascii=False)
-    return " ".join(f"{name}={value}" for name, value in words.items()) + f" summary={printable(quoted)}"
+    words = {"severity": alert.severity, "rule": alert.rule, "step": told_step_of(alert)}
+    return _line("alert", state_of(alert)[0], words, alert.summary)
+
+
+def _line(kind: str, state: str, words: Mapping[str, object], summary: str) -> str:
+    first = json.dumps(state) if " " in state else state
+    quoted = json.dumps(summary, ensure_ascii=False)
+    return (
+        " ".join(f"{name}={value}" for name, value in {kind: first, **words}.items()) + f" summary={printable(quoted)}"
+    )
