@@ -127,7 +127,7 @@ class TestAttach:
             ({"run": "r", "spool_dir": 5}, InvalidArgument, "spool_dir is the path of a folder"),
             ({"run": "r", "spool_dir": "a\0b"}, SpoolError, "null"),
             ({"run": "r", "measures": [[1]]}, UnknownMetric, "not in the catalogue"),
-            ({"run": "r", "on_alert": 5}, InvalidArgument, "on_alert is called with an alert"),
+            ({"run": "r", "on_alert": 5}, InvalidArgument, "on_alert and on_incident must be functions"),
             ({"run": "r", "budget": "a"}, InvalidArgument, "budget is tsemon's share"),
             ({"run": "r", "tags": 5}, InvalidArgument, "tags is a collection"),
             ({"run": "r", "measures": 5}, InvalidArgument, "measures is a collection"),
