@@ -114,6 +114,14 @@ class TestLeftStep:
         views = [layers_view(5 * sample, grad_norm=[1, norm]) for sample, norm in enumerate([1, 8, 1, 8, 8, 12, 13])]
         assert seen(rule("any(grad_norm > 10)", clear="all(grad_norm < 3)", **FEW_SAMPLES), views)["left_step"] == 15
 
+    def test_stays_while_the_alert_is_open_though_a_sample_is_healthy(self):
+        views = [loss_view(5 * sample, loss) for sample, loss in enumerate([1, 8, 12, 1, 12, 12, 12])]
+        one = rule("loss > 10", clear="loss < 3", **{"for": {"samples": 3}})
+        assert [(event.kind, event.evidence["left_step"]) for event in events([one], views)] == [
+            ("pending", 5),
+            ("firing", 5),
+        ]
+
     def test_is_that_of_the_next_alert_after_the_first_is_over(self):
         losses = [1, 8, 12, 12, 1, 1, 1, 8, 12, 12]
         views = [loss_view(5 * sample, loss) for sample, loss in enumerate(losses)]
