@@ -278,11 +278,13 @@ def handlers_of(
     given: OnAlert | OnIncident | Sequence[OnAlert | OnIncident] | None,
     optimizers: Sequence[torch.optim.Optimizer] = (),
     *,
+    of_incidents: bool = False,
     is_one_of_several: bool = False,
 ) -> list[Handler]:
     """One for each function and action, in order. Raises InvalidArgument for what cannot be done.
 
-    is_one_of_several: whether this process trains with others that are not told of its alerts.
+    of_incidents: whether they are given as `on_incident`. is_one_of_several: whether this process trains with others that
+    are not told of its alerts.
     """
     handlers: list[Handler] = []
     for one in _given(given):
@@ -290,6 +292,10 @@ def handlers_of(
         if condition is None:
             handlers.append(_plain(one))
             continue
+        if of_incidents and condition.per == "alert":
+            raise InvalidArgument(
+                "when(per='alert') is for on_alert=; on_incident= does an action once for each incident"
+            )
         for action in condition.do:
             action.check(optimizers)
             if action.needs_all_ranks and is_one_of_several:

@@ -155,7 +155,10 @@ def attach(
         cadence = Cadence(every, budget, lag=1 if ranks is None else 2)
         optimizers = as_optimizers(optimizer)
         is_alone = ranks is None and _num_processes() > 1
-        handlers = [handlers_of(given, optimizers, is_one_of_several=is_alone) for given in (on_alert, on_incident)]
+        handlers = [
+            handlers_of(on_alert, optimizers, is_one_of_several=is_alone),
+            handlers_of(on_incident, optimizers, of_incidents=True, is_one_of_several=is_alone),
+        ]
         return optimizers, handlers, chosen_measures(measures), chosen_rows(attention_rows), cadence, found
 
     optimizers, (on_alerts, on_incidents), chosen, rows, cadence, (found, left_out, paths) = together(check)

@@ -74,9 +74,9 @@ class Relay:
         return left
 
 
-def _key(changed: Alert | Incident) -> tuple[int, str, str]:
+def _key(changed: Alert | Incident) -> tuple[int, str, str, str, str]:
     kind = KINDS.index(type(changed))
-    return kind, getattr(changed, FIELDS[kind][0]), changed.state
+    return kind, getattr(changed, FIELDS[kind][0]), changed.state, changed.rule, changed.severity
 
 
 def _to_numbers(changed: Alert | Incident) -> list[float]:

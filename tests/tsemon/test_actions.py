@@ -340,6 +340,7 @@ class TestWhen:
             (lambda: LowerLearningRate(factor=2), "between 0 and 1, got 2"),
             (lambda: LowerLearningRate("adam"), "takes optimizers of torch.optim, got str"),
             (lambda: handlers_of([print, 5]), "must be functions, actions, or lists of them, got 5"),
+            (lambda: handlers_of(when(do=Stop(), per="alert"), of_incidents=True), r"per='alert'\) is for on_alert="),
             (lambda: handlers_of(LowerLearningRate()), "attached to, and there is none"),
             (lambda: handlers_of(Stop(), is_one_of_several=True), r"pass attach\(..., process_group=\) on all"),
         ],

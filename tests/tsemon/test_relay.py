@@ -69,6 +69,15 @@ class TestRelay:
         assert own.state == other.state == "resolved"
         assert own.evidence == {"layers": [1]}
 
+    def test_tells_the_verdicts_of_an_incident_apart_when_it_could_not_read_an_earlier_one(self):
+        sender, receiver = Relay(), Relay()
+        for rule in ("states-collapse", "dead-units"):
+            sender.put(Incident.from_json(incident_as_json(rule=rule)))
+        sender.next_numbers()
+        sender.confirm()  # and what came of it was not read
+        own, other = heard(sender, receiver, sender.next_numbers())
+        assert own.rule == other.rule == "dead-units"
+
     def test_gives_back_in_order_what_nobody_has_received(self):
         sender = Relay()
         alerts = [alert("a"), alert("b"), alert("c")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import weakref
 from typing import Any
 
@@ -22,6 +23,11 @@ NOT_KNOWN = (
     "set logging_steps=1 and logging_nan_inf_filter=False. Otherwise let the model return the loss that it is trained with"
 )
 
+ANOTHER = (
+    "the model returns another loss than the Trainer optimizes: over the last steps, the mean of the model's is "
+    "{returned:.4g}, and the mean of the Trainer's is {logged:.4g}. The frames have the model's"
+)
+
 
 class TsemonCallback(TrainerCallback):  # type: ignore[misc]
     """Attaches when the training begins, steps with `global_step`, and closes when the training ends.
@@ -35,8 +41,9 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
     the Trainer's.
 
     `loss` is the one in the model's outputs, the mean over the accumulated batches: the Trainer passes the loss of a step to
-    no callback, and replaces NaN in the mean that it logs. If the outputs have no loss, or the Trainer optimizes another
-    one, the callback warns, and the frames have the logged means. Each goes into the next frame, once, and `loss_mean` and
+    no callback, and replaces NaN in the mean that it logs. If that mean shows that the Trainer optimizes more than this
+    loss, the callback warns. If the outputs have no loss, or the Trainer does not optimize it, the callback warns, and the
+    frames have the logged means. Each goes into the next frame, once, and `loss_mean` and
     the like are over the logged means since the frame before.
 
     The Trainer tells nobody that it raised. A run whose end it did not tell of is said to be failed: when its callback
@@ -52,6 +59,8 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
         """Whether no step was given `_loss` yet."""
         self._output_loss: OutputLoss | None = None
         """None if the loss of each step is not known."""
+        self._is_another = False
+        """Whether the Trainer optimizes another loss than `_output_loss`."""
         self._num_substeps = 0
         """Number of batches of this step so far, except for the last one."""
 
@@ -65,7 +74,7 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
             self.monitor = tsemon.attach(kwargs["model"], kwargs["optimizer"], **options)
             self.monitor.schedulers = [kwargs["lr_scheduler"]]
             self._output_loss = self.monitor.watch_output_loss()
-            self._loss, self._is_new, self._num_substeps = None, False, 0
+            self._loss, self._is_new, self._is_another, self._num_substeps = None, False, False, 0
             # At exit it is registered after, so called before, the monitor's own end, which knows of no failure here.
             atexit.register(weakref.finalize(self, self.monitor.close, state="failed"))
 
@@ -79,6 +88,17 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         if logs is not None and "loss" in logs:
             self._loss, self._is_new = logs["loss"], True
+            if self._output_loss is not None and args.world_size == 1 and not self._is_another:
+                self._compare(self._output_loss, logs["loss"])
+
+    def _compare(self, output_loss: OutputLoss, logged: float) -> None:
+        """Warn once if the mean that the Trainer logs is another one. If losses are not finite, it leaves them out."""
+        returned = output_loss.mean()
+        if returned is None or not math.isfinite(returned) or self.monitor is None:
+            return
+        self._is_another = abs(logged - returned) > 1e-3 + 0.01 * abs(logged)  # more than rounding
+        if self._is_another:
+            self.monitor.warn(ANOTHER.format(logged=logged, returned=returned))
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -29,6 +29,9 @@ class OutputLoss:
         self._is_optimized = False
         """Whether a backward pass has come through a loss."""
         self._is_closed = False
+        self._sum: Tensor | None = None
+        """Of the losses since the last call of `mean`."""
+        self._num = 0
         self.why_not = ""
         """Why the last `take` returned None. Empty once closed."""
         hooks.after(model, self._see)
@@ -43,6 +46,11 @@ class OutputLoss:
         if losses and not self.why_not:
             self._hooks.guard.contain(self._merge, losses, scale)
         return self._loss
+
+    def mean(self) -> float | None:
+        """Return the mean of the losses since the last call, None if there is none. Waits for the device."""
+        total, num, self._sum, self._num = self._sum, self._num, None, 0
+        return None if total is None else total.item() / num
 
     def close(self) -> None:
         """Take the hook out."""
@@ -75,6 +83,8 @@ class OutputLoss:
         total = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         factor = scale if self._is_sum else 1 / len(losses)
         self._loss = total if factor == 1 else total * factor
+        self._sum = self._loss if self._sum is None else self._sum + self._loss
+        self._num += 1
 
 
 def _loss_in(output: Any) -> Tensor | None:

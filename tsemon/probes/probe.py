@@ -203,7 +203,8 @@ class Probe:
 
     def watch_output_loss(self) -> OutputLoss:
         """From now on until `close`, keep the loss in the model's outputs."""
-        self._output_loss = OutputLoss(Hooks(self._guard), self._model)
+        if self._output_loss is None:
+            self._output_loss = OutputLoss(Hooks(self._guard), self._model)
         return self._output_loss
 
     @property

@@ -482,7 +482,7 @@ class Outbox:
 
 
 def _changes(told: dict[str, T], over: set[str], now: Sequence[T], id_name: str, end: str) -> Iterator[T]:
-    """Yield each alert or incident that begins, has another rule or severity, or is over.
+    """Yield each alert or incident that begins or is over, and each incident with another verdict.
 
     `told` has the begun ones by id, `over` the ids of the others.
 
@@ -505,5 +505,5 @@ def _changes(told: dict[str, T], over: set[str], now: Sequence[T], id_name: str,
         yield dataclasses.replace(told.pop(key), **ended)
 
 
-def _verdict(one: Alert | Incident) -> tuple[str, str]:
-    return one.rule, one.severity
+def _verdict(one: Alert | Incident) -> tuple[str, str] | None:
+    return (one.rule, one.severity) if isinstance(one, Incident) else None

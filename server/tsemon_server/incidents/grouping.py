@@ -18,9 +18,6 @@ SLACK_OF_LOSS = 5
 """The same for consequences that rules on the loss see, because these read the loss of every step."""
 FLAPS_WITHIN = 300
 """Steps after an incident within which the same rule, or a consequence of an alert that cleared, reopens it."""
-APPROACHES_WITHIN = 300
-"""Steps from leaving the healthy range to a pending alert. A quantity that takes longer was just outside of its range, and
-its failure begins when the alert is pending."""
 STALL = "loss-stall"
 """Rule whose alert, pending or firing, says that the loss has not fallen. It opens no incident, but keeps one open."""
 FINAL = "loss-not-finite", "non-finite-gradient", "non-finite-activations"
@@ -48,11 +45,6 @@ class Symptom:
     """Key of the stored incident that it belongs to, if it does."""
     key: int | None = None
     """Key of the stored alert."""
-
-    @property
-    def begins_step(self) -> int:
-        """Step at which it begins, as far as the order of cause and consequence is concerned."""
-        return self.left_step if self.pending_step - self.left_step <= APPROACHES_WITHIN else self.pending_step
 
     @classmethod
     def of(
@@ -160,16 +152,14 @@ class Incident:
             lasting = [one for one in self.pending if one.pending_step < self.opened_step]
             early += [one for one in lasting if all(_explains(one, other, order) for other in early)]
         roots = [one for one in early if not any(_explains(other, one, order) for other in early)]
-        first = min(roots, key=lambda one: one.begins_step)
-        together = [one for one in roots if one.begins_step <= first.begins_step + _slack(first)]
-        return min(together, key=lambda one: (-SEVERITIES.index(one.severity), one.begins_step, order.place(one.rule)))
+        first = min(roots, key=lambda one: one.left_step)
+        together = [one for one in roots if one.left_step <= first.left_step + _slack(first)]
+        return min(together, key=lambda one: (-SEVERITIES.index(one.severity), one.left_step, order.place(one.rule)))
 
 
 def _explains(cause: Symptom, other: Symptom, order: Order) -> bool:
     lasts = cause.resolved_step is None or cause.resolved_step > cause.pending_step + SETTLES_AFTER
-    return order.can_cause(cause.rule, other.rule, lasts=lasts) and cause.begins_step <= other.begins_step + _slack(
-        other
-    )
+    return order.can_cause(cause.rule, other.rule, lasts=lasts) and cause.left_step <= other.left_step + _slack(other)
 
 
 def _slack(one: Symptom) -> int:
@@ -223,7 +213,7 @@ def _is_another(symptom: Symptom, incident: Incident) -> bool:
     """True for a failure that begins after the verdict has settled and needs a message: during an incident without a
     critical alert, a critical one that ends the training or that nothing there can cause, unless the loss shows the same
     failure; or any one during an incident of the user's own rules, which explain nothing."""
-    if symptom.begins_step <= incident.settles_step or any(one.rule == symptom.rule for one in incident.symptoms):
+    if symptom.left_step <= incident.settles_step or any(one.rule == symptom.rule for one in incident.symptoms):
         return False
     is_worst = symptom.severity == "critical" and all(one.severity != "critical" for one in incident.symptoms)
     may_belong = any(one.family == "loss" or _explains(one, symptom, ORDER) for one in incident.symptoms)

@@ -18,6 +18,9 @@ from tsemon_server.rules.rule import Rule
 Verdict = Literal["met", "clear", "between", "unknown"]
 TrackState = Literal["quiet", "pending", "firing"]
 Kind = Literal["pending", "firing", "resolved", "withdrawn"]
+APPROACHES_WITHIN = 300
+"""Steps from leaving the healthy range to a pending alert. A quantity that takes longer was only just outside of its range,
+and its failure begins when the alert is pending."""
 
 
 @dataclass
@@ -40,8 +43,8 @@ class Track:
     """The last step at which all that it needs was there; None before there was one."""
     streak: Streak | None = None
     left_step: int | None = None
-    """Before it is pending: the first step since which `clear` held in no sample; None if it held in the newest. Afterwards
-    it stays the same until the alert is over."""
+    """Before it is pending: the first step since which `clear` held in no sample; None if it held in the newest. While the
+    alert is open: first sample that was not healthy."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,12 @@ def _towards(state: TrackState, verdict: Verdict) -> Kind | None:
 def _change(track: Track, streak: Streak, kind: Kind, step: int) -> Change:
     if track.pending_step is None:
         track.pending_step = step
+        if track.left_step is None or step - track.left_step > APPROACHES_WITHIN:
+            track.left_step = step
     if kind == "firing":
         track.firing_step = step
-    left = track.left_step = track.pending_step if track.left_step is None else track.left_step
-    change = Change(kind, left, track.pending_step, track.firing_step, streak.since_step, streak.samples)
+    assert track.left_step is not None
+    change = Change(kind, track.left_step, track.pending_step, track.firing_step, streak.since_step, streak.samples)
     if kind == "pending":
         track.state = "pending"
     elif kind == "firing":

@@ -110,6 +110,11 @@ class TestLeftStep:
         told = [event.evidence["left_step"] for event in events([one], views)]
         assert told == [15, 15]
 
+    @pytest.mark.parametrize(("num_outside", "left"), [(60, 5), (61, 310)])
+    def test_is_the_step_at_which_it_was_met_if_it_was_just_outside_its_range_for_long(self, num_outside, left):
+        views = [loss_view(5 * sample, loss) for sample, loss in enumerate([1, *[8] * num_outside, 12, 12])]
+        assert seen(rule("loss > 10", clear="loss < 3", **FEW_SAMPLES), views)["left_step"] == left
+
     def test_is_of_single_layers_too(self):
         views = [layers_view(5 * sample, grad_norm=[1, norm]) for sample, norm in enumerate([1, 8, 1, 8, 8, 12, 13])]
         assert seen(rule("any(grad_norm > 10)", clear="all(grad_norm < 3)", **FEW_SAMPLES), views)["left_step"] == 15

@@ -275,6 +275,15 @@ class OwnLoss(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
+class WithPenalty(Trainer):
+    """Adds a term to the loss that the model returns."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        outputs = model(**inputs)
+        loss = outputs.loss + 1e-3 * outputs.logits.square().sum()
+        return (loss, outputs) if return_outputs else loss
+
+
 class TwoPasses(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
         return (model(**inputs).loss + model(**inputs).loss) / 2
@@ -291,6 +300,23 @@ OTHER_LOSSES = {
     "two passes": ({"kind": TwoPasses}, "the model returned 4 losses for the 2 batches of a step"),
 }
 SMOOTHED = OTHER_LOSSES["label smoothing"][0]
+
+
+class TestALossThatIsAPartOfTheOneThatIsOptimized:
+    def test_is_in_the_frames_and_a_warning_has_the_means_of_both(self, train, tmp_path):
+        watching = callback(tmp_path / "run")
+        trainer = train(watching, kind=WithPenalty, logging_steps=2)
+        (warning,) = watching.monitor.status.faults
+        returned = sum(recorded(tmp_path / "run").losses[:2]) / 2
+        assert (
+            f"the model's is {returned:.4g}, and the mean of the Trainer's is {logged_losses(trainer)[0]:.4g}. "
+            in warning
+        )
+
+    def test_is_not_claimed_where_the_trainer_replaces_nan_or_evaluates(self, train, tmp_path):
+        watching = callback(tmp_path / "run")
+        train(watching, also=[Breaking(at_step=3)], logging_steps=2, eval_strategy="steps", eval_steps=2)
+        assert watching.monitor.status.faults == ()
 
 
 class TestALossThatIsNotInTheOutputOfTheModel:
