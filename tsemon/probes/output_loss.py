@@ -30,7 +30,7 @@ class OutputLoss:
         """Whether a backward pass has come through a loss."""
         self._is_closed = False
         self._sum: Tensor | None = None
-        """Of the losses since the last call of `mean`."""
+        """Sum of the losses since `mean` was last called."""
         self._num = 0
         self.why_not = ""
         """Why the last `take` returned None. Empty once closed."""
@@ -48,7 +48,7 @@ class OutputLoss:
         return self._loss
 
     def mean(self) -> float | None:
-        """Return the mean of the losses since the last call, None if there is none. Waits for the device."""
+        """Return the mean of the losses since it was last called, if there are any. Waits for the device."""
         total, num, self._sum, self._num = self._sum, self._num, None, 0
         return None if total is None else total.item() / num
 

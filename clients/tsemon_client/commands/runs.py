@@ -215,7 +215,7 @@ def _loss(run: Run, glances: Mapping[str, Glance]) -> Cell:
 
 
 def _incidents(client: Client, shown: Sequence[Run]) -> dict[str, list[Incident]]:
-    """By run: the incidents that are open or lasted until its end, the worst first. An older server has none."""
+    """By run: the incidents that are open or lasted until its end, worst first. An older server has none."""
     found: dict[str, list[Incident]] = defaultdict(list)
     if any(run.open_alerts or run.alerts_at_end for run in shown):
         with suppress(ServerRefused):

@@ -385,6 +385,17 @@ def losing(steps, lasting):
     draw = np.random.default_rng(0)
     losses = 1 + 2 * np.exp(-np.arange(3000) / 300) + draw.normal(0, 0.05, 3000)
     losses[1011 : 1011 + lasting] += 0.7
+    return views_of_losses(losses, steps)
+
+
+def fine_tuning(steps, seed, noise=0.3):
+    """A loss that hardly falls and is very noisy."""
+    draw, deviation = np.random.default_rng(seed), math.log(1 + noise**2) ** 0.5
+    base = 1 + 0.15 * np.exp(-np.arange(20_001) / 300)
+    return views_of_losses(base * np.exp(draw.normal(-(deviation**2) / 2, deviation, len(base))), steps)
+
+
+def views_of_losses(losses, steps):
     last_step = -1
     for step in steps:
         since, recent = losses[last_step + 1 : step + 1], losses[max(step - 4, 0) : step + 1]
@@ -412,6 +423,12 @@ class TestALossThatStaysHigh:
     @at_each_cadence
     def test_is_not_noise(self, steps):
         assert fired(losing(steps, lasting=0), self.RULE) == []
+
+    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("every", [5, 50, 200])
+    def test_is_not_the_noise_of_fine_tuning(self, every, seed):
+        num_samples = min(20_000 // every, 400)
+        assert fired(fine_tuning(range(0, num_samples * every, every), seed), self.RULE) == []
 
 
 class TestWhatIsNoLongerMeasured:
