@@ -21,6 +21,8 @@ Per = Literal["incident", "alert"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 """What a parameter group and its schedulers derive the learning rate from."""
+FAMILIES = frozenset({"tse", "entropy", "rank", "norm", "dead", "diverge", "data", "loss", "liveness", "custom"})
+"""Families of the server's rules. Users write rules, but no families."""
 LIVENESS = frozenset({"liveness"})
 """The family of alerts about the process, its loop and tsemon itself."""
 
@@ -247,6 +249,8 @@ def when(
     LowerLearningRate, which pass over the family liveness.
     """
     actions = _several(do)
+    if not actions:
+        raise InvalidArgument("when(do=) takes actions such as Stop(), got none")
     for action in actions:
         if not isinstance(action, Action):
             raise InvalidArgument(f"when(do=) takes actions such as Stop(), got {action!r}")
@@ -255,6 +259,8 @@ def when(
     if per not in ("incident", "alert"):
         raise InvalidArgument(f"per must be 'incident' or 'alert', got {per!r}")
     named = {"families": _names("families", families), "rules": _names("rules", rules)}
+    if unknown := (named["families"] or frozenset()) - FAMILIES:
+        raise InvalidArgument(f"families are among {', '.join(sorted(FAMILIES))}, got {', '.join(sorted(unknown))}")
     return When(do=actions, severity=severity, per=per, **named)
 
 
@@ -336,6 +342,10 @@ def _as_when(one: OnAlert | OnIncident) -> When | None:
 
 
 def _plain(one: Any) -> Handler:
+    if isinstance(one, type) and issubclass(one, Action):
+        raise InvalidArgument(
+            f"an action is made by a call: expected {one.__name__}(...), got the class {one.__name__}"
+        )
     if not callable(one):
         raise InvalidArgument(f"on_alert and on_incident must be functions, actions, or lists of them, got {one!r}")
     open_ids = set[str]()

@@ -642,13 +642,19 @@ def _log(changed: Alert | Incident) -> None:
     """One warning for each verdict: an alert that belongs to an incident is a detail."""
     if isinstance(changed, Incident):
         if changed.is_active:
-            where = "" if changed.blocks is None else f"blocks {changed.blocks[0]} to {changed.blocks[1]} "
+            first, last = changed.blocks or (0, 0)
+            where = (
+                ""
+                if changed.blocks is None
+                else f"block{'s' * (first < last)} {first}{f' to {last}' * (first < last)} "
+            )
             text = f"{where}since step {changed.left_step}: {changed.summary} What to try: {changed.advice.get('text', '-')}"
             log.warning("tsemon: step %s, %s, %s", changed.step, changed.severity, text)
         else:
             log.info("tsemon: incident of step %s %s: %s", changed.step, changed.state, changed.rule)
     elif changed.is_active:
-        level = logging.WARNING if changed.incident_id is None else logging.INFO
+        is_detail = changed.incident_id is not None or changed.severity == "info"
+        level = logging.INFO if is_detail else logging.WARNING
         log.log(level, "tsemon: step %s: %s", changed.firing_step, changed.summary)
     elif changed.resolved_step is not None:
         log.info("tsemon: step %s: %s resolved", changed.resolved_step, changed.rule)

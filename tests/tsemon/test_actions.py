@@ -12,9 +12,10 @@ import tsemon
 from tests import zoo
 from tests.frames import frames_in
 from tests.tsemon.transport.conftest import Peer
-from tsemon.actions import Action, Burst, LowerLearningRate, SaveCheckpoint, Stop, handlers_of, in_words, when
+from tsemon.actions import FAMILIES, Action, Burst, LowerLearningRate, SaveCheckpoint, Stop, handlers_of, in_words, when
 from tsemon.errors import InvalidArgument
 from tsemon.wire import Alert
+from tsemon_server.rules import rule
 
 
 def as_json(alert_id="a", state="firing", **more):
@@ -331,6 +332,9 @@ class TestWhen:
         ("make", "text"),
         [
             (lambda: when(do=[print]), r"when\(do=\) takes actions such as Stop\(\), got <built-in function print>"),
+            (lambda: when(do=[]), r"when\(do=\) takes actions such as Stop\(\), got none"),
+            (lambda: when(do=Stop(), families={"los", "tse"}), "families are among custom, .*, tse, got los$"),
+            (lambda: handlers_of(Stop), r"expected Stop\(...\), got the class Stop"),
             (lambda: when(do=Stop(), severity="fatal"), "severity is one of info, warning, critical, got 'fatal'"),
             (lambda: when(do=Stop(), families=5), "families are names, got 5"),
             (lambda: when(do=Stop(), per="run"), "per must be 'incident' or 'alert', got 'run'"),
@@ -348,6 +352,10 @@ class TestWhen:
     def test_tells_what_cannot_be_done_before_the_training_begins(self, make, text):
         with pytest.raises(InvalidArgument, match=text):
             make()
+
+
+def test_families_are_those_of_the_server():
+    assert set(FAMILIES) == set(rule.FAMILIES)
 
 
 class TestInWords:

@@ -202,6 +202,15 @@ class TestWhereItIsNotSeen:
         assert "no sequences are held" in loop.not_finite
         assert "nonfinite" not in loop.frame()["layers"]
 
+    def test_is_seen_if_the_closure_is_none(self, tmp_path):
+        loop = Loop(tmp_path)
+        step = loop.optimizer.step
+        loop.optimizer.step = lambda: step(None)  # as Accelerate calls it
+        loop.run(BROKEN_AT)
+        loop.break_weight()
+        loop.run(1)
+        assert values_of(loop.frame(), "nonfinite") == [0, 0, 1, 1]
+
     def test_says_so_if_the_gradients_come_with_the_closure(self, tmp_path):
         loop = Loop(tmp_path)
         loop.run(100)

@@ -73,14 +73,14 @@ class ValueRule:
                         f"got {name}_weights='mean', value_source={self.value_source!r}, "
                         f"learn_value_weights={self.learn_value_weights}"
                     )
-            elif isinstance(weights, str) or len(weights) != 2:
+            elif not (isinstance(weights, tuple | list) and len(weights) == 2 and all(map(_is_number, weights))):
                 letter = name[0].upper()
                 raise InvalidArgument(
                     f"{name}_weights are two numbers, of {letter}_n and of {letter}_m, got {weights!r}"
                 )
-            if every is not None and every < 1:
+            if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
                 raise InvalidArgument(
-                    f"{name}_every counts layers, 1 or more, or is None if only the first has a {name}, got {every}"
+                    f"{name}_every counts layers, 1 or more, or is None if only the first has a {name}, got {every!r}"
                 )
         if 1 not in (self.query_every, self.key_every, self.value_every):
             raise InvalidArgument(
@@ -120,6 +120,10 @@ class ValueRule:
                 return earlier[-1]
             case "all":
                 return torch.stack(earlier).mean(dim=0)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Earlier(NamedTuple):

@@ -69,7 +69,7 @@ class Witness:
         if self.is_done or is_transformed() or getattr(optimizer, "found_inf", None) is not None:
             return  # found_inf: a gradient scaler skips the step
         self.is_done = True  # the hook is taken out later: the optimizer goes through its hooks now
-        if len(args) > 1 or kwargs.get("closure") is not None:
+        if any(closure is not None for closure in (*args[1:2], kwargs.get("closure"))):  # Accelerate passes None
             self.why_not = "the optimizer is given a closure, which computes the gradients after they are read"
         elif (on_nonfinite := self._on_nonfinite()) is not None:
             on_nonfinite()

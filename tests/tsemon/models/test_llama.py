@@ -417,6 +417,8 @@ class TestSizesThatDoNotFit:
             ({"value_weights": "mean"}, r"with value_source='all' .* value_source='first'"),
             ({"value_weights": "mean", "value_source": "all", "learn_value_weights": True}, "learn_value_weights=True"),
             ({"value_weights": "sum", "value_source": "all"}, "are two numbers, .* got 'sum'"),
+            ({"value_weights": ("a", "b")}, "value_weights are two numbers, of V_n and of V_m, got"),
+            ({"query_every": 1.5}, "query_every counts layers, .* got 1.5"),
             ({"query_every": 0}, "query_every counts layers, .* got 0"),
             ({"query_every": 2, "key_every": 2, "value_every": None}, "one of query_every, key_every and value_every"),
             ({"dense": "layers"}, "None, 'blocks' or 'attention', got 'layers'"),
