@@ -111,17 +111,13 @@ class TestARuleThatWasNeverEvaluated:
         evaluator.advance(state, loss_view(21, 2.0))
         assert waits(evaluator, state)["test"] == ""
 
-    @pytest.mark.parametrize(
-        ("name", "num", "metric"),
-        [("exploding-gradient", 8, "total_grad_norm"), ("loss-regressed", 3, "loss_recent")],
-    )
-    def test_says_that_a_single_sample_is_missing(self, name, num, metric):
-        evaluator = Evaluator([one for one in PACK if one.name == name])
+    def test_says_that_a_single_sample_is_missing(self):
+        evaluator = Evaluator([one for one in PACK if one.name == "exploding-gradient"])
         state = evaluator.start()
-        for step in range(num):
-            evaluator.advance(state, View(step, {metric: 2.0 + step}))
+        for step in range(8):
+            evaluator.advance(state, View(step, {"total_grad_norm": 2.0 + step}))
         (status,) = evaluator.statuses(state)
-        assert (status.state, status.waits_for) == ("unknown", f"1 more sample with {metric}")
+        assert (status.state, status.waits_for) == ("unknown", "1 more sample with total_grad_norm")
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.jsonl.gz")))
