@@ -14,6 +14,7 @@ from tsemon.errors import TsemonError
 from tsemon.stacks import Stacks
 from tsemon.wire import NAME, RunState
 from tsemon_answers import display
+from tsemon_answers.incidents import Incident
 from tsemon_answers.record import Newer, OfProject, Page, Query, Record
 from tsemon_answers.series import Heatmap
 
@@ -71,10 +72,12 @@ class GlancesQuery(Query):
 
 
 class Source:
-    """How a run that a notebook shows asks for its heat map. Runs are equal whoever read them, and copies have none."""
+    """How a run that a notebook shows asks for its incidents and its heat map. Runs are equal whoever read them, and copies
+    have none."""
 
-    def __init__(self, heatmap: Callable[[str, str], Heatmap]) -> None:
+    def __init__(self, heatmap: Callable[[str, str], Heatmap], incidents: Callable[[str], Sequence[Incident]]) -> None:
         self.heatmap = heatmap
+        self.incidents = incidents
 
     def __eq__(self, other: object) -> bool:
         return other is None or isinstance(other, Source)
@@ -130,7 +133,7 @@ class Run(Record):
         self._source = context
 
     def _repr_html_(self) -> str:
-        """Show the run's facts and its heat map, which is requested when a notebook shows the run."""
+        """Show the run's facts, its incidents and its heat map. A notebook that shows the run requests the latter two."""
         facts = [
             ("state", self.condition or self.state),
             ("step", self.last_step),
@@ -143,7 +146,20 @@ class Run(Record):
             ("id", self.run_id),
         ]
         name = f"<strong>{display.name_of(self.project)}/{display.name_of(self.run)}</strong>"
-        return f"<div>{name}{display.table(facts)}{self._heatmap_html()}</div>"
+        return f"<div>{name}{display.table(facts)}{self._incidents_html()}{self._heatmap_html()}</div>"
+
+    def _incidents_html(self) -> str:
+        """The newest incident with its advice, and the others in a table."""
+        if self._source is None or self.last_step is None:
+            return ""
+        try:
+            incidents = self._source.incidents(self.run_id)
+        except TsemonError as error:
+            return f"<p>No incidents: {escape(str(error))}</p>"
+        if not incidents:
+            return ""
+        newest, *earlier = incidents
+        return newest._repr_html_() + (display.records(Incident, earlier) if earlier else "")
 
     def _heatmap_html(self) -> str:
         metric = self._shown_metric()

@@ -27,7 +27,7 @@ from tsemon_client import answers
 from tsemon_client.asking import AsyncFound, Download, Found, Listing, Request, Talk
 from tsemon_client.calls import Calls
 from tsemon_client.live import Stream
-from tsemon_client.models import Event
+from tsemon_client.models import Event, Incident
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Record)
@@ -75,7 +75,7 @@ class _Connection:
         self._timeout_s = timeout_s
         self._retries = retries
         self._token = token
-        self._source = Source(self._show_heatmap)
+        self._source = Source(self._show_heatmap, self._show_incidents)
         self._http = self._kind(
             base_url=self.url + API,
             timeout=timeout_s,
@@ -114,6 +114,10 @@ class _Connection:
         """For a notebook that shows a run, whichever client read it, and whether that is closed by now."""
         with Client(self.url, self._token, timeout_s=self._timeout_s, retries=0) as client:
             return client.heatmap(run_id, metric)
+
+    def _show_incidents(self, run_id: str) -> list[Incident]:
+        with Client(self.url, self._token, timeout_s=self._timeout_s, retries=0) as client:
+            return client.incidents(run_id=run_id).all()
 
 
 class Client(_Connection, Calls):

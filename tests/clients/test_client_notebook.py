@@ -77,6 +77,18 @@ class TestARunInANotebook:
         assert heatmap.getpixel((3, 1)) == (0xFD, 0xE7, 0x25), "1 is bright"
         assert heatmap.getpixel((0, 0)) == (0xD0, 0xD0, 0xD0), "what is not finite is grey"
 
+    @pytest.mark.parametrize("kind", [Client, AsyncClient])
+    def test_shows_its_incidents_the_newest_with_its_advice(self, service, kind):
+        writer = Writer(service)
+        run_id = writer.register(f"broken-{kind.__name__}", project="notebook")
+        for step, loss in enumerate([2.5, float("nan"), float("nan")]):
+            writer.send(run_id, Frame(step, 10 * step, 1.0, {"loss": loss}))
+        with Client(service.url) as client:
+            [incident] = client.incidents(run_id=run_id).all()
+        page = Page(shown(service, run_id, kind))
+        assert f"loss-not-finite : {incident.summary}" in page.text
+        assert incident.advice["text"] in page.text
+
     def test_runs_nothing_that_somebody_sent(self, service, run_id):
         page = Page(shown(service, run_id, Client))
         assert set(page.tags) == {"div", "strong", "bdi", "table", "tr", "th", "td", "img"}

@@ -1,4 +1,4 @@
-"""All runs at a glance: which are there, how they do, which alerts fire. Needs Prometheus alone."""
+"""All runs at a glance: which are there, how they do, which incidents are open. Needs Prometheus alone."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def panels() -> Iterator[Builder[Panel]]:
     training = now('count(max by (run_id) (tsemon_run_info{project=~"$project"})) or vector(0)')
     yield figure("Runs", training, about="Runs that train now.")
     yield figure(
-        "Alerts that fire",
-        now(f"sum({named(ALERTS)}) or vector(0)"),
+        "Open incidents",
+        now(f"sum({named(INCIDENTS)}) or vector(0)"),
         bad_from=1,
-        about="tsemon's own rules, which look at every frame.",
+        about="An incident groups the alerts of one failure. tsemon's own rules evaluate every frame.",
     )
     yield figure(
         "Runs with NaN or Inf",
@@ -58,7 +58,7 @@ def panels() -> Iterator[Builder[Panel]]:
         about=f"Not heard of for {SILENT_S // 60} minutes, and nobody said that they ended.",
     )
     yield table_of_runs()
-    yield table_of_alerts()
+    yield table_of_incidents()
     yield lines(
         "Token diversity, lowest of the layers",
         over_time(named("tsemon_layers_token_diversity_min"), NAME),
@@ -71,18 +71,21 @@ def panels() -> Iterator[Builder[Panel]]:
         about="Where the process is, by its heartbeats: 0 is a run that is stuck.",
     )
     yield lines(
-        "Alerts that fire, by family",
-        over_time(f"sum by (family) ({ALERTS_BY_FAMILY})", "{{family}}"),
+        "Open incidents, by family of the cause",
+        over_time(f"sum by (family) ({INCIDENTS_OF_PROJECT})", "{{family}}"),
         about="tse: token similarity. entropy, rank, norm, dead, diverge, data, loss, liveness.",
     ).min(0)
 
 
-ALERTS = "sum by (run_id) (max by (run_id, rule, family, severity) (tsemon_alert_firing))"
-"""How many fire of each run, whichever service tells of them."""
-ALERTS_BY_FAMILY = (
-    "max by (run_id, rule, family) (tsemon_alert_firing) "
-    '* on (run_id) group_left (project) max by (run_id, project) (tsemon_run_info{project=~"$project"})'
+EACH_INCIDENT = "max by (run_id, incident_id, rule, family, severity, blocks) (tsemon_incident)"
+"""Once, however many servers report it."""
+INCIDENTS = "sum by (run_id) (max by (run_id, incident_id) (tsemon_incident))"
+"""The number of open incidents of each run. Two servers may report different severities for a moment."""
+INCIDENTS_OF_PROJECT = (
+    f"{EACH_INCIDENT} "
+    '* on (run_id) group_left (project, run) max by (run_id, project, run) (tsemon_run_info{project=~"$project"})'
 )
+TO_RUN = {"title": "Show the run", "url": "/d/tsemon-run?var-run=${__data.fields.run_id}"}
 SINCE_SEEN = "time() - tsemon_run_last_seen_timestamp_seconds"
 SINCE_STEPPED = "time() - tsemon_run_stepped_timestamp_seconds"
 
@@ -97,7 +100,6 @@ def table_of_runs() -> table.Panel:
         "Since it moved": SINCE_STEPPED,
     }
     letters = "ABCDEF"
-    to_run = {"title": "Show the run", "url": "/d/tsemon-run?var-run=${__data.fields.run_id}"}
     panel = rows(
         "Runs now",
         [now_as_table(named(expr), letter) for letter, expr in zip(letters, columns.values(), strict=True)],
@@ -115,25 +117,21 @@ def table_of_runs() -> table.Panel:
     )
     for name in ("Since heard of", "Since it moved"):
         panel = panel.override_by_name(name, [property_of("unit", "s"), property_of("decimals", 0)])
-    return panel.override_by_name("Run", [property_of("links", [to_run])])
+    return panel.override_by_name("Run", [property_of("links", [TO_RUN])])
 
 
-def table_of_alerts() -> table.Panel:
-    query = (
-        "max by (run_id, rule, family, severity) (tsemon_alert_firing) "
-        '* on (run_id) group_left (project, run) max by (run_id, project, run) (tsemon_run_info{project=~"$project"})'
-    )
+def table_of_incidents() -> table.Panel:
     return rows(
-        "Alerts that fire now",
-        [now_as_table(query)],
+        "Incidents that are open now",
+        [now_as_table(INCIDENTS_OF_PROJECT)],
         PROMETHEUS,
         transformations=[
             renamed(
                 {},
                 without=["Time", "Value", "Value #A"],
-                order=["severity", "rule", "family", "project", "run", "run_id"],
+                order=["severity", "rule", "family", "blocks", "project", "run", "run_id", "incident_id"],
             )
         ],
-        about="Without those that are silenced in tsemon.",
+        about="With the rule and family of the likeliest cause. Incidents that are silenced in tsemon are left out.",
         height=7,
-    )
+    ).override_by_name("run", [property_of("links", [TO_RUN])])

@@ -50,9 +50,10 @@ def run() -> builders.Dashboard:
     return dashboard(
         "tsemon-run",
         "tsemon / run",
-        "One run: its layers over steps, its loss, its alerts, what tsemon costs it.",
+        "One run: its layers over steps, its loss, its incidents and alerts, and the overhead of tsemon.",
         [
             table_of_the_run(),
+            table_of_incidents(),
             builders.Row("By step, from the service"),
             *panels_by_step(),
             builders.Row("Over time, from Prometheus"),
@@ -67,7 +68,7 @@ def run() -> builders.Dashboard:
             typed("from_step", "From step", "Cuts all charts by step; empty is the first step."),
             typed("to_step", "To step", "Cuts all charts by step; empty is the last step."),
         ],
-    ).annotation(alerts_as_annotations())
+    ).annotation(incidents_as_annotations())
 
 
 def panels_by_step() -> Iterator[Builder[models.Panel]]:
@@ -138,7 +139,7 @@ def scraped(title: str, metrics: Mapping[str, str]) -> trend.Panel:
 
 
 RUN_CHOICE = (words("label", "__text"), words("run_id", "__value"))
-MARKS = "Marks are the alerts of tsemon's own rules, from opened to over."
+MARKS = "Marks are the incidents of tsemon's own rules, from their start to their end."
 
 
 def table_of_the_run() -> table.Panel:
@@ -158,6 +159,21 @@ def table_of_the_run() -> table.Panel:
     return answers("Run", rest("/rows/runs", {"run": "${run}"}, "rows", columns), height=4)
 
 
+def table_of_incidents() -> table.Panel:
+    columns = (
+        words("severity", "Severity"),
+        words("state", "State"),
+        words("rule", "Cause"),
+        words("summary", "What happened"),
+        number("left_step", "Since step"),
+        number("step", "First alert at step"),
+        number("ended_step", "Over at step"),
+        words("advice.text", "What to try"),
+    )
+    panel = answers("Incidents", rest("/incidents", {"run": "${run}", "limit": "100"}, "incidents", columns), height=6)
+    return panel.override_by_name("What happened", [property_of("custom.width", 480)])
+
+
 def table_of_alerts() -> table.Panel:
     columns = (
         words("severity", "Severity"),
@@ -174,8 +190,8 @@ def table_of_alerts() -> table.Panel:
     return panel.override_by_name("What it saw", [property_of("custom.width", 480)])
 
 
-def alerts_as_annotations() -> builders.AnnotationQuery:
-    """From when an alert was opened to when its state last changed, which is when it was over where it is."""
+def incidents_as_annotations() -> builders.AnnotationQuery:
+    """From when an incident was opened to when it last changed."""
     columns = (
         moment("opened_at", "time"),
         moment("updated_at", "timeEnd"),
@@ -185,10 +201,10 @@ def alerts_as_annotations() -> builders.AnnotationQuery:
     )
     return (
         builders.AnnotationQuery()
-        .name("Alerts")
+        .name("Incidents")
         .datasource(REST)
         .enable(True)
         .icon_color("red")
-        .target(rest("/alerts", {"run": "${run}", "limit": "100"}, "alerts", columns, "Anno"))
+        .target(rest("/incidents", {"run": "${run}", "limit": "100"}, "incidents", columns, "Anno"))
         .placement(models.AnnotationQueryPlacement.IN_CONTROLS_MENU)
     )

@@ -36,7 +36,7 @@ class TestEachQueryToPrometheus:
 
 
 class TestTheFiguresOfTheFleet:
-    """Each run and alert counts once, though two services tell of it."""
+    """Each run and incident counts once, though two servers report it."""
 
     @pytest.fixture
     def figures(self, watched, prometheus, values):
@@ -50,7 +50,7 @@ class TestTheFiguresOfTheFleet:
     def test_are_those_of_the_service(self, figures, watched):
         assert figures == {
             "Runs": len(watched.run_ids),
-            "Alerts that fire": len(watched.firing),
+            "Open incidents": len(watched.incidents),
             "Runs with NaN or Inf": 1,
             "Silent runs": 0,
         }
@@ -152,8 +152,8 @@ class TestEachQueryToTheService:
         for column in query.target["columns"]:
             found = [value for value in column_of(rows, column) if value is not None]
             assert all(map(KINDS[column["type"]], found)), column
-            # An alert that still fires is not over at any step; all else is there.
-            assert found or column["selector"] == "resolved_step", f"nothing but null in {column}"
+            # What still fires or is open is not over at any step; all else is there.
+            assert found or column["selector"] in ("resolved_step", "ended_step"), f"nothing but null in {column}"
 
     def test_asks_the_parser_that_runs_in_the_backend(self, query, watched, values):
         told = {key: query.target[key] for key in ("type", "source", "parser", "format")}

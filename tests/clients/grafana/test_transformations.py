@@ -244,8 +244,13 @@ class TestTheTablesOfTheFleet:
         assert vars(row)["div_nan-s0"] > 0
         assert vars(row)["lm_pre4-s0"] == 0
 
-    def test_have_a_row_for_each_alert(self, shown, watched, prometheus):
-        fields = {field["name"]: field["values"] for field in shown(panel_of("fleet", "Alerts that fire now"))}
-        assert [*fields] == ["severity", "rule", "family", "project", "run", "run_id"]
-        shown_alerts = zip(fields["run"], fields["rule"], fields["family"], strict=True)
-        assert {*shown_alerts} == {(one["run"], one["rule"], one["family"]) for one in watched.firing}
+    def test_have_a_row_for_each_incident(self, shown, watched, prometheus):
+        fields = {field["name"]: field["values"] for field in shown(panel_of("fleet", "Incidents that are open now"))}
+        names = ["severity", "rule", "family", "blocks", "project", "run", "run_id", "incident_id"]
+        assert [*fields] == names
+        rows = {tuple(row) for row in zip(*(fields[name] for name in names if name != "blocks"), strict=True)}
+        assert rows == {tuple(one[name] for name in names if name != "blocks") for one in watched.incidents}
+        where = dict(zip(fields["incident_id"], fields["blocks"], strict=True))
+        assert [where[one["incident_id"]] for one in watched.incidents if one["blocks"]] == [
+            "-".join(map(str, one["blocks"])) for one in watched.incidents if one["blocks"]
+        ]

@@ -104,13 +104,10 @@ class Watched:
     run_ids: dict[str, str]
     start: float
     end: float
-    firing: list[dict] = dataclasses.field(init=False)
-    """The alerts that fire at the end. Minutes later the runs are silent too."""
     incidents: list[dict] = dataclasses.field(init=False)
-    """The incidents that are open then."""
+    """The incidents that are open at the end. Minutes later the runs are silent too."""
 
     def __post_init__(self):
-        self.firing = self.rest("/api/v1/alerts", {"state": "firing", "limit": 1000})["alerts"]
         self.incidents = self.rest("/api/v1/incidents", {"state": "open", "limit": 1000})["incidents"]
 
     def rest(self, path, params=()):
