@@ -11,6 +11,7 @@ import torch
 
 from trials.judging import NEVER, Summary, Verdict
 from trials.runs import KEPT_BACK
+from tsemon_answers.display import blocks
 
 
 def conditions(num_trainings: int) -> str:
@@ -107,8 +108,10 @@ def told(verdict: Verdict) -> str:
     incident = verdict.incident
     if incident is None:
         return "missed"
-    blocks = "" if incident.blocks is None else f", blocks {incident.blocks[0]} to {incident.blocks[1]}"
-    return f"{incident.rule}{blocks}" + ("" if verdict.is_named else f" (wrong: {incident.family})")
+    where = blocks(incident.blocks)
+    return (
+        incident.rule + (f", {where}" if where else "") + ("" if verdict.is_named else f" (wrong: {incident.family})")
+    )
 
 
 def _notes(verdicts: Sequence[Verdict]) -> Iterator[str]:

@@ -322,9 +322,18 @@ def _about(run: RunDetail) -> Iterator[tuple[str, list[tuple[str, Cell]]]]:
     if run.metrics.heads:
         yield "by head", [(name, f"{num} blocks, {heads} heads") for name, (num, heads) in run.metrics.heads.items()]
     if run.not_measured:
-        yield "not measured", list(run.not_measured.items())
+        yield "not measured", list(_each_reason_once(run.not_measured))
     if run.config:
         yield "config", list(_flat(run.config))
+
+
+def _each_reason_once(not_measured: dict[str, str]) -> Iterator[tuple[str, Cell]]:
+    metrics: dict[str, list[str]] = {}
+    for metric, reason in not_measured.items():
+        metrics.setdefault(reason, []).append(metric)
+    for reason, (first, *others) in metrics.items():
+        yield first, reason
+        yield from ((other, "same reason") for other in others)
 
 
 def _scalar(value: float | None) -> Cell:
