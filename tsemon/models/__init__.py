@@ -15,7 +15,7 @@ from tsemon.models.encoder import Encoder, EncoderConfig, TextEncoder, TextEncod
 from tsemon.models.generation import generate
 from tsemon.models.language import CausalLanguageModel, CausalLanguageModelConfig
 from tsemon.models.llama import Llama, LlamaConfig
-from tsemon.models.reparameterised import ReparameterisedAttention
+from tsemon.models.reparameterised import ReparameterisationConfig, ReparameterisedAttention
 from tsemon.models.repeating import RepeatingTransformer, RepeatingTransformerConfig
 from tsemon.models.transformer_xl import TransformerXL, TransformerXLConfig
 from tsemon.models.values import ValueRule
@@ -36,6 +36,7 @@ __all__ = [
     "LlamaConfig",
     "PostNormBlock",
     "PreNormBlock",
+    "ReparameterisationConfig",
     "ReparameterisedAttention",
     "RepeatingTransformer",
     "RepeatingTransformerConfig",

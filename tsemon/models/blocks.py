@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tsemon.errors import InvalidArgument
 from tsemon.models.attention import AttentionPath, SelfAttention
 from tsemon.models.cache import Cache
-from tsemon.models.reparameterised import Reparameterisation, ReparameterisedAttention
+from tsemon.models.reparameterised import ReparameterisationConfig, ReparameterisedAttention
 
 Activation = Literal["gelu", "relu"]
 Norm = Literal["post", "pre", "branch"]
@@ -26,12 +26,11 @@ CHOICES = {
     "activation": get_args(Activation),
     "tau_at": get_args(Place),
     "attention": get_args(AttentionPath),
-    "reparameterisation": (None, *get_args(Reparameterisation)),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockConfig:
+class BlockConfig(ReparameterisationConfig):
     """Sizes and rules of one block. Raises InvalidArgument for rules that contradict each other."""
 
     width: int
@@ -56,11 +55,10 @@ class BlockConfig:
     """Of the attention scores; None is 1 / sqrt(D / H)."""
     norm_affine: bool = True
     """Whether norms have weights and biases."""
-    reparameterisation: Reparameterisation | None = None
-    """Eigenvalues that the values' and output's weights are held to."""
     attention: AttentionPath = "sdpa"
 
     def __post_init__(self) -> None:
+        self.check_reparameterisation()
         for field, choices in CHOICES.items():
             if (value := getattr(self, field)) not in choices:
                 raise InvalidArgument(f"{field} must be one of {choices}, got {value!r}")
@@ -75,10 +73,10 @@ class BlockConfig:
         return nn.LayerNorm(self.width, elementwise_affine=self.norm_affine)
 
     def self_attention(self) -> nn.Module:
-        width, heads, causal, kind = self.width, self.heads, self.causal, self.reparameterisation
-        if kind is None:
-            return SelfAttention(width, heads, causal, scale=self.score_scale, path=self.attention)
-        return ReparameterisedAttention(width, heads, causal, scale=self.score_scale, path=self.attention, kind=kind)
+        width, heads, causal, scale, path = self.width, self.heads, self.causal, self.score_scale, self.attention
+        if self.reparameterisation is None:
+            return SelfAttention(width, heads, causal, scale=scale, path=path)
+        return ReparameterisedAttention(width, heads, causal, scale=scale, path=path, config=self)
 
 
 class FeedForward(nn.Module):

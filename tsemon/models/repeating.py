@@ -16,17 +16,16 @@ from torch import Tensor, nn
 from tsemon.errors import InvalidArgument, ShapeError
 from tsemon.models import presets
 from tsemon.models.presets import OfPreset, Presets, Sizes
-from tsemon.models.reparameterised import Reparameterisation, ReparameterisedWeights
+from tsemon.models.reparameterised import ReparameterisationConfig, ReparameterisedWeights
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepeatingTransformerConfig(Presets):
+class RepeatingTransformerConfig(ReparameterisationConfig, Presets):
     PRESETS: ClassVar[Mapping[str, Sizes]] = presets.REPEATING
     depth: int
     """How often the layer is applied."""
     width: int
     """D"""
-    reparameterisation: Reparameterisation
     norm: Literal["post", "pre"] | None = None
     """Where the norm stands: after the sum, before attention, or nowhere."""
     gamma: Literal["positive", "negative"] = "positive"
@@ -36,6 +35,7 @@ class RepeatingTransformerConfig(Presets):
     stand between A X and H, scale its eigenvalues but leave (or turn, where negative) the sign of them all."""
 
     def __post_init__(self) -> None:
+        self.check_reparameterisation()
         if self.depth < 1 or self.width < 1:
             raise InvalidArgument(f"depth and width must be at least 1, got depth {self.depth} and width {self.width}")
         if self.norm not in ("post", "pre", None) or self.gamma not in ("positive", "negative"):
@@ -81,7 +81,7 @@ class RepeatingLayer(nn.Module):
     def __init__(self, config: RepeatingTransformerConfig) -> None:
         super().__init__()
         self.norm_before = _fixed_norm(config) if config.norm == "pre" else nn.Identity()
-        self.attention = FixedAttention(config.width, config.reparameterisation)
+        self.attention = FixedAttention(config.width, config)
         if config.orthogonal:
             nn.init.orthogonal_(self.attention.basis)
         self.norm_after = _fixed_norm(config) if config.norm == "post" else nn.Identity()

@@ -67,7 +67,7 @@ class TestABlockConfig:
             ({"activation": "tanh"}, "activation must be"),
             ({"tau": 0.5, "tau_at": "ffn"}, "tau_at must be"),
             ({"attention": "flash"}, "attention must be"),
-            ({"reparameterisation": "sharp"}, "reparameterisation must be"),
+            ({"reparameterisation": "sharp"}, "expected a reparameterisation"),
             ({"tau": 0.5, "norm": "pre"}, "tau=0.5 with norm='pre'"),
             ({"learn_tau": True}, "tau is None"),
             ({"full_mean": True}, "tau is None"),

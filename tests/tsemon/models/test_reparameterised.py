@@ -3,15 +3,16 @@ import torch
 
 from tests.tsemon.models.written_out import EXACT
 from tsemon.errors import InvalidArgument, ShapeError
-from tsemon.models import ReparameterisedAttention
+from tsemon.models import BlockConfig, ReparameterisationConfig, ReparameterisedAttention, RepeatingTransformerConfig
 
 KINDS = ["sharpening", "smoothing"]
 RANGES = {"sharpening": (-1, 0), "smoothing": (0, 1)}
 
 
-def make(kind, heads=1, psi=None, **options):
+def make(kind, heads=1, psi=None, *, path="sdpa", causal=False, scale=None, **rules):
     torch.manual_seed(0)
-    attention = ReparameterisedAttention(12, heads, kind=kind, **options).double()
+    config = ReparameterisationConfig(reparameterisation=kind, **rules)
+    attention = ReparameterisedAttention(12, heads, causal, scale=scale, path=path, config=config).double()
     if psi is not None:
         attention.load_state_dict(attention.state_dict() | {"psi": psi})
     return attention
@@ -95,7 +96,7 @@ class TestReparameterisedAttention:
 
     def test_starts_as_the_paper_has_it(self, kind):
         torch.manual_seed(0)
-        attention = ReparameterisedAttention(300, 3, kind=kind)
+        attention = ReparameterisedAttention(300, 3, config=ReparameterisationConfig(reparameterisation=kind))
         # He's initialisation has variance 2 / width; of 90,000 draws it is within 5 %, of 300 within 30 %.
         assert attention.basis.var().item() == pytest.approx(2 / 300, rel=0.05)
         assert attention.psi.var().item() == pytest.approx(0.1, rel=0.3)
@@ -103,6 +104,50 @@ class TestReparameterisedAttention:
     def test_tells_the_shape_it_was_given(self, kind):
         with pytest.raises(ShapeError, match=r"tokens, 12\), got \(2, 7, 8\)"):
             make(kind)(torch.ones(2, 7, 8))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestTheTransposeOfFootnote4:
+    def test_equals_its_equation_for_several_heads(self, x_BTD, psi, kind):
+        """Each head attends by itself; W_V = V_H is cut by columns and W_proj = L V_H' by rows."""
+        attention = make(kind, heads=3, psi=psi, projection="transpose")
+        basis, (weight, bias) = attention.basis, attention.to_query_key.parameters()
+        project = torch.diag(psi.clamp(*RANGES[kind])) @ basis.T
+        for x, y in zip(x_BTD, attention(x_BTD), strict=True):
+            query, key = (x @ weight.T + bias).split(12, 1)
+            expected = torch.zeros_like(x)
+            for head in range(3):
+                at = slice(4 * head, 4 * head + 4)
+                weights = (query[:, at] @ key[:, at].T / 2).exp()
+                expected += weights / weights.sum(1, keepdim=True) @ (x @ basis[:, at]) @ project[at]
+            torch.testing.assert_close(y, expected, **EXACT)
+
+    def test_has_eigenvalues_of_the_signs_of_psi_and_of_other_sizes(self, psi, kind):
+        attention = make(kind, psi=psi, projection="transpose")
+        h = attention.basis @ attention.output_weight_DD()
+        torch.testing.assert_close(h, h.T, **EXACT)
+        eigenvalues, expected = torch.linalg.eigvalsh(h), psi.clamp(*RANGES[kind])
+        assert (eigenvalues.abs() > 1e-9).sum() == (expected != 0).sum()
+        assert (eigenvalues[eigenvalues.abs() > 1e-9].sign() == (-1 if kind == "sharpening" else 1)).all()
+        assert eigenvalues.abs().max() > 1.5
+
+    def test_starts_with_the_weights_of_the_inverse(self, kind):
+        torch.testing.assert_close(make(kind).state_dict(), make(kind, projection="transpose").state_dict(), **EXACT)
+
+
+class TestTheInterval:
+    def test_holds_psi(self, psi):
+        attention = make("sharpening", psi=psi, psi_clip=(-0.5, -0.1))
+        eigenvalues = torch.linalg.eigvals(attention.basis @ attention.output_weight_DD()).real
+        # As exact as the eigenvectors' condition number lets them be.
+        torch.testing.assert_close(eigenvalues.sort().values, psi.clamp(-0.5, -0.1).sort().values, rtol=0, atol=1e-9)
+
+    @pytest.mark.parametrize("variance", [0.01, 1.0])
+    def test_and_the_variance_of_psi_are_those_of_figure_8(self, variance):
+        torch.manual_seed(0)
+        config = ReparameterisationConfig(reparameterisation="smoothing", psi_variance=variance)
+        attention = ReparameterisedAttention(300, 3, config=config)
+        assert attention.psi.var().item() == pytest.approx(variance, rel=0.3)
 
 
 class TestTheArguments:
@@ -113,3 +158,32 @@ class TestTheArguments:
     def test_have_heads_that_divide_the_width(self):
         with pytest.raises(InvalidArgument, match="12 and 5 heads"):
             make("smoothing", heads=5)
+
+    @pytest.mark.parametrize(
+        ("fields", "complaint"),
+        [
+            ({"psi_clip": (-0.1, -0.5)}, "the smaller one first"),
+            ({"psi_clip": (-0.5, -0.5)}, "the smaller one first"),
+            ({"psi_clip": (float("-inf"), 0.0)}, "two finite numbers"),
+            ({"psi_clip": (float("nan"), 0.0)}, "two finite numbers"),
+            ({"psi_clip": (-1.0,)}, "two finite numbers"),
+            ({"psi_clip": (-0.5, 0.5)}, "eigenvalues of at most 0"),
+            ({"reparameterisation": "smoothing", "psi_clip": (-0.5, 0.5)}, "eigenvalues of at least 0"),
+            ({"psi_variance": 0.0}, "psi_variance must be positive"),
+            ({"psi_variance": float("nan")}, "psi_variance must be positive"),
+            ({"projection": "pseudo"}, "projection must be one of"),
+            ({"reparameterisation": None, "projection": "transpose"}, "need a reparameterisation"),
+            ({"reparameterisation": None, "psi_clip": (-1.0, 0.0)}, "need a reparameterisation"),
+            ({"reparameterisation": None, "psi_variance": 1.0}, "need a reparameterisation"),
+        ],
+    )
+    def test_fit_together(self, fields, complaint):
+        fields = {"reparameterisation": "sharpening"} | fields
+        with pytest.raises(InvalidArgument, match=complaint):
+            BlockConfig(width=12, heads=3, ffn=24, **fields)
+        with pytest.raises(InvalidArgument, match=complaint):
+            RepeatingTransformerConfig(width=12, depth=3, **fields)
+
+    def test_are_needed(self):
+        with pytest.raises(InvalidArgument, match="got None"):
+            ReparameterisedAttention(12, 3, config=ReparameterisationConfig())

@@ -121,6 +121,7 @@ class TestTheArguments:
             ({"norm": "branch"}, "norm 'branch'"),
             ({"gamma": "zero"}, "gamma 'zero'"),
             ({"reparameterisation": "sharp"}, "got 'sharp'"),
+            ({"reparameterisation": None}, "got None"),
         ],
     )
     def test_are_refused_where_they_do_not_fit(self, fields, words):

@@ -37,6 +37,7 @@ DE_ESCALATED = {
 REPARAMETERISED = {
     "sharpening": {"reparameterisation": "sharpening", "norm": "pre"},
     "smoothing": {"reparameterisation": "smoothing"},
+    "transposed": {"reparameterisation": "sharpening", "projection": "transpose", "psi_clip": (-0.5, 0.0)},
 }
 VARIANTS = PLAIN | DE_ESCALATED | REPARAMETERISED
 

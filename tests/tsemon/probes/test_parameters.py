@@ -10,7 +10,7 @@ from torch.optim import SGD, Adam, AdamW
 from tests import zoo
 from tests.tsemon.probes.probing import ALL, probe_of, raise_fault, reading_of
 from tsemon.measures import power_law_fit
-from tsemon.models import ReparameterisedAttention
+from tsemon.models import ReparameterisationConfig, ReparameterisedAttention
 from tsemon.probes import Probe, find_blocks, why_trains_nothing
 from tsemon.probes.coordinates import MAX_COORDINATES, Coordinates, stride_of
 from tsemon.probes.groups import sub_steps
@@ -691,7 +691,7 @@ class TestQueriesAndKeys:
         assert "grad_norm_qk" not in probe.not_measured
 
     def test_are_all_of_a_projection_packed_without_values(self):
-        attention = ReparameterisedAttention(32, 4, kind="smoothing")
+        attention = ReparameterisedAttention(32, 4, config=ReparameterisationConfig(reparameterisation="smoothing"))
         found = [found.parameter for found in queries_and_keys(attention)]
         assert found == [*attention.to_query_key.parameters()]
 

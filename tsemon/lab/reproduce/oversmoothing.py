@@ -18,7 +18,7 @@ from tsemon.lab.reproduce.oversmoothing_training import KINDS, MEASURES, SUBLAYE
 from tsemon.lab.reproduce.plotting import COLOURS, legend_beside, panels
 from tsemon.lab.reproduce.result import Claim, Experiment, Plot, Result, Table, verdict
 from tsemon.lab.train.images import digits
-from tsemon.models import ReparameterisedAttention
+from tsemon.models import ReparameterisationConfig, ReparameterisedAttention
 
 EXPERIMENT = Experiment(
     name="oversmoothing",
@@ -95,7 +95,7 @@ NOTES = (
 def stretch_note(width: int) -> str:
     """How far V_H is from orthogonal at the start."""
     torch.manual_seed(0)
-    attention = ReparameterisedAttention(width, 3, kind="sharpening")
+    attention = ReparameterisedAttention(width, 3, config=ReparameterisationConfig(reparameterisation="sharpening"))
     h_DD = (attention.basis @ attention.output_weight_DD()).detach()
     return (
         "The eigenvalues decide what many equal layers do, not what one does: V_H is not orthogonal, and H = V_H L V_H^-1, "

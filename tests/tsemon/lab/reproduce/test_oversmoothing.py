@@ -75,7 +75,7 @@ class TestTraining:
     def test_without_norm_weights_has_none(self, data):
         model = train("sharpening", data, SIZES, norm_affine=False)
         assert all(block.norm1.weight is None for block in model.blocks)
-        assert model.blocks[0].attention.eigenvalues_D().max() <= 0
+        assert model.blocks[0].attention.clipped_psi_D().max() <= 0
 
 
 class TestRandomPairs:
