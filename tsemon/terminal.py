@@ -9,7 +9,8 @@ import csv
 import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,23 @@ def terminal() -> Console | None:
 
     console = Console(highlight=False)
     return console if console.is_terminal else None
+
+
+@contextmanager
+def progress_bar() -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
+    """A bar on a terminal, nothing elsewhere. Yields functions that print a line and set (done, total)."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    console = terminal()
+    if console is None:
+        yield say, lambda done, total: None
+        return
+    with Progress(BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("", total=None)
+        yield (
+            lambda line: console.print(line, markup=False, soft_wrap=True),
+            lambda done, total: bar.update(task, completed=done, total=total),
+        )
 
 
 def print_json(value: Any) -> None:

@@ -15,7 +15,7 @@ import typer
 
 import tsemon
 from tsemon.errors import InvalidArgument, MissingPackage, one_of
-from tsemon.terminal import Column, examples, print_json, print_table, say
+from tsemon.terminal import Column, examples, print_json, print_table, progress_bar, say
 from tsemon_client.commands import alerts, incidents, runs, series, sub_step, tail
 from tsemon_client.commands.completion import complete_run
 from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, Server
@@ -166,11 +166,13 @@ def reproduce(
     name: Annotated[str, typer.Argument(help="An experiment, or `all`. `list` names them.")],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller and fewer: minutes instead of an hour.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for pages, figures and numbers.")] = Path("reproduction"),
-    jobs: Annotated[int, typer.Option(help="Experiments at a time, one thread each.", min=1)] = os.cpu_count() or 1,
+    jobs: Annotated[int, typer.Option(help="Parts of experiments at a time, one thread each.", min=1)] = os.cpu_count()
+    or 1,
 ) -> None:
     """Repeat the papers' experiments.
 
-    Writes down what they say beside what we see. TSEMON_TEXT names the files or
+    Writes pages with the papers' statements beside our figures. If it is
+    interrupted, the same command continues with the rest. TSEMON_TEXT names the files or
     folders of text, as in PATH, on which value-residual-82m trains.
     """
     _require("matplotlib", "numpy", "sklearn", "torch", "transformers", extra="reproduce")
@@ -187,7 +189,9 @@ def reproduce(
             ],
         )
         return
-    index = run(available() if name == "all" else [name], out, quick=quick, jobs=jobs, tell=say)
+    with progress_bar() as (tell, progress):
+        names = available() if name == "all" else [name]
+        index = run(names, out, quick=quick, jobs=jobs, tell=tell, progress=progress)
     say(f"all in one table: {index}")
 
 

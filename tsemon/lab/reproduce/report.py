@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import json
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 import tsemon
-from tsemon.lab.reproduce.result import Experiment, Result, Table
+from tsemon.lab.reproduce.result import Experiment, Result, Table, Verdict
 
 INTRODUCTION = """\
 # What the papers' experiments give when they are repeated
 
 Each page has its settings, seeds, figures and numbers. What is one of tsemon's metrics was measured by tsemon's own probes;
 a verdict is a condition on the figures, so it moves when they do. Where a paper can be read in two ways, or sizes had to be
-made smaller, the page says which were taken.
+made smaller, the page says which were taken. A page with a column "as printed" runs the paper's equations and settings as
+they are printed there. Figures with ± are the mean and the standard deviation over seeds, and a verdict on them needs a
+difference larger than both standard deviations together. "Ours" is a question that no paper answers.
 
 `tsemon reproduce NAME` repeats one, `tsemon reproduce all` all that the machine can run, `tsemon reproduce list` names them.
-`--quick` takes minutes in place of half an hour, with fewer steps and trials: some of its verdicts differ. `--out` is the
-folder for pages, `--jobs` how many run at a time, each with one thread.
+`--quick` takes minutes instead of hours, with smaller models and fewer trials: some of its verdicts differ. `--out` is the
+folder for pages, `--jobs` how many parts run at a time, each with one thread. An interrupted command continues where it was.
 
 `tsemon reproduce value-residual-82m` needs a CUDA GPU: four models of 82M parameters on 100 MB of text, the files or folders
 that TSEMON_TEXT names (several as in PATH), or the Python sources of the installation where they are enough.
@@ -56,7 +59,7 @@ def write_index(folder: Path, order: Sequence[str]) -> Path:
     """`README.md`: of each result in the folder, in this order of names, what the paper says and what we see."""
     paths = [path for name in order if (path := folder / f"{name}.json").exists()]
     bodies = [json.loads(path.read_text()) for path in paths]
-    lines = [INTRODUCTION]
+    lines = [INTRODUCTION, _counts(bodies), ""]
     for body in bodies:
         experiment = body["experiment"]
         size = ", the quick version" if body["is_quick"] else ""
@@ -89,9 +92,20 @@ def _page(result: Result, experiment: Experiment, body: Mapping[str, Any]) -> st
     return "\n".join(lines) + "\n"
 
 
+def _counts(bodies: Sequence[Mapping[str, Any]]) -> str:
+    """How many verdicts there are of each kind."""
+    found = Counter(claim["agrees"] for body in bodies for claim in body["claims"])
+    counted = ", ".join(f"{found[kind]} {kind}" for kind in get_args(Verdict) if found[kind])
+    return f"Verdicts: {counted}."
+
+
 def _claims(claims: Sequence[Mapping[str, str]]) -> list[str]:
-    rows = [(claim["paper"], claim["seen"], claim["agrees"]) for claim in claims]
-    return _table(Table(title="", columns=("The paper says", "We see", "Agrees"), rows=rows))
+    if not any(claim.get("reading") for claim in claims):
+        rows = [(claim["paper"], claim["seen"], claim["agrees"]) for claim in claims]
+        return _table(Table(title="", columns=("The paper says", "We see", "Agrees"), rows=rows))
+    columns = ("The paper says", "As printed", "As we read it", "Agrees")
+    both = [(claim["paper"], claim["seen"], claim.get("reading", ""), claim["agrees"]) for claim in claims]
+    return _table(Table(title="", columns=columns, rows=both))
 
 
 def _table(table: Table) -> list[str]:

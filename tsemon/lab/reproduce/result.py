@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,7 +13,13 @@ from numpy.typing import NDArray
 
 from tsemon.errors import InvalidArgument
 
-Verdict = Literal["yes", "in part", "no"]
+Verdict = Literal["yes", "in part", "no", "not testable at this size", "ours, no claim of the paper"]
+OURS: Verdict = "ours, no claim of the paper"
+NOT_TESTABLE: Verdict = "not testable at this size"
+Numbers = dict[str, Any]
+"""Numbers and texts that a trial has found, and lists and dicts of them."""
+Trial = Callable[[], Numbers]
+"""A part of an experiment that depends on no other part. Processes pass it to each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +41,12 @@ class Claim:
     """One sentence of the paper, held against what was measured."""
 
     paper: str
+    """The paper's own words or figures; with the verdict OURS, our question."""
     seen: str
-    """With the figures that say so."""
+    """Figures of the experiment as the paper printed it."""
     agrees: Verdict
+    reading: str = ""
+    """Figures of the experiment as we read it, if that differs."""
 
 
 def verdict(*conditions: bool) -> Verdict:
@@ -46,6 +56,37 @@ def verdict(*conditions: bool) -> Verdict:
     if all(conditions):
         return "yes"
     return "in part" if any(conditions) else "no"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A quantity over seeds."""
+
+    values: Sequence[float]
+
+    @property
+    def mean(self) -> float:
+        return math.fsum(self.values) / len(self.values)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation over the seeds; 0 for one seed."""
+        if len(self.values) < 2:
+            return 0.0
+        mean = self.mean
+        return math.sqrt(math.fsum((value - mean) ** 2 for value in self.values) / (len(self.values) - 1))
+
+    def is_below(self, other: Spread | float) -> bool:
+        """Whether the mean is lower by more than both standard deviations together."""
+        other = other if isinstance(other, Spread) else Spread([other])
+        return self.mean + self.deviation < other.mean - other.deviation
+
+    def is_above(self, other: Spread | float) -> bool:
+        """Whether the mean is higher by more than both standard deviations together."""
+        return (other if isinstance(other, Spread) else Spread([other])).is_below(self)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ± {self.deviation:.3f}" if len(self.values) > 1 else f"{self.mean:.3f}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,11 @@
 import json
+from typing import get_args
 
 import pytest
 
 from tests import commands, processes
 from tsemon.lab.reproduce import EXPERIMENTS, MODULES, available
+from tsemon.lab.reproduce.result import Verdict
 
 ONE, TWO = ("concentration",), ("concentration", "escalation")
 one_and_two = pytest.mark.parametrize("done", [ONE, pytest.param(TWO, marks=pytest.mark.thorough)], indirect=True)
@@ -26,7 +28,7 @@ class TestTheCommand:
         for name in names:
             body = json.loads((folder / f"{name}.json").read_text())
             assert body["is_quick"]
-            assert {claim["agrees"] for claim in body["claims"]} <= {"yes", "in part", "no"}
+            assert {claim["agrees"] for claim in body["claims"]} <= set(get_args(Verdict))
             assert (folder / f"{name}.md").read_text().startswith(f"# {EXPERIMENTS[name].title}\n")
             assert list(folder.glob(f"{name}-*.png"))
 

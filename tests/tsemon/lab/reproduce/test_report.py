@@ -1,11 +1,12 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from tsemon.errors import InvalidArgument
 from tsemon.lab.reproduce.plotting import panels
 from tsemon.lab.reproduce.report import write, write_index
-from tsemon.lab.reproduce.result import Claim, Experiment, Plot, Result, Table, verdict
+from tsemon.lab.reproduce.result import NOT_TESTABLE, Claim, Experiment, Plot, Result, Table, verdict
 
 EXPERIMENT = Experiment(name="falling", title="Things fall", source="A paper, Figure 1")
 
@@ -67,6 +68,15 @@ class TestAPage:
         assert body["is_quick"]
 
 
+class TestAPageWithReadings:
+    def test_has_a_column_for_them(self, result, tmp_path):
+        printed = Claim(paper="It floats", seen="for 1 s", reading="for 2 s", agrees=NOT_TESTABLE)
+        page = write(replace(result, claims=[printed]), EXPERIMENT, tmp_path, quick=True, seconds=2.4)
+        lines = page.read_text().splitlines()
+        assert "| The paper says | As printed | As we read it | Agrees |" in lines
+        assert f"| It floats | for 1 s | for 2 s | {NOT_TESTABLE} |" in lines
+
+
 class TestTheMachine:
     @pytest.mark.parametrize(("needs_gpu", "device"), [(False, "CPU ("), (True, "A GPU, ")])
     def test_is_the_gpu_only_where_the_experiment_runs_on_it(self, result, tmp_path, monkeypatch, needs_gpu, device):
@@ -86,3 +96,4 @@ class TestTheIndex:
         assert lines.index("## [Things rise](rising.md)") < lines.index("## [Things fall](falling.md)")
         assert lines.count("| It falls | 3 to 1 | yes |") == 2
         assert sum("the quick version" in line for line in lines) == 1
+        assert "Verdicts: 2 yes, 2 no." in lines

@@ -1,0 +1,153 @@
+"""Run experiments in processes of their own. An interrupted run continues with the trials that it has not finished."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+import tsemon
+from tsemon.catalogue import nearest
+from tsemon.errors import InvalidArgument
+from tsemon.lab.reproduce.experiments import EXPERIMENTS, module_of, trials_of
+from tsemon.lab.reproduce.report import write, write_index
+from tsemon.lab.reproduce.result import Result
+
+Progress = Callable[[int, int], None]
+"""Takes the number of trials and pages that are done, and the number of all."""
+
+
+def reproduce(
+    names: Collection[str],
+    folder: Path,
+    *,
+    quick: bool,
+    jobs: int,
+    tell: Callable[[str], None] = print,
+    progress: Progress = lambda done, total: None,
+) -> Path:
+    """Run these experiments, `jobs` parts of them at a time, each in a process with one thread, and write their pages.
+
+    The numbers of each trial are kept in `folder/.trials` until its page is written: an interrupted run can continue.
+    Returns the path of the index. Raises InvalidArgument for an unknown name and for a folder that cannot be made; an
+    error in an experiment is raised when all others are done.
+    """
+    for name in names:
+        if name not in EXPERIMENTS:
+            raise InvalidArgument(f"no experiment named {name!r}; {nearest(name, list(EXPERIMENTS))}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as refused:
+        raise InvalidArgument(f"expected a folder to write pages to, got {folder}: {refused.strerror}") from refused
+    work = _Work(names, folder, quick)
+    tell(f"{work.describe()}, {jobs} at a time")
+    failed: BaseException | None = None
+    with ProcessPoolExecutor(max_workers=jobs, mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(run_trial, name, key, folder, quick=quick): (name, key) for name, key in work.missing()}
+        pages = {pool.submit(run, name, folder, quick=quick): name for name in names if work.is_ready(name)}
+        for trial in as_completed(running):
+            name, key = running[trial]
+            if (error := trial.exception()) is not None:
+                tell(f"{name}, {key}: failed: {error}")
+                failed = failed or error
+                continue
+            work.finish(name, key)
+            progress(*work.progress)
+            if work.is_ready(name):
+                pages[pool.submit(run, name, folder, quick=quick)] = name
+        for page in as_completed(pages):
+            if (error := page.exception()) is None:
+                tell(f"{pages[page]}: {page.result()}")
+            else:
+                tell(f"{pages[page]}: failed: {error}")
+                failed = failed or error
+            work.num_pages += 1
+            progress(*work.progress)
+    index = write_index(folder, list(EXPERIMENTS))
+    if failed is not None:
+        raise failed
+    return index
+
+
+class _Work:
+    """The trials of some experiments, and which of them are done."""
+
+    def __init__(self, names: Collection[str], folder: Path, quick: bool) -> None:
+        every = {name: list(trials_of(name, quick)) for name in names}
+        self._missing = {
+            name: [key for key in keys if not _kept(folder, name, key, quick).exists()] for name, keys in every.items()
+        }
+        self._num_trials = sum(map(len, every.values()))
+        self.num_pages = 0
+
+    def missing(self) -> list[tuple[str, str]]:
+        return [(name, key) for name, keys in self._missing.items() for key in keys]
+
+    def is_ready(self, name: str) -> bool:
+        """Whether only the page is left to do."""
+        return not self._missing[name]
+
+    def finish(self, name: str, key: str) -> None:
+        self._missing[name].remove(key)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        num_known = self._num_trials - len(self.missing())
+        return num_known + self.num_pages, self._num_trials + len(self._missing)
+
+    def describe(self) -> str:
+        num_known, total = self.progress
+        return f"{total} parts to run" + (f", {num_known} of them known from an earlier run" if num_known else "")
+
+
+def run_trial(name: str, key: str, folder: Path, *, quick: bool) -> None:
+    """One trial, here. Its numbers are kept for the page."""
+    _prepare()
+    start = time.perf_counter()
+    numbers = trials_of(name, quick)[key]()
+    path = _kept(folder, name, key, quick)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Renamed when it is whole: an interrupted run must not leave half of it.
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"seconds": time.perf_counter() - start, "numbers": numbers}))
+    part.replace(path)
+
+
+def run(name: str, folder: Path, *, quick: bool) -> Path:
+    """One experiment, here, with the trials that are not known yet. Returns the path of its page."""
+    _prepare()
+    start, module = time.perf_counter(), module_of(name)
+    keys = list(trials_of(name, quick))
+    for key in keys:
+        if not _kept(folder, name, key, quick).exists():
+            run_trial(name, key, folder, quick=quick)
+    kept = {key: json.loads(_kept(folder, name, key, quick).read_text()) for key in keys}
+    found = {key: body["numbers"] for key, body in kept.items()}
+    result: Result = module.result(quick, found) if keys else module.run(quick)
+    seconds = time.perf_counter() - start + sum(body["seconds"] for body in kept.values())
+    page = write(result, module.EXPERIMENT, folder, quick=quick, seconds=seconds)
+    if keys:
+        shutil.rmtree(_kept(folder, name, keys[0], quick).parent)
+        with suppress(OSError):  # trials of another experiment are in it
+            (folder / ".trials").rmdir()
+    return page
+
+
+def _prepare() -> None:
+    # What is recorded is read back from its spool, and belongs on nobody's server.
+    os.environ.pop("TSEMON_SERVER", None)
+    torch.set_num_threads(1)  # small matrices: a second thread costs more than it brings
+    torch.manual_seed(0)
+
+
+def _kept(folder: Path, name: str, key: str, quick: bool) -> Path:
+    size = "-quick" if quick else ""
+    return folder / ".trials" / f"{name}{size}-{tsemon.__version__}" / f"{key}.json"
