@@ -1,4 +1,4 @@
-"""A deep Transformer-XL on text: does post-norm learn, do its two de-escalated twins, and does one of them look ahead?
+"""A deep Transformer-XL on text: does post-norm learn, which tau makes it learn, and which mean looks ahead?
 
 Axes: `B` batch, `T` tokens, `V` vocabulary.
 """
@@ -6,17 +6,29 @@ Axes: `B` batch, `T` tokens, `V` vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tsemon.lab.reproduce.plotting import panels
-from tsemon.lab.reproduce.result import Claim, Experiment, Plot, Result, Table, verdict
-from tsemon.lab.reproduce.training import Training, train
+from tsemon.lab.reproduce.plotting import COLOURS, panels
+from tsemon.lab.reproduce.result import (
+    OURS,
+    Claim,
+    Experiment,
+    Numbers,
+    Plot,
+    Result,
+    Spread,
+    Table,
+    Trial,
+    verdict,
+)
+from tsemon.lab.reproduce.training import train
 from tsemon.lab.train import standard_library_text, text_streams
 from tsemon.lab.train.schedules import constant
 from tsemon.lab.train.tasks import RecurrentTask, cross_entropy
@@ -28,19 +40,50 @@ EXPERIMENT = Experiment(
     source="Classic Transformers (arXiv 2312.06182), Section 3.4 and Figure 7",
 )
 MEASURES = ("token_similarity", "token_diversity", "grad_norm")
-PREFIX, FULL = "prefix mean", "full mean"
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "post-norm": {"norm": "post"},
-    "pre-norm": {"norm": "pre"},
-    PREFIX: {"tau": 0.3, "tau_at": "feed_forward"},
-    FULL: {"tau": 0.3, "tau_at": "feed_forward", "full_mean": True},
-}
+TAUS = (0.1, 0.3, 0.5, 0.7, 1.0)
 TRAIN_BYTES, VAL_BYTES = 2_000_000, 1_000_000
+SIMILAR = 0.05
+"""Losses that differ by less are similar: Figure 7 shows no numbers."""
+LEARNT = 0.1
+"""A model has learned if its loss is this far below that of the frequencies of bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A block: post-norm, pre-norm, or post-norm with a de-escalation at the feed-forward network's input."""
+
+    norm: str = "post"
+    tau: float | None = None
+    full_mean: bool = False
+
+    def __str__(self) -> str:
+        if self.tau is None:
+            return f"{self.norm}-norm"
+        return f"{'full' if self.full_mean else 'prefix'} mean, tau {self.tau:g}"
+
+    def fields(self) -> dict[str, Any]:
+        place = {} if self.tau is None else {"tau_at": "feed_forward"}
+        return {"norm": self.norm, "tau": self.tau, "full_mean": self.full_mean} | place
+
+
+POST, PRE = Variant(), Variant(norm="pre")
+PRINTED = Variant(tau=1.0, full_mean=True)
+"""Eq. 21 as it is printed: the mean of all tokens, and tau = 1."""
+
+
+def prefix(tau: float) -> Variant:
+    return Variant(tau=tau)
+
+
+def full(tau: float) -> Variant:
+    return Variant(tau=tau, full_mean=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    depth: int = 48
+    depths: tuple[int, ...] = (12, 24, 48)
+    taus: tuple[float, ...] = TAUS
+    num_seeds: int = 3
     width: int = 64
     context: int = 32
     """Of a segment, and of the memory."""
@@ -52,56 +95,93 @@ class Sizes:
     num_val_rows: int = 64
 
     @property
+    def depth(self) -> int:
+        """The depth at which the paper's claims are tested."""
+        return self.depths[-1]
+
+    @property
     def window(self) -> int:
         """The last sixth of the steps, over which a loss is averaged."""
         return self.num_steps // 6
 
-    def model(self, variant: str, **overrides: Any) -> TransformerXL:
+    def variants(self) -> list[Variant]:
+        return [POST, PRE, *map(full, self.taus), *map(prefix, self.taus)]
+
+    def model(self, variant: Variant, depth: int, seed: int) -> TransformerXL:
         config = TransformerXLConfig(
             vocab=256,
             context=self.context,
             memory=self.context,
-            depth=self.depth,
+            depth=depth,
             width=self.width,
             heads=4,
             ffn=2 * self.width,
             activation="relu",
             init_std=1 / math.sqrt(3 * self.width),  # the variance of PyTorch's linear layers; 0.02 is for 1,000 wide
-            **{**VARIANTS[variant], **overrides},
+            **variant.fields(),
         )
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         return TransformerXL(config)
 
 
-QUICK = Sizes(depth=32, num_steps=72, learning_rate=2e-3, warmup=10, num_val_rows=24)
+QUICK = Sizes(
+    depths=(8, 24), taus=(0.3, 1.0), num_seeds=1, num_steps=72, learning_rate=2e-3, warmup=10, num_val_rows=24
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    training: Training
-    teacher_forced: float
-    """Nats per byte of text not trained on, a whole segment at once."""
-    honest: float
+    """The losses, diversity and gradients of one model."""
+
+    losses: Sequence[float]
+    """One for each step, from before it."""
+    at_once: float
+    """Nats per byte of text not trained on, if a whole segment is read in one pass."""
+    token_by_token: float
     """The same, where each byte is predicted from those before it and nothing else."""
+    steps: Sequence[int]
+    diversity: Sequence[float]
+    """Token diversity of the last block's output, before the operator of the next one, at these steps."""
+    gradients: Sequence[float]
+    """Norm of each block's gradient at step 0."""
+
+    def training_loss(self, window: int) -> float:
+        return float(np.mean(self.losses[-window:]))
 
 
-def run(quick: bool) -> Result:
+def trials(quick: bool) -> dict[str, Trial]:
     sizes = QUICK if quick else Sizes()
-    outcomes = {variant: trained(variant, sizes) for variant in VARIANTS}
-    exploding = first_gradients(sizes, "prefix mean", tau=1.0)
+    return {_key(*run): partial(trained, *run, sizes) for run in _runs(sizes)}
+
+
+def _runs(sizes: Sizes) -> Iterator[tuple[Variant, int, int]]:
+    """The deepest models first: they take the longest."""
+    for depth in reversed(sizes.depths):
+        for variant in sizes.variants():
+            for seed in range(sizes.num_seeds):
+                yield variant, depth, seed
+
+
+def _key(variant: Variant, depth: int, seed: int) -> str:
+    return f"{variant}, depth {depth}, seed {seed}"
+
+
+def result(quick: bool, found: Mapping[str, Numbers]) -> Result:
+    sizes = QUICK if quick else Sizes()
+    outcomes = Outcomes(sizes, {run: Outcome(**found[_key(*run)]) for run in _runs(sizes)})
     return Result(
         settings=settings(sizes),
-        claims=claims(sizes, outcomes, exploding),
-        plots={"training": training_plot(outcomes), "leak": leak_plot(outcomes)},
-        tables=[table(sizes, outcomes)],
+        claims=claims(outcomes),
+        plots={"training": training_plot(outcomes), "tau": tau_plot(outcomes)},
+        tables=[table(outcomes, depth) for depth in reversed(sizes.depths)],
         notes=NOTES,
     )
 
 
-def trained(variant: str, sizes: Sizes) -> Outcome:
+def trained(variant: Variant, depth: int, seed: int, sizes: Sizes) -> Numbers:
     """All variants see the same text in the same order."""
     text = standard_library_text(TRAIN_BYTES + VAL_BYTES)
-    model = sizes.model(variant)
+    model = sizes.model(variant, depth, seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=sizes.learning_rate)
     training = train(
         model,
@@ -114,11 +194,15 @@ def trained(variant: str, sizes: Sizes) -> Outcome:
         task=RecurrentTask(),
     )
     val = text[TRAIN_BYTES:]
-    return Outcome(
-        training=training,
-        teacher_forced=val_loss(model, val, sizes, at_once),
-        honest=val_loss(model, val, sizes, token_by_token),
-    )
+    steps, diversity = training.recording.series("token_diversity", -1)
+    return {
+        "losses": training.losses.tolist(),
+        "at_once": val_loss(model, val, sizes, at_once),
+        "token_by_token": val_loss(model, val, sizes, token_by_token),
+        "steps": steps.tolist(),
+        "diversity": diversity.tolist(),
+        "gradients": training.first_gradients.tolist(),
+    }
 
 
 @torch.no_grad()
@@ -145,140 +229,195 @@ def token_by_token(model: TransformerXL, tokens_BT: Tensor, memory: list[Tensor]
     return torch.stack([model(tokens_BT[:, :end], memory)[0][:, -1] for end in ends], dim=1)
 
 
-def first_gradients(sizes: Sizes, variant: str, **overrides: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The norm of each block's gradient at step 0."""
-    model = sizes.model(variant, **overrides)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    batches = text_streams(standard_library_text(), sizes.context, sizes.batch)
-    training = train(model, optimizer, batches, 1, every=1, measures=["grad_norm"], task=RecurrentTask())
-    return training.first_gradients
-
-
+@cache
 def frequency_loss() -> float:
     """Nats per byte of a model that knows how often each byte occurs and nothing else."""
     shares = torch.bincount(standard_library_text(TRAIN_BYTES).long()).double() / TRAIN_BYTES
     return float(torch.special.entr(shares).sum())
 
 
-def claims(sizes: Sizes, outcomes: Mapping[str, Outcome], exploding: np.ndarray[Any, Any]) -> list[Claim]:
-    chance = frequency_loss()
-    learnt = chance - 0.1
-    losses = {name: outcome.training.mean_loss(sizes.window) for name, outcome in outcomes.items()}
-    val = {name: outcome.honest for name, outcome in outcomes.items()}
-    diversity = {name: o.training.recording.series("token_diversity", -1)[1] for name, o in outcomes.items()}
-    full = outcomes[FULL]
+@dataclass(frozen=True)
+class Outcomes:
+    sizes: Sizes
+    of_run: Mapping[tuple[Variant, int, int], Outcome]
+
+    def over_seeds(self, variant: Variant, depth: int | None = None) -> list[Outcome]:
+        depth = self.sizes.depth if depth is None else depth
+        return [self.of_run[variant, depth, seed] for seed in range(self.sizes.num_seeds)]
+
+    def training(self, variant: Variant, depth: int | None = None) -> Spread:
+        return Spread([one.training_loss(self.sizes.window) for one in self.over_seeds(variant, depth)])
+
+    def honest(self, variant: Variant, depth: int | None = None) -> Spread:
+        return Spread([one.token_by_token for one in self.over_seeds(variant, depth)])
+
+    def at_once(self, variant: Variant, depth: int | None = None) -> Spread:
+        return Spread([one.at_once for one in self.over_seeds(variant, depth)])
+
+    def gradient(self, variant: Variant, block: int, depth: int | None = None) -> float:
+        """The geometric mean over seeds of a block's gradient norm at step 0."""
+        return math.exp(np.mean([math.log(one.gradients[block]) for one in self.over_seeds(variant, depth)]))
+
+    def best_prefix(self, depth: int | None = None) -> Variant:
+        """The one with the lowest loss on other text, token by token."""
+        return min(map(prefix, self.sizes.taus), key=lambda variant: self.honest(variant, depth).mean)
+
+
+def claims(outcomes: Outcomes) -> list[Claim]:
+    learnt = frequency_loss() - LEARNT
+    post, pre, printed = (outcomes.training(variant) for variant in (POST, PRE, PRINTED))
+    best = outcomes.best_prefix()
+    honest_pre, honest_best = outcomes.honest(PRE), outcomes.honest(best)
+    gap = abs(pre.mean - printed.mean)
+    lowest = min((outcomes.training(full(tau)) for tau in outcomes.sizes.taus), key=lambda loss: loss.mean)
+    first, last = (outcomes.gradient(PRINTED, block) for block in (0, -1))
+    first_of_prefix = outcomes.gradient(prefix(1.0), 0)
+    fails = post.is_above(learnt)
     return [
         Claim(
-            paper="The post-norm model essentially fails",
-            seen=f"mean loss of the last {sizes.window} steps {losses['post-norm']:.3f}, on other text "
-            f"{val['post-norm']:.3f}; the frequencies of bytes alone give {chance:.3f}. Token diversity of the last "
-            f"block goes from {diversity['post-norm'][0]:.1e} to {diversity['post-norm'][-1]:.1e}",
-            agrees=verdict(val["post-norm"] > learnt, diversity["post-norm"][-1] < 1e-3),
+            paper="There is a huge performance gap between the post-norm and our de-escalated post-norm models (the former "
+            "essentially failed, thus was cut short)",
+            seen=f"training loss {post} and {printed}; the frequencies of bytes alone give {frequency_loss():.3f}",
+            reading=f"on other text, token by token: post-norm {outcomes.honest(POST)}; {best} {honest_best}",
+            agrees=verdict(fails and printed.is_below(post), printed.is_below(learnt)),
         ),
         Claim(
-            paper="The de-escalated post-norm model learns (how its mean is taken is not said)",
-            seen=f"with the mean of the prefix {losses[PREFIX]:.3f}, on other text {val[PREFIX]:.3f}, diversity "
-            f"{diversity[PREFIX][-1]:.2f}; with that of the whole segment {losses[FULL]:.3f}, on "
-            f"other text, where it cannot look ahead, {val[FULL]:.3f}",
-            agrees=verdict(val[PREFIX] < learnt, val[FULL] < learnt),
+            paper="The pre-norm model and our de-escalated post-norm model performed similarly",
+            seen=f"training loss {pre} and {printed}: {gap:.3f} apart, {'less' if gap < SIMILAR else 'more'} than {SIMILAR}",
+            reading=f"on other text, token by token: {honest_pre} and {outcomes.honest(PRINTED)}; {best} {honest_best}",
+            agrees=verdict(gap < SIMILAR),
         ),
         Claim(
-            paper="The pre-norm model and the de-escalated one perform similarly",
-            seen=f"on other text {val['pre-norm']:.3f} and, with the mean of the prefix, {val[PREFIX]:.3f}",
-            agrees=verdict(abs(val["pre-norm"] - val[PREFIX]) < 0.1),
+            paper="tau = 1 fixed without any tuning",
+            seen=f"training loss {printed}; the best full mean of the grid has {lowest}. Gradient norm at step 0: "
+            f"{first:.2g} in the first block, {last:.2g} in the last",
+            reading=f"with the mean of the prefix {outcomes.training(prefix(1.0))}; gradient norm "
+            f"{first_of_prefix:.2g} in the first block",
+            agrees=verdict(printed.mean - lowest.mean < SIMILAR, first < 100 * last),
         ),
         Claim(
-            paper="The training loss of the de-escalated model shows what it has learnt (implied)",
-            seen=f"with the full mean the loss of other text is {full.teacher_forced:.3f} a segment at once and "
-            f"{full.honest:.3f} token by token, with the prefix mean "
-            f"{outcomes[PREFIX].teacher_forced:.3f} and {outcomes[PREFIX].honest:.3f}",
-            agrees=verdict(
-                abs(full.honest - full.teacher_forced) < 0.05,
-                abs(outcomes[PREFIX].honest - outcomes[PREFIX].teacher_forced) < 0.05,
+            paper="Does the mean of the whole segment look ahead?",
+            seen=f"Eq. 21 as printed, on other text: {outcomes.at_once(PRINTED)} a segment at once, "
+            f"{outcomes.honest(PRINTED)} token by token",
+            reading=f"{best}: {outcomes.at_once(best)} and {honest_best}",
+            agrees=OURS,
+        ),
+        Claim(
+            paper="Which tau trains a causal model?",
+            seen="; ".join(
+                f"depth {depth}: {outcomes.best_prefix(depth)}, {outcomes.honest(outcomes.best_prefix(depth), depth)} "
+                f"(post-norm {outcomes.honest(POST, depth)}, pre-norm {outcomes.honest(PRE, depth)})"
+                for depth in outcomes.sizes.depths
             ),
-        ),
-        Claim(
-            paper="tau = 1 works without any tuning",
-            seen="with prefix means, where token 0 then gives up all it is, the first block's gradient at step 0 has a norm "
-            f"of {exploding[0]:.2g}, the last one's {exploding[-1]:.2g}",
-            agrees=verdict(exploding[0] < 100 * exploding[-1]),
+            reading="; ".join(
+                f"tau {tau:g} learns at depth {', '.join(map(str, depths)) or 'none'}"
+                for tau, depths in learning_depths(outcomes).items()
+            ),
+            agrees=OURS,
         ),
     ]
 
 
-def training_plot(outcomes: Mapping[str, Outcome]) -> Plot:
+def learning_depths(outcomes: Outcomes) -> dict[float, list[int]]:
+    """By tau of the prefix mean: the depths at which the model learns."""
+    learnt = frequency_loss() - LEARNT
+    return {
+        tau: [depth for depth in outcomes.sizes.depths if outcomes.honest(prefix(tau), depth).is_below(learnt)]
+        for tau in outcomes.sizes.taus
+    }
+
+
+def training_plot(outcomes: Outcomes) -> Plot:
     figure, (loss, diversity) = panels("training loss", "token diversity, last block")
-    for name, outcome in outcomes.items():
-        loss.plot(*outcome.training.smoothed(), label=name)
-        diversity.semilogy(*outcome.training.recording.series("token_diversity", -1), label=name)
+    for variant in (POST, PRE, PRINTED, outcomes.best_prefix()):
+        curves = np.mean([one.losses for one in outcomes.over_seeds(variant)], axis=0)
+        width = min(10, len(curves))
+        smooth = curves[: len(curves) // width * width].reshape(-1, width).mean(axis=1)
+        loss.plot(np.arange(width / 2, len(smooth) * width, width), smooth, label=str(variant))
+        seeds = outcomes.over_seeds(variant)
+        diversity.semilogy(seeds[0].steps, np.exp(np.mean([np.log(one.diversity) for one in seeds], axis=0)))
     loss.axhline(frequency_loss(), color="grey", linestyle=":", label="frequencies of bytes")
-    loss.set(xlabel="step", ylabel="nats per byte, mean of 10 steps")
-    diversity.set(xlabel="step", ylabel="t_div")
+    loss.set(xlabel="step", ylabel="nats per byte, mean of 10 steps and all seeds")
+    diversity.set(xlabel="step", ylabel="t_div, geometric mean of all seeds")
     loss.legend(fontsize=7)
     return Plot(
         figure=figure,
-        caption="Training predicts a segment at once, so the full mean may look ahead there: hold its loss against the next "
-        "picture. The less t_div, the more alike are the tokens.",
+        caption=f"Depth {outcomes.sizes.depth}. Training predicts a segment at once, so the full mean can look ahead: "
+        "compare its loss with the next picture. The smaller t_div, the more alike the tokens are.",
     )
 
 
-def leak_plot(outcomes: Mapping[str, Outcome]) -> Plot:
-    figure, (panel,) = panels("loss on text not trained on")
-    places = np.arange(len(outcomes))
-    panel.plot(places, [o.teacher_forced for o in outcomes.values()], "s", markersize=9, label="a segment at once")
-    panel.plot(places, [o.honest for o in outcomes.values()], "o", label="token by token")
-    panel.axhline(frequency_loss(), color="grey", linestyle=":", label="frequencies of bytes")
-    lowest = min(min(o.honest, o.teacher_forced) for o in outcomes.values())
-    panel.set(ylabel="nats per byte", xlim=(-0.5, len(outcomes) - 0.5), ylim=(lowest - 0.1, frequency_loss() + 0.3))
-    panel.set_xticks(places, [f"{name}\n{o.honest:.2f}" for name, o in outcomes.items()], fontsize=8)
-    panel.legend(fontsize=7)
+def tau_plot(outcomes: Outcomes) -> Plot:
+    figure, axes = panels("training loss", "other text, token by token", x="tau")
+    for panel, value in zip(axes, (outcomes.training, outcomes.honest), strict=True):
+        for colour, depth in zip(COLOURS, outcomes.sizes.depths, strict=False):
+            for make, style in ((full, "--"), (prefix, "-")):
+                losses = [value(make(tau), depth) for tau in outcomes.sizes.taus]
+                panel.errorbar(
+                    outcomes.sizes.taus,
+                    [loss.mean for loss in losses],
+                    [loss.deviation for loss in losses],
+                    color=colour,
+                    linestyle=style,
+                    marker=".",
+                    label=f"{make(1.0)}".split(",")[0] + f", depth {depth}",
+                )
+            panel.axhline(value(PRE, depth).mean, color=colour, linestyle=":", linewidth=1)
+        panel.axhline(frequency_loss(), color="grey", linewidth=1)
+        panel.set_ylabel("nats per byte")
+    axes[0].legend(fontsize=7)
     return Plot(
         figure=figure,
-        caption="A causal model must give the same either way: where square and circle part, a model looks ahead. Below "
-        "each name stands what it gives token by token, also where that lies above the picture.",
+        caption="Mean and standard deviation over seeds. Dotted: pre-norm of the same depth. Gray: the frequencies of "
+        "bytes. With the full mean, the right picture shows the loss without a look ahead.",
     )
 
 
-def table(sizes: Sizes, outcomes: Mapping[str, Outcome]) -> Table:
-    rows: list[Sequence[float | str]] = []
-    for name, outcome in outcomes.items():
-        t_div = outcome.training.recording.series("token_diversity", -1)[1]
-        gradients = outcome.training.first_gradients
-        rows.append(
-            (
-                *(name, outcome.training.mean_loss(sizes.window), outcome.teacher_forced, outcome.honest),
-                *(float(t_div[0]), float(t_div[-1]), float(gradients[0]), float(gradients[-1])),
-            )
+def table(outcomes: Outcomes, depth: int) -> Table:
+    rows = [
+        (
+            str(variant),
+            str(outcomes.training(variant, depth)),
+            str(outcomes.at_once(variant, depth)),
+            str(outcomes.honest(variant, depth)),
+            float(np.mean([one.diversity[0] for one in outcomes.over_seeds(variant, depth)])),
+            float(np.mean([one.diversity[-1] for one in outcomes.over_seeds(variant, depth)])),
+            outcomes.gradient(variant, 0, depth),
+            outcomes.gradient(variant, -1, depth),
         )
+        for variant in outcomes.sizes.variants()
+    ]
     columns = ("model", "training loss, end", "other text, a segment at once", "token by token")
     gradient = ("gradient norm at step 0, first block", "last block")
-    return Table(title="Training", columns=(*columns, "t_div of the last block, start", "end", *gradient), rows=rows)
+    return Table(
+        title=f"Depth {depth}", columns=(*columns, "t_div of the last block, start", "end", *gradient), rows=rows
+    )
 
 
 def settings(sizes: Sizes) -> dict[str, Any]:
     return {
-        "model": f"Transformer-XL, depth {sizes.depth}, width {sizes.width}, 4 heads, FFN {2 * sizes.width}, ReLU, segments "
-        f"and memory of {sizes.context} tokens, no dropout (the paper: depth 60, FFN 820, 201M parameters)",
+        "model": f"Transformer-XL, depths {', '.join(map(str, sizes.depths))}, width {sizes.width}, 4 heads, FFN "
+        f"{2 * sizes.width}, ReLU, segments and memory of {sizes.context} tokens, no dropout (the paper: depth 60, FFN 820, "
+        "201M parameters)",
         "initial weights": f"normal, standard deviation 1 / sqrt(3 x width) = {1 / math.sqrt(3 * sizes.width):.3f}",
-        "de-escalation": "at the feed-forward network's input; tau 0.3 with either mean (the paper: tau 1)",
+        "de-escalation": "at the feed-forward network's input, as the paper has it; its tau is 1",
         "data": f"{TRAIN_BYTES:,} bytes of the standard library's sources, in reading order; losses of other text over "
         f"{sizes.num_val_rows} segments of the {VAL_BYTES:,} bytes that follow (the paper: WikiText-103)",
         "optimizer": f"Adam, learning rate {sizes.learning_rate:g}, constant after {sizes.warmup} steps of warm-up, no "
         f"clipping; {sizes.num_steps} steps of {sizes.batch} segments (the paper: 50,000 of 40)",
-        "seeds and dtype": "one run of each, seed 0 for the weights; float32",
+        "seeds and dtype": f"{sizes.num_seeds} for the weights, the same text for all; float32",
     }
 
 
 NOTES = (
-    "The paper does not say how the mean is taken in this causal model. As the operator is printed (Eq. 21) it is that of "
-    "all tokens, which tells each token about those to come: its Figure 7 may be affected.",
+    "The paper does not say how the mean is taken in this causal model. Eq. 21 as printed takes the mean of all tokens, "
+    "which tells each token about later ones. The paper compares training losses, which do not show this.",
     "Token by token means that the logits of token t come from a pass over the memory and tokens 0 to t. The memory holds "
     "the segment before, all of it past, so it leaks nothing.",
-    "A model whose tokens have become alike gives a constant, which each training step sets right for the memory that "
-    "earlier weights have left: on other text, with a memory of its own, it may be farther off than in training.",
-    "tau is 0.3 with both means, so that they differ in nothing else. With prefix means 1 turns the first token of each "
-    "segment into zeros; 0.3, chosen over 0.7 in shorter trials, is just above the critical 1 - 1 / sqrt(2) at which "
-    "escalation ends.",
+    "A model whose tokens have become alike gives a constant, which each training step adjusts to the memory that earlier "
+    "weights have left. On other text, with a memory of its own, its loss may be higher than in training.",
+    "With prefix means, tau = 1 turns the first token of each segment into zeros. Biases start at zero, so a LayerNorm gets "
+    "an exact zero, and its gradient explodes.",
     "Weights with a standard deviation of 0.02, Transformer-XL's own, mix next to nothing in a model this narrow: "
-    "similarity then does not escalate. The one taken gives the product of width and variance that PyTorch's layers have.",
+    "similarity then does not escalate. The weights here have the product of width and variance that PyTorch's layers have.",
 )

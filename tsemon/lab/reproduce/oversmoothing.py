@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 
 from tsemon.catalogue import OVERSMOOTHING
@@ -14,11 +17,35 @@ from tsemon.lab.reproduce.oversmoothing_repeating import (
     repeating_plot,
 )
 from tsemon.lab.reproduce.oversmoothing_theory import DOUBLINGS, claims_of_theory, pair_table, random_pairs
-from tsemon.lab.reproduce.oversmoothing_training import KINDS, MEASURES, SUBLAYERS, Sizes, Trained, measured, train
+from tsemon.lab.reproduce.oversmoothing_training import (
+    KINDS,
+    MEASURES,
+    PRINTED,
+    READING,
+    SUBLAYERS,
+    Kind,
+    Models,
+    Sizes,
+    Trained,
+    setups,
+    train_one,
+)
 from tsemon.lab.reproduce.plotting import COLOURS, legend_beside, panels
-from tsemon.lab.reproduce.result import Claim, Experiment, Plot, Result, Table, verdict
+from tsemon.lab.reproduce.result import (
+    NOT_TESTABLE,
+    OURS,
+    Claim,
+    Experiment,
+    Numbers,
+    Plot,
+    Result,
+    Table,
+    Trial,
+    verdict,
+)
 from tsemon.lab.train.images import digits
 from tsemon.models import ReparameterisationConfig, ReparameterisedAttention
+from tsemon.models.reparameterised import Projection
 
 EXPERIMENT = Experiment(
     name="oversmoothing",
@@ -43,44 +70,46 @@ PAPER: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
 
 
 FULL = Sizes()
-QUICK = Sizes(width=48, steps=100, num_pairs=23, repeating_seeds=5)
+QUICK = Sizes(width=48, depths=(12,), num_seeds=1, steps=100, num_pairs=23, repeating_seeds=5)
 
 
-def run(quick: bool) -> Result:
+def trials(quick: bool) -> dict[str, Trial]:
     sizes = QUICK if quick else FULL
-    data = digits()
-    trained, plain = (
-        {
-            name: measured(train(kind, data, sizes, norm_affine=norm_affine), data.val_images, data.val_labels)
-            for name, kind in KINDS.items()
-        }
-        for norm_affine in (True, False)
-    )
+    return {str(setup): partial(train_one, setup, sizes) for setup in setups(sizes)}
+
+
+def result(quick: bool, found: Mapping[str, Numbers]) -> Result:
+    sizes = QUICK if quick else FULL
+    models = Models({setup: Trained(**found[str(setup)]) for setup in setups(sizes)}, sizes.depths[0])
     pairs = random_pairs(sizes.num_pairs)
     repeating = repeating_curves(sizes.repeating_seeds)
     return Result(
         settings={
-            "vision transformers": f"pre-norm, depth {sizes.depth}, width {sizes.width}, 3 heads, MLP {4 * sizes.width}, 17 "
-            "tokens; the paper's ViT-Ti: width 192, 65 tokens",
+            "vision transformers": f"pre-norm, depths {', '.join(map(str, sizes.depths))}, width {sizes.width}, 3 heads, "
+            f"MLP {4 * sizes.width}, 17 tokens; the paper's ViT-Ti: width 192, 65 tokens",
+            "as printed": "W_proj = L V_H', footnote 4, for models with several heads",
+            "as we read it": "W_proj = L V_H^-1, Section 4",
             "training": f"{sizes.steps} steps of {sizes.batch_size} digits, AdamW, lr 1e-3, weight decay 0.05, warm-up "
             f"{sizes.steps // 10} steps, cosine to 10 %, no augmentation; the paper: 300 epochs of CIFAR-100, lr 1.25e-4",
-            "measured on": f"{len(data.val_images)} digits that were not trained on; means over digits",
+            "measured on": f"{len(digits().val_images)} digits that were not trained on; means over digits",
             "repeating models": f"depth {REPEATING['depth']}, width {REPEATING['width']}, {REPEATING['num_tokens']} tokens "
             f"from N(0, 1), 8 sequences, geometric mean over {sizes.repeating_seeds} seeds; the paper does not tell them",
             "pairs": f"{sizes.num_pairs} A and H of each of nine kinds, 8 tokens, width 8, 2^{DOUBLINGS} layers, float64",
-            "seeds": "0 for weights, batches and pairs",
+            "seeds": f"{sizes.num_seeds} for weights and batches; 0 for pairs",
             "dtype": "float32 but for the pairs",
         },
-        claims=[*claims_of_training(trained, plain), *claims_of_repetition(repeating), *claims_of_theory(pairs)],
-        plots={"depth": depth_plot(trained, plain), "repeating": repeating_plot(repeating)},
-        tables=[*share_tables(trained, plain), pair_table(pairs)],
+        claims=[*claims_of_training(models, sizes.depths), *claims_of_repetition(repeating), *claims_of_theory(pairs)],
+        plots={"depth": depth_plot(models), "repeating": repeating_plot(repeating)},
+        tables=[*share_tables(models), accuracy_table(models, sizes.depths), pair_table(pairs)],
         notes=[*NOTES, stretch_note(sizes.width)],
     )
 
 
 NOTES = (
-    "A sub-layer raises a measure where its mean over digits is larger behind it than before. Attention and MLP are taken "
+    "A sub-layer raises a measure if its mean over digits is larger after it than before. Attention and MLP are taken "
     "with their residual, as in Eq. 2; a LayerNorm, two in a block, is compared with its own input.",
+    "V_H L V_H' is symmetric: its eigenvalues have the signs of L (Sylvester's law of inertia) but other sizes, and its "
+    "eigenvectors are orthogonal, so that they stretch nothing.",
     "HFC/LFC is in Frobenius norms. The curves over depth are the metrics of tsemon's probes; the effective rank there is "
     "that of one sequence.",
     "clip(psi, [-1, 0]) of a normal psi makes half of the eigenvalues exactly 0, which Corollary 3 leaves out: [-1, 0).",
@@ -100,102 +129,162 @@ def stretch_note(width: int) -> str:
     return (
         "The eigenvalues decide what many equal layers do, not what one does: V_H is not orthogonal, and H = V_H L V_H^-1, "
         f"with eigenvalues in [-1, 0], has a spectral norm of {torch.linalg.matrix_norm(h_DD, 2):.0f} at the start. One "
-        "layer of a sharpening model may well smooth."
+        "layer of a sharpening model with the inverse may well smooth."
     )
 
 
-def claims_of_training(trained: Mapping[str, Trained], plain: Mapping[str, Trained]) -> Iterator[Claim]:
-    sharp, smooth, original = (trained[name].shares for name in ("sharpening", "smoothing", "original"))
-    at = [(name, "attention") for name in MEASURES]
+def claims_of_training(models: Models, depths: Sequence[int]) -> Iterator[Claim]:
+    def shares(kind: Kind, projection: Projection, **rules: Any) -> str:
+        """Those of the attention layers, in the order of Tables 1 to 3."""
+        return ", ".join(str(models.share(kind, measure, projection, **rules)) for measure in MEASURES)
+
+    hfc, cosine, rank = (models.share("sharpening", measure) for measure in MEASURES)
     yield Claim(
-        paper="Each attention layer of the sharpening model raises HFC/LFC and effective rank, none the cosine similarity "
-        "(CIFAR-100: 1.000, 1.000, 0.000)",
-        seen="shares {0:.3f}, {2:.3f}, {1:.3f}; of the original model {3:.3f}, {5:.3f}, {4:.3f}".format(
-            *(sharp[key] for key in at), *(original[key] for key in at)
-        ),
-        agrees=verdict(
-            sharp[at[0]] > 0.9 and sharp[at[1]] < 0.1 and sharp[at[2]] > 0.9,
-            sharp[at[0]] > original[at[0]] and sharp[at[1]] < original[at[1]] and sharp[at[2]] > original[at[2]],
-        ),
+        paper="100% of the attention layers in the sharpening model increase the HFC/LFC (Table 1) and the effective rank "
+        "(Table 3) and 0% of them increase the cosine similarity (Table 2; CIFAR100)",
+        seen=f"shares of HFC/LFC, cosine similarity and effective rank: {shares('sharpening', PRINTED)}; of the original "
+        f"model {shares('original', PRINTED)}",
+        reading=shares("sharpening", READING),
+        agrees=verdict(hfc.mean >= 0.9, cosine.mean <= 0.1, rank.mean >= 0.9),
+    )
+    hfc, cosine, rank = (models.share("smoothing", measure) for measure in MEASURES)
+    yield Claim(
+        paper="We observe nearly the opposite, intended, behaviour for the smoothing model (0.083, 1.000, 0.167)",
+        seen=shares("smoothing", PRINTED),
+        reading=shares("smoothing", READING),
+        agrees=verdict(hfc.mean <= 0.2, cosine.mean >= 0.8, rank.mean <= 0.2),
     )
     yield Claim(
-        paper="Attention layers of the smoothing model do the opposite (0.083, 0.167, 1.000)",
-        seen="shares {0:.3f}, {2:.3f}, {1:.3f}".format(*(smooth[key] for key in at)),
-        agrees=verdict(smooth[at[0]] < 0.2, smooth[at[1]] > 0.8, smooth[at[2]] < 0.2),
+        paper="The sharpening model reduces smoothing and the smoothing model increases smoothing, for all metrics "
+        "(CIFAR100, Fig. 3)",
+        seen=ends_of(models, PRINTED) + " after the last block (smoothing, original, sharpening)",
+        reading=ends_of(models, READING),
+        agrees=verdict(*smooths_and_sharpens(models)),
     )
-    last = {name: {measure: float(run.curves[measure][-1]) for measure in MEASURES} for name, run in trained.items()}
-    signs = {"hfc_lfc": 1, "cosine_similarity": -1, "effective_rank": 1}
     yield Claim(
-        paper="The smoothing model ends smoother than the original by all three measures, the sharpening one less smooth "
-        "(CIFAR-100, Fig. 3)",
-        seen="; ".join(
-            f"{TITLES[name]} {last['smoothing'][name]:.2f}, {last['original'][name]:.2f}, {last['sharpening'][name]:.2f}"
-            for name in MEASURES
+        paper="Without LayerNorm weights the percentage of layers that increase HFC/LFC goes from 33% to 100%, and for "
+        "cosine similarity from 67% to 0% (ImageNet, Table 4)",
+        seen="on digits: " + without_norm_weights(models, PRINTED),
+        reading=without_norm_weights(models, READING),
+        agrees=NOT_TESTABLE,
+    )
+    for paper in (
+        "For CIFAR100, sharpening does improve test accuracy, but as model depth is increased, smoothing improves it even "
+        "more (Fig. 5)",
+        "For ImageNet both sharpening and smoothing models have lower test accuracy than the original model: -2.6% "
+        "(sharpening) and -0.6% (smoothing)",
+    ):
+        yield Claim(
+            paper=paper,
+            seen="accuracy on digits: " + accuracies(models, PRINTED, depths),
+            reading=accuracies(models, READING, depths),
+            agrees=NOT_TESTABLE,
         )
-        + " (smoothing, original, sharpening)",
-        agrees=verdict(
-            all(sign * last["smoothing"][name] < sign * last["original"][name] for name, sign in signs.items()),
-            all(sign * last["sharpening"][name] > sign * last["original"][name] for name, sign in signs.items()),
-        ),
-    )
-    fixed = plain["sharpening"].shares
     yield Claim(
-        paper="Without LayerNorm weights more of the sharpening model's attention layers raise HFC/LFC, fewer the cosine "
-        "similarity (ImageNet: 0.333 to 1.000, 0.667 to 0.000; Table 4)",
-        seen=f"{sharp[at[0]]:.3f} to {fixed[at[0]]:.3f}, {sharp[at[1]]:.3f} to {fixed[at[1]]:.3f}",
-        agrees=verdict(fixed[at[0]] > sharp[at[0]], fixed[at[1]] < sharp[at[1]]),
-    )
-    yield from claims_of_accuracy(trained, plain)
-
-
-def claims_of_accuracy(trained: Mapping[str, Trained], plain: Mapping[str, Trained]) -> Iterator[Claim]:
-    original, sharp, smooth = (trained[name].accuracy for name in KINDS)
-    seen = ", ".join(f"{name} {run.accuracy:.1%}" for name, run in trained.items())
-    yield Claim(
-        paper="More smoothing does not mean less accuracy: the smoothing model is better than the sharpening one",
-        seen=f"{seen}; without LayerNorm weights {', '.join(f'{run.accuracy:.1%}' for run in plain.values())}",
-        agrees=verdict(smooth > sharp),
-    )
-    yield Claim(
-        paper="Both models beat the original on CIFAR-100 (Fig. 5)",
-        seen=f"on digits: {seen}",
-        agrees=verdict(sharp > original, smooth > original),
-    )
-    yield Claim(
-        paper="Both models lose against the original on ImageNet",
-        seen=f"on digits: {seen}",
-        agrees=verdict(sharp < original, smooth < original),
+        paper="Does the sharpening model sharpen at other depths, too?",
+        seen="; ".join(f"depth {depth}: {shares('sharpening', PRINTED, depth=depth)}" for depth in depths),
+        reading="; ".join(f"depth {depth}: {shares('sharpening', READING, depth=depth)}" for depth in depths),
+        agrees=OURS,
     )
 
 
-def depth_plot(trained: Mapping[str, Trained], plain: Mapping[str, Trained]) -> Plot:
+def without_norm_weights(models: Models, projection: Projection) -> str:
+    return ", ".join(
+        f"{models.share('sharpening', measure, projection)} to "
+        f"{models.share('sharpening', measure, projection, norm_affine=False)}"
+        for measure in ("hfc_lfc", "cosine_similarity")
+    )
+
+
+def ends_of(models: Models, projection: Projection) -> str:
+    return "; ".join(
+        f"{title} " + ", ".join(str(models.end(kind, measure, projection)) for kind in BY_SMOOTHNESS)
+        for measure, title in TITLES.items()
+    )
+
+
+BY_SMOOTHNESS: tuple[Kind, ...] = ("smoothing", "original", "sharpening")
+SIGNS = {"hfc_lfc": 1, "cosine_similarity": -1, "effective_rank": 1}
+"""1: a larger value is less smooth."""
+
+
+def smooths_and_sharpens(models: Models) -> Iterator[bool]:
+    """By each measure, whether the smoothing model ends smoother than the original, and the sharpening one less smooth."""
+    for measure, sign in SIGNS.items():
+        smooth, original, sharp = (models.end(kind, measure) for kind in BY_SMOOTHNESS)
+        yield smooth.is_below(original) if sign > 0 else smooth.is_above(original)
+        yield sharp.is_above(original) if sign > 0 else sharp.is_below(original)
+
+
+def accuracies(models: Models, projection: Projection, depths: Sequence[int]) -> str:
+    return "; ".join(
+        f"depth {depth}: " + ", ".join(f"{kind} {models.accuracy(kind, projection, depth=depth)}" for kind in KINDS)
+        for depth in depths
+    )
+
+
+def depth_plot(models: Models) -> Plot:
     figure, axes = panels(*TITLES.values(), x="block")
     for panel, measure in zip(axes, MEASURES, strict=True):
-        for colour, name in zip(COLOURS, trained, strict=False):
-            panel.plot(trained[name].curves[measure], color=colour, label=name)
-            panel.plot(plain[name].curves[measure], color=colour, linestyle="--", label=f"{name}, no LN weights")
+        for colour, kind in zip(COLOURS, KINDS, strict=False):
+            for projection, style in ((PRINTED, "-"), (READING, "--")):
+                if kind == "original" and projection == READING:
+                    continue
+                curves = [one.curves[measure] for one in models.over_seeds(kind, projection)]
+                name = kind if kind == "original" else f"{kind}, {projection}"
+                panel.plot(np.mean(curves, axis=0), color=colour, linestyle=style, label=name)
     legend_beside(figure, axes[1])
     return Plot(
         figure=figure,
-        caption="Trained vision transformers, measured at the input and behind each block (Fig. 3 and 6). Low on the left "
-        "and right, high in the middle is smooth.",
+        caption="Trained vision transformers, measured at the input and behind each block (Fig. 3), mean over seeds. Low on "
+        "the left and right, high in the middle is smooth.",
     )
 
 
-def share_tables(trained: Mapping[str, Trained], plain: Mapping[str, Trained]) -> Iterator[Table]:
-    for number, name in enumerate(MEASURES, start=1):
+def share_tables(models: Models) -> Iterator[Table]:
+    columns: list[tuple[str, Kind, Projection, bool]] = [
+        (
+            f"{kind}{'' if kind == 'original' else f', {projection}'}{'' if affine else ', no LN weights'}",
+            kind,
+            projection,
+            affine,
+        )
+        for affine in (True, False)
+        for kind in KINDS
+        for projection in ((PRINTED,) if kind == "original" else (PRINTED, READING))
+    ]
+    for number, (measure, title) in enumerate(TITLES.items(), start=1):
         yield Table(
-            title=f"Table {number}: share of layers that raise the {TITLES[name]} (in brackets: ViT-Ti on CIFAR-100)",
-            columns=("sub-layer", *KINDS, *(f"{kind}, no LN weights" for kind in KINDS)),
+            title=f"Table {number}: share of layers that raise the {title} (in brackets: ViT-Ti on CIFAR-100)",
+            columns=("sub-layer", *(name for name, *_ in columns)),
             rows=[
                 (
                     sublayer,
                     *(
-                        f"{run.shares[name, sublayer]:.3f} ({paper:.3f})"
-                        for run, paper in zip(trained.values(), PAPER[name][sublayer], strict=True)
+                        f"{models.share(kind, measure, projection, sublayer=sublayer, norm_affine=affine)}"
+                        + (
+                            f" ({PAPER[measure][sublayer][KINDS.index(kind)]:.3f})"
+                            if affine and projection == PRINTED
+                            else ""
+                        )
+                        for _, kind, projection, affine in columns
                     ),
-                    *(f"{run.shares[name, sublayer]:.3f}" for run in plain.values()),
                 )
                 for sublayer in SUBLAYERS
             ],
         )
+
+
+def accuracy_table(models: Models, depths: Sequence[int]) -> Table:
+    return Table(
+        title="Accuracy on digits that were not trained on",
+        columns=("depth", "original", *(f"{kind}, {p}" for kind in KINDS[1:] for p in (PRINTED, READING))),
+        rows=[
+            (
+                depth,
+                str(models.accuracy("original", depth=depth)),
+                *(str(models.accuracy(kind, p, depth=depth)) for kind in KINDS[1:] for p in (PRINTED, READING)),
+            )
+            for depth in depths
+        ],
+    )

@@ -6,28 +6,31 @@ Axes: `B` batch, `T` tokens, `D` width.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tsemon.lab.reproduce.observing import Values, forward, observe
+from tsemon.lab.reproduce.observing import forward, observe
 from tsemon.lab.reproduce.random_encoder import caught
-from tsemon.lab.train.images import Images, image_batches
+from tsemon.lab.reproduce.result import Numbers, Spread
+from tsemon.lab.train.images import Images, digits, image_batches
 from tsemon.lab.train.loop import train_steps
 from tsemon.lab.train.schedules import cosine
 from tsemon.measures import cosine_similarity, effective_rank, hfc_lfc
 from tsemon.models import VisionTransformer
-from tsemon.models.reparameterised import Reparameterisation
+from tsemon.models.reparameterised import Projection
 
-KINDS: Mapping[str, Reparameterisation | None] = {
-    "original": None,
-    "sharpening": "sharpening",
-    "smoothing": "smoothing",
-}
+Kind = Literal["original", "sharpening", "smoothing"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+PRINTED: Projection = "transpose"
+"""These models have three heads, for which footnote 4 prints W_proj = L V_H'."""
+READING: Projection = "inverse"
+"""With which the eigenvalues of W_V W_proj are those of L, as Section 4 has it."""
 MEASURES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "hfc_lfc": hfc_lfc,
     "cosine_similarity": cosine_similarity,
@@ -39,7 +42,9 @@ SUBLAYERS = ("attention", "LayerNorm", "MLP")
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
     width: int = 96
-    depth: int = 12
+    depths: tuple[int, ...] = (12, 24, 48)
+    """The depths of Figure 5; ViT-Ti has the first one."""
+    num_seeds: int = 3
     steps: int = 300
     batch_size: int = 32
     num_pairs: int = 67
@@ -48,30 +53,90 @@ class Sizes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A model to train."""
+
+    kind: Kind
+    depth: int
+    projection: Projection = PRINTED
+    norm_affine: bool = True
+    seed: int = 0
+
+    def __str__(self) -> str:
+        projection = "" if self.kind == "original" else f", {self.projection}"
+        norms = "" if self.norm_affine else ", no LN weights"
+        return f"{self.kind}{projection}, depth {self.depth}{norms}, seed {self.seed}"
+
+
+def setups(sizes: Sizes) -> Iterator[Setup]:
+    """The deepest models first: they take the longest. Norms without weights have the depth of ViT-Ti alone."""
+    for depth, norm_affine in (*((depth, True) for depth in reversed(sizes.depths)), (sizes.depths[0], False)):
+        for kind in KINDS:
+            for projection in (PRINTED,) if kind == "original" else (PRINTED, READING):
+                for seed in range(sizes.num_seeds):
+                    yield Setup(kind=kind, depth=depth, projection=projection, norm_affine=norm_affine, seed=seed)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trained:
-    shares: Mapping[tuple[str, str], float]
-    """By measure and sub-layer: the share of layers that raise it."""
-    curves: Mapping[str, Values]
+    shares: Mapping[str, Mapping[str, float]]
+    """By measure and sub-layer: the fraction of layers that raise it."""
+    curves: Mapping[str, Sequence[float]]
     """By measure: after 0 to `depth` blocks."""
     accuracy: float
 
 
-def train(kind: Reparameterisation | None, data: Images, sizes: Sizes, *, norm_affine: bool) -> VisionTransformer:
-    torch.manual_seed(0)
+@dataclass(frozen=True)
+class Models:
+    """All trained models."""
+
+    of_setup: Mapping[Setup, Trained]
+    depth: int
+    """The depth of ViT-Ti, which the paper's tables are about."""
+
+    def over_seeds(self, kind: Kind, projection: Projection = PRINTED, **rules: Any) -> list[Trained]:
+        """`rules`: `depth` and `norm_affine` of a Setup."""
+        wanted = Setup(kind=kind, **{"depth": self.depth, "projection": projection} | rules)
+        if kind == "original":
+            wanted = replace(wanted, projection=PRINTED)
+        return [trained for setup, trained in self.of_setup.items() if replace(setup, seed=0) == wanted]
+
+    def share(
+        self, kind: Kind, measure: str, projection: Projection = PRINTED, *, sublayer: str = "attention", **rules: Any
+    ) -> Spread:
+        return Spread([one.shares[measure][sublayer] for one in self.over_seeds(kind, projection, **rules)])
+
+    def end(self, kind: Kind, measure: str, projection: Projection = PRINTED, **rules: Any) -> Spread:
+        """The measure after the last block."""
+        return Spread([one.curves[measure][-1] for one in self.over_seeds(kind, projection, **rules)])
+
+    def accuracy(self, kind: Kind, projection: Projection = PRINTED, **rules: Any) -> Spread:
+        return Spread([one.accuracy for one in self.over_seeds(kind, projection, **rules)])
+
+
+def train_one(setup: Setup, sizes: Sizes) -> Numbers:
+    data = digits()
+    trained = measured(train(setup, data, sizes), data.val_images, data.val_labels)
+    return asdict(trained)
+
+
+def train(setup: Setup, data: Images, sizes: Sizes) -> VisionTransformer:
+    torch.manual_seed(setup.seed)
+    rules = {} if setup.kind == "original" else {"reparameterisation": setup.kind, "projection": setup.projection}
     model = VisionTransformer.from_preset(
         "vit-ti",
         image_size=16,
         channels=1,
         num_classes=10,
-        depth=sizes.depth,
+        depth=setup.depth,
         width=sizes.width,
         ffn=4 * sizes.width,
-        reparameterisation=kind,
-        norm_affine=norm_affine,
+        norm_affine=setup.norm_affine,
+        **rules,
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
     schedule = cosine(optimizer, warmup=sizes.steps // 10, total=sizes.steps)
-    batches = image_batches(data.train_images, data.train_labels, sizes.batch_size, seed=0)
+    batches = image_batches(data.train_images, data.train_labels, sizes.batch_size, seed=setup.seed)
     for _ in itertools.islice(train_steps(model, optimizer, batches, schedule), sizes.steps):
         pass
     return model.eval()
@@ -80,14 +145,17 @@ def train(kind: Reparameterisation | None, data: Images, sizes: Sizes, *, norm_a
 def measured(model: VisionTransformer, images: Tensor, labels: Tensor) -> Trained:
     passes = sublayer_passes(model, images)
     shares = {
-        (name, sublayer): float(np.mean([is_raised(measure, *states) for states in passes[sublayer]]))
+        name: {
+            sublayer: float(np.mean([is_raised(measure, *states) for states in passes[sublayer]]))
+            for sublayer in SUBLAYERS
+        }
         for name, measure in MEASURES.items()
-        for sublayer in SUBLAYERS
     }
     frame = observe(model, partial(forward, model, images), measures=list(MEASURES))
     with torch.no_grad():
         accuracy = (model(images).argmax(dim=1) == labels).double().mean().item()
-    return Trained(shares=shares, curves={name: frame.layers[name] for name in MEASURES}, accuracy=accuracy)
+    curves = {name: frame.layers[name].tolist() for name in MEASURES}
+    return Trained(shares=shares, curves=curves, accuracy=accuracy)
 
 
 def sublayer_passes(model: VisionTransformer, images: Tensor) -> Mapping[str, Sequence[tuple[Tensor, Tensor]]]:

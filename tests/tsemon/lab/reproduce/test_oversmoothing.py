@@ -1,8 +1,11 @@
+import json
+
 import numpy as np
 import pytest
 import torch
 
-from tsemon.lab.reproduce.oversmoothing import claims_of_training
+from tsemon.lab.reproduce import oversmoothing
+from tsemon.lab.reproduce.oversmoothing import accuracy_table, claims_of_training, depth_plot, share_tables
 from tsemon.lab.reproduce.oversmoothing_repeating import KINDS as KINDS_REPEATED
 from tsemon.lab.reproduce.oversmoothing_repeating import MATRICES, NORMS, claims_of_repetition, repeating_curve
 from tsemon.lab.reproduce.oversmoothing_theory import (
@@ -15,19 +18,25 @@ from tsemon.lab.reproduce.oversmoothing_theory import (
     random_weights,
 )
 from tsemon.lab.reproduce.oversmoothing_training import (
-    KINDS,
+    PRINTED,
+    READING,
     SUBLAYERS,
+    Models,
+    Setup,
     Sizes,
     Trained,
     is_raised,
     measured,
+    setups,
     sublayer_passes,
     train,
+    train_one,
 )
+from tsemon.lab.reproduce.result import NOT_TESTABLE, OURS
 from tsemon.lab.train.images import digits
 from tsemon.measures import hfc_lfc
 
-SIZES = Sizes(width=24, depth=2, steps=10, batch_size=8)
+SIZES = Sizes(width=24, depths=(2,), num_seeds=2, steps=10, batch_size=8)
 REPEATED = {"depth": 12, "width": 16, "num_tokens": 8, "num_seeds": 2}
 
 
@@ -38,7 +47,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def model(data):
-    return train(None, data, SIZES, norm_affine=True)
+    return train(Setup(kind="original", depth=2), data, SIZES)
 
 
 class TestPassesThroughSublayers:
@@ -73,9 +82,33 @@ class TestPassesThroughSublayers:
 
 class TestTraining:
     def test_without_norm_weights_has_none(self, data):
-        model = train("sharpening", data, SIZES, norm_affine=False)
+        model = train(Setup(kind="sharpening", depth=2, norm_affine=False), data, SIZES)
         assert all(block.norm1.weight is None for block in model.blocks)
         assert model.blocks[0].attention.clipped_psi_D().max() <= 0
+
+    def test_takes_the_projection_that_is_printed_or_the_other_one(self, data):
+        printed, reading = (
+            train(Setup(kind="smoothing", depth=2, projection=projection), data, SIZES)
+            for projection in (PRINTED, READING)
+        )
+        assert [model.blocks[0].attention.projection for model in (printed, reading)] == ["transpose", "inverse"]
+
+    def test_finds_what_can_be_kept_and_read_again(self):
+        found = train_one(Setup(kind="smoothing", depth=2), SIZES)
+        assert Trained(**json.loads(json.dumps(found))) == Trained(**found)
+        assert set(found["shares"]["hfc_lfc"]) == set(SUBLAYERS)
+        assert len(found["curves"]["hfc_lfc"]) == 3
+
+    def test_has_a_name_of_its_own_for_each_model(self):
+        for quick in (True, False):
+            sizes = oversmoothing.QUICK if quick else oversmoothing.FULL
+            assert (
+                len(oversmoothing.trials(quick))
+                == len([*setups(sizes)])
+                == 5 * sizes.num_seeds * (len(sizes.depths) + 1)
+            )
+        assert oversmoothing.FULL.num_seeds >= 3
+        assert oversmoothing.FULL.depths == (12, 24, 48)
 
 
 class TestRandomPairs:
@@ -135,41 +168,55 @@ class TestARepeatingModel:
         assert curves[0] == pytest.approx(curves[1], rel=1e-2)
 
 
-def trained_by_hand(hfc_lfc, cosine_similarity, effective_rank, *, accuracy=0.9):
-    """A model that was not trained: share of attention layers that raise each measure, and how each ends, at once."""
-    values = {"hfc_lfc": hfc_lfc, "cosine_similarity": cosine_similarity, "effective_rank": effective_rank}
-    return Trained(
-        shares={(name, "attention"): value for name, value in values.items()},
-        curves={name: np.array([value]) for name, value in values.items()},
-        accuracy=accuracy,
-    )
+def models_by_hand(original, sharpening, smoothing, *, accuracy=0.9):
+    """Models that were not trained: share of attention layers that raise each measure, and how each ends, at once."""
+    of_kind = {"original": original, "sharpening": sharpening, "smoothing": smoothing}
+    of_setup = {}
+    for setup in setups(SIZES):
+        values = [value + 0.01 * setup.seed for value in of_kind[setup.kind]]
+        named = dict(zip(("hfc_lfc", "cosine_similarity", "effective_rank"), values, strict=True))
+        of_setup[setup] = Trained(
+            shares={name: dict.fromkeys(SUBLAYERS, value) for name, value in named.items()},
+            curves={name: [0.5, 0.5, value] for name, value in named.items()},
+            accuracy=accuracy,
+        )
+    return Models(of_setup, SIZES.depths[0])
 
 
 SHARP, MIDDLE, SMOOTH = (1.0, 0.0, 1.0), (0.5, 0.5, 0.5), (0.0, 1.0, 0.0)
 
 
-def training_verdicts(original, sharpening, smoothing, plain_sharpening):
-    trained = dict(zip(KINDS, (original, sharpening, smoothing), strict=True))
-    return [claim.agrees for claim in claims_of_training(trained, {"sharpening": plain_sharpening})]
-
-
 class TestTheVerdictsOnTraining:
     def test_are_yes_where_kinds_do_as_they_are_made_and_no_where_they_do_the_opposite(self):
-        middle, sharp, smooth = (trained_by_hand(*values) for values in (MIDDLE, SHARP, SMOOTH))
-        assert training_verdicts(middle, sharp, smooth, trained_by_hand(1.1, -0.1, 1.0))[:4] == ["yes"] * 4
-        assert training_verdicts(middle, smooth, sharp, trained_by_hand(-0.1, 1.1, 0.0))[:4] == ["no"] * 4
+        right, wrong = models_by_hand(MIDDLE, SHARP, SMOOTH), models_by_hand(MIDDLE, SMOOTH, SHARP)
+        verdicts = [[claim.agrees for claim in claims_of_training(one, (2,))] for one in (right, wrong)]
+        assert [found[:3] for found in verdicts] == [["yes"] * 3, ["no"] * 3]
 
-    @pytest.mark.parametrize(
-        ("accuracies", "answers"),
-        [
-            ((0.9, 0.92, 0.95), ["yes", "yes", "no"]),
-            ((0.9, 0.85, 0.8), ["no", "no", "yes"]),
-            ((0.9, 0.95, 0.85), ["no", "in part", "in part"]),
-        ],
-    )
-    def test_on_accuracy_say_who_beats_the_original(self, accuracies, answers):
-        models = [trained_by_hand(*MIDDLE, accuracy=accuracy) for accuracy in accuracies]
-        assert training_verdicts(*models, models[1])[4:] == answers
+    def test_are_in_part_where_only_one_kind_does(self):
+        claims = list(claims_of_training(models_by_hand(MIDDLE, SHARP, MIDDLE), (2,)))
+        assert [claim.agrees for claim in claims[:3]] == ["yes", "no", "in part"]
+
+    def test_are_none_on_other_data_or_on_what_no_paper_says(self):
+        claims = list(claims_of_training(models_by_hand(MIDDLE, SHARP, SMOOTH), (2,)))
+        assert [claim.agrees for claim in claims[3:]] == [NOT_TESTABLE] * 3 + [OURS]
+
+    def test_come_with_the_mean_and_the_spread_of_all_seeds(self):
+        claim = next(iter(claims_of_training(models_by_hand(MIDDLE, SHARP, SMOOTH), (2,))))
+        assert claim.seen.startswith(
+            "shares of HFC/LFC, cosine similarity and effective rank: 1.005 ± 0.007, 0.005 ± 0.007"
+        )
+
+
+class TestThePage:
+    def test_shows_both_projections(self):
+        models = models_by_hand(MIDDLE, SHARP, SMOOTH)
+        first = next(iter(share_tables(models)))
+        assert first.columns[1:6] == (
+            "original", "sharpening, transpose", "sharpening, inverse", "smoothing, transpose", "smoothing, inverse",
+        )  # fmt: skip
+        assert first.rows[0][2] == "1.005 ± 0.007 (1.000)"
+        assert len(accuracy_table(models, (2,)).rows) == 1
+        assert len(depth_plot(models).figure.axes) == 3
 
 
 def curves_by_hand(smoothing, sharpening):
