@@ -371,6 +371,25 @@ CATALOGUE: tuple[Metric, ...] = (
         tier="slow",
         log_scale=True,
     ),
+    _per_block(
+        name="value_output_negative_share",
+        title="fraction of the value and output weights that sharpens",
+        equation="#{j : Re lambda_j(W_V,h W_O,h) < 0} / K, mean over heads h",
+        source=f"{OVERSMOOTHING}, Corollary 3",
+        flops="6 D^2 K + 50 H K^3 on the host",
+        traffic="16 D^2 + 24 D K",
+        tier="demand",
+        high=1.0,
+        per_head=True,
+    ),
+    _per_block(
+        name="value_output_norm",
+        title="spectral norm of the value and output weights",
+        equation="|W_V,h W_O,h|_2, largest of all heads h",
+        source=f"{OVERSMOOTHING}, Eq. 2",
+        tier="demand",
+        per_head=True,
+    ),
     # Parameters: w are those of the block, g their gradient, d their change in this optimizer step.
     _per_block(
         name="param_norm",

@@ -1,7 +1,7 @@
 """What a layer's weights would do to tokens at infinite depth: Setting the Record Straight on Transformer Oversmoothing.
 
 Axes: B any leading axes, T tokens, D width, V width of all values, U the same after repetition for grouped queries,
-R entries of a packed projection, I eigenvalues of A, J eigenvalues of H, S steps.
+R entries of a packed projection, I eigenvalues of A, J eigenvalues of H, S steps, N heads, K width of a head.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from torch import Tensor
 from tsemon.errors import ShapeError
 from tsemon.measures.linear import eigenvalues
 
-__all__ = ["DominatingEigenvalue", "dominating_eigenvalue", "value_output_growth"]
+__all__ = [
+    "DominatingEigenvalue",
+    "dominating_eigenvalue",
+    "value_output_growth",
+    "value_output_negative_share",
+    "value_output_norm",
+]
 
 Kinds: TypeAlias = "str | list[Kinds]"
 _KINDS = ("perron", "lowest", "tie", "other", "undefined")
@@ -111,15 +117,98 @@ def value_output_growth(
         values_U = value_RD @ x_D.to(value_RD.dtype)
         if values_V is not None:
             values_U = values_U.index_select(0, values_V)
-        if head_width is not None:
-            num_repeats = output_DU.shape[1] // len(values_U)
-            values_U = values_U.view(-1, 1, head_width).expand(-1, num_repeats, -1).flatten()
+        values_U = _repeated(values_U, output_DU, head_width)
         x_D = x_D + output_DU @ values_U.to(output_DU.dtype)
         lengths.append(torch.linalg.vector_norm(x_D))
         x_D = x_D / lengths[-1].clamp_min(torch.finfo(dtype).tiny)
     lengths_S = torch.stack(lengths)
     growth: Tensor = lengths_S[-NUM_AVERAGED:].log().mean().exp()
     return torch.where(lengths_S.isfinite().all(), growth, torch.nan)
+
+
+def value_output_negative_share(
+    value_RD: Tensor,
+    output_DU: Tensor,
+    num_heads: int,
+    *,
+    values_V: Tensor | None = None,
+    head_width: int | None = None,
+) -> Tensor:
+    """Return for each head the fraction of eigenvalues of its H that have a negative real part.
+
+    #{j : Re lambda_j(W_V,h W_O,h) < 0} / K                    (Transformer Oversmoothing, Corollary 3)
+
+    Components with a negative eigenvalue sharpen, the others smooth. A head's H has the eigenvalues of the K x K matrix
+    W_O,h W_V,h and D - K zeros, which are left out. Eigenvalues nearer to 0 than 1e-6 of the largest are not negative.
+
+    Takes the weights as `value_output_growth` does, and returns (N,), from 0 to 1. NaN if H is zero, NaN or infinite.
+    """
+    products_N3KK = value_output_products(value_RD, output_DU, num_heads, values_V=values_V, head_width=head_width)
+    return value_output_spectra(products_N3KK)[0]
+
+
+def value_output_norm(
+    value_RD: Tensor,
+    output_DU: Tensor,
+    num_heads: int,
+    *,
+    values_V: Tensor | None = None,
+    head_width: int | None = None,
+) -> Tensor:
+    """Return for each head the spectral norm of its H = W_V,h W_O,h: how far a value can move a token at most.
+
+    |W_V,h W_O,h|_2                    (Transformer Oversmoothing, Eq. 2)
+
+    Takes the weights as `value_output_growth` does, and returns (N,), at least 0. NaN for NaN and infinities.
+    """
+    products_N3KK = value_output_products(value_RD, output_DU, num_heads, values_V=values_V, head_width=head_width)
+    return value_output_spectra(products_N3KK)[1]
+
+
+def value_output_products(
+    value_RD: Tensor,
+    output_DU: Tensor,
+    num_heads: int,
+    *,
+    values_V: Tensor | None = None,
+    head_width: int | None = None,
+) -> Tensor:
+    """The matrices (N, 3, K, K) that `value_output_spectra` needs: W_O,h W_V,h and the Gram matrices of both weights.
+
+    Raises ShapeError if the heads do not divide the width of the output layer's input.
+    """
+    if num_heads < 1 or output_DU.shape[1] % num_heads:
+        raise ShapeError(f"{num_heads} heads do not divide the output layer's input of width {output_DU.shape[1]}")
+    dtype = torch.promote_types(output_DU.dtype, torch.float32)
+    value_RD, output_DU = value_RD.detach().to(dtype), output_DU.detach().to(dtype)
+    value_VD = value_RD if values_V is None else value_RD.index_select(0, values_V)
+    value_NKD = _repeated(value_VD, output_DU, head_width).reshape(num_heads, -1, value_RD.shape[1])
+    output_NDK = output_DU.reshape(len(output_DU), num_heads, -1).transpose(0, 1)
+    return torch.stack([value_NKD @ output_NDK, value_NKD @ value_NKD.mT, output_NDK.mT @ output_NDK], dim=1)
+
+
+def value_output_spectra(products_B3KK: Tensor) -> tuple[Tensor, Tensor]:
+    """The fraction of negative eigenvalues, and the spectral norm. For the host: it decomposes the matrices."""
+    is_finite_B = products_B3KK.isfinite().flatten(-3).all(dim=-1)
+    products_B3KK = torch.where(is_finite_B[..., None, None, None], products_B3KK, 0.0).double()
+    own_BK, square_BK = (
+        torch.linalg.eigvals(matrix_BKK)
+        for matrix_BKK in (products_B3KK[..., 0, :, :], products_B3KK[..., 1, :, :] @ products_B3KK[..., 2, :, :])
+    )
+    largest_B1 = own_BK.abs().amax(dim=-1, keepdim=True)
+    share_B = (own_BK.real < -_TOLERANCE * largest_B1).double().mean(dim=-1)
+    norm_B = square_BK.real.amax(dim=-1).clamp_min(0).sqrt()
+    is_known_B = is_finite_B & (largest_B1[..., 0] > 0)
+    return torch.where(is_known_B, share_B, torch.nan), torch.where(is_finite_B, norm_B, torch.nan)
+
+
+def _repeated(values_V: Tensor, output_DU: Tensor, head_width: int | None) -> Tensor:
+    """Repeat the rows (V, ...) of each head for the queries that share it: (U, ...)."""
+    if head_width is None:
+        return values_V
+    num_repeats = output_DU.shape[1] // len(values_V)
+    of_heads = values_V.reshape(-1, head_width, *values_V.shape[1:])
+    return of_heads.repeat_interleave(num_repeats, dim=0).reshape(-1, *values_V.shape[1:])
 
 
 def _words(codes: int | list[int]) -> Kinds:

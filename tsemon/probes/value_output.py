@@ -1,14 +1,16 @@
-"""Read from the weights of each attention whether they smooth or sharpen: `value_output_growth`.
+"""Read from the weights of each attention whether they smooth or sharpen: `value_output_growth`, and each head's spectrum.
 
 Values come from a layer of their own, or from rows of a packed projection. The output layer leads the values of all heads
 back to the block's width. Both are found by name, and checked by their sizes.
 
-Axes: D width, V width of all values, U the same after repetition for grouped queries, R rows of a projection.
+Axes: D width, V width of all values, U the same after repetition for grouped queries, R rows of a projection, L blocks,
+N heads, K width of a head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 from tsemon.measures import value_output_growth
 from tsemon.measures.sums import Partials, counted
+from tsemon.measures.weights import value_output_products, value_output_spectra
 from tsemon.probes.discovery import Block, held, is_linear
 from tsemon.probes.groups import is_sharded
 from tsemon.probes.parameters import ParameterProbe
@@ -37,6 +40,7 @@ from tsemon.probes.query_key import (
     number_of,
     output_axis,
 )
+from tsemon.probes.reading import OnHost, Reading, stacked
 
 VALUES = named("v", "value")
 OUTPUTS = {"o", "wo", "out", "output", "dense", "proj", "projection", "outlin", "linearout"}
@@ -55,12 +59,22 @@ class ValueOutput(NamedTuple):
     """The rows of `value_RD` that make values, on the CPU; None: all."""
     head_width: int | None
     """Width of a head if its values are repeated for several queries."""
+    num_heads: int | None
+    """Heads of queries; None if the attention does not say how many."""
+
+    def rows(self) -> Tensor | None:
+        """`values_V` on the device of the weights."""
+        return None if self.values_V is None else self.values_V.to(self.value_RD.device, non_blocking=True)
+
+
+GROWTH, NEGATIVE_SHARE, NORM = "value_output_growth", "value_output_negative_share", "value_output_norm"
+SPECTRA = (NEGATIVE_SHARE, NORM)
 
 
 class ValueOutputProbe(Part):
-    """The growth by each block's value and output weights, after the step of the optimizer."""
+    """The growth and the spectra by each block's value and output weights, after the step of the optimizer."""
 
-    METRICS = ("value_output_growth",)
+    METRICS = (GROWTH, *SPECTRA)
 
     def __init__(self, blocks: Sequence[Block], depth: int, parameters: ParameterProbe) -> None:
         self._parameters = parameters
@@ -68,21 +82,64 @@ class ValueOutputProbe(Part):
 
     def forget(self) -> None:
         super().forget()
-        self._why_not: dict[int, str] = {}
+        self._products_N3KK: dict[int, Tensor] = {}
+        self._why_not: dict[str, dict[int, str]] = {name: {} for name in self.METRICS}
+        """By metric and block."""
 
     def collect(self) -> Partials:
-        growths: dict[nn.Module | None, Partials | str] = {}
+        found: dict[nn.Module | None, ValueOutput | str] = {}
+        measured: dict[nn.Module | None, int] = {}
         for block in self._blocks:
-            if block.attention not in growths:  # several blocks may apply one module
-                growths[block.attention] = self._growth(block)
-            growth = growths[block.attention]
-            if isinstance(growth, str):
-                self._why_not[block.number] = growth
-            else:
-                self._of_layers[block.number] = growth
+            if block.attention not in found:  # several blocks may apply one module
+                found[block.attention] = self._weights(block)
+            weights, first = found[block.attention], measured.get(block.attention)
+            if isinstance(weights, str):
+                for name in self.METRICS:
+                    self._why_not[name][block.number] = weights
+                continue
+            if GROWTH in self.wanted:
+                self._of_layers[block.number] = self._growth(weights) if first is None else self._of_layers[first]
+            if not self.wanted.isdisjoint(SPECTRA):
+                self._keep_products(block, weights, first)
+            measured.setdefault(block.attention, block.number)
         return super().collect()
 
-    def _growth(self, block: Block) -> Partials | str:
+    def _growth(self, weights: ValueOutput) -> Partials:
+        growth = value_output_growth(
+            weights.value_RD, weights.output_DU, values_V=weights.rows(), head_width=weights.head_width
+        )
+        return counted(GROWTH, growth[None])
+
+    def _keep_products(self, block: Block, weights: ValueOutput, first: int | None) -> None:
+        if first in self._products_N3KK:
+            self._products_N3KK[block.number] = self._products_N3KK[first]
+            return
+        num_heads, why = weights.num_heads, ""
+        if not num_heads or weights.output_DU.shape[1] % num_heads:
+            why = f"the number of heads is unknown in {type(block.attention).__name__}"
+        elif any(known.shape[2] != weights.output_DU.shape[1] // num_heads for known in self._products_N3KK.values()):
+            why = "its heads have another width than the heads of earlier blocks"
+        else:
+            self._products_N3KK[block.number] = value_output_products(
+                weights.value_RD, weights.output_DU, num_heads, values_V=weights.rows(), head_width=weights.head_width
+            )
+        for name in SPECTRA if why else ():
+            self._why_not[name][block.number] = why
+
+    def finish(self, sums: Mapping[str, Tensor]) -> Reading:
+        reading = super().finish(sums)
+        if not self._products_N3KK:
+            return reading
+        products_LN3KK = stacked((self._products_N3KK.get(layer) for layer in range(self._depth)), torch.nan)
+        # The first of these parts brings the matrices to the host; the others use its results.
+        spectra, nothing = _Spectra(), products_LN3KK.new_zeros(0)
+        for name in (name for name in SPECTRA if name in self.wanted):
+            raw = nothing if reading.heads else products_LN3KK
+            reading.layers[name] = OnHost(raw, partial(spectra.of_layers, name))
+            reading.heads[name] = OnHost(nothing, partial(spectra.of_heads, name))
+        return reading
+
+    def _weights(self, block: Block) -> ValueOutput | str:
         if block.attention is None:
             return "no softmax self-attention was found there, or several that are summed; attach(attention=[...]) names it"
         queries_and_keys = self._parameters.queries_and_keys(block)
@@ -92,14 +149,34 @@ class ValueOutputProbe(Part):
         if isinstance(weights, str):
             where = f"in {type(block.attention).__name__}"
             return weights.format(where=where) if "{where}" in weights else f"{weights} {where}"
-        rows = None if weights.values_V is None else weights.values_V.to(weights.value_RD.device, non_blocking=True)
-        growth = value_output_growth(*weights[:2], values_V=rows, head_width=weights.head_width)
-        return counted("value_output_growth", growth[None])
+        return weights
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
-        missed = [block for block in self._blocks if block.number in self._why_not]
-        why = by_reason("not measured", missed, len(self._blocks), lambda block: self._why_not[block.number])
-        return {"value_output_growth": why} if why else {}
+        return {name: why for name in self.METRICS if (why := self._why_missing(self._why_not[name]))}
+
+    def _why_missing(self, why_not: Mapping[int, str]) -> str:
+        missed = [block for block in self._blocks if block.number in why_not]
+        return by_reason("not measured", missed, len(self._blocks), lambda block: why_not[block.number])
+
+
+class _Spectra:
+    """The spectra of all heads, decomposed once on the host."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Tensor] = {}
+
+    def of_layers(self, name: str, products_LN3KK: Tensor) -> Tensor:
+        if products_LN3KK.numel():
+            self._found = dict(zip(SPECTRA, value_output_spectra(products_LN3KK), strict=True))
+        found_LN = self._found[name]
+        if name == NEGATIVE_SHARE:
+            return found_LN.nanmean(dim=1)
+        is_known_LN = found_LN.isfinite()
+        largest_L = torch.where(is_known_LN, found_LN, 0.0).amax(dim=1)
+        return torch.where(is_known_LN.any(dim=1), largest_L, torch.nan)
+
+    def of_heads(self, name: str, nothing: Tensor) -> Tensor:
+        return self._found[name]
 
 
 def value_and_output(attention: nn.Module, queries_and_keys: Sequence[Slices]) -> ValueOutput | str:
@@ -150,20 +227,23 @@ def _of_multihead(attention: nn.MultiheadAttention) -> ValueOutput | str:
 def _checked(value_RD: Tensor, output_DU: Tensor, values_V: Tensor | None, attention: nn.Module) -> ValueOutput | str:
     num_values = len(value_RD) if values_V is None else len(values_V)
     (width, num_repeated), head_width = output_DU.shape, None
+    holders = [of for module in attention.modules() for of in (module, getattr(module, "config", None))]
+    num_heads = number_of(holders, NUM_HEADS)
     if value_RD.shape[1] != width or not num_values or num_repeated % num_values:
         return (
             f"the values ({num_values} of width {value_RD.shape[1]}) do not fit the output layer {(*output_DU.shape,)}"
         )
     if num_repeated != num_values:
-        holders = [of for module in attention.modules() for of in (module, getattr(module, "config", None))]
-        num_heads, head_width = (number_of(holders, names) for names in (NUM_HEADS, HEAD_WIDTH))
+        head_width = number_of(holders, HEAD_WIDTH)
         head_width = head_width or (num_heads and num_repeated // num_heads)
         fits = num_heads is None or (head_width and num_heads * head_width == num_repeated)
         if not head_width or not fits or num_values % head_width:
             return "queries share values, and the width of a head is unknown"
     if value_RD.device != output_DU.device:
         return "the value and output weights are on two devices"
-    return ValueOutput(value_RD, output_DU, values_V, head_width)
+    if num_heads is None and head_width:
+        num_heads = num_repeated // head_width
+    return ValueOutput(value_RD, output_DU, values_V, head_width, num_heads)
 
 
 def _output(layers: Sequence[tuple[str, nn.Module]]) -> nn.Module | str:

@@ -278,6 +278,24 @@ def value_output_growth(value, output):
     return float(np.abs(1 + np.linalg.eigvals(value.T @ output.T)).max())
 
 
+def of_each_head(value, output, num_heads):
+    """H of each head, width by width, from its own columns of the values and rows of the output."""
+    values, outputs = np.split(value, num_heads), np.split(output, num_heads, axis=1)
+    return [v.T @ o.T for v, o in zip(values, outputs, strict=True)]
+
+
+def value_output_negative_share(h, head_width):
+    """Of one head: its eigenvalues but for the zeros that D - K of them are."""
+    if not of_finite(h) or not h.any():
+        return NAN
+    eigenvalues = np.linalg.eigvals(h)
+    return float((eigenvalues.real < -1e-6 * np.abs(eigenvalues).max()).sum() / head_width)
+
+
+def value_output_norm(h):
+    return float(np.linalg.norm(h, 2)) if of_finite(h) else NAN
+
+
 def flat(theta):
     return np.concatenate([np.ravel(x).astype(np.float64) for x in theta])
 

@@ -266,13 +266,23 @@ class Run:
         rows = self.kind.query_key.items()
         return [oracle.norm([self.gradients[-1][block + name][:n] for name, n in rows]) for block in blocks]
 
-    def value_output_growths(self):
+    def value_output(self):
+        """The weights of values and output, of each block."""
         (value, rows), output = self.kind.value, self.kind.output
-        weights = [
+        of_blocks = [
             [self.thetas[-1][f"{self.kind.blocks}.{layer}.{name}.weight"] for name in (value, output)]
             for layer in range(self.depth)
         ]
-        return [oracle.value_output_growth(value[rows], output) for value, output in weights]
+        return [(value[rows], output) for value, output in of_blocks]
+
+    def value_output_per_head(self, measure):
+        """(layers, heads)."""
+        return np.array(
+            [[measure(h) for h in oracle.of_each_head(*of_block, HEADS)] for of_block in self.value_output()]
+        )
+
+    def head_width(self):
+        return self.value_output()[0][0].shape[0] // HEADS
 
     def growth(self):
         norms = np.array([oracle.norm(self.group(theta, "total")) for theta in self.thetas[1::EVERY]])
@@ -353,7 +363,11 @@ DEFINITIONS = {
     "spectral_gap": lambda run: run.of_first_sample(lambda a: oracle.spectral_gap(a.weights)),
     "first_value_norm_ratio": lambda run: run.per_layer(lambda a: oracle.first_norm_ratio(a.values)),
     "value_top_eigenvalue": lambda run: run.of_first_sample(lambda a: oracle.value_top_eigenvalue(a.values)),
-    "value_output_growth": Run.value_output_growths,
+    "value_output_growth": lambda run: [oracle.value_output_growth(*of_block) for of_block in run.value_output()],
+    "value_output_negative_share": lambda run: run.value_output_per_head(
+        lambda h: oracle.value_output_negative_share(h, run.head_width())
+    ),
+    "value_output_norm": lambda run: run.value_output_per_head(oracle.value_output_norm),
     "param_norm": lambda run: run.of_blocks(oracle.norm, run.thetas[-1]),
     "attention_param_norm": lambda run: list(map(oracle.norm, run.part(run.thetas[-1], of_attention=True))),
     "feedforward_param_norm": lambda run: list(map(oracle.norm, run.part(run.thetas[-1], of_attention=False))),
@@ -399,7 +413,7 @@ def test_a_frame_has_what_the_definition_gives(name, run):
     layers, whole = want if isinstance(want, tuple) else (want, None) if name in LAYERED else (None, want)
     if name in run.frame["heads"]:
         np.testing.assert_allclose(values_of(run.frame, name, "heads"), layers.ravel(), **tolerance)
-        layers = layers.max(axis=1) if name == "max_attention_logit" else layers.mean(axis=1)
+        layers = layers.max(axis=1) if name in ("max_attention_logit", "value_output_norm") else layers.mean(axis=1)
     if layers is not None:
         np.testing.assert_allclose(values_of(run.frame, name), layers, **tolerance)
     if whole is not None:

@@ -16,6 +16,7 @@ from tests.tsemon.measures import oracle
 from tests.tsemon.measures.test_vectors import CASES, numbers
 from tsemon import measures as m
 from tsemon.catalogue import CATALOGUE, NOT_OF_TENSORS
+from tsemon.errors import ShapeError
 
 NAN = math.nan
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -445,6 +446,30 @@ class TestValueOutputGrowth:
         got = getattr(m, name)(inputs(dtype, value)[0], inputs(dtype, output)[0])
         # 32 power iterations; what cancels out leaves rounding errors.
         assert_agrees(got, oracle.value_output_growth(value, output), {"rtol": 0.08, "atol": 1e-6})
+
+    @holds("value_output_negative_share", "value_output_norm")
+    @pytest.mark.parametrize("num_heads", [1, 4])
+    @pytest.mark.parametrize("kind", ["noise", "sharpening", "undone", "zero", "a nan"])
+    def test_of_each_head(self, name, kind, num_heads, dtype):
+        value, output = value_and_output(kind)
+        got = getattr(m, name)(inputs(dtype, value)[0], inputs(dtype, output)[0], num_heads)
+        products = oracle.of_each_head(value, output, num_heads)
+        if name == "value_output_norm":
+            want = [oracle.value_output_norm(h) for h in products]
+        else:
+            want = [oracle.value_output_negative_share(h, 32 // num_heads) for h in products]
+        assert_agrees(got, want, TOLERANCE[dtype] | {"atol": 1e-6})
+
+    def test_of_heads_that_share_values(self, dtype):
+        value, output = (inputs(dtype, x)[0] for x in value_and_output("noise"))
+        by_head = value[:16].unflatten(0, (2, 8)).repeat_interleave(2, dim=0).flatten(0, 1)
+        for of in (m.value_output_norm, m.value_output_negative_share):
+            torch.testing.assert_close(of(value[:16], output, 4, head_width=8), of(by_head, output, 4))
+
+    def test_of_heads_that_do_not_divide_the_width_is_refused(self, dtype):
+        value, output = (inputs(dtype, x)[0] for x in value_and_output("noise"))
+        with pytest.raises(ShapeError, match="5 heads do not divide the output layer's input of width 32"):
+            m.value_output_norm(value, output, 5)
 
     def test_of_infinities_and_overflow_is_unknown(self, dtype):
         eye = torch.eye(4, dtype=DTYPES[dtype])

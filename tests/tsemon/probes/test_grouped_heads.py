@@ -9,7 +9,7 @@ from tests.tsemon.probes.probing import reading_of
 
 D, G, R, K, DEPTH = 32, 2, 3, 8, 3
 """G key heads with R query heads each."""
-OF_ROWS = {"grad_norm_qk", "value_output_growth"}
+OF_ROWS = {"grad_norm_qk", "value_output_growth", "value_output_negative_share", "value_output_norm"}
 """Metrics of rows of the packed projection, which are known in the first sample or the second."""
 
 

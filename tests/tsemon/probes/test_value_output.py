@@ -9,9 +9,17 @@ from tests import zoo
 from tests.tsemon.probes.probing import probe_of, reading_of
 from tests.tsemon.probes.test_query_key import HUGGING_FACE
 from tests.tsemon.probes.test_value_rows import ORDERS, Model, fused
-from tsemon.measures import value_output_growth
-from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
+from tsemon.catalogue import TIERS
+from tsemon.measures import value_output_growth, value_output_negative_share
+from tsemon.models import (
+    CausalLanguageModel,
+    CausalLanguageModelConfig,
+    ReparameterisationConfig,
+    ReparameterisedAttention,
+)
 from tsemon.probes import find_blocks
+from tsemon.probes.value_output import NEGATIVE_SHARE, NORM, SPECTRA
+from tsemon.sample import Sample
 
 NAME = "value_output_growth"
 D = 32
@@ -126,6 +134,116 @@ class TestTheGrowth:
                 CausalLanguageModelConfig(vocab=100, context=16, depth=3, width=D, heads=4, ffn=64)
             )
         assert growths_of(model).device.type == "meta"
+
+
+def spectra_of(model, forward=lambda: None):
+    """(blocks, heads), on the host."""
+    reading, _ = reading_of(model, forward, measures=set(SPECTRA))
+    frame = Sample(reading, {}, 0, lambda error: pytest.fail(str(error))).to_frame(0)
+    return {
+        name: (torch.tensor(frame.layers[name].tolist()), torch.tensor(frame.heads[name].tolist()).view(-1, 4))
+        for name in SPECTRA
+    }
+
+
+def spectra_from(heads):
+    """Of H (blocks, heads, D, D): by numpy's whole matrices, where most eigenvalues are zero."""
+    eigenvalues = torch.linalg.eigvals(heads.detach().double())
+    is_negative = eigenvalues.real < -1e-6 * eigenvalues.abs().amax(dim=-1, keepdim=True)
+    return is_negative.sum(dim=-1) / (D // 4), torch.linalg.matrix_norm(heads.detach().double(), 2)
+
+
+def heads_from(values, outputs):
+    """H of four heads: from nn.Linear's weights of each block."""
+    return torch.stack(
+        [
+            torch.stack(
+                [v.T @ o.T for v, o in zip(value.double().chunk(4), output.double().chunk(4, dim=1), strict=True)]
+            )
+            for value, output in zip(values, outputs, strict=True)
+        ]
+    )
+
+
+class TestTheSpectrumOfEachHead:
+    def assert_is_of(self, heads, found):
+        share, norm = spectra_from(heads)
+        torch.testing.assert_close(found[NEGATIVE_SHARE][1].double(), share.double(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(found[NEGATIVE_SHARE][0].double(), share.double().mean(dim=1), rtol=0, atol=1e-6)
+        torch.testing.assert_close(found[NORM][1].double(), norm, rtol=1e-5, atol=0)
+        torch.testing.assert_close(found[NORM][0].double(), norm.amax(dim=1), rtol=1e-5, atol=0)
+
+    def test_is_on_demand(self):
+        assert {TIERS[name] for name in SPECTRA} == {"demand"}
+
+    def test_is_that_of_llama_whose_queries_share_values(self):
+        model = hugging_face(*MODELS["Llama, grouped queries"])
+        attentions = [layer.self_attn for layer in model.layers]
+        values = [a.v_proj.weight.view(2, 1, D // 4, D).expand(-1, 2, -1, -1).reshape(D, D) for a in attentions]
+        self.assert_is_of(heads_from(values, [a.o_proj.weight for a in attentions]), spectra_of(model))
+
+    def test_is_that_of_gpt_2_whose_weights_are_transposed_and_packed(self):
+        model = hugging_face("GPT2", {"vocab_size": 100, "n_embd": D, "n_head": 4, "n_layer": 2})
+        attentions = [block.attn for block in model.h]
+        values, outputs = ([a.c_attn.weight.T[2 * D :] for a in attentions], [a.c_proj.weight.T for a in attentions])
+        self.assert_is_of(heads_from(values, outputs), spectra_of(model))
+
+    def test_is_that_of_multihead_attention(self):
+        torch.manual_seed(0)
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 4, 64, batch_first=True), 2)
+        attentions = [layer.self_attn for layer in model.layers]
+        values, outputs = ([a.in_proj_weight[2 * D :] for a in attentions], [a.out_proj.weight for a in attentions])
+        self.assert_is_of(heads_from(values, outputs), spectra_of(model))
+
+    @pytest.mark.parametrize(("kind", "share"), [("sharpening", 1.0), ("smoothing", 0.0)])
+    def test_tells_a_sharpening_model_from_a_smoothing_one(self, kind, share):
+        """V L V' has eigenvalues of one sign in each head, too: a head's H is V_h L_h V_h'."""
+        attention = ReparameterisedAttention(
+            D, 4, config=ReparameterisationConfig(reparameterisation=kind, projection="transpose")
+        )
+        nn.init.uniform_(attention.psi, *((-1.0, -0.1) if kind == "sharpening" else (0.1, 1.0)))
+        found = value_output_negative_share(attention.basis.T, attention.output_weight_DD().T, 4)
+        assert found.tolist() == [share] * 4
+
+    def test_is_known_once_for_a_module_that_several_blocks_apply(self):
+        model, _ = zoo.albert()
+        layers, heads = spectra_of(model)[NORM]
+        assert layers.tolist() == [layers[0].item()] * len(layers)
+        assert heads.isfinite().all()
+
+    def test_is_unknown_if_the_number_of_heads_is(self):
+        model = hugging_face(*MODELS["Llama, grouped queries"])
+        attention = model.layers[1].self_attn
+        attention.v_proj = nn.Linear(D, D, bias=False)
+        attention.config = None
+        reading, probe = reading_of(model, lambda: None, measures={*SPECTRA, NAME})
+        why = "not measured in 1 of 3 blocks: the number of heads is unknown in LlamaAttention"
+        assert [probe.not_measured[name] for name in SPECTRA] == [why] * 2
+        assert NAME not in probe.not_measured
+        assert reading.layers[NAME].isfinite().all()
+
+    def test_is_not_mixed_with_heads_of_another_width(self):
+        torch.manual_seed(0)
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 4, 64, batch_first=True), 2)
+        model.layers[1].self_attn = nn.MultiheadAttention(D, 8, batch_first=True)
+        _, probe = reading_of(model, lambda: None, measures=set(SPECTRA))
+        assert probe.not_measured[NORM].endswith("its heads have another width than the heads of earlier blocks")
+
+    def test_of_one_of_the_two_alone_is_the_same(self):
+        model = hugging_face(*MODELS["Llama, grouped queries"])
+        both = spectra_of(model)
+        reading, _ = reading_of(model, lambda: None, measures={NORM})
+        frame = Sample(reading, {}, 0, lambda error: pytest.fail(str(error))).to_frame(0)
+        assert set(frame.layers) == set(frame.heads) == {NORM}
+        assert frame.layers[NORM].tolist() == both[NORM][0].tolist()
+
+    def test_reads_nothing_back_from_the_device(self):
+        with torch.device("meta"):
+            model = CausalLanguageModel(
+                CausalLanguageModelConfig(vocab=100, context=16, depth=3, width=D, heads=4, ffn=64)
+            )
+        reading, _ = reading_of(model, lambda: None, measures=set(SPECTRA))
+        assert reading.layers[NEGATIVE_SHARE].raw.device.type == "meta"
 
 
 class TestTheReason:
