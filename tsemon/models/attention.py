@@ -15,6 +15,8 @@ from tsemon.errors import InvalidArgument, ShapeError
 from tsemon.models.cache import Cache
 
 AttentionPath = Literal["sdpa", "materialised"]
+Masking = Literal["exclude", "multiply"]
+"""`exclude`: a query does not see later tokens. `multiply`: their scores are multiplied by 0, so that it still sees them."""
 
 
 def attend(
@@ -27,19 +29,21 @@ def attend(
     path: AttentionPath = "sdpa",
     scale: float | None = None,
     bias_BHTS: Tensor | None = None,
+    masking: Masking = "exclude",
 ) -> Tensor:
     """softmax(scale Q K' + bias) V for each head: (B, H, T, K), with the width of the values.
 
     Where `causal` the queries are those of the last T of the S tokens, and each sees the tokens up to its own; otherwise
     those that `visible_TS` (bool) names, or those to which `bias_BHTS` adds more than -inf, or all. Keys and values may
     have fewer heads than the queries; neighbouring queries then share one (grouped queries). `scale` is 1 / sqrt(K) by
-    default. The materialised path writes the T x S weights out, for checks; both give the same.
+    default. The materialised path writes the T x S weights out, for checks; both give the same. `masking="multiply"` gives
+    later tokens of a causal model the score 0, as the code of Parameter Norm Growth's authors does: no fused kernel does.
     Raises ShapeError where `causal` and T is more than S: a token sees at least itself.
     """
     num_queries, num_keys = query_BHTK.shape[2], key_BHSK.shape[2]
     if causal and num_queries > num_keys:
         raise ShapeError(f"causal attention needs at least as many keys as queries, got {num_queries} and {num_keys}")
-    if path == "sdpa":
+    if path == "sdpa" and masking == "exclude":
         options: dict[str, Any] = {} if scale is None else {"scale": scale}
         if query_BHTK.shape[1] != key_BHSK.shape[1]:
             options["enable_gqa"] = True
@@ -60,7 +64,7 @@ def attend(
     if causal:
         visible_TS = visible(num_queries, num_keys, query_BHTK.device)
     if visible_TS is not None:
-        scores_BHTS = scores_BHTS.masked_fill(~visible_TS, -math.inf)
+        scores_BHTS = scores_BHTS.masked_fill(~visible_TS, -math.inf if masking == "exclude" else 0.0)
     return torch.softmax(scores_BHTS, dim=3) @ value_BHSK
 
 
@@ -82,12 +86,21 @@ class SelfAttention(nn.Module):
     """Multi-head self-attention: P X W of Algorithm 1, with P = softmax(scale Q K') for each head.
 
     Takes and returns (B, T, D). Where `causal`, token t sees tokens 0 to t, those in the cache among them. `scale` is
-    1 / sqrt(D / H) by default; Eq. 2 of Classic Transformers (arXiv 2312.06182) has 1 / sqrt(D).
-    Raises InvalidArgument unless `heads` divides `width`, ShapeError when the input has another width.
+    1 / sqrt(D / H) by default; Eq. 2 of Classic Transformers (arXiv 2312.06182) has 1 / sqrt(D). With `masking="multiply"`
+    later tokens are seen, too.
+    Raises InvalidArgument unless `heads` divides `width`, ShapeError when the input has another width. With a cache that has
+    read tokens, `masking="multiply"` raises InvalidArgument.
     """
 
     def __init__(
-        self, width: int, heads: int, causal: bool = False, *, scale: float | None = None, path: AttentionPath = "sdpa"
+        self,
+        width: int,
+        heads: int,
+        causal: bool = False,
+        *,
+        scale: float | None = None,
+        path: AttentionPath = "sdpa",
+        masking: Masking = "exclude",
     ) -> None:
         super().__init__()
         check_heads(width, heads)
@@ -95,6 +108,7 @@ class SelfAttention(nn.Module):
         self.causal = causal
         self.scale = scale
         self.path = path
+        self.masking = masking
         self.to_query_key_value = nn.Linear(width, 3 * width)
         self.to_output = nn.Linear(width, width)
 
@@ -105,7 +119,11 @@ class SelfAttention(nn.Module):
         qkv_BTHK = self.to_query_key_value(x_BTD).unflatten(2, (3 * self.heads, -1))
         query, key, value = qkv_BTHK.transpose(1, 2).chunk(3, dim=1)
         if cache is not None:
+            if self.masking == "multiply" and cache.num_tokens:
+                raise InvalidArgument("with masking='multiply' tokens see later ones: read without a cache")
             key, value = cache.append(self, key=key, value=value)
-        mixed_BHTK = attend(query, key, value, causal=self.causal, path=self.path, scale=self.scale)
+        mixed_BHTK = attend(
+            query, key, value, causal=self.causal, path=self.path, scale=self.scale, masking=self.masking
+        )
         y_BTD: Tensor = self.to_output(mixed_BHTK.transpose(1, 2).flatten(2))
         return y_BTD

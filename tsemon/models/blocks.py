@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tsemon.errors import InvalidArgument
-from tsemon.models.attention import AttentionPath, SelfAttention
+from tsemon.models.attention import AttentionPath, Masking, SelfAttention
 from tsemon.models.cache import Cache
 from tsemon.models.reparameterised import ReparameterisationConfig, ReparameterisedAttention
 
@@ -26,6 +26,7 @@ CHOICES = {
     "activation": get_args(Activation),
     "tau_at": get_args(Place),
     "attention": get_args(AttentionPath),
+    "masking": get_args(Masking),
 }
 
 
@@ -56,6 +57,9 @@ class BlockConfig(ReparameterisationConfig):
     norm_affine: bool = True
     """Whether norms have weights and biases."""
     attention: AttentionPath = "sdpa"
+    masking: Masking = "exclude"
+    """`multiply` gives later tokens the score 0 instead of hiding them, as the code of Parameter Norm Growth's authors does:
+    for study only."""
 
     def __post_init__(self) -> None:
         self.check_reparameterisation()
@@ -68,6 +72,11 @@ class BlockConfig(ReparameterisationConfig):
             raise InvalidArgument("learn_tau and full_mean say how tau works, but tau is None; give tau a number")
         if self.full_mean and not self.causal:
             raise InvalidArgument("full_mean is for causal models; others take the mean of the whole sequence anyway")
+        if self.masking == "multiply" and (not self.causal or self.reparameterisation is not None):
+            raise InvalidArgument(
+                "masking='multiply' is for causal models with free weights, "
+                f"got causal={self.causal} and reparameterisation={self.reparameterisation!r}"
+            )
 
     def norms(self) -> nn.LayerNorm:
         return nn.LayerNorm(self.width, elementwise_affine=self.norm_affine)
@@ -75,7 +84,7 @@ class BlockConfig(ReparameterisationConfig):
     def self_attention(self) -> nn.Module:
         width, heads, causal, scale, path = self.width, self.heads, self.causal, self.score_scale, self.attention
         if self.reparameterisation is None:
-            return SelfAttention(width, heads, causal, scale=scale, path=path)
+            return SelfAttention(width, heads, causal, scale=scale, path=path, masking=self.masking)
         return ReparameterisedAttention(width, heads, causal, scale=scale, path=path, config=self)
 
 

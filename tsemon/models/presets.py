@@ -71,8 +71,10 @@ LANGUAGE: Mapping[str, Sizes] = {
     # Parameter Norm Growth, Appendix A; the vocabulary is that of WikiText-2. 38M parameters beside the embeddings.
     "norm-growth-post-norm": _NORM_GROWTH,
     "norm-growth-pre-norm": {**_NORM_GROWTH, "norm": "pre"},
-    # The block of its Appendix D, and of its authors' code: norms on the branches, scores as they come.
-    "norm-growth-branch-norm": {**_NORM_GROWTH, "norm": "branch", "score_scale": 1.0},
+    # Its Definitions 4 to 6: norms on the branches, scores over sqrt(d_k).
+    "norm-growth-branch-norm": {**_NORM_GROWTH, "norm": "branch"},
+    # Its authors' code: scores as they come, and multiplied by the mask.
+    "norm-growth-authors-code": {**_NORM_GROWTH, "norm": "branch", "score_scale": 1.0, "masking": "multiply"},
     # A small one for bytes.
     "bytes-32": {"vocab": 256, "context": 64, "depth": 32, "width": 64, "heads": 4, "ffn": 128},
 }

@@ -48,10 +48,10 @@ class TransformerXLConfig(BlockConfig, Presets):
         bounds = (0, *self.cutoffs, self.vocab)
         if any(low >= high for low, high in itertools.pairwise(bounds)):
             raise InvalidArgument(f"cutoffs must rise between 0 and the vocabulary of {self.vocab}, got {self.cutoffs}")
-        if not self.causal or self.reparameterisation is not None:
+        if not self.causal or self.reparameterisation is not None or self.masking != "exclude":
             raise InvalidArgument(
-                "a TransformerXL is causal and has weights of its own kind, "
-                f"got causal={self.causal} and reparameterisation={self.reparameterisation!r}"
+                "a TransformerXL is causal and has attention of its own kind, "
+                f"got causal={self.causal}, reparameterisation={self.reparameterisation!r} and masking={self.masking!r}"
             )
 
     def self_attention(self) -> nn.Module:

@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -6,7 +7,8 @@ import torch
 from tests.tsemon.models import written_out
 from tests.tsemon.models.written_out import EXACT
 from tsemon.errors import InvalidArgument, ShapeError
-from tsemon.models import SelfAttention, attend
+from tsemon.lab.reproduce.observing import forward, observe
+from tsemon.models import Cache, CausalLanguageModel, CausalLanguageModelConfig, SelfAttention, attend
 
 
 def tensors(queries, keys, heads=4, key_heads=4, value_width=5):
@@ -90,3 +92,54 @@ class TestSelfAttention:
     def test_tells_the_shape_it_was_given(self, causal):
         with pytest.raises(ShapeError, match=r"tokens, 12\), got \(2, 7, 8\)"):
             SelfAttention(12, 3, causal)(torch.ones(2, 7, 8))
+
+
+class TestMaskingThatMultiplies:
+    """Parameter Norm Growth's authors write `scores = scores * mask`, and their softmax gives later tokens e^0."""
+
+    def attention(self, **fields):
+        torch.manual_seed(0)
+        return SelfAttention(12, 3, causal=True, masking="multiply", **fields).double()
+
+    @pytest.mark.parametrize("path", ["sdpa", "materialised"])
+    @pytest.mark.parametrize("scale", [None, 1.0])
+    def test_equals_its_equation(self, x_BTD, path, scale):
+        attention = self.attention(path=path, scale=scale)
+        (weight, bias), (out_weight, out_bias) = (
+            tuple(layer.parameters()) for layer in (attention.to_query_key_value, attention.to_output)
+        )
+        for x, y in zip(x_BTD, attention(x_BTD), strict=True):
+            query, key, value = (x @ weight.T + bias).split(12, 1)
+            heads = []
+            for head in range(3):
+                at = slice(4 * head, 4 * head + 4)
+                exponentials = torch.ones(len(x), len(x), dtype=torch.float64)
+                for i in range(len(x)):
+                    for j in range(i + 1):
+                        exponentials[i, j] = ((0.5 if scale is None else scale) * query[i, at] @ key[j, at]).exp()
+                heads.append(exponentials / exponentials.sum(1, keepdim=True) @ value[:, at])
+            torch.testing.assert_close(y, torch.cat(heads, 1) @ out_weight.T + out_bias, **EXACT)
+
+    def test_sees_later_tokens(self, x_BTD):
+        attention, changed = self.attention(), x_BTD.clone()
+        changed[:, -1] += 1
+        assert (attention(changed) - attention(x_BTD))[:, 0].abs().max() > 1e-3
+        exclusive = SelfAttention(12, 3, causal=True).double()
+        torch.testing.assert_close(exclusive(changed)[:, 0], exclusive(x_BTD)[:, 0], **EXACT)
+
+    def test_goes_on_from_no_cache(self, x_BTD):
+        attention, cache = self.attention(), Cache()
+        attention(x_BTD[:, :3], cache)
+        cache.num_tokens = 3
+        with pytest.raises(InvalidArgument, match="read without a cache"):
+            attention(x_BTD[:, 3:], cache)
+
+    def test_has_the_weights_that_tsemon_counts(self):
+        torch.manual_seed(0)
+        config = CausalLanguageModelConfig(
+            vocab=20, context=16, depth=2, width=12, heads=3, ffn=24, score_scale=1.0, masking="multiply", norm="branch"
+        )
+        model = CausalLanguageModel(config)
+        run = partial(forward, model, torch.arange(16)[None])
+        frame = observe(model, run, measures=["positions_attended"], attention_rows="all")
+        assert (frame.heads["positions_attended"] > 15).all(), "with hidden later tokens the mean is at most 8.5"

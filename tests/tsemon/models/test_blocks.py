@@ -72,6 +72,9 @@ class TestABlockConfig:
             ({"learn_tau": True}, "tau is None"),
             ({"full_mean": True}, "tau is None"),
             ({"full_mean": True, "tau": 0.5}, "for causal models"),
+            ({"masking": "multiply"}, "for causal models with free weights, got causal=False"),
+            ({"masking": "multiply", "causal": True, "reparameterisation": "smoothing"}, "got causal=True and reparam"),
+            ({"masking": "add"}, "masking must be one of"),
         ],
     )
     def test_refuses_what_contradicts_itself(self, fields, words):

@@ -328,6 +328,7 @@ class TestSizesThatDoNotFit:
             ({"cutoffs": (0,)}, r"\(0,\)"),
             ({"cutoffs": (20,)}, "vocabulary of 20"),
             ({"causal": False}, "causal=False"),
+            ({"masking": "multiply"}, "masking='multiply'"),
             ({"reparameterisation": "smoothing"}, "smoothing"),
             ({"tau": 0.5, "norm": "pre"}, "post-norm"),
         ],
