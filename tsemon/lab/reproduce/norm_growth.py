@@ -278,8 +278,8 @@ def listed(values: Values, digits: int = 3) -> str:
 def settings(sizes: Sizes) -> dict[str, Any]:
     return {
         "models": f"depth {sizes.depth}, width {sizes.width}, {sizes.heads} heads, FFN {sizes.ffn}, ReLU, no dropout, "
-        "PyTorch's initial weights; pre-norm, post-norm, and branch norm with unscaled scores, the block of the paper's "
-        "Appendix D and of its authors' code (the paper: depth 12, width 768, 12 heads, FFN 512; and T5-base)",
+        "PyTorch's initial weights; pre-norm, post-norm, and branch norm with unscaled scores, the block of its authors' "
+        "code (Definition 4 of the paper scales them; the paper: depth 12, width 768, 12 heads, FFN 512; and T5-base)",
         "data": f"bytes of the standard library's sources, batches of {sizes.batch} x {sizes.context} (the paper: words of "
         "WikiText-2 and Penn Treebank; C4)",
         "optimizer": f"AdamW, learning rate {sizes.learning_rate:g}; constant with weight decay 0.01, or T5's schedule, "
