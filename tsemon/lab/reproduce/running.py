@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import torch
@@ -49,32 +49,52 @@ def reproduce(
         raise InvalidArgument(f"expected a folder to write pages to, got {folder}: {refused.strerror}") from refused
     work = _Work(names, folder, quick)
     tell(f"{work.describe()}, {jobs} at a time")
-    failed: BaseException | None = None
     with ProcessPoolExecutor(max_workers=jobs, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(run_trial, name, key, folder, quick=quick): (name, key) for name, key in work.missing()}
-        pages = {pool.submit(run, name, folder, quick=quick): name for name in names if work.is_ready(name)}
-        for trial in as_completed(running):
-            name, key = running[trial]
-            if (error := trial.exception()) is not None:
-                tell(f"{name}, {key}: failed: {error}")
-                failed = failed or error
-                continue
-            work.finish(name, key)
-            progress(*work.progress)
-            if work.is_ready(name):
-                pages[pool.submit(run, name, folder, quick=quick)] = name
-        for page in as_completed(pages):
-            if (error := page.exception()) is None:
-                tell(f"{pages[page]}: {page.result()}")
-            else:
-                tell(f"{pages[page]}: failed: {error}")
-                failed = failed or error
-            work.num_pages += 1
-            progress(*work.progress)
+        try:
+            failed = _run_all(pool, names, work, folder, quick, tell, progress)
+        except BaseException:  # Ctrl-C, for one: the pool would first run everything that waits
+            for worker in active_children():
+                worker.terminate()
+            raise
     index = write_index(folder, list(EXPERIMENTS))
     if failed is not None:
         raise failed
     return index
+
+
+def _run_all(
+    pool: ProcessPoolExecutor,
+    names: Collection[str],
+    work: _Work,
+    folder: Path,
+    quick: bool,
+    tell: Callable[[str], None],
+    progress: Progress,
+) -> BaseException | None:
+    """Returns the first error."""
+    failed: BaseException | None = None
+    running = {pool.submit(run_trial, name, key, folder, quick=quick): (name, key) for name, key in work.missing()}
+    pages = {pool.submit(run, name, folder, quick=quick): name for name in names if work.is_ready(name)}
+    progress(*work.progress)
+    for trial in as_completed(running):
+        name, key = running[trial]
+        if (error := trial.exception()) is not None:
+            tell(f"{name}, {key}: failed: {error}")
+            failed = failed or error
+            continue
+        work.finish(name, key)
+        progress(*work.progress)
+        if work.is_ready(name):
+            pages[pool.submit(run, name, folder, quick=quick)] = name
+    for page in as_completed(pages):
+        if (error := page.exception()) is None:
+            tell(f"{pages[page]}: {page.result()}")
+        else:
+            tell(f"{pages[page]}: failed: {error}")
+            failed = failed or error
+        work.num_pages += 1
+        progress(*work.progress)
+    return failed
 
 
 class _Work:

@@ -1,4 +1,9 @@
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from typing import get_args
 
 import pytest
@@ -79,3 +84,47 @@ class TestNames:
         assert set(EXPERIMENTS) - set(available()) == {"value-residual-82m"}
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
         assert available() == list(EXPERIMENTS)
+
+
+@pytest.mark.thorough
+class TestAnInterruptedCommand:
+    def start(self, folder):
+        """In a process group of its own, as a shell starts it."""
+        command = [
+            sys.executable,
+            "-m",
+            "tsemon",
+            "reproduce",
+            "deep-transformer-xl",
+            "--quick",
+            "--jobs",
+            "1",
+            "--out",
+            "pages",
+        ]
+        return subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+
+    def interrupt(self, process):
+        """As Ctrl-C does."""
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            return process.communicate(timeout=60)[0]
+        finally:
+            process.kill()
+
+    def test_ends_at_once_and_continues_with_the_remaining_trials(self, tmp_path):
+        process = self.start(tmp_path)
+        deadline = time.monotonic() + 240
+        while not [*tmp_path.glob("pages/.trials/*/*.json")]:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        self.interrupt(process)
+        known = len([*tmp_path.glob("pages/.trials/*/*.json")])
+        assert known <= 2, "of 12; what waited was not run"
+        again = self.start(tmp_path)
+        first = again.stdout.readline()
+        self.interrupt(again)
+        assert first == f"13 parts to run, {known} of them known from an earlier run, 1 at a time\n"
