@@ -141,7 +141,8 @@ def value_output_negative_share(
     Components with a negative eigenvalue sharpen, the others smooth. A head's H has the eigenvalues of the K x K matrix
     W_O,h W_V,h and D - K zeros, which are left out. Eigenvalues nearer to 0 than 1e-6 of the largest are not negative.
 
-    Takes the weights as `value_output_growth` does, and returns (N,), from 0 to 1. NaN if H is zero, NaN or infinite.
+    Takes the weights as `value_output_growth` does, and returns a scalar for each head (N,), from 0 to 1. NaN if
+    H is zero, NaN or infinite.
     """
     products_N3KK = value_output_products(value_RD, output_DU, num_heads, values_V=values_V, head_width=head_width)
     return value_output_spectra(products_N3KK)[0]
@@ -159,7 +160,8 @@ def value_output_norm(
 
     |W_V,h W_O,h|_2                    (Transformer Oversmoothing, Eq. 2)
 
-    Takes the weights as `value_output_growth` does, and returns (N,), at least 0. NaN for NaN and infinities.
+    Takes the weights as `value_output_growth` does, and returns a scalar for each head (N,), at least 0. NaN for NaN
+    and infinities.
     """
     products_N3KK = value_output_products(value_RD, output_DU, num_heads, values_V=values_V, head_width=head_width)
     return value_output_spectra(products_N3KK)[1]
