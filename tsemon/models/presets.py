@@ -110,10 +110,18 @@ _TRANSFORMER_XL_60 = {**_WIKITEXT_103, **_TRANSFORMER_XL, "depth": 60, "ffn": 82
 TRANSFORMER_XL: Mapping[str, Sizes] = {
     # Transformer-XL, the base for WikiText-103: 151M parameters. Its authors train it with dropout; there is none here.
     "transformer-xl-16": {**_WIKITEXT_103, **_TRANSFORMER_XL, "depth": 16, "ffn": 2100},
-    # Classic Transformers, Section 3.4: 201M parameters, no dropout. It does not print tau; this is its vision models'.
+    # Classic Transformers, Section 3.4: 201M parameters, no dropout.
     "transformer-xl-60": _TRANSFORMER_XL_60,
     "transformer-xl-60-pre-norm": {**_TRANSFORMER_XL_60, "norm": "pre"},
-    "transformer-xl-60-de-escalated": {**_TRANSFORMER_XL_60, "tau": 1.0, "tau_at": "feed_forward"},
+    # As printed: Eq. 21 takes the mean of all tokens, so that each token sees later ones.
+    "transformer-xl-60-de-escalated": {
+        **_TRANSFORMER_XL_60,
+        "tau": 1.0,
+        "tau_at": "feed_forward",
+        "full_mean": True,
+    },
+    # The mean of the tokens so far, and the tau with which a small one of 48 blocks learns: at 0.5 and 1 it does not.
+    "transformer-xl-60-de-escalated-causal": {**_TRANSFORMER_XL_60, "tau": 0.3, "tau_at": "feed_forward"},
     # A small one for bytes. Its weights are to its width what 0.02 is to 410.
     "transformer-xl-bytes-32": {
         "vocab": 256,

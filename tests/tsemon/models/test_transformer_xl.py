@@ -297,6 +297,7 @@ class TestThePresets:
             ("transformer-xl-60", 200_987_338),  # about 201M
             ("transformer-xl-60-pre-norm", 200_987_338 + 2 * 410),
             ("transformer-xl-60-de-escalated", 200_987_338),
+            ("transformer-xl-60-de-escalated-causal", 200_987_338),
         ],
     )
     def test_have_the_sizes_that_the_papers_tell(self, name, num_parameters):

@@ -112,6 +112,8 @@ def _variant(recipe: Recipe, name: str, kind: tuple[str, str], **changes: Any) -
 
 _PRE_NORM = ("post-norm", "pre-norm")
 _DE_ESCALATED = ("post-norm", "post-norm de-escalated")
+_PRINTED = ("post-norm", "post-norm de-escalated by the mean of all tokens as Eq. 21 is printed: it sees later tokens")
+_CAUSAL = ("post-norm", "post-norm de-escalated by the mean of the tokens so far")
 _XL = "transformer-xl-60-wikitext103"
 
 RECIPES: Mapping[str, Recipe] = {
@@ -124,7 +126,8 @@ RECIPES: Mapping[str, Recipe] = {
         _variant(_VIT_80, "vit-80-cifar10", _DE_ESCALATED, preset="vit-80-de-escalated", learning_rate=1e-4),
         _TRANSFORMER_XL_60,
         _variant(_TRANSFORMER_XL_60, f"{_XL}-pre-norm", _PRE_NORM, preset="transformer-xl-60-pre-norm"),
-        _variant(_TRANSFORMER_XL_60, _XL, _DE_ESCALATED, preset="transformer-xl-60-de-escalated"),
+        _variant(_TRANSFORMER_XL_60, _XL, _PRINTED, preset="transformer-xl-60-de-escalated"),
+        _variant(_TRANSFORMER_XL_60, f"{_XL}-causal", _CAUSAL, preset="transformer-xl-60-de-escalated-causal"),
         _RESFORMER_82M,
         *(
             _variant(
