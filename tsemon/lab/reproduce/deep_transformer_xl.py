@@ -40,7 +40,7 @@ EXPERIMENT = Experiment(
     source="Classic Transformers (arXiv 2312.06182), Section 3.4 and Figure 7",
 )
 MEASURES = ("token_similarity", "token_diversity", "grad_norm")
-TAUS = (0.3, 0.5, 0.7, 1.0)
+TAUS = (0.2, 0.3, 0.5, 1.0)
 TRAIN_BYTES, VAL_BYTES = 2_000_000, 1_000_000
 SIMILAR = 0.05
 """Losses that differ by less are similar: Figure 7 shows no numbers."""
@@ -81,7 +81,7 @@ def full(tau: float) -> Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    depths: tuple[int, ...] = (12, 24, 48)
+    depths: tuple[int, ...] = (12, 48)
     taus: tuple[float, ...] = TAUS
     num_seeds: int = 3
     width: int = 64
@@ -293,7 +293,7 @@ def claims(outcomes: Outcomes) -> list[Claim]:
             f"{first:.2g} in the first block, {last:.2g} in the last",
             reading=f"with the mean of the prefix {outcomes.training(prefix(1.0))}; gradient norm "
             f"{first_of_prefix:.2g} in the first block",
-            agrees=verdict(printed.mean - lowest.mean < SIMILAR, first < 100 * last),
+            agrees=verdict(not lowest.is_below(printed), first < 100 * last),
         ),
         Claim(
             paper="Does the mean of the whole segment look ahead?",
