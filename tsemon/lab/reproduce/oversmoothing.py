@@ -180,6 +180,8 @@ def claims_of_training(models: Models, depths: Sequence[int]) -> Iterator[Claim]
             reading=accuracies(models, READING, depths),
             agrees=NOT_TESTABLE,
         )
+    if len(depths) == 1:
+        return
     yield Claim(
         paper="Does the sharpening model sharpen at other depths, too?",
         seen="; ".join(f"depth {depth}: {shares('sharpening', PRINTED, depth=depth)}" for depth in depths),
@@ -255,7 +257,7 @@ def share_tables(models: Models) -> Iterator[Table]:
     ]
     for number, (measure, title) in enumerate(TITLES.items(), start=1):
         yield Table(
-            title=f"Table {number}: share of layers that raise the {title} (in brackets: ViT-Ti on CIFAR-100)",
+            title=f"Table {number}: fraction of layers that raise the {title} (in brackets: ViT-Ti on CIFAR-100)",
             columns=("sub-layer", *(name for name, *_ in columns)),
             rows=[
                 (

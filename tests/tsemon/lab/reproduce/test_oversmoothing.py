@@ -108,7 +108,7 @@ class TestTraining:
                 == 5 * sizes.num_seeds * (len(sizes.depths) + 1)
             )
         assert oversmoothing.FULL.num_seeds >= 3
-        assert oversmoothing.FULL.depths == (12, 24, 48)
+        assert oversmoothing.FULL.depths[0] == 12
 
 
 class TestRandomPairs:
@@ -198,7 +198,9 @@ class TestTheVerdictsOnTraining:
 
     def test_are_none_on_other_data_or_on_what_no_paper_says(self):
         claims = list(claims_of_training(models_by_hand(MIDDLE, SHARP, SMOOTH), (2,)))
-        assert [claim.agrees for claim in claims[3:]] == [NOT_TESTABLE] * 3 + [OURS]
+        assert [claim.agrees for claim in claims[3:]] == [NOT_TESTABLE] * 3
+        several = list(claims_of_training(models_by_hand(MIDDLE, SHARP, SMOOTH), (2, 2)))
+        assert [claim.agrees for claim in several[3:]] == [NOT_TESTABLE] * 3 + [OURS]
 
     def test_come_with_the_mean_and_the_spread_of_all_seeds(self):
         claim = next(iter(claims_of_training(models_by_hand(MIDDLE, SHARP, SMOOTH), (2,))))
