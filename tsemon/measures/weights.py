@@ -139,10 +139,10 @@ def value_output_negative_share(
     #{j : Re lambda_j(W_V,h W_O,h) < 0} / K                    (Transformer Oversmoothing, Corollary 3)
 
     Components with a negative eigenvalue sharpen, the others smooth. A head's H has the eigenvalues of the K x K matrix
-    W_O,h W_V,h and D - K zeros, which are left out. Eigenvalues nearer to 0 than 1e-6 of the largest are not negative.
+    W_O,h W_V,h and D - K zeros, which are left out. Eigenvalues nearer to 0 than 1e-6 of the norm are not negative.
 
     Takes the weights as `value_output_growth` does, and returns a scalar for each head (N,), from 0 to 1. NaN if
-    H is zero, NaN or infinite.
+    H is zero, nilpotent, NaN or infinite.
     """
     products_N3KK = value_output_products(value_RD, output_DU, num_heads, values_V=values_V, head_width=head_width)
     return value_output_spectra(products_N3KK)[0]
@@ -197,10 +197,11 @@ def value_output_spectra(products_B3KK: Tensor) -> tuple[Tensor, Tensor]:
         torch.linalg.eigvals(matrix_BKK)
         for matrix_BKK in (products_B3KK[..., 0, :, :], products_B3KK[..., 1, :, :] @ products_B3KK[..., 2, :, :])
     )
-    largest_B1 = own_BK.abs().amax(dim=-1, keepdim=True)
-    share_B = (own_BK.real < -_TOLERANCE * largest_B1).double().mean(dim=-1)
     norm_B = square_BK.real.amax(dim=-1).clamp_min(0).sqrt()
-    is_known_B = is_finite_B & (largest_B1[..., 0] > 0)
+    # Rounding moves eigenvalues by a share of the norm, not of the largest eigenvalue.
+    rounding_B = _TOLERANCE * norm_B
+    share_B = (own_BK.real < -rounding_B[..., None]).double().mean(dim=-1)
+    is_known_B = is_finite_B & (own_BK.abs().amax(dim=-1) > rounding_B)
     return torch.where(is_known_B, share_B, torch.nan), torch.where(is_finite_B, norm_B, torch.nan)
 
 

@@ -132,7 +132,8 @@ class ValueOutputProbe(Part):
             return reading
         products_LN3KK = stacked((self._products_N3KK.get(layer) for layer in range(self._depth)), torch.nan)
         # The first of these parts brings the matrices to the host; the others use its results.
-        spectra, nothing = _Spectra(), products_LN3KK.new_zeros(0)
+        num_heads = {layer: len(products_N3KK) for layer, products_N3KK in self._products_N3KK.items()}
+        spectra, nothing = _Spectra(num_heads), products_LN3KK.new_zeros(0)
         for name in (name for name in SPECTRA if name in self.wanted):
             raw = nothing if reading.heads else products_LN3KK
             reading.layers[name] = OnHost(raw, partial(spectra.of_layers, name))
@@ -162,18 +163,20 @@ class ValueOutputProbe(Part):
 class _Spectra:
     """The spectra of all heads, decomposed once on the host."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_heads: Mapping[int, int]) -> None:
+        self._num_heads = num_heads
+        """By layer."""
         self._found: dict[str, Tensor] = {}
 
     def of_layers(self, name: str, products_LN3KK: Tensor) -> Tensor:
         if products_LN3KK.numel():
             self._found = dict(zip(SPECTRA, value_output_spectra(products_LN3KK), strict=True))
-        found_LN = self._found[name]
-        if name == NEGATIVE_SHARE:
-            return found_LN.nanmean(dim=1)
-        is_known_LN = found_LN.isfinite()
-        largest_L = torch.where(is_known_LN, found_LN, 0.0).amax(dim=1)
-        return torch.where(is_known_LN.any(dim=1), largest_L, torch.nan)
+        layers_L = torch.full((len(self._found[name]),), torch.nan, dtype=torch.float64)
+        for layer, num in self._num_heads.items():
+            norm_N, found_N = self._found[NORM][layer, :num], self._found[name][layer, :num]
+            if norm_N.isfinite().all():  # a head with NaN or infinite weights is not left out in silence
+                layers_L[layer] = found_N.nanmean() if name == NEGATIVE_SHARE else found_N.amax()
+        return layers_L
 
     def of_heads(self, name: str, nothing: Tensor) -> Tensor:
         return self._found[name]
@@ -228,7 +231,9 @@ def _checked(value_RD: Tensor, output_DU: Tensor, values_V: Tensor | None, atten
     num_values = len(value_RD) if values_V is None else len(values_V)
     (width, num_repeated), head_width = output_DU.shape, None
     holders = [of for module in attention.modules() for of in (module, getattr(module, "config", None))]
-    num_heads = number_of(holders, NUM_HEADS)
+    num_heads, known_width = (number_of(holders, names) for names in (NUM_HEADS, HEAD_WIDTH))
+    if num_heads and known_width and num_heads * known_width != num_repeated:
+        num_heads = None
     if value_RD.shape[1] != width or not num_values or num_repeated % num_values:
         return (
             f"the values ({num_values} of width {value_RD.shape[1]}) do not fit the output layer {(*output_DU.shape,)}"

@@ -229,6 +229,21 @@ class TestTheSpectrumOfEachHead:
         _, probe = reading_of(model, lambda: None, measures=set(SPECTRA))
         assert probe.not_measured[NORM].endswith("its heads have another width than the heads of earlier blocks")
 
+    def test_of_a_head_that_is_not_finite_leaves_its_layer_unknown(self):
+        model = hugging_face(*MODELS["Llama, grouped queries"])
+        with torch.no_grad():
+            model.layers[1].self_attn.o_proj.weight[0, 0] = torch.inf
+        for layers, heads in spectra_of(model).values():
+            assert layers.isnan().tolist() == [False, True, False]
+            assert heads[1].isnan().tolist() == [True, False, False, False]
+
+    def test_is_unknown_if_the_numbers_of_heads_and_their_width_disagree(self):
+        model = hugging_face(*MODELS["Llama, grouped queries"])
+        attention = model.layers[0].self_attn
+        attention.v_proj, attention.head_dim = nn.Linear(D, D, bias=False), 4
+        _, probe = reading_of(model, lambda: None, measures=set(SPECTRA))
+        assert "the number of heads is unknown" in probe.not_measured[NORM]
+
     def test_of_one_of_the_two_alone_is_the_same(self):
         model = hugging_face(*MODELS["Llama, grouped queries"])
         both = spectra_of(model)

@@ -272,7 +272,7 @@ def claims(outcomes: Outcomes) -> list[Claim]:
     lowest = min((outcomes.training(full(tau)) for tau in outcomes.sizes.taus), key=lambda loss: loss.mean)
     first, last = (outcomes.gradient(PRINTED, block) for block in (0, -1))
     first_of_prefix = outcomes.gradient(prefix(1.0), 0)
-    fails = post.is_above(learnt)
+    fails = not post.is_below(learnt)  # NaN, too
     return [
         Claim(
             paper="There is a huge performance gap between the post-norm and our de-escalated post-norm models (the former "
@@ -293,7 +293,7 @@ def claims(outcomes: Outcomes) -> list[Claim]:
             f"{first:.2g} in the first block, {last:.2g} in the last",
             reading=f"with the mean of the prefix {outcomes.training(prefix(1.0))}; gradient norm "
             f"{first_of_prefix:.2g} in the first block",
-            agrees=verdict(not lowest.is_below(printed), first < 100 * last),
+            agrees=verdict(printed.is_below(learnt) and not lowest.is_below(printed), first < 100 * last),
         ),
         Claim(
             paper="Does the mean of the whole segment look ahead?",
