@@ -25,10 +25,11 @@ RANGES: Mapping[Reparameterisation, tuple[float, float]] = {"sharpening": (-1.0,
 
 @dataclass(frozen=True, kw_only=True)
 class ReparameterisationConfig:
-    """Rules for the eigenvalues of the value and output weights. Raises InvalidArgument if they contradict each other."""
+    """Rules for the eigenvalues of the value and output weights. `check_reparameterisation` raises InvalidArgument if they
+    contradict each other."""
 
     reparameterisation: Reparameterisation | None = None
-    """Hold the eigenvalues in [-1, 0] (sharpening) or [0, 1] (smoothing); None leaves the weights free."""
+    """Clip psi to [-1, 0] (sharpening) or [0, 1] (smoothing); None leaves the weights free."""
     projection: Projection = "inverse"
     """`inverse`: W_proj = L V_H^-1, Section 4. `transpose`: W_proj = L V_H', which footnote 4 prints for several heads."""
     psi_clip: tuple[float, float] | None = None
@@ -42,17 +43,22 @@ class ReparameterisationConfig:
             raise InvalidArgument(f"expected a reparameterisation 'sharpening' or 'smoothing', got {kind!r}")
         if self.projection not in get_args(Projection):
             raise InvalidArgument(f"projection must be one of {get_args(Projection)}, got {self.projection!r}")
-        if not 0 < self.psi_variance < math.inf:
-            raise InvalidArgument(f"psi_variance must be positive and finite, got {self.psi_variance}")
+        if not _is_number(self.psi_variance) or not 0 < self.psi_variance < math.inf:
+            raise InvalidArgument(f"psi_variance must be positive and finite, got {self.psi_variance!r}")
         if kind is None and (self.projection, clip, self.psi_variance) != ("inverse", None, 0.1):
             raise InvalidArgument("projection, psi_clip and psi_variance need a reparameterisation, got none")
         if clip is None or kind is None:
             return
-        if len(clip) != 2 or not -math.inf < clip[0] < clip[1] < math.inf:
-            raise InvalidArgument(f"psi_clip must be two finite numbers, the smaller one first, got {clip}")
+        is_pair = isinstance(clip, tuple | list) and len(clip) == 2 and all(map(_is_number, clip))
+        if not is_pair or not -math.inf < clip[0] < clip[1] < math.inf:
+            raise InvalidArgument(f"psi_clip must be two finite numbers, the smaller one first, got {clip!r}")
         if (clip[1] > 0) if kind == "sharpening" else (clip[0] < 0):
             sign = "at most 0" if kind == "sharpening" else "at least 0"
             raise InvalidArgument(f"a {kind} model needs eigenvalues of {sign}, got psi_clip={clip}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class ReparameterisedWeights(nn.Module):

@@ -144,11 +144,11 @@ def run_trial(name: str, key: str, folder: Path, *, quick: bool) -> None:
 def run(name: str, folder: Path, *, quick: bool) -> Path:
     """One experiment, here, with the trials that are not known yet. Returns the path of its page."""
     _prepare()
-    start, module = time.perf_counter(), module_of(name)
-    keys = list(trials_of(name, quick))
+    module, keys = module_of(name), list(trials_of(name, quick))
     for key in keys:
         if not _kept(folder, name, key, quick).exists():
             run_trial(name, key, folder, quick=quick)
+    start = time.perf_counter()
     kept = {key: json.loads(_kept(folder, name, key, quick).read_text()) for key in keys}
     found = {key: body["numbers"] for key, body in kept.items()}
     result: Result = module.result(quick, found) if keys else module.run(quick)
