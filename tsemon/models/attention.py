@@ -38,11 +38,14 @@ def attend(
     have fewer heads than the queries; neighbouring queries then share one (grouped queries). `scale` is 1 / sqrt(K) by
     default. The materialised path writes the T x S weights out, for checks; both give the same. `masking="multiply"` gives
     later tokens of a causal model the score 0, as the code of Parameter Norm Growth's authors does: no fused kernel does.
-    Raises ShapeError where `causal` and T is more than S: a token sees at least itself.
+    Raises ShapeError where `causal` and T is more than S: a token sees at least itself; InvalidArgument for
+    `masking="multiply"` without `causal` or with a bias.
     """
     num_queries, num_keys = query_BHTK.shape[2], key_BHSK.shape[2]
     if causal and num_queries > num_keys:
         raise ShapeError(f"causal attention needs at least as many keys as queries, got {num_queries} and {num_keys}")
+    if masking == "multiply" and (not causal or bias_BHTS is not None):
+        raise InvalidArgument("masking='multiply' is for causal attention without a bias; leave masking='exclude'")
     if path == "sdpa" and masking == "exclude":
         options: dict[str, Any] = {} if scale is None else {"scale": scale}
         if query_BHTK.shape[1] != key_BHSK.shape[1]:
@@ -120,7 +123,10 @@ class SelfAttention(nn.Module):
         query, key, value = qkv_BTHK.transpose(1, 2).chunk(3, dim=1)
         if cache is not None:
             if self.masking == "multiply" and cache.num_tokens:
-                raise InvalidArgument("with masking='multiply' tokens see later ones: read without a cache")
+                raise InvalidArgument(
+                    "a model with masking='multiply' sees later tokens, so it cannot read or generate token by token; "
+                    "read the whole sequence without a cache"
+                )
             key, value = cache.append(self, key=key, value=value)
         mixed_BHTK = attend(
             query, key, value, causal=self.causal, path=self.path, scale=self.scale, masking=self.masking

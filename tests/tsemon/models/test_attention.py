@@ -131,8 +131,13 @@ class TestMaskingThatMultiplies:
         attention, cache = self.attention(), Cache()
         attention(x_BTD[:, :3], cache)
         cache.num_tokens = 3
-        with pytest.raises(InvalidArgument, match="read without a cache"):
+        with pytest.raises(InvalidArgument, match="without a cache"):
             attention(x_BTD[:, 3:], cache)
+
+    def test_is_for_causal_attention_alone(self, x_BTD):
+        heads_BHTK = x_BTD[:, None]
+        with pytest.raises(InvalidArgument, match="leave masking='exclude'"):
+            attend(heads_BHTK, heads_BHTK, heads_BHTK, causal=False, masking="multiply")
 
     def test_has_the_weights_that_tsemon_counts(self):
         torch.manual_seed(0)
