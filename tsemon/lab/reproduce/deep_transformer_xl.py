@@ -44,6 +44,8 @@ TAUS = (0.2, 0.3, 0.5, 1.0)
 TRAIN_BYTES, VAL_BYTES = 2_000_000, 1_000_000
 SIMILAR = 0.05
 """Losses that differ by less are similar: Figure 7 shows no numbers."""
+HUGE = 0.5
+"""A performance gap of more nats per byte is huge."""
 LEARNT = 0.1
 """A model has learned if its loss is this far below that of the frequencies of bytes."""
 
@@ -256,11 +258,11 @@ class Outcomes:
 
     def gradient(self, variant: Variant, block: int, depth: int | None = None) -> float:
         """The geometric mean over seeds of a block's gradient norm at step 0."""
-        return math.exp(np.mean([math.log(one.gradients[block]) for one in self.over_seeds(variant, depth)]))
+        return Spread([one.gradients[block] for one in self.over_seeds(variant, depth)]).geometric_mean
 
     def best_prefix(self, depth: int | None = None) -> Variant:
         """The one with the lowest loss on other text, token by token."""
-        return min(map(prefix, self.sizes.taus), key=lambda variant: self.honest(variant, depth).mean)
+        return min(map(prefix, self.sizes.taus), key=lambda variant: self.honest(variant, depth).order)
 
 
 def claims(outcomes: Outcomes) -> list[Claim]:
@@ -269,17 +271,19 @@ def claims(outcomes: Outcomes) -> list[Claim]:
     best = outcomes.best_prefix()
     honest_pre, honest_best = outcomes.honest(PRE), outcomes.honest(best)
     gap = abs(pre.mean - printed.mean)
-    lowest = min((outcomes.training(full(tau)) for tau in outcomes.sizes.taus), key=lambda loss: loss.mean)
+    lowest = min((outcomes.training(full(tau)) for tau in outcomes.sizes.taus), key=lambda loss: loss.order)
     first, last = (outcomes.gradient(PRINTED, block) for block in (0, -1))
     first_of_prefix = outcomes.gradient(prefix(1.0), 0)
     fails = not post.is_below(learnt)  # NaN, too
+    is_huge = printed.is_below(post) and post.mean - printed.mean > HUGE
     return [
         Claim(
             paper="There is a huge performance gap between the post-norm and our de-escalated post-norm models (the former "
             "essentially failed, thus was cut short)",
-            seen=f"training loss {post} and {printed}; the frequencies of bytes alone give {frequency_loss():.3f}",
+            seen=f"training loss {post} and {printed} (huge: more than {HUGE} apart); the frequencies of bytes alone give "
+            f"{frequency_loss():.3f}",
             reading=f"on other text, token by token: post-norm {outcomes.honest(POST)}; {best} {honest_best}",
-            agrees=verdict(fails and printed.is_below(post), printed.is_below(learnt)),
+            agrees=verdict(fails and is_huge, printed.is_below(learnt)),
         ),
         Claim(
             paper="The pre-norm model and our de-escalated post-norm model performed similarly",
@@ -293,7 +297,7 @@ def claims(outcomes: Outcomes) -> list[Claim]:
             f"{first:.2g} in the first block, {last:.2g} in the last",
             reading=f"with the mean of the prefix {outcomes.training(prefix(1.0))}; gradient norm "
             f"{first_of_prefix:.2g} in the first block",
-            agrees=verdict(printed.is_below(learnt) and not lowest.is_below(printed), first < 100 * last),
+            agrees=verdict(printed.is_below(learnt), not lowest.is_below(printed)),
         ),
         Claim(
             paper="Does the mean of the whole segment look ahead?",

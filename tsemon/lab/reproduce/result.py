@@ -76,6 +76,17 @@ class Spread:
         mean = self.mean
         return math.sqrt(math.fsum((value - mean) ** 2 for value in self.values) / (len(self.values) - 1))
 
+    @property
+    def geometric_mean(self) -> float:
+        """Of values from 0 on."""
+        with np.errstate(divide="ignore"):
+            return float(np.exp(np.mean(np.log(self.values))))
+
+    @property
+    def order(self) -> float:
+        """The mean, to sort by: what is not finite comes last."""
+        return self.mean if math.isfinite(self.mean) else math.inf
+
     def is_below(self, other: Spread | float) -> bool:
         """Whether the mean is lower by more than both standard deviations together."""
         other = other if isinstance(other, Spread) else Spread([other])

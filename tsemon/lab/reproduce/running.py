@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
+from functools import cache
 from multiprocessing import active_children, get_context
 from pathlib import Path
 
@@ -36,7 +38,8 @@ def reproduce(
 ) -> Path:
     """Run these experiments, `jobs` parts of them at a time, each in a process with one thread, and write their pages.
 
-    The numbers of each trial are kept in `folder/.trials` until its page is written: an interrupted run can continue.
+    The numbers of each trial are kept in `folder/.trials` until its page is written: an interrupted run of the same code
+    can continue.
     Returns the path of the index. Raises InvalidArgument for an unknown name and for a folder that cannot be made; an
     error in an experiment is raised when all others are done.
     """
@@ -47,14 +50,17 @@ def reproduce(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as refused:
         raise InvalidArgument(f"expected a folder to write pages to, got {folder}: {refused.strerror}") from refused
+    names = list(dict.fromkeys(names))
     work = _Work(names, folder, quick)
+    others = active_children()
     tell(f"{work.describe()}, {jobs} at a time")
     with ProcessPoolExecutor(max_workers=jobs, mp_context=get_context("spawn")) as pool:
         try:
             failed = _run_all(pool, names, work, folder, quick, tell, progress)
         except BaseException:  # Ctrl-C, for one: the pool would first run everything that waits
             for worker in active_children():
-                worker.terminate()
+                if worker not in others:
+                    worker.terminate()
             raise
     index = write_index(folder, list(EXPERIMENTS))
     if failed is not None:
@@ -170,4 +176,14 @@ def _prepare() -> None:
 
 def _kept(folder: Path, name: str, key: str, quick: bool) -> Path:
     size = "-quick" if quick else ""
-    return folder / ".trials" / f"{name}{size}-{tsemon.__version__}" / f"{key}.json"
+    return folder / ".trials" / f"{name}{size}-{_code()}" / f"{key}.json"
+
+
+@cache
+def _code() -> str:
+    """A digest of this package: other code may find other numbers."""
+    root = Path(tsemon.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

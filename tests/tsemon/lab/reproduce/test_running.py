@@ -59,6 +59,11 @@ class TestAnExperimentOfTrials:
         running.run_trial("falling", "low", tmp_path, quick=True)
         assert running._Work(["falling"], tmp_path, False).missing() == [("falling", "low"), ("falling", "high")]
 
+    def test_of_other_code_starts_anew(self, module, runs, tmp_path, monkeypatch):
+        running.run_trial("falling", "low", tmp_path, quick=True)
+        monkeypatch.setattr(running, "_code", lambda: "changed")
+        assert running._Work(["falling"], tmp_path, True).missing() == [("falling", "low"), ("falling", "high")]
+
     def test_keeps_no_half_of_a_trial(self, module, tmp_path, monkeypatch):
         monkeypatch.setattr(json, "dumps", lambda value: sys.exit("interrupted"))
         with pytest.raises(SystemExit):
