@@ -25,7 +25,9 @@ def mistakes(part: Part) -> list[Mistake]:
     found = {first.path: first}
     for key in KEYS:
         if key in part:
-            beside = {"advice": ("evidence",), "on": _READERS}.get(key, ("on",) if key in _READERS else ())
+            beside = {"title": ("evidence",), "advice": ("evidence",), "on": _READERS}.get(
+                key, ("on",) if key in _READERS else ()
+            )
             given = {other: part.data[other] for other in beside if other in part}
             stand_in = _OF_CLOCK if part.data.get("on") == "clock" else _STAND_IN
             mistake = _mistake({**stand_in, **given, key: part.data[key]})

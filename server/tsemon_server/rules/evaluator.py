@@ -150,15 +150,16 @@ class Evaluator:
         is_of_stack = any(measure.kind != "scalar" for measure in compiled.when.measures)
         blocks = compiled.where.blocks([(look.values, look.view) for look in ([shown] if is_of_stack else looks)])
         seen = evidence.evidence(compiled, change, view, values, window, also, blocks)
+        named = seen["numbers"] | evidence.where(seen)
         return Event(
             rule=rule,
             kind=change.kind,
             pending_step=change.pending_step,
             firing_step=change.firing_step,
             resolved_step=view.step if has_ended else None,
-            summary=evidence.summary(compiled, values, view),
+            summary=evidence.summary(compiled, filled(rule.title, named), values, view),
             evidence=seen,
-            advice={"text": filled(rule.advice, seen["numbers"] | evidence.where(seen)), "source": rule.source},
+            advice={"text": filled(rule.advice, named), "source": rule.source},
         )
 
 

@@ -46,7 +46,7 @@ def evidence(
 
 
 def where(seen: Mapping[str, Any]) -> dict[str, str | None]:
-    """The block, the blocks and the step that advice may name, in words."""
+    """The block, the blocks and the step that titles and advice may name, in words."""
     blocks = seen["blocks"]
     return {
         "block": None if blocks is None else str(blocks[0]),
@@ -65,7 +65,7 @@ def numbers(compiled: Compiled, values: Row) -> dict[str, float | None]:
     return {name: number(values[term.index]) for name, term in compiled.evidence.items()}
 
 
-def summary(compiled: Compiled, values: Row, view: View) -> str:
+def summary(compiled: Compiled, title: str, values: Row, view: View) -> str:
     """One sentence: the title, in which stack if there are several, and what was seen.
 
     A formula that is a number of the evidence, too, has the name that it has there.
@@ -74,7 +74,7 @@ def summary(compiled: Compiled, values: Row, view: View) -> str:
     once = {comparison.value.says: comparison for comparison in reversed(holding)}  # of bounds on one value the first
     names = _names(compiled)
     seen = [_sentence(_held(comparison, values, view, names)) for comparison in [*reversed(once.values())][:3]]
-    title = compiled.rule.title + ("" if view.stack_name is None else f" ({view.stack_name})")
+    title += "" if view.stack_name is None else f" ({view.stack_name})"
     return f"{title}: {'; '.join(seen)}." if seen else f"{title}."
 
 

@@ -34,7 +34,7 @@ _EVIDENCE = re.compile(r"[a-z0-9_]{1,64}")
 _AFTER_SENTENCE = re.compile(r"(?<=\.) ")
 _PLACE = re.compile(r"\{([a-z0-9_]+)\}")
 WHERE = "block", "blocks", "step"
-"""Names that advice may use besides those of `evidence`: the first block, all blocks in words, and the step."""
+"""Names that titles and advice may use besides those of `evidence`: the first block, all blocks in words, and the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +150,13 @@ def rule(part: Part) -> Rule:
         if term is not None:
             deciding.check(part[key].data, (*part.path, key))
             deciding.check_measures((*part.path, key), term.measures, read.on)
-    for name in _PLACE.findall(read.advice):
-        if name not in (*compiled.evidence, *WHERE):
-            known = ", ".join(f"{{{one}}}" for one in WHERE)
-            raise Mistake(
-                (*part.path, "advice"), f"{{{name}}} is not in evidence; expected one of its names, or {known}"
-            )
+    for key, text in (("title", read.title), ("advice", read.advice)):
+        for name in _PLACE.findall(text):
+            if name not in (*compiled.evidence, *WHERE):
+                known = ", ".join(f"{{{one}}}" for one in WHERE)
+                raise Mistake(
+                    (*part.path, key), f"{{{name}}} is not in evidence; expected one of its names, or {known}"
+                )
     return read
 
 

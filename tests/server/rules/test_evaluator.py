@@ -112,6 +112,13 @@ class TestWhatAnAlertShows:
             "grad_norm (layer 1) is 2 (below 20, loss)."
         )
 
+    def test_has_a_title_with_its_block_and_step(self):
+        high = {"value": [{"layers": "grad_norm"}], "above": 10, "in": "any"}
+        named = rule({"all": [high]}, title="{block} is bad since step {step}")
+        frames = [View(step, {}, {"grad_norm": np.array([1.0, 20.0 if step > 1 else 1.0])}) for step in range(8)]
+        (fired,) = (event for event in events([named], frames) if event.kind == "firing")
+        assert fired.summary == "1 is bad since step 2: grad_norm (layer 1) is 20 (above 10)."
+
     def test_has_the_name_of_a_formula_that_is_evidence_too(self):
         rise = [{"scalar": "loss"}, {"over": [{"scalar": "grad_norm"}]}]
         named = rule({"all": [{"value": rise, "above": 1}, {"value": [{"scalar": "loss"}], "above": 1}]},

@@ -66,6 +66,7 @@ class TestARuleFile:
             ("samples: 4", "samples: .nan", 13, "expected a whole number from 1"),
             ("{start: mean}", "{start: mode}", 16, "expected one of mean, min"),
             ("It began at {start}", "It began at {begin}", 17, "{begin} is not in evidence"),
+            ("The loss is high.", "High since {since}", 6, "{since} is not in evidence"),
             ("name: loss-is-high", "on: frame", 3, "'name' is missing; expected name, when"),
             ("for: {samples: 4}", "for: {samples: 4, step: 1}", 13, "unknown key 'step'; did you mean steps?"),
             ("family: loss", "zzz: loss", 4, "unknown key 'zzz'; expected name, when, family"),
