@@ -172,6 +172,14 @@ class TestAnIncident:
         assert (incident["rule"], incident["left_step"], incident["step"]) == ("high-loss", 5, 6)
         assert incident["alerts"] == ["high-loss", "very-high-loss"]
 
+    def test_settles_by_the_steps_of_its_attempt(self, api, run_id):
+        send(api, run_id, [1, *[20] * 20], from_step=10_000)
+        api.register(resume_step=0)
+        send(api, run_id, [1], from_step=0, attempt=2, writer="w2")
+        assert not only(api, run_id)["is_settled"]
+        send(api, run_id, [20] * 100, from_step=10_021)
+        assert only(api, run_id)["is_settled"]
+
     def test_is_of_one_attempt_though_two_train_at_once(self, api, run_id):
         send(api, run_id, [1, 20, 20])
         api.register(resume_step=2)
@@ -308,6 +316,17 @@ class TestTheSubStep:
         assert within["text"].startswith("In block 4, ")
         assert (within["step"], within["healthy_step"]) == (5, 4)
 
+    def test_is_not_compared_with_the_samples_of_an_earlier_incident(self, api):
+        run_id = api.register(num_blocks=6)
+        ill = [gains_frame(step, 20.0, attention_gain=(4, 0.03)) for step in (1, 2)]
+        well = [gains_frame(step, 1.0) for step in range(3, 500)]
+        for frame in well:
+            frame.layers.clear()
+        ill_again = [gains_frame(step, 20.0, feedforward_gain=(2, 20.0)) for step in range(500, 503)]
+        api.send_ok(run_id, [gains_frame(0, 1.0), *ill, *well, *ill_again])
+        within = api.get(f"/incidents/{incidents(api, run_id)[0]['incident_id']}")["within"]
+        assert (within["block"], within["sub_step"], within["healthy_step"]) == (2, "feed-forward", 0)
+
     def test_of_nan_is_unknown_after_an_optimizer_step(self, start):
         api = start(rules=PACK)
         run_id = api.register(num_blocks=2)
@@ -417,7 +436,7 @@ class TestTheSequences:
         )
         assert found[3]["text"] == (
             "At step 6, sequence 4 had a loss of 31, 1.0 times the mean of the batch. No single sequence stands out. "
-            "It was in no earlier sampled batch."
+            "tsemon remembers no earlier sampled batch with it."
         )
 
     def test_begin_with_the_one_whose_loss_is_not_finite(self, api, run_id):

@@ -19,7 +19,7 @@ SLACK_OF_LOSS = 5
 FLAPS_WITHIN = 300
 """Steps after an incident within which the same rule, or a consequence of an alert that cleared, reopens it."""
 STALL = "loss-stall"
-"""Rule whose alert, pending or firing, says that the loss has not fallen. It opens no incident, but keeps one open."""
+"""Rule whose info alert, pending or firing, says that the loss has not fallen. It opens no incident, but keeps one open."""
 FINAL = "loss-not-finite", "non-finite-gradient", "non-finite-activations"
 """Rules of failures that end the training."""
 SEVERITIES = "info", "warning", "critical"
@@ -46,6 +46,11 @@ class Symptom:
     key: int | None = None
     """Key of the stored alert."""
 
+    @property
+    def is_stall(self) -> bool:
+        """False for a rule that users made more severe: they want an incident."""
+        return self.rule == STALL and self.severity == "info"
+
     @classmethod
     def of(
         cls,
@@ -60,7 +65,7 @@ class Symptom:
         blocks, left_step = seen.get("blocks"), seen.get("left_step", pending_step)
         if family == "liveness":
             left_step = pending_step  # an older server stored seconds
-        if rule == STALL:
+        if rule == STALL and severity == "info":
             left_step = seen["step"] - int(seen["numbers"].get("stalled_steps") or 0)
         between = None if blocks is None else (blocks[0], blocks[1])
         return cls(rule, family, severity, left_step, pending_step, firing_step, between)
@@ -172,7 +177,7 @@ def incidents_of(symptoms: Iterable[Symptom]) -> list[Incident]:
     Alerts on the process itself, such as that it is silent, are no consequences of the training and have their own.
     """
     incidents = list[Incident]()
-    told = [one for one in symptoms if one.severity != "info" or one.rule == STALL]
+    told = [one for one in symptoms if one.severity != "info" or one.is_stall]
     for is_of_process in (False, True):
         incidents += _grouped([one for one in told if (one.family == "liveness") is is_of_process])
     return sorted(incidents, key=lambda incident: incident.opened_step)
@@ -180,8 +185,8 @@ def incidents_of(symptoms: Iterable[Symptom]) -> list[Incident]:
 
 def _grouped(symptoms: Sequence[Symptom]) -> list[Incident]:
     incidents, known = list[Incident](), dict[int, Incident]()
-    stalls = [one for one in symptoms if one.rule == STALL]
-    fired = [one for one in symptoms if one.rule != STALL and one.firing_step is not None]
+    stalls = [one for one in symptoms if one.is_stall]
+    fired = [one for one in symptoms if not one.is_stall and one.firing_step is not None]
     fired.sort(key=lambda one: (one.incident is None, one.firing_step, one.pending_step, one.left_step))
     for symptom in fired:  # those of stored incidents first: a late frame may bring an alert from before them
         incident = known.get(-1 if symptom.incident is None else symptom.incident)
@@ -210,15 +215,33 @@ def _belongs(symptom: Symptom, incident: Incident) -> bool:
 
 
 def _is_another(symptom: Symptom, incident: Incident) -> bool:
-    """True for a failure that begins after the verdict has settled and needs a message: during an incident without a
-    critical alert, a critical one that ends the training or that nothing there can cause, unless the loss shows the same
-    failure; or any one during an incident of the user's own rules, which explain nothing."""
-    if symptom.left_step <= incident.settles_step or any(one.rule == symptom.rule for one in incident.symptoms):
+    """True for a failure that begins after the verdict has settled and needs a message of its own.
+
+    A critical one does if nothing there can cause it. If people know of something critical already, only the end of the
+    training and rules of their own do, and only after a while.
+    """
+    later = symptom.left_step - incident.settles_step
+    if later <= 0 or any(one.rule == symptom.rule for one in incident.symptoms):
         return False
-    is_worst = symptom.severity == "critical" and all(one.severity != "critical" for one in incident.symptoms)
-    may_belong = any(one.family == "loss" or _explains(one, symptom, ORDER) for one in incident.symptoms)
-    is_own = is_worst and (symptom.rule in FINAL or not may_belong)
-    return is_own or not any(ORDER.knows(one.rule) for one in incident.symptoms)
+    if not any(ORDER.knows(one.rule) for one in incident.symptoms):
+        return True  # the user's own rules explain nothing
+    if symptom.severity != "critical":
+        return False
+    is_worst = all(one.severity != "critical" for one in incident.symptoms)
+    if symptom.rule in FINAL:
+        is_told = any(one.rule in FINAL for one in incident.symptoms)
+    elif ORDER.knows(symptom.rule):
+        is_told = not is_worst or any(
+            _explains(one, symptom, ORDER) or _shows(one, symptom) for one in incident.symptoms
+        )
+    else:
+        is_told = False
+    return not is_told and (is_worst or later > FLAPS_WITHIN)
+
+
+def _shows(loss: Symptom, other: Symptom) -> bool:
+    """True if the loss may have shown the same failure before."""
+    return loss.family == "loss" and other.left_step <= loss.left_step + FLAPS_WITHIN
 
 
 def _leads_to(over: Symptom, later: Symptom) -> bool:

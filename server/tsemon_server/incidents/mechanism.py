@@ -67,8 +67,14 @@ class Arrays:
     """None: all blocks are one stack."""
     step: int | None = None
     """Step of the newest frame."""
+    steps: Mapping[str, int] = field(default_factory=dict)
+    """Step of the value of each metric of `layers`, if it is known."""
     is_origin: bool = False
     """Whether this frame shows the model before an optimizer step could spread NaN to all parameters."""
+
+    def step_of(self, metric: str | None) -> int | None:
+        """The step at which the metric was measured; for None, the step of the newest frame."""
+        return self.step if metric is None else self.steps.get(metric, self.step)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,13 @@ class TestAnIncident:
         assert causes(mild, alert("parameter-norm-jump", 150, 160)) == ["update-misalignment"]
         assert causes(mild, nan) == ["update-misalignment", "loss-not-finite"]
         assert causes(mild, COLLAPSE, nan) == ["update-misalignment"]  # it is critical already
+        late = replace(nan, left_step=5000, pending_step=5000, firing_step=5000)
+        assert causes(mild, COLLAPSE, late) == ["update-misalignment", "loss-not-finite"]
+        gradient = alert("non-finite-gradient", 5000, 5000)
+        assert causes(mild, COLLAPSE, gradient, replace(late, left_step=9000, firing_step=9000)) == [
+            "update-misalignment",
+            "non-finite-gradient",
+        ]
         assert causes(mild, replace(nan, left_step=SETTLES_AFTER, firing_step=SETTLES_AFTER)) == ["update-misalignment"]
 
     def test_has_no_later_critical_alert_that_nothing_in_a_milder_one_can_cause(self):
@@ -68,9 +75,19 @@ class TestAnIncident:
         assert causes(mild, repeats) == ["updates-too-large", "sequences-repeat"]
         assert causes(mild, alert("states-collapse", 5000, 5010)) == ["updates-too-large"]
         assert causes(mild, COLLAPSE, repeats) == ["updates-too-large"]  # it is critical already
-        assert causes(alert("loss-spike", 0, 5), repeats) == [
+        spike = alert("loss-spike", 0, 5)
+        assert causes(spike, alert("sequences-repeat", 200, 210)) == [
             "loss-spike"
-        ]  # a loss that jumped may show the same failure
+        ]  # the loss may show the same failure
+        assert causes(spike, repeats) == ["loss-spike", "sequences-repeat"]
+
+    def test_has_no_critical_alert_of_the_user_that_comes_much_later(self):
+        own = replace(alert("loss-spike", 5000, 5001), rule="gpu-too-hot", family="custom", severity="critical")
+        assert causes(COLLAPSE, own) == ["states-collapse", "gpu-too-hot"]
+        assert causes(COLLAPSE, replace(own, severity="warning")) == ["states-collapse"]
+
+    def test_begins_with_a_stall_that_the_user_made_critical(self):
+        assert causes(replace(alert(STALL, 0, 100), severity="critical")) == [STALL]
 
     def test_of_rules_of_the_user_has_no_later_alert_of_another_rule(self):
         own = replace(alert("loss-spike", 0, 1), rule="my-rule", family="custom")

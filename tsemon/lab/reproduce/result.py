@@ -78,13 +78,13 @@ class Spread:
 
     @property
     def geometric_mean(self) -> float:
-        """Of values from 0 on."""
+        """The values must not be negative."""
         with np.errstate(divide="ignore"):
             return float(np.exp(np.mean(np.log(self.values))))
 
     @property
     def order(self) -> float:
-        """The mean, to sort by: what is not finite comes last."""
+        """The mean to sort by: infinite if it is not finite."""
         return self.mean if math.isfinite(self.mean) else math.inf
 
     def is_below(self, other: Spread | float) -> bool:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tsemon.catalogue import NUM_RECENT
 from tsemon.errors import InvalidRange
 from tsemon.wire import Array, Frame
-from tsemon_answers.incidents import Incident, IncidentDetail, SubStepQuery, Within
+from tsemon_answers.incidents import Incident, IncidentDetail, IncidentsQuery, SubStepQuery, Within
 from tsemon_server.incidents.mechanism import SLOW, Arrays, Mechanism, mechanism_of
 from tsemon_server.incidents.sequences import FAMILIES, largest_losses
 from tsemon_server.services.queries.frames import nearest
@@ -54,8 +54,14 @@ def sub_step(store: Store, run_id: str, asked: SubStepQuery) -> Within:
 
 
 def _within(reader: Reader, incident: Incident, since: Iterable[Frame]) -> Within:
-    left_step = incident.left_step
-    before = reader.frames.after(incident.run_id, incident.attempt, max(left_step - BEFORE, 0) - 1, left_step - 1)
+    left_step, ill = incident.left_step, _earlier(reader, incident)
+    before = (
+        frame
+        for frame in reader.frames.after(
+            incident.run_id, incident.attempt, max(left_step - BEFORE, 0) - 1, left_step - 1
+        )
+        if not any(first <= frame.step <= last for first, last in ill)
+    )
     stacks = reader.runs.stacks(incident.run_id, incident.attempt)
     known = _newest(before, Arrays(layers={}, stacks=stacks))
     healthy = known if known.layers else None
@@ -71,19 +77,31 @@ def _within(reader: Reader, incident: Incident, since: Iterable[Frame]) -> Withi
     return _told(found, newest, healthy)
 
 
+def _earlier(reader: Reader, incident: Incident) -> list[tuple[int, int]]:
+    """The first and last steps of earlier incidents of the attempt: their samples are not healthy."""
+    every = reader.incidents.find(IncidentsQuery(run_id=incident.run_id, attempt=incident.attempt))
+    earlier = [one for one in every if one.left_step < incident.left_step]
+    return [(one.left_step, incident.left_step if one.ended_step is None else one.ended_step) for one in earlier]
+
+
 def _told(found: Mechanism, newest: Arrays, healthy: Arrays | None) -> Within:
-    steps = {"step": newest.step, "healthy_step": None if healthy is None else healthy.step}
+    steps = {
+        "step": newest.step_of(found.metric),
+        "healthy_step": None if healthy is None else healthy.step_of(found.metric),
+    }
     return Within.model_validate(asdict(found) | steps)
 
 
 def _newest(frames: Iterable[Frame], known: Arrays) -> Arrays:
     """The newest values of each metric. Metrics that no frame has keep their known values."""
-    layers, heads, step, is_origin = dict(known.layers), dict(known.heads), known.step, known.is_origin
+    layers, heads, steps = dict(known.layers), dict(known.heads), dict(known.steps)
+    step, is_origin = known.step, known.is_origin
     for frame in frames:
         step, is_origin = frame.step, NONFINITE_PARAMETERS in frame.scalars
         layers.update((name, _read(values)) for name, values in frame.layers.items())
         heads.update((name, _read(values)) for name, values in frame.heads.items())
-    return replace(known, layers=layers, heads=heads, step=step, is_origin=is_origin)
+        steps.update(dict.fromkeys(frame.layers, frame.step))
+    return replace(known, layers=layers, heads=heads, step=step, steps=steps, is_origin=is_origin)
 
 
 def _read(values: Array) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from typing import Any
 from tsemon_answers.alerts import Severity
 from tsemon_answers.incidents import Verdict
 from tsemon_answers.rules import Lacking, NotJudged
-from tsemon_server.incidents import ORDER, STALL, Symptom, incidents_of
+from tsemon_server.incidents import ORDER, Symptom, incidents_of
 from tsemon_server.rules.checking import lacks
 from tsemon_server.rules.evaluator import Evaluator, Event
 from tsemon_server.rules.program import View
@@ -109,7 +109,7 @@ class _Alerts:
     def end(self, first_step: int) -> None:
         """A new attempt ends what fires at the step that it starts at, but never before it fired."""
         for rule, one in self._open.items():
-            if one.firing_step is None and rule != STALL:
+            if one.firing_step is None and not one.is_stall:
                 continue
             step = max(one.firing_step or 0, first_step)
             self._over.append(one.ended(step, is_cleared=False))

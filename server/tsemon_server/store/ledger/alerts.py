@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    FromClause,
     Row,
     ScalarSelect,
     Select,
     String,
-    Table,
     and_,
     bindparam,
     case,
@@ -39,7 +39,7 @@ from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.schema import NEVER
 from tsemon_server.store.times import utc
 
-_alert, _run, _attempt, _progress = tables.alert.c, tables.run.c, tables.attempt.c, tables.rule_progress.c
+_alert, _run = tables.alert.c, tables.run.c
 
 EVERY_ALERT = AlertsQuery()
 
@@ -373,31 +373,37 @@ class AlertChanges(Alerts):
 _NOT_OVER = {"resolved_step": None, "resolved_reason": None}
 
 
-def _of_the_alert(value: ColumnElement[Any], attempt: Table) -> ScalarSelect[Any]:
-    """A value in the row that this table has for the attempt of an alert."""
-    is_it = and_(attempt.c.run_id == _alert.run_id, attempt.c.attempt == _alert.attempt)
-    return select(value).where(is_it).correlate(tables.alert).scalar_subquery()
+def _of_attempt(of: FromClause, value: ColumnElement[Any], table: FromClause) -> ScalarSelect[Any]:
+    """A value in the row of `table` for the attempt that a row of `of` belongs to."""
+    is_it = and_(table.c.run_id == of.c.run_id, table.c.attempt == of.c.attempt)
+    return select(value).where(is_it).correlate(of).scalar_subquery()
 
 
-_RUNS_LAST_STEP = (
-    select(func.coalesce(_run.last_step, 0))
-    .where(_run.run_id == _alert.run_id)
-    .correlate(tables.alert)
-    .scalar_subquery()
-)
-_HIDDEN_FROM = _of_the_alert(
-    case((_attempt.hidden_from < NEVER, _attempt.hidden_from), else_=_RUNS_LAST_STEP), tables.attempt
-)
-"""The step at which a later attempt took over."""
-# The newest step of a run is of another attempt if a later one hides the end of this one. Its process may still be alive.
-_LAST_STEP = case(
-    (
-        _of_the_alert(_attempt.hidden_from, tables.attempt) < NEVER,
-        func.coalesce(_of_the_alert(_progress.read_to, tables.rule_progress), _HIDDEN_FROM),
-    ),
-    else_=_RUNS_LAST_STEP,
-)
-"""The last step of the attempt."""
+def _runs_last_step(of: FromClause) -> ScalarSelect[Any]:
+    run = tables.run.alias()
+    query = select(func.coalesce(run.c.last_step, 0)).where(run.c.run_id == of.c.run_id)
+    return query.correlate(of).scalar_subquery()
+
+
+def _hidden_from(of: FromClause) -> ScalarSelect[Any]:
+    """The step at which a later attempt took over, or else the last one of the run."""
+    attempt = tables.attempt.alias()
+    step = attempt.c.hidden_from
+    return _of_attempt(of, case((step < NEVER, step), else_=_runs_last_step(of)), attempt)
+
+
+def last_step(of: FromClause) -> ColumnElement[Any]:
+    """The last step of the attempt that a row of `of` belongs to.
+
+    The last step of a run is of another attempt if a later one hides the end of this one. Its process may still be alive.
+    """
+    attempt, progress = tables.attempt.alias(), tables.rule_progress.alias()
+    is_hidden = _of_attempt(of, attempt.c.hidden_from, attempt) < NEVER
+    read_to = _of_attempt(of, progress.c.read_to, progress)
+    return case((is_hidden, func.coalesce(read_to, _hidden_from(of))), else_=_runs_last_step(of))
+
+
+_HIDDEN_FROM, _LAST_STEP = _hidden_from(tables.alert), last_step(tables.alert)
 
 
 def _over(step: ColumnElement[Any], reason: ResolvedReason) -> dict[str, Any]:

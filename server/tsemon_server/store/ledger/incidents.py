@@ -14,7 +14,7 @@ from tsemon_answers.incidents import Consequence, ConsequenceState, Failure, Inc
 from tsemon_server.incidents import ORDER, STALL, Symptom, incidents_of
 from tsemon_server.incidents import Incident as Group
 from tsemon_server.store.ledger import silences, tables
-from tsemon_server.store.ledger.alerts import alert_of, select_alerts
+from tsemon_server.store.ledger.alerts import alert_of, last_step, select_alerts
 from tsemon_server.store.ledger.attempts import state_of
 from tsemon_server.store.ledger.listing import Place, fired_to_the_end, matching, page_of
 from tsemon_server.store.times import utc
@@ -158,11 +158,12 @@ class IncidentChanges(Incidents):
 
     def _regroup(self, run_id: str, attempt: int) -> None:
         symptoms = self._symptoms(run_id, attempt)
-        if not any(one.firing_step is not None and one.rule != STALL for one in symptoms):
+        if not any(one.firing_step is not None and not one.is_stall for one in symptoms):
             return
         of_attempt = (_incident.run_id == run_id, _incident.attempt == attempt)
         before = {row.incident_id: row for row in self._connection.execute(select(tables.incident).where(*of_attempt))}
-        step = self._connection.execute(select(_run.last_step).where(_run.run_id == run_id)).scalar_one_or_none()
+        newest = select(last_step(tables.attempt)).where(_attempt.run_id == run_id, _attempt.attempt == attempt)
+        step = self._connection.execute(newest).scalar_one_or_none()
         for group in incidents_of(symptoms):
             self._keep(group, run_id, attempt, step, before)
 
@@ -231,9 +232,7 @@ def _select() -> Select[Any]:
         cast(_incident.cause_id, String).label("cause_id"),
         *(_run.project, _run.run, cause.summary, cause.advice),
         # A pending cause is replaced when it is withdrawn, or when another alert changes after that step.
-        ((func.coalesce(_run.last_step, 0) >= _incident.settles_step) & cause.firing_step.is_not(None)).label(
-            "is_settled"
-        ),
+        ((last_step(tables.incident) >= _incident.settles_step) & cause.firing_step.is_not(None)).label("is_settled"),
     )
     joined = select(*columns, *shown).join(tables.run, _run.run_id == _incident.run_id)
     return joined.join(cause.alert_id.table, cause.alert_id == _incident.cause_id)

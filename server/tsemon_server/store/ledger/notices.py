@@ -32,7 +32,7 @@ from tsemon_answers.alerts import Alert, DeliveryStatus, NoticeKind, Notificatio
 from tsemon_server.incidents import FLAPS_WITHIN
 from tsemon_server.store.engine import Database, insert_missing
 from tsemon_server.store.ledger import tables
-from tsemon_server.store.ledger.alerts import alert_of, select_alerts
+from tsemon_server.store.ledger.alerts import alert_of, last_step, select_alerts
 from tsemon_server.store.ledger.attempts import is_live
 from tsemon_server.store.ledger.incidents import Incidents, NoticedIncident
 from tsemon_server.store.ledger.listing import Place, page_of
@@ -413,8 +413,11 @@ def _may_reopen(now: float) -> ColumnElement[bool]:
     It may open again for FLAPS_WITHIN steps, and while another alert is pending since before. The message also waits while
     another incident is open. After a second opening, it waits for the end of the attempt.
     """
-    named = (tables.incident, tables.incident, tables.alert, tables.attempt, tables.run)
-    over, other, pending, attempt, run = (table.alias().c for table in named)
+    ended = tables.incident.alias()
+    over, other, pending, attempt = (
+        ended.c,
+        *(table.alias().c for table in (tables.incident, tables.alert, tables.attempt)),
+    )
     fails = select(other.incident_id).where(
         *(other.run_id == over.run_id, other.attempt == over.attempt, other.state == "open"),
         (other.family == "liveness") == (over.family == "liveness"),
@@ -423,10 +426,10 @@ def _may_reopen(now: float) -> ColumnElement[bool]:
         *(pending.run_id == over.run_id, pending.attempt == over.attempt, pending.state == "pending"),
         *(pending.severity != "info", pending.pending_step <= over.ended_step),
     )
-    is_soon = func.coalesce(run.last_step, 0) < over.ended_step + FLAPS_WITHIN
+    is_soon = last_step(ended) < over.ended_step + FLAPS_WITHIN
     goes_on = (
         select(over.incident_id)
-        .where(over.incident_id == _alert.incident_id, over.state != "open", run.run_id == over.run_id)
+        .where(over.incident_id == _alert.incident_id, over.state != "open")
         .where(attempt.run_id == over.run_id, attempt.attempt == over.attempt, is_live(now, attempt))
         .where(or_(is_soon, may_fire.exists(), fails.exists(), _WAS_OVER))
         .correlate(tables.delivery, tables.alert)
