@@ -92,8 +92,8 @@ def result(quick: bool, found: Mapping[str, Numbers]) -> Result:
             "as we read it": "W_proj = L V_H^-1, Section 4",
             "training": f"{sizes.steps} steps of {sizes.batch_size} digits, AdamW, lr 1e-3, weight decay 0.05, warm-up "
             f"{sizes.steps // 10} steps, cosine to 10 %, no augmentation; the paper: 300 epochs of CIFAR-100, lr 1.25e-4",
-            "agrees": f"shares of at least {MOST} where the paper has 100%, and of at most {FEW} where it has 0%; nearly the "
-            f"opposite is at most {2 * FEW:g} or at least {1 - 2 * FEW:g}",
+            "agrees": f"shares of at least {MOST} where the paper has 100%, and of at most {FEW} where it has 0%; nearly "
+            f"the opposite is at most {2 * FEW:g} or at least {1 - 2 * FEW:g}",
             "measured on": f"{len(digits().val_images)} digits that were not trained on; means over digits",
             "repeating models": f"depth {REPEATING['depth']}, width {REPEATING['width']}, {REPEATING['num_tokens']} tokens "
             f"from N(0, 1), 8 sequences, geometric mean over {sizes.repeating_seeds} seeds; the paper does not tell them",
