@@ -123,10 +123,10 @@ class RuleStanding(Record):
     not_measured: list[str]
     """Metrics that the rule reads and that the run has never had."""
     waits_for: str = ""
-    """The samples and steps that must still come before the condition of the rule can be met, such as `9 more samples with
-    loss`. Empty if the next sample can meet it, and if a metric is missing. For an unknown rule of a run with samples it
-    also names a single missing sample; `1 more sample with loss whose values are all defined` means that a value was NaN
-    or a divisor 0 in every sample so far."""
+    """The samples and steps that must still come before the rule can fire, such as `9 more samples with loss and 10 more
+    steps`. Empty if enough have come, and if a metric is missing. A rule that would fire at its first sample waits for
+    nothing before it. `1 more sample with loss whose values are all defined` means that a value was NaN or a divisor 0 in
+    every sample so far."""
 
 
 class RuleStandings(Record):

@@ -312,8 +312,10 @@ class TestHowRulesStandOnARun:
         waits = lambda: api.get(f"/runs/{run_id}/rules")["rules"][-1]["waits_for"]  # noqa: E731
         assert waits() == ""  # that the run has no loss says enough
         send(api, run_id, [20, 20])
-        assert waits() == "2 more samples with loss and 49 more steps"
+        assert waits() == "4 more samples with loss and 59 more steps"
         send(api, run_id, [20, 20], 60)
+        assert waits() == "2 more samples"
+        send(api, run_id, [20, 20], 62)
         assert waits() == ""
 
     def test_begins_anew_with_an_attempt(self, api):

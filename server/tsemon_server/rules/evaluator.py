@@ -48,7 +48,7 @@ class RuleStatus:
     judged_step: int | None
     """The last step at which it had."""
     waits_for: str = ""
-    """Why it cannot fire yet: the samples and steps that must still come. Empty if it can."""
+    """Why it cannot have fired yet: the samples and steps that must still come. Empty if enough have come."""
 
 
 class _Told(NamedTuple):
@@ -113,7 +113,7 @@ class Evaluator:
     def statuses(self, state: State) -> list[RuleStatus]:
         """How each rule stands."""
         states = [state, *state.others]
-        waiting = Waiting(self._program, state)
+        waiting = Waiting(self._program, state, self.start())
         return [
             _status(compiled, [one.tracks[place] for one in states], waiting)
             for place, compiled in enumerate(self.compiled)
@@ -215,9 +215,9 @@ def _status(compiled: Compiled, tracks: Sequence[Track], waiting: Waiting) -> Ru
     rule = compiled.rule
     judged = [track.judged_step for track in tracks if track.judged_step is not None]
     if not judged:
-        return RuleStatus(rule, "unknown", None, waiting.of_unknown(compiled))
+        return RuleStatus(rule, "unknown", None, waiting.of(compiled, is_unknown=True))
     state = min((track.state for track in tracks), key=_LOUDEST.index)
-    return RuleStatus(rule, state, max(judged), waiting.of(compiled) if state == "quiet" else "")
+    return RuleStatus(rule, state, max(judged), "" if state == "firing" else waiting.of(compiled))
 
 
 _LOUDEST: tuple[TrackState, ...] = ("firing", "pending", "quiet")

@@ -1,4 +1,4 @@
-"""The samples and steps without which the condition of a rule cannot be met yet."""
+"""The samples and steps without which a rule cannot fire yet."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ class _Missing(NamedTuple):
 
 
 class Waiting:
-    """Counts the samples that the memories of a program still need, in each stack of a model."""
+    """Counts the samples and steps that rules still need, in each stack of a model."""
 
-    def __init__(self, program: Program, state: State) -> None:
+    def __init__(self, program: Program, state: State, fresh: State) -> None:
         self._state = state
         self._of_stacks = [_missing(program, one.cells) for one in (state, *state.others)]
+        self._of_fresh = _missing(program, fresh.cells)
 
-    def of(self, compiled: Compiled) -> str:
-        """Describe the samples and steps that must come before the condition can be met; empty if the next sample can.
+    def of(self, compiled: Compiled, *, is_unknown: bool = False) -> str:
+        """Describe the samples and steps that must come before the rule can fire; empty if enough of them have come.
 
+        A hold counts from the first sample of the attempt that could have met the condition, whether it did or not.
         A metric that the run does not have counts as if it came with the next sample. Negations, `held`, `steps_in` and
-        `measured` count as if they could be met at any time.
+        `measured` count as if they could be met at any time. `only_while` counts for nothing: a guard that is unknown
+        stops no rule. `is_unknown`: the rule was never evaluated.
         """
-        state, after, missing = self._state, compiled.rule.after, self._missing(compiled)
-        num_early = after.samples - state.num_samples + 1
+        state, hold, after = self._state, compiled.rule.hold, compiled.rule.after
+        missing = _fewest(stack[compiled.when.index] for stack in self._of_stacks)
         num_steps = 0 if state.first_step is None or state.last_step is None else state.last_step - state.first_step
-        parts = []
-        if num_early > max(missing.num_samples, 1):
-            parts.append(f"{num_early} more samples")
-        elif missing.num_samples > 1:
-            parts.append(f"{missing.num_samples} more samples{_with(missing.measures)}")
-        if after.steps - num_steps > 1:
-            parts.append(f"{after.steps - num_steps} more steps")
-        return " and ".join(parts)
-
-    def of_unknown(self, compiled: Compiled) -> str:
-        """Describe the same of a rule that was never evaluated. Empty only before the first sample."""
-        text, missing = self.of(compiled), self._missing(compiled)
-        if text or not self._state.num_samples:
-            return text
-        if missing.num_samples:
-            return f"1 more sample{_with(missing.measures)}"
-        return f"1 more sample{_with(compiled.when.measures)} whose values are all defined"
-
-    def _missing(self, compiled: Compiled) -> _Missing:
-        return _fewest(stack[compiled.when.index] for stack in self._of_stacks)
+        first = max(self._of_fresh[compiled.when.index].num_samples, after.samples + 1)
+        num_samples, steps, what = (
+            first + hold.samples - 1 - state.num_samples,
+            after.steps + hold.steps - num_steps,
+            "",
+        )
+        if is_unknown or missing.num_samples or num_steps < after.steps:  # the hold cannot have begun
+            least = max(missing.num_samples, 1) + hold.samples - 1
+            if least >= num_samples:
+                num_samples, what = least, _with(missing.measures)
+                if is_unknown and state.num_samples and not missing.num_samples:
+                    what = f"{_with(compiled.when.measures)} whose values are all defined"
+            steps = max(steps, hold.steps)
+        if not state.num_samples and num_samples == 1:
+            num_samples = 0  # every rule needs a first sample
+        counts = (num_samples, "sample", what), (steps, "step", "")
+        return " and ".join(f"{num} more {unit}{'s' * (num > 1)}{which}" for num, unit, which in counts if num > 0)
 
 
 def _missing(program: Program, cells: Sequence[Sequence[Cell]]) -> list[_Missing]:

@@ -191,8 +191,8 @@ class TestTheSameBatchAgainAndAgain:
         for view in settling():
             waited.append(evaluator.statuses(state)[0].waits_for)
             assert evaluator.advance(state, view) == []
-        assert waited[:4] == [f"{num} more samples with global_diversity" for num in (14, 13, 13, 12)]
-        assert waited[26:] == [""] * 54
+        assert waited[:4] == [f"{num} more samples with global_diversity and 10 more steps" for num in (16, 15, 15, 14)]
+        assert waited[27:] == [""] * 53
 
 
 def overlapping(*shares):
