@@ -277,6 +277,17 @@ class NotJudged(Record):
     """Name of the rule."""
     lacks: list[Lacking]
     """Metrics of the condition that no frame has. Empty if the run has all of them: a layer may be missing."""
+    waits_for: str = ""
+    """Samples and steps that the rule still needs, as in its status. Empty if a metric is missing."""
+
+
+class Waiting(Record):
+    """A rule that was evaluated, but could not fire because each attempt had too few samples or steps."""
+
+    rule: str
+    """Name of the rule."""
+    waits_for: str
+    """Samples and steps that were missing at the end of the last attempt."""
 
 
 class Tried(Record):
@@ -292,5 +303,7 @@ class Tried(Record):
     """What of the run the rules could not see."""
     not_judged: list[NotJudged] = Field([])
     """Rules that were never evaluated, because their condition was unknown in every frame."""
+    waiting: list[Waiting] = Field([])
+    """Rules that were evaluated, but could not fire because each attempt had too few samples or steps."""
     traces: list[RuleTrace] = Field([])
     """A trace of each rule in each attempt, if `points` was asked for."""

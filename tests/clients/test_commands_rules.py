@@ -74,6 +74,8 @@ class TestARunThatLacksAMetric:
             "of-another-kind": 'scalar("reward") < 0.1 or loss > 1e9',
             "beyond-the-last-layer": "layer(attention_entropy, 99) > 1",
             "known": "loss > 1e9",
+            "long-window": "mean(loss, samples=12) > 1 for 1 sample",
+            "long-hold": "loss > 1e9 for 12 samples",
         }
         Path("mine.yaml").write_text(json.dumps({"rules": [{"name": n, "when": line} for n, line in lines.items()]}))
         return "mine.yaml"
@@ -88,8 +90,11 @@ class TestARunThatLacksAMetric:
             "mine: rule misspelled was never evaluated: the run has no scalar 'scor'; did you mean scalar(\"score\")?",
             "mine: rule of-another-kind was never evaluated: the run has no scalar 'reward'; "
             'did you mean layers("reward")?',
-            "mine: rule beyond-the-last-layer was never evaluated: its condition was unknown in all 10 frames, for example "
-            "because a layer is missing or a window is longer",
+            "mine: rule beyond-the-last-layer was never evaluated: its condition was unknown in all 10 frames: a layer is "
+            "missing, or it needs 3 more samples with attention_entropy whose values are all defined and 10 more steps",
+            "mine: rule long-window was never evaluated: its condition was unknown in all 10 frames: a layer is missing, or "
+            "it needs 2 more samples with loss",
+            "rules that could not fire on some of these runs: long-hold needs 2 more samples",
             "runs: 1, with incidents: 0; frames: 10; incidents: 0; alerts: 0",
         ]
 
@@ -99,6 +104,10 @@ class TestARunThatLacksAMetric:
         assert lacks["misspelled"] == [{"kind": "scalar", "name": "scor", "nearest": 'scalar("score")'}]
         assert lacks["beyond-the-last-layer"] == []
         assert "known" not in lacks
+        waits = {one["rule"]: one["waits_for"] for one in found["not_judged"]}
+        assert waits["long-window"] == "2 more samples with loss"
+        assert [*map(bool, waits.values())] == [not each for each in lacks.values()]  # each has one reason
+        assert found["waiting"] == [{"rule": "long-hold", "waits_for": "2 more samples"}]
 
     def test_is_told_so_before_by_check(self, run, rules):
         shown = run("rules", "check", rules, "--run", "mine")[1]

@@ -38,11 +38,8 @@ class Waiting:
         missing = _fewest(stack[compiled.when.index] for stack in self._of_stacks)
         num_steps = 0 if state.first_step is None or state.last_step is None else state.last_step - state.first_step
         first = max(self._of_fresh[compiled.when.index].num_samples, after.samples + 1)
-        num_samples, steps, what = (
-            first + hold.samples - 1 - state.num_samples,
-            after.steps + hold.steps - num_steps,
-            "",
-        )
+        num_samples, what = first + hold.samples - 1 - state.num_samples, ""
+        steps = after.steps + hold.steps - num_steps
         if is_unknown or missing.num_samples or num_steps < after.steps:  # the hold cannot have begun
             least = max(missing.num_samples, 1) + hold.samples - 1
             if least >= num_samples:

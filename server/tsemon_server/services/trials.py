@@ -144,5 +144,6 @@ def _tried(recording: Recording, evaluator: Evaluator, points: int | None) -> Tr
         num_frames=replayed.num_frames,
         problems=list(replayed.problems),
         not_judged=list(replayed.not_judged),
+        waiting=list(replayed.waiting),
         traces=traced.traces(),
     )

@@ -18,6 +18,7 @@ from tests.service import ServiceProcess
 from tsemon.__main__ import main
 from tsemon.transport import Spool
 from tsemon.wire import frames_to_body
+from tsemon_server.rules import PACK
 from tsemon_server.services.replay.many import replay_files
 
 FAILING = FOLDER / "tse_post6_warm-s0.jsonl.gz"
@@ -197,6 +198,31 @@ def spool(run, root, key="1", frames=None, **more):
         written.append(frame.to_json())
     written.close()
     return written.folder
+
+
+class TestARunThatIsTooShort:
+    @pytest.fixture
+    def short(self, tmp_path):
+        with gzip.open(FAILING, "rt") as file:
+            lines = [next(file) for _ in range(3)]
+        assert [json.loads(line)["t"] for line in lines] == ["run", "loss", "frame"]
+        path = tmp_path / "short.jsonl"
+        path.write_text("".join([*lines, '{"t": "end"}\n']))
+        return path
+
+    def test_names_the_rules_that_could_not_fire(self, start, short):
+        (told,) = [line for line in start(short).stdout.splitlines() if line.startswith("rules that could not fire")]
+        assert told.startswith("rules that could not fire on some of these runs: batch-repeats needs ")
+        assert told.endswith(" others; --json lists them")
+
+    def test_has_a_reason_for_each_rule_but_those_that_fire_at_once(self, start, short):
+        (found,) = json.loads(start(short, "--json").stdout)
+        assert all(bool(one["lacks"]) != bool(one["waits_for"]) for one in found["not_judged"])
+        waiting = {one["rule"]: one["waits_for"] for one in found["waiting"]}
+        assert waiting["vanishing-gradient"] == "2 more samples and 10 more steps"
+        told = {one["rule"] for one in found["not_judged"]} | {*waiting}
+        at_once = {rule.name for rule in PACK if rule.on == "frame" and rule.name not in told}
+        assert at_once == {"loss-not-finite"}
 
 
 class TestAStoredRun:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 from tsemon_answers.alerts import Severity
 from tsemon_answers.incidents import Verdict
-from tsemon_answers.rules import Lacking, NotJudged
+from tsemon_answers.rules import Lacking, NotJudged, Waiting
 from tsemon_server.incidents import ORDER, Symptom, incidents_of
 from tsemon_server.rules.checking import lacks
 from tsemon_server.rules.evaluator import Evaluator, Event
 from tsemon_server.rules.program import View
+from tsemon_server.rules.rule import Rule
 from tsemon_server.services.replay.recording import Recording
 
 FRAMES_AT_ONCE = 256
@@ -50,12 +51,15 @@ class Replayed:
     """Of each attempt, in the order in which they were reported."""
     not_judged: Sequence[NotJudged] = ()
     """The rules whose condition was unknown in every frame."""
+    waiting: Sequence[Waiting] = ()
+    """Other rules that could not fire, because each attempt had too few samples or steps."""
 
 
 def replay(recording: Recording, evaluator: Evaluator) -> Replayed:
     """Read a recording to its end, each attempt with rules that know of none before it."""
     attempts, num_frames = list[_Alerts](), 0
-    judged, has = set[str](), dict[str, set[str]](scalar=set(), layers=set(), heads=set())
+    judged, ready, needs = set[str](), set[str](), dict[str, str]()
+    has = dict[str, set[str]](scalar=set(), layers=set(), heads=set())
     for first_step, views in recording.attempts():
         if attempts:
             attempts[-1].end(first_step)
@@ -70,8 +74,10 @@ def replay(recording: Recording, evaluator: Evaluator) -> Replayed:
                 has["heads"].update(view.heads)
             for event in evaluator.read([(state, chunk)])[0]:
                 attempts[-1].enter(event)
-        judged |= {status.rule.name for status in evaluator.statuses(state) if status.judged_step is not None}
-    unknown = [rule for rule in evaluator.rules if num_frames and rule.name not in judged and rule.on == "frame"]
+        for status in evaluator.statuses(state) if state.num_samples else ():
+            judged |= set() if status.judged_step is None else {status.rule.name}
+            ready |= set() if status.waits_for else {status.rule.name}
+            needs[status.rule.name] = status.waits_for
     return Replayed(
         run=recording.name,
         alerts=[alert for attempt in attempts for alert in attempt.alerts],
@@ -79,10 +85,19 @@ def replay(recording: Recording, evaluator: Evaluator) -> Replayed:
         num_frames=num_frames,
         problems=recording.problems,
         not_judged=[
-            NotJudged(rule=rule.name, lacks=[Lacking.model_validate(one._asdict()) for one in lacks(rule, has)])
-            for rule in unknown
+            _not_judged(rule, has, needs[rule.name])
+            for rule in evaluator.rules
+            if rule.name in needs and rule.name not in judged
+        ],
+        waiting=[
+            Waiting(rule=name, waits_for=text) for name, text in needs.items() if name in judged and name not in ready
         ],
     )
+
+
+def _not_judged(rule: Rule, has: Mapping[str, Collection[str]], waits_for: str) -> NotJudged:
+    lacking = [Lacking.model_validate(one._asdict()) for one in lacks(rule, has)]
+    return NotJudged(rule=rule.name, lacks=lacking, waits_for="" if lacking else waits_for)
 
 
 class _Alerts:

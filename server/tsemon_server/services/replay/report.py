@@ -15,11 +15,12 @@ from tsemon_server.rules.checking import Lack
 from tsemon_server.services.replay.replaying import Fired, Replayed
 
 STYLES = {"critical": "bold red", "warning": "yellow", "info": "dim"}
+NUM_WAITING_SHOWN = 3
 STATE_STYLES = {"open": "bold red", "recovered": "green", "ended": "yellow"}
 
 
 def to_json(results: Sequence[Replayed], *, evidence: bool) -> str:
-    """One list of runs with the alerts that fired on each, and the rules that were never evaluated."""
+    """One list of runs with the alerts that fired on each, and the rules that were never evaluated or could not fire."""
     return json.dumps([_result(result, evidence) for result in results], indent=2)
 
 
@@ -29,6 +30,7 @@ def _result(result: Replayed, evidence: bool) -> dict[str, Any]:
         "alerts": [_alert(alert, evidence) for alert in result.alerts],
         "incidents": [verdict.model_dump() for verdict in result.incidents],
         "not_judged": [one.model_dump() for one in result.not_judged],
+        "waiting": [one.model_dump() for one in result.waiting],
     }
 
 
@@ -38,7 +40,7 @@ def _alert(alert: Fired, evidence: bool) -> dict[str, Any]:
 
 
 def print_found(results: Sequence[Replayed], *, alerts: bool, evidence: bool, has_own_rules: bool) -> None:
-    """Print the incidents of each run, the rules that were never evaluated, and a last line that counts.
+    """Print the incidents of each run, the rules that were never evaluated or could not fire, and a last line that counts.
 
     `alerts` adds a row for each alert. Without it, only alerts that belong to no incident have a row.
     Many runs lack metrics of some built-in rules, so those rules are only counted.
@@ -55,9 +57,12 @@ def print_found(results: Sequence[Replayed], *, alerts: bool, evidence: bool, ha
             say(_unknown(result.run, result.num_frames, unknown))
     num_unknown = len({unknown.rule for result in results for unknown in result.not_judged})
     if num_unknown and not has_own_rules:
-        say(
-            f"rules that were never evaluated on some of these runs: {num_unknown}; --json names the metrics that they lack"
-        )
+        say(f"rules that were never evaluated on some of these runs: {num_unknown}; --json says why")
+    waiting = {one.rule: one.waits_for for result in results for one in result.waiting}
+    if waiting:
+        shown = [f"{rule} needs {text}" for rule, text in waiting.items()][:NUM_WAITING_SHOWN]
+        more = [f"{len(waiting) - len(shown)} others; --json lists them"] if len(waiting) > len(shown) else []
+        say(f"rules that could not fire on some of these runs: {', '.join([*shown, *more])}")
     say(_counted(results))
 
 
@@ -124,11 +129,11 @@ def _print_alerts(alerts: Sequence[tuple[str, Fired]]) -> None:
 
 def _unknown(run: str, num_frames: int, rule: NotJudged) -> str:
     lacks = [str(Lack(one.kind, one.name, one.nearest)) for one in rule.lacks]
-    why = f"the run has {' and '.join(lacks)}" if lacks else _OTHERWISE.format(num_frames)
+    why = f"the run has {' and '.join(lacks)}" if lacks else _OTHERWISE.format(num_frames, rule.waits_for)
     return f"{run}: rule {rule.rule} was never evaluated: {why}"
 
 
-_OTHERWISE = "its condition was unknown in all {} frames, for example because a layer is missing or a window is longer"
+_OTHERWISE = "its condition was unknown in all {} frames: a layer is missing, or it needs {}"
 
 
 def _print_evidence(run: str, alert: Fired) -> None:

@@ -31,4 +31,5 @@ def replay_served(server: str, runs: Sequence[str], rules: Path | None) -> Itera
                 num_frames=tried.num_frames,
                 problems=tried.problems,
                 not_judged=tried.not_judged,
+                waiting=tried.waiting,
             )
