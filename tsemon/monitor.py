@@ -512,9 +512,9 @@ class Monitor:
         self._last_sample, self._next_sample = self._step, self._step + gap
 
     def _sample_last(self, probe: Probe, step: int) -> None:
-        """Send the losses since the last sample, and the norms of the parameters."""
+        """Send the losses since the last sample."""
         self._mark()
-        reading = probe.collect_last(step, self._tiers)
+        reading = probe.collect_last(self._tiers)
         sample = Sample(reading, self._own_scalars(), step, self._faults.contain, stacks=self._stacks)
         self._outbox.put(sample.to_frame)
         self._count_time()

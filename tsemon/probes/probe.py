@@ -384,22 +384,20 @@ class Probe:
             self._guard.run(self._usage.end_sample)
         return reading
 
-    def collect_last(self, step: int, wanted: Collection[str]) -> Reading:
-        """Return the metrics that need no step: of the losses since the last sample, and the norms of the parameters."""
+    def collect_last(self, wanted: Collection[str]) -> Reading:
+        """Return the metrics of the losses since the last sample.
+
+        The parameters may have changed since the last step: loops load the best checkpoint, or averages, at the end.
+        """
         reading = Reading()
-        self.not_measured = {}
-        self.wanted = frozenset(wanted) & {*LossProbe.METRICS, *ParameterProbe.PARAMETERS}
-        for name in ("losses", "parameters"):
-            self._guard.run(self._measure_alone, name, step, reading)
+        self._guard.run(self._measure_losses, wanted, reading)
         return reading
 
-    def _measure_alone(self, name: str, step: int, reading: Reading) -> None:
-        part, partials = self._parts[name], dict[str, Partial]()
-        part.step = step
-        part.want(self.wanted)
-        part.arm(self._outer)
-        self._gather(name, part, partials)
-        self._finish(name, part, {key: partial.value for key, partial in partials.items()}, reading)
+    def _measure_losses(self, wanted: Collection[str], reading: Reading) -> None:
+        part, partials = self._parts["losses"], dict[str, Partial]()
+        part.want(wanted)
+        self._gather("losses", part, partials)
+        self._finish("losses", part, {key: partial.value for key, partial in partials.items()}, reading)
 
     def _take_notes(self, reading: Reading) -> None:
         reading.notes += self._experiment.take_notes()

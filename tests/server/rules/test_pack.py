@@ -445,7 +445,7 @@ class TestWhatIsNoLongerMeasured:
         views = [View(5 * sample, {"loss": 2.0, "loss_mean": 2.0}, measured) for sample in range(10)]
         evaluator = Evaluator(PACK)
         state = evaluator.start()
-        for view in [*views, View(99, {"loss_mean": 2.0, "total_param_norm": 1.0}, {})]:
+        for view in [*views, View(99, {"loss_mean": 2.0}, {})]:
             evaluator.advance(state, view)
         standing = {status.rule.name: status.state for status in evaluator.statuses(state)}
         assert standing["dead-probes"] == "quiet"
