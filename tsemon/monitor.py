@@ -267,6 +267,8 @@ class Monitor:
             sign, at_least = self._shared_signs.exchange(self._step, sign), ZOOM_SAMPLES
         if sign is None:
             return
+        if sign.is_decisive:
+            self._next_sample = self._step
         if not self._cadence.zoom_in(at_least, at_any_cost=sign.is_decisive):
             if is_new and self._cadence.lacks_room:
                 self._suspicion.refuse(self._step, sign, TO_SAVE)

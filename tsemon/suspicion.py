@@ -73,7 +73,7 @@ class Sign(NamedTuple):
     is_urgent: bool
     """Whether the newest step gave it: then the next step is sampled, however recent the last sample is."""
     is_decisive: bool = False
-    """Whether it leads to a sample even if zooms have used up their part of the budget. Such a sign is urgent."""
+    """Whether the next step is sampled even if there is no zoom. Such a sign is urgent, and each process has one at most."""
 
 
 def _weight(sign: Sign) -> int:

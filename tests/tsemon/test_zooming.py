@@ -99,6 +99,13 @@ class TestItZoomsIn:
         assert [step for step in loop.sampled() if step > 150] == [201]
         assert (loop.monitor.status.zooms.num, loop.monitor.status.refusals.num) == (1, 2)
 
+    def test_at_the_first_loss_that_is_not_finite_although_samples_are_near_anyway(self, loop):
+        loop.run(200)
+        loop.monitor.burst(steps=24, every=4)
+        loop.run(5)
+        loop.run(60, loss=math.nan)
+        assert [step for step in loop.sampled() if step > 150] == [201, 205, 206, 210, 214, 218]
+
     def test_with_the_slow_tier_in_every_second_sample(self, loop, tmp_path):
         loop.run(200)
         loop.run(60, loss=math.nan)
