@@ -205,7 +205,7 @@ class Monitor:
         norm = None if grad_norm is None else on_host(grad_norm)
         if number is not None and type(number) is not float:
             return False
-        if self._cadence.is_adaptive and not self._suspicion.is_usual(number, norm):
+        if self._cadence.is_adaptive and not self._suspicion.is_usual(number, norm, self._outbox.alerts()):
             return False
         if number is not None:
             probe.take_loss(number)

@@ -238,6 +238,8 @@ class Suspicion:
         """Ids of the pending alerts that count as a sign."""
         self._answered: frozenset[str] = frozenset()
         """Ids of the pending alerts with a zoom, or with a refused one."""
+        self._settled: Collection[Alert] = ()
+        """The alerts of a reply, once no alert in it counts as a sign. None will at a later step."""
         self.refusals: Refusals | None = None
         self.has_loss = False
         """Whether it has seen a loss."""
@@ -259,12 +261,12 @@ class Suspicion:
             return None
         return sign
 
-    def is_usual(self, loss: float | None, grad_norm: object) -> bool:
+    def is_usual(self, loss: float | None, grad_norm: object, alerts: Collection[Alert] = ()) -> bool:
         """Take a loss that is clearly not high. False if `sign` has to take these, or has other things to look at.
 
         If this loss and those before it are a sign, `sign` returns it at the next step.
         """
-        if self._followed or self._waiting is not None or self._late_losses or self._late_norms:
+        if alerts is not self._settled or self._waiting is not None or self._late_losses or self._late_norms:
             return False
         is_norm_usual = type(grad_norm) is float and math.isfinite(grad_norm) and not self._num_norms_not_finite
         if grad_norm is not None and not is_norm_usual:
@@ -319,7 +321,7 @@ class Suspicion:
         return sign
 
     def _of_alerts(self, step: int, alerts: Collection[Alert], *, is_zoomed_in: bool) -> Sign | None:
-        if not alerts and not self._followed:
+        if alerts is self._settled:
             return None
         pending = {a.alert_id: a.rule for a in alerts if a.state == "pending" and a.severity != "info"}
         self._followed = {alert_id: self._followed.get(alert_id, step) for alert_id in pending}
@@ -328,6 +330,8 @@ class Suspicion:
         for alert_id in fresh:
             if is_zoomed_in or alert_id not in self._answered:
                 return Sign(f"{pending[alert_id]} is pending", is_urgent=False)
+        if not fresh:
+            self._settled = alerts
         return None
 
 

@@ -378,6 +378,36 @@ class TestAPendingAlert:
         self.run_on(loop, 30)
         assert loop.monitor.status.zooms is None
 
+    def num_full_steps(self, loop, monkeypatch):
+        """How many of the next 50 steps are not passed by."""
+        end_step, ended = loop.monitor._end_step, []
+        with monkeypatch.context() as patched:
+            patched.setattr(loop.monitor, "_end_step", lambda *args: ended.append(args) or end_step(*args))
+            loop.run(50)
+        return len(ended)
+
+    def test_is_followed_although_others_do_not_slow_steps_down(self, watched, monkeypatch):
+        loop, peer = watched
+        others = [
+            as_json("a", "pending", severity="info"),
+            as_json("b", "firing"),
+            as_json("c", "firing", severity="info"),
+        ]
+        self.begin(loop, peer, others)
+        assert self.num_full_steps(loop, monkeypatch) < 5
+        peer.alerts = [*others, as_json("d", "pending")]
+        loop.monitor.burst(steps=1)  # its reply tells of them
+        self.run_on(loop, 30)
+        assert loop.monitor.status.zooms.num == 1
+
+    def test_that_is_given_up_does_not_slow_steps_down(self, watched, monkeypatch):
+        loop, peer = watched
+        self.begin(loop, peer, [as_json("a", "pending")])
+        assert self.num_full_steps(loop, monkeypatch) == 50
+        self.run_on(loop, 100)
+        assert self.num_full_steps(loop, monkeypatch) < 5
+        assert loop.monitor.status.zooms.num == 1
+
     def test_is_followed_although_the_service_does_not_answer_any_more(self, watched):
         loop, peer = watched
         self.begin(loop, peer, [as_json("a", "pending")])

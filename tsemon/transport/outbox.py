@@ -187,12 +187,15 @@ class Outbox:
 
     @property
     def is_quiet(self) -> bool:
-        """True if the last response of the server had no alert and no event is left."""
-        return not self._alerts and self._events.empty()
+        """True if no event is left."""
+        return self._events.empty()
 
-    def alerts(self) -> list[Alert]:
-        """What the service said last: the alerts of the run that are pending or active, and those just resolved."""
-        return list(self._alerts)
+    def alerts(self) -> tuple[Alert, ...]:
+        """What the service said last: the alerts of the run that are pending or active, and those just resolved.
+
+        The same object until the next response.
+        """
+        return self._alerts
 
     def incidents(self) -> list[Incident]:
         """The open incidents of the run in the server's last response."""

@@ -34,8 +34,8 @@ class SilentOutbox:
     def put(self, make_frame: Callable[[int], Frame]) -> bool:
         return True
 
-    def alerts(self) -> list[Alert]:
-        return list(self._alerts.values())
+    def alerts(self) -> tuple[Alert, ...]:
+        return tuple(self._alerts.values())
 
     def incidents(self) -> list[Incident]:
         return list(self._incidents.values())

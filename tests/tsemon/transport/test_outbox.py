@@ -647,7 +647,7 @@ class TestAlerts:
             ("c", "firing"),
         ]
         assert self.tell(peer, outbox, sample) == [("c", "resolved")]
-        assert outbox.alerts() == []
+        assert outbox.alerts() == ()
 
     def test_fire_on_while_somebody_has_seen_to_them(self, peer, open_outbox, sample):
         outbox = open_outbox(peer.url)
@@ -716,7 +716,7 @@ class TestIncidents:
         outbox.close(20)
         events += outbox.take_events()
         assert [event.state for event in events] == ["firing", "open"]
-        assert (outbox.incidents(), outbox.alerts()) == ([], [])
+        assert (outbox.incidents(), outbox.alerts()) == ([], ())
 
     def test_that_cannot_be_read_hold_up_neither_frames_nor_alerts(self, peer, open_outbox, sample):
         outbox = self.told(peer, open_outbox, sample, [{"incident_id": "1"}], [alert("a", "firing")])
