@@ -36,6 +36,9 @@ NUM_HIGH_IN_LOGS = 3
 """The same if their logarithms are high, too. Near zero, some healthy losses are ten times as large as others."""
 HIGH_IN_LOGS = 2.7
 """Mean absolute deviations from which on a logarithm is high."""
+TALLER, TALLEST = 1.5, 8.0
+"""After a jump, the next one must be taller by this factor, up to this many times the first one: losses of neighboring steps
+are alike if documents come in order, and healthy ones jump then."""
 RISE_STEPS = 48
 """Time constant of a second running mean, which shows a slow rise."""
 RISE = 0.9
@@ -103,6 +106,8 @@ class LossWatch:
         self._highest = -math.inf
         """The highest running mean before the first jump: after a loss of 1000, no other jump would be large."""
         self._has_jumped = False
+        self._tall = 1.0
+        """How many times taller than the first jump another one must be."""
         self._large = 1.0
         """How many times larger than the first slow rise another one must be: twice as large as the one before."""
         self._restart()
@@ -134,7 +139,7 @@ class LossWatch:
         if self._num_high < NUM_HIGH and self._num_high_in_logs < NUM_HIGH_IN_LOGS:
             return None
         text = f"the loss jumped from about {self._losses.mean:.4g} to {loss:.4g}"
-        self._has_jumped = True
+        self._has_jumped, self._tall = True, min(TALLER * self._tall, TALLEST)
         self._restart()
         return text
 
@@ -160,11 +165,12 @@ class LossWatch:
         if usual.num < FIRST_STEPS:
             return math.inf
         least = max(1e-3 * abs(usual.mean), LEAST_RISE)  # for a loss that hardly varies
-        return usual.mean + max(HIGH * usual.deviation, HIGH_OF_GAIN * (self._highest - usual.mean)) + least
+        height = max(HIGH * usual.deviation, HIGH_OF_GAIN * (self._highest - usual.mean))
+        return usual.mean + self._tall * height + least
 
     def _is_high_in_logs(self, loss: float) -> bool:
         usual = self._logs
-        return loss <= 0 or usual.num < FIRST_STEPS or math.log(loss) - usual.mean > HIGH_IN_LOGS * usual.deviation
+        return loss <= 0 or usual.num < FIRST_STEPS or math.log(loss) - usual.mean > self._tall * HIGH_IN_LOGS * usual.deviation
 
 
 class _Usual:

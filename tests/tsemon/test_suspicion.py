@@ -48,6 +48,14 @@ class TestLossWatch:
         found = noticed([*wave(100), *[1000.0] * 60, *wave(500), 6.0, 6.1, 6.2])
         assert [step for step, _ in found] == [102, 662]
 
+    def test_gets_used_to_jumps_where_neighboring_losses_are_alike(self):
+        noise, level, losses = random.Random(0), 0.0, []
+        for step in range(5000):
+            level = 0.8 * level + 0.6 * noise.gauss(0, 0.1)
+            losses.append((2 + 6 * math.exp(-step / 300)) * math.exp(level))
+        assert 1 <= len(noticed(losses)) <= 3, "about 9 without"
+        assert noticed([*losses, *[2 * loss for loss in losses[-9:]]])[-1][0] >= 5000
+
     def test_passes_over_two_high_losses(self):
         assert noticed([*wave(100), 9.0, 9.0, *wave(100)]) == []
 
