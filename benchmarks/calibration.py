@@ -14,7 +14,7 @@ import argparse
 import copy
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from recorded import Recorded, read_all
-from trials.judging import Alarm, Summary, Verdict, judge
+from trials.judging import Summary, Verdict, judge_replayed
 
 from tsemon_server.rules import PACK
 from tsemon_server.rules.documents import load
@@ -31,6 +31,8 @@ from tsemon_server.rules.grammar import value
 from tsemon_server.rules.parts import Part
 from tsemon_server.rules.program import Program, View
 from tsemon_server.rules.rule import Rule
+from tsemon_server.services.replay.recording import Attempt
+from tsemon_server.services.replay.replaying import replay
 
 TRACES = Path(__file__).parents[1] / "tests/data/traces"
 FARTHEST = 1e4
@@ -46,12 +48,12 @@ def main() -> None:
     parser.add_argument("--without-a-family", action="store_true")
     options = parser.parse_args()
     runs = [run for folder in options.folders for run in read_all(folder)]
-    rules = [rule for rule in PACK if rule.on == "frame" and rule.severity != "info"]
+    rules = [rule for rule in PACK if rule.on == "frame"]
     print_score(rules, runs)
     if any(run.is_failing for run in runs):
         print_changes(rules, runs)
     if options.margins or options.without_a_family:
-        bounds = [bound for rule in rules for bound in measured_bounds(rule, runs)]
+        bounds = [bound for rule in rules if rule.severity != "info" for bound in measured_bounds(rule, runs)]
         if options.margins:
             print_margins(bounds)
         if options.without_a_family:
@@ -61,20 +63,27 @@ def main() -> None:
 # Scores
 
 
-def alarms(rules: Sequence[Rule], views: Sequence[View]) -> list[Alarm]:
-    evaluator = Evaluator(rules)
-    (events,) = evaluator.read([(evaluator.start(), views)])
-    return [
-        Alarm(e.rule.name, e.rule.family, e.firing_step or 0, e.rule.severity) for e in events if e.kind == "firing"
-    ]
+class Frames(NamedTuple):
+    """Frames of a run, to be replayed."""
+
+    name: str
+    views: Iterable[View]
+    problems: Sequence[str] = ()
+
+    def attempts(self) -> Iterator[Attempt]:
+        yield Attempt(0, iter(self.views))
 
 
-Thin = Callable[[Recorded], Sequence[View]]
+Thin = Callable[[Recorded], Iterable[View]]
 
 
 def verdicts(rules: Sequence[Rule], runs: Sequence[Recorded], views: Thin = lambda run: run.views) -> list[Verdict]:
-    losses = {run.name: run.losses for run in runs}
-    return [judge(run, run.losses, losses.get(run.twin), alarms(rules, views(run))) for run in runs if not run.is_gray]
+    losses, evaluator = {run.name: run.losses for run in runs}, Evaluator(rules)
+    return [
+        judge_replayed(run, run.losses, losses.get(run.twin), replay(Frames(run.name, views(run)), evaluator))
+        for run in runs
+        if not run.is_gray
+    ]
 
 
 def print_score(rules: Sequence[Rule], runs: Sequence[Recorded]) -> None:
@@ -109,7 +118,7 @@ def print_changes(rules: Sequence[Rule], runs: Sequence[Recorded]) -> None:
     for factor in (1.0, 0.5, 2.0):
         _print_change(f"holds times {factor:g}", [verdicts([with_hold(rule, factor) for rule in rules], runs)])
     for every in (2, 4):
-        thinned = [verdicts(rules, runs, lambda run, p=p, n=every: list(run.thinned(n, p))) for p in range(every)]
+        thinned = [verdicts(rules, runs, lambda run, p=p, n=every: run.thinned(n, p)) for p in range(every)]
         _print_change(f"one sample in {every}, from each of the first {every}", thinned)
 
 
@@ -208,12 +217,19 @@ def first(question: Callable[[Rule, Recorded], bool], rule: Rule, runs: Sequence
     return next((run.name for run in runs if question(rule, run)), None)
 
 
+def firing_steps(rule: Rule, run: Recorded) -> list[int]:
+    """The steps at which its alerts fired."""
+    evaluator = Evaluator([rule])
+    (events,) = evaluator.read([(evaluator.start(), run.views)])
+    return [event.firing_step or 0 for event in events if event.kind == "firing"]
+
+
 def is_false(rule: Rule, run: Recorded) -> bool:
-    return any(not run.is_failing or alarm.step < run.event_step for alarm in alarms([rule], run.views))
+    return any(not run.is_failing or step < run.event_step for step in firing_steps(rule, run))
 
 
 def is_called(rule: Rule, run: Recorded) -> bool:
-    return any(alarm.step >= run.event_step for alarm in alarms([rule], run.views))
+    return any(step >= run.event_step for step in firing_steps(rule, run))
 
 
 def is_lost(rule: Rule, run: Recorded) -> bool:

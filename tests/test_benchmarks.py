@@ -195,6 +195,15 @@ class TestDetection:
         assert int(family[1]) >= 1
 
 
+class TestCalibration:
+    def test_counts_a_family_as_right_only_if_the_verdict_names_it(self, tmp_path):
+        for name in ("div_nan-s0", "tse_pre_lr-s0"):  # in the second run, attention collapses before tokens grow alike
+            shutil.copy(ROOT / f"tests/data/traces/{name}.jsonl.gz", tmp_path)
+        printed = run("calibration.py", tmp_path)
+        rows = re.findall(r"^\| (\w+) \| (\d) \| ([\d.]+) \| ([\d.]+) \|", printed, re.MULTILINE)
+        assert rows == [("diverge", "1", "1.00", "1.00"), ("tse", "1", "1.00", "0.00"), ("all", "2", "1.00", "0.50")]
+
+
 @pytest.mark.thorough
 class TestFalseAlarms:
     def test_counts_steps_samples_and_alarms(self):

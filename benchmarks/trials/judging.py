@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trials.recording import Trial
+from tsemon_server.services.replay.replaying import Replayed
 
 NEVER = math.inf
 ALSO_RIGHT = {"diverge": {"loss"}, "data": {"loss"}}
@@ -189,6 +190,14 @@ def judge(
         begin = onset(loss, twin) if trial.shows_in_loss and twin is not None else trial.event_step
     accident = min(rule(loss) for rule in ACCIDENTS)
     return Verdict(trial, len(loss), begin, accident, min(accident, plateau(loss)), tuple(alarms), tuple(incidents))
+
+
+def judge_replayed(trial: Trial, loss: Sequence[float], twin: Sequence[float] | None, replayed: Replayed) -> Verdict:
+    """Judge by the alerts and incidents of a replay."""
+    alerts = [one for one in replayed.alerts if one.severity != "info"]
+    alarms = [Alarm(one.rule, one.family, one.firing_step, one.severity) for one in alerts]
+    incidents = [Told(one.rule, one.family, one.step, one.severity, one.blocks) for one in replayed.incidents]
+    return judge(trial, loss, twin, alarms, incidents)
 
 
 @dataclass(frozen=True)
