@@ -187,7 +187,7 @@ class TestDetection:
         assert row.group() in run("detection.py", *both, "--page", page)  # from the folder
         assert row.group() in page.read_text()
         gaps = run("detection.py", *both, "--gaps", "5", "50")
-        assert f"| 5 | 1 of 1 | {first - onset:+d} |" in gaps  # as with all samples
+        assert f"| 5 | 1 of 1 | 1 of 1 | {first - onset:+d} | 1.0 |" in gaps  # as with all samples
         assert "| 50 | 1 of 1 | " in gaps
         family = re.search(
             r"^\| dead \| 1 \| 1 \| 1 \| 1\.0 \| (\d+)\.0 \| 0 \| 0 \| 1 \|", page.read_text(), re.MULTILINE

@@ -8,15 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trials.judging import Alarm, Summary, Verdict, judge
+from trials.judging import Summary, Verdict, judge_replayed
 from trials.recording import Frames, Trial, read_losses, write_trace
 from tsemon.catalogue import TIERS
 from tsemon.probes.parameters import ParameterProbe
 from tsemon.schedule import SLOW_EVERY
 from tsemon_server.services.replay.many import replay_files
-from tsemon_server.services.replay.replaying import Fired, Replayed
+from tsemon_server.services.replay.replaying import Replayed
 
-HEAD = "| gap | detected | delay, median | alerts per run | healthy runs with an alert | alerts before the defect |"
+HEAD = (
+    "| gap | detected | verdict right | delay, median | incidents per run | alerts per run | healthy runs with an alert "
+    "| alerts before the defect |"
+)
 
 
 def judged_at(gap: int, trials: Sequence[Trial], folder: Path) -> list[Verdict]:
@@ -30,14 +33,9 @@ def judged_at(gap: int, trials: Sequence[Trial], folder: Path) -> list[Verdict]:
     with tempfile.TemporaryDirectory(prefix="tsemon-") as name:
         for trial in trials:
             write_trace(trial, folder, Path(name) / f"{trial.name}.jsonl.gz", partial(thinned, gap=gap))
-        replayed = [each for each in replay_files([Path(name)], None, 1) if isinstance(each, Replayed)]
-    alarms = {each.run: [_alarm(one) for one in each.alerts if one.severity != "info"] for each in replayed}
+        replayed = {each.run: each for each in replay_files([Path(name)], None, 1) if isinstance(each, Replayed)}
     losses = {trial.name: read_losses(folder, trial.name).loss for trial in trials}
-    return [judge(t, losses[t.name], losses.get(t.twin), alarms[t.name]) for t in trials]
-
-
-def _alarm(fired: Fired) -> Alarm:
-    return Alarm(fired.rule, fired.family, fired.firing_step, fired.severity)
+    return [judge_replayed(t, losses[t.name], losses.get(t.twin), replayed[t.name]) for t in trials]
 
 
 def thinned(frames: Frames, gap: int) -> Frames:
@@ -68,9 +66,13 @@ def _only(frame: dict[str, Any], is_wanted: Callable[[str], bool]) -> dict[str, 
 
 
 def row(gap: int, verdicts: Sequence[Verdict]) -> str:
-    harmed = Summary.of([verdict for verdict in verdicts if verdict.is_harmed])
+    harmed = [verdict for verdict in verdicts if verdict.is_harmed]
+    found = [verdict for verdict in harmed if verdict.first is not None]
+    s = Summary.of(harmed)
     healthy = [verdict for verdict in verdicts if not verdict.trial.is_failing]
     early = sum(len(verdict.false) for verdict in verdicts if verdict.trial.is_failing)
-    detected = f"{harmed.recall * harmed.num_runs:.0f} of {harmed.num_runs}"
+    detected = f"{len(found)} of {len(harmed)}"
+    named = f"{sum(verdict.is_named for verdict in found)} of {len(found)}"
     false = f"{sum(bool(verdict.alarms) for verdict in healthy)} of {len(healthy)}"
-    return f"| {gap} | {detected} | {harmed.delay:+.0f} | {harmed.alarms_per_run:.1f} | {false} | {early} |"
+    per_run = f"{s.incidents_per_run:.1f} | {s.alarms_per_run:.1f}"
+    return f"| {gap} | {detected} | {named} | {s.delay:+.0f} | {per_run} | {false} | {early} |"

@@ -182,7 +182,7 @@ def judge(
     loss: Sequence[float],
     twin: Sequence[float] | None,
     alarms: Sequence[Alarm],
-    incidents: Sequence[Told] = (),
+    incidents: Sequence[Told],
 ) -> Verdict:
     """`twin` is the loss of the healthy twin, where there is one."""
     begin = NEVER
