@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,14 +120,18 @@ def summary(found: Sequence[Found]) -> list[str]:
     told = [one for one in found if one.incident is not None]
     delays = sorted(one.incident.step - EVENT for one in told if one.incident is not None)
     decided = [one for one in told if one.incident is not None and one.incident.within.sub_step is not None]
+
+    def share(are_right: Iterable[bool]) -> str:
+        num_right = sum(are_right)
+        return f"{num_right} of {len(told)} ({num_right / max(len(found), 1):.0%} of all {len(found)})"
+
     return [
         f"* {len(told)} of {len(found)} raised an incident"
         + (f", {delays[len(delays) // 2]} steps after the damage (median)" if delays else ""),
-        f"* the damaged block: {sum(one.block == one.plant.block for one in told)} of {len(told)}",
-        f"* block within {NEAR}: {sum(one.is_block_right for one in told)} of {len(told)}; the first block of the verdict "
+        f"* the damaged block: {share(one.block == one.plant.block for one in told)}",
+        f"* block within {NEAR}: {share(one.is_block_right for one in told)}; the first block of the verdict "
         f"alone: {sum(one.is_verdict_near for one in told)}",
-        f"* sub-step right: {sum(one.is_sub_step_right for one in told)} of {len(told)}; undecided: "
-        f"{len(told) - len(decided)}",
+        f"* sub-step right: {share(one.is_sub_step_right for one in told)}; undecided: {len(told) - len(decided)}",
         f"* incidents before the damage: {sum(one.num_false for one in found)}",
     ]
 

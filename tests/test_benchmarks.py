@@ -338,10 +338,14 @@ class TestLive:
 
 @pytest.mark.thorough
 class TestPlanted:
-    def test_names_the_block_and_the_sub_step_that_were_damaged(self):
-        printed = run("planted.py", "--only", "post-output-81", "gpt2-norm-81", timeout=600)
+    def test_names_the_block_and_the_sub_step_that_were_damaged(self, tmp_path):
+        page = tmp_path / "page.md"
+        shutil.copy(ROOT / "docs/detection.md", page)
+        printed = run("planted.py", "--only", "post-output-81", "gpt2-norm-81", "--page", page, timeout=600)
         for name in ("post-output-81", "gpt2-norm-81"):
             assert re.search(rf"^\| {name} \| .* \| block, sub-step \|$", printed, re.MULTILINE), printed
+        for what in ("the damaged block", "block within 2", "sub-step right"):
+            assert f"* {what}: 2 of 2 (100% of all 2)" in page.read_text(), printed
 
 
 @pytest.mark.thorough
