@@ -170,7 +170,11 @@ class LossWatch:
 
     def _is_high_in_logs(self, loss: float) -> bool:
         usual = self._logs
-        return loss <= 0 or usual.num < FIRST_STEPS or math.log(loss) - usual.mean > self._tall * HIGH_IN_LOGS * usual.deviation
+        return (
+            loss <= 0
+            or usual.num < FIRST_STEPS
+            or math.log(loss) - usual.mean > self._tall * HIGH_IN_LOGS * usual.deviation
+        )
 
 
 class _Usual:

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from trials.judging import NEVER, Verdict
 from trials.recording import Losses
@@ -32,11 +33,10 @@ class Outcome:
         first = self.verdict.first
         return math.nan if first is None else first.step - self.verdict.onset
 
-    @property
-    def behind_loss_rules(self) -> float:
-        """Steps by which the first alert is later than the first rule on the loss."""
+    def behind(self, step: float) -> float:
+        """Number of steps from this step to the first alert; NaN if the step is `NEVER`."""
         first = self.verdict.first
-        return (NEVER if first is None else first.step) - self.verdict.accident
+        return math.nan if step == NEVER else (NEVER if first is None else first.step) - step
 
     @property
     def step_ms(self) -> float:
@@ -125,15 +125,20 @@ def _live_summary(outcomes: Sequence[Outcome]) -> list[str]:
     found = [o for o in harmed if o.verdict.first is not None]
     healthy = [o for o in outcomes if not o.verdict.trial.is_failing]
     zoomed = [o.verdict.trial.name for o in healthy if o.status.zooms is not None]
-    behind = [o for o in harmed if o.verdict.accident < NEVER and o.behind_loss_rules > 5]
-    named = [f"{o.verdict.trial.name} ({o.behind_loss_rules:+.0f})" for o in behind]
+    behind, behind_plateau = (
+        [f"{o.verdict.trial.name} ({steps:+.0f})" for o in harmed if (steps := o.behind(of(o.verdict))) > 5]
+        for of in (attrgetter("accident"), attrgetter("standstill"))
+    )
+    num_plateaus = sum(o.verdict.standstill < NEVER for o in healthy)
     return [
         f"* {len(found)} of {len(harmed)} harmed runs found, delay {_median(o.delay for o in found):.0f} steps (median)",
         f"* verdict of the right family: {sum(o.verdict.is_named for o in harmed)} of {len(harmed)}",
         f"* a critical incident of a wrong family: {_listed([o.verdict.trial.name for o in harmed if o.verdict.is_misled])}",
         f"* incidents in each harmed run: {statistics.fmean([len(o.verdict.incidents) for o in harmed] or [math.nan]):.2f}, "
         f"at most {max((len(o.verdict.incidents) for o in harmed), default=0)}",
-        f"* more than 5 steps behind the best rule on the loss: {_listed(named)}",
+        f"* more than 5 steps behind the best rule on the loss: {_listed(behind)}",
+        f"* the same if a plateau of 100 steps is a rule, too: {_listed(behind_plateau)}; it fires in {num_plateaus} of "
+        f"{len(healthy)} healthy runs",
         f"* false alerts: {sum(len(o.verdict.false) for o in outcomes)} in {len(outcomes)} runs",
         f"* healthy runs that zoomed in: {_listed(zoomed)} of {len(healthy)}",
         f"* overhead: {_shares(outcomes)}; of runs that did not zoom in: "
