@@ -224,7 +224,10 @@ class Materialised:
         return scores_BHRS, is_visible(scores_BHRS)
 
     def sees(self, keys_BT: Tensor) -> Tensor | None:
-        return (_at_keys(self._scores_BHTS, keys_BT) > -MASKED).any(dim=1)
+        own_BHT = _at_keys(self._scores_BHTS, keys_BT)
+        highest = own_BHT.amax()
+        lowest = torch.where(highest > MASKED, -FAR * highest, -MASKED)
+        return (own_BHT > lowest).any(dim=1)
 
 
 def _at_keys(x_BHTS: Tensor, keys_BT: Tensor) -> Tensor:
@@ -235,12 +238,15 @@ def _at_keys(x_BHTS: Tensor, keys_BT: Tensor) -> Tensor:
 
 MASKED = 9e3
 """Masks are -inf, the dtype's lowest number, -1e9 or -1e4: so far below the highest score of the query."""
+FAR = 1e3
+"""If the highest score is larger than that, as in a saturated network, a mask is this many times as low."""
 
 
 def is_visible(scores: Tensor) -> Tensor:
     """Which keys are not masked by a very negative score."""
     highest = scores.amax(dim=-1, keepdim=True)
-    return (scores > highest - MASKED) & (highest > torch.finfo(torch.float16).min)
+    # The highest one is visible, even if it is so large that the difference is rounded off.
+    return (scores >= highest - MASKED) & (highest > torch.finfo(torch.float16).min)
 
 
 def with_heads(x: Tensor, merged: Rows | None) -> Tensor:

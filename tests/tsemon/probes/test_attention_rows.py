@@ -24,7 +24,7 @@ from tsemon.errors import InvalidArgument
 from tsemon.measures import first_value_norm_ratio as norm_ratio
 from tsemon.measures import importance_entropy, positions_attended, second_eigenvalue, value_spectrum
 from tsemon.measures.rows import choose
-from tsemon.measures.scores import DotProducts
+from tsemon.measures.scores import DotProducts, Materialised
 from tsemon.probes import find_blocks
 from tsemon.probes.attention import AttentionProbe
 from tsemon.probes.calls import Calls
@@ -396,3 +396,25 @@ class LargestTensor(TorchDispatchMode):
             if isinstance(x, torch.Tensor):
                 self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
         return result
+
+
+class TestScoresOfASaturatedNetwork:
+    """They are far larger than masks."""
+
+    @pytest.fixture
+    def scores(self):
+        later = ~torch.ones(6, 6).tril().bool()
+        scores = 1e12 * torch.randn(3, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+        return scores.masked_fill(later, 0.0)  # a mask that multiplies
+
+    def test_are_of_tokens_and_not_of_padding(self, scores):
+        positions = torch.arange(6).expand(3, 6)
+        assert Materialised(scores).sees(positions).all()
+        for mask in (-math.inf, torch.finfo(torch.float32).min):
+            padded = scores.clone()
+            padded[0, ..., 4:] = mask
+            assert Materialised(padded).sees(positions).tolist() == [[True] * 4 + [False] * 2, [True] * 6, [True] * 6]
+
+    def test_show_their_highest_key(self, scores):
+        found, visible = Materialised(scores).at(torch.arange(6))
+        assert torch.equal(torch.where(visible, found, -torch.inf).amax(3), scores.amax(3))
