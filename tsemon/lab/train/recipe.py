@@ -16,6 +16,7 @@ from tsemon.catalogue import nearest
 from tsemon.errors import InvalidArgument
 
 Schedule = Literal["constant", "cosine", "multi-step", "inverse-sqrt"]
+OptimizerName = Literal["adamw", "adafactor"]
 Precision = Literal["float32", "bfloat16"]
 PRECISIONS: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -70,7 +71,7 @@ class ImageData:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The optimizer is AdamW; without weight decay it is Adam."""
+    """All settings of a training run."""
 
     name: str
     about: str = ""
@@ -88,8 +89,12 @@ class Recipe:
     """Batches in a step."""
     steps: int
     """Optimizer steps."""
+    optimizer: OptimizerName = "adamw"
+    """AdamW, which is Adam without weight decay, or Adafactor (Shazeer and Stern, arXiv 1804.04235), as for T5."""
     learning_rate: float
+    """Adafactor multiplies it by the size of each parameter, and lowers it to 1 / sqrt(t) at step t."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Of AdamW. Adafactor has no first moment, and a second one with a decay rate of 1 - t^-0.8."""
     weight_decay: float = 0.1
     schedule: Schedule = "constant"
     warmup: int = 0
@@ -123,7 +128,8 @@ class Recipe:
         _require(self.warmup >= 0, "warmup", "0 or more steps", self.warmup)
         _require(0 <= self.final_ratio <= 1, "final_ratio", "from 0 to 1", self.final_ratio)
         _require(0 <= self.seed < 1 << 63, "seed", "from 0 to less than 2^63", self.seed)
-        for name, known in (("schedule", get_args(Schedule)), ("precision", get_args(Precision))):
+        for name, kind in (("optimizer", OptimizerName), ("schedule", Schedule), ("precision", Precision)):
+            known = get_args(kind)
             if getattr(self, name) not in known:
                 raise InvalidArgument(f"{name} is one of {', '.join(known)}, got {getattr(self, name)!r}")
 

@@ -49,9 +49,7 @@ class Training:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
             self.model = build_model(recipe, self.data.sizes).to(processes.device)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=recipe.learning_rate, betas=recipe.betas, weight_decay=recipe.weight_decay
-        )
+        self.optimizer = _optimizer(recipe, self.model)
         self.losses = self._losses()
         self.processes = processes
         self._schedule = schedule_of(recipe, self.optimizer)
@@ -191,10 +189,18 @@ def schedule_of(recipe: Recipe, optimizer: torch.optim.Optimizer) -> torch.optim
 
 
 def _comparable(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that must be equal, by name. Data may lie elsewhere than before."""
-    flat = {key: value for key, value in recipe.items() if key not in (*MAY_DIFFER, "data", "sizes")}
+    """Settings that must be equal, by name. Data may lie elsewhere than before. Older recipes lack new settings."""
+    defaults = {one.name: one.default for one in dataclasses.fields(Recipe) if one.default is not dataclasses.MISSING}
+    flat = {key: value for key, value in (defaults | dict(recipe)).items() if key not in (*MAY_DIFFER, "data", "sizes")}
     for group in ("data", "sizes"):
         flat |= {
             f"{group}.{key}": value for key, value in recipe[group].items() if key not in ("path", "cache", "source")
         }
     return flat
+
+
+def _optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+    rate, decay = recipe.learning_rate, recipe.weight_decay
+    if recipe.optimizer == "adafactor":
+        return torch.optim.Adafactor(model.parameters(), lr=rate, weight_decay=decay)
+    return torch.optim.AdamW(model.parameters(), lr=rate, betas=recipe.betas, weight_decay=decay)

@@ -23,6 +23,7 @@ class TestARecipe:
             ({"steps": 0}, "steps must be at least 1, got 0"),
             ({"learning_rate": 0.0}, "learning_rate must be above 0"),
             ({"schedule": "linear"}, "constant, cosine, multi-step, inverse-sqrt, got 'linear'"),
+            ({"optimizer": "sgd"}, "optimizer is one of adamw, adafactor, got 'sgd'"),
             ({"precision": "float16"}, "float32, bfloat16, got 'float16'"),
             ({"evaluate_every": 0}, "at least 1, or none, got 0"),
             ({"clip_norm": 0.0}, "clip_norm must be above 0 and finite, or none, got 0.0"),

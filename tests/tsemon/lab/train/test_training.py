@@ -86,6 +86,16 @@ class TestATraining:
             sum(losses[-10:]) / 10 < losses[0] - 1.0
         )  # from log 256 = 5.5 towards 3.1, that of the bytes' frequencies
 
+    def test_takes_steps_relative_to_the_parameters_with_adafactor(self):
+        training = Training(changed(optimizer="adafactor", schedule="constant", warmup=0, weight_decay=0.0))
+        before = copy.deepcopy(training.model.state_dict())
+        next(training.losses)
+        for name, new in training.model.state_dict().items():
+            size = (new - before[name]).double().square().mean().sqrt().item()
+            # Algorithm 4 of Adafactor: rate times max(1e-3, RMS of the parameter), and an update with an RMS of at most 1.
+            assert size <= 0.01 * max(1e-3, before[name].double().square().mean().sqrt().item()) * (1 + 1e-4), name
+        assert size > 0
+
     def test_takes_the_same_step_from_a_batch_in_parts(self):
         whole = changed(DIGITS, data=ImageData(), batch_size=8, clip_norm=None, learning_rate=1e-3)
         first, second = Training(whole), Training(changed(whole, accumulation=2))
@@ -229,6 +239,13 @@ class TestTheStateOfATraining:
         longer = Training(changed(schedule="constant", steps=8))
         longer.load_state_dict(training.state_dict())
         assert len(list(longer.losses)) == 2
+
+    def test_may_be_older_than_a_setting_of_recipes(self):
+        state = Training(TINY).state_dict()
+        older = state | {"recipe": {key: value for key, value in state["recipe"].items() if key != "optimizer"}}
+        Training(TINY).load_state_dict(older)
+        with pytest.raises(InvalidArgument, match="optimizer was 'adamw' and is 'adafactor'"):
+            Training(changed(optimizer="adafactor")).load_state_dict(older)
 
     def test_is_not_past_the_end(self):
         state = Training(TINY).state_dict() | {"step": 6}
