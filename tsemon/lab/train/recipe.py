@@ -94,7 +94,7 @@ class Recipe:
     learning_rate: float
     """Adafactor multiplies it by the size of each parameter, and lowers it to 1 / sqrt(t) at step t."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Of AdamW. Adafactor has no first moment, and a second one with a decay rate of 1 - t^-0.8."""
+    """AdamW's. Adafactor has no first moment, and a second one with a decay rate of 1 - t^-0.8."""
     weight_decay: float = 0.1
     schedule: Schedule = "constant"
     warmup: int = 0
