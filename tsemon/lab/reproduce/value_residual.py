@@ -1,11 +1,14 @@
-"""The value rules of Value Residual Learning in small: models of 0.5M parameters, on bytes."""
+"""The value rules of Value Residual Learning in small: models of 0.5M and 1.9M parameters, on bytes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from functools import partial
+
 from tsemon.catalogue import VALUES
-from tsemon.lab.reproduce.result import Experiment, Result
-from tsemon.lab.reproduce.value_residual_page import result
-from tsemon.lab.reproduce.value_rules import LAMBDAS, Sizes, train_all
+from tsemon.lab.reproduce.result import Experiment, Numbers, Result, Trial
+from tsemon.lab.reproduce.value_residual_page import result as page
+from tsemon.lab.reproduce.value_rules import Runs, Sizes, Trained, train
 from tsemon.lab.train.text import standard_library_text
 
 EXPERIMENT = Experiment(
@@ -14,10 +17,18 @@ EXPERIMENT = Experiment(
     source=f"{VALUES}, Figures 1, 2, 7, 8, 10, 12 and 20",
 )
 BYTES = {"vocab": 257, "context": 128, "depth": 8, "width": 64, "heads": 4, "ffn": 224}
-FULL = Sizes(model=BYTES, steps=1000, short_rules=(*LAMBDAS, "resformer-learned", "cross-layer"), short_steps=300)
+FULL = Sizes(
+    model=BYTES,
+    rules=("vanilla", "resformer", "svformer", "neutreno", "denseformer", "lambda 1"),
+    steps=1000,
+    short_rules=("lambda 2", "lambda 3", "resformer-learned", "cross-layer"),
+    short_steps=300,
+    num_seeds=3,
+)
+WIDER = Sizes(model=BYTES | {"width": 128, "ffn": 448}, rules=("vanilla", "resformer"), steps=600, num_seeds=3)
 QUICK = Sizes(
     model=BYTES,
-    rules=("vanilla", "resformer", "svformer", "neutreno"),
+    rules=("vanilla", "resformer", "svformer", "neutreno", "lambda 1"),
     steps=110,
     warmup=20,
     learning_rate=2e-3,
@@ -25,7 +36,42 @@ QUICK = Sizes(
 )
 
 
-def run(quick: bool) -> Result:
-    sizes = QUICK if quick else FULL
-    trained = train_all(sizes, standard_library_text(6_000_000))
-    return result(trained, sizes, data="the first 6 MB of the Python standard library's sources, as bytes")
+def trials(quick: bool) -> dict[str, Trial]:
+    return {_key(*one): partial(trained, *one) for one in _trainings(quick)}
+
+
+def result(quick: bool, found: Mapping[str, Numbers]) -> Result:
+    (first, trained), *others = (
+        (
+            sizes,
+            Runs(
+                [
+                    {rule: Trained.of(found[_key(sizes, rule, seed)]) for rule in sizes.steps_of}
+                    for seed in range(sizes.num_seeds)
+                ]
+            ),
+        )
+        for sizes in _sizes(quick)
+    )
+    data = "the first 6 MB of the Python standard library's sources, as bytes"
+    return page(trained, first, data=data, others=others)
+
+
+def _sizes(quick: bool) -> tuple[Sizes, ...]:
+    return (QUICK,) if quick else (FULL, WIDER)
+
+
+def _trainings(quick: bool) -> Iterator[tuple[Sizes, str, int]]:
+    """The longest ones first."""
+    for sizes in reversed(_sizes(quick)):
+        for seed in range(sizes.num_seeds):
+            for rule in sizes.steps_of:
+                yield sizes, rule, seed
+
+
+def _key(sizes: Sizes, rule: str, seed: int) -> str:
+    return f"{rule}, width {sizes.model['width']}, seed {seed}"
+
+
+def trained(sizes: Sizes, rule: str, seed: int) -> Numbers:
+    return train(rule, seed, sizes, standard_library_text(6_000_000)).numbers()

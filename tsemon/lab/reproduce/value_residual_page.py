@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -11,35 +11,45 @@ import torch
 from tsemon.catalogue import LAYERED
 from tsemon.lab.reproduce.observing import Frame, Values
 from tsemon.lab.reproduce.plotting import legend_beside, panels
-from tsemon.lab.reproduce.result import Claim, Plot, Result, Table, verdict
-from tsemon.lab.reproduce.value_rules import LAMBDAS, MEASURES, Sizes, Trained
+from tsemon.lab.reproduce.result import NOT_TESTABLE, OURS, Claim, Plot, Result, Spread, Table, verdict
+from tsemon.lab.reproduce.value_rules import LAMBDAS, MEASURES, Runs, Sizes, Trained
 from tsemon.measures import importance_entropy
 
 NAMES = {"neutreno": "NeuTRENO", "denseformer": "DenseFormer"}
 """As the paper has them, of the rules that ResFormer is compared with."""
 
 
-def result(trained: Mapping[str, Trained], sizes: Sizes, data: str) -> Result:
+def result(runs: Runs, sizes: Sizes, data: str, others: Sequence[tuple[Sizes, Runs]] = ()) -> Result:
+    """`others`: models of other sizes, vanilla and ResFormer alone."""
     context = sizes.model["context"]
     return Result(
         settings={
             "models": f"{sizes.size} with {dict(sizes.model)}; {', '.join(sizes.rules)}",
             "models that stop early": f"{', '.join(sizes.short_rules) or 'none'}, after {sizes.short_steps} steps",
+            **{
+                f"models of width {other.model['width']}": f"{', '.join(other.rules)}, {other.steps} steps"
+                for other, _ in others
+            },
             "data": f"{data}; BOS in front of each sequence, the last 5 % to validate; the paper: 20B tokens of SlimPajama",
-            "optimiser": f"AdamW (0.9, 0.95), weight decay 0.1, clip 1, lr {sizes.learning_rate:g}, {sizes.warmup} steps "
+            "optimizer": f"AdamW (0.9, 0.95), weight decay 0.1, clip 1, lr {sizes.learning_rate:g}, {sizes.warmup} steps "
             f"of warm-up, then a cosine to 10 % at step {sizes.steps}; the paper: 10,000 steps of 2M tokens",
-            "batch": f"{sizes.batch_size} x {context} tokens, random windows of the text, the same for all models",
+            "batch": f"{sizes.batch_size} x {context} tokens, random windows of the text, the same for all models of a seed",
             "dtype": str(sizes.precision).removeprefix("torch."),
-            "seeds": "weights 0, batches 0, validation 1; all models start from the same weights",
-            "relative loss": f"mean of the last {sizes.window} steps, less the vanilla model's",
+            "seeds": f"{sizes.num_seeds} for weights and batches; all models of a seed start from the same weights",
+            "relative loss": f"mean of the last {sizes.window} steps, less the vanilla model's with the same seed",
         },
-        claims=[*claims_of_loss(trained, sizes), *claims_of_attention(trained, context), *claims_of_values(trained)],
+        claims=[
+            *claims_of_loss(runs, sizes),
+            *claims_of_size(runs, sizes, others),
+            *claims_of_attention(runs, context),
+            *claims_of_values(runs),
+        ],
         plots={
-            "loss": loss_plot(trained, sizes.window),
-            "attention": attention_plot(trained, context),
-            "values": value_plot(trained),
+            "loss": loss_plot(runs, sizes.window),
+            "attention": attention_plot(runs, context),
+            "values": value_plot(runs),
         },
-        tables=[loss_table(trained, sizes.window), *layer_tables(trained, context)],
+        tables=[loss_table(runs, sizes.window), *layer_tables(runs, context)],
         notes=NOTES,
     )
 
@@ -49,10 +59,11 @@ NOTES = (
     "keys and is the same for every token. Low is concentrated, as the figures have it; the text says the contrary. Under "
     "a causal mask even uniform attention stays below log T: that, not log T, is the baseline in the figure.",
     "NeuTRENO's lambda is 0.4, as in the paper's Appendix A.3. DenseFormer is the depth-weighted average of its own paper.",
-    "The values in the figures are those that attention mixes: in ResFormer the mean of V_n and V_1. Their largest "
-    "eigenvalue is that of one sequence; the first layer's spectrum is a mean over the validation sequences.",
-    "Attention sinks, the drain of the first token's value and the peak of its hidden state come late in training. A run "
-    "of this length shows at the most how they begin.",
+    "The values in the figures are those that attention mixes: in ResFormer the mean of V_n and V_1, as Eq. 7 has it. The "
+    "factor 1/2 makes their eigenvalues smaller; the model with lambda 1 has V_n + V_1. The largest eigenvalue is that of "
+    "one sequence; the first layer's spectrum is a mean over the validation sequences.",
+    "Attention sinks, the drain of the first token's value and the peak of its hidden state come late in training. If the "
+    "vanilla model does not show them, nothing here tests what ResFormer does about them.",
 )
 
 
@@ -61,57 +72,92 @@ def smoothed(loss: Values, window: int) -> Values:
     return np.convolve(loss, np.full(window, 1 / window), mode="valid")
 
 
-def relative(trained: Mapping[str, Trained], rule: str, window: int) -> Values:
-    """Smoothed loss less the vanilla model's, from step `window` on."""
-    loss, vanilla = (smoothed(trained[name].loss, window) for name in (rule, "vanilla"))
-    return loss - vanilla[: len(loss)]
+def relative(runs: Runs, rule: str, window: int) -> list[Values]:
+    """Smoothed losses less the vanilla model's with the same seed, from step `window` on."""
+    losses, vanilla = ([smoothed(one.loss, window) for one in runs.of(name)] for name in (rule, "vanilla"))
+    return [loss - other[: len(loss)] for loss, other in zip(losses, vanilla, strict=True)]
 
 
-def claims_of_loss(trained: Mapping[str, Trained], sizes: Sizes) -> Iterator[Claim]:
-    curves = {rule: relative(trained, rule, sizes.window) for rule in trained}
-    last = {rule: float(curve[-1]) for rule, curve in curves.items()}
+def ends(runs: Runs, rule: str, window: int, at: int | None = None) -> Spread:
+    """Relative loss at the end, or after `at` steps."""
+    place = -1 if at is None else at - window
+    return Spread([float(curve[place]) for curve in relative(runs, rule, window)])
+
+
+def less(one: Spread, other: Spread) -> Spread:
+    """The difference for each seed: equal seeds see equal batches."""
+    return Spread([a - b for a, b in zip(one.values, other.values, strict=True)])
+
+
+def claims_of_loss(runs: Runs, sizes: Sizes) -> Iterator[Claim]:
+    window = sizes.window
+    last = {rule: ends(runs, rule, window) for rule in sizes.rules}
+    below = Spread([float(np.mean(curve < 0)) for curve in relative(runs, "resformer", window)])
     yield Claim(
-        paper="ResFormer consistently outperforms the vanilla Transformer throughout training (Fig. 7)",
-        seen=f"loss {last['resformer']:+.3f} against vanilla at the end; below it in "
-        f"{np.mean(curves['resformer'] < 0):.0%} of the steps",
-        agrees=verdict(last["resformer"] < 0, bool((curves["resformer"] < 0).all())),
+        paper="ResFormer consistently outperforms vanilla Transformer throughout training (Fig. 7)",
+        seen=f"loss {last['resformer']} against vanilla at the end; below it in {below.mean:.0%} of the steps",
+        agrees=verdict(last["resformer"].is_below(0), min(below.values) == 1),
     )
     if others := [rule for rule in NAMES if rule in last]:
         yield Claim(
             paper=f"ResFormer outperforms {' and '.join(NAMES[rule] for rule in others)} (Fig. 7, right)",
-            seen=f"ResFormer {last['resformer']:+.3f}, " + ", ".join(f"{rule} {last[rule]:+.3f}" for rule in others),
-            agrees=verdict(*(last["resformer"] < last[rule] for rule in others)),
+            seen=f"ResFormer {last['resformer']}, " + ", ".join(f"{rule} {last[rule]}" for rule in others),
+            agrees=verdict(*(less(last["resformer"], last[rule]).is_below(0) for rule in others)),
         )
-    yield claim_of_svformer(curves["svformer"], sizes.window)
+    yield claim_of_svformer(relative(runs, "svformer", window), window)
     if sizes.short_rules:
-        yield from claims_of_short(curves, sizes)
+        yield from claims_of_short(runs, sizes)
 
 
-def claims_of_short(curves: Mapping[str, Values], sizes: Sizes) -> Iterator[Claim]:
-    at = {rule: float(curves[rule][sizes.short_steps - sizes.window]) for rule in ("resformer", *sizes.short_rules)}
+def claims_of_short(runs: Runs, sizes: Sizes) -> Iterator[Claim]:
+    rules = [rule for rule in ("resformer", *LAMBDAS, *sizes.short_rules) if rule in runs.rules]
+    at = {rule: ends(runs, rule, sizes.window, sizes.short_steps) for rule in rules}
     against = f"against vanilla at step {sizes.short_steps}"
     if LAMBDAS.keys() <= at.keys():
-        best = at["lambda 2"]
+        apart = {rule: less(at["lambda 2"], at[rule]) for rule in (*LAMBDAS, "resformer") if rule != "lambda 2"}
         yield Claim(
-            paper="Of the variants A_n (V_n + lambda V_1), lambda = 2 is best (Fig. 8)",
-            seen=", ".join(f"{rule} {at[rule]:+.3f}" for rule in LAMBDAS) + f", Eq. 7 {at['resformer']:+.3f} {against}",
-            agrees=verdict(*(best < at[rule] for rule in (*LAMBDAS, "resformer") if rule != "lambda 2")),
+            paper="The performance improves as lambda increases, achieving the best results at lambda = 2 (Fig. 8)",
+            seen=", ".join(f"{rule} {at[rule]}" for rule in LAMBDAS)
+            + f", Eq. 7 {at['resformer']} {against}; lambda 2 less "
+            + ", ".join(f"{rule} {difference}" for rule, difference in apart.items()),
+            agrees=verdict(*(difference.is_below(0) for difference in apart.values())),
         )
     if "cross-layer" in at:
         yield Claim(
-            paper="ResFormer ends lower than cross-layer attention, which it approximates (Fig. 10)",
-            seen=f"cross-layer {at['cross-layer']:+.3f}, ResFormer {at['resformer']:+.3f} {against}",
-            agrees=verdict(at["resformer"] < at["cross-layer"]),
+            paper="ResFormer achieves an even lower final loss than cross-layer attention, which it approximates (Fig. 10)",
+            seen=f"cross-layer {at['cross-layer']}, ResFormer {at['resformer']} {against}",
+            agrees=verdict(less(at["resformer"], at["cross-layer"]).is_below(0)),
         )
 
 
-def claim_of_svformer(curve: Values, window: int) -> Claim:
-    early, at = curve[: max(1, len(curve) // 5)].mean(), overtaken(curve)
+def claims_of_size(runs: Runs, sizes: Sizes, others: Sequence[tuple[Sizes, Runs]]) -> Iterator[Claim]:
+    found = {}
+    for other, of_other in others:
+        steps = min(sizes.steps, other.steps)
+        found = {
+            one.model["width"]: ends(some, "resformer", one.window, steps)
+            for one, some in ((sizes, runs), (other, of_other))
+        }
+        yield Claim(
+            paper="Does ResFormer gain at another size, too?",
+            seen=", ".join(f"{loss} at width {width}" for width, loss in found.items())
+            + f" against vanilla at step {steps}",
+            agrees=OURS,
+        )
+
+
+def claim_of_svformer(curves: Sequence[Values], window: int) -> Claim:
+    """`curves`: relative losses of all seeds."""
+    early = Spread([float(curve[: max(1, len(curve) // 5)].mean()) for curve in curves])
+    best, last = (Spread([float(of(curve)) for curve in curves]) for of in (np.min, lambda curve: curve[-1]))
+    steps = [at + window for curve in curves if (at := overtaken(curve)) is not None]
+    surpassed = f"surpassed from step {min(steps)} on" if steps else "not surpassed in this run"
     return Claim(
-        paper="SVFormer learns faster than vanilla at first, and is gradually surpassed (Fig. 14)",
-        seen=f"{early:+.3f} over the first fifth of the steps, {curve.min():+.3f} at best, {curve[-1]:+.3f} at the end; "
-        + ("not surpassed in this run" if at is None else f"surpassed from step {at + window} on"),
-        agrees=verdict(bool(early < 0), at is not None),
+        paper="SVFormer will always be gradually surpassed by vanilla attention during training while its training speed is "
+        "faster than vanilla Transformer at the early stage (Fig. 14)",
+        seen=f"{early} over the first fifth of the steps, {best} at best, {last} at the end; {surpassed}"
+        + (f" ({len(steps)} of {len(curves)} seeds)" if steps and len(curves) > 1 else ""),
+        agrees=verdict(early.is_below(0), len(steps) == len(curves)),
     )
 
 
@@ -121,52 +167,67 @@ def overtaken(curve: Values) -> int | None:
     return int(below[-1]) + 1 if curve[-1] > 0 and len(below) else None
 
 
-def claims_of_attention(trained: Mapping[str, Trained], context: int) -> Iterator[Claim]:
-    vanilla, resformer = trained["vanilla"], trained["resformer"]
+def claims_of_attention(runs: Runs, context: int) -> Iterator[Claim]:
     even, even_sink = uniform_entropy(context), uniform_sink_share(context)
-    start, end, other = (entropy(frame, context) for frame in (vanilla.start, vanilla.end, resformer.end))
-    similarity = vanilla.start.layers["token_similarity"]
+    start = runs.mean("vanilla", lambda run: entropy(run.start, context))
+    end, other = (runs.mean(rule, lambda run: entropy(run.end, context)) for rule in ("vanilla", "resformer"))
+    first = runs.spread("vanilla", lambda run: run.start.layers["token_similarity"][0])
+    last = runs.spread("vanilla", lambda run: run.start.layers["token_similarity"][-1])
     yield Claim(
         paper="A random model's tokens grow alike with depth, and its attention is not concentrated (Fig. 1, left)",
-        seen=f"token similarity {similarity[0]:.2f} at the embeddings, {similarity[-1]:.2f} after the last block; "
+        seen=f"token similarity {first} at the embeddings, {last} after the last block; "
         f"importance entropy {start.min():.3f} to {start.max():.3f}, uniform causal attention {even:.3f}",
-        agrees=verdict(bool(similarity[-1] > 2 * similarity[0]), bool(np.abs(start - even).max() < 0.01)),
+        agrees=verdict(last.mean > 2 * first.mean, bool(np.abs(start - even).max() < 0.01)),
     )
+    is_concentrated = bool(end[1:].min() < even - 0.05)
     yield Claim(
-        paper="Trained, vanilla attention concentrates in deep layers, ResFormer's less (Fig. 1, right)",
+        paper="The clustering of attention increases with the number of layers for the vanilla Transformer, and is less "
+        "pronounced for ResFormer (Fig. 1, right)",
         seen=f"entropy {end.min():.3f} to {end.max():.3f} in vanilla layers, {other.min():.3f} to {other.max():.3f} in "
         f"ResFormer's; uniform {even:.3f}",
-        agrees=verdict(
-            bool(end[1:].min() < even - 0.05), bool(end[1:].min() < even - 0.05 and other.mean() > end.mean())
-        ),
+        agrees=verdict(bool(other.mean() > end.mean())) if is_concentrated else NOT_TESTABLE,
     )
-    sink = vanilla.end.layers["sink_share"]
+    sink = runs.spread("vanilla", lambda run: run.end.layers["sink_share"].max())
     yield Claim(
-        paper="The first token becomes a sink of vanilla attention (Fig. 2)",
-        seen=f"share {sink.min():.3f} to {sink.max():.3f} over layers; uniform causal attention gives {even_sink:.3f}",
-        agrees=verdict(bool(sink.max() > 2 * even_sink)),
+        paper="The start token easily attracts massive attention (Fig. 2)",
+        seen=f"share {sink} in the layer with the largest; uniform causal attention gives {even_sink:.3f}",
+        agrees="yes" if sink.is_above(2 * even_sink) else NOT_TESTABLE,
     )
 
 
-def claims_of_values(trained: Mapping[str, Trained]) -> Iterator[Claim]:
-    vanilla, resformer = trained["vanilla"].end.layers, trained["resformer"].end.layers
-    drain, other = vanilla["first_value_norm_ratio"][1:], resformer["first_value_norm_ratio"][1:]
+def claims_of_values(runs: Runs) -> Iterator[Claim]:
+    def compared(metric: str, number: Callable[[Values], float]) -> tuple[Spread, Spread]:
+        def of(run: Trained) -> float:
+            return number(run.end.layers[metric])
+
+        return runs.spread("vanilla", of), runs.spread("resformer", of)
+
+    drain, other = compared("first_value_norm_ratio", lambda ratios: ratios[1:].mean())
     yield Claim(
-        paper="Beyond the first layer the first token's value is drained, less so in ResFormer (Fig. 2)",
-        seen=f"|v_1| against the others', mean over deeper layers: vanilla {drain.mean():.2f}, ResFormer {other.mean():.2f}",
-        agrees=verdict(bool(drain.mean() < 0.9), bool(other.mean() > drain.mean() + 0.05)),
+        paper="Attention concentration is associated with value-state drains, and ResFormer mitigates them (Fig. 2)",
+        seen=f"|v_1| against the others', mean over deeper layers: vanilla {drain}, ResFormer {other}",
+        agrees=verdict(other.is_above(drain)) if drain.is_below(0.9) else NOT_TESTABLE,
     )
-    peak, other = vanilla["first_hidden_norm_ratio"], resformer["first_hidden_norm_ratio"]
+    peak, other = compared("first_hidden_norm_ratio", lambda ratios: ratios.max())
     yield Claim(
-        paper="The first token's hidden state peaks, less so in ResFormer (Fig. 2)",
-        seen=f"|h_1| against the others', largest over layers: vanilla {peak.max():.2f}, ResFormer {other.max():.2f}",
-        agrees=verdict(bool(peak.max() > 3), bool(peak.max() > 3 and other.max() < peak.max())),
+        paper="It is associated with hidden-state peaks, less so in ResFormer (Fig. 2)",
+        seen=f"|h_1| against the others', largest over layers: vanilla {peak}, ResFormer {other}",
+        agrees=verdict(other.is_below(peak)) if peak.is_above(3.0) else NOT_TESTABLE,
     )
-    top, other = vanilla["value_top_eigenvalue"], resformer["value_top_eigenvalue"]
+
+    def larger(rule: str) -> Spread:
+        """Number of layers with a larger eigenvalue than the vanilla model's."""
+        tops, others = ([one.end.layers["value_top_eigenvalue"] for one in runs.of(name)] for name in (rule, "vanilla"))
+        return Spread([float((top > other).sum()) for top, other in zip(tops, others, strict=True)])
+
+    num = len(runs.seeds[0]["vanilla"].end.layers["value_top_eigenvalue"])
+    has_sum = "lambda 1" in runs.rules
+    found = {rule: larger(rule) for rule in ("resformer", *(["lambda 1"] if has_sum else []))}
     yield Claim(
         paper="The values' largest eigenvalue is larger in most of ResFormer's layers (Fig. 12)",
-        seen=f"larger in {(other > top).sum()} of {len(top)} layers",
-        agrees=verdict(bool((other > top).mean() > 0.5)),
+        seen=f"Eq. 7, (V_n + V_1) / 2: larger in {found['resformer'].mean:.1f} of {num} layers",
+        reading=f"V_n + V_1: larger in {found['lambda 1'].mean:.1f} of {num} layers" if has_sum else "",
+        agrees=verdict(*(count.mean > num / 2 for count in found.values())),
     )
 
 
@@ -186,36 +247,45 @@ def uniform_sink_share(num_tokens: int) -> float:
     return float(np.mean(1 / np.arange(2, num_tokens + 1)))
 
 
-def loss_plot(trained: Mapping[str, Trained], window: int) -> Plot:
+def loss_plot(runs: Runs, window: int) -> Plot:
     figure, (left, right) = panels("Training loss", "Training loss, less the vanilla model's", x="step")
+    trained = runs.seeds[0]
     longest = len(smoothed(trained["vanilla"].loss, window))
-    for rule in trained:
-        loss = smoothed(trained[rule].loss, window)
+    for rule in runs.rules:
+        loss = runs.mean(rule, lambda run: smoothed(run.loss, window))
         steps = np.arange(window, window + len(loss))
         style = "-" if len(loss) == longest else "--"
         left.plot(steps, loss, style, label=rule)
-        right.plot(steps, relative(trained, rule, window), style, label=rule)
+        right.plot(steps, np.mean(relative(runs, rule, window), axis=0), style, label=rule)
     for panel in (left, right):
         panel.set_ylabel(f"nats, mean of {window} steps")
     legend_beside(figure, left)
     return Plot(
         figure=figure,
-        caption="Loss of models that see the same batches (Fig. 7): below 0 on the right, better than vanilla. Dashed: "
-        "models that stop early.",
+        caption="Loss of models that see the same batches, mean over seeds (Fig. 7): below 0 on the right, better than "
+        "vanilla. Dashed: models that stop early.",
     )
 
 
-def attention_plot(trained: Mapping[str, Trained], context: int) -> Plot:
+def whole(runs: Runs) -> list[str]:
+    """Rules that were trained for all steps."""
+    trained = runs.seeds[0]
+    return [rule for rule in runs.rules if len(trained[rule].loss) == len(trained["vanilla"].loss)]
+
+
+def attention_plot(runs: Runs, context: int) -> Plot:
     figure, axes = panels(
         "Token similarity at the start", "Importance entropy", "Attention to the first token", x="layer"
     )
-    for rule in (rule for rule in trained if len(trained[rule].loss) == len(trained["vanilla"].loss)):
-        start, end = trained[rule].start, trained[rule].end
-        layers = np.arange(1, len(end.layers["sink_share"]) + 1)
-        axes[0].plot(start.layers["token_similarity"], label=rule)
-        axes[1].plot(layers, entropy(end, context), label=rule)
-        axes[2].plot(layers, end.layers["sink_share"], label=rule)
-    vanilla = entropy(trained["vanilla"].start, context)
+    for rule in whole(runs):
+        similarity = runs.mean(rule, lambda run: run.start.layers["token_similarity"])
+        even = runs.mean(rule, lambda run: entropy(run.end, context))
+        sink = runs.mean(rule, lambda run: run.end.layers["sink_share"])
+        layers = np.arange(1, len(sink) + 1)
+        axes[0].plot(similarity, label=rule)
+        axes[1].plot(layers, even, label=rule)
+        axes[2].plot(layers, sink, label=rule)
+    vanilla = runs.mean("vanilla", lambda run: entropy(run.start, context))
     axes[1].plot(np.arange(1, len(vanilla) + 1), vanilla, "k:", label="vanilla at the start")
     axes[1].axhline(uniform_entropy(context), color="0.6", linestyle="--", label="uniform causal attention")
     axes[2].axhline(uniform_sink_share(context), color="0.6", linestyle="--", label="uniform causal attention")
@@ -224,58 +294,64 @@ def attention_plot(trained: Mapping[str, Trained], context: int) -> Plot:
     legend_beside(figure, axes[1])
     return Plot(
         figure=figure,
-        caption="How alike random models' tokens are (left, Fig. 1). What trained attention looks at (Fig. 1, 2): "
-        "an entropy below the dashed line would be concentrated, a share above it a sink.",
+        caption="Means over seeds. How alike random models' tokens are (left, Fig. 1). What trained attention looks at "
+        "(Fig. 1, 2): an entropy below the dashed line would be concentrated, a share above it a sink.",
     )
 
 
-def value_plot(trained: Mapping[str, Trained]) -> Plot:
+def value_plot(runs: Runs) -> Plot:
     figure, axes = panels(
         "First token's value", "First token's hidden state", "Values' top eigenvalue", "Values, layer 1", x="layer"
     )
-    for rule in (rule for rule in trained if len(trained[rule].loss) == len(trained["vanilla"].loss)):
-        end = trained[rule].end.layers
-        layers = np.arange(1, len(end["first_value_norm_ratio"]) + 1)
-        axes[0].plot(layers, end["first_value_norm_ratio"], label=rule)
-        axes[1].plot(end["first_hidden_norm_ratio"], label=rule)
-        axes[2].semilogy(layers, end["value_top_eigenvalue"], label=rule)
-        axes[3].loglog(np.arange(1, len(trained[rule].spectrum) + 1), trained[rule].spectrum, label=rule)
+    spectra = {rule: runs.mean(rule, lambda run: run.spectrum) for rule in whole(runs)}
+    for rule, spectrum in spectra.items():
+        value = runs.mean(rule, lambda run: run.end.layers["first_value_norm_ratio"])
+        hidden = runs.mean(rule, lambda run: run.end.layers["first_hidden_norm_ratio"])
+        top = runs.mean(rule, lambda run: run.end.layers["value_top_eigenvalue"])
+        layers = np.arange(1, len(value) + 1)
+        axes[0].plot(layers, value, label=rule)
+        axes[1].plot(hidden, label=rule)
+        axes[2].semilogy(layers, top, label=rule)
+        axes[3].loglog(np.arange(1, len(spectrum) + 1), spectrum, label=rule)
     for panel in axes[:2]:
         panel.axhline(1, color="0.6", linestyle="--")
         panel.set_ylabel("length against the others'")
     for panel in axes[2:]:
         panel.set_ylabel("eigenvalue")
-    axes[3].set_ylim(bottom=1e-5 * max(float(run.spectrum[0]) for run in trained.values()))
+    axes[3].set_ylim(bottom=1e-5 * max(float(spectrum[0]) for spectrum in spectra.values()))
     axes[3].set_xlabel("rank")
     legend_beside(figure, axes[0])
     return Plot(
         figure=figure,
-        caption="Trained models: a value below 1 on the left is a drain, a hidden state above 1 a peak (Fig. 2); largest "
-        "eigenvalue of the values in each layer, and all of the first layer's (Fig. 12).",
+        caption="Trained models, means over seeds: a value below 1 on the left is a drain, a hidden state above 1 a peak "
+        "(Fig. 2); largest eigenvalue of the values in each layer, and all of the first layer's (Fig. 12).",
     )
 
 
-def loss_table(trained: Mapping[str, Trained], window: int) -> Table:
-    val = trained["vanilla"].val_loss
-    rows = [
-        (
-            *(rule, len(run.loss), float(smoothed(run.loss, window)[-1]), float(relative(trained, rule, window)[-1])),
-            *((run.val_loss, run.val_loss - val) if len(run.loss) == len(trained["vanilla"].loss) else ("-", "-")),
-        )
-        for rule, run in trained.items()
-    ]
+def loss_table(runs: Runs, window: int) -> Table:
+    rows: list[Sequence[str | int]] = []
+    for rule in runs.rules:
+        row = [runs.spread(rule, lambda run: smoothed(run.loss, window)[-1]), ends(runs, rule, window)]
+        if rule in whole(runs):
+            vals, vanilla = (runs.spread(name, lambda run: run.val_loss) for name in (rule, "vanilla"))
+            row += [vals, less(vals, vanilla)]
+        rows.append((rule, len(runs.seeds[0][rule].loss), *map(str, row), *["-"] * (4 - len(row))))
     columns = ("model", "steps", "training loss", "less vanilla's", "validation loss", "less vanilla's")
     return Table(title="Loss, in nats", columns=columns, rows=rows)
 
 
-def layer_tables(trained: Mapping[str, Trained], context: int) -> Iterator[Table]:
-    """Each metric by layer, at the end and, in brackets, at the start."""
+def layer_tables(runs: Runs, context: int) -> Iterator[Table]:
+    """Each metric by layer, mean over seeds, at the end and, in brackets, at the start."""
+
+    def of(metric: str, frame: Frame) -> Values:
+        return entropy(frame, context) if metric == "importance_entropy" else frame.layers[metric]
+
     for name in MEASURES:
         rows = []
-        for rule, run in trained.items():
+        for rule in runs.rules:
             start, end = (
-                entropy(frame, context) if name == "importance_entropy" else frame.layers[name]
-                for frame in (run.start, run.end)
+                np.mean([of(name, frame) for frame in frames], axis=0)
+                for frames in ([run.start for run in runs.of(rule)], [run.end for run in runs.of(rule)])
             )
             rows.append((rule, *(f"{now:.3f} ({then:.3f})" for now, then in zip(end, start, strict=True))))
         num = len(rows[0]) - 1

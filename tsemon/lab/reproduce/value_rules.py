@@ -6,15 +6,17 @@ Axes: `B` batch, `T` tokens, `D` width.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tsemon.lab.reproduce.observing import Frame, Values, forward, observe, recorded
+from tsemon.lab.reproduce.result import Numbers, Spread
 from tsemon.lab.train.batches import Batch
 from tsemon.lab.train.loop import autocast, on_device, train_steps
 from tsemon.lab.train.schedules import cosine
@@ -54,9 +56,15 @@ class Sizes:
     learning_rate: float = 6e-4
     window: int = 100
     """Steps over which losses are averaged."""
+    num_seeds: int = 1
     device: str = "cpu"
     precision: torch.dtype = torch.float32
     compiled: bool = False
+
+    @property
+    def steps_of(self) -> Mapping[str, int]:
+        """Number of steps by rule."""
+        return dict.fromkeys(self.rules, self.steps) | dict.fromkeys(self.short_rules, self.short_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +78,60 @@ class Trained:
     spectrum: Values
     """Eigenvalues of the first layer's values, mean over the validation sequences, descending."""
 
+    def numbers(self) -> Numbers:
+        """The same in plain values."""
+        return {
+            "loss": self.loss.tolist(),
+            "start": _plain(self.start),
+            "end": _plain(self.end),
+            "val_loss": self.val_loss,
+            "spectrum": self.spectrum.tolist(),
+        }
+
+    @staticmethod
+    def of(numbers: Numbers) -> Trained:
+        """From the numbers."""
+        return Trained(
+            loss=np.array(numbers["loss"]),
+            start=_frame(numbers["start"]),
+            end=_frame(numbers["end"]),
+            val_loss=numbers["val_loss"],
+            spectrum=np.array(numbers["spectrum"]),
+        )
+
+
+def _plain(frame: Frame) -> dict[str, Any]:
+    body = asdict(frame)
+    return body | {kind: {name: of.tolist() for name, of in body[kind].items()} for kind in ("layers", "heads")}
+
+
+def _frame(body: Mapping[str, Any]) -> Frame:
+    arrays = {kind: {name: np.array(of) for name, of in body[kind].items()} for kind in ("layers", "heads")}
+    return Frame(step=body["step"], scalars=body["scalars"], **arrays)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All models, one mapping by rule for each seed."""
+
+    seeds: Sequence[Mapping[str, Trained]]
+
+    @property
+    def rules(self) -> Sequence[str]:
+        return list(self.seeds[0])
+
+    def of(self, rule: str) -> list[Trained]:
+        """The models of a rule."""
+        return [trained[rule] for trained in self.seeds]
+
+    def spread(self, rule: str, of: Callable[[Trained], float]) -> Spread:
+        """A number of each model of a rule."""
+        return Spread([float(of(trained)) for trained in self.of(rule)])
+
+    def mean(self, rule: str, of: Callable[[Trained], Values]) -> Values:
+        """The mean over the models of a rule."""
+        return np.asarray(np.mean([of(trained) for trained in self.of(rule)], axis=0))
+
 
 def with_bos(batches: Iterable[Batch], bos: int) -> Iterator[Batch]:
     """The same windows with one more token in front, so that their first token is to be told, too."""
@@ -78,31 +140,33 @@ def with_bos(batches: Iterable[Batch], bos: int) -> Iterator[Batch]:
         yield torch.nn.functional.pad(whole_BT[:, :-1], (1, 0), value=bos), whole_BT
 
 
-def train_all(sizes: Sizes, text: Tensor, *, num_val: int = 32) -> Mapping[str, Trained]:
-    """Each rule, trained on the text but its last twentieth, of which `num_val` sequences validate."""
+def train_all(sizes: Sizes, text: Tensor, *, num_val: int = 32) -> Runs:
+    """Each rule with each seed."""
+    return Runs(
+        [
+            {rule: train(rule, seed, sizes, text, num_val=num_val) for rule in sizes.steps_of}
+            for seed in range(sizes.num_seeds)
+        ]
+    )
+
+
+def train(rule: str, seed: int, sizes: Sizes, text: Tensor, *, num_val: int = 32) -> Trained:
+    """Train on the text but its last twentieth, of which `num_val` sequences validate. Rules with equal seeds see the same
+    batches and begin with the same weights."""
     bos, context = sizes.model["vocab"] - 1, sizes.model["context"]
     num_held = len(text) // 20
-    val = next(with_bos(text_batches(text[-num_held:], context - 1, num_val, seed=1), bos))
-
-    def trained(rule: str, steps: int) -> Trained:
-        batches = with_bos(text_batches(text[:-num_held], context - 1, sizes.batch_size, seed=0), bos)
-        return train(rule, sizes, itertools.islice(batches, steps), val)
-
-    return {rule: trained(rule, sizes.steps) for rule in sizes.rules} | {
-        rule: trained(rule, sizes.short_steps) for rule in sizes.short_rules
-    }
-
-
-def train(rule: str, sizes: Sizes, batches: Iterable[Batch], val: Batch) -> Trained:
-    torch.manual_seed(0)  # equal seeds give all rules equal weights
+    val = next(with_bos(text_batches(text[-num_held:], context - 1, num_val, seed=1000), bos))
+    batches = with_bos(text_batches(text[:-num_held], context - 1, sizes.batch_size, seed=seed), bos)
+    torch.manual_seed(seed)
     model = model_of(rule, sizes).to(sizes.device)
     val_tokens_BT = val[0].to(sizes.device)
     start = seen_of(model, val_tokens_BT)
     optimizer = torch.optim.AdamW(model.parameters(), lr=sizes.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = cosine(optimizer, warmup=sizes.warmup, total=sizes.steps)
     runner: nn.Module = torch.compile(model) if sizes.compiled else model  # type: ignore[assignment]
+    some = itertools.islice(batches, sizes.steps_of[rule])
     with recorded(model, optimizer, measures=["loss"]) as recording:
-        for loss in train_steps(runner, optimizer, batches, schedule, clip_norm=1.0, precision=sizes.precision):
+        for loss in train_steps(runner, optimizer, some, schedule, clip_norm=1.0, precision=sizes.precision):
             recording.monitor.step(loss)
     with torch.no_grad(), autocast(val_tokens_BT.device, sizes.precision):
         val_loss = Task().loss(model, *on_device(val, val_tokens_BT.device)).item()
