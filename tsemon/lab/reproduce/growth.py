@@ -1,12 +1,13 @@
-"""Small language models whose norms grow: how they train, and what is measured of them."""
+"""Small language models whose norms grow: how they train, and their measurements."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,53 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from tsemon.lab.reproduce.observing import Frame, Values, forward, observe
+from tsemon.lab.reproduce.random_encoder import caught
+from tsemon.lab.reproduce.result import Numbers
 from tsemon.lab.reproduce.training import Training, train
 from tsemon.lab.train import standard_library_text, text_batches
-from tsemon.measures import checkpoint_cosine, power_law_fit, sqrt_fit
+from tsemon.lab.train.loop import train_steps
+from tsemon.measures import checkpoint_cosine, param_norm, power_law_fit, saturation, sqrt_fit
 from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
 
 MEASURES = ("total_param_norm", "norm_growth_exponent", "step_size", "update_alignment", "param_norm")
 SCALE = 1000.0
 """The paper's c: what parameters are multiplied by to see the saturated network."""
+FACTORS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+"""Smaller c, for Figure 4."""
 BLOCKS: Mapping[str, Mapping[str, Any]] = {
-    "pre-norm": {"norm": "pre"},
+    "branch norm": {"norm": "branch"},
     "post-norm": {"norm": "post"},
-    "branch norm": {"norm": "branch", "score_scale": 1.0},
+    "authors' code": {"norm": "branch", "score_scale": 1.0, "masking": "multiply"},
+    "pre-norm": {"norm": "pre"},
+}
+"""The paper's pre-norm x + LN(f(x)) of Definitions 4 to 6, its post-norm, the block that its authors' code has, and the
+pre-norm of the field, which T5 has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """An optimizer with its schedule."""
+
+    weight_decay: float = 0.0
+    is_constant: bool = False
+    """Otherwise the rate falls as 1 / sqrt(t), as T5's does."""
+    is_adafactor: bool = False
+    """Otherwise the optimizer is AdamW."""
+
+    def optimizer(self, model: nn.Module, sizes: Sizes) -> torch.optim.Optimizer:
+        if self.is_adafactor:  # its rate is relative to the size of each parameter
+            return torch.optim.Adafactor(model.parameters(), lr=sizes.adafactor_rate, weight_decay=self.weight_decay)
+        return torch.optim.AdamW(model.parameters(), lr=sizes.learning_rate, weight_decay=self.weight_decay)
+
+    def share(self, step: int, hold: int) -> float:
+        """The learning rate over its largest value."""
+        return 1.0 if self.is_constant else inverse_sqrt(step, hold)
+
+
+RULES: Mapping[str, Rule] = {
+    "constant": Rule(is_constant=True, weight_decay=0.01),
+    "inverse sqrt": Rule(),
+    "Adafactor": Rule(is_adafactor=True),
 }
 
 
@@ -40,19 +76,36 @@ class Sizes:
     batch: int = 16
     num_steps: int = 800
     hold: int = 100
-    """The inverse square root begins after so many steps."""
+    """The inverse square root begins after this step."""
     learning_rate: float = 1e-3
+    adafactor_rate: float = 1e-2
     every: int = 10
+    num_seeds: int = 3
+    num_grid_steps: int = 200
+    rates: tuple[float, ...] = (1e-4, 1e-3, 3e-3)
+    decays: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
 
     @property
     def checkpoint_every(self) -> int:
         """Checkpoints are an eighth of the steps apart."""
         return self.num_steps // 8
 
-    def model(self, block: str) -> CausalLanguageModel:
+    @property
+    def mean_future(self) -> float:
+        """Mean number of later positions."""
+        return (self.context - 1) / 2
+
+    def setups(self) -> Iterator[Setup]:
+        for seed in range(self.num_seeds):
+            for block in BLOCKS:
+                for rule in ("constant", "inverse sqrt"):
+                    yield Setup(block=block, rule=rule, seed=seed)
+            yield Setup(block="pre-norm", rule="Adafactor", seed=seed)
+
+    def model(self, block: str, seed: int = 0) -> CausalLanguageModel:
         """Equal weights at each call."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.manual_seed(seed)
             return CausalLanguageModel(
                 CausalLanguageModelConfig(
                     vocab=256,
@@ -67,68 +120,157 @@ class Sizes:
             )
 
 
-QUICK = Sizes(width=64, ffn=256, batch=8, num_steps=200, hold=25, every=4)
+QUICK = Sizes(
+    width=64,
+    ffn=256,
+    batch=8,
+    num_steps=200,
+    hold=25,
+    every=4,
+    num_seeds=1,
+    num_grid_steps=50,
+    rates=(1e-3,),
+    decays=(1e-2, 10.0),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
-    name: str
-    is_constant: bool
-    weight_decay: float
+class Setup:
+    """A model to train."""
 
+    block: str
+    rule: str
+    """A key of RULES."""
+    seed: int
 
-SCHEDULES = (
-    Schedule(name="constant", is_constant=True, weight_decay=0.01),
-    Schedule(name="inverse sqrt", is_constant=False, weight_decay=0.0),
-)
-DECAYED = Schedule(name="constant, weight decay 1", is_constant=True, weight_decay=1.0)
+    def __str__(self) -> str:
+        return f"{self.block}, {self.rule}, seed {self.seed}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grown:
-    """A trained model, and what was measured of it."""
+    """Measurements of a trained model."""
 
-    training: Training
-    saturation: tuple[Values, Values]
+    loss: float
+    """Mean of the last 50 steps."""
+    steps: Sequence[float]
+    norms: Sequence[float]
+    step_sizes: Sequence[float]
+    alignments: Sequence[float]
+    layer_norms: Sequence[Sequence[float]]
+    """By layer and step."""
+    exponent: float
+    """Exponent of growth over all steps, as tsemon reports it."""
+    checkpoints: Sequence[float]
+    """Cosine of the parameters at each checkpoint with those at the checkpoint before."""
+    saturation: Sequence[Sequence[float]]
     """At the start and at the end; entry 0 is the first block's input."""
-    attended: Values
-    """By (block, head), in the network with its parameters times `SCALE`."""
-    attended_unscaled: Values
-
-    def series(self, metric: str, layer: int | None = None) -> tuple[Values, Values]:
-        return self.training.recording.series(metric, layer)
+    attended: Sequence[float]
+    """By head of all blocks, in the network with its parameters times `SCALE`."""
+    attended_unscaled: Sequence[float]
 
     @property
-    def checkpoint_cosines(self) -> tuple[Values, Values]:
-        return self.training.evaluations
+    def growth(self) -> float:
+        return self.norms[-1] / self.norms[0]
 
     @property
-    def norms(self) -> tuple[Values, Values]:
-        return self.series("total_param_norm")
+    def fits(self) -> Fits:
+        return Fits.of(np.array(self.steps), np.array(self.norms))
+
+    @property
+    def peak(self) -> int:
+        """Index of the largest alignment."""
+        return int(np.argmax(self.alignments))
+
+    @property
+    def step_ratio(self) -> float:
+        """Size of the last steps over the size of those at half the training."""
+        return _late(self.step_sizes)
+
+    @property
+    def norm_ratio(self) -> float:
+        """The same for the norm of the parameters."""
+        return _late(self.norms)
+
+    @property
+    def layer_slopes(self) -> Values:
+        """The slope of each layer's norm, per sqrt(step)."""
+        steps = torch.tensor(self.steps)
+        return np.array([float(sqrt_fit(steps, torch.tensor(norms)).slope) for norms in self.layer_norms])
 
 
-def grown(block: str, schedule: Schedule, sizes: Sizes) -> Grown:
-    model = sizes.model(block)
-    text = standard_library_text()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=sizes.learning_rate, weight_decay=schedule.weight_decay)
-    start = saturation(model, sizes)
+def _late(values: Sequence[float]) -> float:
+    return float(np.mean(values[-10:]) / np.mean(values[len(values) // 2 :][:10]))
+
+
+def grown(setup: Setup, sizes: Sizes) -> Numbers:
+    rule, model = RULES[setup.rule], sizes.model(setup.block, setup.seed)
+    optimizer = rule.optimizer(model, sizes)
+    start = saturations(model, sizes)
     training = train(
         model,
         optimizer,
-        text_batches(text, sizes.context, sizes.batch, seed=0),
+        text_batches(standard_library_text(), sizes.context, sizes.batch, seed=setup.seed),
         sizes.num_steps,
         every=sizes.every,
         measures=MEASURES,
-        schedule=LambdaLR(optimizer, lambda step: 1.0 if schedule.is_constant else inverse_sqrt(step, sizes.hold)),
+        schedule=LambdaLR(optimizer, lambda step: rule.share(step, sizes.hold)),
         evaluate=cosine_with_the_last_checkpoint(model),
         evaluate_every=sizes.checkpoint_every,
     )
+    return asdict(_measured(training, start, model, sizes))
+
+
+def _measured(training: Training, start: Values, model: nn.Module, sizes: Sizes) -> Grown:
+    series = training.recording.series
+    steps, norms = series("total_param_norm")
     return Grown(
-        training=training,
-        saturation=(start, saturation(model, sizes)),
-        attended=positions_attended(scaled(model), sizes),
-        attended_unscaled=positions_attended(model, sizes),
+        loss=training.mean_loss(50),
+        steps=steps.tolist(),
+        norms=norms.tolist(),
+        step_sizes=series("step_size")[1].tolist(),
+        alignments=series("update_alignment")[1].tolist(),
+        layer_norms=[series("param_norm", layer)[1].tolist() for layer in range(sizes.depth)],
+        exponent=float(series("norm_growth_exponent")[1][-1]),
+        checkpoints=training.evaluations[1].tolist(),
+        saturation=[start.tolist(), saturations(model, sizes).tolist()],
+        attended=positions_attended(scaled(model), sizes).ravel().tolist(),
+        attended_unscaled=positions_attended(model, sizes).ravel().tolist(),
     )
+
+
+def grid_growth(rate: float, decay: float, seed: int, sizes: Sizes) -> Numbers:
+    """The factor by which the norm of the paper's pre-norm grows at a constant rate (Figure 6)."""
+    model = sizes.model("branch norm", seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
+    before = float(param_norm(checkpoint(model)))
+    batches = text_batches(standard_library_text(), sizes.context, sizes.batch, seed=seed)
+    for _ in train_steps(model, optimizer, islice(batches, sizes.num_grid_steps)):
+        pass
+    return {"growth": float(param_norm(checkpoint(model))) / before}
+
+
+def homogeneity(block: str, seed: int, sizes: Sizes) -> Numbers:
+    """The cosine of the last block's output with the output of the saturated network, at random initial weights: for each
+    of FACTORS, with and without biases (Figure 4)."""
+    found = {}
+    for name, has_biases in (("with biases", True), ("without", False)):
+        model = sizes.model(block, seed)
+        if not has_biases:
+            for parameter_name, parameter in model.named_parameters():
+                if parameter_name.endswith("bias"):
+                    parameter.data.zero_()
+        limit = last_states(scaled(model), sizes)
+        found[name] = [float(saturation(last_states(scaled(model, factor), sizes), limit).mean()) for factor in FACTORS]
+    return found
+
+
+@torch.no_grad()
+def last_states(model: nn.Module, sizes: Sizes) -> Tensor:
+    last = f"blocks.{sizes.depth - 1}"
+    with caught(model) as seen:
+        model(held_out_tokens(sizes))
+    return seen[last][1]
 
 
 def cosine_with_the_last_checkpoint(model: nn.Module) -> Callable[[nn.Module], float]:
@@ -154,7 +296,7 @@ def inverse_sqrt(step: int, hold: int) -> float:
     return math.sqrt(hold / max(step + 1, hold))
 
 
-def saturation(model: nn.Module, sizes: Sizes) -> Values:
+def saturations(model: nn.Module, sizes: Sizes) -> Values:
     return observed(model, sizes, "saturation").layers["saturation"]
 
 
@@ -163,17 +305,20 @@ def positions_attended(model: nn.Module, sizes: Sizes) -> Values:
 
 
 def observed(model: nn.Module, sizes: Sizes, measure: str) -> Frame:
-    """On sequences that it has not been trained on: another seed draws them."""
-    tokens_BT, _ = next(text_batches(standard_library_text(), sizes.context, 4, seed=1))
-    return observe(model, partial(forward, model, tokens_BT), measures=[measure], attention_rows="all")
+    return observe(model, partial(forward, model, held_out_tokens(sizes)), measures=[measure], attention_rows="all")
+
+
+def held_out_tokens(sizes: Sizes) -> Tensor:
+    """Sequences that it has not been trained on: another seed draws them."""
+    return next(text_batches(standard_library_text(), sizes.context, 4, seed=1000))[0]
 
 
 @torch.no_grad()
-def scaled(model: nn.Module) -> nn.Module:
+def scaled(model: nn.Module, factor: float = SCALE) -> nn.Module:
     """f(x; c theta): a copy with all its parameters multiplied."""
     copied = copy.deepcopy(model)
     for parameter in copied.parameters():
-        parameter.mul_(SCALE)
+        parameter.mul_(factor)
     return copied
 
 
@@ -194,10 +339,3 @@ class Fits:
             linear_r2=float(sqrt_fit(t.double().square(), norm).r2),  # the square root of t^2 is t
             exponent=float(power_law_fit(t[len(t) // 2 :], (norm - norm[0])[len(t) // 2 :]).exponent),
         )
-
-
-def layer_slopes(run: Grown) -> Values:
-    """Of each layer's norm, per sqrt(step)."""
-    depth = len(run.training.recording.frames[0].layers["param_norm"])
-    curves = [run.series("param_norm", layer) for layer in range(depth)]
-    return np.array([float(sqrt_fit(*map(torch.from_numpy, curve)).slope) for curve in curves])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,297 +12,502 @@ from matplotlib.axes import Axes
 
 from tsemon.lab.reproduce.growth import (
     BLOCKS,
-    DECAYED,
+    FACTORS,
     QUICK,
     SCALE,
-    SCHEDULES,
-    Fits,
     Grown,
+    Setup,
     Sizes,
+    grid_growth,
     grown,
-    layer_slopes,
+    homogeneity,
 )
 from tsemon.lab.reproduce.observing import Values
 from tsemon.lab.reproduce.plotting import COLOURS, panels
-from tsemon.lab.reproduce.result import Claim, Experiment, Plot, Result, Table, verdict
+from tsemon.lab.reproduce.result import OURS, Claim, Experiment, Numbers, Plot, Result, Spread, Table, Trial, verdict
 
 EXPERIMENT = Experiment(
     name="norm-growth",
     title="Growth of the parameter norm, and saturation",
-    source="Effects of Parameter Norm Growth During Transformer Training (arXiv 2010.09697), Figures 1, 2, 3, 5 and 6",
+    source="Effects of Parameter Norm Growth During Transformer Training (arXiv 2010.09697), Figures 1 to 6",
 )
+PRINTED = "branch norm", "post-norm"
+"""The blocks of the paper's small language models."""
+T5 = "pre-norm", "Adafactor"
+"""Block and rule nearest to T5."""
+T5_READING = "pre-norm", "inverse sqrt"
+"""The same schedule with AdamW."""
+FEW = 1.5
+"""A head that attends to fewer positions attends to one (argmax)."""
+NEAR_FUTURE = 0.1
+"""A head attends to all later positions if its number of positions is this near to their mean number."""
+ASSUMED = 0.1
+"""The size of steps is in proportion to the learning rate and the norm if it is this near."""
+ALIKE = 0.1
+"""Curves of Figure 4 are similar if they differ by less everywhere."""
+RAPID = 32.0
+"""A cosine that is above 0.9 from this factor on approaches 1 rapidly."""
 
 
-def run(quick: bool) -> Result:
+def trials(quick: bool) -> dict[str, Trial]:
     sizes = QUICK if quick else Sizes()
-    runs = {(block, s.name): grown(block, s, sizes) for block in BLOCKS for s in SCHEDULES}
-    decayed = grown("pre-norm", DECAYED, sizes)
+    found: dict[str, Trial] = {str(setup): partial(grown, setup, sizes) for setup in sizes.setups()}
+    for block, seed in _pairs(sizes):
+        found[_homogeneous(block, seed)] = partial(homogeneity, block, seed, sizes)
+    for rate, decay, seed in _grid(sizes):
+        found[_cell(rate, decay, seed)] = partial(grid_growth, rate, decay, seed, sizes)
+    return found
+
+
+def _pairs(sizes: Sizes) -> Iterator[tuple[str, int]]:
+    return ((block, seed) for block in (*PRINTED, "pre-norm") for seed in range(sizes.num_seeds))
+
+
+def _grid(sizes: Sizes) -> Iterator[tuple[float, float, int]]:
+    return ((r, decay, seed) for r in sizes.rates for decay in sizes.decays for seed in range(sizes.num_seeds))
+
+
+def _homogeneous(block: str, seed: int) -> str:
+    return f"homogeneity of {block}, seed {seed}"
+
+
+def _cell(rate: float, decay: float, seed: int) -> str:
+    return f"rate {rate:g}, decay {decay:g}, seed {seed}"
+
+
+def result(quick: bool, found: Mapping[str, Numbers]) -> Result:
+    sizes = QUICK if quick else Sizes()
+    runs = Runs(
+        sizes=sizes,
+        of_setup={setup: Grown(**found[str(setup)]) for setup in sizes.setups()},
+        curves={pair: found[_homogeneous(*pair)] for pair in _pairs(sizes)},
+        grid={cell: found[_cell(*cell)]["growth"] for cell in _grid(sizes)},
+    )
+    plots = {
+        "norm": norm_plot(runs),
+        "dynamics": dynamics_plot(runs),
+        "saturation": saturation_plot(runs),
+        "heads": heads_plot(runs),
+        "homogeneity": homogeneity_plot(runs),
+    }
     return Result(
         settings=settings(sizes),
-        claims=claims(sizes, runs, decayed),
-        plots={"norm": norm_plot(runs, decayed), "dynamics": dynamics_plot(runs), "saturation": saturation_plot(runs)},
-        tables=[fits_table(runs, decayed), dynamics_table(sizes, runs), attended_table(runs)],
+        claims=claims(runs),
+        plots=plots,
+        tables=[fits_table(runs), dynamics_table(runs), grid_table(runs), attended_table(runs)],
         notes=NOTES,
     )
 
 
-def claims(sizes: Sizes, runs: Mapping[tuple[str, str], Grown], decayed: Grown) -> list[Claim]:
-    fits = {key: Fits.of(*run.norms) for key, run in runs.items()}
-    held = [fit for (_, schedule), fit in fits.items() if schedule == "constant"]
-    falling = [fit for (_, schedule), fit in fits.items() if schedule == "inverse sqrt"]
-    high = [fit for fit in fits.values() if fit.sqrt_r2 > 0.95]
-    growth = {key: run.norms[1][-1] / run.norms[1][0] for key, run in runs.items()}
-    alignment = {key: run.series("update_alignment") for key, run in runs.items()}
-    peaks = {key: steps[values.argmax()] for key, (steps, values) in alignment.items()}
-    cosines = [run.checkpoint_cosines[1] for run in runs.values()]
-    slopes = {block: layer_slopes(runs[block, "constant"]) for block in BLOCKS}
-    steps = [run.series("step_size")[1] for (_, schedule), run in runs.items() if schedule == "inverse sqrt"]
-    ratios = [values[-10:].mean() / values[len(values) // 2 :][:10].mean() for values in steps]
-    trained = {block: runs[block, "constant"].saturation for block in BLOCKS}
-    attended = np.concatenate([run.attended.ravel() for run in runs.values()])
-    uniform = (sizes.context + 1) / 2
-    return [
-        Claim(
-            paper="The norm of the parameters grows during training, in every model",
-            seen=f"it grows by factors of {min(growth.values()):.2f} to {max(growth.values()):.2f}",
-            agrees=verdict(*(factor > 1 for factor in growth.values())),
-        ),
-        Claim(
-            paper="It grows in proportion to sqrt(t), with r2 = 1.00 (T5, learning rate 1 / sqrt(t))",
-            seen="with this schedule the exponent of growth in the second half of the steps is "
-            f"{span(fit.exponent for fit in falling)}; r2 of a line in sqrt(t) is "
-            f"{span(fit.sqrt_r2 for fit in falling)}, of a line in t {span(fit.linear_r2 for fit in falling)}",
-            agrees=verdict(
-                all(map(is_square_root, falling)), all(fit.sqrt_r2 > max(0.99, fit.linear_r2) for fit in falling)
-            ),
-        ),
-        Claim(
-            paper="The trend depends on the schedule of the learning rate (expected in Section 4)",
-            seen=f"with a constant rate the exponent is {span(fit.exponent for fit in held)}, with the falling "
-            f"one {span(fit.exponent for fit in falling)}",
-            agrees=verdict(min(fit.exponent for fit in held) > max(fit.exponent for fit in falling)),
-        ),
-        Claim(
-            paper="A high r2 of the fit to sqrt(t) shows that growth is in proportion to sqrt(t) (implied)",
-            seen=f"of {len(high)} runs with an r2 above 0.95 {sum(map(is_square_root, high))} have an exponent within 0.15 "
-            f"of 1/2; with a constant rate r2 is {span(fit.sqrt_r2 for fit in held)}, of a line in t "
-            f"{span(fit.linear_r2 for fit in held)}",
-            agrees=verdict(bool(high) and all(map(is_square_root, high))),
-        ),
-        Claim(
-            paper="Generally, the norm grows faster in later layers than in earlier ones",
-            seen="slopes by layer, per sqrt(step), constant rate: "
-            + "; ".join(f"{block} {', '.join(f'{slope:.3f}' for slope in of)}" for block, of in slopes.items()),
-            agrees=verdict(*(of[len(of) // 2 :].mean() > of[: len(of) // 2].mean() for of in slopes.values())),
-        ),
-        Claim(
-            paper="The cosine of a step with the parameters rises quickly to about 0.15, then decays to nearly 0",
-            seen=f"it is largest at steps {min(peaks.values()):g} to {max(peaks.values()):g}, with "
-            f"{span(values.max() for _, values in alignment.values())}, and ends at "
-            f"{span(values[-1] for _, values in alignment.values())}",
-            agrees=verdict(
-                max(peaks.values()) < sizes.num_steps / 4,
-                all(values[-1] < values.max() / 2 for _, values in alignment.values()),
-            ),
-        ),
-        Claim(
-            paper="With a rate of 1 / sqrt(t) the size of steps stays about constant for large t (Assumption 1)",
-            seen=f"the last steps are {span(ratios)} times as large as those at half the training",
-            agrees=verdict(all(abs(ratio - 1) < 0.1 for ratio in ratios)),
-        ),
-        Claim(
-            paper="The cosine of parameters at one checkpoint with those at the one before approaches 1",
-            seen=f"{sizes.checkpoint_every} steps apart it lacks {span(1 - values[0] for values in cosines)} at first and "
-            f"{span(1 - values[-1] for values in cosines)} at the end",
-            agrees=verdict(*(values[-1] > values[0] for values in cosines)),
-        ),
-        Claim(
-            paper="Randomly initialised transformers are not saturated (similarity about 0)",
-            seen="mean over layers at the start: "
-            + "; ".join(f"{block} {start[1:].mean():.2f}" for block, (start, _) in trained.items()),
-            agrees=verdict(*(start[1:].mean() < 0.2 for start, _ in trained.values())),
-        ),
-        Claim(
-            paper="Small transformers reach a saturation of 1.00",
-            seen="last layer after training: "
-            + "; ".join(f"{block} {end[-1]:.3f}" for block, (_, end) in trained.items()),
-            agrees=verdict(*(end[-1] > 0.98 for _, end in trained.values())),
-        ),
-        Claim(
-            paper="Heads of the saturated network attend to 1 position (argmax) or to half of the sequence (mean)",
-            seen=f"{np.mean(attended < 1.5):.0%} of {len(attended)} heads attend to fewer than 1.5 positions and "
-            f"{np.mean(attended > 0.8 * uniform):.0%} to more than {0.8 * uniform:.0f}, where the mean of all visible "
-            f"positions would be {uniform:g}",
-            agrees=verdict(bool((attended < 1.5).any()), bool((attended > 0.8 * uniform).any())),
-        ),
-        Claim(
-            paper="Too much weight decay prevents the growth, the usual 0.01 does not",
-            seen="pre-norm, constant rate: the norm grows by a factor of "
-            f"{growth['pre-norm', 'constant']:.3f} with 0.01 and of "
-            f"{decayed.norms[1][-1] / decayed.norms[1][0]:.3f} with {DECAYED.weight_decay:g}",
-            agrees=verdict(growth["pre-norm", "constant"] > 1, decayed.norms[1][-1] < decayed.norms[1][0]),
-        ),
-    ]
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """The numbers of all trials."""
+
+    sizes: Sizes
+    of_setup: Mapping[Setup, Grown]
+    curves: Mapping[tuple[str, int], Mapping[str, Sequence[float]]]
+    """By block and seed: the curves of Figure 4."""
+    grid: Mapping[tuple[float, float, int], float]
+    """Growth by rate, weight decay and seed."""
+
+    def over_seeds(self, block: str, rule: str) -> list[Grown]:
+        return [self.of_setup[Setup(block=block, rule=rule, seed=seed)] for seed in range(self.sizes.num_seeds)]
+
+    def spread(self, of: Callable[[Grown], float], block: str, rule: str) -> Spread:
+        return Spread([of(run) for run in self.over_seeds(block, rule)])
+
+    def heads(self, block: str) -> Values:
+        """Positions attended by each head of all seeds and both schedules, in the scaled network."""
+        rules = ("constant", "inverse sqrt")
+        return np.concatenate([run.attended for rule in rules for run in self.over_seeds(block, rule)])
+
+    def curve(self, block: str, name: str) -> Values:
+        """Mean over seeds."""
+        curves = [self.curves[block, seed][name] for seed in range(self.sizes.num_seeds)]
+        return np.asarray(np.mean(curves, axis=0))
+
+    def cell(self, rate: float, decay: float) -> Spread:
+        return Spread([self.grid[rate, decay, seed] for seed in range(self.sizes.num_seeds)])
 
 
-def is_square_root(fit: Fits) -> bool:
-    return abs(fit.exponent - 0.5) < 0.15
+def claims(runs: Runs) -> list[Claim]:
+    return [*claims_of_growth(runs), *claims_of_dynamics(runs), *claims_of_saturation(runs), *claims_of_decay(runs)]
 
 
-def span(values: Iterable[float]) -> str:
-    found = list(values)
-    return f"{min(found):.3g} to {max(found):.3g}"
+def claims_of_growth(runs: Runs) -> Iterator[Claim]:
+    spread = runs.spread
+    growth = {block: spread(lambda run: run.growth, block, "constant") for block in BLOCKS}
+    yield Claim(
+        paper="The parameter norm grows during training for practical transformer language models",
+        seen=f"AdamW, constant rate: by factors of {each(growth, PRINTED)}",
+        reading=each(growth, ["pre-norm"]),
+        agrees=verdict(*(growth[block].is_above(1.0) for block in PRINTED)),
+    )
+
+    def square_root(block: str, rule: str) -> tuple[Spread, Spread, Spread]:
+        return (
+            spread(lambda run: run.fits.exponent, block, rule),
+            spread(lambda run: run.fits.sqrt_r2, block, rule),
+            spread(lambda run: run.fits.linear_r2, block, rule),
+        )
+
+    def fitted(found: tuple[Spread, Spread, Spread]) -> str:
+        return f"exponent of growth in the second half {found[0]}; r2 of a line in sqrt(t) {found[1]}, in t {found[2]}"
+
+    printed, reading = square_root(*T5), square_root(*T5_READING)
+    yield Claim(
+        paper="The T5 norm follows a sqrt(t) trend (r2 = 1.00; AdaFactor, learning rate 1 / sqrt(t))",
+        seen=fitted(printed),
+        reading=f"with AdamW: {fitted(reading)}",
+        agrees=verdict(is_square_root(printed[0]), printed[1].mean > max(0.99, printed[2].mean)),
+    )
+    held, falling = (
+        {block: spread(lambda run: run.fits.exponent, block, rule) for block in BLOCKS}
+        for rule in ("constant", "inverse sqrt")
+    )
+    yield Claim(
+        paper="We expect the growth trend to depend heavily on the learning rate schedule",
+        seen=f"exponent with a constant rate {each(held, PRINTED)}; with the falling one {each(falling, PRINTED)}",
+        reading=f"{each(held, ['pre-norm'])}; {each(falling, ['pre-norm'])}",
+        agrees=verdict(*(held[block].is_above(falling[block]) for block in PRINTED)),
+    )
+    fits = [run.fits for run in runs.of_setup.values()]
+    high = [fit for fit in fits if fit.sqrt_r2 > 0.95]
+    yield Claim(
+        paper="Does a high r2 of the fit to sqrt(t) show growth in proportion to sqrt(t)?",
+        seen=f"{len(high)} of {len(fits)} runs have an r2 above 0.95, and "
+        f"{sum(abs(fit.exponent - 0.5) < 0.15 for fit in high)} of these an exponent within 0.15 of 1/2",
+        agrees=OURS,
+    )
+
+    def later(block: str, rule: str) -> Spread:
+        """Mean slope of the later half of the layers over the mean slope of the earlier half."""
+        depth = runs.sizes.depth
+        return spread(
+            lambda run: run.layer_slopes[depth // 2 :].mean() / run.layer_slopes[: depth // 2].mean(), block, rule
+        )
+
+    yield Claim(
+        paper="Generally, the norm grows more quickly in later layers than in earlier ones (T5)",
+        seen=f"slope of later layers over the slope of earlier ones {later(*T5)}",
+        reading=f"with AdamW {later(*T5_READING)}",
+        agrees=verdict(later(*T5).is_above(1.0)),
+    )
 
 
-Curve = tuple[Values, Values]
+def claims_of_dynamics(runs: Runs) -> Iterator[Claim]:
+    spread, every = runs.spread, runs.sizes.every
+
+    def aligned(block: str, rule: str) -> tuple[Spread, Spread, Spread]:
+        return (
+            spread(lambda run: every * run.peak, block, rule),
+            spread(lambda run: max(run.alignments), block, rule),
+            spread(lambda run: run.alignments[-1], block, rule),
+        )
+
+    def shown(found: tuple[Spread, Spread, Spread]) -> str:
+        return f"largest at step {found[0].mean:.0f}, {found[1]}; at the end {found[2]}"
+
+    printed, reading = aligned(*T5), aligned(*T5_READING)
+    yield Claim(
+        paper="The alignment initially rapidly increases to about 0.15, and then decays to near 0 (T5)",
+        seen=shown(printed),
+        reading=f"with AdamW: {shown(reading)}",
+        agrees=verdict(
+            printed[0].mean < runs.sizes.num_steps / 4, printed[2].is_below(Spread([v / 2 for v in printed[1].values]))
+        ),
+    )
+
+    def assumed(block: str, rule: str) -> tuple[Spread, Spread]:
+        """How the size of steps changes from half of the training to its end, and how Assumption 1 predicts it."""
+        hold, steps = runs.sizes.hold, np.array(runs.over_seeds(block, rule)[0].steps)
+        rates = (hold / np.maximum(steps + 1, hold)) ** 0.5
+        rate = rates[-10:].mean() / rates[len(rates) // 2 :][:10].mean()
+        return spread(lambda run: run.step_ratio, block, rule), spread(lambda run: rate * run.norm_ratio, block, rule)
+
+    (seen, predicted), (adamw, adamw_predicted) = assumed(*T5), assumed(*T5_READING)
+    yield Claim(
+        paper="Assumption 1: for large enough t, the size of a step is approximately proportional to the learning rate and "
+        "the norm of the parameters (T5)",
+        seen=f"from half of the training to its end, steps become {seen} times as large; predicted {predicted}",
+        reading=f"with AdamW {adamw}; predicted {adamw_predicted}",
+        agrees=verdict(abs(seen.mean / predicted.mean - 1) < ASSUMED),
+    )
+
+    def checkpoints(block: str, rule: str) -> tuple[Spread, Spread]:
+        return spread(lambda run: run.checkpoints[0], block, rule), spread(lambda run: run.checkpoints[-1], block, rule)
+
+    first, last = checkpoints(*T5)
+    yield Claim(
+        paper="The cosine similarity between each parameter checkpoint and its predecessor rapidly approaches 1 (T5)",
+        seen=f"{runs.sizes.checkpoint_every} steps apart it is {first} at first and {last} at the end",
+        reading="with AdamW {} and {}".format(*checkpoints(*T5_READING)),
+        agrees=verdict(last.is_above(first)),
+    )
 
 
-def drawn(panel: Axes, runs: Mapping[tuple[str, str], Grown], curve: Callable[[Grown], Curve]) -> None:
-    for (block, schedule), run in runs.items():
-        style = "-" if schedule == "constant" else "--"
-        colour = COLOURS[list(BLOCKS).index(block)]
-        panel.plot(*curve(run), style, color=colour, label=f"{block}, {schedule}")
+def claims_of_saturation(runs: Runs) -> Iterator[Claim]:
+    spread, sizes = runs.spread, runs.sizes
+    starts = {block: spread(lambda run: float(np.mean(run.saturation[0][1:])), block, "constant") for block in BLOCKS}
+    ends = {block: spread(lambda run: run.saturation[1][-1], block, "constant") for block in BLOCKS}
+    yield Claim(
+        paper="The similarity of a randomly initialized network is about 0 (BERT, RoBERTa, XLNet: post-norm)",
+        seen=f"mean over layers: {each(starts, ['post-norm'])}",
+        reading=each(starts, ["branch norm", "pre-norm"]),
+        agrees=verdict(starts["post-norm"].mean < 0.2),
+    )
+    yield Claim(
+        paper="Each of the transformers trained on Wikitext-2 and PTB reached a saturation level of 1.00",
+        seen=f"last layer: {each(ends, PRINTED)}",
+        reading=each(ends, ["authors' code", "pre-norm"]),
+        agrees=verdict(*(ends[block].mean > 0.98 for block in PRINTED)),
+    )
+    printed, reading = runs.heads("authors' code"), runs.heads("branch norm")
+    near = printed[np.abs(printed / sizes.mean_future - 1) < NEAR_FUTURE]
+    second = f", at {near.mean():.1f} on average" if near.size else ""
+    yield Claim(
+        paper="The distribution is bimodal, with one mode at 1, and the other around 41, the mean sequence length of an "
+        "83-length encoder with positional masking",
+        seen=f"code of the authors, whose mask multiplies: {np.mean(printed < FEW):.0%} of {printed.size} heads attend to "
+        f"fewer "
+        f"than {FEW} positions, {near.size / printed.size:.0%} to {sizes.mean_future:g} within {NEAR_FUTURE:.0%}{second}; "
+        f"{sizes.mean_future:g} is the mean number of later positions",
+        reading=f"with a mask that excludes: {np.mean(reading < FEW):.0%} of {reading.size} heads attend to fewer than "
+        f"{FEW} "
+        f"positions, the others to {reading[reading >= FEW].mean() if (reading >= FEW).any() else 0:.1f} on average",
+        agrees=verdict(bool((printed < FEW).any()), bool(near.size)),
+    )
+    at = FACTORS.index(RAPID)
+    bare, biased = (
+        {block: runs.curve(block, name) for block in BLOCKS_OF_CURVES} for name in ("without", "with biases")
+    )
+    apart = {block: float(np.abs(bare[block] - biased[block]).max()) for block in BLOCKS_OF_CURVES}
+    yield Claim(
+        paper="An approximately homogeneous function rapidly approaches 1.0 as c increases. We find similar curves for "
+        "transformers with and without biases (Figure 4)",
+        seen=f"cosine at c = {RAPID:g} without biases: {listed_by(bare, at, PRINTED)}; with: "
+        f"{listed_by(biased, at, PRINTED)}; "
+        f"largest difference {max(apart[block] for block in PRINTED):.3f}",
+        reading=f"{listed_by(bare, at, ['pre-norm'])}; {listed_by(biased, at, ['pre-norm'])}",
+        agrees=verdict(all(bare[block][at] > 0.9 for block in PRINTED), all(apart[block] < ALIKE for block in PRINTED)),
+    )
+
+
+BLOCKS_OF_CURVES = (*PRINTED, "pre-norm")
+
+
+def claims_of_decay(runs: Runs) -> Iterator[Claim]:
+    sizes, usual = runs.sizes, 0.01
+    growths = {rate: runs.cell(rate, usual) for rate in sizes.rates}
+    strongest = {rate: runs.cell(rate, sizes.decays[-1]) for rate in sizes.rates}
+    yield Claim(
+        paper="Norm growth is probable when lambda = 0.01; if lambda is set too large, weight decay can prevent norm growth",
+        seen="growth with 0.01: "
+        + ", ".join(f"{growth} at rate {rate:g}" for rate, growth in growths.items())
+        + f"; with {sizes.decays[-1]:g}: "
+        + ", ".join(str(growth) for growth in strongest.values()),
+        agrees=verdict(
+            all(growth.is_above(1.0) for growth in growths.values()),
+            any(growth.is_below(1.0) for growth in strongest.values()),
+        ),
+    )
+    grows = {decay: [runs.cell(rate, decay).is_above(1.0) for rate in sizes.rates] for decay in sizes.decays}
+    yield Claim(
+        paper="Norm growth seems to largely depend on weight decay, with a threshold for lambda between 0.01 and 0.001",
+        seen="the norm grows at "
+        + ", ".join(f"{sum(are)} of {len(are)} rates with {decay:g}" for decay, are in grows.items()),
+        agrees=verdict(not any(any(are) for decay, are in grows.items() if decay >= usual)),
+    )
+
+
+def is_square_root(exponent: Spread) -> bool:
+    return abs(exponent.mean - 0.5) < 0.15
+
+
+def each(of_block: Mapping[str, Spread], blocks: Iterable[str]) -> str:
+    return ", ".join(f"{of_block[block]} ({block})" for block in blocks)
+
+
+def listed_by(curves: Mapping[str, Values], at: int, blocks: Iterable[str]) -> str:
+    return ", ".join(f"{curves[block][at]:.3f} ({block})" for block in blocks)
+
+
+def drawn(panel: Axes, runs: Runs, x: Callable[[Grown], Any], y: Callable[[Grown], Any]) -> None:
+    """The first seed of each block and schedule."""
+    for setup, run in runs.of_setup.items():
+        if setup.seed == 0:
+            style = {"constant": "-", "inverse sqrt": "--"}.get(setup.rule, ":")
+            colour = COLOURS[list(BLOCKS).index(setup.block)]
+            panel.plot(x(run), y(run), style, color=colour, label=f"{setup.block}, {setup.rule}")
     panel.set_xlabel("step")
 
 
-def grown_since_start(steps: Values, norms: Values) -> Curve:
-    return np.sqrt(steps), norms - norms[0]
+def since_start(norms: Sequence[float]) -> Values:
+    return np.array(norms) - norms[0]
 
 
-def norm_plot(runs: Mapping[tuple[str, str], Grown], decayed: Grown) -> Plot:
-    figure, (norm, layers, decay) = panels(
-        "growth of the norm since step 0", "by layer: pre-norm, inverse sqrt", "weight decay: pre-norm, constant rate"
-    )
-    drawn(norm, runs, lambda run: grown_since_start(*run.norms))
-    run = runs["pre-norm", "inverse sqrt"]
-    for layer in range(len(run.training.recording.frames[0].layers["param_norm"])):
-        layers.plot(*grown_since_start(*run.series("param_norm", layer)), label=f"layer {layer + 1}")
-    decay.plot(*runs["pre-norm", "constant"].norms, label="0.01")
-    decay.plot(*decayed.norms, label=f"{DECAYED.weight_decay:g}")
-    for panel, x, y in ((norm, "sqrt(step)", "|w_t| - |w_0|"), (layers, "sqrt(step)", ""), (decay, "step", "|w_t|")):
-        panel.set(xlabel=x, ylabel=y)
-        panel.legend(fontsize=7)
+def norm_plot(runs: Runs) -> Plot:
+    figure, (norm, layers) = panels("growth of the norm since step 0", "by layer: pre-norm, Adafactor", x="sqrt(step)")
+    drawn(norm, runs, lambda run: np.sqrt(run.steps), lambda run: since_start(run.norms))
+    run = runs.over_seeds(*T5)[0]
+    for layer, norms in enumerate(run.layer_norms, start=1):
+        layers.plot(np.sqrt(run.steps), since_start(norms), label=f"layer {layer}")
+    norm.set(xlabel="sqrt(step)", ylabel="|w_t| - |w_0|")
+    for panel in (norm, layers):
+        panel.legend(fontsize=6)
     return Plot(
         figure=figure,
-        caption="Growth in proportion to sqrt(step) is a straight line on the left and in the middle; faster growth bends "
-        "upwards.",
+        caption="Seed 0. Growth in proportion to sqrt(step) is a straight line; faster growth bends upwards.",
     )
 
 
-def dynamics_plot(runs: Mapping[tuple[str, str], Grown]) -> Plot:
-    figure, axes = panels("cosine of a step with the parameters", "size of a step", "cosine with the checkpoint before")
-    drawn(axes[0], runs, lambda run: run.series("update_alignment"))
-    drawn(axes[1], runs, lambda run: run.series("step_size"))
-    drawn(axes[2], runs, lambda run: run.checkpoint_cosines)
-    axes[1].set_yscale("log")
-    axes[1].set_ylabel("norm")
-    axes[0].legend(fontsize=7)
+def dynamics_plot(runs: Runs) -> Plot:
+    figure, axes = panels("cosine of a step with the parameters", "size of a step")
+    drawn(axes[0], runs, lambda run: run.steps, lambda run: run.alignments)
+    drawn(axes[1], runs, lambda run: run.steps, lambda run: run.step_sizes)
+    axes[1].set(yscale="log", ylabel="norm")
+    axes[0].legend(fontsize=6)
     return Plot(
         figure=figure,
-        caption="A cosine near 0 on the left is a step at right angles to the parameters; one near 1 on the right is a "
-        "direction that has settled.",
+        caption="Seed 0. A cosine near 0 on the left is a step at right angles to the parameters (Fig. 5).",
     )
 
 
-def saturation_plot(runs: Mapping[tuple[str, str], Grown]) -> Plot:
-    figure, (start, end) = panels("saturation at random initial weights", "after training, constant rate")
-    for block in BLOCKS:
-        for panel, values in zip((start, end), runs[block, "constant"].saturation, strict=True):
+def saturation_plot(runs: Runs) -> Plot:
+    figure, axes = panels("saturation at random initial weights", "after training, constant rate", x="layer")
+    for place, panel in enumerate(axes):
+        for block in BLOCKS:
+            values = np.mean([run.saturation[place] for run in runs.over_seeds(block, "constant")], axis=0)
             panel.plot(np.arange(1, len(values)), values[1:], "o-", label=block)
-            panel.set(xlabel="layer", ylabel="cosine with the scaled network", ylim=(-0.1, 1.05))
-            panel.set_xticks(range(1, len(values)))
-    end.legend(fontsize=8)
+        panel.set(ylabel="cosine with the scaled network", ylim=(-0.1, 1.05))
+    axes[1].legend(fontsize=8)
     return Plot(
         figure=figure,
-        caption="At 1 the scaled network gives the same direction. What training adds is the difference between the two "
-        "panels.",
+        caption="Mean over seeds (Fig. 2). At 1 the scaled network gives the same direction. Training adds the difference "
+        "between the two panels.",
     )
 
 
-def fits_table(runs: Mapping[tuple[str, str], Grown], decayed: Grown) -> Table:
-    rows: list[Sequence[float | str]] = []
-    for (block, schedule), run in {**runs, ("pre-norm", DECAYED.name): decayed}.items():
-        fit, (_, norms) = Fits.of(*run.norms), run.norms
-        metric = float(run.series("norm_growth_exponent")[1][-1])
-        start, end = float(norms[0]), float(norms[-1])
-        rows.append(
-            (block, schedule, run.training.mean_loss(50), start, end, fit.sqrt_r2, fit.linear_r2, fit.exponent, metric)
-        )
-    columns = ("block", "learning rate", "loss, last 50 steps", "norm, start", "end", "r2 of sqrt(t)", "r2 of t")
-    return Table(
-        title="Growth of the norm",
-        columns=(*columns, "exponent of growth, second half", "over all steps, as tsemon reports it"),
-        rows=rows,
+def heads_plot(runs: Runs) -> Plot:
+    figure, axes = panels("mask that multiplies (the authors' code)", "mask that excludes", x="positions attended")
+    for panel, block in zip(axes, ("authors' code", "branch norm"), strict=True):
+        panel.hist(runs.heads(block), bins=np.linspace(0, runs.sizes.context, 33).tolist(), color=COLOURS[0])
+        panel.axvline(runs.sizes.mean_future, color="grey", linestyle=":")
+        panel.set(ylabel="heads")
+    return Plot(
+        figure=figure,
+        caption="Heads of the scaled networks of all seeds and schedules (Fig. 3). Dotted: the mean number of later "
+        "positions.",
     )
 
 
-def dynamics_table(sizes: Sizes, runs: Mapping[tuple[str, str], Grown]) -> Table:
-    rows: list[Sequence[float | str]] = []
-    for (block, schedule), run in runs.items():
-        alignment, step = (run.series(metric)[1] for metric in ("update_alignment", "step_size"))
-        cosine = run.checkpoint_cosines[1]
-        start, end = run.saturation
-        rows.append(
-            (
-                *(block, schedule, float(alignment.max()), float(alignment[-1]), float(step[0]), float(step[-1])),
-                *(float(1 - cosine[-1]), listed(layer_slopes(run)), listed(start[1:]), listed(end[1:])),
-            )
-        )
-    columns = ("block", "learning rate", "largest alignment", "last", "first step size", "last")
-    return Table(
-        title="Steps, direction and saturation",
-        columns=(
-            *columns,
-            f"1 - cosine, {sizes.checkpoint_every} steps apart, last",
-            "slope per sqrt(step), by layer",
-            "saturation at the start, by layer",
-            "at the end",
-        ),
-        rows=rows,
+def homogeneity_plot(runs: Runs) -> Plot:
+    figure, axes = panels("without biases", "with biases", x="c")
+    for panel, name in zip(axes, ("without", "with biases"), strict=True):
+        for block in BLOCKS_OF_CURVES:
+            panel.semilogx(FACTORS, runs.curve(block, name), "o-", label=block)
+        panel.set(ylabel="cosine with the saturated network", ylim=(-0.1, 1.05))
+    axes[0].legend(fontsize=8)
+    return Plot(
+        figure=figure, caption="Last block at random initial weights, mean over seeds (Fig. 4). Saturated: c = 1,000."
     )
 
 
-def attended_table(runs: Mapping[tuple[str, str], Grown]) -> Table:
+def fits_table(runs: Runs) -> Table:
+    columns: dict[str, Callable[[Grown], float]] = {
+        "loss, last 50 steps": lambda run: run.loss,
+        "norm, start": lambda run: run.norms[0],
+        "end": lambda run: run.norms[-1],
+        "r2 of sqrt(t)": lambda run: run.fits.sqrt_r2,
+        "r2 of t": lambda run: run.fits.linear_r2,
+        "exponent of growth, second half": lambda run: run.fits.exponent,
+        "over all steps, as tsemon reports it": lambda run: run.exponent,
+    }
+    return _over_seeds("Growth of the norm", runs, columns)
+
+
+def dynamics_table(runs: Runs) -> Table:
+    columns: dict[str, Callable[[Grown], float]] = {
+        "largest alignment": lambda run: max(run.alignments),
+        "last": lambda run: run.alignments[-1],
+        "first step size": lambda run: run.step_sizes[0],
+        "last size": lambda run: run.step_sizes[-1],
+        f"cosine of checkpoints {runs.sizes.checkpoint_every} steps apart, last": lambda run: run.checkpoints[-1],
+        "saturation of the last layer, start": lambda run: run.saturation[0][-1],
+        "saturation, end": lambda run: run.saturation[1][-1],
+    }
+    return _over_seeds("Steps, direction and saturation", runs, columns)
+
+
+def _over_seeds(title: str, runs: Runs, columns: Mapping[str, Callable[[Grown], float]]) -> Table:
+    kinds = dict.fromkeys((setup.block, setup.rule) for setup in runs.of_setup)
+    rows = [(*kind, *(str(runs.spread(of, *kind)) for of in columns.values())) for kind in kinds]
+    return Table(title=title, columns=("block", "optimizer", *columns), rows=rows)
+
+
+def grid_table(runs: Runs) -> Table:
+    sizes = runs.sizes
     return Table(
-        title="Positions attended",
-        columns=("block", "learning rate", f"parameters times {SCALE:g}, by head", "as they are, by head"),
+        title=f"Growth of the norm in {sizes.num_grid_steps} steps, by weight decay and learning rate (Figure 6)",
+        columns=("weight decay", *(f"rate {rate:g}" for rate in sizes.rates)),
+        rows=[(f"{decay:g}", *(str(runs.cell(rate, decay)) for rate in sizes.rates)) for decay in sizes.decays],
+    )
+
+
+def attended_table(runs: Runs) -> Table:
+    return Table(
+        title="Positions attended, seed 0",
+        columns=("block", "optimizer", f"parameters times {SCALE:g}, by head", "as they are, by head"),
         rows=[
-            (block, schedule, listed(run.attended.ravel(), 1), listed(run.attended_unscaled.ravel(), 1))
-            for (block, schedule), run in runs.items()
+            (setup.block, setup.rule, listed(run.attended), listed(run.attended_unscaled))
+            for setup, run in runs.of_setup.items()
+            if setup.seed == 0
         ],
     )
 
 
-def listed(values: Values, digits: int = 3) -> str:
-    return ", ".join(f"{value:.{digits}f}" for value in values)
+def listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.1f}" for value in values)
 
 
 def settings(sizes: Sizes) -> dict[str, Any]:
     return {
         "models": f"depth {sizes.depth}, width {sizes.width}, {sizes.heads} heads, FFN {sizes.ffn}, ReLU, no dropout, "
-        "PyTorch's initial weights; pre-norm, post-norm, and branch norm with unscaled scores, the block of its authors' "
-        "code (Definition 4 of the paper scales them; the paper: depth 12, width 768, 12 heads, FFN 512; and T5-base)",
+        "PyTorch's initial weights (the paper: depth 12, width 768, 12 heads, FFN 512; and T5-base)",
+        "blocks": "branch norm is the paper's pre-norm, x + LN(f(x)), with scaled scores (Definitions 4 to 6); the "
+        "authors' code "
+        "has unscaled scores and multiplies the scores of later positions by 0; pre-norm, x + f(LN(x)), is T5's",
         "data": f"bytes of the standard library's sources, batches of {sizes.batch} x {sizes.context} (the paper: words of "
         "WikiText-2 and Penn Treebank; C4)",
-        "optimizer": f"AdamW, learning rate {sizes.learning_rate:g}; constant with weight decay 0.01, or T5's schedule, "
-        f"1 / sqrt(max(t, {sizes.hold})), without weight decay",
-        "steps": f"{sizes.num_steps}, every {sizes.every}th measured; checkpoints {sizes.checkpoint_every} steps apart",
+        "optimizers": f"constant: AdamW, learning rate {sizes.learning_rate:g}, weight decay 0.01, PyTorch's default; "
+        "inverse "
+        f"sqrt: AdamW with T5's schedule, 1 / sqrt(max(t, {sizes.hold})), without weight decay; Adafactor: torch's, with "
+        f"this "
+        f"schedule from a rate of {sizes.adafactor_rate:g} on, relative to the size of each parameter",
+        "steps": f"{sizes.num_steps}, every {sizes.every}th measured; checkpoints {sizes.checkpoint_every} steps apart; "
+        "grid of "
+        f"Figure 6: {sizes.num_grid_steps}",
         "norms": "of all parameters but embeddings and scalars; saturation at c = 1024, positions attended at c = 1000, of "
         "weights above 1e-5",
-        "seeds and dtype": "seed 0 for weights and batches, the same batches for all; float32",
+        "agrees": f"exponents within 0.15 of 1/2; Assumption 1 within {ASSUMED:.0%}; a saturation above 0.98 is 1.00; "
+        "curves of "
+        f"Figure 4 above 0.9 at c = {RAPID:g}, and less than {ALIKE:g} apart",
+        "seeds and dtype": f"{sizes.num_seeds} for weights and batches; float32",
     }
 
 
 NOTES = (
-    "r2 alone proves little: all smooth growth is nearly a straight line in sqrt(t) over a short range. So the r2 of a "
-    "line in t stands beside it, and the exponent p of |w_t| - |w_0| = c t^p beside both.",
-    "AdamW's steps follow the learning rate, not the norm; T5 was trained with AdaFactor, whose steps scale with the "
-    "parameters.",
-    "The branch norm block's residual stream is 1-homogeneous in the parameters by construction and needs no training to "
-    "be saturated: saturation is comparable within one architecture only, and says little of training there.",
-    "No two modes of heads are promised. Scores grow with the fourth power of c, and ties are rare in real numbers, so "
-    "that a head of the scaled network is expected to pick one position. The authors' code multiplies masked scores by "
-    "0 and not by minus infinity, so that future positions keep a score of 0 and may win; here they never do. Their second "
-    "mode at 41 of 83 positions may come from that: 41 is the mean number of future positions, uniform causal "
-    "attention has 42.",
+    "An r2 near 1 alone proves little: all smooth growth is nearly a straight line in sqrt(t) over a short range. The page "
+    "therefore adds the r2 of a line in t, and the exponent p of |w_t| - |w_0| = c t^p.",
+    "The branch norm block's residual stream is 1-homogeneous in the parameters by construction and is saturated without "
+    "training: saturation can be compared within one architecture only.",
+    "Attention scores grow with the fourth power of c, and ties are rare in real numbers, so a head of the scaled network "
+    "picks one position. The authors' code multiplies masked scores by 0 and not by minus infinity. If all scores of a "
+    "query "
+    "are negative, its later positions win together. Their second mode of 41 positions out of 83 is the mean number of "
+    "later "
+    "positions, 41; uniform causal attention has 42. Such a head looks ahead.",
+    "PyTorch's AdamW subtracts learning rate times weight decay times weights. Eq. 3 of the paper subtracts weight decay "
+    "times "
+    "weights, whatever the rate, so its thresholds may belong to another optimizer.",
 )

@@ -1,3 +1,4 @@
+import json
 import math
 
 import numpy as np
@@ -5,21 +6,29 @@ import pytest
 import torch
 
 from tsemon.lab.reproduce import growth, norm_growth
-from tsemon.lab.reproduce.observing import Frame, Recording
-from tsemon.lab.reproduce.training import Training
-from tsemon.lab.train import standard_library_text, text_batches
+from tsemon.lab.reproduce.growth import Grown, Setup
 from tsemon.measures import param_norm, positions_attended, saturation
 
-TINY = growth.Sizes(depth=2, width=16, heads=2, ffn=32, context=16, batch=4, num_steps=24, hold=6, every=2)
+TINY = growth.Sizes(
+    depth=2,
+    width=16,
+    heads=2,
+    ffn=32,
+    context=16,
+    batch=4,
+    num_steps=24,
+    hold=6,
+    every=2,
+    num_seeds=1,
+    num_grid_steps=4,
+    rates=(1e-3,),
+    decays=(0.01, 100.0),
+)
 
 
 @pytest.fixture(scope="module")
 def runs():
-    return {(b, s.name): growth.grown(b, s, TINY) for b in growth.BLOCKS for s in growth.SCHEDULES}
-
-
-def held_out_tokens():
-    return next(text_batches(standard_library_text(), TINY.context, 4, seed=1))[0]
+    return {(s.block, s.rule): Grown(**json.loads(json.dumps(growth.grown(s, TINY)))) for s in TINY.setups()}
 
 
 class TestATrainingModel:
@@ -27,19 +36,32 @@ class TestATrainingModel:
         model = TINY.model("pre-norm")
         counted = [p for name, p in model.named_parameters() if not name.startswith(("embed", "positions"))]
         # The sample is from after the first step, whose size is its largest difference.
-        steps, norms = runs["pre-norm", "constant"].norms
-        assert abs(norms[0] - param_norm(counted).item()) <= runs["pre-norm", "constant"].series("step_size")[1][0]
-        assert steps.tolist() == list(range(0, 24, 2))
+        run = runs["pre-norm", "constant"]
+        assert abs(run.norms[0] - param_norm(counted).item()) <= run.step_sizes[0]
+        assert run.steps == list(range(0, 24, 2))
 
     def test_has_an_entry_for_each_layer_and_head(self, runs):
+        assert len(runs) == 9
         for run in runs.values():
-            assert growth.layer_slopes(run).shape == (2,)
-            assert run.saturation[0].shape == run.saturation[1].shape == (3,)
-            assert run.attended.shape == run.attended_unscaled.shape == (2, 2)
+            assert run.layer_slopes.shape == (2,)
+            assert len(run.saturation[0]) == len(run.saturation[1]) == 3
+            assert len(run.attended) == len(run.attended_unscaled) == 4
 
-    def test_takes_smaller_steps_under_the_falling_rate(self, runs):
-        held, falling = (runs["post-norm", name].series("step_size")[1] for name in ("constant", "inverse sqrt"))
-        assert falling[-1] < 0.75 * held[-1]  # the rate is half of it by then: sqrt(6 / 24)
+    @pytest.mark.parametrize(("block", "rule"), [("post-norm", "inverse sqrt"), ("pre-norm", "Adafactor")])
+    def test_takes_smaller_steps_under_the_falling_rate(self, runs, block, rule):
+        held, falling = runs[block, "constant"].step_sizes, runs[block, rule].step_sizes
+        assert falling[-1] / falling[0] < 0.75 * held[-1] / held[0]  # the rate is half of it by then: sqrt(6 / 24)
+
+    def test_has_the_rate_of_t5_with_adafactor(self):
+        model = TINY.model("pre-norm").double()
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer = growth.RULES["Adafactor"].optimizer(model, TINY)
+        model(growth.held_out_tokens(TINY)).logsumexp(2).sum().backward()
+        optimizer.step()
+        for old, new in zip(before, model.parameters(), strict=True):
+            if old.ndim > 1 and new.grad.abs().sum() > 0 and not (new.grad == 0).any():
+                size = ((new - old).square().mean() / old.square().mean()).sqrt().item()
+                assert size <= 0.01 * (1 + 1e-6), "Eq. 5 of Adafactor clips the update to 1"
 
 
 class TestACheckpoint:
@@ -60,38 +82,63 @@ class TestACheckpoint:
         assert cosines == pytest.approx([0.5**0.5, 0.5**0.5, 1])
 
     def test_is_taken_each_eighth_of_the_training(self, runs):
-        for run in runs.values():
-            assert run.checkpoint_cosines[0].tolist() == [3 * eighth for eighth in range(1, 9)]
+        assert all(len(run.checkpoints) == 8 for run in runs.values())
 
 
 class TestSaturation:
     def test_is_the_cosine_of_the_model_with_the_scaled_one(self):
         model = TINY.model("branch norm").double()
-        states = []
-        for some in (model, growth.scaled(model)):
-            handle = some.blocks[-1].register_forward_hook(lambda _, __, output: states.append(output.detach()))
-            some(held_out_tokens())
-            handle.remove()
+        states = [growth.last_states(some, TINY) for some in (model, growth.scaled(model))]
         # tsemon scales by 1024, this by 1000: both are near the limit.
         expected = saturation(*states).mean().item()
-        assert growth.saturation(model, TINY)[-1] == pytest.approx(expected, abs=0.02)
+        assert growth.saturations(model, TINY)[-1] == pytest.approx(expected, abs=0.02)
 
     def test_of_the_branch_norm_block_is_there_before_any_training(self):
-        assert growth.saturation(TINY.model("branch norm"), TINY)[-1] > 0.6
-        assert growth.saturation(TINY.model("post-norm"), TINY)[-1] < 0.5
+        assert growth.saturations(TINY.model("branch norm"), TINY)[-1] > 0.6
+        assert growth.saturations(TINY.model("post-norm"), TINY)[-1] < 0.5
+
+
+class TestHomogeneity:
+    def test_grows_with_c_and_needs_no_biases(self):
+        found = growth.homogeneity("branch norm", 0, TINY)
+        for curve in found.values():
+            assert len(curve) == len(growth.FACTORS)
+            assert curve[-1] > 0.95
+            assert curve[-1] >= curve[0]
+
+    def test_at_c_of_1_is_the_saturation_of_the_model(self):
+        found = growth.homogeneity("post-norm", 0, TINY)["with biases"]
+        assert found[0] == pytest.approx(growth.saturations(TINY.model("post-norm"), TINY)[-1], abs=0.02)
+
+
+class TestTheGrid:
+    def test_grows_less_the_more_the_weights_decay(self):
+        mild, strong = (growth.grid_growth(1e-3, decay, 0, TINY)["growth"] for decay in TINY.decays)
+        assert strong == pytest.approx(mild * 0.9**4, rel=0.02), "four times a tenth is taken off"
 
 
 class TestPositionsAttended:
-    def test_are_what_the_measure_counts_in_the_scaled_network(self):
-        model = growth.scaled(TINY.model("post-norm"))
+    def heads(self, block, masked):
+        """Positions that each head of the first block attends to, from the scores of the scaled network."""
+        model = growth.scaled(TINY.model(block))
         inputs = []
         first = model.blocks[0].attention
         first.register_forward_hook(lambda _, args, __: inputs.append(args[0]))
-        model(held_out_tokens())
+        model(growth.held_out_tokens(TINY))
         query, key, _ = first.to_query_key_value(inputs[0]).unflatten(2, (6, -1)).transpose(1, 2).chunk(3, dim=1)
-        scores = (query @ key.transpose(2, 3) / math.sqrt(8)).masked_fill(~torch.ones(16, 16).tril().bool(), -math.inf)
+        later = ~torch.ones(16, 16).tril().bool()
+        scale = 1.0 if block == "authors' code" else 1 / math.sqrt(8)
+        scores = (scale * query @ key.transpose(2, 3)).masked_fill(later, masked)
         expected = positions_attended(torch.softmax(scores, dim=3)).mean(dim=0)
-        assert growth.positions_attended(model, TINY)[0] == pytest.approx(expected.tolist(), abs=1e-6)
+        return growth.positions_attended(model, TINY)[0], expected
+
+    def test_are_what_the_measure_counts_in_the_scaled_network(self):
+        found, expected = self.heads("post-norm", -math.inf)
+        assert found == pytest.approx(expected.tolist(), abs=1e-6)
+
+    def test_are_later_ones_too_where_the_mask_multiplies(self):
+        found, expected = self.heads("authors' code", 0.0)
+        assert found == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 class TestFits:
@@ -119,67 +166,90 @@ class TestTheSchedule:
 
 
 class TestThePage:
-    def test_compares_all_runs(self, runs):
-        decayed = growth.grown("pre-norm", growth.DECAYED, TINY)
-        assert decayed.norms[1][-1] < runs["pre-norm", "constant"].norms[1][-1]
-        assert len(norm_growth.claims(TINY, runs, decayed)) == 12
-        assert len(norm_growth.fits_table(runs, decayed).rows) == 7
+    def test_has_all_claims_and_tables(self, monkeypatch):
+        monkeypatch.setattr(norm_growth, "QUICK", TINY)
+        trials = norm_growth.trials(quick=True)
+        assert len(trials) == 9 + 3 + 2
+        found = {name: json.loads(json.dumps(trial())) for name, trial in trials.items()}
+        result = norm_growth.result(True, found)
+        assert len(result.claims) == 14
+        assert [len(table.rows) for table in result.tables] == [9, 9, 2, 9]
+        assert all(plot.figure.axes for plot in result.plots.values())
 
 
-STEPS = np.arange(0.0, 400, 10)
+SIZES = growth.Sizes(num_seeds=2)
+STEPS = list(range(0, 400, 10))
+RISING, FALLING = np.linspace(0, 0.2, len(STEPS)).tolist(), np.linspace(0.2, 0, len(STEPS)).tolist()
 
 
-def by_hand(norms, *, alignment, steps, cosines, slopes, start, end, attended):
-    """A model that was not trained: what would have been measured, one entry a sample."""
-    frames = [
-        Frame(
-            step=int(step),
-            scalars={"total_param_norm": norm, "update_alignment": align, "step_size": size},
-            layers={"param_norm": 10 + np.array(slopes) * step**0.5},
-            heads={},
-        )
-        for step, norm, align, size in zip(STEPS, norms, alignment, steps, strict=True)
-    ]
-    return growth.Grown(
-        training=Training(
-            losses=np.zeros(1), recording=Recording(None, frames), evaluations=(np.arange(2), np.array(cosines))
-        ),
-        saturation=(np.array([0, start]), np.array([0, end])),
-        attended=np.array(attended),
-        attended_unscaled=np.array(attended),
+def by_hand(exponent, *, sizes, slopes=(1, 1, 2, 2), **measured):
+    """A model that was not trained, and what would have been measured."""
+    t = np.array(STEPS, dtype=float)
+    norms = 50 + (0.1 if exponent > 0 else -0.001) * t ** abs(exponent)
+    return Grown(
+        loss=2.0,
+        steps=STEPS,
+        norms=norms.tolist(),
+        step_sizes=list(sizes),
+        layer_norms=[(10 + slope * t**0.5).tolist() for slope in slopes],
+        exponent=exponent,
+        attended_unscaled=measured["attended"],
+        **measured,
     )
 
 
-RISING, FALLING = np.linspace(0, 0.2, len(STEPS)), np.linspace(0.2, 0, len(STEPS))
-AGREEING = {"alignment": FALLING, "steps": np.ones(len(STEPS)), "cosines": (0.9, 0.99), "slopes": (1, 2), "start": 0.1}
-AGREEING |= {"end": 0.99, "attended": (1.0, 30.0)}
-OPPOSED = {"alignment": RISING, "steps": 3 * FALLING, "cosines": (0.99, 0.9), "slopes": (2, 1), "start": 0.9}
-OPPOSED |= {"end": 0.4, "attended": (10.0, 10.0)}
+AGREEING = {"alignments": FALLING, "checkpoints": (0.9, 0.99), "saturation": ([0, 0.1], [0, 0.99])}
+OPPOSED = {"alignments": RISING, "checkpoints": (0.99, 0.9), "saturation": ([0, 0.9], [0, 0.4])}
+HELD = np.ones(len(STEPS))
+T5_RATE = (100 / np.maximum(np.array(STEPS) + 1, 100)) ** 0.5
 
 
-def growing(exponent, **measured):
-    return by_hand(50 + 0.1 * STEPS**exponent, **measured)
+def runs_of(*, agree):
+    measured = AGREEING if agree else OPPOSED
 
+    def one(setup):
+        exponent = (0.9 if setup.rule == "constant" else 0.5) if agree else -1.0
+        sizes = T5_RATE if agree and setup.rule != "constant" else HELD
+        attended = (1.0, 31.0) if agree else (10.0, 10.0)
+        return by_hand(
+            exponent, sizes=sizes, slopes=(1, 1, 2, 2) if agree else (2, 2, 1, 1), attended=attended, **measured
+        )
 
-def shrinking(**measured):
-    return by_hand(50 - 0.01 * STEPS, **measured)
-
-
-def verdicts(held, falling, decayed):
-    runs = {(b, s.name): held if s.is_constant else falling for b in growth.BLOCKS for s in growth.SCHEDULES}
-    return [claim.agrees for claim in norm_growth.claims(growth.Sizes(), runs, decayed)]
+    low, high = [0.1] * len(growth.FACTORS), [0.99] * len(growth.FACTORS)
+    curves = {"without": high, "with biases": high} if agree else {"without": low, "with biases": high}
+    return norm_growth.Runs(
+        sizes=SIZES,
+        of_setup={setup: one(setup) for setup in SIZES.setups()},
+        curves={(block, seed): curves for block in norm_growth.BLOCKS_OF_CURVES for seed in range(2)},
+        grid={
+            (rate, decay, seed): (1.1 if decay < 0.01 or (agree and decay == 0.01) else 0.9)
+            if agree
+            else 0.9 + (decay > 0.9)
+            for rate in SIZES.rates
+            for decay in SIZES.decays
+            for seed in range(2)
+        },
+    )
 
 
 class TestTheVerdicts:
     def test_are_yes_where_all_is_as_the_paper_says(self):
-        held, falling = growing(0.6, **AGREEING), growing(0.5, **AGREEING)
-        assert verdicts(held, falling, shrinking(**AGREEING)) == ["yes"] * 12
+        verdicts = [claim.agrees for claim in norm_growth.claims(runs_of(agree=True))]
+        # 0.01 cannot both let the norm grow and be above the threshold: the paper says both.
+        assert verdicts == ["yes", "yes", "yes", norm_growth.OURS, *["yes"] * 9, "no"]
 
     def test_are_no_where_nothing_is(self):
-        assert verdicts(shrinking(**OPPOSED), shrinking(**OPPOSED), growing(0.5, **OPPOSED)) == ["no"] * 12
+        verdicts = [claim.agrees for claim in norm_growth.claims(runs_of(agree=False))]
+        assert verdicts == ["no", "no", "no", norm_growth.OURS, *["no"] * 10]
 
-    # r2 of a line in sqrt(t) is 0.97 in a model that grows as t^0.8, and 0.57 in one that grows as t^4.
-    @pytest.mark.parametrize("exponents", [(0.8, 0.5), (4.0, 4.0)])
-    def test_are_no_for_r2_where_it_is_high_without_proportion_or_never_high(self, exponents):
-        held, falling = (growing(exponent, **AGREEING) for exponent in exponents)
-        assert verdicts(held, falling, held)[3] == "no"
+    def test_want_a_difference_larger_than_the_spread(self):
+        runs = runs_of(agree=True)
+        noisy = dict(runs.grid) | {(rate, 0.01, 0): 1.5 for rate in SIZES.rates}
+        noisy |= {(rate, 0.01, 1): 0.9 for rate in SIZES.rates}
+        claims = norm_growth.claims(norm_growth.Runs(**vars(runs) | {"grid": noisy}))
+        assert claims[-2].agrees == "in part"
+
+
+def test_a_setup_has_a_name_of_its_own():
+    assert len(set(map(str, SIZES.setups()))) == len(list(SIZES.setups())) == 18
+    assert str(Setup(block="post-norm", rule="constant", seed=1)) == "post-norm, constant, seed 1"
