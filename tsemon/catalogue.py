@@ -27,7 +27,7 @@ MERRILL = "Effects of Parameter Norm Growth (arXiv 2010.09697)"
 NUM_RECENT = 5
 """Losses that `loss_recent` is the mean of."""
 NUM_OF_NOISE, NOISE_ENDS_BEFORE = 32, 8
-"""Losses that `loss_noise` is the spread of, and how many come after them."""
+"""Number of losses of `loss_before` and `loss_noise`, and of those that come after them."""
 PLACES = ("largest", "second largest", "third largest", "fourth largest")
 """Losses of sequences in a frame, by their place."""
 
@@ -527,6 +527,13 @@ CATALOGUE: tuple[Metric, ...] = (
         name="loss_recent",
         title="mean training loss of the last 5 steps",
         equation=f"mean of the finite ones of the last {NUM_RECENT} losses, however near the last sample is",
+        low=None,
+    ),
+    _per_run(
+        name="loss_before",
+        title="mean training loss before the last steps",
+        equation=f"mean of the {NUM_OF_NOISE} losses that end {NOISE_ENDS_BEFORE} steps before this one; at least half of "
+        "them must be there and finite",
         low=None,
     ),
     _per_run(

@@ -10,7 +10,9 @@ from torch import Tensor
 from tsemon.catalogue import NOISE_ENDS_BEFORE, NUM_OF_NOISE, NUM_RECENT
 from tsemon.measures.sums import Partial, Partials, known, values_of
 
-__all__ = ["loss_max", "loss_mean", "loss_min", "loss_noise", "loss_nonfinite", "loss_recent", "loss_std"]
+__all__ = [
+    *("loss_before", "loss_max", "loss_mean", "loss_min", "loss_noise", "loss_nonfinite", "loss_recent", "loss_std"),
+]
 
 
 def loss_sums(losses_N: Tensor) -> Partials:
@@ -58,11 +60,14 @@ def recent_metrics(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     before_N = steps_N[..., :NUM_OF_NOISE]
     is_known_N = ~before_N.isnan()
     count = is_known_N.sum(dim=-1)
-    deviation_N = torch.where(is_known_N, before_N - before_N.nanmean(dim=-1, keepdim=True), 0.0)
+    level = before_N.nanmean(dim=-1)
+    deviation_N = torch.where(is_known_N, before_N - level[..., None], 0.0)
     noise = (deviation_N.square().sum(dim=-1) / count).sqrt()
+    are_enough = count >= NUM_OF_NOISE / 2
     return {
         "loss_recent": steps_N[..., -NUM_RECENT:].nanmean(dim=-1),
-        "loss_noise": torch.where(count >= NUM_OF_NOISE / 2, noise, torch.nan),
+        "loss_before": torch.where(are_enough, level, torch.nan),
+        "loss_noise": torch.where(are_enough, noise, torch.nan),
     }
 
 
@@ -99,6 +104,16 @@ def loss_nonfinite(losses_N: Tensor) -> Tensor:
 def loss_recent(losses_N: Tensor) -> Tensor:
     """Return the mean of the finite ones of the last 5 losses (..., N), (...) in float64. NaN if none is. (tsemon)"""
     return recent_metrics(values_of(recent_sums(losses_N)))["loss_recent"]
+
+
+def loss_before(losses_N: Tensor) -> Tensor:
+    """Return the mean of the 32 losses (..., N) that end 8 before the last one, (...) in float64.
+
+    The level of the loss before the present change.                                                   (tsemon)
+
+    NaN if fewer than 16 of them are there and finite.
+    """
+    return recent_metrics(values_of(recent_sums(losses_N)))["loss_before"]
 
 
 def loss_noise(losses_N: Tensor) -> Tensor:

@@ -35,7 +35,10 @@ class LossProbe(Part):
     has the memory of the one before, as the static output of a CUDA graph and a running sum have.
     """
 
-    METRICS = ("loss_mean", "loss_min", "loss_max", "loss_std", "loss_nonfinite", "loss_recent", "loss_noise")
+    METRICS = (
+        *("loss_mean", "loss_min", "loss_max", "loss_std", "loss_nonfinite"),
+        *("loss_recent", "loss_before", "loss_noise"),
+    )
 
     def __init__(self) -> None:
         super().__init__()

@@ -401,9 +401,44 @@ def views_of_losses(losses, steps):
         since, recent = losses[last_step + 1 : step + 1], losses[max(step - 4, 0) : step + 1]
         before = losses[max(step - 39, 0) : max(step - 7, 0)]
         noise = float(np.std(before)) if len(before) >= 16 else math.nan
-        scalars = {"loss_mean": float(np.mean(since)), "loss_recent": float(np.mean(recent)), "loss_noise": noise}
+        level = float(np.mean(before)) if len(before) >= 16 else math.nan
+        scalars = {
+            "loss_mean": float(np.mean(since)),
+            "loss_recent": float(np.mean(recent)),
+            "loss_before": level,
+            "loss_noise": noise,
+        }
         yield View(step, {"loss": float(losses[step]), **scalars})
         last_step = step
+
+
+class TestALossThatJumpsFarFromTheLastSample:
+    RULE = tuple(rule for rule in PACK if rule.name == "loss-spike")
+    STEPS = (0, 10, 89, 403, 408, 413, 417, 460)
+
+    def losses(self, seed, jump):
+        """A loss that falls from 4.9 to 2.6, and from step 400 on is higher."""
+        draw = np.random.default_rng(seed)
+        losses = 2.5 + 2.4 * np.exp(-np.arange(800) / 100) + draw.normal(0, 0.12, 800)
+        losses[400:] += jump
+        return losses
+
+    def test_is_told_though_no_sample_was_as_low(self):
+        for seed in range(5):
+            ((_, step),) = fired(views_of_losses(self.losses(seed, jump=0.75), self.STEPS), self.RULE)
+            assert step == 408
+
+    def test_is_not_told_where_it_does_not_jump(self):
+        for seed in range(50):
+            assert fired(views_of_losses(self.losses(seed, jump=0.0), self.STEPS), self.RULE) == []
+
+    def test_stays_told_while_the_loss_is_high(self):
+        evaluator = Evaluator(self.RULE)
+        state = evaluator.start()
+        for view in views_of_losses(self.losses(0, jump=0.75), (*self.STEPS, 700)):
+            evaluator.advance(state, view)
+        (status,) = evaluator.statuses(state)
+        assert status.state == "firing"
 
 
 class TestALossThatStaysHigh:

@@ -364,5 +364,6 @@ def losses(values):
     recent, before = recent[np.isfinite(recent)], before[np.isfinite(before)]
     return dict(zip(names, (*found, len(values) - len(finite)), strict=True)) | {
         "loss_recent": recent.mean() if len(recent) else NAN,
+        "loss_before": before.mean() if len(before) >= 16 else NAN,
         "loss_noise": np.sqrt(((before - before.mean()) ** 2).mean()) if len(before) >= 16 else NAN,
     }

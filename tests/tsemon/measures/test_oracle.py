@@ -389,7 +389,9 @@ class TestPredictions:
         # Always in float32.
         assert_agrees(got, oracle.output_variation(logits.reshape(-1, 7)), TOLERANCE["float32"])
 
-    @holds("loss_mean", "loss_min", "loss_max", "loss_std", "loss_nonfinite", "loss_recent", "loss_noise")
+    @holds(
+        "loss_mean", "loss_min", "loss_max", "loss_std", "loss_nonfinite", "loss_recent", "loss_before", "loss_noise"
+    )
     @pytest.mark.parametrize("kind", ["usual", "with holes", "one", "none"])
     def test_of_losses(self, name, kind, dtype):
         losses = float32(4 + random(41).normal(size=50))

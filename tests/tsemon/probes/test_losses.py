@@ -96,6 +96,8 @@ class TestLossProbe:
             before = known[-40:-8]
             wanted = pytest.approx(statistics.pstdev(before), rel=1e-4) if len(before) >= 16 else None
             assert scalars["loss_noise"] == wanted
+            level = pytest.approx(statistics.fmean(before), rel=1e-6) if len(before) >= 16 else None
+            assert scalars["loss_before"] == level
 
     def test_counts_the_last_steps_of_one_that_is_longer_still(self):
         probe = LossProbe()

@@ -194,6 +194,7 @@ def loss_scalars(since: Sequence[Number], last: Sequence[Number]) -> dict[str, f
         "loss_std": _deviation(finite),
         "loss_nonfinite": float(len(since) - len(finite)),
         "loss_recent": _mean(recent),
+        "loss_before": _mean(before) if len(before) >= NUM_OF_NOISE / 2 else math.nan,
         "loss_noise": _deviation(before) if len(before) >= NUM_OF_NOISE / 2 else math.nan,
     }
 
