@@ -27,7 +27,7 @@ MERRILL = "Effects of Parameter Norm Growth (arXiv 2010.09697)"
 NUM_RECENT = 5
 """Losses that `loss_recent` is the mean of."""
 NUM_OF_NOISE, NOISE_ENDS_BEFORE = 32, 8
-"""Number of losses of `loss_before` and `loss_noise`, and of those that come after them."""
+"""Number of losses of `loss_before` and `loss_noise`, and number of later ones."""
 PLACES = ("largest", "second largest", "third largest", "fourth largest")
 """Losses of sequences in a frame, by their place."""
 
