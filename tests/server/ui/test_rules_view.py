@@ -117,7 +117,7 @@ class TestTheRules:
     def test_tell_what_to_try_and_where_that_comes_from(self, page):
         look(page)
         found = card(page, "loss-spike")
-        advice = found.get_by_text("If it does not come back by itself")
+        advice = found.get_by_text("If the loss does not come back by itself")
         expect(advice).to_be_hidden()
         found.get_by_text("What to try, when it is over").click()
         expect(advice).to_be_visible()

@@ -393,7 +393,7 @@ DEFINITIONS = {
     "output_variation": lambda run: oracle.output_variation(np.concatenate(run.samples(run.logits))),
     "input_overlap": Run.overlap,
     **{f"loss_{kind}": of_losses(f"loss_{kind}") for kind in ("mean", "min", "max", "std", "nonfinite")},
-    **{f"loss_{kind}": of_losses(f"loss_{kind}", NUM_STEPS) for kind in ("recent", "noise")},
+    **{f"loss_{kind}": of_losses(f"loss_{kind}", NUM_STEPS) for kind in ("recent", "before", "noise")},
 }
 NAMES = sorted({metric.name for metric in CATALOGUE} - NOT_OF_TENSORS.keys())
 
