@@ -168,6 +168,15 @@ class TestARun:
         run = api.get(f"/runs/{run_id}")
         assert (run["loss"], run["latest"]["scalars"]) == (None, {"loss": None})
 
+    def test_shows_the_last_losses_where_the_newest_frame_has_none_of_its_step(self, api):
+        run_id = api.register(config={})
+        api.send_ok(run_id, [loss_frame(0, 4.0), Frame(1, 30, 2.0, {"loss_recent": 2.5}, {})])
+        assert api.get(f"/runs/{run_id}")["loss"] == 2.5
+        api.send_ok(run_id, [Frame(2, 40, 3.0, {"loss_recent": float("nan")}, {})])
+        assert api.get(f"/runs/{run_id}")["loss"] is None
+        api.send_ok(run_id, [loss_frame(50, 1.5)])
+        assert api.get(f"/runs/{run_id}")["loss"] == 1.5
+
     def test_changes_only_what_is_given(self, api):
         run_id = api.register(tags=["a"], config={"x": 1})
         reply = api.http.patch(f"/api/v1/runs/{run_id}", json={"state": "finished"})

@@ -159,9 +159,13 @@ def _newest(stream: Stream, frame: Frame | None) -> Newest | None:
 
 
 def columns_of(newest: Newest | None, loss: float | None = None) -> dict[str, Any]:
-    """The columns of a run's row for its newest frame. A frame without a loss leaves `loss`."""
+    """The columns of a run's row for its newest frame. If it has no loss: the mean of the last losses, or else `loss`."""
     if newest is None:
         return dict.fromkeys(_PLACE)
     latest = {"time": newest.time, "scalars": dict(newest.scalars)}
-    place = (newest.attempt, newest.writer, newest.seq, newest.step, newest.scalars.get("loss", loss), latest)
+    scalars = newest.scalars
+    seen = scalars.get(
+        "loss", scalars.get("loss_recent", loss)
+    )  # the frame of close() has losses of earlier steps alone
+    place = (newest.attempt, newest.writer, newest.seq, newest.step, seen, latest)
     return dict(zip(_PLACE, place, strict=True))
