@@ -226,7 +226,9 @@ class Monitor:
         self._mark()
         self._counted_at = start
         probe = self._probe
-        if probe is not None:
+        if probe is None:
+            self._faults.warn("monitor.step() was called after monitor.close(): these steps are not recorded")
+        else:
             probe.called()
         if tokens is not None or step_tokens is not None:
             scalars = self._with_tokens(tokens, step_tokens, scalars)

@@ -400,6 +400,15 @@ class TestStep:
         assert told == [True, False, True, False]
         assert not monitor.is_sampling, "closed"
 
+    def test_warns_once_of_steps_after_it_was_closed(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", every=2, spool_dir=tmp_path) as monitor:
+            train(model, forward, 4, monitor)
+        train(model, forward, 3, monitor)
+        (warning,) = monitor.status.faults
+        assert "after monitor.close()" in warning
+        assert [frame["step"] for frame in frames_in(tmp_path)] == [0, 2]
+
     def test_stays_within_the_budget(self, tmp_path):
         model, forward = zoo.torch_encoder()
         with tsemon.attach(model, run="r", budget=0.01, spool_dir=tmp_path) as monitor:
