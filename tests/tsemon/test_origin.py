@@ -147,6 +147,15 @@ class TestTheFrameOfTheStep:
         assert values_of(frame, "nonfinite") == [0, 0, 1, 1]
         assert frame["scalars"]["nonfinite_parameters"] == 1
 
+    def test_has_finite_hidden_states_if_it_begins_behind_them(self, loop):
+        loop.run(BROKEN_AT)
+        loop.monitor.burst(steps=1)
+        loop.run(1)
+        loop.run(1, factor=math.nan)
+        frame = loop.frame(BROKEN_AT + 1)
+        assert values_of(frame, "nonfinite") == [0, 0, 0, 0]
+        assert frame["scalars"]["nonfinite_parameters"] == 0
+
     def test_is_measured_although_the_blocks_run_compiled(self, tmp_path):
         loop = Loop(tmp_path)
         for layer in loop.model.layers:
@@ -181,7 +190,7 @@ class TestWhereItIsNotSeen:
         loop.run(1, factor=math.nan)
         frame = loop.frame()
         assert "nonfinite" not in frame["layers"]
-        assert "nonfinite_parameters" not in frame["scalars"]
+        assert frame["scalars"]["nonfinite_parameters"] == 0
         assert "Look at this step's batch, the loss function" in frame["not_measured"]["nonfinite"]
         assert "are finite" in loop.not_finite
 

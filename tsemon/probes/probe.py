@@ -238,7 +238,6 @@ class Probe:
         elif parameters.are_most:
             text = f"{not_known} most parameters were not finite before this step of the optimizer"
         elif found:
-            reading.scalars[NONFINITE_PARAMETERS] = float(len(parameters.names))
             text = f"NaN or infinity begins in {self._place(found[0])}"
         else:
             by = (
@@ -249,6 +248,8 @@ class Probe:
             if self._is_late:
                 del reading.layers["nonfinite"]
                 self.not_measured["nonfinite"] = text
+        if nonfinite is not None and not parameters.are_most:
+            reading.scalars[NONFINITE_PARAMETERS] = float(len(parameters.names))
         self.how[ORIGIN] = f"the gradient of step {step}. {text}. Before this step, {parameters}"
 
     def _place(self, entry: int) -> str:

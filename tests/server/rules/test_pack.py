@@ -352,6 +352,16 @@ class TestALossThatIsNotFinite:
         assert "NaN or infinity begins in layer 2 " in alert.advice["text"]
         assert "it may have begun in another one" not in alert.advice["text"]
 
+    @pytest.mark.parametrize("last", [{"nonfinite": np.zeros(4)}, {}])
+    def test_says_that_it_begins_behind_the_blocks(self, last):
+        seen = {"nonfinite": np.zeros(4)}
+        alert = self.alert(seen, seen, last, nonfinite_parameters=1.0)
+        found = {name: number for name, number in alert.evidence["numbers"].items() if number is not None}
+        assert found["parameters_behind"] == 1
+        assert "nonfinite_parameters" not in found
+        assert "begins behind the blocks" in alert.advice["text"]
+        assert "layer" not in alert.advice["text"].replace("layers behind", "")
+
     def test_says_nothing_of_layers_where_they_are_not_measured(self):
         text = self.alert({}, {}, {}).advice["text"]
         assert "layer" not in text
