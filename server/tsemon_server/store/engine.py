@@ -452,7 +452,7 @@ def _create_engine(url: str) -> Engine:
             return _create_postgresql_engine(parsed)
         if backend == "sqlite":
             return _create_sqlite_engine(parsed)
-        raise ArgumentError(f"{backend} is no engine that tsemon knows")
+        raise ArgumentError(f"expected postgresql or sqlite, got {backend}")
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise InvalidArgument(
             "expected a database URL like sqlite:///tsemon.db or postgresql://user@host/database, got one that does "
