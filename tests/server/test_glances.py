@@ -74,6 +74,18 @@ class TestGlances:
             "decades": None,
         }
 
+    @pytest.mark.parametrize("is_settled", [False, True], ids=["hot", "settled"])
+    def test_look_at_the_newest_step_with_layers_where_the_last_frames_have_losses_alone(self, api, is_settled):
+        run_id, bare = api.register(), api.register("bare")
+        api.send_ok(run_id, [*(layer_frame(step, [0.0, step / 100, 0.0]) for step in range(50)), loss_frame(70)])
+        api.send_ok(bare, [loss_frame(step) for step in range(50)])
+        if is_settled:
+            api.http.patch(f"/api/v1/runs/{run_id}", json={"state": "finished"})
+            settle(api)
+        found = glances(api, run_id, bare)
+        assert found[0]["worst"]["value"] == pytest.approx(0.49)
+        assert found[1]["worst"] is None
+
     def test_go_back_to_what_a_later_attempt_has_left(self, api):
         run_id = api.register()
         api.send_ok(run_id, [layer_frame(step, [0.0, step / 100, 0.0]) for step in range(50)])

@@ -61,6 +61,11 @@ class Frames:
         spans = self._visible(run_id, attempt=attempt)
         return self._series.nearest(self._unit, run_id, spans, NEVER if step is None else step)
 
+    def before(self, run_id: str, at: At) -> At | None:
+        """Where the newest earlier frame of the attempt is."""
+        spans = self._visible(run_id, attempt=at.attempt, to_step=at.step - 1)
+        return self._series.nearest(self._unit, run_id, spans, NEVER)
+
     def at(self, run_id: str, at: At) -> Sequence[PastFrame]:
         """All frames that an attempt has of a step, by writer and seq."""
         return self._series.at(self._unit, {run_id: at}).get(run_id, ())

@@ -16,12 +16,15 @@ from tsemon_server.services.queries.service import middles, nullable
 from tsemon_server.store import Store
 from tsemon_server.store.frames import Frames, Layers
 from tsemon_server.store.ledger.runs import FramesSeen, Model
+from tsemon_server.store.reading import Reader
 
 UNKNOWN_MODEL = Model(frozenset(), None)
 _NEARNESS = Nearness(rule for rule in PACK if rule.severity != "info")
 
 MOST_KEPT = 2000
 """Maximum number of glances in memory."""
+MOST_LOOKED_AT = 3
+"""Steps of a run, from the newest one back, that are searched for layers."""
 NONFINITE = ("nonfinite", "nonfinite_entries")
 """Measures that count what is not finite: the hidden states of a training, the parameters of a scan's checkpoint."""
 
@@ -50,13 +53,26 @@ def glances(store: Store, kept: Kept, asked: GlancesQuery) -> Glances:
         seen = reader.runs.frames_seen(asked.run_ids)
         found = {run_id: kept.get(run_id, points, seen[run_id]) for run_id in asked.run_ids if run_id in seen}
         lacking = [run_id for run_id, glance in found.items() if glance is None]
-        newest = reader.frames.layers_at(reader.runs.newest_steps(lacking))
+        newest = _newest_layers(reader, lacking)
         models = reader.runs.models_now(lacking)
         for run_id in lacking:
             worst = _worst(newest.get(run_id, ()), models.get(run_id, UNKNOWN_MODEL))
             glance = found[run_id] = Glance(run_id=run_id, loss=_loss(reader.frames, run_id, points), worst=worst)
             kept.keep(glance, points, seen[run_id])
     return Glances(glances=[glance for glance in found.values() if glance is not None])
+
+
+def _newest_layers(reader: Reader, run_ids: Sequence[str]) -> dict[str, list[Layers]]:
+    """What each run measured per layer at the newest step that has layers. Its last frame may hold its losses alone."""
+    at = reader.runs.newest_steps(run_ids)
+    found: dict[str, list[Layers]] = {}
+    for _ in range(MOST_LOOKED_AT):
+        found |= reader.frames.layers_at(at)
+        earlier = {
+            run_id: reader.frames.before(run_id, one) for run_id, one in at.items() if not any(found.get(run_id, ()))
+        }
+        at = {run_id: one for run_id, one in earlier.items() if one is not None}
+    return found
 
 
 def _loss(frames: Frames, run_id: str, points: int) -> LossLine | None:

@@ -67,8 +67,7 @@ const titleOf = ({ name, state, project, tags }) =>
   h("div", { class: "title" }, h("h1", { class: "given" }, name), statePill(state), h("span", { class: "quiet given" }, project), tags.map((tag) => h("span", { class: "tag given" }, tag)));
 
 function factsOf(run) {
-  const loss = run.latest?.scalars.loss;
-  const overhead = run.latest?.scalars.overhead_ratio;
+  const { loss_recent: recent, loss = recent, overhead_ratio: overhead } = run.latest?.scalars ?? {};
   const start = run.attempts.find((one) => one.attempt === run.attempt)?.resume_step ?? null;
   return [
     { name: "step", value: run.last_step === null ? "no frames" : count(run.last_step) },

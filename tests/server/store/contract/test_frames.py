@@ -95,6 +95,9 @@ class TestAFrame:
         asked = {4: (0, 1), 5: (0, 1), 6: (10, 1), 490: (490, 2), 544: (490, 2), 546: (600, 2), None: (600, 2)}
         assert {step: nearest(step) for step in asked} == {step: At(*at) for step, at in asked.items()}
         assert (nearest(970, 1), nearest(0, 2), nearest(7, 3)) == (At(970, 1), At(490, 2), None)
+        with bench.store.read() as reader:
+            before = {at: reader.frames.before(run_id, At(*at)) for at in ((600, 2), (490, 2), (480, 1), (0, 1))}
+        assert before == {(600, 2): At(490, 2), (490, 2): None, (480, 1): At(470, 1), (0, 1): None}
 
     def test_is_read_with_all_others_of_its_step(self, bench, settle):
         runs = [bench.register(name) for name in "ab"]
