@@ -119,7 +119,11 @@ class OutputProbe(Part):
         if any(x.is_floating_point() and not x.numel() for x in Inputs((output,), {}).tensors):
             return NO_TOKENS
         name = type(module).__name__
-        head = "no module of the model is an output head" if self._width is None else f"the output head gives {self._width}"
+        head = (
+            "no module of the model is an output head"
+            if self._width is None
+            else f"the output head gives {self._width}"
+        )
         return (
             f"the output of {name} holds no tensor named logits, nor one that is known to be logits by the size of its last "
             f"axis: {head}"
