@@ -37,8 +37,10 @@ NUM_HIGH_IN_LOGS = 3
 HIGH_IN_LOGS = 2.7
 """Mean absolute deviations from which on a logarithm is high."""
 TALLER, TALLEST = 1.5, 8.0
-"""After a jump, the next one must be taller by this factor, up to this many times the first one: losses of neighboring steps
-are alike if documents come in order, and healthy ones jump then."""
+"""Where losses of neighboring steps are alike, as when documents come in order, healthy ones jump. Each jump then raises the
+threshold of the next one by this factor, up to this many times the first threshold."""
+ALIKE = 0.3
+"""Neighboring losses are alike if their autocorrelation at lag 1 is above it: it is below 0.2 for independent ones."""
 RISE_STEPS = 48
 """Time constant of a second running mean, which shows a slow rise."""
 RISE = 0.9
@@ -106,8 +108,8 @@ class LossWatch:
         self._highest = -math.inf
         """The highest running mean before the first jump: after a loss of 1000, no other jump would be large."""
         self._has_jumped = False
-        self._tall = 1.0
-        """How many times taller than the first jump another one must be."""
+        self._taller = 1.0
+        """Factor of the threshold of another jump, where neighboring losses are alike."""
         self._large = 1.0
         """How many times larger than the first slow rise another one must be: twice as large as the one before."""
         self._restart()
@@ -139,7 +141,7 @@ class LossWatch:
         if self._num_high < NUM_HIGH and self._num_high_in_logs < NUM_HIGH_IN_LOGS:
             return None
         text = f"the loss jumped from about {self._losses.mean:.4g} to {loss:.4g}"
-        self._has_jumped, self._tall = True, min(TALLER * self._tall, TALLEST)
+        self._has_jumped, self._taller = True, min(TALLER * self._taller, TALLEST)
         self._restart()
         return text
 
@@ -166,31 +168,45 @@ class LossWatch:
             return math.inf
         least = max(1e-3 * abs(usual.mean), LEAST_RISE)  # for a loss that hardly varies
         height = max(HIGH * usual.deviation, HIGH_OF_GAIN * (self._highest - usual.mean))
-        return usual.mean + self._tall * height + least
+        return usual.mean + self._factor * height + least
+
+    @property
+    def _factor(self) -> float:
+        return self._taller if self._losses.autocorrelation > ALIKE else 1.0
 
     def _is_high_in_logs(self, loss: float) -> bool:
         usual = self._logs
         return (
             loss <= 0
             or usual.num < FIRST_STEPS
-            or math.log(loss) - usual.mean > self._tall * HIGH_IN_LOGS * usual.deviation
+            or math.log(loss) - usual.mean > self._factor * HIGH_IN_LOGS * usual.deviation
         )
 
 
 class _Usual:
-    """Running mean and mean absolute deviation."""
+    """Running mean, mean absolute deviation, and autocorrelation of the deviations."""
 
     def __init__(self, num_steps: int = USUAL_STEPS) -> None:
         self._num_steps = num_steps
         self.num = 0
         self.mean = self.deviation = 0.0
+        self._newest = self._variance = self._covariance = 0.0
 
     def add(self, number: float) -> None:
         self.num += 1
         distance = number - self.mean
         self.mean += distance * max(1 / self.num, 1 / self._num_steps)
         if self.num > 1:
-            self.deviation += (abs(distance) - self.deviation) * max(1 / self.num, 1 / NOISE_STEPS)
+            weight = max(1 / self.num, 1 / NOISE_STEPS)
+            self.deviation += (abs(distance) - self.deviation) * weight
+            self._variance += (distance * distance - self._variance) * weight
+            self._covariance += (distance * self._newest - self._covariance) * weight
+            self._newest = distance
+
+    @property
+    def autocorrelation(self) -> float:
+        """Of neighboring deviations from the mean; 0 if there are none."""
+        return self._covariance / self._variance if self._variance else 0.0
 
 
 class NoiseWatch:

@@ -56,6 +56,14 @@ class TestLossWatch:
         assert 1 <= len(noticed(losses)) <= 3, "about 9 without"
         assert noticed([*losses, *[2 * loss for loss in losses[-9:]]])[-1][0] >= 5000
 
+    def test_detects_a_jump_at_once_after_spikes_where_neighboring_losses_differ(self):
+        noise = random.Random(0)
+        levels = [2 + 9 * math.exp(-step / 200) for step in range(600)]
+        for _ in range(3):
+            levels += [5.0] * 8 + [2.4] * 300
+        losses = [level + noise.gauss(0, 0.1) for level in (*levels, *[3.5] * 50)]
+        assert len(levels) <= noticed(losses)[-1][0] <= len(levels) + NUM_HIGH
+
     def test_passes_over_two_high_losses(self):
         assert noticed([*wave(100), 9.0, 9.0, *wave(100)]) == []
 
