@@ -1,3 +1,4 @@
+import math
 import re
 import sqlite3
 from dataclasses import replace
@@ -172,8 +173,11 @@ class TestARun:
         run_id = api.register(config={})
         api.send_ok(run_id, [loss_frame(0, 4.0), Frame(1, 30, 2.0, {"loss_recent": 2.5}, {})])
         assert api.get(f"/runs/{run_id}")["loss"] == 2.5
-        api.send_ok(run_id, [Frame(2, 40, 3.0, {"loss_recent": float("nan")}, {})])
-        assert api.get(f"/runs/{run_id}")["loss"] is None
+        for seq, scalars in enumerate(
+            ({"loss_recent": math.nan}, {"loss_recent": 2.5, "loss_nonfinite": 1.0}), start=2
+        ):
+            api.send_ok(run_id, [Frame(seq, 10 * seq + 20, 3.0, scalars, {})])
+            assert api.get(f"/runs/{run_id}")["loss"] is None
         api.send_ok(run_id, [loss_frame(50, 1.5)])
         assert api.get(f"/runs/{run_id}")["loss"] == 1.5
 

@@ -293,7 +293,8 @@ class TestARun:
         expect(fact(page, "own cost")).to_have_text("0.83 %of the training's time")
 
     @pytest.mark.parametrize(
-        ("scalars", "shown"), [({"loss_recent": 2.5}, "2.5"), ({"loss": math.nan}, "not finite"), ({}, "–")]
+        ("scalars", "shown"),
+        [({"loss_recent": 2.5}, "2.5"), ({"loss_recent": 2.5, "loss_nonfinite": 1.0}, "not finite"), ({}, "–")],
     )
     def test_shows_the_loss_of_the_last_steps_where_the_last_frame_has_no_other(
         self, page, service, name, scalars, shown
