@@ -289,7 +289,7 @@ def _is_nonfinite(arrays: Arrays) -> bool:
 def _first_nonfinite(newest: Arrays) -> Mechanism:
     found_E = _known(newest, "nonfinite")
     if newest.is_origin and (found_E is None or not np.nanmax(found_E) > 0):
-        return Mechanism(text=f"The sub-step is unknown: {BEHIND}.")
+        return Mechanism(text=f"The sub-step is unknown: {NOT_SEEN}.")
     if found_E is None:
         return Mechanism(text="The sub-step is unknown: the frame does not tell which hidden states are finite.")
     if not np.nanmax(found_E) > 0:
@@ -314,9 +314,9 @@ def _first_nonfinite(newest: Arrays) -> Mechanism:
     return Mechanism(block=block, text=f"{where}. The sub-step is unknown: {why}.")
 
 
-BEHIND = (
-    "as far as seen, all hidden states were finite before the step of the optimizer, so NaN or infinity began in the output "
-    "head, the loss function, the labels, the backward pass or half precision"
+NOT_SEEN = (
+    "all hidden states that tsemon saw before NaN or infinity spread were finite. Look at this step's batch, the output "
+    "head, the loss function, the labels and half precision"
 )
 SPREAD = "they may have begun anywhere, because an optimizer step spreads them to all parameters"
 ORDER: tuple[tuple[str, SubStep, str], ...] = (

@@ -286,10 +286,10 @@ class TestMechanismOfNaN:
         assert "all hidden states of the frame are finite" in found_in(changed, rule=rule).text
 
     @pytest.mark.parametrize("newest", [arrays(), arrays(nonfinite=None)])
-    def test_is_behind_the_blocks_if_the_step_in_which_it_begins_shows_none(self, newest):
+    def test_is_not_seen_if_the_step_in_which_it_begins_shows_none(self, newest):
         found = found_in(replace(newest, is_origin=True), rule="loss-not-finite")
         assert found.block is None
-        assert "began in the output head, the loss function, the labels" in found.text
+        assert "saw before NaN or infinity spread were finite. Look at this step's batch" in found.text
 
     def test_is_unknown_if_nobody_looked_for_it(self):
         assert "the frame does not tell which" in found_in(arrays(nonfinite=None), rule="loss-not-finite").text

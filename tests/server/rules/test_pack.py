@@ -353,14 +353,14 @@ class TestALossThatIsNotFinite:
         assert "it may have begun in another one" not in alert.advice["text"]
 
     @pytest.mark.parametrize("last", [{"nonfinite": np.zeros(4)}, {}])
-    def test_says_that_it_begins_behind_the_blocks(self, last):
+    def test_says_where_else_to_look_if_all_hidden_states_were_finite(self, last):
         seen = {"nonfinite": np.zeros(4)}
         alert = self.alert(seen, seen, last, nonfinite_parameters=1.0)
         found = {name: number for name, number in alert.evidence["numbers"].items() if number is not None}
-        assert found["parameters_behind"] == 1
+        assert found["parameters_not_finite"] == 1
         assert "nonfinite_parameters" not in found
-        assert "begins behind the blocks" in alert.advice["text"]
-        assert "layer" not in alert.advice["text"].replace("layers behind", "")
+        assert "were finite (parameters that were not: 1): look at this step's batch" in alert.advice["text"]
+        assert "layer" not in alert.advice["text"]
 
     def test_says_nothing_of_layers_where_they_are_not_measured(self):
         text = self.alert({}, {}, {}).advice["text"]
