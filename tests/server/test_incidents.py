@@ -1,6 +1,7 @@
 """Incidents as the server keeps them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -316,7 +317,9 @@ class TestTheSubStep:
         assert within["text"].startswith("In block 4, ")
         assert (within["step"], within["healthy_step"]) == (5, 4)
 
-    def test_is_not_compared_with_the_samples_of_an_earlier_incident(self, api):
+    @pytest.mark.parametrize(("rule", "healthy_step"), [("loss-spike", 0), ("high-loss", 2)], ids=["ours", "own"])
+    def test_is_not_compared_with_the_samples_of_an_earlier_incident_of_our_rules(self, start, rule, healthy_step):
+        api = start(rules=[replace(one, name=rule) for one in OWN[:1]])
         run_id = api.register(num_blocks=6)
         ill = [gains_frame(step, 20.0, attention_gain=(4, 0.03)) for step in (1, 2)]
         well = [gains_frame(step, 1.0) for step in range(3, 500)]
@@ -325,7 +328,7 @@ class TestTheSubStep:
         ill_again = [gains_frame(step, 20.0, feedforward_gain=(2, 20.0)) for step in range(500, 503)]
         api.send_ok(run_id, [gains_frame(0, 1.0), *ill, *well, *ill_again])
         within = api.get(f"/incidents/{incidents(api, run_id)[0]['incident_id']}")["within"]
-        assert (within["block"], within["sub_step"], within["healthy_step"]) == (2, "feed-forward", 0)
+        assert (within["block"], within["sub_step"], within["healthy_step"]) == (2, "feed-forward", healthy_step)
 
     def test_of_nan_is_unknown_after_an_optimizer_step(self, start):
         api = start(rules=PACK)
@@ -436,7 +439,7 @@ class TestTheSequences:
         )
         assert found[3]["text"] == (
             "At step 6, sequence 4 had a loss of 31, 1.0 times the mean of the batch. No single sequence stands out. "
-            "tsemon remembers no earlier sampled batch with it."
+            "It was in no earlier sampled batch that tsemon remembers."
         )
 
     def test_begin_with_the_one_whose_loss_is_not_finite(self, api, run_id):

@@ -89,5 +89,5 @@ def _text(one: SequenceLoss, *, are_all_lost: bool) -> str:
     if one.seen_step is not None:
         text += f" It was also in the batch of step {one.seen_step}."
     elif one.id is not None:
-        text += " tsemon remembers no earlier sampled batch with it."
+        text += " It was in no earlier sampled batch that tsemon remembers."
     return text

@@ -12,6 +12,7 @@ from tsemon.catalogue import NUM_RECENT
 from tsemon.errors import InvalidRange
 from tsemon.wire import Array, Frame
 from tsemon_answers.incidents import Incident, IncidentDetail, IncidentsQuery, SubStepQuery, Within
+from tsemon_server.incidents import ORDER
 from tsemon_server.incidents.mechanism import SLOW, Arrays, Mechanism, mechanism_of
 from tsemon_server.incidents.sequences import FAMILIES, largest_losses
 from tsemon_server.services.queries.frames import nearest
@@ -78,9 +79,16 @@ def _within(reader: Reader, incident: Incident, since: Iterable[Frame]) -> Withi
 
 
 def _earlier(reader: Reader, incident: Incident) -> list[tuple[int, int]]:
-    """The first and last steps of earlier incidents of the attempt: their samples are not healthy."""
+    """The first and last steps of earlier incidents of the attempt: their samples are not healthy.
+
+    A process that stops, and a rule of the user's own, say nothing of the network.
+    """
     every = reader.incidents.find(IncidentsQuery(run_id=incident.run_id, attempt=incident.attempt))
-    earlier = [one for one in every if one.left_step < incident.left_step]
+    earlier = [
+        one
+        for one in every
+        if one.left_step < incident.left_step and one.family != "liveness" and ORDER.knows(one.rule)
+    ]
     return [(one.left_step, incident.left_step if one.ended_step is None else one.ended_step) for one in earlier]
 
 
