@@ -37,7 +37,7 @@ NUM_HIGH_IN_LOGS = 3
 HIGH_IN_LOGS = 2.7
 """Mean absolute deviations from which on a logarithm is high."""
 TALLER, TALLEST = 1.5, 8.0
-"""Where losses of neighboring steps are alike, as when documents come in order, healthy ones jump. Each jump then raises the
+"""If losses of neighboring steps are alike, as with documents in order, healthy ones jump. Each jump then raises the
 threshold of the next one by this factor, up to this many times the first threshold."""
 ALIKE = 0.3
 """Neighboring losses are alike if their autocorrelation at lag 1 is above it: it is below 0.2 for independent ones."""
@@ -109,7 +109,7 @@ class LossWatch:
         """The highest running mean before the first jump: after a loss of 1000, no other jump would be large."""
         self._has_jumped = False
         self._taller = 1.0
-        """Factor of the threshold of another jump, where neighboring losses are alike."""
+        """Factor of the threshold of another jump if neighboring losses are alike."""
         self._large = 1.0
         """How many times larger than the first slow rise another one must be: twice as large as the one before."""
         self._restart()
@@ -205,7 +205,7 @@ class _Usual:
 
     @property
     def autocorrelation(self) -> float:
-        """Of neighboring deviations from the mean; 0 if there are none."""
+        """The autocorrelation of neighboring deviations from the mean; 0 before the second number."""
         return self._covariance / self._variance if self._variance else 0.0
 
 

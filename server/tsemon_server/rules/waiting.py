@@ -29,10 +29,11 @@ class Waiting:
     def of(self, compiled: Compiled, *, is_unknown: bool = False) -> str:
         """Describe the samples and steps that must come before the rule can fire; empty if enough of them have come.
 
-        A hold counts from the first sample of the attempt that could have met the condition, whether it did or not.
+        The samples of a hold count from the first one that could have met the condition, whether it did or not, but its
+        steps from the first sample of the attempt, as nothing remembers at which step the other one came.
         A metric that the run does not have counts as if it came with the next sample. Negations, `held`, `steps_in` and
-        `measured` count as if they could be met at any time. `only_while` counts for nothing: a guard that is unknown
-        stops no rule. `is_unknown`: the rule was never evaluated.
+        `measured` count as if they could be met at any time. `only_while` counts for nothing: an unknown
+        guard does not block a rule. `is_unknown`: the rule was never evaluated.
         """
         state, hold, after = self._state, compiled.rule.hold, compiled.rule.after
         missing = _fewest(stack[compiled.when.index] for stack in self._of_stacks)

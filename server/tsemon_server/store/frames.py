@@ -62,7 +62,7 @@ class Frames:
         return self._series.nearest(self._unit, run_id, spans, NEVER if step is None else step)
 
     def before(self, run_id: str, at: At) -> At | None:
-        """Where the newest earlier frame of the attempt is."""
+        """Return the place of the newest earlier frame of the attempt, or None."""
         spans = self._visible(run_id, attempt=at.attempt, to_step=at.step - 1)
         return self._series.nearest(self._unit, run_id, spans, NEVER)
 

@@ -23,8 +23,8 @@ _NEARNESS = Nearness(rule for rule in PACK if rule.severity != "info")
 
 MOST_KEPT = 2000
 """Maximum number of glances in memory."""
-MOST_LOOKED_AT = 3
-"""Steps of a run, from the newest one back, that are searched for layers."""
+MOST_STEPS_BACK = 2
+"""Number of frames before the newest one that are searched for layers."""
 NONFINITE = ("nonfinite", "nonfinite_entries")
 """Measures that count what is not finite: the hidden states of a training, the parameters of a scan's checkpoint."""
 
@@ -63,15 +63,14 @@ def glances(store: Store, kept: Kept, asked: GlancesQuery) -> Glances:
 
 
 def _newest_layers(reader: Reader, run_ids: Sequence[str]) -> dict[str, list[Layers]]:
-    """What each run measured per layer at the newest step that has layers. Its last frame may hold its losses alone."""
+    """The layers of each run at the newest step that has any. The last frame of a run may hold its losses alone."""
     at = reader.runs.newest_steps(run_ids)
-    found: dict[str, list[Layers]] = {}
-    for _ in range(MOST_LOOKED_AT):
+    found = reader.frames.layers_at(at)
+    for _ in range(MOST_STEPS_BACK):
+        bare = {run_id: one for run_id, one in at.items() if not any(found.get(run_id, ()))}
+        earlier = ((run_id, reader.frames.before(run_id, one)) for run_id, one in bare.items())
+        at = {run_id: one for run_id, one in earlier if one is not None}
         found |= reader.frames.layers_at(at)
-        earlier = {
-            run_id: reader.frames.before(run_id, one) for run_id, one in at.items() if not any(found.get(run_id, ()))
-        }
-        at = {run_id: one for run_id, one in earlier.items() if one is not None}
     return found
 
 
