@@ -116,13 +116,12 @@ class TestItsNumbers:
         page = (ROOT / "docs/detection.md").read_text()
         short, long = (re.search(rf"<!-- {kind} summary -->(.*?)<!--", page, re.DOTALL)[1] for kind in ("live", "long"))
         num_found, num_harmed, delay = re.search(r"(\d+) of (\d+) harmed runs found, delay (\d+) steps", short).groups()
-        assert num_found == num_harmed
         num_right = re.search(r"verdict of the right family: (\d+) of", short)[1]
         num_wrong = re.search(r"a critical incident of a wrong family: (\d+)", short)[1]
         num_false, num_short = re.search(r"false alerts: (\d+) in (\d+) runs", short).groups()
         assert num_false == "0"
         for text in (
-            f"found all {num_harmed} harmed runs in {num_short} small trainings, a median of {delay} steps after onset",
+            f"found {num_found} of the {num_harmed} harmed runs in {num_short} small trainings, a median of {delay} steps",
             f"{num_right} verdicts were right, {num_wrong} critical and wrong",
         ):
             assert text in FLAT
