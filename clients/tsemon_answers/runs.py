@@ -116,8 +116,7 @@ class Run(Record):
     num_frames: int
     """Number of stored frames, in all attempts."""
     loss: float | None
-    """Last loss, or the mean of the last losses if the newest frame has none of its step; null if there is none or it is
-    not finite."""
+    """Last loss; null if there is none or it is not finite."""
     process_step: int | None
     """Last step that the training process reported, sampled or not; null before its first report."""
     stepped_at: datetime | None

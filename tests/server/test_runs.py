@@ -1,4 +1,3 @@
-import math
 import re
 import sqlite3
 from dataclasses import replace
@@ -168,18 +167,6 @@ class TestARun:
         api.send_ok(run_id, [loss_frame(0, float("inf"))])
         run = api.get(f"/runs/{run_id}")
         assert (run["loss"], run["latest"]["scalars"]) == (None, {"loss": None})
-
-    def test_shows_the_last_losses_where_the_newest_frame_has_none_of_its_step(self, api):
-        run_id = api.register(config={})
-        api.send_ok(run_id, [loss_frame(0, 4.0), Frame(1, 30, 2.0, {"loss_recent": 2.5}, {})])
-        assert api.get(f"/runs/{run_id}")["loss"] == 2.5
-        for seq, scalars in enumerate(
-            ({"loss_recent": math.nan}, {"loss_recent": 2.5, "loss_nonfinite": 1.0}), start=2
-        ):
-            api.send_ok(run_id, [Frame(seq, 10 * seq + 20, 3.0, scalars, {})])
-            assert api.get(f"/runs/{run_id}")["loss"] is None
-        api.send_ok(run_id, [loss_frame(50, 1.5)])
-        assert api.get(f"/runs/{run_id}")["loss"] == 1.5
 
     def test_changes_only_what_is_given(self, api):
         run_id = api.register(tags=["a"], config={"x": 1})

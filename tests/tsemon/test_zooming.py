@@ -420,13 +420,15 @@ class TestAPendingAlert:
 class TestTheLastSample:
     def test_has_the_losses(self, tmp_path):
         loop = Loop(tmp_path, measures=["token_similarity", "loss_mean", "loss_nonfinite"])
-        loop.run(95)
+        loop.run(94)
         first = loop.monitor._last_sample
+        loop.run(1, loss=torch.tensor(2.0))
         loop.run(1, loss=torch.tensor(2.2))
         loop.monitor.close()
         last = frames_in(tmp_path)[-1]
         assert first < last["step"] == 95
         assert last["scalars"]["loss_mean"] == pytest.approx(2 + 0.2 / (95 - first))
+        assert last["scalars"]["loss"] == pytest.approx(2.2)
         assert not last["layers"]
 
     def test_leaves_out_the_parameters_which_may_be_those_of_a_checkpoint_by_now(self, tmp_path):

@@ -69,6 +69,11 @@ class LossProbe(Part):
             self._pending.append((own, version_of(own)))
 
     @property
+    def newest(self) -> Tensor | None:
+        """The last loss before the newest sample, on its device."""
+        return None if self._remembered is None else self._remembered[-1]
+
+    @property
     def is_full(self) -> bool:
         """Whether it is time to `stack`."""
         return len(self._pending) >= NUM_PER_STACK

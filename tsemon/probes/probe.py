@@ -248,7 +248,10 @@ class Probe:
             if self._is_late:
                 del reading.layers["nonfinite"]
                 self.not_measured["nonfinite"] = text
-        if nonfinite is not None and not parameters.are_most:
+        num_lost = reading.scalars.get("loss_nonfinite")
+        is_loss_lost = isinstance(num_lost, float) and num_lost > 0
+        # A finite loss raises no alert that would look at this frame.
+        if nonfinite is not None and not parameters.are_most and (found or is_loss_lost):
             reading.scalars[NONFINITE_PARAMETERS] = float(len(parameters.names))
         self.how[ORIGIN] = f"the gradient of step {step}. {text}. Before this step, {parameters}"
 
@@ -386,7 +389,7 @@ class Probe:
         return reading
 
     def collect_last(self, wanted: Collection[str]) -> Reading:
-        """Return the metrics of the losses since the last sample.
+        """Return the last loss, and the metrics of the losses since the last sample.
 
         The parameters may have changed since the last step: loops load the best checkpoint, or averages, at the end.
         """
@@ -399,6 +402,8 @@ class Probe:
         part.want(wanted)
         self._gather("losses", part, partials)
         self._finish("losses", part, {key: partial.value for key, partial in partials.items()}, reading)
+        if partials and self._losses.newest is not None:
+            reading.scalars["loss"] = self._losses.newest
 
     def _take_notes(self, reading: Reading) -> None:
         reading.notes += self._experiment.take_notes()

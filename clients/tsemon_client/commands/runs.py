@@ -298,12 +298,7 @@ def _about(run: RunDetail) -> Iterator[tuple[str, list[tuple[str, Cell]]]]:
             ("id", run.run_id),
             ("condition", _condition(run)),
             ("step", f"{count(run.last_step)} recorded, {count(run.process_step)} heard of"),
-            (
-                "loss",
-                _scalar(run.loss)
-                if run.latest and {"loss", "loss_recent"} & run.latest.scalars.keys()
-                else number(run.loss),
-            ),
+            ("loss", _scalar(run.loss) if run.latest and "loss" in run.latest.scalars else number(run.loss)),
             ("alerts", f"{run.open_alerts} open" + (f", {run.alerts_at_end} at the end" if run.alerts_at_end else "")),
             ("begun", moment(run.created_at)),
             ("heard of", f"{moment(run.updated_at)} ({ago(run.updated_at, now)} ago)"),

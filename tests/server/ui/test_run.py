@@ -292,18 +292,6 @@ class TestARun:
         open_run(page, rich)
         expect(fact(page, "own cost")).to_have_text("0.83 %of the training's time")
 
-    @pytest.mark.parametrize(
-        ("scalars", "shown"),
-        [({"loss_recent": 2.5}, "2.5"), ({"loss_recent": 2.5, "loss_nonfinite": 1.0}, "not finite"), ({}, "–")],
-    )
-    def test_shows_the_loss_of_the_last_steps_where_the_last_frame_has_no_other(
-        self, page, service, name, scalars, shown
-    ):
-        run_id = service.register(name)
-        service.send(run_id, Frame(0, 0, START_S, {"loss": 3.0}), Frame(1, 1, START_S + 1, scalars))
-        open_run(page, run_id)
-        expect(fact(page, "loss")).to_have_text(shown)
-
     def test_shows_its_norms_below_the_loss_or_another_curve(self, page, rich):
         open_run(page, rich)
         point_at(page, "curves", 0.5, 0.5)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, bindparam, exists, literal_column, select, update
@@ -160,16 +159,9 @@ def _newest(stream: Stream, frame: Frame | None) -> Newest | None:
 
 
 def columns_of(newest: Newest | None, loss: float | None = None) -> dict[str, Any]:
-    """The columns of a run's row for its newest frame, and its loss before that."""
+    """The columns of a run's row for its newest frame. A frame without a loss leaves `loss`."""
     if newest is None:
         return dict.fromkeys(_PLACE)
     latest = {"time": newest.time, "scalars": dict(newest.scalars)}
-    place = (newest.attempt, newest.writer, newest.seq, newest.step, _loss_in(newest.scalars, loss), latest)
+    place = (newest.attempt, newest.writer, newest.seq, newest.step, newest.scalars.get("loss", loss), latest)
     return dict(zip(_PLACE, place, strict=True))
-
-
-def _loss_in(scalars: Mapping[str, float], before: float | None) -> float | None:
-    if "loss" in scalars or "loss_recent" not in scalars:
-        return scalars.get("loss", before)
-    # The frame of close() has the losses of earlier steps alone. Their mean leaves out what is not finite.
-    return math.nan if scalars.get("loss_nonfinite", 0.0) > 0 else scalars["loss_recent"]

@@ -67,13 +67,11 @@ const titleOf = ({ name, state, project, tags }) =>
   h("div", { class: "title" }, h("h1", { class: "given" }, name), statePill(state), h("span", { class: "quiet given" }, project), tags.map((tag) => h("span", { class: "tag given" }, tag)));
 
 function factsOf(run) {
-  const { scalars = {} } = run.latest ?? {};
-  const hasLoss = "loss" in scalars || "loss_recent" in scalars;
-  const overhead = scalars.overhead_ratio;
+  const { loss, overhead_ratio: overhead } = run.latest?.scalars ?? {};
   const start = run.attempts.find((one) => one.attempt === run.attempt)?.resume_step ?? null;
   return [
     { name: "step", value: run.last_step === null ? "no frames" : count(run.last_step) },
-    { name: "loss", value: hasLoss ? number(run.loss) : "–", isBad: hasLoss && run.loss === null },
+    { name: "loss", value: loss === undefined ? "–" : number(loss), isBad: loss === null },
     { name: "attempt", value: start === null ? count(run.attempt) : `${count(run.attempt)}, from step ${count(start)}` },
     { name: "blocks", value: count(run.num_blocks), of: run.stacks.length > 1 && run.stacks.map(({ name, blocks }) => `${name} ${count(blocks)}`).join(", ") },
     ...(typeof overhead === "number" ? [{ name: "own cost", value: `${Number((100 * overhead).toPrecision(2))} %`, of: "of the training's time", meaning: "The share of the training's wall time that tsemon itself took, as it measured in the training process." }] : []),
