@@ -23,8 +23,6 @@ _NEARNESS = Nearness(rule for rule in PACK if rule.severity != "info")
 
 MOST_KEPT = 2000
 """Maximum number of glances in memory."""
-MOST_STEPS_BACK = 2
-"""Number of frames before the newest one that are searched for layers."""
 NONFINITE = ("nonfinite", "nonfinite_entries")
 """Measures that count what is not finite: the hidden states of a training, the parameters of a scan's checkpoint."""
 
@@ -63,15 +61,12 @@ def glances(store: Store, kept: Kept, asked: GlancesQuery) -> Glances:
 
 
 def _newest_layers(reader: Reader, run_ids: Sequence[str]) -> dict[str, list[Layers]]:
-    """The layers of each run at the newest step that has any. The last frame of a run may hold its losses alone."""
+    """The layers of each run at its newest step, or at the one before: the last frame of a run may hold its losses alone."""
     at = reader.runs.newest_steps(run_ids)
     found = reader.frames.layers_at(at)
-    for _ in range(MOST_STEPS_BACK):
-        bare = {run_id: one for run_id, one in at.items() if not any(found.get(run_id, ()))}
-        earlier = ((run_id, reader.frames.before(run_id, one)) for run_id, one in bare.items())
-        at = {run_id: one for run_id, one in earlier if one is not None}
-        found |= reader.frames.layers_at(at)
-    return found
+    bare = {run_id: one for run_id, one in at.items() if not any(found.get(run_id, ()))}
+    earlier = ((run_id, reader.frames.before(run_id, one)) for run_id, one in bare.items())
+    return found | reader.frames.layers_at({run_id: one for run_id, one in earlier if one is not None})
 
 
 def _loss(frames: Frames, run_id: str, points: int) -> LossLine | None:
