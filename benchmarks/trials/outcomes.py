@@ -137,8 +137,8 @@ def _live_summary(outcomes: Sequence[Outcome]) -> list[str]:
         f"* incidents in each harmed run: {statistics.fmean([len(o.verdict.incidents) for o in harmed] or [math.nan]):.2f}, "
         f"at most {max((len(o.verdict.incidents) for o in harmed), default=0)}",
         f"* more than 5 steps behind the best rule on the loss: {_listed(behind)}",
-        f"* more than 5 steps behind if a plateau of 100 steps is a rule, too: {len(behind_plateau)}; such a rule fires in "
-        f"{num_plateaus} of {len(healthy)} healthy runs",
+        f"* more than 5 steps behind the best of these and a rule on plateaus of 100 steps: {len(behind_plateau)}; "
+        f"that rule also fires in {num_plateaus} of {len(healthy)} healthy runs",
         f"* false alerts: {sum(len(o.verdict.false) for o in outcomes)} in {len(outcomes)} runs",
         f"* healthy runs that zoomed in: {_listed(zoomed)} of {len(healthy)}",
         f"* overhead: {_shares(outcomes)}; of runs that did not zoom in: "

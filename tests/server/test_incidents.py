@@ -317,9 +317,14 @@ class TestTheSubStep:
         assert within["text"].startswith("In block 4, ")
         assert (within["step"], within["healthy_step"]) == (5, 4)
 
-    @pytest.mark.parametrize(("rule", "healthy_step"), [("loss-spike", 0), ("high-loss", 2)], ids=["ours", "own"])
-    def test_is_not_compared_with_the_samples_of_an_earlier_incident_of_our_rules(self, start, rule, healthy_step):
-        api = start(rules=[replace(one, name=rule) for one in OWN[:1]])
+    @pytest.mark.parametrize(
+        ("rule", "family", "healthy_step"),
+        [("loss-spike", "loss", 0), ("high-loss", "custom", 2), ("dropped-frames", "liveness", 2)],
+    )
+    def test_is_not_compared_with_the_samples_of_an_earlier_incident_of_the_network(
+        self, start, rule, family, healthy_step
+    ):
+        api = start(rules=[replace(one, name=rule, family=family) for one in OWN[:1]])
         run_id = api.register(num_blocks=6)
         ill = [gains_frame(step, 20.0, attention_gain=(4, 0.03)) for step in (1, 2)]
         well = [gains_frame(step, 1.0) for step in range(3, 500)]
@@ -439,7 +444,7 @@ class TestTheSequences:
         )
         assert found[3]["text"] == (
             "At step 6, sequence 4 had a loss of 31, 1.0 times the mean of the batch. No single sequence stands out. "
-            "It was in no earlier sampled batch that tsemon remembers."
+            "It is not in the earlier sampled batches that tsemon keeps."
         )
 
     def test_begin_with_the_one_whose_loss_is_not_finite(self, api, run_id):

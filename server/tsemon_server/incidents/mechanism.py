@@ -315,8 +315,8 @@ def _first_nonfinite(newest: Arrays) -> Mechanism:
 
 
 NOT_SEEN = (
-    "all hidden states that tsemon saw before NaN or infinity spread were finite. Look at this step's batch, the output "
-    "head, the loss function, the labels and half precision"
+    "all hidden states that tsemon saw before NaN or infinity spread were finite. Check this step's batch, the output head, "
+    "the loss function, the labels, the backward pass and half precision"
 )
 SPREAD = "they may have begun anywhere, because an optimizer step spreads them to all parameters"
 ORDER: tuple[tuple[str, SubStep, str], ...] = (

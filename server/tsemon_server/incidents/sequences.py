@@ -89,5 +89,5 @@ def _text(one: SequenceLoss, *, are_all_lost: bool) -> str:
     if one.seen_step is not None:
         text += f" It was also in the batch of step {one.seen_step}."
     elif one.id is not None:
-        text += " It was in no earlier sampled batch that tsemon remembers."
+        text += " It is not in the earlier sampled batches that tsemon keeps."
     return text

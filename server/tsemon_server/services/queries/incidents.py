@@ -81,7 +81,7 @@ def _within(reader: Reader, incident: Incident, since: Iterable[Frame]) -> Withi
 def _earlier(reader: Reader, incident: Incident) -> list[tuple[int, int]]:
     """The first and last steps of earlier incidents of the attempt: their samples are not healthy.
 
-    A process that stops, and a rule of the user's own, say nothing of the network.
+    A process that stops, and a rule of the user's own, do not describe the network.
     """
     every = reader.incidents.find(IncidentsQuery(run_id=incident.run_id, attempt=incident.attempt))
     earlier = [
