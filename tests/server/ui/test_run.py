@@ -300,6 +300,8 @@ class TestARun:
         expect(page).to_have_url(re.compile("curve=learning_rate"))
         point_at(page, "curves", 0.01, 0.5)
         expect(tooltip(page)).to_contain_text("learning_rate0.001")
+        page.get_by_label("Curve shown").select_option(label="norms")
+        expect(tooltip(page)).to_contain_text("total_param_norm80total_grad_norm0.5")
 
     def test_without_norms_shows_any_other_number_below_the_loss(self, page, service, name):
         """As an import does: its steps and its names are another tool's."""

@@ -187,23 +187,29 @@ const slider = (colours, { left, last, format, bottom }) => ({
   labelFormatter: format,
 });
 
-/** A tooltip over `chart`; `describe(x, y)` gives its lines, as [label, value] or text, or null for none. */
+/** A tooltip over `chart`; `describe(x, y)` gives its lines, as [label, value] or text, or null for none. Under a pointer at rest it follows what is drawn. */
 export function tooltipOver(element, chart, describe) {
   const tip = h("div", { class: "tip", hidden: true, "aria-hidden": "true" });
   element.append(tip);
-  const hide = () => (tip.hidden = true);
-  chart.getZr().on("globalout", hide);
-  chart.getZr().on("mousemove", ({ offsetX, offsetY }) => {
-    const lines = describe(offsetX, offsetY);
-    if (!lines) return hide();
+  let at = null;
+  const show = () => {
+    const lines = at && describe(at.offsetX, at.offsetY);
+    tip.hidden = !lines;
+    if (!lines) return;
     tip.replaceChildren(
       ...lines.map((line) => (Array.isArray(line) ? h("div", {}, h("span", { class: "given" }, line[0]), h("b", { class: "given" }, line[1])) : h("div", {}, h("span", { class: "given" }, line)))),
     );
-    tip.hidden = false;
-    const left = offsetX + 16 + tip.offsetWidth > element.clientWidth ? offsetX - 16 - tip.offsetWidth : offsetX + 16;
+    const left = at.offsetX + 16 + tip.offsetWidth > element.clientWidth ? at.offsetX - 16 - tip.offsetWidth : at.offsetX + 16;
     tip.style.left = `${Math.max(0, left)}px`;
-    tip.style.top = `${Math.max(0, Math.min(offsetY + 12, element.clientHeight - tip.offsetHeight))}px`;
-  });
+    tip.style.top = `${Math.max(0, Math.min(at.offsetY + 12, element.clientHeight - tip.offsetHeight))}px`;
+  };
+  const moveTo = (place) => {
+    at = place;
+    show();
+  };
+  chart.getZr().on("globalout", () => moveTo(null));
+  chart.getZr().on("mousemove", ({ offsetX, offsetY }) => moveTo({ offsetX, offsetY }));
+  chart.on("finished", show);
 }
 
 /** The index of the entry of `steps` (rising) that is nearest to `step`. */
