@@ -271,11 +271,10 @@ class Outbox:
             mirror.join(deadline - time.monotonic())
         folder = self._spool.folder
         if self._delivery is not None and not self._is_delivered and folder is not None:
-            self._warn(
-                "left",
-                f"{self._spool.num_unsent} frames and the end of the run were not delivered and wait in {folder}; "
-                f"`tsemon sync {shlex.quote(str(folder.parents[2]))} --server URL` sends them",
-            )
+            num = self._spool.num_unsent
+            left = f"{num} frames and the end of the run were not delivered and wait" if num else "the end of the run was not delivered and waits"
+            command = f"tsemon sync {shlex.quote(str(folder.parents[2]))} --server URL"
+            self._warn("left", f"{left} in {folder}; `{command}` sends {'them' if num else 'it'}")
         in_memory = self._overflow.num_unsent + (0 if self._spool.folder else self._spool.num_unsent)
         if in_memory:
             self._warn("lost", f"{in_memory} frames were in memory alone, could not be delivered, and are lost")

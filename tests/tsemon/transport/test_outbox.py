@@ -463,6 +463,15 @@ class TestClosing:
             f"`tsemon sync {tmp_path} --server URL` sends them"
         )
 
+    def test_says_that_the_end_alone_is_left(self, peer, tmp_path, open_outbox):
+        peer.stop()
+        outbox = open_outbox(peer.url)
+        outbox.close(0.1)
+        (folder,) = find_spools(tmp_path)
+        assert outbox.warnings[-1] == (
+            f"the end of the run was not delivered and waits in {folder}; `tsemon sync {tmp_path} --server URL` sends it"
+        )
+
     def test_goes_on_where_frames_would_be_lost(self, peer, open_outbox, registration, sample):
         peer.stop()
         outbox, delivery = self.open(open_outbox, peer.url, spool=MemorySpool(registration(), "rank0"))
