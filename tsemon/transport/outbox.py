@@ -272,7 +272,11 @@ class Outbox:
         folder = self._spool.folder
         if self._delivery is not None and not self._is_delivered and folder is not None:
             num = self._spool.num_unsent
-            left = f"{num} frames and the end of the run were not delivered and wait" if num else "the end of the run was not delivered and waits"
+            left = (
+                f"{num} frames and the end of the run were not delivered and wait"
+                if num
+                else "the end of the run was not delivered and waits"
+            )
             command = f"tsemon sync {shlex.quote(str(folder.parents[2]))} --server URL"
             self._warn("left", f"{left} in {folder}; `{command}` sends {'them' if num else 'it'}")
         in_memory = self._overflow.num_unsent + (0 if self._spool.folder else self._spool.num_unsent)
