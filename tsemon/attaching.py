@@ -92,7 +92,7 @@ def attach(
     every: sample each so many optimizer steps. Without it, as often as tsemon's own cost stays within `budget`.
     budget: tsemon's share of wall time on the training thread, more than 0 and at most 1.
     measures: names of metrics, and `tsemon.Quantity` objects for metrics of your own. If no metric is named, all metrics of
-        the catalogue are measured except those on demand.
+        the catalogue are measured except those on demand; `["default", "spectral_gap"]` adds one of these.
     blocks, attention: the transformer blocks in depth order and the self-attention of each, as modules or dotted names,
         for models where they are not found. A block that is applied several times is named once for each.
     attention_rows: how many query rows of attention are weighed, per head and at the most, to stand for all; "all" weighs

@@ -116,16 +116,20 @@ class Chosen(NamedTuple):
         return sorted([*self.names, *own])
 
 
+DEFAULT = "default"
+"""Stands for all metrics of the catalogue except those on demand."""
+
+
 def chosen_measures(measures: Collection[str | Quantity] | None) -> Chosen:
     """Metrics by name, and quantities of the user's own. Raises UnknownMetric and InvalidArgument.
 
-    If no metric is named, these are all metrics of the catalogue except those on demand.
+    If no metric is named, these are all metrics of the catalogue except those on demand. "default" names the same.
     """
     given = [] if measures is None else collection("measures", measures)
     quantities = [each for each in given if isinstance(each, Quantity)]
     named = [each for each in given if not isinstance(each, Quantity)]
     for name in named:
-        if not isinstance(name, str) or name not in TIERS:
+        if not isinstance(name, str) or (name != DEFAULT and name not in TIERS):
             raise UnknownMetric(
                 f"measures= names {name!r}, which is not in the catalogue; {nearest(str(name), list(TIERS))}"
             )
@@ -133,8 +137,9 @@ def chosen_measures(measures: Collection[str | Quantity] | None) -> Chosen:
         raise InvalidArgument(f"measures= has two quantities named {twice[0]!r}; give each a name of its own")
     if len(quantities) > MAX_QUANTITIES:
         raise InvalidArgument(f"measures= has at most {MAX_QUANTITIES} quantities, got {len(quantities)}")
-    is_default = not named and (measures is None or quantities)
-    names = {name for name, tier in TIERS.items() if tier != "demand"} if is_default else {*named}
+    names = {*named} - {DEFAULT}
+    if DEFAULT in named or (not named and (measures is None or quantities)):
+        names |= {name for name, tier in TIERS.items() if tier != "demand"}
     return Chosen(frozenset(names | {quantity.name for quantity in quantities}), tuple(quantities))
 
 

@@ -71,7 +71,7 @@ class Status:
             *(("left out", sentence) for sentence in self.left_out),
             *((kind, sentence) for kind, sentence in self.how.items() if sentence),
             *(("measured" if tier == "every" else f"  {tier}", names) for tier, names in self._measured_by_tier()),
-            *(("  on demand", f"{name}: attach(measures=[...])") for name in self._on_demand()),
+            *(("  on demand", f"{names}: attach(measures=['default', ...])") for names in self._on_demand()),
             *(("incomplete", text) for text in self._gaps(self.measured)),
             *(("not measured", text) for text in self._gaps(self.not_measured.keys() - {*self.measured})),
             ("server", self._connection()),
@@ -115,7 +115,8 @@ class Status:
                 yield tier, f"at step {step}: {', '.join(names)}"
 
     def _on_demand(self) -> list[str]:
-        return [name for name, tier in TIERS.items() if tier == "demand" and name not in self.measured]
+        names = [name for name, tier in TIERS.items() if tier == "demand" and name not in self.measured]
+        return [", ".join(names)] if names else []
 
     def _gaps(self, names: Collection[str]) -> list[str]:
         """One text for each reason why one of these is missing, in whole or in part."""
