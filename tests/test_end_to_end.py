@@ -28,6 +28,8 @@ from tests.service import ServiceProcess, await_service
 from tsemon.lab.demo import summarize
 from tsemon.lab.demo.board import Board, Row
 from tsemon.lab.demo.twins import DIGITS
+from tsemon.lab.reproduce.oversmoothing_training import sublayer_passes
+from tsemon.measures import cosine_similarity, effective_rank, hfc_lfc
 from tsemon.models import VisionTransformer, VisionTransformerConfig
 from tsemon.schedule import ZOOM_GAP
 from tsemon.transport import Outbox, sync
@@ -50,6 +52,13 @@ def client(service):
     with Client(service.url) as client:
         yield client
 
+
+ALIKE = {
+    "hfc_lfc_ratio": (hfc_lfc, torch.div, torch.mul),
+    "cosine_change": (cosine_similarity, torch.sub, torch.add),
+    "rank_ratio": (effective_rank, torch.div, torch.mul),
+}
+"""By the end of a metric's name: the measure, how two values are compared, and how changes by two norms are one."""
 
 RULES_OF_LOSS = """
 rules:
@@ -339,6 +348,39 @@ class TestARunThatIsWatched:
             expected.append(np.mean([len(x) * np.sum(x.mean(0) ** 2) / np.sum(x**2) for x in x_BTD]))
         got = client.heatmap(client.find_run("vit").run_id, "token_similarity").values[0][1:]
         assert got == pytest.approx(expected, rel=1e-5)
+
+    @pytest.mark.parametrize("kind", ["original", "sharpening", "smoothing"])
+    def test_has_the_tables_of_the_oversmoothing_paper(self, service, client, tmp_path, kind):
+        """Tables 1 to 3 are fractions of sub-layers that raise a measure; the signs of H's eigenvalues are the theory."""
+        torch.manual_seed(0)
+        sizes = {"image_size": 16, "channels": 1, "num_classes": 10, "depth": 4, "width": 48, "ffn": 96}
+        rules = {} if kind == "original" else {"reparameterisation": kind}
+        model, images = VisionTransformer.from_preset("vit-ti", **sizes, **rules), torch.randn(8, 1, 16, 16)
+        passes = sublayer_passes(model, images)
+        names = {"attention": "residual", "LayerNorm": "norm", "MLP": "feedforward"}
+        measures = [
+            "default",
+            *(f"{step}_{what}" for step in names.values() for what in ALIKE),
+            "value_output_negative_share",
+        ]
+        with tsemon.attach(model, run=kind, server=service.url, spool_dir=tmp_path, measures=measures) as monitor:
+            model(images).sum().backward()
+            monitor.step()
+        run_id = client.find_run(kind).run_id
+        for sublayer, step in names.items():
+            for what, (measure, compare, combine) in ALIKE.items():
+                changes = [compare(measure(y), measure(x)) for x, y in passes[sublayer]]
+                if sublayer == "LayerNorm":
+                    changes = [combine(*of_block) for of_block in zip(changes[::2], changes[1::2], strict=True)]
+                want = [change[0] if what == "rank_ratio" else change.mean() for change in changes]
+                got = client.heatmap(run_id, f"{step}_{what}").values[0]
+                assert got == pytest.approx(torch.stack(want).tolist(), rel=4e-4, abs=1e-6), (sublayer, what)
+        if kind != "original":
+            share = client.heatmap(run_id, "value_output_negative_share").values[0]
+            assert min(share) > 0.3 if kind == "sharpening" else max(share) == 0, (
+                "the other eigenvalues are clipped to 0"
+            )
+        assert client.series(run_id, "token_similarity", layer=1).step == [0], "the others are still measured"
 
 
 SHORT = """

@@ -63,6 +63,45 @@ _per_activation = partial(Metric, axis="activation")
 _per_block = partial(Metric, axis="block")
 _per_run = partial(Metric, axis="run")
 
+
+COSINE: Mapping[str, Any] = {"low": -1.0, "high": 1.0}
+COST_OF_STATE: Mapping[str, Any] = {"flops": "14 B T D", "traffic": "44 B T D"}
+COST_OF_NORM: Mapping[str, Any] = {"flops": "2 N", "traffic": "4 N"}
+COST_OF_UPDATE: Mapping[str, Any] = {"flops": "16 N", "traffic": "60 N"}
+
+
+def _changes(step: str, what: str, before: str, after: str, where: str, num_pairs: int = 1) -> tuple[Metric, ...]:
+    """Changes of the three measures of oversmoothing by a sub-step of a block."""
+    demanded = partial(_per_block, tier="demand")
+    return (
+        demanded(
+            name=f"{step}_hfc_lfc_ratio",
+            title=f"factor by which {what} change HFC/LFC: above 1 they sharpen",
+            equation=f"(|{after} - P {after}| / |P {after}|) / (|{before} - P {before}| / |P {before}|), {where}",
+            source=f"{OVERSMOOTHING}, Definition 1",
+            flops=f"{14 * num_pairs} B T D",
+            traffic=f"{44 * num_pairs} B T D",
+            log_scale=True,
+        ),
+        demanded(
+            name=f"{step}_cosine_change",
+            title=f"change of the mean cosine by {what}: above 0 they smooth",
+            equation=f"t_cos({after}) - t_cos({before}), {where}",
+            source=f"{OVERSMOOTHING}, Definition 2",
+            low=None,
+        ),
+        demanded(
+            name=f"{step}_rank_ratio",
+            title=f"factor by which {what} change the effective rank: above 1 they sharpen",
+            equation=f"effective_rank({after}) / effective_rank({before}), of up to 256 tokens of one sequence, {where}",
+            source=f"{OVERSMOOTHING}, Definition 3",
+            flops=f"{4 * num_pairs} * 256^2 D + {20 * num_pairs} * 256^3 on the host",
+            traffic=f"{80 * num_pairs} * 256 D + {16 * num_pairs} * 256^2",
+            log_scale=True,
+        ),
+    )
+
+
 COST_LEGEND = (
     "B sequences in the batch, T tokens in each, D width, F width of the feed-forward part, H heads, K width of a head, "
     "m query rows weighed (64 at most), b sequences of which they are (as many as 2^18 weights allow), "
@@ -71,10 +110,6 @@ COST_LEGEND = (
     "everything else of 4"
 )
 
-COSINE: Mapping[str, Any] = {"low": -1.0, "high": 1.0}
-COST_OF_STATE: Mapping[str, Any] = {"flops": "14 B T D", "traffic": "44 B T D"}
-COST_OF_NORM: Mapping[str, Any] = {"flops": "2 N", "traffic": "4 N"}
-COST_OF_UPDATE: Mapping[str, Any] = {"flops": "16 N", "traffic": "60 N"}
 
 CATALOGUE: tuple[Metric, ...] = (
     # Activations: X is (T tokens, D width), m its mean token, P = 11'/T. Mean over the samples of the batch.
@@ -186,6 +221,9 @@ CATALOGUE: tuple[Metric, ...] = (
         tier="slow",
         log_scale=True,
     ),
+    *_changes("residual", "attention and residual", "X", "Y", "X the block's input, Y = X + SA(X)"),
+    *_changes("feedforward", "feed-forward part and residual", "Y", "Z", "Z = Y + FF(Y), before a norm on it"),
+    *_changes("norm", "the block's norms", "U", "N(U)", "U the input of a norm, over all norms of the block", 2),
     _per_activation(
         name="cosine_similarity",
         title="mean cosine between two tokens",

@@ -6,6 +6,7 @@ metric of `tsemon.catalogue` that is a quantity of tensors is a function with it
 """
 
 from tsemon.measures.attention import *
+from tsemon.measures.changes import *
 from tsemon.measures.escalation import *
 from tsemon.measures.feedforward import *
 from tsemon.measures.growth import *

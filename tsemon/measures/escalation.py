@@ -61,16 +61,17 @@ def escalation_rate(x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
 
 
 class Lengths(NamedTuple):
-    """The statistics of token matrices that rates and gains need; see `TokenStatistics`."""
+    """The statistics of token matrices that rates, gains and changes need; see `TokenStatistics`."""
 
     shared: Tensor
     own: Tensor
     unit: Tensor
     num_tokens: Tensor
+    unit_mean: Tensor
 
     @classmethod
     def of(cls, x: TokenStatistics) -> Lengths:
-        return cls(x.shared, x.own, x.unit, x.count)
+        return cls(x.shared, x.own, x.unit, x.count, x.unit_mean)
 
     @property
     def whole(self) -> Tensor:

@@ -69,14 +69,18 @@ class TokenStatistics:
 
     @property
     def cosine(self) -> Tensor:
-        # mean over i != j of u_i . u_j = (T^2 |mean u|^2 - T) / (T^2 - T)
-        cosine = (self.count * self.unit_mean - 1) / (self.count - 1)
-        return torch.where(self.count > 1, cosine, torch.nan)
+        return cosine_of(self.unit_mean, self.count)
 
 
 def similarity(shared: Tensor, own: Tensor) -> Tensor:
     """Token similarity from the lengths |P X| and |X - P X|."""
     return shared.square() / (shared.square() + own.square())
+
+
+def cosine_of(unit_mean: Tensor, count: Tensor) -> Tensor:
+    """Mean cosine between two of `count` tokens from the squared length of their mean direction."""
+    # mean over i != j of u_i . u_j = (T^2 |mean u|^2 - T) / (T^2 - T)
+    return torch.where(count > 1, (count * unit_mean - 1) / (count - 1), torch.nan)
 
 
 def token_statistics(x_BTD: Tensor, valid_BT: Tensor | None = None, *, skip_zero: bool = False) -> TokenStatistics:

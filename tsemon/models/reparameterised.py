@@ -94,6 +94,10 @@ class ReparameterisedWeights(nn.Module):
         weight_DD: Tensor = self.clipped_psi_D().to(wide)[:, None] * torch.linalg.inv(self.basis.to(wide))
         return weight_DD.to(self.basis.dtype)
 
+    def value_output_weights(self) -> tuple[Tensor, Tensor]:
+        """W_V and W_proj as torch's Linear has them: (D, D) each, from a width to a width."""
+        return self.basis.T, self.output_weight_DD().T
+
 
 class ReparameterisedAttention(ReparameterisedWeights):
     """Multi-head self-attention with values and output by `ReparameterisedWeights`, neither with a bias.

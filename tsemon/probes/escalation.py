@@ -20,15 +20,17 @@ Axes: B samples, T tokens, D width, N blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tsemon.measures import TokenStatistics
+from tsemon.measures.changes import cosine_change_of, hfc_lfc_ratio_of
 from tsemon.measures.escalation import Lengths, gain_of, rate_of, rms_of
+from tsemon.measures.spectra import effective_ranks
 from tsemon.measures.sums import Partials, counted
 from tsemon.probes.boundaries import after_block
 from tsemon.probes.calls import Calls
@@ -37,10 +39,20 @@ from tsemon.probes.discovery import Block, hides_from_hooks, innermost_attention
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.naming import words
 from tsemon.probes.part import Part, by_reason
+from tsemon.probes.reading import OnHost, Reading, stacked
 from tsemon.probes.states import NO_STATE, HiddenStates, Seen, hidden_state
 
-Held = TokenStatistics | Tensor | None
-"""A state: its statistics, or a copy of it; None if it is not known how to read it."""
+
+class Read(NamedTuple):
+    """The numbers that were read from a state."""
+
+    statistics: TokenStatistics
+    gram_KK: Tensor | None
+    """Gram matrix of its tokens, if ranks are wanted."""
+
+
+Held = Read | Tensor | None
+"""A state, or a copy of it if only attention can tell how to read it; None if nothing can."""
 SUB_STEPS = {
     "residual": ("escalation_rate", "residual_gain"),
     "attention": ("attention_escalation_rate", "attention_gain"),
@@ -48,6 +60,12 @@ SUB_STEPS = {
     "norm": ("norm_escalation_rate", "norm_gain"),
 }
 """Rate and gain of each."""
+CHANGES = {
+    step: (f"{step}_hfc_lfc_ratio", f"{step}_cosine_change", f"{step}_rank_ratio")
+    for step in ("residual", "feedforward", "norm")
+}
+"""Changes of the three measures of oversmoothing by each."""
+RANK_RATIOS = {step: rank for step, (*_, rank) in CHANGES.items()}
 NO_SUM = (
     "no norm gets the sum of the block's input and its attention (the feed-forward part runs beside attention or "
     "before it, or attention returns the sum itself)"
@@ -63,7 +81,7 @@ WHY_NOT = {
 class EscalationProbe(Part):
     """Changes of token diversity and of the hidden state's size by each sub-step of every block, in one forward pass."""
 
-    METRICS = tuple(name for names in SUB_STEPS.values() for name in names)
+    METRICS = tuple(name for steps in (SUB_STEPS, CHANGES) for names in steps.values() for name in names)
 
     def __init__(self, blocks: list[Block], depth: int, states: HiddenStates, calls: Calls) -> None:
         self._states, self._calls = states, calls
@@ -72,9 +90,12 @@ class EscalationProbe(Part):
     def forget(self) -> None:
         super().forget()
         self._found = {
-            step: Deferred(_of_norms if step == "norm" else partial(_of_pair, step=step)) for step in SUB_STEPS
+            step: Deferred(self._of_norms if step == "norm" else partial(self._of_pair, step=step))
+            for step in SUB_STEPS
         }
         """By sub-step and block: the statistics of the states before and after it."""
+        self._grams: dict[str, dict[int, list[Tensor]]] = {step: {} for step in RANK_RATIOS}
+        """By sub-step and block: the same states' Gram matrices."""
         self._hooked = set[nn.Module]()
         self._within_attention = set[nn.Module]()
         self._layer: _Layer | None = None
@@ -111,14 +132,24 @@ class EscalationProbe(Part):
     @property
     def _follows(self) -> bool:
         """Whether anything but X and Y is wanted."""
-        return bool(self.wanted.difference(SUB_STEPS["residual"]))
+        return bool(self.wanted.difference(SUB_STEPS["residual"], CHANGES["residual"]))
+
+    @property
+    def _wants_ranks(self) -> bool:
+        return not self.wanted.isdisjoint(RANK_RATIOS.values())
+
+    def _read(self, block: Block, x: Tensor) -> Read | None:
+        statistics = self._states.statistics(block, x)
+        if statistics is None:
+            return None
+        return Read(statistics, self._states.gram(block, x, statistics) if self._wants_ranks else None)
 
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
         self._layer = None
         x = hidden_state((args, kwargs), block.width)
         if x is not None and block.module in self._hooked and block.number not in self._seen:
             self._seen.add(block.number)
-            self._layer = _Layer(block, x, self._states, follows=self._follows)
+            self._layer = _Layer(block, x, self._states, partial(self._read, block), follows=self._follows)
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         reasons: dict[str, str] = {}
@@ -126,7 +157,7 @@ class EscalationProbe(Part):
             missed = [block for block in self._blocks if block.number not in self._found[step]]
             why_not = partial(self._why_unseen, why_unseen=why_unseen, step=step)
             if why := by_reason("not measured", missed, len(self._blocks), why_not):
-                reasons |= dict.fromkeys(names, why)
+                reasons |= dict.fromkeys((*names, *CHANGES.get(step, ())), why)
         return reasons
 
     def _why_unseen(self, block: Block, why_unseen: str, step: str) -> str:
@@ -181,13 +212,13 @@ class EscalationProbe(Part):
 
     def _take(self, layer: _Layer, *steps: str) -> None:
         for step in steps:
-            states = [
-                self._states.statistics(layer.block, x) if isinstance(x, Tensor) else x for x in layer.steps[step]
-            ]
+            states = [self._read(layer.block, x) if isinstance(x, Tensor) else x for x in layer.steps[step]]
             known = [x for x in states if x is not None]
             if states and len(known) == len(states):
-                values = [length for x in known for length in Lengths.of(x)]
+                values = [length for x in known for length in Lengths.of(x.statistics)]
                 self._found[step].put(layer.block.number, values, layer.width, key=layer.width)
+                if RANK_RATIOS.get(step) in self.wanted:
+                    self._grams[step][layer.block.number] = [x.gram_KK for x in known if x.gram_KK is not None]
             elif states:
                 self._undecided[layer.block.number] = self._states.why_undecided(layer.block)
 
@@ -197,28 +228,56 @@ class EscalationProbe(Part):
                 self._undecided[block.number] = why
                 for found in self._found.values():
                     found.drop(block.number)
+                for grams in self._grams.values():
+                    grams.pop(block.number, None)
         partials: Partials = {}
         for found in self._found.values():
             partials |= found.collect(self._depth)
         return partials
 
+    def finish(self, sums: Mapping[str, Tensor]) -> Reading:
+        reading = super().finish(sums)
+        for step, of_blocks in self._grams.items():
+            if not of_blocks:
+                continue
+            num_states = {block: len(grams) for block, grams in of_blocks.items()}
+            grams_LSKK = stacked(
+                None if (grams := of_blocks.get(layer)) is None else stacked(grams) for layer in range(self._depth)
+            )
+            reading.layers[RANK_RATIOS[step]] = OnHost(grams_LSKK, partial(_rank_ratios, num_states))
+        return reading
 
-def _of_pair(fields_NB: tuple[Tensor, ...], _: object, *, step: str) -> Partials:
-    before, after = _lengths(fields_NB)
-    rate, gain = SUB_STEPS[step]
-    return {**counted(rate, rate_of(before, after)), **counted(gain, gain_of(before, after))}
+    def _of_pair(self, fields_NB: tuple[Tensor, ...], _: object, *, step: str) -> Partials:
+        before, after = _lengths(fields_NB)
+        rate, gain = SUB_STEPS[step]
+        found = {**counted(rate, rate_of(before, after)), **counted(gain, gain_of(before, after))}
+        return found | self._changes(step, [(before, after)])
+
+    def _of_norms(self, fields_NB: tuple[Tensor, ...], width: int) -> Partials:
+        """Products over the norms of a block: each norm has a state before and a state after it."""
+        states = _lengths(fields_NB)
+        norms = list(zip(states[::2], states[1::2], strict=True))
+        rate, gain = SUB_STEPS["norm"]
+        rate_NB = reduce(torch.mul, (rate_of(before, after) for before, after in norms))
+        gain_NB = reduce(torch.mul, (rms_of(after, width) for _, after in norms))
+        return {**counted(rate, rate_NB), **counted(gain, gain_NB), **self._changes("norm", norms)}
+
+    def _changes(self, step: str, pairs: Sequence[tuple[Lengths, Lengths]]) -> Partials:
+        if self.wanted.isdisjoint(CHANGES.get(step, ())):
+            return {}
+        hfc_lfc, cosine, _ = CHANGES[step]
+        ratio_NB = reduce(torch.mul, (hfc_lfc_ratio_of(before, after) for before, after in pairs))
+        change_NB = reduce(torch.add, (cosine_change_of(before, after) for before, after in pairs))
+        return {**counted(hfc_lfc, ratio_NB), **counted(cosine, change_NB)}
 
 
-def _of_norms(fields_NB: tuple[Tensor, ...], width: int) -> Partials:
-    """Products over the norms of a block: each norm has a state before and a state after it."""
-    states = _lengths(fields_NB)
-    rates_NB = [rate_of(before, after) for before, after in zip(states[::2], states[1::2], strict=True)]
-    gains_NB = [rms_of(after, width) for after in states[1::2]]
-    rate, gain = SUB_STEPS["norm"]
-    return {
-        **counted(rate, reduce(torch.mul, rates_NB)),
-        **counted(gain, reduce(torch.mul, gains_NB)),
-    }
+def _rank_ratios(num_states: Mapping[int, int], grams_LSKK: Tensor) -> Tensor:
+    """Products over the pairs of states of each layer. For the host."""
+    ranks_LS = effective_ranks(grams_LSKK.flatten(0, 1)).view(grams_LSKK.shape[:2])
+    ratios_L = torch.full((len(ranks_LS),), torch.nan)
+    for layer, num in num_states.items():
+        ratios_L[layer] = (ranks_LS[layer, 1:num:2] / ranks_LS[layer, 0:num:2]).prod()
+    return ratios_L
 
 
 def _lengths(fields: Sequence[Tensor]) -> list[Lengths]:
@@ -229,7 +288,15 @@ def _lengths(fields: Sequence[Tensor]) -> list[Lengths]:
 class _Layer:
     """The block that runs, until all that is wanted of it is found."""
 
-    def __init__(self, block: Block, x: Tensor, states: HiddenStates, *, follows: bool) -> None:
+    def __init__(
+        self,
+        block: Block,
+        x: Tensor,
+        states: HiddenStates,
+        read: Callable[[Tensor], Read | None],
+        *,
+        follows: bool,
+    ) -> None:
         self.block = block
         self.follows = follows
         """Whether anything but X and Y is wanted of it."""
@@ -237,7 +304,7 @@ class _Layer:
         self.steps: dict[str, list[Held]] = {step: [] for step in SUB_STEPS}
         """By sub-step: the states before and after it, or before and after each norm."""
         self.width = x.shape[-1]
-        self._shape, self._states = x.shape, states
+        self._shape, self._states, self._read = x.shape, states, read
         self._is_normalised = False
         """Whether what attention returned met a norm before it met the residual."""
         self._begins_with_norm = self._has_fed = self._is_mixed_again = False
@@ -254,9 +321,9 @@ class _Layer:
         """The input of the feed-forward part's first layer."""
 
     def _held(self, x: Tensor) -> Held:
-        """Its statistics, or a copy where only the block's attention can tell how to read it."""
+        """The numbers read from it, or a copy if only the block's attention can tell how to read it."""
         copy = self._states.kept(self.block, x)
-        return self._states.statistics(self.block, x) if copy is None else copy
+        return self._read(x) if copy is None else copy
 
     def remember(self, x: Tensor | None) -> None:
         if x is not None and x.shape == self._shape:

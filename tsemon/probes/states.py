@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tsemon.measures import TokenStatistics
 from tsemon.measures.sequences import Sequences
+from tsemon.measures.states import Batch
 from tsemon.probes.discovery import Block
 from tsemon.probes.layout import Layouts
 from tsemon.probes.packing import Packing
@@ -71,6 +72,12 @@ class HiddenStates:
         statistics = sequences.statistics(x_BTD)
         self._newest = Seen(x), block.stack, statistics
         return statistics
+
+    def gram(self, block: Block, x: Tensor, statistics: TokenStatistics) -> Tensor | None:
+        """Gram matrix of tokens of the first sequence; None if it is not known how to read the state."""
+        if (x_BTD := self.oriented(block, x)) is None or (sequences := self.sequences(block, x_BTD)) is None:
+            return None
+        return sequences.gram(x_BTD, statistics.unit, Batch.of(statistics).counts_B)
 
 
 class Seen:

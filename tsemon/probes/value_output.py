@@ -1,7 +1,8 @@
 """Read from the weights of each attention whether they smooth or sharpen: `value_output_growth`, and each head's spectrum.
 
 Values come from a layer of their own, or from rows of a packed projection. The output layer leads the values of all heads
-back to the block's width. Both are found by name, and checked by their sizes.
+back to the block's width. Both are found by name, and checked by their sizes. An attention that computes these weights gives
+them in a method `value_output_weights()`.
 
 Axes: D width, V width of all values, U the same after repetition for grouped queries, R rows of a projection, L blocks,
 N heads, K width of a head.
@@ -143,6 +144,10 @@ class ValueOutputProbe(Part):
     def _weights(self, block: Block) -> ValueOutput | str:
         if block.attention is None:
             return "no softmax self-attention was found there, or several that are summed; attach(attention=[...]) names it"
+        if (computed := getattr(block.attention, "value_output_weights", None)) is not None:
+            with torch.no_grad():
+                value_RD, output_DU = computed()
+            return _checked(value_RD, output_DU, None, block.attention)
         queries_and_keys = self._parameters.queries_and_keys(block)
         if isinstance(queries_and_keys, str):
             return queries_and_keys

@@ -303,6 +303,25 @@ def of_batches(measure):
     return lambda run: run.per_batch(measure, run.captured.states)
 
 
+def of_sub_step(step, measure, compare, combine, num_samples=None):
+    """The change of `measure` by a sub-step, of all pairs of states (before and after) together."""
+
+    def change(*states):
+        of_states = [measure(x) for x in states]
+        return combine([compare(after, before) for before, after in zip(of_states[::2], of_states[1::2], strict=True)])
+
+    def of_run(run):
+        states = {
+            "residual": (run.block_inputs(), run.captured.sums),
+            "feedforward": (run.captured.fed, run.captured.before_norms[1]),
+            "norm": run.around_norms(),
+        }[step]
+        of_layers = zip(*([run.samples(x)[:num_samples] for x in of_kind] for of_kind in states), strict=True)
+        return [oracle.mean_of_known([change(*one) for one in zip(*layer, strict=True)]) for layer in of_layers]
+
+    return of_run
+
+
 def of_losses(name, num=EVERY):
     return lambda run: oracle.losses(np.array(run.losses[-num:]))[name]
 
@@ -344,6 +363,15 @@ DEFINITIONS = {
         lambda a, b, c, d: oracle.escalation_rate(a, b) * oracle.escalation_rate(c, d), *run.around_norms()
     ),
     "norm_gain": lambda run: run.per_sample(lambda _, b, __, d: oracle.rms(b) * oracle.rms(d), *run.around_norms()),
+    **{
+        name: definition
+        for step in ("residual", "feedforward", "norm")
+        for name, definition in {
+            f"{step}_hfc_lfc_ratio": of_sub_step(step, oracle.hfc_lfc, np.divide, np.prod),
+            f"{step}_cosine_change": of_sub_step(step, oracle.cosine_similarity, np.subtract, np.sum),
+            f"{step}_rank_ratio": of_sub_step(step, oracle.effective_rank, np.divide, np.prod, num_samples=1),
+        }.items()
+    },
     "saturation": lambda run: [
         oracle.saturation(*(np.concatenate(run.samples(x)) for x in pair))
         for pair in zip(run.plain, run.scaled, strict=True)

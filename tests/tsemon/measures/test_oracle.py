@@ -6,6 +6,7 @@ against the shared vectors, in `test_vectors`.
 
 import functools
 import math
+import operator
 from itertools import pairwise
 
 import numpy as np
@@ -44,6 +45,14 @@ def squashed(x):
 def assert_agrees(got, want, tolerance):
     want = torch.as_tensor(want, dtype=torch.float64)
     torch.testing.assert_close(got.double(), want.expand_as(got), equal_nan=True, **tolerance)
+
+
+CHANGES = {
+    "hfc_lfc_ratio": (oracle.hfc_lfc, operator.truediv, operator.mul),
+    "cosine_change": (oracle.cosine_similarity, operator.sub, operator.add),
+    "rank_ratio": (oracle.effective_rank, operator.truediv, operator.mul),
+}
+"""By what a sub-step does: the measure, how two values are compared, and how the changes by two norms are one."""
 
 
 def holds(*names):
@@ -253,6 +262,19 @@ class TestHiddenStates:
             got = m.norm_escalation_rate((x_BTD, y_BTD), (x_BTD, y_BTD))
             want = [oracle.escalation_rate(a, b) ** 2 for a, b in pairs]
         assert_agrees(got, want, TOLERANCE[dtype])
+
+    @holds(*(f"{step}_{what}" for step in ("residual", "feedforward", "norm") for what in CHANGES))
+    def test_of_what_sub_steps_do_to_measures_of_oversmoothing(self, name, x, dtype):
+        y = squashed(x)
+        x_BTD, y_BTD = inputs(dtype, x)[0], inputs(dtype, y)[0]
+        step, what = name.split("_", 1)
+        measure, change, several = CHANGES[what]
+        want = [change(measure(b), measure(a)) for a, b in zip(x, y, strict=True)]
+        if step == "norm":
+            got, want = getattr(m, name)((x_BTD, y_BTD), (x_BTD, y_BTD)), [several(one, one) for one in want]
+        else:
+            got = getattr(m, name)(x_BTD, y_BTD)
+        assert_agrees(got, want, TOLERANCE[dtype] | {"atol": 5e-6})
 
     @holds("saturation")
     def test_against_the_saturated_network(self, name, x, dtype):

@@ -10,7 +10,8 @@ from tests import zoo
 from tests.tsemon.probes.probing import reading_of
 from tsemon.measures import escalation_rate
 from tsemon.probes import find_blocks
-from tsemon.probes.escalation import SUB_STEPS
+from tsemon.probes.escalation import CHANGES, SUB_STEPS
+from tsemon.probes.reading import OnHost
 
 
 def pre_norm_encoder():
@@ -217,7 +218,7 @@ PARTS = {
 
 
 def sub_steps_by_hand(model, forward, parts):
-    """The eight metrics of each block by their definitions, from plain hooks, in float64."""
+    """All metrics of each block by their definitions, from plain hooks, in float64."""
     blocks, seen = find_blocks(model), []
 
     def first(value):
@@ -246,6 +247,20 @@ def sub_steps_by_hand(model, forward, parts):
     def size(x):
         return x.square().mean(dim=(1, 2)).sqrt()
 
+    def hfc_lfc(x):
+        mean = x.mean(dim=1, keepdim=True)
+        return (x - mean).square().sum(dim=(1, 2)).sqrt() / mean.expand_as(x).square().sum(dim=(1, 2)).sqrt()
+
+    def cosine(x):
+        cosines = F.normalize(x, dim=2) @ F.normalize(x, dim=2).transpose(1, 2)
+        tokens = x.shape[1]
+        return (cosines.sum(dim=(1, 2)) - tokens) / (tokens * (tokens - 1))
+
+    def rank(x):
+        values = torch.linalg.svdvals(x[:1])  # of the first sequence
+        shares = values / values.sum(dim=1, keepdim=True)
+        return (-torch.special.xlogy(shares, shares).sum(dim=1)).exp()
+
     def metrics(at):
         x, y, z = at["before "], at[f"before {parts.summed}"], at[f"before {parts.end}" if parts.end else "after "]
         a, fed = at[f"after {parts.added}"], at[f"before {parts.fed}"]
@@ -259,14 +274,27 @@ def sub_steps_by_hand(model, forward, parts):
             "feedforward_gain": size(z) / size(fed),
             "norm_escalation_rate": math.prod(diversity(u) / diversity(v) for u, v in norms),
             "norm_gain": math.prod(size(v) for _, v in norms),
+            "norm_hfc_lfc_ratio": math.prod(hfc_lfc(v) / hfc_lfc(u) for u, v in norms),
+            "norm_cosine_change": sum(cosine(v) - cosine(u) for u, v in norms),
+            "norm_rank_ratio": math.prod(rank(v) / rank(u) for u, v in norms),
         }
+        for step, before, after in (("residual", x, y), ("feedforward", fed, z)):
+            rates |= {
+                f"{step}_hfc_lfc_ratio": hfc_lfc(after) / hfc_lfc(before),
+                f"{step}_cosine_change": cosine(after) - cosine(before),
+                f"{step}_rank_ratio": rank(after) / rank(before),
+            }
         return {name: per_sample.mean() for name, per_sample in rates.items()}
 
     of_blocks = [metrics(at) for at in seen]
     return {name: torch.stack([found[name] for found in of_blocks]) for name in of_blocks[0]}
 
 
-OF_SUB_STEPS = tuple(name for names in SUB_STEPS.values() for name in names)
+OF_SUB_STEPS = tuple(name for steps in (SUB_STEPS, CHANGES) for names in steps.values() for name in names)
+
+
+def on_host(value):
+    return value.finish(value.raw) if isinstance(value, OnHost) else value
 
 
 class TestSubSteps:
@@ -277,13 +305,19 @@ class TestSubSteps:
         expected = sub_steps_by_hand(model, forward, PARTS[make])
         for name in OF_SUB_STEPS:
             # Sums of 12 x 32 squares in float32, of states that the models hold in float32; norms are a product of four.
-            torch.testing.assert_close(reading.layers[name].double(), expected[name], rtol=4e-4, atol=0, msg=name)
+            torch.testing.assert_close(
+                on_host(reading.layers[name]).double(),
+                expected[name],
+                rtol=4e-4,
+                atol=1e-6 if "cosine" in name else 0,
+                msg=name,
+            )
             assert name not in probe.not_measured
 
     def test_of_the_first_sample_are_there_while_nothing_tells_the_layout_before_attention(self):
         model, forward = scaled(zoo.gpt2)
         first, _ = reading_of(model, forward)
-        assert all(first.layers[name].isfinite().all() for name in OF_SUB_STEPS)
+        assert all(on_host(first.layers[name]).isfinite().all() for name in OF_SUB_STEPS)
 
     def test_leave_out_what_the_usual_tier_does_not_need(self):
         model, forward = scaled(zoo.gpt2)

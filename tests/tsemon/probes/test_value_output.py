@@ -195,6 +195,15 @@ class TestTheSpectrumOfEachHead:
         values, outputs = ([a.in_proj_weight[2 * D :] for a in attentions], [a.out_proj.weight for a in attentions])
         self.assert_is_of(heads_from(values, outputs), spectra_of(model))
 
+    def test_is_that_of_weights_that_attention_computes(self):
+        torch.manual_seed(0)
+        sizes = {"vocab": 100, "context": 16, "depth": 2, "width": D, "heads": 4, "ffn": 64}
+        config = CausalLanguageModelConfig(**sizes, norm="pre", reparameterisation="smoothing", projection="transpose")
+        model = CausalLanguageModel(config)
+        attentions = [block.attention for block in model.blocks]
+        values, outputs = ([a.basis.T for a in attentions], [a.output_weight_DD().T for a in attentions])
+        self.assert_is_of(heads_from(values, outputs), spectra_of(model))
+
     @pytest.mark.parametrize(("kind", "share"), [("sharpening", 1.0), ("smoothing", 0.0)])
     def test_tells_a_sharpening_model_from_a_smoothing_one(self, kind, share):
         """V L V' has eigenvalues of one sign in each head, too: a head's H is V_h L_h V_h'."""
