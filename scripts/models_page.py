@@ -22,6 +22,7 @@ MODELS = (
     models.TransformerXL,
     models.Encoder,
     models.TextEncoder,
+    models.T5Encoder,
     models.RepeatingTransformer,
 )
 

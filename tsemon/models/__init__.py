@@ -17,6 +17,7 @@ from tsemon.models.language import CausalLanguageModel, CausalLanguageModelConfi
 from tsemon.models.llama import Llama, LlamaConfig
 from tsemon.models.reparameterised import ReparameterisationConfig, ReparameterisedAttention
 from tsemon.models.repeating import RepeatingTransformer, RepeatingTransformerConfig
+from tsemon.models.t5 import T5Encoder, T5EncoderConfig
 from tsemon.models.transformer_xl import TransformerXL, TransformerXLConfig
 from tsemon.models.values import ValueRule
 from tsemon.models.vision import VisionTransformer, VisionTransformerConfig
@@ -41,6 +42,8 @@ __all__ = [
     "RepeatingTransformer",
     "RepeatingTransformerConfig",
     "SelfAttention",
+    "T5Encoder",
+    "T5EncoderConfig",
     "TextEncoder",
     "TextEncoderConfig",
     "TransformerXL",

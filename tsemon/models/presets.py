@@ -103,6 +103,13 @@ TEXT_ENCODER: Mapping[str, Sizes] = {
     "albert-100": {**_ALBERT_BASE, "depth": 100},
 }
 
+T5_ENCODER: Mapping[str, Sizes] = {
+    # T5, Section 3.1.1: about the size of BERT-base. Parameter Norm Growth studies its checkpoints.
+    "t5-base": {"depth": 12, "width": 768, "heads": 12, "ffn": 3072},
+    # A small one for bytes.
+    "t5-bytes": {"vocab": 256, "context": 64, "depth": 4, "width": 64, "heads": 4, "head_width": 16, "ffn": 256},
+}
+
 _WIKITEXT_103 = {"vocab": 267_735, "cutoffs": (20_000, 40_000, 200_000)}
 _TRANSFORMER_XL = {"context": 150, "memory": 150, "width": 410, "heads": 10, "activation": "relu"}
 _TRANSFORMER_XL_60 = {**_WIKITEXT_103, **_TRANSFORMER_XL, "depth": 60, "ffn": 820}

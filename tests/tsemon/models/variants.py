@@ -9,6 +9,8 @@ from tsemon.models import (
     EncoderConfig,
     RepeatingTransformer,
     RepeatingTransformerConfig,
+    T5Encoder,
+    T5EncoderConfig,
     TextEncoder,
     TextEncoderConfig,
     VisionTransformer,
@@ -64,6 +66,10 @@ def text_encoder(**fields):
     return TextEncoder(TextEncoderConfig(**({"vocab": 20, "context": 9, "depth": 3} | BLOCK | fields)))
 
 
+def t5(**fields):
+    return T5Encoder(T5EncoderConfig(**({"vocab": 20, "context": 9, "depth": 3, "head_width": 4} | BLOCK | fields)))
+
+
 def repeating(**fields):
     sizes = {"depth": 3, "width": 12, "reparameterisation": "sharpening"}
     return RepeatingTransformer(RepeatingTransformerConfig(**(sizes | fields)))
@@ -73,6 +79,7 @@ MODELS = (
     {f"language-{name}": (language, fields) for name, fields in VARIANTS.items()}
     | {f"vision-{name}": (vision, VARIANTS[name]) for name in ("post", "pre", "output", "learned", "sharpening")}
     | {"bert": (text_encoder, {}), "albert": (text_encoder, {"embedding": 4, "num_weights": 1})}
+    | {"t5": (t5, {})}
     | {"encoder": (encoder, {}), "pre-norm encoder": (encoder, {"norm": "pre"})}
     | {f"repeating-{norm}": (repeating, {"norm": norm}) for norm in (None, "post", "pre")}
 )
@@ -80,7 +87,7 @@ MODELS = (
 
 def inputs_for(build, dtype=torch.float32):
     generator = torch.Generator().manual_seed(1)
-    if build in (language, text_encoder):
+    if build in (language, text_encoder, t5):
         return torch.randint(20, (2, 9), generator=generator)
     shape = (2, 3, 8, 8) if build is vision else (2, 9, 12)
     return torch.randn(shape, generator=generator).to(dtype)
