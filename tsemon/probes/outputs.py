@@ -120,9 +120,9 @@ class OutputProbe(Part):
             return NO_TOKENS
         name = type(module).__name__
         head = (
-            "no module of the model is an output head"
+            "no module of the model is an output head or a token embedding"
             if self._width is None
-            else f"the output head gives {self._width}"
+            else f"the output head or token embedding has {self._width} entries"
         )
         return (
             f"the output of {name} holds no tensor named logits, nor one that is known to be logits by the size of its last "
@@ -147,7 +147,10 @@ def _may_be_logits(value: Any) -> TypeGuard[Tensor]:
 
 
 def _head_width(model: nn.Module, blocks: Sequence[Block]) -> int | None:
-    """How many classes the model's output head has. A layer that gives hidden states, such as a pooler, is no head."""
+    """How many classes the model's output head has. A layer that gives hidden states, such as a pooler, is no head.
+
+    A model without a head may multiply by its token embedding: the largest one as wide as the blocks.
+    """
     inside = {module for block in blocks for module in block.module.modules()}
     outside = {name: module for name, module in model.named_modules() if module not in inside}
     heads = [module for name, module in outside.items() if name.rpartition(".")[2] in HEAD_NAMES]
@@ -156,4 +159,6 @@ def _head_width(model: nn.Module, blocks: Sequence[Block]) -> int | None:
         layers = [] if head is None else [m for m in head.modules() if is_linear(m) and m in set(outside.values())]
         if layers and (classes := widths(layers[-1])[1]) != blocks[0].width:
             return classes
-    return None
+    embeddings = [module for module in outside.values() if isinstance(module, nn.Embedding)]
+    vocab = max((of.num_embeddings for of in embeddings if of.embedding_dim == blocks[0].width), default=None)
+    return None if vocab == blocks[0].width else vocab

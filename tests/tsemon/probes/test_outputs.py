@@ -7,6 +7,7 @@ from torch import nn
 from tests import zoo
 from tests.tsemon.probes.probing import num_hooks, probe_of, reading_of
 from tsemon.measures import token_diversity
+from tsemon.models import T5Encoder, T5EncoderConfig
 
 
 def variation(logits):
@@ -14,9 +15,20 @@ def variation(logits):
     return token_diversity(logits.detach().double().flatten(0, -2).softmax(dim=-1))
 
 
+def t5_encoder(vocab=100):
+    """Its logits are products with the token embedding: it has no output head."""
+    config = T5EncoderConfig(vocab=vocab, context=16, depth=2, width=32, heads=4, head_width=8, ffn=64)
+    model = T5Encoder(config)
+    return model, lambda: model(zoo.ids())
+
+
 class TestOutputVariation:
     @pytest.mark.parametrize(
-        "make", [zoo.bert, zoo.gpt2, zoo.llama, zoo.vit, zoo.t5, zoo.our_vision_transformer, zoo.our_language_model]
+        "make",
+        [
+            *(zoo.bert, zoo.gpt2, zoo.llama, zoo.vit, zoo.t5),
+            *(zoo.our_vision_transformer, zoo.our_language_model, t5_encoder),
+        ],
     )
     def test_equals_its_definition_written_out_in_float64(self, make):
         torch.manual_seed(0)
@@ -29,6 +41,11 @@ class TestOutputVariation:
             reading.scalars["output_variation"].double(), variation(forward()), rtol=1e-5, atol=0
         )
         assert "output_variation" not in probe.not_measured
+
+    def test_is_not_of_hidden_states_that_are_as_wide_as_the_vocabulary(self):
+        model, _ = t5_encoder(vocab=32)
+        _, probe = reading_of(model, lambda: model(zoo.ids() % 32))
+        assert "nor one that is known to be logits" in probe.not_measured["output_variation"]
 
     def test_is_of_at_most_256_predictions_evenly_spread(self):
         torch.manual_seed(0)
