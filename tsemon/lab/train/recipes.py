@@ -1,4 +1,4 @@
-"""The recipes that have a name: two that run at once, and those of the papers."""
+"""The recipes that have a name: four that run at once, and those of the papers."""
 
 from __future__ import annotations
 
@@ -26,6 +26,26 @@ SMALL_TEXT = Recipe(
     clip_norm=1.0,
     evaluate_every=100,
     evaluation_batches=20,
+)
+SMALL_BERT = replace(
+    SMALL_TEXT,
+    name="small-bert",
+    about="A small BERT that fills in bytes of Python's standard library.",
+    model="TextEncoder",
+    sizes={"depth": 4, "width": 64, "heads": 4, "ffn": 256},
+)
+SMALL_T5 = replace(
+    SMALL_BERT,
+    name="small-t5",
+    about="A small encoder of T5 that fills in bytes of Python's standard library, with T5's optimizer and schedule.",
+    model="T5Encoder",
+    sizes={"depth": 4, "width": 64, "heads": 4, "head_width": 16, "ffn": 256},
+    optimizer="adafactor",
+    learning_rate=1e-2,
+    weight_decay=0.0,
+    schedule="inverse-sqrt",
+    warmup=100,
+    clip_norm=None,
 )
 SMALL_DIGITS = Recipe(
     name="small-digits",
@@ -120,6 +140,8 @@ RECIPES: Mapping[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         SMALL_TEXT,
+        SMALL_BERT,
+        SMALL_T5,
         SMALL_DIGITS,
         _VIT_80,
         _variant(_VIT_80, "vit-80-cifar10-pre-norm", _PRE_NORM, preset="vit-80-pre-norm", learning_rate=1e-4),

@@ -22,7 +22,7 @@ from tsemon.lab.train.evaluation import evaluate
 from tsemon.lab.train.loop import train_steps
 from tsemon.lab.train.processes import Processes
 from tsemon.lab.train.recipe import PRECISIONS, Recipe
-from tsemon.lab.train.tasks import task_of
+from tsemon.lab.train.tasks import FILL_IN_MASKS, task_of
 
 MAY_DIFFER = ("about", "steps", "evaluate_every", "evaluation_batches")
 """What a resumed run may do otherwise than the one before. More steps stretch a cosine."""
@@ -53,7 +53,7 @@ class Training:
         self.losses = self._losses()
         self.processes = processes
         self._schedule = schedule_of(recipe, self.optimizer)
-        self._task = task_of(self.model)
+        self._task = task_of(self.model, recipe.seed * processes.world + processes.rank)
         self._rows = recipe.rows_of_batch(processes.world)
         self._batches = Shard(self.data.batches(self._rows, recipe.seed), processes.rank, processes.world)
         self._precision = PRECISIONS[recipe.precision]
@@ -89,7 +89,7 @@ class Training:
             max_batches=self.recipe.evaluation_batches,
             processes=self.processes,
         )
-        return {} if means is None else {"validation_loss": means[0], **self.data.meaning(*means)}
+        return {} if means is None else {"validation_loss": means[0], **self._task.meaning(self.data, *means)}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides the steps to come. Processes call it together."""
@@ -156,6 +156,8 @@ def build_model(recipe: Recipe, data_sizes: Mapping[str, int]) -> nn.Module:
         known = [name.removesuffix("Config") for name in models.__all__ if name.endswith("Config")]
         raise InvalidArgument(f"tsemon.models has no {recipe.model!r}; {nearest(recipe.model, known)}")
     fields = [field.name for field in dataclasses.fields(config_kind)]
+    if kind in FILL_IN_MASKS and "vocab" in data_sizes:
+        data_sizes = {**data_sizes, "vocab": data_sizes["vocab"] + 1}
     for name in recipe.sizes:
         if name not in fields:
             raise InvalidArgument(f"{recipe.model} has no size named {name!r}; {nearest(name, fields)}")

@@ -145,6 +145,14 @@ class TestAnEvaluation:
         assert at_first["accuracy"] < 0.3
         assert training.evaluate()["accuracy"] > 0.5  # 0.1 is chance; measured 0.7
 
+    def test_tells_the_accuracy_of_hidden_tokens(self):
+        training = Training(RECIPES["masks"])
+        assert training.model.config.vocab == 257, "the last one is the mask"
+        told = training.evaluate()
+        assert told == training.evaluate()
+        assert told.keys() == {"validation_loss", "accuracy"}
+        assert told["accuracy"] < 0.2
+
     def test_is_the_mean_over_all_targets(self):
         training = Training(changed(DIGITS, batch_size=7, evaluation_batches=None))
         with torch.no_grad():
@@ -191,6 +199,8 @@ RECIPES = {
     "accumulation": changed(accumulation=2),
     "bfloat16": changed(precision="bfloat16"),
     "inverse-sqrt": changed(schedule="inverse-sqrt"),
+    "masks": changed(model="TextEncoder"),
+    "T5": changed(model="T5Encoder", optimizer="adafactor"),
 }
 
 
