@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from tsemon.errors import InvalidArgument, MissingData
@@ -13,7 +15,7 @@ from tsemon.lab.train.batches import Batch, Batches
 from tsemon.lab.train.image_files import read_images
 from tsemon.lab.train.images import Images, digits, image_batches, images_in_order
 from tsemon.lab.train.recipe import ImageData, TextData
-from tsemon.lab.train.text import standard_library_text, text_batches, text_in_order, text_streams
+from tsemon.lab.train.text import mixed_batches, standard_library_text, text_batches, text_in_order, text_streams
 from tsemon.lab.train.token_files import Text, read_text, split_text
 
 
@@ -44,9 +46,56 @@ def open_data(data: TextData | ImageData) -> DataSet:
             f"this recipe needs data that you fetch yourself, and --data with their folder. {data.source}"
         )
     try:
-        return TextSet(data) if isinstance(data, TextData) else ImageSet(data)
+        if isinstance(data, ImageData):
+            return ImageSet(data)
+        return TextSet(data) if data.mixture is None else MixedTextSet(data, data.mixture)
     except MissingData as error:
         raise MissingData(f"{error}. {data.source}" if data.source else str(error)) from error
+
+
+class MixedTextSet:
+    """Several texts. Sequences are drawn from them in fixed proportions, for validation from their ends."""
+
+    unit = "tokens"
+
+    def __init__(self, data: TextData, mixture: Mapping[str, float]) -> None:
+        self._data, self._proportions = data, list(mixture.values())
+        if data.path is None:
+            raise InvalidArgument("data.mixture needs a folder with a folder for each of its names: --data FOLDER")
+        for name in mixture:
+            if not (data.path / name).is_dir():
+                raise MissingData(f"the folder {data.path / name} of data.mixture is not there")
+        if data.is_streamed:
+            raise InvalidArgument("data.mixture draws random windows, so it cannot be streamed: data.is_streamed=false")
+        if data.tokenizer in ("bpe", "words"):
+            raise InvalidArgument(
+                f"data.mixture needs a tokenizer that all its folders share, and {data.tokenizer} would be learned from "
+                "each: set data.tokenizer to bytes or to the path of a tokenizer.json"
+            )
+        parts = [replace(data, path=data.path / name, mixture=None) for name in mixture]
+        self._sets = [TextSet(part) for part in parts]
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return self._sets[0].sizes
+
+    def batches(self, rows: int, seed: int) -> Batches:
+        texts = [of.text.train for of in self._sets]
+        return mixed_batches(texts, self._proportions, self._data.context, rows, seed)
+
+    def validation_batches(self, rows: int) -> Iterator[Batch]:
+        texts, context = [of.text.validation for of in self._sets], self._data.context
+        if not all(map(len, texts)):
+            return iter(())
+        num_batches = max(1, sum(map(len, texts)) // (rows * context))
+        return itertools.islice(mixed_batches(texts, self._proportions, context, rows, seed=0), num_batches)
+
+    def meaning(self, loss: float, accuracy: float) -> dict[str, float]:
+        sizes = [of.text.bytes_per_token for of in self._sets]
+        known = [size for size in sizes if size is not None]
+        is_known = len(known) == len(sizes)
+        mean = sum(map(operator.mul, self._proportions, known)) if is_known else None
+        return _meaning(loss, mean)
 
 
 class TextSet:
@@ -76,10 +125,14 @@ class TextSet:
         return text_in_order(text, context, rows)
 
     def meaning(self, loss: float, accuracy: float) -> dict[str, float]:
-        perplexity = math.exp(loss) if loss < 700 else math.inf
-        if self.text.bytes_per_token is None:
-            return {"perplexity": perplexity}
-        return {"perplexity": perplexity, "bits_per_byte": loss / self.text.bytes_per_token / math.log(2)}
+        return _meaning(loss, self.text.bytes_per_token)
+
+
+def _meaning(loss: float, bytes_per_token: float | None) -> dict[str, float]:
+    perplexity = math.exp(loss) if loss < 700 else math.inf
+    if bytes_per_token is None:
+        return {"perplexity": perplexity}
+    return {"perplexity": perplexity, "bits_per_byte": loss / bytes_per_token / math.log(2)}
 
 
 class ImageSet:

@@ -37,6 +37,9 @@ class TextData:
     """The most tokens that bpe or words learn."""
     separator: str | None = None
     """The token of a tokenizer.json that ends a document, where it has none of the usual names."""
+    mixture: Mapping[str, float] | None = None
+    """Folders in `path` and the proportions in which sequences are drawn from them, such as Table 2 of Value Residual
+    Learning. None: the text as a whole."""
     is_streamed: bool = False
     """In reading order, for models that carry a memory from batch to batch; otherwise random windows."""
     validation_ratio: float = 0.05
@@ -47,6 +50,11 @@ class TextData:
     def __post_init__(self) -> None:
         _require(self.context >= 1, "data.context", "at least 1", self.context)
         _require(self.vocab >= 1, "data.vocab", "at least 1", self.vocab)
+        if self.mixture is not None:
+            told = f"{dict(self.mixture)}, whose sum is {math.fsum(self.mixture.values()):g}"
+            is_right = all(one > 0 for one in self.mixture.values())
+            is_right &= abs(math.fsum(self.mixture.values()) - 1) < 1e-6
+            _require(is_right, "data.mixture", "proportions above 0 with the sum 1", told)
         _require_share(self.validation_ratio)
 
 
@@ -181,6 +189,8 @@ def _parsed(name: str, kind: Any, text: str) -> Any:
     if type(None) in options:
         return None if text.lower() == "none" else _parsed(name, options[0], text)
     try:
+        if typing.get_origin(kind) is Mapping:
+            return _mixture(text)
         if typing.get_origin(kind) is tuple:
             parts = text.split(",")
             return tuple(_parsed(name, part, value) for part, value in zip(options, parts, strict=True))
@@ -191,11 +201,21 @@ def _parsed(name: str, kind: Any, text: str) -> Any:
         return kind(text)
     except (ValueError, KeyError) as error:
         expected = (
-            " or ".join(get_args(kind))
+            "name:proportion,name:proportion,..."
+            if typing.get_origin(kind) is Mapping
+            else " or ".join(get_args(kind))
             if typing.get_origin(kind) is Literal
             else ",".join(option.__name__ for option in options) or kind.__name__
         )
         raise InvalidArgument(f"{name} is {expected}, got {text!r}") from error
+
+
+def _mixture(text: str) -> dict[str, float]:
+    pairs = [part.rsplit(":", 1) for part in text.split(",")]
+    mixture = {name.strip(): float(proportion) for name, proportion in pairs}
+    if len(mixture) < len(pairs) or "" in mixture:
+        raise ValueError(text)
+    return mixture
 
 
 def _require(is_right: bool, name: str, expected: str, value: Any) -> None:

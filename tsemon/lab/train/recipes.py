@@ -98,19 +98,20 @@ _TRANSFORMER_XL_60 = Recipe(
     final_ratio=0.0,
     evaluate_every=4_000,
 )
+_SLIMPAJAMA = TextData(
+    source="SlimPajama: the folders train and validation with their .jsonl.zst files, from "
+    "https://huggingface.co/datasets/cerebras/SlimPajama-627B. For the paper's tokens give the tokenizer.json of "
+    "RedPajama-INCITE-7B-Base as data.tokenizer",
+    context=2_048,
+    tokenizer="bpe",
+    vocab=50_277,
+)
 _RESFORMER_82M = Recipe(
     name="resformer-82m-slimpajama",
     about="Value Residual Learning 4.1.1, Table 4: ResFormer, but in bfloat16. Warm-up of Table 4; 4.1.1 says 1,200.",
     model="Llama",
     preset="resformer-82m",
-    data=TextData(
-        source="SlimPajama: the folders train and validation with their .jsonl.zst files, from "
-        "https://huggingface.co/datasets/cerebras/SlimPajama-627B. For the paper's tokens give the tokenizer.json of "
-        "RedPajama-INCITE-7B-Base as data.tokenizer",
-        context=2_048,
-        tokenizer="bpe",
-        vocab=50_277,
-    ),
+    data=_SLIMPAJAMA,
     batch_size=1_024,
     accumulation=32,
     steps=10_000,
@@ -122,6 +123,22 @@ _RESFORMER_82M = Recipe(
     precision="bfloat16",
     evaluate_every=500,
     evaluation_batches=100,
+)
+
+TABLE_2 = {
+    "CommonCrawl": 0.5,
+    "C4": 0.2,
+    "GitHub": 0.1,
+    "Books": 0.05,
+    "ArXiv": 0.05,
+    "Wikipedia": 0.05,
+    "StackExchange": 0.05,
+}
+"""Domains of Value Residual Learning's data, and their proportions."""
+_DOMAINS = (
+    f"A folder with the folders {', '.join(TABLE_2)}, such as the documents of SlimPajama "
+    "(https://huggingface.co/datasets/cerebras/SlimPajama-627B) by their redpajama_set_name, and as data.tokenizer the "
+    "tokenizer.json of RedPajama-INCITE-7B-Base"
 )
 
 
@@ -151,6 +168,12 @@ RECIPES: Mapping[str, Recipe] = {
         _variant(_TRANSFORMER_XL_60, _XL, _PRINTED, preset="transformer-xl-60-de-escalated"),
         _variant(_TRANSFORMER_XL_60, f"{_XL}-causal", _CAUSAL, preset="transformer-xl-60-de-escalated-causal"),
         _RESFORMER_82M,
+        _variant(
+            _RESFORMER_82M,
+            "resformer-82m-mixture",
+            ("in bfloat16.", "in bfloat16, with the mixture of Table 2."),
+            data=replace(_SLIMPAJAMA, mixture=TABLE_2, source=_DOMAINS),
+        ),
         *(
             _variant(
                 _RESFORMER_82M, f"{rule.lower()}-82m-slimpajama", ("ResFormer", rule), preset=f"{rule.lower()}-82m"

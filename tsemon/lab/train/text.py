@@ -6,7 +6,7 @@ Axes: `N` tokens of the text, `B` batch, `T` tokens of a sequence.
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,13 @@ def text_batches(text: Tensor, context: int, batch_size: int, seed: int) -> Batc
     return _Windows(text, context, batch_size, seed)
 
 
+def mixed_batches(
+    texts: Sequence[Tensor], proportions: Sequence[float], context: int, batch_size: int, seed: int
+) -> Batches:
+    """As `text_batches`, each window from a text drawn with these proportions."""
+    return _Mixture(texts, proportions, context, batch_size, seed)
+
+
 def text_streams(text: Tensor, context: int, batch_size: int) -> Batches:
     """Endless (inputs, targets), both (B, T) int64, in reading order: each row goes on where it ended in the last batch.
 
@@ -77,6 +84,32 @@ class _Windows(Batches):
         num_starts = len(self._text) - self._context
         starts = torch.randint(num_starts, (self._batch_size, 1), generator=self._generator)
         return _windows(self._text, starts, self._context)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._generator.set_state(state["generator"])
+
+
+class _Mixture(Batches):
+    def __init__(
+        self, texts: Sequence[Tensor], proportions: Sequence[float], context: int, batch_size: int, seed: int
+    ) -> None:
+        for text in texts:
+            _check(text, context, batch_size)
+        self._texts, self._context, self._batch_size = texts, context, batch_size
+        self._proportions = torch.tensor(proportions, dtype=torch.float64)
+        self._generator = generator(seed)
+
+    def __next__(self) -> Batch:
+        texts_B = self._proportions.multinomial(self._batch_size, replacement=True, generator=self._generator)
+        rows = []
+        for text in (self._texts[index] for index in texts_B.tolist()):
+            starts = torch.randint(len(text) - self._context, (1, 1), generator=self._generator)
+            rows.append(_windows(text, starts, self._context))
+        inputs, targets = zip(*rows, strict=True)
+        return torch.cat(inputs), torch.cat(targets)
 
     def state_dict(self) -> dict[str, Any]:
         return {"generator": self._generator.get_state()}

@@ -6,7 +6,7 @@ import torch
 from tsemon.lab.train.augmentation import crop_and_flip
 from tsemon.lab.train.batches import Shard
 from tsemon.lab.train.images import image_batches
-from tsemon.lab.train.text import text_batches, text_streams
+from tsemon.lab.train.text import mixed_batches, text_batches, text_streams
 
 COUNTED = torch.arange(10)
 IMAGES = torch.arange(10 * 64, dtype=torch.float32).view(10, 1, 8, 8)
@@ -75,3 +75,27 @@ class TestTheShardsOfABatch:
         assert [len(inputs) for inputs, _ in shards] == [2, 2, 2]
         for part in (0, 1):
             assert sorted(torch.cat([shard[part] for shard in shards]).tolist()) == sorted(whole[part].tolist())
+
+
+class TestAMixture:
+    TEXTS = (torch.full((50,), 1, dtype=torch.uint8), torch.full((500,), 2, dtype=torch.uint8))
+
+    def test_draws_from_each_text_in_its_proportion_whatever_its_size(self):
+        batches = mixed_batches(self.TEXTS, [0.8, 0.2], context=4, batch_size=1000, seed=0)
+        inputs, targets = next(batches)
+        assert inputs.shape == targets.shape == (1000, 4)
+        assert torch.equal(inputs, targets)
+        assert (inputs[:, 0] == 1).double().mean() == pytest.approx(0.8, abs=0.04)  # three standard errors
+
+    def test_has_windows_and_the_same_one_token_later(self):
+        inputs, targets = next(mixed_batches([torch.arange(100)], [1.0], context=5, batch_size=50, seed=0))
+        assert torch.equal(targets, inputs + 1)
+        assert (inputs.min().item(), targets.max().item()) == (0, 99)
+
+    def test_goes_on_where_it_was(self):
+        batches = mixed_batches(self.TEXTS, [0.5, 0.5], context=4, batch_size=20, seed=0)
+        next(batches)
+        state, expected = batches.state_dict(), next(batches)
+        resumed = mixed_batches(self.TEXTS, [0.5, 0.5], context=4, batch_size=20, seed=1)
+        resumed.load_state_dict(state)
+        assert all(map(torch.equal, next(resumed), expected))

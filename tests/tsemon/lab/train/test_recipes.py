@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tsemon.errors import InvalidArgument, MissingData
+from tsemon.errors import InvalidArgument, MissingData, TsemonError
 from tsemon.lab.train.datasets import open_data
 from tsemon.lab.train.recipe import ImageData, Recipe, TextData, changed
 from tsemon.lab.train.recipes import RECIPES, SMALL_DIGITS, SMALL_TEXT, recipe_named
 from tsemon.lab.train.tasks import MaskedTask, RecurrentTask, Task, task_of
-from tsemon.lab.train.training import build_model
+from tsemon.lab.train.training import Training, build_model
 
 PAPERS = [recipe for name, recipe in RECIPES.items() if not name.startswith("small-")]
 
@@ -109,6 +109,14 @@ class TestASetting:
             ("steps", "many", "steps is int, got 'many'"),
             ("compile", "perhaps", "compile is bool, got 'perhaps'"),
             ("betas", "0.9", "betas is float,float, got '0.9'"),
+            (
+                "data.mixture",
+                "a:0.5,b:0.4",
+                r"proportions above 0 with the sum 1, got \{'a': 0\.5, 'b': 0\.4\}, whose sum is 0\.9",
+            ),
+            ("data.mixture", "a:1.5,b:-0.5", "proportions above 0 with the sum 1"),
+            ("data.mixture", "a:0.5,a:0.5", "data.mixture is name:proportion,name:proportion,..., got 'a:0.5,a:0.5'"),
+            ("data.mixture", "a", "data.mixture is name:proportion"),
             ("schedule", "linear", "schedule is constant or cosine or multi-step or inverse-sqrt, got 'linear'"),
             ("name", "x", "no setting named 'name'"),
         ],
@@ -181,6 +189,38 @@ class TestDataOfText:
         (tmp_path / "a.txt").write_text("a" * num_bytes)
         with pytest.raises(InvalidArgument, match=told):
             open_data(TextData(path=tmp_path / "a.txt", context=64))
+
+    def test_is_drawn_from_folders_in_the_proportions_of_a_mixture(self, tmp_path):
+        for name, letter in (("few", "a"), ("many", "b")):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "x.txt").write_text(letter * {"few": 2_000, "many": 20_000}[name])
+        recipe = changed(SMALL_TEXT, {"data.mixture": "few:0.75,many:0.25"})
+        data = open_data(dataclasses.replace(recipe.data, path=tmp_path, context=8))
+        for batches in (data.batches(rows=1000, seed=0), data.validation_batches(rows=100)):
+            inputs, _ = next(batches)
+            # Of 1,000 and of 100 sequences: three standard errors.
+            assert (inputs[:, 0] == ord("a")).double().mean() == pytest.approx(0.75, abs=0.13)
+        assert data.sizes == {"vocab": 256, "context": 8}
+        assert data.meaning(1.0, 0.0)["bits_per_byte"] == pytest.approx(1 / math.log(2), rel=1e-3)
+        training = Training(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, path=tmp_path), steps=2))
+        assert len(list(training.losses)) == 2
+        assert math.isfinite(training.evaluate()["validation_loss"])
+
+    @pytest.mark.parametrize(
+        ("changes", "told"),
+        [
+            ({"mixture": {"a": 1.0}}, "needs a folder with a folder for each of its names"),
+            ({"mixture": {"a": 0.5, "c": 0.5}, "path": True}, r"the folder .*c of data\.mixture is not there"),
+            ({"mixture": {"a": 1.0}, "path": True, "is_streamed": True}, "cannot be streamed"),
+            ({"mixture": {"a": 1.0}, "path": True, "tokenizer": "bpe"}, "bpe would be learned from each"),
+        ],
+    )
+    def test_is_no_mixture_without_its_folders_or_with_a_tokenizer_for_each(self, tmp_path, changes, told):
+        (tmp_path / "a").mkdir()
+        if "path" in changes:
+            changes = changes | {"path": tmp_path}
+        with pytest.raises(TsemonError, match=told):
+            open_data(TextData(**changes))
 
     def test_need_not_be_set_apart(self, tmp_path):
         (tmp_path / "a.txt").write_text("a" * 1_200)
