@@ -300,7 +300,7 @@ class TestLive:
         assert {name for name, row in rows.items() if row["num_false"] != "0"} == set(), printed
 
     def test_misses_at_most_two_harmed_runs_and_has_a_median_delay_of_60_steps(self, printed, rows):
-        """The target is 0.95 of all seeds, in docs/detection.md. text-post-71 is a toss-up; load leaves a run fewer samples."""
+        """The target is 0.95 of all seeds, in docs/detection.md. text-post-71 is a toss-up, and load costs samples."""
         harmed = [row for row in rows.values() if row["delay"] != "not harmed"]
         delays = [int(row["delay"]) for row in harmed if row["first_alert"] != "-"]
         assert len(harmed) >= 18, printed

@@ -43,7 +43,7 @@ PICTURE = {
     "tsemon.probes": "torch tsemon.measures tsemon.quantity",
     "tsemon.measures": "torch",
     "tsemon.models": "torch",
-    "tsemon.lab.train": "torch numpy PIL rich sklearn tokenizers zstandard tsemon tsemon.attaching tsemon.models",
+    "tsemon.lab.train": "torch lm_eval numpy PIL rich sklearn tokenizers zstandard tsemon tsemon.attaching tsemon.models",
     "tsemon.lab.reproduce": "torch numpy matplotlib transformers tsemon tsemon.transport tsemon.measures tsemon.models "
     "tsemon.lab.train",
     "tsemon.tools.importing": "google pyarrow rich tensorboard tsemon.terminal tsemon.transport wandb",

@@ -32,6 +32,10 @@ class Tokenizer(Protocol):
         """The tokens of each text."""
         ...
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
+        ...
+
     def save(self, path: Path) -> None:
         """Write the file from which `load` makes it again; bytes need none."""
         ...
@@ -47,6 +51,9 @@ class Bytes:
 
     def encode(self, texts: list[str]) -> list[Sequence[int]]:
         return [text.encode() for text in texts]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode(errors="replace")
 
     def save(self, path: Path) -> None:
         pass
@@ -67,6 +74,10 @@ class LibraryTokenizer:
 
     def encode(self, texts: list[str]) -> list[Sequence[int]]:
         return [encoding.ids for encoding in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
 
     def save(self, path: Path) -> None:
         self._tokenizer.save(str(path))
