@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
@@ -14,6 +14,8 @@ from tsemon.terminal import Column, print_table, printable
 from tsemon.tools.scanning.law import growth_law, in_words
 from tsemon.tools.scanning.scanner import Record, Scanner
 
+MAX_NAMES = 4
+"""Metrics of one reason that are named."""
 MAX_ROWS = 24
 """Checkpoints in the table, evenly over all; JSON has them all."""
 ATTENDED = {"positions_attended": "attended", "saturated_positions_attended": "x1024"}
@@ -89,6 +91,9 @@ class Report:
                 _say(console, self._about_blocks(scanner.groups.blocks))
         if scanner.saturation_on is not None:
             _say(console, f"saturation on {scanner.saturation_on}, parameters times 1024")
+        if self.records:
+            for sentence in _about_smoothing(self.records[-1]):
+                _say(console, sentence)
         if self._attended:
             _say(
                 console,
@@ -165,12 +170,30 @@ def _say(console: Console, text: str) -> None:
     console.print(printable(text), markup=False, soft_wrap=True)
 
 
+def _about_smoothing(record: Record) -> Iterator[str]:
+    """Whether attention smooths, by its effect and by its weights, at one checkpoint."""
+    effects = [x for x in record.layers.get("residual_hfc_lfc_ratio", ()) if not math.isnan(x)]
+    growths = [x for x in record.layers.get("value_output_growth", ()) if not math.isnan(x)]
+    if effects:
+        num = sum(x < 1 for x in effects)
+        yield f"at step {record.step}, attention smooths (lowers HFC/LFC) in {num} of {len(effects)} blocks"
+    if growths:
+        num = sum(x > 1 for x in growths)
+        of_blocks = f"{num} of {len(growths)} blocks"
+        yield f"at step {record.step}, its weights alone smooth (value_output_growth above 1) in {of_blocks}"
+
+
 def _joined(reasons: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Metrics of one reason together."""
+    """Metrics of one reason together, the first few by name."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)
-    return [(", ".join(own), reason) for reason, own in names.items()]
+    return [(_first_of(own), reason) for reason, own in names.items()]
+
+
+def _first_of(names: Sequence[str]) -> str:
+    num_more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {num_more} more" if num_more > 0 else "")
 
 
 def _cell(value: float | None, form: str) -> str:

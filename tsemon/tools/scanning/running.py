@@ -21,14 +21,17 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from tsemon.errors import TsemonError, reason
 from tsemon.measures import positions_attended, saturation
-from tsemon.probes import Block, find_blocks
+from tsemon.probes import Block, Probe, find_blocks
 from tsemon.probes.depth import firsts_of
+from tsemon.probes.escalation import CHANGES
 from tsemon.probes.saturation import SCALE
 from tsemon.probes.states import hidden_state
+from tsemon.sample import Sample
 from tsemon.tools.scanning.grouping import WRAPPER
 from tsemon.tools.scanning.inputs import NUM_SEQUENCES, NUM_TOKENS, Source, random_images, token_ids
 from tsemon.tools.scanning.memory import free_bytes
 from tsemon.tools.scanning.opening import Weights, read_json
+from tsemon.wire import Frame
 
 MODEL_OF_SEQUENCES = "input_ids"
 MODEL_OF_IMAGES = "pixel_values"
@@ -48,6 +51,13 @@ DEPTH = re.compile(r"layers?$")
 SHARED_LAYERS = 1000
 """More than any model has that share their tensors."""
 
+MEASURED = (
+    *("token_diversity", "cosine_similarity", "hfc_lfc", "effective_rank"),
+    *("value_output_growth", "value_output_negative_share", "value_output_norm"),
+    *(name for names in CHANGES.values() for name in names),
+)
+"""Whether blocks smooth or sharpen, by their weights and by their states."""
+
 Make = Callable[[Callable[[], nn.Module]], nn.Module]
 
 
@@ -64,6 +74,10 @@ class Limit(NamedTuple):
     """To how many positions a query attends, by block and head, in the model as it is; empty where it does not say."""
     saturated_positions: list[list[float]]
     """The same near the limit, as the paper counts them."""
+    frame: Frame
+    """`MEASURED` of the model as it is, as `attach` measures them."""
+    not_measured: Mapping[str, str]
+    """Why some of these are missing."""
 
 
 class Runner:
@@ -75,6 +89,8 @@ class Runner:
         """What it is run on, in words."""
         self.blocks: list[Block] = find_blocks(model)
         self._inputs = inputs
+        self._faults: list[Exception] = []
+        self._probe = Probe(self.model, [], self.blocks, self._faults.append)
         [first, *_] = inputs.values() if isinstance(inputs, Mapping) else inputs
         self.inputs_digest = hashlib.sha256(first.numpy().tobytes()).hexdigest()[:16]
 
@@ -84,6 +100,7 @@ class Runner:
         Raises CannotRun where the parameters are not the model's, or it does not run.
         """
         self._load(weights)
+        frame, not_measured = self._measured()
         plain, positions = self._pass()
         with torch.no_grad():
             for parameter in self.model.parameters():
@@ -93,7 +110,21 @@ class Runner:
             math.nan if f is None or g is None else saturation(f, g).mean().item()
             for f, g in zip(plain, scaled, strict=True)
         ]
-        return Limit(cosines, positions, saturated_positions)
+        return Limit(cosines, positions, saturated_positions, frame, not_measured)
+
+    def _measured(self) -> tuple[Frame, Mapping[str, str]]:
+        """`MEASURED` in one pass, and why some of them are missing."""
+        self._probe.arm({*MEASURED})
+        try:
+            with torch.random.fork_rng(devices=[]):
+                self._run()  # with gradients, as a training pass: a probe sees no other
+            reading = self._probe.collect()
+        finally:
+            self._probe.disarm()
+        sample = Sample(reading, {}, 0, self._faults.append)
+        frame = sample.to_frame(0)
+        reasons = {name: why for name, why in self._probe.not_measured.items() if name in MEASURED}
+        return frame, reasons | dict(sample.undefined)
 
     def _load(self, weights: Weights) -> None:
         own = self.model.state_dict()
@@ -135,17 +166,20 @@ class Runner:
         try:
             torch.backends.mha.set_fastpath_enabled(False)  # hooks see nothing of it
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                if isinstance(self._inputs, Mapping):
-                    output = self.model(**self._inputs, output_attentions=True)
-                else:
-                    output = self.model(*self._inputs)
-        except Exception as error:
-            raise CannotRun(f"{type(self.model).__name__} could not be run on {self.on}: {reason(error)}") from error
+                output = self._run()
         finally:
             torch.backends.mha.set_fastpath_enabled(fast_path)
             for hook in hooks:
                 hook.remove()
         return states, self._positions(output)
+
+    def _run(self) -> Any:
+        try:
+            if isinstance(self._inputs, Mapping):
+                return self.model(**self._inputs, output_attentions=True)
+            return self.model(*self._inputs)
+        except Exception as error:
+            raise CannotRun(f"{type(self.model).__name__} could not be run on {self.on}: {reason(error)}") from error
 
     def _positions(self, output: Any) -> list[list[float]]:
         """By block and head; nothing where the model does not give the attention of every block."""

@@ -19,11 +19,12 @@ from tsemon.tools.scanning.finding import Candidate, find_candidates
 from tsemon.tools.scanning.grouping import Groups, group_names
 from tsemon.tools.scanning.inputs import Source
 from tsemon.tools.scanning.opening import NotACheckpoint, Weights, open_weights, read_json, step_in
-from tsemon.tools.scanning.running import Limit, Runner, build_runner, why_not
+from tsemon.tools.scanning.running import MEASURED, Limit, Runner, build_runner, why_not
 from tsemon.wire import MAX_STEP, Array, Frame
 
 BLOCKS_MEASURED = ("param_norm", "direction_cosine", "checkpoint_distance", "checkpoint_alignment", "nonfinite_entries")
-OF_THE_MODEL = ("saturation", "positions_attended", "saturated_positions_attended")
+OF_ATTENTION = ("positions_attended", "saturated_positions_attended")
+OF_THE_MODEL = ("saturation", *OF_ATTENTION, *MEASURED)
 BESIDE_ANOTHER = ("direction_cosine", "checkpoint_distance", "checkpoint_alignment", "checkpoint_gap_steps")
 """What a first checkpoint does not have."""
 
@@ -216,9 +217,8 @@ class Scanner:
             limit = self._runner.near_the_limit(weights)
             self.saturation_on, self.saturation_inputs = self._runner.on, self._runner.inputs_digest
             if not limit.positions:
-                self.not_measured |= dict.fromkeys(
-                    OF_THE_MODEL[1:], "the model does not give the weights of its attention"
-                )
+                self.not_measured |= dict.fromkeys(OF_ATTENTION, "the model does not give the weights of its attention")
+            self.not_measured |= limit.not_measured
             return limit
         except Exception as error:  # whatever somebody's model raises
             self.not_measured |= dict.fromkeys(OF_THE_MODEL, why_not(error))
@@ -249,18 +249,25 @@ class Scanner:
             layers = dict(zip(BLOCKS_MEASURED, zip(*map(_of_block, comparison.blocks), strict=True), strict=True))
         heads: dict[str, Sequence[Sequence[float]]] = {}
         if limit is not None:
+            layers |= {name: values.tolist() for name, values in limit.frame.layers.items()}
             layers["saturation"] = limit.saturation
             scalars["saturation_scale"] = SCALE
             if limit.positions:
-                heads = dict(zip(OF_THE_MODEL[1:], (limit.positions, limit.saturated_positions), strict=True))
+                heads = dict(zip(OF_ATTENTION, (limit.positions, limit.saturated_positions), strict=True))
                 layers |= {name: [sum(row) / len(row) for row in rows] for name, rows in heads.items()}
                 if len({len(row) for row in limit.positions}) > 1:  # an encoder may have other heads than its decoder
                     heads = {}
+            heads |= {name: _rows(values) for name, values in limit.frame.heads.items()}
         if gap is None:
             scalars = {name: value for name, value in scalars.items() if name not in BESIDE_ANOTHER}
             layers = {name: values for name, values in layers.items() if name not in BESIDE_ANOTHER}
         time = max((modified for modified, _ in candidate.stamp), default=0) / 1e9
         return Record(step, candidate.name, time, gap, scalars, layers, heads)
+
+
+def _rows(values: Array) -> list[list[float]]:
+    flat, (num_rows, size) = values.tolist(), values.shape
+    return [flat[row * size : (row + 1) * size] for row in range(num_rows)]
 
 
 def _of_block(sums: Sums | None) -> tuple[float, ...]:

@@ -335,7 +335,8 @@ class TestScan:
         assert "the norm grows like t^" in rest or "no growth law" in rest
         assert "3 blocks, transformer.h.0 to transformer.h.2" in rest
         assert (
-            "not measured: saturation, positions_attended, saturated_positions_attended: the model is not known" in rest
+            "not measured: saturation, positions_attended, saturated_positions_attended, token_diversity and 15 more: "
+            "the model is not known" in rest
         )
         assert "left out: half.pt: it cannot be read, is it half-written?" in rest
         assert f"run default/c-scan in the folder {tmp_path / 'spool'}: 11 new frames" in rest

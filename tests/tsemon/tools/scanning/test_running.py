@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests import zoo
+from tsemon import measures
 from tsemon.errors import InvalidArgument, MissingData
 from tsemon.lab.train.recipe import ImageData, Recipe, TextData
 from tsemon.lab.train.training import Training
@@ -53,6 +54,39 @@ def saturations(folder, source):
 def tokens(tmp_path):
     (tmp_path / "tokens.json").write_text(json.dumps(zoo.ids().tolist()))
     return Source(tokens=tmp_path / "tokens.json")
+
+
+class TestWhetherBlocksSmooth:
+    def test_is_that_of_plain_hooks_and_of_the_weights(self, trained, tokens):
+        from transformers import GPT2LMHeadModel
+
+        folder = trained[0] / "gpt2"
+        scanner = Scanner(folder, source=tokens)
+        *_, record = scanner.look()
+        scanner.close()
+        model = GPT2LMHeadModel.from_pretrained(folder / record.name.partition("/")[0]).eval()
+        states, sums = [], []
+        for block in model.transformer.h:
+            block.register_forward_pre_hook(lambda _, args: states.append(args[0]))
+            block.ln_2.register_forward_pre_hook(lambda _, args: sums.append(args[0]))
+        with torch.no_grad():
+            model(zoo.ids())
+        pairs = list(zip(states, sums, strict=True))
+        for name, measure in {
+            "residual_hfc_lfc_ratio": measures.residual_hfc_lfc_ratio,
+            "residual_cosine_change": measures.residual_cosine_change,
+        }.items():
+            assert record.layers[name] == pytest.approx([measure(x, y).mean().item() for x, y in pairs], rel=1e-4)
+        ranks = [measures.residual_rank_ratio(x[0], y[0]).item() for x, y in pairs]
+        assert record.layers["residual_rank_ratio"] == pytest.approx(ranks, rel=1e-3)
+        assert record.layers["hfc_lfc"][:3] == pytest.approx(
+            [measures.hfc_lfc(x).mean().item() for x in states], rel=1e-4
+        )
+        attention = model.transformer.h[1].attn
+        width = model.config.n_embd
+        value, output = attention.c_attn.weight.T[2 * width :], attention.c_proj.weight.T
+        share = measures.value_output_negative_share(value, output, model.config.n_head)
+        assert record.heads["value_output_negative_share"][1] == pytest.approx(share.tolist())
 
 
 class TestSaturation:

@@ -11,6 +11,7 @@ from safetensors.torch import save, save_file
 from tsemon.measures import alignment, checkpoint_cosine, param_norm, power_law_fit, step_size
 from tsemon.tools.scanning import Scanner
 from tsemon.tools.scanning.inputs import Source
+from tsemon.tools.scanning.running import MEASURED
 
 STEPS = [step * 10 for step in range(11)]
 EXACT = {"rel": 1e-6}
@@ -243,7 +244,12 @@ class TestScanner:
         records, scanner = scanned(trained[0] / "gpt2", source=None)
         assert "saturation" not in records[0].layers
         assert {*scanner.not_measured.values()} == {"it was not asked for (--no-saturation)"}
-        assert {*scanner.not_measured} == {"saturation", "positions_attended", "saturated_positions_attended"}
+        assert {*scanner.not_measured} == {
+            "saturation",
+            "positions_attended",
+            "saturated_positions_attended",
+            *MEASURED,
+        }
 
     def test_says_why_saturation_is_not_measured(self, trained):
         records, scanner = scanned(trained[0] / "gpt2-pt", source=Source())
