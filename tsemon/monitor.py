@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
 import sys
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch._C import _is_torch_function_mode_enabled, _len_torch_dispatch_stack
 
 from tsemon.actions import Handler, checked_count
-from tsemon.catalogue import Tier
+from tsemon.catalogue import LAYERED, Tier
 from tsemon.faults import Faults
 from tsemon.late import on_host
 from tsemon.probes import Given, Probe, Ranks, Reading, Span, ThreadState, agree
@@ -41,6 +40,8 @@ log = logging.getLogger("tsemon")
 HEAR_AFTER = 5
 """Steps from a sample until ranks read what rank 0 told them in it: by then its copy is done, and nobody waits."""
 GRAD_NORM = "grad_norm"
+KNOWN_TO_BOTH = frozenset(("loss", "learning_rate"))
+"""Scalars that tsemon knows as well as the user. Its own value is kept."""
 """The scalar of `step` that is the norm of the gradient before clipping."""
 
 LATE_STEPS = 20
@@ -491,7 +492,7 @@ class Monitor:
         waited_s = self._waited_s - waited_s
         spans = probe.take_spans()
         self._faults.guard(probe.disarm)
-        given = {name: value for name, value in given.items() if name not in reading.scalars}
+        given = self._without_names_of_metrics(given, reading)
         sample = self._packed(reading, self._own_scalars() | given, spans)
         if sample.has_agreed:
             self._to_hear.append((self._step + HEAR_AFTER, sample))
@@ -551,6 +552,17 @@ class Monitor:
             # What the ranks agreed on is kept whatever else is lost: without it this one would sample other steps.
             self._faults.contain(error)
             return Sample(Reading(agreed=reading.agreed), {}, self._step, self._faults.contain)
+
+    def _without_names_of_metrics(
+        self, given: Mapping[str, Tensor | float], reading: Reading
+    ) -> dict[str, Tensor | float]:
+        """The user's scalars without those whose names belong to metrics that tsemon measures."""
+        taken = {name for name in given if name in reading.scalars or (name in LAYERED and name != GRAD_NORM)}
+        for name in sorted(taken - KNOWN_TO_BOTH):
+            self._faults.warn(
+                f"{name!r} given to monitor.step() was left out: tsemon measures a metric of that name; choose another name"
+            )
+        return {name: value for name, value in given.items() if name not in taken}
 
     def _agreed(self, sample: Sample, spent: Spent) -> Spent:
         """What the sample before `sample` cost the slowest rank, as all of them know by now."""
@@ -638,8 +650,10 @@ class Monitor:
 
     def __del__(self) -> None:
         # A notebook's cell that is run again: the monitor of before must not keep threads and files open.
-        with contextlib.suppress(Exception):
+        try:  # noqa: SIM105 - at interpreter exit, contextlib may be gone
             self._close("finished", 0.5, is_collected=True)
+        except Exception:
+            pass
 
 
 def _log(changed: Alert | Incident) -> None:

@@ -131,7 +131,7 @@ def chosen_measures(measures: Collection[str | Quantity] | None) -> Chosen:
     for name in named:
         if not isinstance(name, str) or (name != DEFAULT and name not in TIERS):
             raise UnknownMetric(
-                f"measures= names {name!r}, which is not in the catalogue; {nearest(str(name), list(TIERS))}"
+                f"measures= names {name!r}, which is not in the catalogue; {nearest(str(name), [DEFAULT, *TIERS])}"
             )
     if twice := [name for name, count in Counter(quantity.name for quantity in quantities).items() if count > 1]:
         raise InvalidArgument(f"measures= has two quantities named {twice[0]!r}; give each a name of its own")

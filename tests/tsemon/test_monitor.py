@@ -360,6 +360,16 @@ class TestStep:
         assert "val loss" not in scalars
         assert "'val loss' given to monitor.step() was left out" in monitor.status.faults[0]
 
+    def test_leaves_out_a_scalar_with_the_name_of_a_metric(self, attached, tmp_path):
+        *_, monitor = attached
+        monitor.step(loss=1.0, token_similarity=0.5, learning_rate=9.0, val_loss=2.0)
+        monitor.close()
+        scalars = frames_in(tmp_path)[0]["scalars"]
+        assert scalars["val_loss"] == 2.0
+        assert "token_similarity" not in scalars
+        (fault,) = monitor.status.faults
+        assert fault.startswith("'token_similarity' given to monitor.step() was left out: tsemon measures a metric")
+
     def test_keeps_a_loss_that_is_nan(self, attached, tmp_path):
         *_, monitor = attached
         monitor.step(loss=torch.tensor(math.nan))
