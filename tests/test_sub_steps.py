@@ -227,7 +227,10 @@ class TestWhyAttentionSmooths:
     def test_is_neither_if_queries_and_keys_or_the_residual_were_damaged(self, kind):
         for plant in ("queries, keys x 25", *(["residual x 0.05"] if kind in ("post-norm", "BERT") else [])):
             text = judged(kind, plant, with_healthy=True).text
-            assert ". Attention smooths, with usual weights" in text or "hardly changes token similarity" in text
+            assert (
+                ". Attention smooths, with the usual value and output weights" in text
+                or "hardly changes token similarity" in text
+            )
 
     def test_are_weights_that_sharpen_if_the_values_undo_the_output(self, kind):
         block, _, newest = frames(kind, "values undo output")

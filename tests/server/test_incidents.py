@@ -361,7 +361,7 @@ class TestTheSubStep:
         )
         within = api.get(f"/incidents/{only(api, run_id)['incident_id']}")["within"]
         assert (within["block"], within["sub_step"]) == (4, "feed-forward")
-        assert "20 times as large" in within["text"]
+        assert "adds about 20 times its input" in within["text"]
 
     def test_can_be_asked_for_at_any_step(self, api):
         run_id = api.register(num_blocks=6)
@@ -378,6 +378,19 @@ class TestTheSubStep:
         assert found(step=11, healthy_step=6) == (4, "feed-forward", 10, 5)
         assert found() == (None, None, 15, None)
         assert found(healthy_step=10) == (None, None, 15, 10)
+
+    def test_is_told_with_numbers_of_one_sample(self, api):
+        """The slow tier of step 5 decides; at step 6 attention has changed."""
+        run_id = api.register(num_blocks=6)
+        rates = [{"escalation_rate": Array.of([1.0, 1.0, 1.0, 1.0, rate, 1.0])} for rate in (1.5, 3.0)]
+        slow = gains_frame(5, 1.0, attention_gain=(4, 20.0)).layers
+        frames = [
+            Frame(step, step, 1e9, {"loss": 1.0}, layers) for step, layers in ((5, slow | rates[0]), (6, rates[1]))
+        ]
+        api.send_ok(run_id, [gains_frame(0, 1.0), *frames])
+        within = api.get(f"/runs/{run_id}/sub-step", step=6)
+        assert (within["block"], within["metric"], within["step"]) == (4, "attention_gain", 5)
+        assert "the escalation rate is 1.5" in within["text"]
 
     def test_is_refused_at_steps_that_do_not_fit(self, api):
         run_id = api.register(num_blocks=6)
@@ -420,6 +433,13 @@ class TestTheSequences:
             frames.append(Frame(step, step, 1e9, scalars))
         api.send_ok(run_id, frames)
         return api.get(f"/incidents/{only(api, run_id)['incident_id']}")["sequences"]
+
+    def test_are_in_one_sample_if_its_batch_holds_them_several_times(self, api, run_id):
+        found = self.described(
+            api, run_id, (1.0, (1.0, 1, self.NAN)), (20.0, *[(82.0, 7341, 0)] * 4), (20.0, (30.0, 8, 0))
+        )
+        assert (found[0]["id"], found[0]["step"]) == (7341, 1)
+        assert "among the four largest" not in found[0]["text"]
 
     def test_are_the_largest_losses_of_the_steps_that_the_rules_on_the_loss_look_at(self, api, run_id):
         found = self.described(

@@ -34,6 +34,10 @@ LEAST = 0.02
 """Smallest weight of a residual that is distinguished from 0."""
 SMALL = 0.2
 """An output this small, relative to the residual, changes nothing: growth up to there is no sign."""
+FLAT_LOGIT = 1.0
+"""Below this, logits make no difference: growth up to there is no sign."""
+HALF = 0.5
+"""A feed-forward part whose output is this large, relative to its input, is usual."""
 ONE_HOT = 0.1
 """A head with an attention entropy below this attends to about a single token."""
 FACTOR = 2.0
@@ -101,7 +105,10 @@ class _Sign:
     size_N: Array
     """0 in blocks without the sign."""
     says: str
-    """Clause about the sub-step, with {value}, {factor} and {usual}."""
+    """Clause about the sub-step, with {value}, {usual}, and {factor} or {compared}. If it lacks {compared}, the sentence continues
+    with "of" and the reference."""
+    of: Callable[[Array], Array] = np.asarray
+    """Function of the metric that the clause is about."""
 
 
 def mechanism_of(
@@ -174,7 +181,10 @@ def _weight(arrays: Arrays, num_blocks: int) -> Array:
 def _attention(newest: Arrays, healthy: Arrays | None, num_blocks: int) -> list[_Sign]:
     gain_N = _change("attention_gain", newest, healthy, num_blocks, of=lambda gain_N: np.maximum(gain_N, SMALL))
     # Logits are products of two states: a factor of the states counts twice.
-    logit_N = _change("max_attention_logit", newest, healthy, num_blocks) / 2
+    logit_N = (
+        _change("max_attention_logit", newest, healthy, num_blocks, of=lambda logit_N: np.maximum(logit_N, FLAT_LOGIT))
+        / 2
+    )
     rate_N = _change("escalation_rate", newest, healthy, num_blocks)
     return [
         _weights("attention", "attention_param_norm", newest, healthy, num_blocks),
@@ -214,7 +224,8 @@ def _feed_forward(newest: Arrays, healthy: Arrays | None, num_blocks: int) -> li
             "feed-forward",
             "feedforward_gain",
             np.fmax(gain_N, 0.0),
-            "the feed-forward part makes the hidden state {value} times as large, {factor} times the {usual}",
+            "the feed-forward part adds about {value} times its input, in {compared} {usual} times",
+            of=_added,
         ),
     ]
 
@@ -242,8 +253,8 @@ def _padded(arrays: Arrays | None, name: str, num_blocks: int) -> Array:
 
 
 def _added(gain_N: Array) -> Array:
-    """Size of the output that a sub-step adds to a residual of size 1, if the two have no common direction."""
-    return np.sqrt(np.maximum(gain_N**2 - 1, SMALL**2))
+    """Size of the output that a sub-step adds to a residual of size 1, if the two have no common direction; from HALF on."""
+    return np.sqrt(np.maximum(gain_N**2 - 1, HALF**2))
 
 
 def _change(
@@ -337,14 +348,15 @@ def _told(sign: _Sign, block: int, newest: Arrays, healthy: Arrays | None) -> Me
         value = _weight(newest, num_blocks)[block]
         usual = _usual_weight(healthy, num_blocks)[block]
     else:
-        value = abs(_padded(newest, sign.metric, num_blocks)[block])
-        usual = _usual(sign.metric, newest, healthy, num_blocks)[block]
+        value = sign.of(np.abs(_padded(newest, sign.metric, num_blocks)))[block]
+        usual = sign.of(_usual(sign.metric, newest, healthy, num_blocks))[block]
     factor = value / usual
     head = _head(block, newest) if sign.sub_step == "attention" else None
-    says = sign.says.format(value=_number(value), factor=_number(factor), usual=_number(usual))
     compared = "the other blocks" if healthy is None or not _is_before(sign, block, healthy) else "the healthy sample"
+    numbers = {"value": _number(value), "factor": _number(factor), "usual": _number(usual)}
+    says = sign.says.format(**numbers, compared=compared) + ("" if "{compared}" in sign.says else f" of {compared}")
     of_head = _of_head(head, block, newest)
-    text = f"In block {block}, {says} of {compared}{of_head and f', and {of_head}'}."
+    text = f"In block {block}, {says}{of_head and f', and {of_head}'}."
     if sign.sub_step in ("attention", "residual"):
         alpha = 1.0 if sign.sub_step == "attention" else 1 / value if value > LEAST else math.nan
         why = _Smoothing.of(block, num_blocks, newest, healthy, alpha)
@@ -442,9 +454,9 @@ class _Smoothing:
             case (None, True):
                 return " by its inputs"
             case (False, False):
-                return ", with usual weights and inputs"
+                return ", with the usual value and output weights and usual inputs"
             case (False, None):
-                return ", with usual weights"
+                return ", with the usual value and output weights"
             case _:
                 return ""
 

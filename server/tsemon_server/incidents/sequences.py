@@ -45,9 +45,10 @@ def largest_losses(frames: Iterable[Frame]) -> list[SequenceLoss]:
 
 def _with_others(one: SequenceLoss, others: Sequence[SequenceLoss]) -> SequenceLoss:
     """The sequence with the other samples in which its loss is among the four largest."""
-    if not others:
+    num = len({other.step for other in others} - {one.step})  # a batch may hold a sequence several times
+    if not num:
         return one
-    samples = f"{len(others)} other sample" + "s" * (len(others) > 1)
+    samples = f"{num} other sample" + "s" * (num > 1)
     return replace(one, text=f"{one.text} Its loss is among the four largest in {samples} of the incident, too.")
 
 

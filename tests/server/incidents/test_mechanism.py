@@ -51,9 +51,10 @@ class TestMechanism:
         assert found.factor == pytest.approx(20)
         assert found.text == (
             "In block 7, the output of attention is 6 times as large as the block's input, 20 times the 0.3 of the "
-            "other blocks, and head 3 attends to about a single token (entropy 0.02). Attention smooths, with usual "
-            "weights: the escalation rate is 33 (Eq. 13 gives 1.1 for random value weights and uniform attention), the "
-            "weights multiply what tokens share by 1.2 (usual 1.2), and tokens share 10 % of the input's energy."
+            "other blocks, and head 3 attends to about a single token (entropy 0.02). Attention smooths, with the usual "
+            "value and output weights: the escalation rate is 33 (Eq. 13 gives 1.1 for random value weights and uniform "
+            "attention), the weights multiply what tokens share by 1.2 (usual 1.2), and tokens share 10 % of the input's "
+            "energy."
         )
 
     def test_is_the_residual_that_is_scaled_down(self):
@@ -75,6 +76,21 @@ class TestMechanism:
     def test_is_the_feed_forward_part(self, metric):
         found = found_in(arrays(**{metric: {2: 9.0}}))
         assert (found.block, found.sub_step, found.metric) == (2, "feed-forward", metric)
+
+    def test_is_no_feed_forward_part_with_an_output_of_usual_size(self):
+        """Of 0.66 times its input, where the others hardly add anything."""
+        found = found_in(arrays(feedforward_gain={2: 1.2}), healthy=arrays())
+        assert (found.block, found.sub_step) == (None, None)
+
+    def test_says_how_large_the_output_of_the_feed_forward_part_is(self):
+        found = found_in(arrays(feedforward_gain={2: 9.0}), healthy=arrays())
+        assert "the feed-forward part adds about 8.9 times its input, in the healthy sample 0.5 times" in found.text
+        assert found.factor == pytest.approx(80**0.5 / 0.5)
+
+    def test_is_no_logit_that_makes_no_difference(self):
+        flat = arrays(max_attention_logit=dict.fromkeys(range(8), 2e-18))
+        flat.layers["max_attention_logit"][3] = 1.4e-17
+        assert found_in(flat).block is None
 
     @pytest.mark.parametrize("gain", [30.0, 0.0])
     def test_is_a_norm_also_if_all_behind_it_is_off_as_well(self, gain):
@@ -169,7 +185,7 @@ class TestWhyAttentionSmooths:
 
     def test_is_neither_if_both_are_as_usual(self):
         assert second_sentence({"escalation_rate": {4: 1.5}}).startswith(
-            "Attention smooths, with usual weights and inputs: "
+            "Attention smooths, with the usual value and output weights and usual inputs: "
         )
 
     def test_is_its_weights_if_it_sharpens(self):
@@ -196,7 +212,7 @@ class TestWhyAttentionSmooths:
     @pytest.mark.parametrize("shared", [0.4, 0.01, np.nan])
     def test_is_not_inputs_that_changed_little_or_the_other_way_or_are_unknown(self, shared):
         changed = {"escalation_rate": {4: 2.5}, "token_similarity": {4: shared}}
-        assert second_sentence(changed).startswith("Attention smooths, with usual weights: ")
+        assert second_sentence(changed).startswith("Attention smooths, with the usual value and output weights: ")
 
     def test_is_compared_with_the_other_blocks_without_a_healthy_frame(self):
         second = second_sentence({"escalation_rate": {4: 2.5}, "value_output_growth": {4: 3.1}}, healthy=None)

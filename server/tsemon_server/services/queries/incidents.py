@@ -51,7 +51,14 @@ def sub_step(store: Store, run_id: str, asked: SubStepQuery) -> Within:
             before = reader.frames.after(run_id, at.attempt, max(since - BEFORE, 0) - 1, asked.healthy_step)
             healthy = _newest(before, unknown)
         newest = _newest(reader.frames.after(run_id, at.attempt, since - 1, at.step), unknown)
-    return _told(mechanism_of(newest, healthy=healthy), newest, healthy)
+        found = mechanism_of(newest, healthy=healthy)
+        step = newest.step_of(found.metric)
+        if step is not None and newest.step is not None and step < newest.step:
+            # The slow tier decides, and its numbers are told with those of its own sample.
+            of_step = _newest(reader.frames.after(run_id, at.attempt, since - 1, step), unknown)
+            again = mechanism_of(of_step, healthy=healthy)
+            newest, found = (of_step, again) if again.block is not None else (newest, found)
+    return _told(found, newest, healthy)
 
 
 def _within(reader: Reader, incident: Incident, since: Iterable[Frame]) -> Within:
