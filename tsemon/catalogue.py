@@ -76,27 +76,26 @@ def _changes(step: str, what: str, before: str, after: str, where: str, num_pair
     return (
         demanded(
             name=f"{step}_hfc_lfc_ratio",
-            title=f"factor by which {what} change HFC/LFC: above 1 they sharpen",
-            equation=f"(|{after} - P {after}| / |P {after}|) / (|{before} - P {before}| / |P {before}|), {where}",
+            title=f"factor by which {what} changes HFC/LFC: above 1 it sharpens",
+            equation=f"(|{after} - P {after}| / |P {after}|) / (|{before} - P {before}| / |P {before}|), geometric mean "
+            f"over samples, {where}",
             source=f"{OVERSMOOTHING}, Definition 1",
-            flops=f"{14 * num_pairs} B T D",
-            traffic=f"{44 * num_pairs} B T D",
             log_scale=True,
         ),
         demanded(
             name=f"{step}_cosine_change",
-            title=f"change of the mean cosine by {what}: above 0 they smooth",
+            title=f"change of the mean cosine by {what}: above 0 it smooths",
             equation=f"t_cos({after}) - t_cos({before}), {where}",
             source=f"{OVERSMOOTHING}, Definition 2",
             low=None,
         ),
         demanded(
             name=f"{step}_rank_ratio",
-            title=f"factor by which {what} change the effective rank: above 1 they sharpen",
+            title=f"factor by which {what} changes the effective rank: above 1 it sharpens",
             equation=f"effective_rank({after}) / effective_rank({before}), of up to 256 tokens of one sequence, {where}",
             source=f"{OVERSMOOTHING}, Definition 3",
-            flops=f"{4 * num_pairs} * 256^2 D + {20 * num_pairs} * 256^3 on the host",
-            traffic=f"{80 * num_pairs} * 256 D + {16 * num_pairs} * 256^2",
+            flops=f"{2 * num_pairs} * 256^2 D + {10 * num_pairs} * 256^3 on the host",
+            traffic=f"{40 * num_pairs} * 256 D + {8 * num_pairs} * 256^2",
             log_scale=True,
         ),
     )
@@ -221,9 +220,9 @@ CATALOGUE: tuple[Metric, ...] = (
         tier="slow",
         log_scale=True,
     ),
-    *_changes("residual", "attention and residual", "X", "Y", "X the block's input, Y = X + SA(X)"),
-    *_changes("feedforward", "feed-forward part and residual", "Y", "Z", "Z = Y + FF(Y), before a norm on it"),
-    *_changes("norm", "the block's norms", "U", "N(U)", "U the input of a norm, over all norms of the block", 2),
+    *_changes("residual", "attention with its residual", "X", "Y", "X the block's input, Y = X + SA(X)"),
+    *_changes("feedforward", "the feed-forward part with its residual", "Y", "Z", "Z = Y + FF(Y), before a norm on it"),
+    *_changes("norm", "the norms of a block", "U", "N(U)", "U the input of a norm, over all norms of the block", 2),
     _per_activation(
         name="cosine_similarity",
         title="mean cosine between two tokens",
@@ -594,13 +593,13 @@ CATALOGUE: tuple[Metric, ...] = (
     ),
     _per_run(
         name="total_grad_norm",
-        title="norm of the whole gradient before clipping",
+        title="norm of the gradient before clipping, without embeddings",
         equation="|g| without embeddings and scalars outside the blocks",
         log_scale=True,
     ),
     _per_run(
         name="total_clipped_grad_norm",
-        title="norm of the whole gradient after clipping",
+        title="norm of the gradient after clipping, without embeddings",
         equation="|g|, as the optimizer gets it, without embeddings and scalars outside the blocks",
         log_scale=True,
     ),

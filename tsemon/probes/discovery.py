@@ -220,7 +220,9 @@ def widths(linear: nn.Module) -> tuple[int, int]:
 def _hidden_width(block: nn.Module, attention: nn.Module | None) -> int | None:
     """Return the input width of the attention's first linear layer, or else of the first norm outside of mixers."""
     if attention is not None:
-        return next((widths(module)[0] for module in attention.modules() if is_linear(module)), None)
+        linear = next((module for module in attention.modules() if is_linear(module)), None)
+        if linear is not None:
+            return widths(linear)[0]
     mixing = {module for mixer in mixers(block) for module in mixer.modules()}
     weights = (held(module, "weight") for module in block.modules() if is_norm(module) and module not in mixing)
     outside = (module for module in block.modules() if module not in mixing)

@@ -134,15 +134,13 @@ class EscalationProbe(Part):
         """Whether anything but X and Y is wanted."""
         return bool(self.wanted.difference(SUB_STEPS["residual"], CHANGES["residual"]))
 
-    @property
-    def _wants_ranks(self) -> bool:
-        return not self.wanted.isdisjoint(RANK_RATIOS.values())
-
-    def _read(self, block: Block, x: Tensor) -> Read | None:
+    def _read(self, block: Block, x: Tensor, step: str = "") -> Read | None:
+        """`step`: the only one that needs the state, if there is only one."""
         statistics = self._states.statistics(block, x)
         if statistics is None:
             return None
-        return Read(statistics, self._states.gram(block, x, statistics) if self._wants_ranks else None)
+        ranks = {RANK_RATIOS.get(step)} if step else {*RANK_RATIOS.values()}
+        return Read(statistics, None if self.wanted.isdisjoint(ranks) else self._states.gram(block, x, statistics))
 
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
         self._layer = None
@@ -212,13 +210,14 @@ class EscalationProbe(Part):
 
     def _take(self, layer: _Layer, *steps: str) -> None:
         for step in steps:
-            states = [self._read(layer.block, x) if isinstance(x, Tensor) else x for x in layer.steps[step]]
+            states = [self._read(layer.block, x, step) if isinstance(x, Tensor) else x for x in layer.steps[step]]
             known = [x for x in states if x is not None]
             if states and len(known) == len(states):
                 values = [length for x in known for length in Lengths.of(x.statistics)]
                 self._found[step].put(layer.block.number, values, layer.width, key=layer.width)
-                if RANK_RATIOS.get(step) in self.wanted:
-                    self._grams[step][layer.block.number] = [x.gram_KK for x in known if x.gram_KK is not None]
+                grams_KK = [x.gram_KK for x in known if x.gram_KK is not None]
+                if RANK_RATIOS.get(step) in self.wanted and len(grams_KK) == len(known):
+                    self._grams[step][layer.block.number] = grams_KK
             elif states:
                 self._undecided[layer.block.number] = self._states.why_undecided(layer.block)
 
@@ -237,14 +236,19 @@ class EscalationProbe(Part):
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         reading = super().finish(sums)
+        for hfc_lfc, *_ in CHANGES.values():
+            if isinstance(logarithm := reading.layers.get(hfc_lfc), Tensor):
+                reading.layers[hfc_lfc] = logarithm.exp()
+        # Sub-steps share states. The first metric brings all of them to the host, and the others use its ranks.
+        grams_KK = {id(gram_KK): gram_KK for of in self._grams.values() for own in of.values() for gram_KK in own}
+        places = {key: place for place, key in enumerate(grams_KK)}
+        ranks = _Ranks(self._depth)
         for step, of_blocks in self._grams.items():
-            if not of_blocks:
-                continue
-            num_states = {block: len(grams) for block, grams in of_blocks.items()}
-            grams_LSKK = stacked(
-                None if (grams := of_blocks.get(layer)) is None else stacked(grams) for layer in range(self._depth)
-            )
-            reading.layers[RANK_RATIOS[step]] = OnHost(grams_LSKK, partial(_rank_ratios, num_states))
+            if of_blocks:
+                raw = stacked(grams_KK.values()) if ranks.is_empty else ranks.nothing
+                own = {block: [places[id(gram_KK)] for gram_KK in of] for block, of in of_blocks.items()}
+                reading.layers[RANK_RATIOS[step]] = OnHost(raw, partial(ranks.ratios, own))
+                ranks.nothing, ranks.is_empty = raw.new_zeros(0), False
         return reading
 
     def _of_pair(self, fields_NB: tuple[Tensor, ...], _: object, *, step: str) -> Partials:
@@ -268,16 +272,26 @@ class EscalationProbe(Part):
         hfc_lfc, cosine, _ = CHANGES[step]
         ratio_NB = reduce(torch.mul, (hfc_lfc_ratio_of(before, after) for before, after in pairs))
         change_NB = reduce(torch.add, (cosine_change_of(before, after) for before, after in pairs))
-        return {**counted(hfc_lfc, ratio_NB), **counted(cosine, change_NB)}
+        # Logarithms: a change and its reverse have the mean 0.
+        return {**counted(hfc_lfc, ratio_NB.log()), **counted(cosine, change_NB)}
 
 
-def _rank_ratios(num_states: Mapping[int, int], grams_LSKK: Tensor) -> Tensor:
-    """Products over the pairs of states of each layer. For the host."""
-    ranks_LS = effective_ranks(grams_LSKK.flatten(0, 1)).view(grams_LSKK.shape[:2])
-    ratios_L = torch.full((len(ranks_LS),), torch.nan)
-    for layer, num in num_states.items():
-        ratios_L[layer] = (ranks_LS[layer, 1:num:2] / ranks_LS[layer, 0:num:2]).prod()
-    return ratios_L
+class _Ranks:
+    """The effective ranks of all states, decomposed once on the host."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._ranks_S = torch.zeros(0)
+        self.is_empty, self.nothing = True, self._ranks_S
+
+    def ratios(self, states: Mapping[int, Sequence[int]], grams_SKK: Tensor) -> Tensor:
+        """Products over the pairs of states, before and after, of each layer."""
+        if grams_SKK.numel():
+            self._ranks_S = effective_ranks(grams_SKK)
+        ratios_L = torch.full((self._depth,), torch.nan)
+        for layer, places in states.items():
+            ratios_L[layer] = (self._ranks_S[list(places[1::2])] / self._ranks_S[list(places[0::2])]).prod()
+        return ratios_L
 
 
 def _lengths(fields: Sequence[Tensor]) -> list[Lengths]:
@@ -293,7 +307,7 @@ class _Layer:
         block: Block,
         x: Tensor,
         states: HiddenStates,
-        read: Callable[[Tensor], Read | None],
+        read: Callable[[Tensor, str], Read | None],
         *,
         follows: bool,
     ) -> None:
@@ -320,10 +334,10 @@ class _Layer:
         self._fed: Held = None
         """The input of the feed-forward part's first layer."""
 
-    def _held(self, x: Tensor) -> Held:
+    def _held(self, x: Tensor, step: str = "") -> Held:
         """The numbers read from it, or a copy if only the block's attention can tell how to read it."""
         copy = self._states.kept(self.block, x)
-        return self._read(x) if copy is None else copy
+        return self._read(x, step) if copy is None else copy
 
     def remember(self, x: Tensor | None) -> None:
         if x is not None and x.shape == self._shape:
@@ -334,19 +348,19 @@ class _Layer:
         is_input = self._input.is_still(value)
         self._begins_with_norm |= is_input and not self.has_attended
         if self.follows and value.shape == self._shape:
-            self._norm = norm, self._x if is_input else self._held(value)
+            self._norm = norm, self._x if is_input else self._held(value, "norm")
 
     def leave_norm(self, norm: nn.Module, output: Tensor) -> None:
         if self._norm is not None and self._norm[0] is norm:
             if output.shape == self._shape:
-                self.steps["norm"] += self._norm[1], self._held(output)
+                self.steps["norm"] += self._norm[1], self._held(output, "norm")
             self._norm = None
 
     def take_sum(self, y: Tensor) -> None:
         """Attention is done, and Y is found."""
         self.has_sum = True
         if self._newest is not None and self._made[-1].is_still(self._newest):
-            self.steps["attention"] = [self._x, self._held(self._newest)]
+            self.steps["attention"] = [self._x, self._held(self._newest, "attention")]
         self._newest = None
         self._sum = self._held(y)
         self.steps["residual"] = [self._x, self._sum]

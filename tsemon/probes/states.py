@@ -35,6 +35,7 @@ class HiddenStates:
 
     def forget(self) -> None:
         self._newest: tuple[Seen, int, TokenStatistics] | None = None
+        self._newest_gram: tuple[TokenStatistics, Tensor] | None = None
         self._copied: tuple[Seen, Tensor] | None = None
 
     def oriented(self, block: Block, x: Tensor) -> Tensor | None:
@@ -75,9 +76,13 @@ class HiddenStates:
 
     def gram(self, block: Block, x: Tensor, statistics: TokenStatistics) -> Tensor | None:
         """Gram matrix of tokens of the first sequence; None if it is not known how to read the state."""
+        if self._newest_gram is not None and self._newest_gram[0] is statistics:
+            return self._newest_gram[1]
         if (x_BTD := self.oriented(block, x)) is None or (sequences := self.sequences(block, x_BTD)) is None:
             return None
-        return sequences.gram(x_BTD, statistics.unit, Batch.of(statistics).counts_B)
+        gram_KK = sequences.gram(x_BTD, statistics.unit, Batch.of(statistics).counts_B)
+        self._newest_gram = statistics, gram_KK
+        return gram_KK
 
 
 class Seen:

@@ -10,7 +10,7 @@ N heads, K width of a head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -144,10 +144,8 @@ class ValueOutputProbe(Part):
     def _weights(self, block: Block) -> ValueOutput | str:
         if block.attention is None:
             return "no softmax self-attention was found there, or several that are summed; attach(attention=[...]) names it"
-        if (computed := getattr(block.attention, "value_output_weights", None)) is not None:
-            with torch.no_grad():
-                value_RD, output_DU = computed()
-            return _checked(value_RD, output_DU, None, block.attention)
+        if callable(computed := getattr(block.attention, "value_output_weights", None)):
+            return _computed(computed, block.attention)
         queries_and_keys = self._parameters.queries_and_keys(block)
         if isinstance(queries_and_keys, str):
             return queries_and_keys
@@ -219,6 +217,17 @@ def value_and_output(attention: nn.Module, queries_and_keys: Sequence[Slices]) -
         if is_value_R[start : start + num].all():
             value_RD, values_V = value_RD.narrow(0, start, num), None
     return _checked(value_RD, output_DU, values_V, attention)
+
+
+def _computed(weights: Callable[[], tuple[Tensor, Tensor]], attention: nn.Module) -> ValueOutput | str:
+    if any(map(is_sharded, attention.parameters())):
+        return "the value or output weights are sharded (DTensor)"
+    with torch.no_grad():
+        value_RD, output_DU = weights()
+    for weight in (value_RD, output_DU):
+        if type(weight) is not Tensor or weight.ndim != 2 or not weight.is_floating_point():
+            return f"value_output_weights() returned a {type(weight).__name__}, and not two plain matrices of floats"
+    return _checked(value_RD, output_DU, None, attention)
 
 
 def _of_multihead(attention: nn.MultiheadAttention) -> ValueOutput | str:

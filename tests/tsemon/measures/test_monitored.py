@@ -317,7 +317,10 @@ def of_sub_step(step, measure, compare, combine, num_samples=None):
             "norm": run.around_norms(),
         }[step]
         of_layers = zip(*([run.samples(x)[:num_samples] for x in of_kind] for of_kind in states), strict=True)
-        return [oracle.mean_of_known([change(*one) for one in zip(*layer, strict=True)]) for layer in of_layers]
+        changes = [[change(*one) for one in zip(*layer, strict=True)] for layer in of_layers]
+        if measure is oracle.hfc_lfc:
+            return [np.exp(oracle.mean_of_known(np.log(of_layer))) for of_layer in changes]
+        return [oracle.mean_of_known(of_layer) for of_layer in changes]
 
     return of_run
 

@@ -266,12 +266,14 @@ class TestHiddenStates:
     @holds(*(f"{step}_{what}" for step in ("residual", "feedforward", "norm") for what in CHANGES))
     def test_of_what_sub_steps_do_to_measures_of_oversmoothing(self, name, x, dtype):
         y = squashed(x)
-        x_BTD, y_BTD = inputs(dtype, x)[0], inputs(dtype, y)[0]
+        z = squashed(y[..., ::-1] ** 3)
+        x_BTD, y_BTD, z_BTD = (inputs(dtype, states)[0] for states in (x, y, z))
         step, what = name.split("_", 1)
         measure, change, several = CHANGES[what]
         want = [change(measure(b), measure(a)) for a, b in zip(x, y, strict=True)]
         if step == "norm":
-            got, want = getattr(m, name)((x_BTD, y_BTD), (x_BTD, y_BTD)), [several(one, one) for one in want]
+            others = [change(measure(b), measure(a)) for a, b in zip(y, z, strict=True)]
+            got, want = getattr(m, name)((x_BTD, y_BTD), (y_BTD, z_BTD)), list(map(several, want, others))
         else:
             got = getattr(m, name)(x_BTD, y_BTD)
         assert_agrees(got, want, TOLERANCE[dtype] | {"atol": 5e-6})

@@ -284,7 +284,10 @@ def sub_steps_by_hand(model, forward, parts):
                 f"{step}_cosine_change": cosine(after) - cosine(before),
                 f"{step}_rank_ratio": rank(after) / rank(before),
             }
-        return {name: per_sample.mean() for name, per_sample in rates.items()}
+        return {
+            name: per_sample.log().mean().exp() if name.endswith("hfc_lfc_ratio") else per_sample.mean()
+            for name, per_sample in rates.items()
+        }
 
     of_blocks = [metrics(at) for at in seen]
     return {name: torch.stack([found[name] for found in of_blocks]) for name in of_blocks[0]}
@@ -331,6 +334,15 @@ class TestSubSteps:
         for name in OF_SUB_STEPS:
             assert name not in reading.layers
             assert "runs beside attention" in probe.not_measured[name]
+
+    @pytest.mark.parametrize(("name", "num"), [("residual_rank_ratio", 6), ("norm_rank_ratio", 12), (None, 16)])
+    def test_make_one_gram_matrix_of_each_state_that_a_rank_is_of(self, name, num):
+        """X, N(X), Y and N(Y) of three pre-norm blocks, and the last Z. Three states of the first block are read twice."""
+        model, forward = scaled(pre_norm_encoder)
+        names = set(OF_SUB_STEPS) if name is None else {name}
+        reading, _ = reading_of(model, forward, measures=names)
+        raw = [value.raw for value in reading.layers.values() if isinstance(value, OnHost) and value.raw.numel()]
+        assert [len(grams_SKK) for grams_SKK in raw] == [num]
 
     def test_are_not_made_up_where_the_residual_is_added_in_place(self):
         torch.manual_seed(0)

@@ -271,6 +271,23 @@ class TestTheSpectrumOfEachHead:
 
 
 class TestTheReason:
+    @pytest.mark.parametrize(
+        "computed", [(torch.ones(D), torch.ones(D, D)), (torch.ones(D, D).int(), torch.ones(D, D))]
+    )
+    def test_is_what_attention_computes_instead_of_weights(self, computed):
+        model, _ = zoo.our_language_model()
+        for block in model.blocks:
+            block.attention.value_output_weights = lambda: computed
+        _, probe = reading_of(model, lambda: model(zoo.ids()), measures={NAME})
+        assert "not two plain matrices of floats" in probe.not_measured[NAME]
+
+    def test_is_none_if_something_else_has_that_name(self):
+        model, _ = zoo.our_language_model()
+        for block in model.blocks:
+            block.attention.value_output_weights = nn.Parameter(torch.ones(2))
+        reading, _ = reading_of(model, lambda: model(zoo.ids()), measures={NAME})
+        assert reading.layers[NAME].isfinite().all()
+
     def test_is_latent_attention(self):
         model = hugging_face(*HUGGING_FACE["DeepSeek-V3"])
         assert why_not(model) == (
