@@ -299,12 +299,12 @@ class TestLive:
     def test_raises_no_false_alert(self, printed, rows):
         assert {name for name, row in rows.items() if row["num_false"] != "0"} == set(), printed
 
-    def test_misses_at_most_two_harmed_runs_and_has_a_median_delay_of_60_steps(self, printed, rows):
+    def test_misses_at_most_one_harmed_run_and_has_a_median_delay_of_60_steps(self, printed, rows):
         """The target is 0.95 of all seeds, in docs/detection.md. text-post-71 is a toss-up, and load costs samples."""
-        harmed = [row for row in rows.values() if row["delay"] != "not harmed"]
+        harmed = [row for name, row in rows.items() if row["delay"] != "not harmed" and name != "text-post-71"]
         delays = [int(row["delay"]) for row in harmed if row["first_alert"] != "-"]
-        assert len(harmed) >= 18, printed
-        assert len(delays) >= len(harmed) - 2, printed
+        assert len(harmed) >= 17, printed
+        assert len(delays) >= len(harmed) - 1, printed
         assert statistics.median(delays) <= 60, printed
 
     def test_is_hardly_behind_the_best_rule_on_the_loss(self, printed, rows):

@@ -10,7 +10,11 @@ from torch.nn import functional as F
 
 
 def de_escalate(x_BTD, tau):
-    """(I - tau P) X (Eq. 21): subtract tau times the mean of the tokens. Row t of P is the mean of tokens 0 to t."""
+    """Subtract tau times the mean of tokens 0 to t from token t.
+
+    Eq. 21 has the mean of all tokens, and the paper trains with tau = 1: such a decoder sees later tokens. This one does
+    not, and learns with tau = 0.2.
+    """
     counts_T1 = torch.arange(1, x_BTD.shape[1] + 1, device=x_BTD.device)[:, None]
     return x_BTD - tau * x_BTD.cumsum(dim=1) / counts_T1
 
@@ -37,7 +41,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Algorithm 1 of the paper, and Eq. 21 at the end of each block."""
+    """Algorithm 1 of the paper, and de-escalation at the end of each block."""
 
     def __init__(self, width, heads, ffn, tau):
         super().__init__()

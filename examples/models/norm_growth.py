@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 class Attention(nn.Module):
-    """Definition 4: softmax(Q K' / sqrt(K)) V for each head."""
+    """Definition 4: softmax(Q K' / sqrt(K)) V for each head. Later tokens are hidden; the authors' code shows them."""
 
     def __init__(self, width, heads):
         super().__init__()

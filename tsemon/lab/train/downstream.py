@@ -37,6 +37,8 @@ def downstream(
     harness = Harness(model, tokenizer, batch_size=batch_size)
     was_training = model.training
     model.eval()
+    # The harness would seed the generators that the training draws from.
+    options = dict.fromkeys(("random_seed", "numpy_random_seed", "torch_random_seed")) | options
     try:
         found = evaluator.simple_evaluate(model=harness, tasks=list(tasks), bootstrap_iters=0, **options)
     finally:
@@ -112,8 +114,10 @@ class Harness(TemplateLM):  # type: ignore[misc]
     def _answer(self, question: str, options: dict[str, Any]) -> str:
         stops = options.get("until") or []
         stops = [stops] if isinstance(stops, str) else stops
-        num_new = min(options.get("max_gen_toks", NUM_NEW), self._context - 1)
         tokens = self.tok_encode(question) or [self.eot_token_id]
+        # At least half of the context is the question's.
+        room = max(self._context - len(tokens), self._context // 2)
+        num_new = min(options.get("max_gen_toks", NUM_NEW), room)
         tokens_1T = torch.tensor([tokens[num_new - self._context :]], device=self._place)
         answer_T = generate(self._model, tokens_1T, num_new)[0, tokens_1T.shape[1] :]
         answer = self._tokens.decode(_until(answer_T.tolist(), self.eot_token_id))

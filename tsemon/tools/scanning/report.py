@@ -171,16 +171,15 @@ def _say(console: Console, text: str) -> None:
 
 
 def _about_smoothing(record: Record) -> Iterator[str]:
-    """Whether attention smooths, by its effect and by its weights, at one checkpoint."""
+    """Whether attention smooths, by its effect and by the eigenvalues of its weights, at one checkpoint."""
     effects = [x for x in record.layers.get("residual_hfc_lfc_ratio", ()) if not math.isnan(x)]
-    growths = [x for x in record.layers.get("value_output_growth", ()) if not math.isnan(x)]
+    shares = [x for x in record.layers.get("value_output_negative_share", ()) if not math.isnan(x)]
     if effects:
         num = sum(x < 1 for x in effects)
         yield f"at step {record.step}, attention smooths (lowers HFC/LFC) in {num} of {len(effects)} blocks"
-    if growths:
-        num = sum(x > 1 for x in growths)
-        of_blocks = f"{num} of {len(growths)} blocks"
-        yield f"at step {record.step}, its weights alone smooth (value_output_growth above 1) in {of_blocks}"
+    if shares:
+        share = fmean(shares)
+        yield f"at step {record.step}, {share:.0%} of the eigenvalues of its value and output weights sharpen (are negative)"
 
 
 def _joined(reasons: Mapping[str, str]) -> list[tuple[str, str]]:

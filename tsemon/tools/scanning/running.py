@@ -84,7 +84,8 @@ class Runner:
     """A model that takes the parameters of one checkpoint after the other."""
 
     def __init__(self, model: nn.Module, inputs: Mapping[str, Any] | tuple[Any, ...], on: str) -> None:
-        self.model = model.float().eval()
+        # Without gradients of parameters, a pass keeps no activations for a backward pass.
+        self.model = model.float().eval().requires_grad_(False)
         self.on = on
         """What it is run on, in words."""
         self.blocks: list[Block] = find_blocks(model)
@@ -114,16 +115,20 @@ class Runner:
 
     def _measured(self) -> tuple[Frame, Mapping[str, str]]:
         """`MEASURED` in one pass, and why some of them are missing."""
+        self._faults.clear()
         self._probe.arm({*MEASURED})
         try:
             with torch.random.fork_rng(devices=[]):
-                self._run()  # with gradients, as a training pass: a probe sees no other
+                self._run()  # not under no_grad: a probe looks at training passes alone
             reading = self._probe.collect()
         finally:
             self._probe.disarm()
         sample = Sample(reading, {}, 0, self._faults.append)
         frame = sample.to_frame(0)
         reasons = {name: why for name, why in self._probe.not_measured.items() if name in MEASURED}
+        if self._faults:
+            missing = {*MEASURED} - reasons.keys() - frame.layers.keys()
+            reasons |= dict.fromkeys(sorted(missing), reason(self._faults[0]))
         return frame, reasons | dict(sample.undefined)
 
     def _load(self, weights: Weights) -> None:
@@ -162,24 +167,25 @@ class Runner:
                 hooks.append(module.register_forward_hook(functools.partial(_see_next, see, iter(own))))
             else:  # as with the other measures of hidden states, the state before that step
                 hooks.append(last.register_forward_pre_hook(functools.partial(_see_next, see, iter(own))))
-        fast_path = torch.backends.mha.get_fastpath_enabled()
         try:
-            torch.backends.mha.set_fastpath_enabled(False)  # hooks see nothing of it
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 output = self._run()
         finally:
-            torch.backends.mha.set_fastpath_enabled(fast_path)
             for hook in hooks:
                 hook.remove()
         return states, self._positions(output)
 
     def _run(self) -> Any:
+        fast_path = torch.backends.mha.get_fastpath_enabled()
         try:
+            torch.backends.mha.set_fastpath_enabled(False)  # hooks see nothing of it
             if isinstance(self._inputs, Mapping):
                 return self.model(**self._inputs, output_attentions=True)
             return self.model(*self._inputs)
         except Exception as error:
             raise CannotRun(f"{type(self.model).__name__} could not be run on {self.on}: {reason(error)}") from error
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast_path)
 
     def _positions(self, output: Any) -> list[list[float]]:
         """By block and head; nothing where the model does not give the attention of every block."""

@@ -1,15 +1,18 @@
 import json
 import math
+import re
 import shutil
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from tests import zoo
 from tsemon import measures
 from tsemon.errors import InvalidArgument, MissingData
 from tsemon.lab.train.recipe import ImageData, Recipe, TextData
 from tsemon.lab.train.training import Training
+from tsemon.tools.cli import app
 from tsemon.tools.scanning import Scanner
 from tsemon.tools.scanning.inputs import Source, token_ids
 from tsemon.tools.scanning.opening import open_weights
@@ -72,11 +75,10 @@ class TestWhetherBlocksSmooth:
         with torch.no_grad():
             model(zoo.ids())
         pairs = list(zip(states, sums, strict=True))
-        for name, measure in {
-            "residual_hfc_lfc_ratio": measures.residual_hfc_lfc_ratio,
-            "residual_cosine_change": measures.residual_cosine_change,
-        }.items():
-            assert record.layers[name] == pytest.approx([measure(x, y).mean().item() for x, y in pairs], rel=1e-4)
+        ratios = [measures.residual_hfc_lfc_ratio(x, y).log().mean().exp().item() for x, y in pairs]
+        assert record.layers["residual_hfc_lfc_ratio"] == pytest.approx(ratios, rel=1e-4)
+        changes = [measures.residual_cosine_change(x, y).mean().item() for x, y in pairs]
+        assert record.layers["residual_cosine_change"] == pytest.approx(changes, rel=1e-4)
         ranks = [measures.residual_rank_ratio(x[0], y[0]).item() for x, y in pairs]
         assert record.layers["residual_rank_ratio"] == pytest.approx(ranks, rel=1e-3)
         assert record.layers["hfc_lfc"][:3] == pytest.approx(
@@ -87,6 +89,28 @@ class TestWhetherBlocksSmooth:
         value, output = attention.c_attn.weight.T[2 * width :], attention.c_proj.weight.T
         share = measures.value_output_negative_share(value, output, model.config.n_head)
         assert record.heads["value_output_negative_share"][1] == pytest.approx(share.tolist())
+
+    def test_says_how_much_of_the_weights_sharpens(self, tmp_path):
+        """The eigenvalues of a smoothing model are at least 0; those of a sharpening one at most 0, about half of them 0."""
+        for kind, told in (("smoothing", "0%"), ("sharpening", None)):
+            sizes = {"depth": 2, "width": 16, "heads": 1, "ffn": 32, "norm": "pre", "reparameterisation": kind}
+            recipe = Recipe(
+                name=kind,
+                model="CausalLanguageModel",
+                sizes=sizes,
+                data=TextData(context=16),
+                batch_size=2,
+                steps=1,
+                learning_rate=1e-4,
+            )
+            training = Training(recipe)
+            list(training.losses)
+            (tmp_path / kind).mkdir()
+            torch.save(training.state_dict(), tmp_path / kind / "step-1.pt")
+            shown = CliRunner().invoke(app, ["scan", str(tmp_path / kind), "--spool", str(tmp_path / "spool")]).stdout
+            (share,) = re.findall(r"(\d+%) of the eigenvalues of its value and output weights sharpen", shown)
+            assert share == told if told else 20 < int(share[:-1]) < 80
+            assert re.search(r"attention smooths \(lowers HFC/LFC\) in \d of 2 blocks", shown)
 
 
 class TestSaturation:
