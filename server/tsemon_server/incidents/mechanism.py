@@ -105,8 +105,8 @@ class _Sign:
     size_N: Array
     """0 in blocks without the sign."""
     says: str
-    """Clause about the sub-step, with {value}, {usual}, and {factor} or {compared}. If it lacks {compared}, the sentence continues
-    with "of" and the reference."""
+    """Clause about the sub-step, with {value}, {usual}, and {factor} or {compared}. If it lacks {compared}, the reference
+    follows."""
     of: Callable[[Array], Array] = np.asarray
     """Function of the metric that the clause is about."""
 

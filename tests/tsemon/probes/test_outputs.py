@@ -22,12 +22,53 @@ def t5_encoder(vocab=100):
     return model, lambda: model(zoo.ids())
 
 
+class WithoutLinear(nn.Module):
+    """Attention of bare parameters, and logits by the token embedding."""
+
+    class Block(nn.Module):
+        class SelfAttention(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.qkv, self.out = nn.Parameter(torch.randn(3, 32, 32) / 6), nn.Parameter(torch.randn(32, 32) / 6)
+
+            def forward(self, x_BTD):
+                query, key, value = (
+                    x.unflatten(2, (4, 8)).transpose(1, 2) for x in torch.einsum("btd,pde->pbte", x_BTD, self.qkv)
+                )
+                mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+                return mixed.transpose(1, 2).flatten(2) @ self.out
+
+        def __init__(self):
+            super().__init__()
+            self.norm1, self.attention, self.norm2 = nn.LayerNorm(32), self.SelfAttention(), nn.LayerNorm(32)
+            self.mlp = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+
+        def forward(self, x_BTD):
+            x_BTD = x_BTD + self.attention(self.norm1(x_BTD))
+            return x_BTD + self.mlp(self.norm2(x_BTD))
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.blocks = nn.Embedding(100, 32), nn.ModuleList(self.Block() for _ in range(2))
+
+    def forward(self, tokens_BT):
+        x_BTD = self.embed(tokens_BT)
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        return x_BTD @ self.embed.weight.T
+
+
+def without_linear():
+    model = WithoutLinear()
+    return model, lambda: model(zoo.ids())
+
+
 class TestOutputVariation:
     @pytest.mark.parametrize(
         "make",
         [
             *(zoo.bert, zoo.gpt2, zoo.llama, zoo.vit, zoo.t5),
-            *(zoo.our_vision_transformer, zoo.our_language_model, t5_encoder),
+            *(zoo.our_vision_transformer, zoo.our_language_model, t5_encoder, without_linear),
         ],
     )
     def test_equals_its_definition_written_out_in_float64(self, make):
