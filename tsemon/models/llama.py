@@ -61,6 +61,13 @@ class LlamaConfig(ValueRule, Presets):
             raise InvalidArgument(
                 f"key_value_heads must divide heads, got {self.key_value_heads} and {self.heads} heads"
             )
+        for name in PARTS:
+            every = getattr(self, f"{name}_every")
+            if every is not None and every > self.depth:
+                raise InvalidArgument(
+                    f"{name}_every counts layers, at most as many as the depth, got {every} and depth {self.depth}; "
+                    f"{name}_every=None shares the first layer's {name} with all others"
+                )
         if self.attention not in ("sdpa", "materialised"):
             raise InvalidArgument(f"attention must be 'sdpa' or 'materialised', got {self.attention!r}")
 

@@ -324,7 +324,7 @@ class TestACompiledModel:
     )
     def test_is_one_graph(self, rule):
         torch.compiler.reset()
-        model = llama(rule, depth=3)
+        model = llama(rule, depth=4)
         compiled = torch.compile(model, fullgraph=True, backend="eager")
         assert compiled(tokens()).equal(model(tokens()))
 
@@ -420,6 +420,7 @@ class TestSizesThatDoNotFit:
             ({"value_weights": ("a", "b")}, "value_weights are two numbers, of V_n and of V_m, got"),
             ({"query_every": 1.5}, "query_every counts layers, .* got 1.5"),
             ({"query_every": 0}, "query_every counts layers, .* got 0"),
+            ({"value_every": 9}, "value_every counts layers, at most as many as the depth, got 9 and depth"),
             ({"query_every": 2, "key_every": 2, "value_every": None}, "one of query_every, key_every and value_every"),
             ({"dense": "layers"}, "None, 'blocks' or 'attention', got 'layers'"),
             ({"cross_layer": True, "value_source": "all"}, "must be 'first' or 'previous'"),
