@@ -434,7 +434,10 @@ def values(frame, metric):
 
 MEASURED = {
     # De-escalation is a step that these models do not have.
-    HIDDEN_STATES: sorted({*ActivationProbe.METRICS, *EscalationProbe.METRICS} - {ActivationProbe.DEESCALATED}),
+    HIDDEN_STATES: sorted(
+        {name for name in (*ActivationProbe.METRICS, *EscalationProbe.METRICS) if TIERS[name] != "demand"}
+        - {ActivationProbe.DEESCALATED}
+    ),
     ATTENTION: AttentionProbe.METRICS + ValueProbe.METRICS,
     FEED_FORWARD: FeedForwardProbe.METRICS,
     OUTPUTS: OutputProbe.METRICS,
