@@ -47,8 +47,8 @@ PICTURE = {
     "tsemon.lab.reproduce": "torch numpy matplotlib transformers tsemon tsemon.transport tsemon.measures tsemon.models "
     "tsemon.lab.train",
     "tsemon.tools.importing": "google pyarrow rich tensorboard tsemon.terminal tsemon.transport wandb",
-    "tsemon.tools.scanning": "torch rich safetensors transformers tsemon.registration tsemon.terminal tsemon.transport "
-    "tsemon.measures tsemon.probes tsemon.lab.train",
+    "tsemon.tools.scanning": "torch rich safetensors transformers tsemon.registration tsemon.sample tsemon.terminal "
+    "tsemon.transport tsemon.measures tsemon.probes tsemon.lab.train",
     "tsemon.integrations": "torch tsemon tsemon.probes transformers lightning accelerate",
     "tsemon.lab.demo": "torch rich tsemon tsemon.terminal tsemon.lab.train tsemon_answers tsemon_client",
     "tsemon.tools.cli": "typer tsemon tsemon.terminal tsemon_client tsemon.lab.demo tsemon.tools.importing "
