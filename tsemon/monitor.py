@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._C import _is_torch_function_mode_enabled, _len_torch_dispatch_stack
 
 from tsemon.actions import Handler, checked_count
-from tsemon.catalogue import LAYERED, Tier
+from tsemon.catalogue import LAYERED, TIERS, Tier
 from tsemon.faults import Faults
 from tsemon.late import on_host
 from tsemon.probes import Given, Probe, Ranks, Reading, Span, ThreadState, agree
@@ -556,9 +556,12 @@ class Monitor:
     def _without_names_of_metrics(
         self, given: Mapping[str, Tensor | float], reading: Reading
     ) -> dict[str, Tensor | float]:
-        """The user's scalars without those whose names belong to metrics that tsemon measures."""
+        """The user's scalars that are not in the reading, without those whose names belong to metrics that tsemon measures.
+
+        With ranks, the reading has the user's scalars of all ranks.
+        """
         taken = {name for name in given if name in reading.scalars or (name in LAYERED and name != GRAD_NORM)}
-        for name in sorted(taken - KNOWN_TO_BOTH):
+        for name in sorted(taken & TIERS.keys() - KNOWN_TO_BOTH - {GRAD_NORM}):
             self._faults.warn(
                 f"{name!r} given to monitor.step() was left out: tsemon measures a metric of that name; choose another name"
             )

@@ -5,6 +5,7 @@ import torch
 
 from tests import zoo
 from tests.tsemon.probes.probing import ALL, probe_of
+from tsemon.probes.escalation import RANK_RATIOS
 
 MERGES = {
     "sum": lambda values: values.sum(dim=0),
@@ -13,7 +14,7 @@ MERGES = {
 }
 PER_PROCESS = {"centred_token_similarity", "batch_similarity", "global_diversity"}
 """About the mean of a batch, of which each process has its own."""
-ON_HOST = {"effective_rank", "batch_rank"}
+ON_HOST = {"effective_rank", "batch_rank", *RANK_RATIOS.values()}
 """Of one process's samples."""
 
 
