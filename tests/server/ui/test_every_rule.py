@@ -41,7 +41,7 @@ RECORDED = {
     "norm_wdneg": 120,
     "dead_wd": 225,
     "tse_pre_lr": 240,
-    "rank_attn": 110,
+    "rank_attn": 20,
 }
 """Recorded trainings, each up to a step at which rules fire that fire in no other: 28 of them between these eleven."""
 PAGE_SIZE = 25
