@@ -110,8 +110,7 @@ class TestReplay:
         assert first.split()[: len(whole)] == whole
         assert first.split()[len(whole) : len(whole) + 2] == ["15", "25"]
         assert first.endswith(
-            "token-rank-collapse, states-collapse, batch-rank-collapse, attention-logits-blow-up, "
-            "vanishing-gradient, samples-collapse"
+            "token-rank-collapse, batch-rank-collapse, attention-logits-blow-up, vanishing-gradient, samples-collapse"
         )
         assert "Tokens become the same over depth  " in first
         assert sum(line.startswith("tse_post6_warm-s0") for line in lines) == 1
@@ -124,7 +123,7 @@ class TestReplay:
         assert lines[:3] == [
             "tse_post6_warm-s0  open  critical  tse  blocks 3 to 5  since step 15  fired at 25",
             "       token-similarity-escalation: Tokens become the same over depth",
-            "       also fired: token-rank-collapse, states-collapse, batch-rank-collapse,",
+            "       also fired: token-rank-collapse, batch-rank-collapse, attention-logits-blow-up,",
         ]
 
     def test_prints_a_line_for_each_alert_where_they_are_asked_for(self, rules, start):
