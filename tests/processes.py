@@ -6,10 +6,12 @@ imports, or of the interpreter's own end needs that.
 
 import atexit
 import contextlib
+import faulthandler
 import json
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,10 +42,19 @@ def run(start, *arguments, timeout=300, **options):
         program = start(*arguments, stdout=out, stderr=err, **options)
         try:
             code = program.wait(timeout)
+        except subprocess.TimeoutExpired as late:
+            program.send_signal(signal.SIGABRT)
+            program.wait(10)
+            late.add_note(f"It wrote, and was at:\n{_text(err)}")
+            raise
         finally:
             program.kill()
-        texts = [os.pread(file.fileno(), 2**24, 0).decode(errors="replace") for file in (out, err)]
+        texts = [_text(out), _text(err)]
     return subprocess.CompletedProcess(arguments, code, *texts)
+
+
+def _text(file):
+    return os.pread(file.fileno(), 2**24, 0).decode(errors="replace")
 
 
 class Program:
@@ -158,6 +169,7 @@ def _run(function, arguments, folder, environment, ends):
     for number, end in enumerate(ends):
         os.dup2(end.fileno(), number)
         end.close()
+    faulthandler.enable(2)
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, encoding="utf-8", closefd=False) for number in (1, 2))
     code = 1

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import pytest
 from torch.distributed import TCPStore
@@ -49,8 +49,9 @@ def as_by_torchrun(program):
     place |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     environments = [os.environ | place | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
     with ThreadPoolExecutor(2) as pool:
-        for done in pool.map(lambda environment: run(start_python, program, environment=environment), environments):
-            assert done.returncode == 0, done.stderr
+        ranks = [pool.submit(run, start_python, program, environment=environment) for environment in environments]
+        for done in as_completed(ranks):  # the one that failed, before the one that waits for it
+            assert done.result().returncode == 0, done.result().stderr
 
 
 @pytest.mark.parametrize("launch", [as_by_torchrun, pytest.param(by_torchrun, marks=pytest.mark.thorough)])
