@@ -19,10 +19,10 @@ EXPERIMENT = Experiment(
     name="bert",
     title="Deep BERT and ALBERT forget what tells tokens apart",
     source="Why Classic Transformers Are Shallow (arXiv 2312.06182), Figure 1",
+    num_seeds=3,
 )
 SHAPE = (2, 128)
 """Sequences and tokens."""
-SEED = 0
 MEASURES = ("token_similarity", "cosine_similarity", "token_diversity")
 BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 XXLARGE = {"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384}
@@ -32,8 +32,8 @@ ON: Mapping[str, Any] = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_pr
 BERT, DROPOUT, ALBERT, ALBERT_DEFAULT = "BERT", "BERT with dropout", "ALBERT, base sizes", "ALBERT, default sizes"
 
 
-def run(quick: bool) -> Result:
-    found = experiment(depth=100, default_depth=20, narrow=(3, 8) if quick else (1, 1))
+def run(quick: bool, seed: int = 0) -> Result:
+    found = experiment(seed, depth=100, default_depth=20, narrow=(3, 8) if quick else (1, 1))
     return Result(
         settings={
             "models": "BERT and ALBERT of Hugging Face transformers, post-norm, with random weights: 100 layers of "
@@ -47,7 +47,7 @@ def run(quick: bool) -> Result:
             "input": f"{SHAPE[0]} sequences of {SHAPE[1]} random ids, all visible; for gradients BERT's "
             "masked-language loss on random labels",
             "dropout": "0, and 0.1 (BERT's default) in 'BERT with dropout'; the paper does not say",
-            "seed, dtype": f"{SEED}, float32",
+            "dtype": "float32",
         },
         claims=claims(found),
         plots={"layers": figure(found)},
@@ -63,15 +63,15 @@ def run(quick: bool) -> Result:
     )
 
 
-def experiment(*, depth: int, default_depth: int, narrow: tuple[int, int]) -> Mapping[str, Frame]:
+def experiment(seed: int, *, depth: int, default_depth: int, narrow: tuple[int, int]) -> Mapping[str, Frame]:
     from transformers import AlbertConfig, BertConfig  # an import of seconds, which other experiments need not
 
     base, default = narrowed(BASE, narrow[0]), narrowed(XXLARGE, narrow[1])
     return {
-        BERT: bert(BertConfig(**base, **OFF, num_hidden_layers=depth), has_gradients=True),
-        DROPOUT: bert(BertConfig(**base, **ON, num_hidden_layers=depth)),
-        ALBERT: albert(AlbertConfig(**base, **OFF, num_hidden_layers=depth)),
-        ALBERT_DEFAULT: albert(AlbertConfig(**default, **OFF, num_hidden_layers=default_depth)),
+        BERT: bert(BertConfig(**base, **OFF, num_hidden_layers=depth), seed, has_gradients=True),
+        DROPOUT: bert(BertConfig(**base, **ON, num_hidden_layers=depth), seed),
+        ALBERT: albert(AlbertConfig(**base, **OFF, num_hidden_layers=depth), seed),
+        ALBERT_DEFAULT: albert(AlbertConfig(**default, **OFF, num_hidden_layers=default_depth), seed),
     }
 
 
@@ -80,10 +80,10 @@ def narrowed(sizes: Mapping[str, int], factor: int) -> dict[str, Any]:
     return {name: size // factor for name, size in sizes.items()} | {"initializer_range": 0.02 * factor**0.5}
 
 
-def bert(config: Any, *, has_gradients: bool = False) -> Frame:
+def bert(config: Any, seed: int = 0, *, has_gradients: bool = False) -> Frame:
     from transformers import BertForMaskedLM
 
-    torch.manual_seed(SEED)
+    torch.manual_seed(seed)
     model: Any = BertForMaskedLM(config)
     ids_BT, labels_BT = torch.randint(config.vocab_size, (2, *SHAPE))
     if has_gradients:
@@ -91,10 +91,10 @@ def bert(config: Any, *, has_gradients: bool = False) -> Frame:
     return observe(model.requires_grad_(False), lambda: forward(model, ids_BT), measures=MEASURES)
 
 
-def albert(config: Any) -> Frame:
+def albert(config: Any, seed: int = 0) -> Frame:
     from transformers import AlbertModel
 
-    torch.manual_seed(SEED)
+    torch.manual_seed(seed)
     model: Any = AlbertModel(config).requires_grad_(False)
     ids_BT = torch.randint(config.vocab_size, SHAPE)
     return observe(model, lambda: forward(model, ids_BT), measures=MEASURES)

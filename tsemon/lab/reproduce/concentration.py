@@ -22,11 +22,11 @@ EXPERIMENT = Experiment(
     name="concentration",
     title="The escalation rate concentrates as the width grows",
     source="Why Classic Transformers Are Shallow (arXiv 2312.06182), Figure 8",
+    num_seeds=3,
 )
 NUM_TOKENS = 100
 WIDTHS = (10, 20, 40)
 DRAWS = 50
-SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +43,10 @@ class Eta:
     """Standard deviation of one draw."""
 
 
-def run(quick: bool) -> Result:
+def run(quick: bool, seed: int = 0) -> Result:
     many = 1000 if quick else 10_000
     sizes_S = np.linspace(0.05, 1, 20)
-    found = {width: experiment(width, sizes_S, many) for width in WIDTHS}
+    found = {width: experiment(width, sizes_S, many, seed) for width in WIDTHS}
     return Result(
         settings={
             "tokens": f"n = {NUM_TOKENS}, X = e v' + t Q with e = 1/sqrt(n), v and Q from N(0, 1), drawn once for "
@@ -56,7 +56,7 @@ def run(quick: bool) -> Result:
             "for each d",
             "draws": f"{DRAWS} of W from N(0, 1/d) for each X as in the paper, and {many} others for E[eta] and the "
             "spread",
-            "seed, dtype": f"{SEED}, float32",
+            "dtype": "float32",
         },
         claims=claims(found, sizes_S),
         plots={"eta": figure(found, sizes_S)},
@@ -72,8 +72,8 @@ def run(quick: bool) -> Result:
     )
 
 
-def experiment(width: int, sizes_S: Values, many: int) -> Eta:
-    generator = torch.Generator().manual_seed(SEED)
+def experiment(width: int, sizes_S: Values, many: int, seed: int = 0) -> Eta:
+    generator = torch.Generator().manual_seed(seed)
     v_D = torch.randn(width, generator=generator)
     q_TD = torch.randn(NUM_TOKENS, width, generator=generator)
     to_query_DD, to_key_DD = (torch.rand(2, width, width, generator=generator) * 2 - 1) * width**-0.5

@@ -1,12 +1,14 @@
 """All experiments, in the order of the index.
 
-Each module has an EXPERIMENT, and `run(quick)`, which returns its result. A long one has `trials(quick)` instead, parts that
-do not depend on each other, and `result(quick, found)`, which takes the numbers of each trial.
+Each module has an EXPERIMENT, and `run(quick)`, which returns its result; `run(quick, seed)` if one draw says too little. A
+long one has `trials(quick)` instead, parts that do not depend on each other, and `result(quick, found)`, which takes the
+numbers of each trial.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import ModuleType
 
 import torch
@@ -25,7 +27,8 @@ from tsemon.lab.reproduce import (
     value_residual,
     value_residual_82m,
 )
-from tsemon.lab.reproduce.result import Experiment, Trial
+from tsemon.lab.reproduce.result import Experiment, Numbers, Result, Trial
+from tsemon.lab.reproduce.seeds import numbers_of, over_seeds
 
 MODULES: tuple[ModuleType, ...] = (
     bert,
@@ -57,5 +60,22 @@ def module_of(name: str) -> ModuleType:
 def trials_of(name: str, quick: bool) -> Mapping[str, Trial]:
     """The trials of an experiment; none if it runs as a whole."""
     module = module_of(name)
-    found: Mapping[str, Trial] = module.trials(quick) if hasattr(module, "trials") else {}
-    return found
+    if hasattr(module, "trials"):
+        found: Mapping[str, Trial] = module.trials(quick)
+        return found
+    seeds = range(1, 1 if quick else module.EXPERIMENT.num_seeds)
+    return {f"seed {seed}": partial(_of_seed, name, quick, seed) for seed in seeds}
+
+
+def result_of(name: str, quick: bool, found: Mapping[str, Numbers]) -> Result:
+    """The result of an experiment, whose trials have found these numbers."""
+    module = module_of(name)
+    if hasattr(module, "result"):
+        result: Result = module.result(quick, found)
+        return result
+    first: Result = module.run(quick)
+    return over_seeds(first, list(found.values())) if found else first
+
+
+def _of_seed(name: str, quick: bool, seed: int) -> Numbers:
+    return numbers_of(module_of(name).run(quick, seed))

@@ -5,7 +5,7 @@ Axes: `B` batch, `T` tokens, `D` width, `H` heads; `L` blocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,9 @@ EXPERIMENT = Experiment(
     name="pre-norm",
     title="Pre-norm blocks slow escalation down",
     source="Why Classic Transformers Are Shallow (arXiv 2312.06182), Figure 4",
+    num_seeds=3,
 )
 DEPTH = 40
-SEED = 0
 Encoded = Mapping[str, Values]
 """(L,) of each quantity, mean over runs."""
 
@@ -40,23 +40,23 @@ class Decoded:
     """(L,)"""
 
 
-def run(quick: bool) -> Result:
+def run(quick: bool, seed: int = 0) -> Result:
     from transformers import LlamaConfig, Qwen2Config  # an import of seconds, which other experiments need not
 
     runs = 2 if quick else 10
     llama, qwen2 = ((512, 1024), (512,)) if quick else ((512, 1024, 2048, 4096), (512, 1024, 2048))
-    encoded = encoders(runs, depth=DEPTH, width=512, heads=8, ffn=2048)
+    encoded = encoders(range(seed * runs, (seed + 1) * runs), depth=DEPTH, width=512, heads=8, ffn=2048)
     configs = [*(sized(LlamaConfig, width) for width in llama), *(sized(Qwen2Config, width) for width in qwen2)]
-    decoded = {f"{config.model_type} {config.hidden_size}": decoder(config, DEPTH) for config in configs}
+    decoded = {f"{config.model_type} {config.hidden_size}": decoder(config, DEPTH, seed) for config in configs}
     return Result(
         settings={
             "encoder": f"{DEPTH} pre-norm blocks, otherwise that of Figure 2: n = {NUM_TOKENS}, d = 512, h = 8, q = "
-            f"2048, W from N(0, 1/d), X from N(0, 1); {runs} runs (seeds from 0)",
+            f"2048, W from N(0, 1/d), X from N(0, 1); {runs} runs for each seed",
             "language models": "Hugging Face Llama and Qwen2, 40 layers; widths "
             + ", ".join(decoded)
             + "; heads of width 128, feed-forward width in the package's default proportion (Llama 11008/4096, Qwen2 "
             "22016/4096), weights from the package's default N(0, 0.02^2), biases 0",
-            "text": f"{NUM_TOKENS} random ids, one sequence, seed {SEED}",
+            "text": f"{NUM_TOKENS} random ids, one sequence",
             "dtype": "float32",
         },
         claims=claims(encoded, decoded),
@@ -75,9 +75,9 @@ def run(quick: bool) -> Result:
     )
 
 
-def encoders(runs: int, *, depth: int, width: int, heads: int, ffn: int) -> Encoded:
+def encoders(seeds: Iterable[int], *, depth: int, width: int, heads: int, ffn: int) -> Encoded:
     each = []
-    for seed in range(runs):
+    for seed in seeds:
         model = random_encoder(seed, norm="pre", depth=depth, width=width, heads=heads, ffn=ffn)
         each.append(encoder(model, random_tokens(seed, width)))
     return {name: np.mean([one[name] for one in each], axis=0) for name in each[0]}
@@ -121,11 +121,11 @@ def sized(kind: Any, width: int) -> Any:
     )
 
 
-def decoder(config: Any, depth: int) -> Decoded:
+def decoder(config: Any, depth: int, seed: int = 0) -> Decoded:
     """A model of `depth` layers, drawn and run one at a time."""
     from transformers import AutoModel
 
-    torch.manual_seed(SEED)
+    torch.manual_seed(seed)
     model = AutoModel.from_config(config).requires_grad_(False)
     model.norm = nn.Identity()  # so that what the model returns is what the next layer gets
     x_BTD = model.embed_tokens(torch.randint(config.vocab_size, (1, NUM_TOKENS)))

@@ -31,6 +31,8 @@ class Experiment:
     title: str
     source: str
     """Paper and figure."""
+    num_seeds: int = 1
+    """How often it is run in full, if its seed is an argument of `run`."""
     needs_gpu: bool = False
     chosen_by: str = ""
     """Environment variable, and what it chooses."""

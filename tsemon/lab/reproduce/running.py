@@ -19,9 +19,8 @@ import torch
 import tsemon
 from tsemon.catalogue import nearest
 from tsemon.errors import InvalidArgument
-from tsemon.lab.reproduce.experiments import EXPERIMENTS, module_of, trials_of
+from tsemon.lab.reproduce.experiments import EXPERIMENTS, result_of, trials_of
 from tsemon.lab.reproduce.report import write, write_index
-from tsemon.lab.reproduce.result import Result
 
 Progress = Callable[[int, int], None]
 """Takes the number of trials and pages that are done, and the number of all."""
@@ -150,16 +149,16 @@ def run_trial(name: str, key: str, folder: Path, *, quick: bool) -> None:
 def run(name: str, folder: Path, *, quick: bool) -> Path:
     """One experiment, here, with the trials that are not known yet. Returns the path of its page."""
     _prepare()
-    module, keys = module_of(name), list(trials_of(name, quick))
+    keys = list(trials_of(name, quick))
     for key in keys:
         if not _kept(folder, name, key, quick).exists():
             run_trial(name, key, folder, quick=quick)
     start = time.perf_counter()
     kept = {key: json.loads(_kept(folder, name, key, quick).read_text()) for key in keys}
     found = {key: body["numbers"] for key, body in kept.items()}
-    result: Result = module.result(quick, found) if keys else module.run(quick)
+    result = result_of(name, quick, found)
     seconds = time.perf_counter() - start + sum(body["seconds"] for body in kept.values())
-    page = write(result, module.EXPERIMENT, folder, quick=quick, seconds=seconds)
+    page = write(result, EXPERIMENTS[name], folder, quick=quick, seconds=seconds)
     if keys:
         shutil.rmtree(_kept(folder, name, keys[0], quick).parent)
         with suppress(OSError):  # trials of another experiment are in it

@@ -71,6 +71,32 @@ class TestAnExperimentOfTrials:
         assert running._Work(["falling"], tmp_path, True).missing() == [("falling", "low"), ("falling", "high")]
 
 
+class TestAnExperimentOfSeeds:
+    @pytest.fixture
+    def drawn(self, monkeypatch):
+        """An experiment that is run in full for each seed."""
+        made = ModuleType("drawn")
+        made.EXPERIMENT = Experiment(name="drawn", title="Dice fall", source="A paper", num_seeds=3)
+
+        def run(quick, seed=0):
+            figure, _ = panels("points")
+            claims = [Claim(paper="What falls?", seen=f"{seed + 1:.1f} points", agrees="yes")]
+            return Result(settings={}, claims=claims, plots={"points": Plot(figure=figure, caption="Points.")})
+
+        made.run = run
+        monkeypatch.setattr(experiments, "MODULES", (made,))
+        monkeypatch.setattr(running, "EXPERIMENTS", {"drawn": made.EXPERIMENT})
+
+    def test_has_a_page_with_the_mean_of_all(self, drawn, tmp_path):
+        assert running._Work(["drawn"], tmp_path, False).missing() == [("drawn", "seed 1"), ("drawn", "seed 2")]
+        page = running.run("drawn", tmp_path, quick=False)
+        assert "| What falls? | 2.0 ± 1.0 points | yes |" in page.read_text().splitlines()
+
+    def test_has_one_seed_if_it_is_quick(self, drawn, tmp_path):
+        assert running._Work(["drawn"], tmp_path, True).missing() == []
+        assert "| 1.0 points |" in running.run("drawn", tmp_path, quick=True).read_text()
+
+
 class TestTheProgress:
     def test_counts_trials_and_pages(self, module, tmp_path):
         work = running._Work(["falling"], tmp_path, True)
