@@ -6,6 +6,7 @@ import { h, keyed } from "../base/dom.js";
 import { count, number, refreshAges } from "../base/format.js";
 import { healthyRange, healthyWords } from "../base/healthy.js";
 import { isPlotted } from "../base/series.js";
+import { smoothingWords } from "../base/smoothing.js";
 import { blockOf, layerLabel, layerOfBlock, layerTitle } from "../base/stacks.js";
 import { loadCharts, nearestIndex } from "../charts/chart.js";
 import { downloads } from "../charts/download.js";
@@ -422,8 +423,9 @@ export class RunView {
     this.slider.setAttribute("aria-valuetext", `step ${count(map.step[column])}`);
     this.follow.hidden = this.step === null;
     this.readout.textContent = this.#readoutOf(column, layer);
-    this.profileNote.hidden = healthy === null;
-    this.profileNote.textContent = healthy && healthyWords(healthy);
+    const note = healthy ? healthyWords(healthy) : smoothingWords(name, map.values[column]);
+    this.profileNote.hidden = note === null;
+    this.profileNote.textContent = note;
     this.profile.show({ run, metric: name, log: scale.log, values: map.values[column], layer, healthy: healthy?.layers ?? null });
   }
 
