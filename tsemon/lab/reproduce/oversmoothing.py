@@ -50,7 +50,7 @@ from tsemon.models.reparameterised import Projection
 EXPERIMENT = Experiment(
     name="oversmoothing",
     title="Models that sharpen and models that smooth",
-    source=f"{OVERSMOOTHING}, Theorem 3, Tables 1 to 4, Figures 3 to 6",
+    source=f"{OVERSMOOTHING}, Theorem 3, Tables 1 to 4, Figures 3 to 6 and 10",
 )
 TITLES = {"hfc_lfc": "HFC/LFC", "cosine_similarity": "cosine similarity", "effective_rank": "effective rank"}
 PAPER: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
@@ -67,11 +67,25 @@ PAPER: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
         "MLP": (0.917, 0.417, 0.917),
     },
 }
+PAPER_TEXT: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
+    # The same of Crammed BERT on The Pile.
+    "hfc_lfc": {"attention": (0.667, 0.467, 0.200), "LayerNorm": (0.750, 0.750, 0.156), "MLP": (0.600, 0.600, 0.267)},
+    "cosine_similarity": {
+        "attention": (0.333, 0.533, 0.800),
+        "LayerNorm": (0.469, 0.250, 0.688),
+        "MLP": (0.333, 0.400, 0.733),
+    },
+    "effective_rank": {
+        "attention": (0.733, 0.600, 0.267),
+        "LayerNorm": (0.594, 0.594, 0.781),
+        "MLP": (0.733, 0.733, 0.333),
+    },
+}
 MOST, FEW = 0.9, 0.1
 """Shares of layers that count as all and as none."""
 
 FULL = Sizes()
-QUICK = Sizes(width=48, depths=(12,), num_seeds=1, steps=100, num_pairs=23, repeating_seeds=5)
+QUICK = Sizes(width=48, depths=(12,), num_seeds=1, steps=100, num_pairs=23, repeating_seeds=5, text_depth=4)
 
 
 def trials(quick: bool) -> dict[str, Trial]:
@@ -88,29 +102,42 @@ def result(quick: bool, found: Mapping[str, Numbers]) -> Result:
         settings={
             "vision transformers": f"pre-norm, depths {', '.join(map(str, sizes.depths))}, width {sizes.width}, 3 heads, "
             f"MLP {4 * sizes.width}, 17 tokens; the paper's ViT-Ti: width 192, 65 tokens",
+            "text encoders": f"BERT with pre-norm blocks, depth {sizes.text_depth}, width {sizes.width}, 3 heads, MLP "
+            f"{4 * sizes.width}, {sizes.context} bytes of Python's standard library, 15 % of them to fill in, in batches "
+            f"of {sizes.batch_size // 2}; else trained as the others; the paper: Crammed BERT, 24 hours on The Pile",
             "as printed": "W_proj = L V_H', footnote 4, for models with several heads",
             "as we read it": "W_proj = L V_H^-1, Section 4",
             "training": f"{sizes.steps} steps of {sizes.batch_size} digits, AdamW, lr 1e-3, weight decay 0.05, warm-up "
             f"{sizes.steps // 10} steps, cosine to 10 %, no augmentation; the paper: 300 epochs of CIFAR-100, lr 1.25e-4",
             "agrees": f"shares of at least {MOST} where the paper has 100%, and of at most {FEW} where it has 0%; nearly "
             f"the opposite is at most {2 * FEW:g} or at least {1 - 2 * FEW:g}",
-            "measured on": f"{len(digits().val_images)} digits that were not trained on; means over digits",
+            "measured on": f"{len(digits().val_images)} digits, or 64 sequences, that were not trained on; means over them",
             "repeating models": f"depth {REPEATING['depth']}, width {REPEATING['width']}, {REPEATING['num_tokens']} tokens "
             f"from N(0, 1), 8 sequences, geometric mean over {sizes.repeating_seeds} seeds; the paper does not tell them",
             "pairs": f"{sizes.num_pairs} A and H of each of nine kinds, 8 tokens, width 8, 2^{DOUBLINGS} layers, float64",
             "seeds": f"{sizes.num_seeds} for weights and batches; 0 for pairs",
             "dtype": "float32 but for the pairs",
         },
-        claims=[*claims_of_training(models, sizes.depths), *claims_of_repetition(repeating), *claims_of_theory(pairs)],
+        claims=[
+            *claims_of_training(models, sizes.depths),
+            *claims_of_text(models, sizes.text_depth),
+            *claims_of_repetition(repeating),
+            *claims_of_theory(pairs),
+        ],
         plots={"depth": depth_plot(models), "repeating": repeating_plot(repeating)},
-        tables=[*share_tables(models), accuracy_table(models, sizes.depths), pair_table(pairs)],
+        tables=[
+            *share_tables(models),
+            text_table(models, sizes.text_depth),
+            accuracy_table(models, sizes.depths),
+            pair_table(pairs),
+        ],
         notes=[*NOTES, stretch_note(sizes.width)],
     )
 
 
 NOTES = (
-    "A sub-layer raises a measure if its mean over digits is larger after it than before. Attention and MLP are taken "
-    "with their residual, as in Eq. 2; a LayerNorm, two in a block, is compared with its own input.",
+    "A sub-layer raises a measure if its mean over digits, or sequences, is larger after it than before. Attention and MLP "
+    "are taken with their residual, as in Eq. 2; a LayerNorm, two in a block, is compared with its own input.",
     "V_H L V_H' is symmetric: its eigenvalues have the signs of L (Sylvester's law of inertia) but other sizes, and its "
     "eigenvectors are orthogonal, so that they stretch nothing.",
     "HFC/LFC is in Frobenius norms. The curves over depth are the metrics of tsemon's probes; the effective rank there is "
@@ -193,6 +220,22 @@ def claims_of_training(models: Models, depths: Sequence[int]) -> Iterator[Claim]
     )
 
 
+def claims_of_text(models: Models, depth: int) -> Iterator[Claim]:
+    of_text = {"depth": depth, "data": "text"}
+    yield Claim(
+        paper="These trends seem to generally hold for The Pile, too (Fig. 3)",
+        seen=ends_of(models, PRINTED, **of_text) + " after the last block (smoothing, original, sharpening)",
+        agrees=verdict(*smooths_and_sharpens(models, **of_text)),
+    )
+    yield Claim(
+        paper="Vision models have distributions of the eigenvalues of H that skew to the negatives, language models have "
+        "symmetric ones (Fig. 10; pre-trained models)",
+        seen=f"of the eigenvalues of H, {models.negative_share('original')} are negative in the original vision transformer "
+        f"and {models.negative_share('original', **of_text)} in the original text encoder",
+        agrees=NOT_TESTABLE,
+    )
+
+
 def without_norm_weights(models: Models, projection: Projection) -> str:
     return ", ".join(
         f"{models.share('sharpening', measure, projection)} to "
@@ -201,9 +244,9 @@ def without_norm_weights(models: Models, projection: Projection) -> str:
     )
 
 
-def ends_of(models: Models, projection: Projection) -> str:
+def ends_of(models: Models, projection: Projection, **rules: Any) -> str:
     return "; ".join(
-        f"{title} " + ", ".join(str(models.end(kind, measure, projection)) for kind in BY_SMOOTHNESS)
+        f"{title} " + ", ".join(str(models.end(kind, measure, projection, **rules)) for kind in BY_SMOOTHNESS)
         for measure, title in TITLES.items()
     )
 
@@ -213,10 +256,10 @@ SIGNS = {"hfc_lfc": 1, "cosine_similarity": -1, "effective_rank": 1}
 """1: a larger value is less smooth."""
 
 
-def smooths_and_sharpens(models: Models) -> Iterator[bool]:
+def smooths_and_sharpens(models: Models, **rules: Any) -> Iterator[bool]:
     """By each measure, whether the smoothing model ends smoother than the original, and the sharpening one less smooth."""
     for measure, sign in SIGNS.items():
-        smooth, original, sharp = (models.end(kind, measure) for kind in BY_SMOOTHNESS)
+        smooth, original, sharp = (models.end(kind, measure, **rules) for kind in BY_SMOOTHNESS)
         yield smooth.is_below(original) if sign > 0 else smooth.is_above(original)
         yield sharp.is_above(original) if sign > 0 else sharp.is_below(original)
 
@@ -278,6 +321,25 @@ def share_tables(models: Models) -> Iterator[Table]:
                 for sublayer in SUBLAYERS
             ],
         )
+
+
+def text_table(models: Models, depth: int) -> Table:
+    return Table(
+        title="Text encoders: fraction of layers that raise each measure (in brackets: Crammed BERT on The Pile)",
+        columns=("measure", "sub-layer", *KINDS),
+        rows=[
+            (
+                title,
+                sublayer,
+                *(
+                    f"{models.share(kind, measure, sublayer=sublayer, depth=depth, data='text')} ({of_paper:.3f})"
+                    for kind, of_paper in zip(KINDS, PAPER_TEXT[measure][sublayer], strict=True)
+                ),
+            )
+            for measure, title in TITLES.items()
+            for sublayer in SUBLAYERS
+        ],
+    )
 
 
 def accuracy_table(models: Models, depths: Sequence[int]) -> Table:

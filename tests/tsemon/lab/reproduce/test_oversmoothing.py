@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from tsemon.lab.reproduce import oversmoothing
-from tsemon.lab.reproduce.oversmoothing import accuracy_table, claims_of_training, depth_plot, share_tables
+from tsemon.lab.reproduce.oversmoothing import (
+    accuracy_table,
+    claims_of_text,
+    claims_of_training,
+    depth_plot,
+    share_tables,
+    text_table,
+)
 from tsemon.lab.reproduce.oversmoothing_repeating import KINDS as KINDS_REPEATED
 from tsemon.lab.reproduce.oversmoothing_repeating import MATRICES, NORMS, claims_of_repetition, repeating_curve
 from tsemon.lab.reproduce.oversmoothing_theory import (
@@ -25,6 +32,7 @@ from tsemon.lab.reproduce.oversmoothing_training import (
     Setup,
     Sizes,
     Trained,
+    accuracy,
     is_raised,
     measured,
     setups,
@@ -36,7 +44,7 @@ from tsemon.lab.reproduce.result import NOT_TESTABLE, OURS
 from tsemon.lab.train.images import digits
 from tsemon.measures import hfc_lfc
 
-SIZES = Sizes(width=24, depths=(2,), num_seeds=2, steps=10, batch_size=8)
+SIZES = Sizes(width=24, depths=(2,), text_depth=3, context=16, num_seeds=2, steps=10, batch_size=8)
 REPEATED = {"depth": 12, "width": 16, "num_tokens": 8, "num_seeds": 2}
 
 
@@ -69,7 +77,7 @@ class TestPassesThroughSublayers:
     def test_end_where_the_probes_measure(self, model, data):
         images, labels = data.val_images[:16], data.val_labels[:16]
         states = [after_BTD for _, after_BTD in sublayer_passes(model, images)["MLP"]]
-        curve = measured(model, images, labels).curves["hfc_lfc"]
+        curve = measured(model, images, accuracy(model, images, labels)).curves["hfc_lfc"]
         # Sums run in another order.
         assert curve[1:] == pytest.approx([hfc_lfc(x_BTD).mean().item() for x_BTD in states], rel=1e-5)
 
@@ -99,16 +107,24 @@ class TestTraining:
         assert set(found["shares"]["hfc_lfc"]) == set(SUBLAYERS)
         assert len(found["curves"]["hfc_lfc"]) == 3
 
+    @pytest.mark.parametrize("kind", ["original", "sharpening"])
+    def test_is_of_text_too(self, kind):
+        found = Trained(**train_one(Setup(kind=kind, depth=3, data="text"), SIZES))
+        assert set(found.shares["effective_rank"]) == set(SUBLAYERS)
+        assert len(found.curves["effective_rank"]) == 4
+        assert 0 <= found.accuracy <= 1
+        assert found.negative_share == pytest.approx(0.5, abs=0.1)
+
     def test_has_a_name_of_its_own_for_each_model(self):
         for quick in (True, False):
             sizes = oversmoothing.QUICK if quick else oversmoothing.FULL
             assert (
                 len(oversmoothing.trials(quick))
                 == len([*setups(sizes)])
-                == 5 * sizes.num_seeds * (len(sizes.depths) + 1)
+                == sizes.num_seeds * (5 * (len(sizes.depths) + 1) + 3)
             )
         assert oversmoothing.FULL.num_seeds >= 3
-        assert oversmoothing.FULL.depths[0] == 12
+        assert oversmoothing.FULL.depths == (12, 24, 48)
 
 
 class TestRandomPairs:
@@ -179,6 +195,7 @@ def models_by_hand(original, sharpening, smoothing, *, accuracy=0.9):
             shares={name: dict.fromkeys(SUBLAYERS, value) for name, value in named.items()},
             curves={name: [0.5, 0.5, value] for name, value in named.items()},
             accuracy=accuracy,
+            negative_share=0.5,
         )
     return Models(of_setup, SIZES.depths[0])
 
@@ -209,7 +226,22 @@ class TestTheVerdictsOnTraining:
         )
 
 
+class TestTheVerdictsOnText:
+    def test_are_as_the_curves_end(self):
+        right, wrong = models_by_hand(MIDDLE, SHARP, SMOOTH), models_by_hand(MIDDLE, SMOOTH, SHARP)
+        verdicts = [[claim.agrees for claim in claims_of_text(one, 3)] for one in (right, wrong)]
+        assert verdicts == [["yes", NOT_TESTABLE], ["no", NOT_TESTABLE]]
+
+
 class TestThePage:
+    def test_shows_text_beside_the_papers_figures(self):
+        rows = text_table(models_by_hand(MIDDLE, SHARP, SMOOTH), 3).rows
+        assert len(rows) == 9
+        assert rows[0] == (
+            *("HFC/LFC", "attention", "0.505 ± 0.007 (0.667)"),
+            *("1.005 ± 0.007 (0.467)", "0.005 ± 0.007 (0.200)"),
+        )
+
     def test_shows_both_projections(self):
         models = models_by_hand(MIDDLE, SHARP, SMOOTH)
         first = next(iter(share_tables(models)))
