@@ -667,3 +667,18 @@ class TestAnswersThatNoLongerDependOnTheInput:
 
     def test_are_not_told_if_some_of_them_still_do(self):
         assert names(answering(1e-3, global_diversity=[0.6, 0.3, 0.05])) == set()
+
+
+@pytest.mark.parametrize(
+    ("diversity", "variation", "is_told"),
+    [
+        pytest.param(7e-5, 5e-5, True, id="collapsed"),
+        pytest.param(1e-3, 1e-6, True, id="answers collapsed more than states"),
+        pytest.param(7e-4, 5e-5, False, id="first steps of a healthy model with random biases"),
+        pytest.param(7e-5, 0.1, False, id="one massive dimension"),
+    ],
+)
+def test_collapsed_states_are_told_by_the_states_and_the_answers(diversity, variation, is_told):
+    layers = {"global_diversity": np.array([0.6, 0.3, diversity])}
+    told = names(View(step, {"output_variation": variation}, layers) for step in range(0, 50, 5))
+    assert ("states-collapse" in told) == is_told
