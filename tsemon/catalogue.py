@@ -76,7 +76,7 @@ def _changes(step: str, what: str, before: str, after: str, where: str, num_pair
     return (
         demanded(
             name=f"{step}_hfc_lfc_ratio",
-            title=f"factor of HFC/LFC across {what}: above 1 sharpens",
+            title=f"change of HFC/LFC by {what}, as a factor: above 1 sharpens",
             equation=f"(|{after} - P {after}| / |P {after}|) / (|{before} - P {before}| / |P {before}|), geometric mean "
             f"over samples, {where}",
             source=f"{OVERSMOOTHING}, Definition 1",
@@ -84,14 +84,14 @@ def _changes(step: str, what: str, before: str, after: str, where: str, num_pair
         ),
         demanded(
             name=f"{step}_cosine_change",
-            title=f"change of the mean cosine across {what}: above 0 smooths",
+            title=f"change of the mean cosine by {what}: above 0 smooths",
             equation=f"t_cos({after}) - t_cos({before}), {where}",
             source=f"{OVERSMOOTHING}, Definition 2",
             low=None,
         ),
         demanded(
             name=f"{step}_rank_ratio",
-            title=f"factor of the effective rank across {what}: above 1 sharpens",
+            title=f"change of the effective rank by {what}, as a factor: above 1 sharpens",
             equation=f"effective_rank({after}) / effective_rank({before}), of up to 256 tokens of one sequence, {where}",
             source=f"{OVERSMOOTHING}, Definition 3",
             flops=f"{2 * num_pairs} * 256^2 D + {10 * num_pairs} * 256^3 on the host",

@@ -6,7 +6,7 @@ import { h, keyed } from "../base/dom.js";
 import { count, number, refreshAges } from "../base/format.js";
 import { healthyRange, healthyWords } from "../base/healthy.js";
 import { isPlotted } from "../base/series.js";
-import { smoothingWords } from "../base/smoothing.js";
+import { WEIGHTS, isOfAttention, smoothingWords } from "../base/smoothing.js";
 import { blockOf, layerLabel, layerOfBlock, layerTitle } from "../base/stacks.js";
 import { loadCharts, nearestIndex } from "../charts/chart.js";
 import { downloads } from "../charts/download.js";
@@ -205,10 +205,12 @@ export class RunView {
     const numHeads = layer !== null && layer < depth ? width : 0;
     const head = this.head !== null && this.head < numHeads ? this.head : null;
     const curves = this.#curvesOf(scalars);
-    const [loss, curveSeries, map, history, frame, tails, ends] = await Promise.all([
+    const heatMap = (metric) => ask(`${path}/heatmap`, { metric, columns: COLUMNS, extremes: true, attempt, ...this.#range() });
+    const [loss, curveSeries, map, weights, history, frame, tails, ends] = await Promise.all([
       scalars.includes("loss") ? series("loss") : null,
       Promise.all(curves.map((name) => series(name))),
-      hasMap ? ask(`${path}/heatmap`, { metric: this.metric, columns: COLUMNS, extremes: true, attempt, ...this.#range() }) : null,
+      hasMap ? heatMap(this.metric) : null,
+      isOfAttention(this.metric) && own(layers, WEIGHTS) ? heatMap(WEIGHTS) : null,
       layer === null ? null : series(this.metric, { layer, head }),
       numHeads ? ask(`${path}/frame`, { step: this.step, attempt }).catch(noneIfGone) : null,
       this.#tails(run, series),
@@ -224,6 +226,7 @@ export class RunView {
       loss,
       curves: curves.map((name, i) => ({ name, key: curves.length > 1 ? NORMS.get(name) : null, series: curveSeries[i] })),
       map,
+      weights,
       history: history && { layer, head, series: history },
       hasHeads: numHeads > 0,
       frame: frame && { step: frame.step, values: own(frame.heads, this.metric)?.[layer] ?? null },
@@ -423,7 +426,7 @@ export class RunView {
     this.slider.setAttribute("aria-valuetext", `step ${count(map.step[column])}`);
     this.follow.hidden = this.step === null;
     this.readout.textContent = this.#readoutOf(column, layer);
-    const note = healthy ? healthyWords(healthy) : smoothingWords(name, map.values[column]);
+    const note = healthy ? healthyWords(healthy) : smoothingWords(name, map.values[column], this.#weightsAt(map.step[column]));
     this.profileNote.hidden = note === null;
     this.profileNote.textContent = note;
     this.profile.show({ run, metric: name, log: scale.log, values: map.values[column], layer, healthy: healthy?.layers ?? null });
@@ -446,6 +449,12 @@ export class RunView {
     const { map } = this.#data;
     if (!map?.step.length) return null;
     return nearestIndex(map.step, this.step ?? this.zoom?.to ?? map.step.at(-1));
+  }
+
+  /** The weights' growth in each block, at the sample that is nearest to this step. */
+  #weightsAt(step) {
+    const { weights } = this.#data;
+    return weights?.step.length ? weights.values[nearestIndex(weights.step, step)] : null;
   }
 
   #atStep(column) {
