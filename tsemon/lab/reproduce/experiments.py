@@ -58,7 +58,7 @@ def module_of(name: str) -> ModuleType:
 
 
 def trials_of(name: str, quick: bool) -> Mapping[str, Trial]:
-    """The trials of an experiment; none if it runs as a whole."""
+    """The trials of an experiment; none if it runs as a whole. Seed 0 is no trial: the page has its plots."""
     module = module_of(name)
     if hasattr(module, "trials"):
         found: Mapping[str, Trial] = module.trials(quick)
@@ -70,11 +70,11 @@ def trials_of(name: str, quick: bool) -> Mapping[str, Trial]:
 def result_of(name: str, quick: bool, found: Mapping[str, Numbers]) -> Result:
     """The result of an experiment, whose trials have found these numbers."""
     module = module_of(name)
-    if hasattr(module, "result"):
+    if hasattr(module, "trials"):
         result: Result = module.result(quick, found)
         return result
     first: Result = module.run(quick)
-    return over_seeds(first, list(found.values())) if found else first
+    return over_seeds(first, list(found.values())) if module.EXPERIMENT.num_seeds > 1 else first
 
 
 def _of_seed(name: str, quick: bool, seed: int) -> Numbers:

@@ -25,8 +25,9 @@ from tsemon.lab.train.schedules import cosine
 from tsemon.lab.train.tasks import MaskedTask, Task
 from tsemon.lab.train.text import standard_library_text, text_batches
 from tsemon.measures import cosine_similarity, effective_rank, hfc_lfc
+from tsemon.measures.weights import value_output_products
 from tsemon.models import TextEncoder, TextEncoderConfig, VisionTransformer
-from tsemon.models.reparameterised import Projection
+from tsemon.models.reparameterised import Projection, ReparameterisedAttention
 
 Kind = Literal["original", "sharpening", "smoothing"]
 Data = Literal["digits", "text"]
@@ -41,7 +42,6 @@ MEASURES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "effective_rank": effective_rank,
 }
 SUBLAYERS = ("attention", "LayerNorm", "MLP")
-NEGATIVE = "value_output_negative_share"
 Encoder = VisionTransformer | TextEncoder
 
 
@@ -82,13 +82,13 @@ class Setup:
 def setups(sizes: Sizes) -> Iterator[Setup]:
     """The deepest models first: they take the longest. Norms without weights have the depth of ViT-Ti alone, and text
     encoders the projection that is printed."""
-    for kind, seed in itertools.product(KINDS, range(sizes.num_seeds)):
-        yield Setup(kind=kind, depth=sizes.text_depth, data="text", seed=seed)
     for depth, norm_affine in (*((depth, True) for depth in reversed(sizes.depths)), (sizes.depths[0], False)):
         for kind in KINDS:
             for projection in (PRINTED,) if kind == "original" else (PRINTED, READING):
                 for seed in range(sizes.num_seeds):
                     yield Setup(kind=kind, depth=depth, projection=projection, norm_affine=norm_affine, seed=seed)
+    for kind, seed in itertools.product(KINDS, range(sizes.num_seeds)):
+        yield Setup(kind=kind, depth=sizes.text_depth, data="text", seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +98,8 @@ class Trained:
     curves: Mapping[str, Sequence[float]]
     """By measure: after 0 to `depth` blocks."""
     accuracy: float
-    negative_share: float
-    """Of the eigenvalues of H, mean over heads and layers."""
+    eigenvalues: Sequence[float]
+    """Real parts of those of H, of all heads and layers; none of a reparameterised model, whose signs are chosen."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,9 @@ class Models:
         """The measure after the last block."""
         return Spread([one.curves[measure][-1] for one in self.over_seeds(kind, projection, **rules)])
 
-    def negative_share(self, kind: Kind, **rules: Any) -> Spread:
-        return Spread([one.negative_share for one in self.over_seeds(kind, **rules)])
+    def negative_share(self, **rules: Any) -> Spread:
+        """Of the eigenvalues of H in the original model."""
+        return Spread([float(np.mean(np.array(one.eigenvalues) < 0)) for one in self.over_seeds("original", **rules)])
 
     def accuracy(self, kind: Kind, projection: Projection = PRINTED, **rules: Any) -> Spread:
         return Spread([one.accuracy for one in self.over_seeds(kind, projection, **rules)])
@@ -211,10 +212,22 @@ def measured(model: Encoder, inputs: Tensor, accuracy: float) -> Trained:
         }
         for name, measure in MEASURES.items()
     }
-    frame = observe(model, partial(forward, model, inputs), measures=[*MEASURES, NEGATIVE])
+    frame = observe(model, partial(forward, model, inputs), measures=list(MEASURES))
     curves = {name: frame.layers[name].tolist() for name in MEASURES}
-    negative = float(frame.layers[NEGATIVE].mean())
-    return Trained(shares=shares, curves=curves, accuracy=accuracy, negative_share=negative)
+    return Trained(shares=shares, curves=curves, accuracy=accuracy, eigenvalues=eigenvalues(model))
+
+
+def eigenvalues(model: Encoder) -> list[float]:
+    """Real parts of the eigenvalues of H = W_V W_proj of each head and layer of an original model."""
+    found: list[float] = []
+    attentions: list[Any] = [block.attention for block in model.blocks]
+    for attention in attentions:
+        if isinstance(attention, ReparameterisedAttention):
+            continue
+        value_DD = attention.to_query_key_value.weight[2 * model.config.width :]
+        products_H3KK = value_output_products(value_DD, attention.to_output.weight, attention.heads)
+        found += torch.linalg.eigvals(products_H3KK[:, 0]).real.flatten().tolist()
+    return found
 
 
 def sublayer_passes(model: Encoder, inputs: Tensor) -> Mapping[str, Sequence[tuple[Tensor, Tensor]]]:

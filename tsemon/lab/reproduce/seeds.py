@@ -6,10 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from tsemon.errors import InvalidArgument
 from tsemon.lab.reproduce.result import Claim, Numbers, Result, Spread, Verdict
 
-NUMBER = re.compile(r"(?<![\w.])[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)")
+NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|nan|inf)(?!\w)")
 
 
 def numbers_of(result: Result) -> Numbers:
@@ -18,9 +17,11 @@ def numbers_of(result: Result) -> Numbers:
 
 
 def over_seeds(first: Result, others: Sequence[Numbers]) -> Result:
-    """The result of seed 0, with the claims of all seeds. Raises InvalidArgument if their sentences have other words."""
+    """The result of seed 0, with the claims of all seeds."""
     claims = [first.claims, *([Claim(**claim) for claim in each["claims"]] for each in others)]
-    seeds = f"0 to {len(claims) - 1}; plots and tables are of seed 0; a verdict that differs between seeds is 'in part'"
+    seeds = "0"
+    if others:
+        seeds += f" to {len(others)}; plots and tables are of seed 0; a verdict that differs between seeds is 'in part'"
     return replace(
         first,
         settings={**first.settings, "seeds": seeds},
@@ -32,18 +33,19 @@ def _together(claims: Sequence[Claim]) -> Claim:
     verdicts = [claim.agrees for claim in claims]
     is_same = len({*verdicts}) == 1
     agrees: Verdict = verdicts[0] if is_same else "in part"
-    seen = mean_sentence([claim.seen for claim in claims])
-    return replace(claims[0], agrees=agrees, seen=seen if is_same else f"{seen} By seed: {', '.join(verdicts)}.")
+    seen, reading = (mean_sentence([getattr(claim, name) for claim in claims]) for name in ("seen", "reading"))
+    by_seed = "" if is_same else f" By seed: {', '.join(verdicts)}."
+    return replace(claims[0], agrees=agrees, seen=seen + by_seed, reading=reading)
 
 
 def mean_sentence(sentences: Sequence[str]) -> str:
     """A sentence in which each number that differs is the mean ± the standard deviation, as precise as it was.
 
-    Raises InvalidArgument if the sentences differ in more than their numbers.
+    If the sentences differ in more than their numbers, all of them.
     """
     words = {tuple(NUMBER.split(sentence)) for sentence in sentences}
     if len(words) > 1:
-        raise InvalidArgument(f"expected sentences that differ in numbers alone, got {' / '.join(sentences)}")
+        return " ".join(f"Seed {seed}: {sentence}" for seed, sentence in enumerate(sentences))
     figures = zip(*(NUMBER.findall(sentence) for sentence in sentences), strict=True)
     between = [*map(_mean, figures), ""]
     return "".join(word + figure for word, figure in zip(words.pop(), between, strict=True))
@@ -56,5 +58,7 @@ def _mean(figures: Sequence[str]) -> str:
     scientific = [figure for figure in figures if "e" in figure]
     kind = "e" if scientific else "f"
     decimals = max(len(figure.partition("e")[0].partition(".")[2]) for figure in scientific or figures)
-    sign = "+" if figures[0][0] in "+-" and any(figure[0] == "+" for figure in figures) else ""
+    if "." not in "".join(figures) and not scientific:
+        decimals = 1  # the mean of counts
+    sign = "+" if any(figure.startswith("+") for figure in figures) else ""
     return f"{spread.mean:{sign}.{decimals}{kind}} ± {spread.deviation:.{decimals}{kind}}"

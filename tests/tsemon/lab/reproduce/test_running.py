@@ -3,8 +3,9 @@ import sys
 from types import ModuleType
 
 import pytest
+import torch
 
-from tsemon.errors import InvalidArgument
+from tsemon.errors import InvalidArgument, MissingDevice
 from tsemon.lab.reproduce import experiments, running
 from tsemon.lab.reproduce.plotting import panels
 from tsemon.lab.reproduce.result import OURS, Claim, Experiment, Plot, Result, Spread
@@ -94,7 +95,15 @@ class TestAnExperimentOfSeeds:
 
     def test_has_one_seed_if_it_is_quick(self, drawn, tmp_path):
         assert running._Work(["drawn"], tmp_path, True).missing() == []
-        assert "| 1.0 points |" in running.run("drawn", tmp_path, quick=True).read_text()
+        page = running.run("drawn", tmp_path, quick=True).read_text()
+        assert "| 1.0 points |" in page
+        assert "- seeds: 0\n" in page
+
+
+def test_an_experiment_that_needs_a_gpu_says_so(tmp_path):
+    if not torch.cuda.is_available():
+        with pytest.raises(MissingDevice, match="CUDA"):
+            running.run("value-residual-82m", tmp_path, quick=True)
 
 
 class TestTheProgress:
