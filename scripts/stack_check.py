@@ -49,7 +49,7 @@ GRACE_S = 3
 TOLD_EVERY_S = 2
 """Seconds after which the server sends a firing alert to the Alertmanager again."""
 OUR_RULE = "token-similarity-escalation"
-OPENED_AS = "states-collapse"
+OPENED_AS = "token-similarity-onset"
 """Likeliest cause when the incident opens. The server's notification keeps it as the alert's name."""
 LOUD = {
     "the server's notification": {"alertname": OPENED_AS},

@@ -47,7 +47,7 @@ def test_people_hear_of_it_and_that_it_is_over(check, tmp_path):
     printed, _ = script.communicate(timeout=1000)
     assert script.returncode == 0, printed
     assert "the service says that token-similarity-escalation fires" in printed
-    for alert in ("states-collapse", "TsemonIncident of token-similarity-escalation"):
+    for alert in ("token-similarity-onset", "TsemonIncident of token-similarity-escalation"):
         assert f"people hear: [critical] {alert}: " in printed
         assert f"people hear that {alert} is over" in printed
     assert "the service has told the Alertmanager twice again" in printed
