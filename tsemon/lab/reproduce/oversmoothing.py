@@ -254,7 +254,7 @@ def claims_of_text(models: Models, depth: int) -> Iterator[Claim]:
     yield Claim(
         paper="Vision models have distributions [of the eigenvalues of H] skewing to the negatives; Language models have "
         "symmetrically distributed eigenvalues (Fig. 10)",
-        seen=f"share of negative real parts: {vision} in vision transformers, {text} in text encoders",
+        seen=f"fraction with a negative real part: {vision} in vision transformers, {text} in text encoders",
         agrees=verdict(vision.is_above(0.5), not text.is_above(0.5) and not text.is_below(0.5)),
     )
 

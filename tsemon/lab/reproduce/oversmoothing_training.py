@@ -99,7 +99,7 @@ class Trained:
     """By measure: after 0 to `depth` blocks."""
     accuracy: float
     eigenvalues: Sequence[float]
-    """Real parts of those of H, of all heads and layers; none of a reparameterised model, whose signs are chosen."""
+    """Real parts for H, over all heads and layers; empty for a reparameterised model, whose signs are fixed."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Models:
         return Spread([one.curves[measure][-1] for one in self.over_seeds(kind, projection, **rules)])
 
     def negative_share(self, **rules: Any) -> Spread:
-        """Of the eigenvalues of H in the original model."""
+        """Fraction of negative eigenvalues of H in the original model."""
         return Spread([float(np.mean(np.array(one.eigenvalues) < 0)) for one in self.over_seeds("original", **rules)])
 
     def accuracy(self, kind: Kind, projection: Projection = PRINTED, **rules: Any) -> Spread:

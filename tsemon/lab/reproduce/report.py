@@ -23,8 +23,8 @@ Each page has its settings, seeds, figures and numbers. What is one of tsemon's 
 a verdict is a condition on the figures, so it moves when they do. Where a paper can be read in two ways, or sizes had to be
 made smaller, the page says which were taken. A page with a column "as printed" runs the paper's equations and settings as
 they are printed there. Figures with ± are the mean and the standard deviation over seeds. A verdict on them needs a
-difference larger than both standard deviations together; if each seed is judged separately, all seeds must agree. "Ours" is
-a question that no paper answers.
+difference larger than both standard deviations together; if each seed is evaluated separately, all seeds must agree.
+"Ours" is a question that no paper answers.
 
 `tsemon reproduce NAME` repeats one, `tsemon reproduce all` all that the machine can run, `tsemon reproduce list` names them.
 `--quick` takes minutes instead of hours, with smaller models and fewer trials: some of its verdicts differ. `--out` is the

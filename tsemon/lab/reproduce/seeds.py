@@ -12,7 +12,7 @@ NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|nan|inf)(?!\
 
 
 def numbers_of(result: Result) -> Numbers:
-    """What a trial keeps of the result of another seed."""
+    """The part of another seed's result that a trial keeps."""
     return {"claims": [asdict(claim) for claim in result.claims]}
 
 
@@ -39,7 +39,7 @@ def _together(claims: Sequence[Claim]) -> Claim:
 
 
 def mean_sentence(sentences: Sequence[str]) -> str:
-    """A sentence in which each number that differs is the mean ± the standard deviation, as precise as it was.
+    """A sentence in which each number that differs is the mean ± the standard deviation, with the same precision.
 
     If the sentences differ in more than their numbers, all of them.
     """
