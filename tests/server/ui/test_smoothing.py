@@ -41,6 +41,16 @@ def test_a_profile_says_nothing_of_weights_that_were_not_measured(page, service)
     expect(page.get_by_text("Here attention smooths in 2 and sharpens in 1 of 4 blocks.", exact=True)).to_be_visible()
 
 
+def test_a_profile_says_at_which_other_step_the_weights_were_measured(page, service):
+    run_id = service.register("gpt")
+    effect, growth = (Array.of(VALUES[name]) for name in ("residual_hfc_lfc_ratio", "value_output_growth"))
+    both = {"residual_hfc_lfc_ratio": effect, "value_output_growth": growth}
+    frames = (Frame(0, 0, START_S, {}, both), Frame(1, 10, START_S + 1, {}, {"residual_hfc_lfc_ratio": effect}))
+    service.send(run_id, *frames)
+    page.goto(f"/#/run/{run_id}?metric=residual_hfc_lfc_ratio")
+    expect(page.get_by_text("Its weights (value_output_growth at step 0) alone")).to_be_visible()
+
+
 def test_another_profile_says_nothing(page, service):
     page.goto(f"/#/run/{send(service, VALUES)}?metric=grad_norm")
     expect(page.get_by_role("heading", name="grad_norm at step 2")).to_be_visible()

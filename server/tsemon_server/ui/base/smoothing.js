@@ -16,8 +16,8 @@ const EVEN_WEIGHTS = 0.1; // of an estimate of the largest eigenvalue
 export const isOfAttention = (metric) => metric === ATTENTION;
 
 /**
- * What a metric of smoothing says of each block at one step, as a sentence; null for another metric. `weights` are the values
- * of WEIGHTS at that step, if they are known.
+ * What a metric of smoothing says of each block at one step, as a sentence; null for another metric. `weights` has the values
+ * of WEIGHTS, if they are known, and `when` they were measured if that was at another step.
  */
 export function smoothingWords(metric, values, weights = null) {
   if (!(metric in PARTS)) return null;
@@ -29,8 +29,8 @@ export function smoothingWords(metric, values, weights = null) {
   const [smoothing, sharpening] = [count(1), count(-1)];
   const says = `Here ${part} ${smooth} in ${smoothing} and ${sharpen} in ${sharpening} of ${known} blocks.`;
   if (!weights || !isOfAttention(metric) || !(smoothing + sharpening)) return says;
-  const explained = sides.filter((side, block) => side && side === sideOf(weights[block], EVEN_WEIGHTS)).length;
-  return `${says} Its weights (${WEIGHTS}) alone would do the same in ${explained} of these ${smoothing + sharpening}.`;
+  const explained = sides.filter((side, block) => side && side === sideOf(weights.values[block], EVEN_WEIGHTS)).length;
+  return `${says} Its weights (${WEIGHTS}${weights.when}) alone would do the same in ${explained} of these ${smoothing + sharpening}.`;
 }
 
 /** 1 above 1, -1 below, 0 as near to it as this; NaN for what is unknown. */

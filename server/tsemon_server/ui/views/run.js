@@ -451,10 +451,12 @@ export class RunView {
     return nearestIndex(map.step, this.step ?? this.zoom?.to ?? map.step.at(-1));
   }
 
-  /** The weights' growth in each block, at the sample that is nearest to this step. */
+  /** The weights' growth in each block, at the sample that is nearest to this step; `when` names another step. */
   #weightsAt(step) {
     const { weights } = this.#data;
-    return weights?.step.length ? weights.values[nearestIndex(weights.step, step)] : null;
+    if (!weights?.step.length) return null;
+    const at = nearestIndex(weights.step, step);
+    return { values: weights.values[at], when: weights.step[at] === step ? "" : ` at step ${count(weights.step[at])}` };
   }
 
   #atStep(column) {
