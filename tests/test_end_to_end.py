@@ -502,7 +502,7 @@ class TestTheDemo:
                     runs = {run.run: run for run in client.runs(project="demo")}
                     assert {run.state for run in runs.values()} == {"finished"}
                     for run in runs.values():
-                        assert client.series(run.run_id, "loss").step == list(range(0, steps, 5)), run.run
+                        assert client.series(run.run_id, "loss").step == [*range(0, steps, 5), steps - 1], run.run
                     failing, healthy = runs["digits-post-norm"], runs["digits-de-escalated"]
                     stood = {a.rule for a in client.alerts(run_id=failing.run_id) if a.resolved_reason == "run ended"}
                     assert TSE in stood

@@ -40,9 +40,9 @@ log = logging.getLogger("tsemon")
 HEAR_AFTER = 5
 """Steps from a sample until ranks read what rank 0 told them in it: by then its copy is done, and nobody waits."""
 GRAD_NORM = "grad_norm"
+"""The scalar of `step` that is the norm of the gradient before clipping."""
 KNOWN_TO_BOTH = frozenset(("loss", "learning_rate"))
 """Scalars that tsemon knows as well as the user. Its own value is kept."""
-"""The scalar of `step` that is the norm of the gradient before clipping."""
 
 LATE_STEPS = 20
 """Steps after which a loss that was given has arrived on the host."""
@@ -436,7 +436,7 @@ class Monitor:
         atexit.unregister(self._close_at_exit)
         try:
             has_more = self._step - 1 > self._last_sample
-            if has_more and self._cadence.is_adaptive and self._ranks is None and not is_collected:
+            if has_more and self._ranks is None and not is_collected:
                 self._faults.guard(self._sample_last, probe, self._step - 1)
         finally:
             self._faults.guard(probe.close)
@@ -520,6 +520,8 @@ class Monitor:
         """Send the losses since the last sample."""
         self._mark()
         reading = probe.collect_last(self._tiers)
+        if not reading.scalars:  # no loss was given
+            return
         sample = Sample(reading, self._own_scalars(), step, self._faults.contain, stacks=self._stacks)
         self._outbox.put(sample.to_frame)
         self._count_time()

@@ -214,9 +214,17 @@ class TestStep:
         with tsemon.attach(model, optimizer, run="r", every=3, spool_dir=tmp_path) as monitor:
             losses = train(model, forward, 8, monitor, optimizer)
         frames = frames_in(tmp_path)
-        assert [frame["step"] for frame in frames] == [0, 3, 6]
-        assert [frame["seq"] for frame in frames] == [0, 1, 2]
-        assert [frame["scalars"]["loss"] for frame in frames] == pytest.approx([losses[0], losses[3], losses[6]])
+        assert [frame["step"] for frame in frames] == [0, 3, 6, 7]
+        assert [frame["seq"] for frame in frames] == [0, 1, 2, 3]
+        assert [frame["scalars"]["loss"] for frame in frames] == pytest.approx([losses[step] for step in (0, 3, 6, 7)])
+        assert not frames[-1]["layers"], "what close() sends has losses only"
+
+    @pytest.mark.parametrize("every", [None, 50])
+    def test_sends_a_loss_that_was_not_finite_after_the_last_sample(self, tmp_path, every):
+        with tsemon.attach(zoo.torch_encoder()[0], run="r", every=every, spool_dir=tmp_path) as monitor:
+            for step in range(40):
+                monitor.step(loss=math.nan if step == 37 else 1.0)
+        assert sum(frame["scalars"].get("loss_nonfinite", 0) for frame in frames_in(tmp_path)) > 0
 
     def test_does_nothing_between_samples_that_modes_of_the_user_could_see(self, tmp_path):
         class Functions(TorchFunctionMode):
@@ -417,7 +425,7 @@ class TestStep:
         train(model, forward, 3, monitor)
         (warning,) = monitor.status.faults
         assert "after monitor.close()" in warning
-        assert [frame["step"] for frame in frames_in(tmp_path)] == [0, 2]
+        assert [frame["step"] for frame in frames_in(tmp_path)] == [0, 2, 3]
 
     def test_stays_within_the_budget(self, tmp_path):
         model, forward = zoo.torch_encoder()
@@ -560,7 +568,7 @@ class TestStateDict:
         with tsemon.attach(model, run="r", every=4, spool_dir=tmp_path) as monitor:
             monitor.load_state_dict({"project": "default", "run": "r", "step": 10})
             train(model, forward, 6, monitor)
-        assert [frame["step"] for frame in frames_in(tmp_path)] == [10, 14]
+        assert [frame["step"] for frame in frames_in(tmp_path)] == [10, 14, 15]
 
     @pytest.mark.parametrize("wrong", [{"step": 3}, {}, None, "step 3"])
     def test_changes_nothing_once_there_was_a_step(self, attached, tmp_path, wrong, caplog):
