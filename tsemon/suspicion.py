@@ -63,7 +63,8 @@ NUM_NORMS_NOT_FINITE = 3
 """Gradient norms in a row that are not finite. A gradient scaler skips single steps on purpose."""
 
 PATIENCE = 60
-"""Steps for which a pending alert counts as a sign. Built-in rules hold for 50 steps or less."""
+"""Steps for which a pending alert counts as a sign. Built-in rules hold for 50 steps or less. One that fires without having
+been pending counts until a zoom has shown the sub-step."""
 MAX_PER_HOUR = 12
 """Maximum number of zooms per hour."""
 TO_SAVE = "to keep to the budget"
@@ -253,11 +254,11 @@ class Suspicion:
         self._was_loss_finite = True
         """Whether all losses were finite so far."""
         self._followed: dict[str, int] = {}
-        """Ids of the pending alerts, and the step at which each was first seen."""
+        """Ids of the pending and firing alerts, and the step at which each was first seen."""
         self._fresh: frozenset[str] = frozenset()
-        """Ids of the pending alerts that count as a sign."""
+        """Ids of the alerts that count as a sign."""
         self._answered: frozenset[str] = frozenset()
-        """Ids of the pending alerts with a zoom, or with a refused one."""
+        """Ids of the alerts with a zoom, or with a refused one."""
         self._settled: Collection[Alert] = ()
         """The alerts of a reply, once no alert in it counts as a sign. None will at a later step."""
         self.refusals: Refusals | None = None
@@ -343,13 +344,19 @@ class Suspicion:
     def _of_alerts(self, step: int, alerts: Collection[Alert], *, is_zoomed_in: bool) -> Sign | None:
         if alerts is self._settled:
             return None
-        pending = {a.alert_id: a.rule for a in alerts if a.state == "pending" and a.severity != "info"}
-        self._followed = {alert_id: self._followed.get(alert_id, step) for alert_id in pending}
-        fresh = [alert_id for alert_id, since in self._followed.items() if step - since <= PATIENCE]
-        self._fresh, self._answered = frozenset(fresh), self._answered & pending.keys()
+        known = {a.alert_id: a for a in alerts if a.state in ("pending", "firing") and a.severity != "info"}
+        self._followed = {alert_id: self._followed.get(alert_id, step) for alert_id in known}
+        self._answered &= known.keys()
+        fresh = [
+            alert_id
+            for alert_id, since in self._followed.items()
+            if step - since <= PATIENCE and (known[alert_id].state == "pending" or alert_id not in self._answered)
+        ]
+        self._fresh = frozenset(fresh)
         for alert_id in fresh:
             if is_zoomed_in or alert_id not in self._answered:
-                return Sign(f"{pending[alert_id]} is pending", is_urgent=False)
+                alert = known[alert_id]
+                return Sign(f"{alert.rule} {'is pending' if alert.state == 'pending' else 'fires'}", is_urgent=False)
         if not fresh:
             self._settled = alerts
         return None

@@ -225,9 +225,21 @@ class TestSuspicion:
         assert told == list(range(100, 100 + PATIENCE + 1))
         assert sign(suspicion, 300, alerts=[*pending, alert("b", "pending")]) == ("onset is pending", False, False)
 
-    @pytest.mark.parametrize("state", ["firing", "acknowledged", "resolved"])
+    @pytest.mark.parametrize("state", ["acknowledged", "resolved"])
     def test_does_not_follow_alerts_that_are_decided(self, state):
         assert sign(Suspicion(), alerts=[alert("a", state)]) is None
+
+    def test_gives_a_firing_alert_that_was_never_pending_one_zoom(self):
+        suspicion, firing = Suspicion(), [alert("a", "firing")]
+        assert sign(suspicion, 1, alerts=firing) == ("onset fires", False, False)
+        suspicion.begins()
+        assert not any(sign(suspicion, step, alerts=firing, is_zoomed_in=step < 20) for step in range(2, 80))
+
+    def test_does_not_follow_a_pending_alert_that_fires(self):
+        suspicion = Suspicion()
+        assert sign(suspicion, 1, alerts=[alert("a", "pending")])
+        suspicion.begins()
+        assert sign(suspicion, 2, alerts=[alert("a", "firing")]) is None
 
     def test_does_not_follow_what_is_only_worth_knowing(self):
         assert sign(Suspicion(), alerts=[alert("a", "pending", severity="info")]) is None

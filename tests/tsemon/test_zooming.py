@@ -374,7 +374,7 @@ class TestAPendingAlert:
 
     def test_of_no_consequence_is_passed_over(self, watched):
         loop, peer = watched
-        self.begin(loop, peer, [as_json("a", "pending", severity="info"), as_json("b", "firing")])
+        self.begin(loop, peer, [as_json("a", "pending", severity="info"), as_json("b", "acknowledged")])
         self.run_on(loop, 30)
         assert loop.monitor.status.zooms is None
 
@@ -390,7 +390,7 @@ class TestAPendingAlert:
         loop, peer = watched
         others = [
             as_json("a", "pending", severity="info"),
-            as_json("b", "firing"),
+            as_json("b", "acknowledged"),
             as_json("c", "firing", severity="info"),
         ]
         self.begin(loop, peer, others)
