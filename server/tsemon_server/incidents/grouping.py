@@ -11,7 +11,8 @@ from tsemon_answers.incidents import Verdict
 from tsemon_server.incidents.order import ORDER, Order
 
 SETTLES_AFTER = 60
-"""Steps after which the verdict no longer changes. Alerts that become pending later are consequences."""
+"""Steps after which the verdict no longer changes. Alerts that fire later are consequences, unless one of them was pending
+before the incident and explains all of it."""
 SLACK = 10
 """A cause may be seen this many steps after its consequence: two samples, 5 steps apart."""
 SLACK_OF_LOSS = 5
@@ -70,6 +71,14 @@ class Symptom:
         between = None if blocks is None else (blocks[0], blocks[1])
         return cls(rule, family, severity, left_step, pending_step, firing_step, between)
 
+    def has_fired(self, step: int) -> bool:
+        return self.firing_step is not None and self.firing_step <= step
+
+    def as_of(self, step: int) -> Symptom:
+        """The same alert, without an end after this step."""
+        is_over = self.resolved_step is None or self.resolved_step <= step
+        return self if is_over else replace(self, resolved_step=None, is_cleared=False)
+
     def ended(self, step: int | None, *, is_cleared: bool) -> Symptom:
         """The same alert, resolved or withdrawn."""
         return replace(self, resolved_step=step, is_cleared=is_cleared)
@@ -104,7 +113,7 @@ class Incident:
 
     @property
     def settles_step(self) -> int:
-        """From this step on, the verdict does not change."""
+        """From this step on, alerts that fire, or are over, are not reasons for another verdict."""
         return self.opened_step + SETTLES_AFTER
 
     @property
@@ -151,11 +160,16 @@ class Incident:
         )
 
     def cause(self, order: Order, step: int | None = None) -> Symptom:
-        """The likeliest cause. Until the verdict settles, that may be an earlier pending alert that explains all others."""
-        early = [one for one in self.symptoms if one.pending_step <= self.settles_step]
+        """The likeliest cause of the alerts that fired until the verdict settled, as they were then.
+
+        It may also be an alert that became pending before them and explains all of them, even if it fires later.
+        """
+        early = [one.as_of(self.settles_step) for one in self.symptoms if one.has_fired(self.settles_step)]
+        late = [one for one in self.symptoms if not one.has_fired(self.settles_step)]
         if step is not None and step < self.settles_step:
-            lasting = [one for one in self.pending if one.pending_step < self.opened_step]
-            early += [one for one in lasting if all(_explains(one, other, order) for other in early)]
+            late += self.pending
+        lasting = [one for one in late if one.pending_step < self.opened_step]
+        early += [one for one in lasting if all(_explains(one, other, order) for other in early)]
         roots = [one for one in early if not any(_explains(other, one, order) for other in early)]
         first = min(roots, key=lambda one: one.left_step)
         together = [one for one in roots if one.left_step <= first.left_step + _slack(first)]

@@ -148,6 +148,21 @@ class TestTheCause:
         late = alert("token-similarity-escalation", 0, 100, pending=6 + SETTLES_AFTER)
         assert causes(RANK, late) == ["token-rank-collapse"]
 
+    def test_is_no_alert_that_was_pending_but_fired_after_the_verdict_had_settled(self):
+        output = alert("output-ignores-input", 95, 100)
+        assert causes(output, alert("dead-units", 90, 260, pending=150)) == ["output-ignores-input"]
+
+    def test_is_an_alert_that_was_pending_before_and_fired_late_if_it_explains_all(self):
+        assert causes(RANK, alert("token-similarity-escalation", 0, 100)) == ["token-similarity-escalation"]
+
+    def test_does_not_change_when_an_alert_that_must_last_is_over_later(self):
+        updates, entropy = alert("update-misalignment", 95, 150), alert("attention-entropy-collapse", 95, 100)
+        assert causes(updates, entropy) == ["update-misalignment"]
+        over = replace(updates, resolved_step=101, is_cleared=True)
+        assert causes(replace(updates, firing_step=100), entropy) == ["update-misalignment"]
+        assert causes(replace(over, firing_step=100), entropy) == ["attention-entropy-collapse"]
+        assert causes(replace(updates, pending_step=150, resolved_step=205), entropy) == ["update-misalignment"]
+
     def test_may_be_a_pending_alert_that_explains_the_others_until_the_verdict_settles(self):
         pending = alert("token-similarity-escalation", 0)
         assert causes(RANK, pending, step=10) == ["token-similarity-escalation"]
