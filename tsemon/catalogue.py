@@ -70,7 +70,7 @@ COST_OF_NORM: Mapping[str, Any] = {"flops": "2 N", "traffic": "4 N"}
 COST_OF_UPDATE: Mapping[str, Any] = {"flops": "16 N", "traffic": "60 N"}
 
 
-def _changes(step: str, what: str, before: str, after: str, where: str, num_pairs: int = 1) -> tuple[Metric, ...]:
+def _changes(step: str, what: str, before: str, after: str, where: str) -> tuple[Metric, ...]:
     """Changes of the three measures of oversmoothing by a sub-step of a block."""
     demanded = partial(_per_block, tier="demand")
     return (
@@ -94,8 +94,8 @@ def _changes(step: str, what: str, before: str, after: str, where: str, num_pair
             title=f"change of the effective rank by {what}, as a factor: above 1 sharpens",
             equation=f"effective_rank({after}) / effective_rank({before}), of up to 256 tokens of one sequence, {where}",
             source=f"{OVERSMOOTHING}, Definition 3",
-            flops=f"{2 * num_pairs} * 256^2 D + {10 * num_pairs} * 256^3 on the host",
-            traffic=f"{40 * num_pairs} * 256 D + {8 * num_pairs} * 256^2",
+            flops="2 * 256^2 D + 10 * 256^3 on the host",
+            traffic="40 * 256 D + 8 * 256^2",
             log_scale=True,
         ),
     )
@@ -222,7 +222,10 @@ CATALOGUE: tuple[Metric, ...] = (
     ),
     *_changes("residual", "attention with its residual", "X", "Y", "X the block's input, Y = X + SA(X)"),
     *_changes("feedforward", "the feed-forward part with its residual", "Y", "Z", "Z = Y + FF(Y), before a norm on it"),
-    *_changes("norm", "the norms of a block", "U", "N(U)", "U the input of a norm, over all norms of the block", 2),
+    *_changes("norm1", "attention's norm", "U", "N(U)", "U the input of the norm before or after attention"),
+    *_changes(
+        "norm2", "the feed-forward part's norm", "U", "N(U)", "U the input of the norm before or after that part"
+    ),
     _per_activation(
         name="cosine_similarity",
         title="mean cosine between two tokens",

@@ -18,9 +18,12 @@ __all__ = [
     "feedforward_cosine_change",
     "feedforward_hfc_lfc_ratio",
     "feedforward_rank_ratio",
-    "norm_cosine_change",
-    "norm_hfc_lfc_ratio",
-    "norm_rank_ratio",
+    "norm1_cosine_change",
+    "norm1_hfc_lfc_ratio",
+    "norm1_rank_ratio",
+    "norm2_cosine_change",
+    "norm2_hfc_lfc_ratio",
+    "norm2_rank_ratio",
     "residual_cosine_change",
     "residual_hfc_lfc_ratio",
     "residual_rank_ratio",
@@ -56,14 +59,24 @@ def feedforward_hfc_lfc_ratio(y_BTD: Tensor, z_BTD: Tensor) -> Tensor:
     return hfc_lfc_ratio_of(*_pair(y_BTD, z_BTD))
 
 
-def norm_hfc_lfc_ratio(*norms: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the factor by which the norms of a block change HFC/LFC: the product over pairs of a norm's input U and output.
+def norm1_hfc_lfc_ratio(*norms: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the factor by which attention's norm changes HFC/LFC, the product if there are several.
 
     (|N(U) - P N(U)| / |P N(U)|) / (|U - P U| / |P U|), P = 11'/T    (Transformer Oversmoothing, Definition 1)
 
     Takes pairs of (..., T, D), returns (...), >= 0. As `residual_hfc_lfc_ratio`.
     """
     return torch.stack([residual_hfc_lfc_ratio(*norm) for norm in norms]).prod(dim=0)
+
+
+def norm2_hfc_lfc_ratio(*norms: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the factor by which the feed-forward part's norm changes HFC/LFC, the product if there are several.
+
+    (|N(U) - P N(U)| / |P N(U)|) / (|U - P U| / |P U|), P = 11'/T    (Transformer Oversmoothing, Definition 1)
+
+    Takes pairs of (..., T, D), returns (...), >= 0. As `residual_hfc_lfc_ratio`.
+    """
+    return norm1_hfc_lfc_ratio(*norms)
 
 
 def residual_cosine_change(x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
@@ -87,14 +100,24 @@ def feedforward_cosine_change(y_BTD: Tensor, z_BTD: Tensor) -> Tensor:
     return cosine_change_of(*_pair(y_BTD, z_BTD))
 
 
-def norm_cosine_change(*norms: tuple[Tensor, Tensor]) -> Tensor:
-    """Return by how much the norms of a block change the mean cosine between two tokens: the sum over its norms.
+def norm1_cosine_change(*norms: tuple[Tensor, Tensor]) -> Tensor:
+    """Return by how much attention's norm changes the mean cosine between two tokens, the sum if several.
 
     t_cos(N(U)) - t_cos(U), U the input of a norm                    (Transformer Oversmoothing, Definition 2)
 
     Takes pairs of (..., T, D), returns (...). As `residual_cosine_change`.
     """
     return torch.stack([residual_cosine_change(*norm) for norm in norms]).sum(dim=0)
+
+
+def norm2_cosine_change(*norms: tuple[Tensor, Tensor]) -> Tensor:
+    """Return by how much the feed-forward part's norm changes the mean cosine between two tokens, the sum if several.
+
+    t_cos(N(U)) - t_cos(U), U the input of a norm                    (Transformer Oversmoothing, Definition 2)
+
+    Takes pairs of (..., T, D), returns (...). As `residual_cosine_change`.
+    """
+    return norm1_cosine_change(*norms)
 
 
 def residual_rank_ratio(x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
@@ -118,14 +141,24 @@ def feedforward_rank_ratio(y_BTD: Tensor, z_BTD: Tensor) -> Tensor:
     return residual_rank_ratio(y_BTD, z_BTD)
 
 
-def norm_rank_ratio(*norms: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the factor by which the norms of a block change the effective rank: the product over its norms.
+def norm1_rank_ratio(*norms: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the factor by which attention's norm changes the effective rank, the product if there are several.
 
     effective_rank(N(U)) / effective_rank(U), U the input of a norm  (Transformer Oversmoothing, Definition 3)
 
     Takes pairs of (..., T, D), returns (...), > 0. As `residual_rank_ratio`.
     """
     return torch.stack([residual_rank_ratio(*norm) for norm in norms]).prod(dim=0)
+
+
+def norm2_rank_ratio(*norms: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the factor by which the feed-forward part's norm changes the effective rank, the product if there are several.
+
+    effective_rank(N(U)) / effective_rank(U), U the input of a norm  (Transformer Oversmoothing, Definition 3)
+
+    Takes pairs of (..., T, D), returns (...), > 0. As `residual_rank_ratio`.
+    """
+    return norm1_rank_ratio(*norms)
 
 
 def _pair(x_BTD: Tensor, y_BTD: Tensor) -> tuple[Lengths, Lengths]:

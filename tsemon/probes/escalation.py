@@ -59,12 +59,15 @@ SUB_STEPS = {
     "feedforward": ("feedforward_escalation_rate", "feedforward_gain"),
     "norm": ("norm_escalation_rate", "norm_gain"),
 }
-"""Rate and gain of each."""
+"""Rate and gain of each; of "norm" over all norms of a block."""
+NORMS = ("norm1", "norm2")
+"""The norms of attention and of the feed-forward part."""
 CHANGES = {
     step: (f"{step}_hfc_lfc_ratio", f"{step}_cosine_change", f"{step}_rank_ratio")
-    for step in ("residual", "feedforward", "norm")
+    for step in ("residual", "feedforward", *NORMS)
 }
 """Changes of the three measures of oversmoothing by each."""
+STEPS = tuple(dict.fromkeys((*SUB_STEPS, *CHANGES)))
 RANK_RATIOS = {step: rank for step, (*_, rank) in CHANGES.items()}
 NO_SUM = (
     "no norm gets the sum of the block's input and its attention (the feed-forward part runs beside attention or "
@@ -75,6 +78,8 @@ WHY_NOT = {
     "attention": "what attention returned was overwritten: the residual is added to it in place",
     "feedforward": "no feed-forward part with a residual of its own was found behind attention",
     "norm": "no norm of the block returns a hidden state",
+    "norm1": "no norm before attention, or on its sum with the residual, returns a hidden state",
+    "norm2": "no norm before the feed-forward part, or on its sum with the residual, returns a hidden state",
 }
 
 
@@ -90,8 +95,7 @@ class EscalationProbe(Part):
     def forget(self) -> None:
         super().forget()
         self._found = {
-            step: Deferred(self._of_norms if step == "norm" else partial(self._of_pair, step=step))
-            for step in SUB_STEPS
+            step: Deferred(self._of_norms if step == "norm" else partial(self._of_step, step=step)) for step in STEPS
         }
         """By sub-step and block: the statistics of the states before and after it."""
         self._grams: dict[str, dict[int, list[Tensor]]] = {step: {} for step in RANK_RATIOS}
@@ -139,7 +143,8 @@ class EscalationProbe(Part):
         statistics = self._states.statistics(block, x)
         if statistics is None:
             return None
-        ranks = {RANK_RATIOS.get(step)} if step else {*RANK_RATIOS.values()}
+        steps = NORMS if step == "norm" else (step,) if step else CHANGES
+        ranks = {RANK_RATIOS.get(one) for one in steps}
         return Read(statistics, None if self.wanted.isdisjoint(ranks) else self._states.gram(block, x, statistics))
 
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
@@ -151,11 +156,11 @@ class EscalationProbe(Part):
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         reasons: dict[str, str] = {}
-        for step, names in SUB_STEPS.items():
+        for step in STEPS:
             missed = [block for block in self._blocks if block.number not in self._found[step]]
             why_not = partial(self._why_unseen, why_unseen=why_unseen, step=step)
             if why := by_reason("not measured", missed, len(self._blocks), why_not):
-                reasons |= dict.fromkeys((*names, *CHANGES.get(step, ())), why)
+                reasons |= dict.fromkeys((*SUB_STEPS.get(step, ()), *CHANGES.get(step, ())), why)
         return reasons
 
     def _why_unseen(self, block: Block, why_unseen: str, step: str) -> str:
@@ -206,7 +211,9 @@ class EscalationProbe(Part):
         if (layer := self._layer) is not None and layer.has_sum:
             self._layer = None
             layer.end(hidden_state(output, layer.block.width))
-            self._take(layer, "feedforward", "norm")
+            self._take(
+                layer, "feedforward", "norm", *(norm for norm in NORMS if not self.wanted.isdisjoint(CHANGES[norm]))
+            )
 
     def _take(self, layer: _Layer, *steps: str) -> None:
         for step in steps:
@@ -251,29 +258,26 @@ class EscalationProbe(Part):
                 ranks.nothing, ranks.is_empty = raw.new_zeros(0), False
         return reading
 
-    def _of_pair(self, fields_NB: tuple[Tensor, ...], _: object, *, step: str) -> Partials:
-        before, after = _lengths(fields_NB)
-        rate, gain = SUB_STEPS[step]
-        found = {**counted(rate, rate_of(before, after)), **counted(gain, gain_of(before, after))}
-        return found | self._changes(step, [(before, after)])
-
-    def _of_norms(self, fields_NB: tuple[Tensor, ...], width: int) -> Partials:
-        """Products over the norms of a block: each norm has a state before and a state after it."""
-        states = _lengths(fields_NB)
-        norms = list(zip(states[::2], states[1::2], strict=True))
-        rate, gain = SUB_STEPS["norm"]
-        rate_NB = reduce(torch.mul, (rate_of(before, after) for before, after in norms))
-        gain_NB = reduce(torch.mul, (rms_of(after, width) for _, after in norms))
-        return {**counted(rate, rate_NB), **counted(gain, gain_NB), **self._changes("norm", norms)}
-
-    def _changes(self, step: str, pairs: Sequence[tuple[Lengths, Lengths]]) -> Partials:
+    def _of_step(self, fields_NB: tuple[Tensor, ...], _: object, *, step: str) -> Partials:
+        pairs, found = _pairs(fields_NB), Partials()
+        if step in SUB_STEPS:
+            (rate, gain), [(before, after)] = SUB_STEPS[step], pairs
+            found = {**counted(rate, rate_of(before, after)), **counted(gain, gain_of(before, after))}
         if self.wanted.isdisjoint(CHANGES.get(step, ())):
-            return {}
+            return found
         hfc_lfc, cosine, _ = CHANGES[step]
         ratio_NB = reduce(torch.mul, (hfc_lfc_ratio_of(before, after) for before, after in pairs))
         change_NB = reduce(torch.add, (cosine_change_of(before, after) for before, after in pairs))
         # Logarithms: a change and its reverse have the mean 0.
-        return {**counted(hfc_lfc, ratio_NB.log()), **counted(cosine, change_NB)}
+        return {**found, **counted(hfc_lfc, ratio_NB.log()), **counted(cosine, change_NB)}
+
+    def _of_norms(self, fields_NB: tuple[Tensor, ...], width: int) -> Partials:
+        """Products over the norms of a block."""
+        norms = _pairs(fields_NB)
+        rate, gain = SUB_STEPS["norm"]
+        rate_NB = reduce(torch.mul, (rate_of(before, after) for before, after in norms))
+        gain_NB = reduce(torch.mul, (rms_of(after, width) for _, after in norms))
+        return {**counted(rate, rate_NB), **counted(gain, gain_NB)}
 
 
 class _Ranks:
@@ -294,9 +298,11 @@ class _Ranks:
         return ratios_L
 
 
-def _lengths(fields: Sequence[Tensor]) -> list[Lengths]:
+def _pairs(fields: Sequence[Tensor]) -> list[tuple[Lengths, Lengths]]:
+    """The states before and after a sub-step, or before and after each norm."""
     size = len(Lengths._fields)
-    return [Lengths(*fields[first : first + size]) for first in range(0, len(fields), size)]
+    states = [Lengths(*fields[first : first + size]) for first in range(0, len(fields), size)]
+    return list(zip(states[::2], states[1::2], strict=True))
 
 
 class _Layer:
@@ -315,7 +321,7 @@ class _Layer:
         self.follows = follows
         """Whether anything but X and Y is wanted of it."""
         self.has_attended = self.has_sum = False
-        self.steps: dict[str, list[Held]] = {step: [] for step in SUB_STEPS}
+        self.steps: dict[str, list[Held]] = {step: [] for step in STEPS}
         """By sub-step: the states before and after it, or before and after each norm."""
         self.width = x.shape[-1]
         self._shape, self._states, self._read = x.shape, states, read
@@ -328,6 +334,8 @@ class _Layer:
         self._newest: Tensor | None = None
         self._norm: tuple[nn.Module, Held] | None = None
         """The norm that runs, and its input."""
+        self._num_of_attention = 0
+        """How many of the states before and after norms belong to attention."""
         self._x = self._held(x)
         self._sum: Held = None
         """The newest sum that a norm got."""
@@ -364,11 +372,13 @@ class _Layer:
         self._newest = None
         self._sum = self._held(y)
         self.steps["residual"] = [self._x, self._sum]
+        self._num_of_attention = len(self.steps["norm"])
 
     def follow(self, module: nn.Module, value: Tensor) -> None:
         """A norm or a linear layer behind Y gets this."""
         if self.is_feed_forward(module, value):
             self._has_fed = True
+            self._num_of_attention = self._num_of_attention or len(self.steps["norm"])  # post-norm
         elif value.shape != self._shape or self.steps["feedforward"]:
             return
         elif is_linear(module):
@@ -379,6 +389,7 @@ class _Layer:
             self.steps["feedforward"] = [self._fed, self._held(value)]
         else:  # another attention came first, or experts in front of a norm
             self._sum, self._is_mixed_again = self._held(value), True
+            self._num_of_attention = self._num_of_attention and len(self.steps["norm"])  # pre-norm
 
     def end(self, output: Tensor | None) -> None:
         """The block returns its output, which is Z if no norm got that."""
@@ -386,6 +397,8 @@ class _Layer:
         is_certain = has_norms_on_branches and not (self._is_normalised and self._is_mixed_again)
         if is_certain and output is not None and not self.steps["feedforward"] and self.is_new(output):
             self.steps["feedforward"] = [self._sum, self._held(output)]
+        norms, size = self.steps["norm"], self._num_of_attention
+        self.steps["norm1"], self.steps["norm2"] = norms[:size], norms[size:]
 
     def is_feed_forward(self, module: nn.Module, value: Tensor) -> bool:
         """Whether the module brings something wider back to D."""

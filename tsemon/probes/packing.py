@@ -50,8 +50,8 @@ BOUNDARIES = ("cu_seqlens", "cu_seq_lens", "cu_seqlens_q", "cu_seq_lens_q", "cu_
 HIDDEN_KEYS = "the keys that attention hides"
 OF_SEVERAL_TOKENS = (
     *("escalation_rate", "attention_escalation_rate", "feedforward_escalation_rate", "norm_escalation_rate"),
-    *("residual_hfc_lfc_ratio", "feedforward_hfc_lfc_ratio", "norm_hfc_lfc_ratio"),
-    *("residual_cosine_change", "feedforward_cosine_change", "norm_cosine_change"),
+    *(f"{step}_hfc_lfc_ratio" for step in ("residual", "feedforward", "norm1", "norm2")),
+    *(f"{step}_cosine_change" for step in ("residual", "feedforward", "norm1", "norm2")),
     *("first_value_norm_ratio", "spectral_gap"),
 )
 """Metrics that are undefined for sequences of one token."""

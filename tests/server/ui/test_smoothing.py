@@ -11,14 +11,16 @@ NAN = float("nan")
 VALUES = {
     "residual_hfc_lfc_ratio": [0.9, 0.8, 1.2, 0.99],
     "feedforward_hfc_lfc_ratio": [1.1, 1.2, 0.9, NAN],
-    "norm_hfc_lfc_ratio": [1.0, 1.0, 1.01, 1.0],
+    "norm1_hfc_lfc_ratio": [1.0, 1.0, 1.01, 1.0],
+    "norm2_hfc_lfc_ratio": [0.5, 1.0, 1.01, 1.0],
     "value_output_growth": [3.0, 0.5, 0.5, 1.05],
 }
 SENTENCES = {
     "residual_hfc_lfc_ratio": "Here attention smooths in 2 and sharpens in 1 of 4 blocks. "
     "Its weights (value_output_growth) alone would do the same in 2 of these 3.",
     "feedforward_hfc_lfc_ratio": "Here the feed-forward part smooths in 1 and sharpens in 2 of 3 blocks.",
-    "norm_hfc_lfc_ratio": "Here the norms smooth in 0 and sharpen in 0 of 4 blocks.",
+    "norm1_hfc_lfc_ratio": "Here attention's norm smooths in 0 and sharpens in 0 of 4 blocks.",
+    "norm2_hfc_lfc_ratio": "Here the feed-forward part's norm smooths in 1 and sharpens in 0 of 4 blocks.",
     "value_output_growth": "Here the weights of attention smooth in 1 and sharpen in 2 of 4 blocks.",
 }
 

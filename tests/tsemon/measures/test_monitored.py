@@ -303,21 +303,18 @@ def of_batches(measure):
     return lambda run: run.per_batch(measure, run.captured.states)
 
 
-def of_sub_step(step, measure, compare, combine, num_samples=None):
-    """The change of `measure` by a sub-step, of all pairs of states (before and after) together."""
-
-    def change(*states):
-        of_states = [measure(x) for x in states]
-        return combine([compare(after, before) for before, after in zip(of_states[::2], of_states[1::2], strict=True)])
+def of_sub_step(step, measure, compare, num_samples=None):
+    """The change of `measure` by a sub-step, from the states before it to those after it."""
 
     def of_run(run):
         states = {
             "residual": (run.block_inputs(), run.captured.sums),
             "feedforward": (run.captured.fed, run.captured.before_norms[1]),
-            "norm": run.around_norms(),
+            "norm1": run.around_norms()[:2],
+            "norm2": run.around_norms()[2:],
         }[step]
         of_layers = zip(*([run.samples(x)[:num_samples] for x in of_kind] for of_kind in states), strict=True)
-        changes = [[change(*one) for one in zip(*layer, strict=True)] for layer in of_layers]
+        changes = [[compare(measure(y), measure(x)) for x, y in zip(*layer, strict=True)] for layer in of_layers]
         if measure is oracle.hfc_lfc:
             return [np.exp(oracle.mean_of_known(np.log(of_layer))) for of_layer in changes]
         return [oracle.mean_of_known(of_layer) for of_layer in changes]
@@ -368,11 +365,11 @@ DEFINITIONS = {
     "norm_gain": lambda run: run.per_sample(lambda _, b, __, d: oracle.rms(b) * oracle.rms(d), *run.around_norms()),
     **{
         name: definition
-        for step in ("residual", "feedforward", "norm")
+        for step in ("residual", "feedforward", "norm1", "norm2")
         for name, definition in {
-            f"{step}_hfc_lfc_ratio": of_sub_step(step, oracle.hfc_lfc, np.divide, np.prod),
-            f"{step}_cosine_change": of_sub_step(step, oracle.cosine_similarity, np.subtract, np.sum),
-            f"{step}_rank_ratio": of_sub_step(step, oracle.effective_rank, np.divide, np.prod, num_samples=1),
+            f"{step}_hfc_lfc_ratio": of_sub_step(step, oracle.hfc_lfc, np.divide),
+            f"{step}_cosine_change": of_sub_step(step, oracle.cosine_similarity, np.subtract),
+            f"{step}_rank_ratio": of_sub_step(step, oracle.effective_rank, np.divide, num_samples=1),
         }.items()
     },
     "saturation": lambda run: [

@@ -7,7 +7,8 @@ const ATTENTION = "residual_hfc_lfc_ratio";
 const PARTS = {
   [ATTENTION]: ["attention", "smooths", "sharpens"],
   feedforward_hfc_lfc_ratio: ["the feed-forward part", "smooths", "sharpens"],
-  norm_hfc_lfc_ratio: ["the norms", "smooth", "sharpen"],
+  norm1_hfc_lfc_ratio: ["attention's norm", "smooths", "sharpens"],
+  norm2_hfc_lfc_ratio: ["the feed-forward part's norm", "smooths", "sharpens"],
   [WEIGHTS]: ["the weights of attention", "smooth", "sharpen"],
 };
 const EVEN = 0.02; // as in the incident's sub-step

@@ -335,7 +335,7 @@ class TestScan:
         assert "the norm grows like t^" in rest or "no growth law" in rest
         assert "3 blocks, transformer.h.0 to transformer.h.2" in rest
         assert (
-            "not measured: saturation, positions_attended, saturated_positions_attended, token_diversity and 15 more: "
+            "not measured: saturation, positions_attended, saturated_positions_attended, token_diversity and 18 more: "
             "the model is not known" in rest
         )
         assert "left out: half.pt: it cannot be read, is it half-written?" in rest
