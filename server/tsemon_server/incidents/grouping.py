@@ -114,7 +114,8 @@ class Incident:
     @property
     def settles_step(self) -> int:
         """From this step on, alerts that fire, or are over, are not reasons for another verdict."""
-        return self.opened_step + SETTLES_AFTER
+        is_of_process = self.symptoms[0].family == "liveness"  # such as that it is silent: no step may follow
+        return self.opened_step + (0 if is_of_process else SETTLES_AFTER)
 
     @property
     def ended_step(self) -> int | None:

@@ -169,6 +169,10 @@ class TestTheCause:
         assert causes(RANK, pending, step=5 + SETTLES_AFTER) == ["token-rank-collapse"]
         assert causes(RANK, pending) == ["token-rank-collapse"]
 
+    def test_of_a_silent_process_needs_no_further_step(self):
+        (verdict,) = verdicts(Symptom("process-silent", "liveness", "warning", 366, 366, 366, None))
+        assert (verdict.step, verdict.settles_step) == (366, 366)
+
     def test_is_no_pending_alert_that_explains_nothing(self):
         assert causes(ESCALATION, alert("hidden-state-blow-up", 30), step=30) == ["token-similarity-escalation"]
 
