@@ -21,6 +21,13 @@ def pre_norm_encoder():
     return model, lambda: model(x_BTD)
 
 
+def pre_norm_decoder():
+    model = nn.TransformerDecoder(nn.TransformerDecoderLayer(32, 4, 64, norm_first=True, batch_first=True), 3)
+    x_BTD = torch.randn(4, 12, 32, generator=torch.Generator().manual_seed(1))
+    mask = nn.Transformer.generate_square_subsequent_mask(12)
+    return model, lambda: model(x_BTD, x_BTD.flip(1), tgt_mask=mask, tgt_is_causal=True)
+
+
 def nano_gpt():
     class Attention(nn.Module):
         def __init__(self):
@@ -213,6 +220,7 @@ PARTS = {
     our_pre_norm_model: Parts("attention", "norm2", "norm2", "", ("norm1", "norm2")),
     our_branch_norm_model: Parts("norm1", "feed_forward.expand", "feed_forward.expand", "", ("norm1", "norm2")),
     pre_norm_encoder: Parts("self_attn", "norm2", "norm2", "", ("norm1", "norm2")),
+    pre_norm_decoder: Parts("self_attn", "norm2", "norm3", "", ("norm1", "norm2", "norm3")),
     nano_gpt: Parts("attn", "ln_2", "ln_2", "", ("ln_1", "ln_2")),
 }
 
