@@ -227,7 +227,7 @@ class Materialised:
         own_BHT = _at_keys(self._scores_BHTS, keys_BT)
         highest = own_BHT.amax()
         lowest = torch.where(highest > MASKED, -FAR * highest, -MASKED)
-        return (own_BHT > lowest).any(dim=1)
+        return ((own_BHT > lowest) | own_BHT.isnan()).any(dim=1)  # a score that is NaN hides nothing
 
 
 def _at_keys(x_BHTS: Tensor, keys_BT: Tensor) -> Tensor:

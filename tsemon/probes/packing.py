@@ -356,8 +356,6 @@ class Packing:
                 )
                 self.disagreements[text] = documents.differ_from(Sequences(valid_BT))
             return None
-        if sequences.valid_BT is not None and sequences.valid_BT.device.type == "cpu" and not sequences.valid_BT.any():
-            return None  # scores that are NaN seem to hide all keys
         if stack in self._chunked:
             sequences = Sequences(sequences.valid_BT)
         if first.size[0] != batch:

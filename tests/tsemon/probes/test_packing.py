@@ -344,12 +344,12 @@ class TestPadding:
         assert "token_similarity" not in other["layers"]
         assert "attention was not seen, and mask may show padding" in status.not_measured["token_similarity"]
 
-    def test_is_not_seen_in_attention_whose_scores_are_nan(self, measured, ids, is_token, caplog):
+    def test_is_seen_in_attention_whose_other_scores_are_nan(self, measured, ids, is_token, caplog):
         model = PaddingMask("softmax")
         model.blocks[0].attn.qkv.register_forward_hook(lambda _, args, output: output * math.nan)
         with caplog.at_level(logging.WARNING, "tsemon"):
             _, status = measured(model, ids, is_token, num_steps=3)
-        assert "31% of tokens are padding, from padding_mask" in status.how["layout"]
+        assert "31% of tokens are padding, from the keys that attention hides" in status.how["layout"]
         assert not [record for record in caplog.records if "do not agree" in record.getMessage()]
 
     def test_that_is_given_wrongly_is_contradicted(self, measured, ids, is_token, caplog):
