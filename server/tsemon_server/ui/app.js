@@ -1,5 +1,6 @@
 // The page's frame: which view the address names, whether the service answers and lets us in, the keys, light or dark.
 
+import { arrive } from "./base/address.js";
 import { Refused, Unreachable, getSession, signOut } from "./base/api.js";
 import { refreshAges } from "./base/format.js";
 import { h, put } from "./base/dom.js";
@@ -71,6 +72,7 @@ function decoded(id) {
 }
 
 function navigate() {
+  arrive();
   const { kind, key, query, make } = viewOf(location.hash);
   if (view?.key === key && view.moved) {
     banner.hidden = true;

@@ -135,6 +135,22 @@ class TestTheNavigation:
         expect(page).to_have_url(re.compile(r"#/\?q=gpt$"))
 
 
+class TestTheAddress:
+    def test_of_a_link_that_was_followed_is_not_taken_back_by_the_view_that_is_left(self, page, service):
+        page.goto("/#/rules")
+        expect(page.get_by_role("article", name="loss-spike")).to_be_visible()
+        page.evaluate(
+            """() => {
+                document.querySelector("header nav a[href='#/alerts']").click();
+                const filter = document.querySelector("main select");
+                filter.selectedIndex = 1;
+                filter.dispatchEvent(new Event("change"));
+            }"""
+        )
+        expect(page.get_by_role("heading", name="Alerts")).to_be_visible()
+        assert page.url.endswith("/#/alerts")
+
+
 class TestTheKeys:
     def test_are_listed_on_demand(self, page, service):
         service.register("gpt")

@@ -1,5 +1,6 @@
 // The alerts of all runs: what is open, what is over, who has seen to what.
 
+import { keepAddress } from "../base/address.js";
 import { get, getOrProblem, getPage, runPath } from "../base/api.js";
 import { h, keyed, put } from "../base/dom.js";
 import { count, refreshAges } from "../base/format.js";
@@ -186,7 +187,7 @@ export class AlertsView {
   #go(cursor) {
     this.cursor = cursor;
     const given = Object.entries({ ...this.choice, cursor }).filter(([name, value]) => value !== null && !(name === "state" && value === "open"));
-    history.replaceState(null, "", `#/alerts${given.length ? `?${new URLSearchParams(given)}` : ""}`);
+    keepAddress(`#/alerts${given.length ? `?${new URLSearchParams(given)}` : ""}`);
   }
 }
 

@@ -1,5 +1,6 @@
 // Several runs by step, by token or by wall time, how far they are from one of them, and their layers side by side.
 
+import { keepAddress } from "../base/address.js";
 import { get, getCatalogue, getOrProblem, metricOf, noneIfGone, own, runPath } from "../base/api.js";
 import { h, keyed, put } from "../base/dom.js";
 import { count, duration, number, statePill } from "../base/format.js";
@@ -593,7 +594,7 @@ export class CompareView {
     set("log", Number(this.log), this.log !== null);
     set("profile", this.profileMetric);
     for (const id of this.hidden) if (this.ids.includes(id)) query.append("hide", id);
-    history.replaceState(null, "", `#/compare${query.size ? `?${query}` : ""}`);
+    keepAddress(`#/compare${query.size ? `?${query}` : ""}`);
   }
 
   // What is taken away

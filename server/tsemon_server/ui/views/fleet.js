@@ -1,5 +1,6 @@
 // The start page: all runs, a page at a time, as the address filters and orders them; and how to attach where there is none yet.
 
+import { keepAddress } from "../base/address.js";
 import { get, getPage } from "../base/api.js";
 import { h, put } from "../base/dom.js";
 import { count } from "../base/format.js";
@@ -361,7 +362,7 @@ export class FleetView {
   /** No entry in the history for each click, but the address can be shared. */
   #setChoices(change) {
     this.#choices = { ...this.#choices, ...change };
-    history.replaceState(null, "", addressOf(this.#choices));
+    keepAddress(addressOf(this.#choices));
     this.#showChoices();
     if (this.#answer) this.#showPager();
   }

@@ -1,5 +1,6 @@
 // One rule in an editor: the server checks each change, says the rule in words, and shows where it would have fired on a past run.
 
+import { keepAddress } from "../base/address.js";
 import { Refused, checkRule, disableRule, get, getLanguage, getSession, putRule, restoreRule } from "../base/api.js";
 import { h, put } from "../base/dom.js";
 import { count, time } from "../base/format.js";
@@ -238,7 +239,7 @@ export class RuleView {
   #keepAddress() {
     if (!this.root.isConnected) return; // it was left while the service answered
     const asked = Object.entries({ run: this.runId, project: this.project }).filter(([, value]) => value !== null);
-    history.replaceState(null, "", `#/rule${this.name && `/${encodeURIComponent(this.name)}`}${asked.length ? `?${new URLSearchParams(asked)}` : ""}`);
+    keepAddress(`#/rule${this.name && `/${encodeURIComponent(this.name)}`}${asked.length ? `?${new URLSearchParams(asked)}` : ""}`);
     this.key = `rule/${encodeURIComponent(this.name)}?project=${this.project ?? ""}`; // as app.js has it
   }
 

@@ -1,5 +1,6 @@
 // The rules by the kind of trouble they look for: what each waits for, in words, and how it stands on a run.
 
+import { keepAddress } from "../base/address.js";
 import { get, getOrProblem, runPath } from "../base/api.js";
 import { h, keyed, put } from "../base/dom.js";
 import { count, refreshAges, time, wordsOf } from "../base/format.js";
@@ -293,7 +294,7 @@ export class RulesView {
 
   #keepChoices() {
     const given = Object.entries(this.choice).filter(([, value]) => value !== null);
-    history.replaceState(null, "", `#/rules${given.length ? `?${new URLSearchParams(given)}` : ""}`);
+    keepAddress(`#/rules${given.length ? `?${new URLSearchParams(given)}` : ""}`);
   }
 }
 

@@ -1,5 +1,6 @@
 // One run: who it is, what the rules say, its loss and its layers over the steps, and one step, one layer, one cell of them.
 
+import { keepAddress } from "../base/address.js";
 import { get, getCatalogue, metricOf, noneIfGone, own, runPath } from "../base/api.js";
 import { gradientOf, scaleOf } from "../base/colour.js";
 import { h, keyed } from "../base/dom.js";
@@ -647,7 +648,7 @@ export class RunView {
       log: this.log === null ? null : Number(this.log),
     };
     const query = new URLSearchParams(Object.entries(chosen).filter(([, value]) => value !== null && value !== undefined));
-    history.replaceState(null, "", `#/run/${encodeURIComponent(this.runId)}?${query}`);
+    keepAddress(`#/run/${encodeURIComponent(this.runId)}?${query}`);
   }
 
   // -- what can be taken away
