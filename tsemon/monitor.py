@@ -132,6 +132,7 @@ class Monitor:
         self._faults.guard(probe.watch_usage, faults.warn)
         if cadence.is_adaptive and "nonfinite" in self._tiers:
             self._faults.guard(probe.watch_gradient, self._look_for_origin)
+        self._clip_norm = probe.watch_clipping() if cadence.is_adaptive else None
         self._faults.guard(self._arm, probe)
         self._close_at_exit = _closing_at_exit(weakref.ref(self))
         atexit.register(self._close_at_exit)
@@ -166,7 +167,11 @@ class Monitor:
         """
         start = time.perf_counter()
         has_tensors = isinstance(tokens, Tensor) or isinstance(step_tokens, Tensor)
-        if not has_tensors and self._pass_by(loss, scalars.get(GRAD_NORM)):
+        norm = scalars.get(GRAD_NORM)
+        if self._clip_norm is not None:
+            clip_norm = self._clip_norm.take()
+            norm = clip_norm if norm is None else norm
+        if not has_tensors and self._pass_by(loss, norm):
             if tokens is not None or step_tokens is not None:
                 self._with_tokens(tokens, step_tokens, {})
             self._outside_hooks_s += time.perf_counter() - start
@@ -177,6 +182,7 @@ class Monitor:
                 state,
                 start,
                 loss,
+                norm,
                 tokens,
                 step_tokens,
                 Given(sequence_losses, sequence_ids),
@@ -219,6 +225,7 @@ class Monitor:
         state: ThreadState,
         start: float,
         loss: Tensor | float | None,
+        grad_norm: Tensor | float | None,
         tokens: Tensor | float | None,
         step_tokens: Tensor | float | None,
         sequences: Given,
@@ -254,7 +261,7 @@ class Monitor:
             self._new_burst, self._next_sample = None, self._step
         probe = self._probe  # None if a handler of an alert has closed the monitor
         if probe is not None and self._cadence.is_adaptive:
-            contain(self._zoom_in, loss, scalars.get(GRAD_NORM))
+            contain(self._zoom_in, loss, grad_norm)
         if probe is not None and self._step == self._next_sample:
             self._faults.guard(self._arm, probe)
         self._count_time()

@@ -34,11 +34,12 @@ class Loop:
         options = {"measures": ["token_similarity", "effective_rank", "loss_mean"]} | options
         self.monitor = tsemon.attach(self.model, self._optimizer, run="r", spool_dir=folder, **options)
 
-    def run(self, num_steps, loss=2.0, **scalars):
+    def run(self, num_steps, loss=2.0, scale=1.0, **scalars):
         for _ in range(num_steps):
             self._optimizer.zero_grad()
-            self._forward().square().mean().backward()
-            self._optimizer.step()
+            (scale * self._forward().square().mean()).backward()
+            if torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0).isfinite():
+                self._optimizer.step()
             self.monitor.step(loss=loss, **scalars)
             self.num_steps += 1
 
@@ -77,6 +78,14 @@ class TestItZoomsIn:
         loop.run(200, grad_norm=torch.tensor(1.0))
         loop.run(60, grad_norm=torch.tensor(math.nan))
         assert [step for step in loop.sampled() if step > 150] == zoom_from(203)
+
+    def test_at_a_gradient_that_is_not_finite_when_it_is_clipped(self, loop):
+        loop.run(200)
+        loop.run(2, scale=math.inf)  # as a gradient scaler does, whose loop skips these steps
+        loop.run(20)
+        loop.run(60, scale=math.inf)
+        assert [step for step in loop.sampled() if step > 150] == zoom_from(225)
+        assert "the gradient norm is not finite" in loop.monitor.status.zooms.reason
 
     def test_after_high_losses_at_the_next_step_though_it_has_no_loss(self, loop):
         loop.run(200, loss=-2.0)

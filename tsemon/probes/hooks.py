@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from types import MethodType
+from types import MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -235,9 +235,7 @@ class Hooks:
         after: Callable[..., None] | None = None,
     ) -> None:
         """Call before(*args) and after(*args) around every call of the function `owner.name` of a module or class."""
-        if callable(function := vars(owner).get(name)):
-            around = function if isinstance(function, CalledAround) else _called_around(owner, name, function)
-            setattr(owner, name, around)
+        if (around := called_around(owner, name)) is not None:
             for hooks, hook in ((around.before, before), (around.after, after)):
                 if hook is not None:
                     hooks.append(guarded := Guarded(self, hook))
@@ -319,8 +317,8 @@ class CalledAround:
 
     def __init__(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
         self.owner, self.name, self.function = owner, name, function
-        self.before: list[Guarded] = []
-        self.after: list[Guarded] = []
+        self.before: list[Callable[..., None]] = []
+        self.after: list[Callable[..., None]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -335,6 +333,21 @@ class CalledAround:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else MethodType(self, instance)
 
+    def __reduce__(self) -> str:
+        """Pickled by its name, as the function is. pickle looks this name up in `__module__`."""
+        is_module = isinstance(self.owner, ModuleType)
+        self.__module__ = self.owner.__name__ if is_module else self.owner.__module__
+        return self.name if is_module else f"{self.owner.__qualname__}.{self.name}"
+
+
+def called_around(owner: Any, name: str) -> CalledAround | None:
+    """Let hooks be called around the function `owner.name`, as long as there are any. None if there is no such function."""
+    if not callable(function := vars(owner).get(name)):
+        return None
+    around = function if isinstance(function, CalledAround) else _called_around(owner, name, function)
+    setattr(owner, name, around)
+    return around
+
 
 @functools.lru_cache(maxsize=64)  # compiled code that looks the function up must find the same object each time
 def _called_around(owner: Any, name: str, function: Callable[..., Any]) -> CalledAround:
@@ -345,8 +358,8 @@ class CallHandle(NamedTuple):
     """Removes one hook around a call, and puts the function back with the last one."""
 
     around: CalledAround
-    hooks: list[Guarded]
-    hook: Guarded
+    hooks: list[Callable[..., None]]
+    hook: Callable[..., None]
 
     def remove(self) -> None:
         around = self.around

@@ -16,6 +16,7 @@ from tsemon.probes.activations import ActivationProbe
 from tsemon.probes.attention import AttentionProbe
 from tsemon.probes.boundaries import before_block
 from tsemon.probes.calls import Calls
+from tsemon.probes.clip_norm import ClipNorm
 from tsemon.probes.depth import stacks_of
 from tsemon.probes.discovery import (
     Block,
@@ -109,6 +110,7 @@ class Probe:
         self._usage: Usage | None = None
         self._witness: Witness | None = None
         self._output_loss: OutputLoss | None = None
+        self._clip_norm: ClipNorm | None = None
         self._why_unwatched = "with every=N, no gradient is read between samples"
         self._origin: NonfiniteParameters | None = None
         """Known at a step at which `look_for_origin` was called."""
@@ -200,6 +202,12 @@ class Probe:
             self._why_unwatched = "attach() was given no optimizer that trains vectors in a block"
         else:
             self._witness = Witness(parameter, optimizers, self._guard, on_nonfinite)
+
+    def watch_clipping(self) -> ClipNorm:
+        """From now on until `close`, keep the gradient norm of every step that torch clips."""
+        if self._clip_norm is None:
+            self._clip_norm = ClipNorm(self._model, self._guard)
+        return self._clip_norm
 
     def watch_output_loss(self) -> OutputLoss:
         """From now on until `close`, keep the loss in the model's outputs."""
@@ -345,6 +353,8 @@ class Probe:
                 self._usage.close()
             if self._output_loss is not None:
                 self._output_loss.close()
+            if self._clip_norm is not None:
+                self._clip_norm.close()
 
     def collect(
         self,

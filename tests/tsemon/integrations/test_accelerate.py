@@ -12,7 +12,7 @@ from tsemon.integrations.accelerate import attach
 SAMPLES = ids(10)
 
 
-def train(folder=None, *, evaluate=False, batch_size=2, break_at=None, **options):
+def train(folder=None, *, evaluate=False, batch_size=2, break_at=None, max_norm=None, norms=(), **options):
     """Two epochs of a small GPT-2 from the same seed: the model, the loss of each batch, the steps, the monitor."""
     torch.manual_seed(0)
     model = zoo.gpt2()[0].train()
@@ -30,6 +30,8 @@ def train(folder=None, *, evaluate=False, batch_size=2, break_at=None, **options
             with accelerator.accumulate(model):
                 loss = model(batch, labels=batch).loss
                 accelerator.backward(loss)
+                if accelerator.sync_gradients and max_norm is not None:
+                    norms.append(accelerator.clip_grad_norm_(model.parameters(), max_norm).item())
                 optimizer.step()
                 optimizer.zero_grad()
             losses.append(loss.item())
@@ -65,6 +67,12 @@ class TestAttach:
     def test_counts_losses_that_are_not_finite_between_two_samples(self, tmp_path):
         train(tmp_path, every=5, break_at=2)
         assert [frame["scalars"]["loss_nonfinite"] for frame in recorded(tmp_path).frames] == [0, 4]  # steps 2 to 5
+
+    def test_knows_the_norm_of_each_gradient_that_is_clipped(self, tmp_path, norms):
+        clipped = []
+        train(tmp_path, every=None, max_norm=0.1, norms=clipped)
+        assert len(clipped) == 6
+        assert [norm.item() for norm in norms] == pytest.approx(clipped, rel=1e-6)
 
     def test_leaves_the_parameters_bit_equal(self, tmp_path):
         (plain, losses, *_), (watched, losses_watched, *_) = train(), train(tmp_path)

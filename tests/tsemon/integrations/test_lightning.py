@@ -173,6 +173,19 @@ class TestLightningsCallback:
         assert (run.state, len(run.steps)) == ("finished", len(module.steps))
 
 
+class ClippedGPT(GPT):
+    def on_before_optimizer_step(self, optimizer):
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
+        self.norms = [*getattr(self, "norms", []), norm.item()]
+
+
+class TestAClippedGradient:
+    def test_has_a_norm_that_is_known_at_each_step(self, fit, tmp_path, norms):
+        module = fit(callback(tmp_path, every=None), module=ClippedGPT, gradient_clip_val=0.1)
+        assert len(module.norms) == 6
+        assert [norm.item() for norm in norms] == pytest.approx(module.norms, rel=1e-6)
+
+
 class TestManualOptimization:
     def test_is_counted_and_its_loss_is_taken_as_it_is(self, fit, tmp_path):
         module = fit(callback(tmp_path / "run"), module=ManualGPT, accumulate_grad_batches=1)

@@ -1,0 +1,16 @@
+import pytest
+
+from tsemon.probes.clip_norm import ClipNorm
+
+
+@pytest.fixture
+def norms(monkeypatch):
+    """The gradient norm of each step, as a monitor with the default cadence knows it."""
+    norms, take = [], ClipNorm.take
+
+    def taken(clip_norm):
+        norms.append(take(clip_norm))
+        return norms[-1]
+
+    monkeypatch.setattr(ClipNorm, "take", taken)
+    return norms
