@@ -3,11 +3,11 @@
 Trains small models that fail in known ways while `tsemon serve` evaluates them in a process of its own, with the cadence
 that `attach` has by default. Alerts are read over REST when the run has ended.
 
-    python benchmarks/live.py [--seeds N] [--steps N] [--only NAME ...] [--no-zooms] [--every N] [--page FILE]
-    python benchmarks/live.py --healthy [--steps N] [--only NAME ...] [--every N] [--page FILE]
+    python benchmarks/live.py [--seeds N] [--steps N] [--only NAME ...] [--gap N] [--no-zooms] [--page FILE]
+    python benchmarks/live.py --healthy [--steps N] [--only NAME ...] [--page FILE]
 
-The second command trains 30 healthy models for 5,000 steps each. --every 5, 50 or 200 shows what other numbers of
-samples detect.
+The second command trains 30 healthy models for 5,000 steps each. --gap 5, 50 or 200 shows what other numbers of samples
+detect, with zooms and without.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,10 +24,11 @@ from detection import alarms_of, incidents_of, service
 from trials.default import FAILING, SEEDS, TWINS, seeded
 from trials.healthy import HEALTHY
 from trials.judging import judge
-from trials.outcomes import HEAD, HEALTHY_HEAD, Outcome, healthy_tables, live_tables
+from trials.outcomes import HEAD, HEALTHY_HEAD, Outcome, gap_table, healthy_tables, live_tables
 from trials.recording import Losses, Trial, read_losses, record
 from trials.report import conditions, filled
 
+from tsemon import schedule
 from tsemon.schedule import Cadence
 from tsemon_client import Client
 
@@ -38,28 +38,32 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many seeds of each training")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these trainings and their control runs")
     parser.add_argument("--no-zooms", action="store_true", help="never sample more often at a sign of trouble")
-    parser.add_argument("--every", type=int, metavar="N", help="sample every N steps, without zooms, whatever it costs")
+    parser.add_argument("--gap", type=int, metavar="N", help="sample every N steps outside of zooms, whatever it costs")
     parser.add_argument("--steps", type=int, help="steps of each training; a defect sets in halfway, as in longer ones")
     parser.add_argument("--healthy", action="store_true", help="long healthy trainings, and no others")
     parser.add_argument("--page", type=Path, help="write the tables between the marks of this page: docs/detection.md")
     options = parser.parse_args()
-    if options.every and options.page:
-        parser.error("--page must not be combined with --every: the page has the tables of the default cadence")
     torch.set_num_threads(1)
     if options.no_zooms:
         Cadence.zoom_in = lambda self, at_least=0, at_any_cost=False: False  # type: ignore[method-assign]
+    if options.gap:
+        schedule.FIRST_GAP = options.gap
+        Cadence._gap_for = lambda self, cost_s, step_s: options.gap  # type: ignore[method-assign]
     trials = healthy(options.only) if options.healthy else tuple(seeded(chosen(options.only), SEEDS[: options.seeds]))
     if options.steps:
         trials = tuple(trial.lasting(options.steps) for trial in trials)
-    if options.every:
-        trials = tuple(replace(trial, every=options.every) for trial in trials)
     head = HEALTHY_HEAD if options.healthy else HEAD
     print(f"{conditions(len(trials))}\n{head}\n|{'---|' * head.count(' | ')}---|", flush=True)
     outcomes = []
     for outcome in watched(trials):
         print(outcome.healthy_row if options.healthy else outcome, flush=True)
         outcomes.append(outcome)
-    tables = healthy_tables(outcomes) if options.healthy else live_tables(outcomes)
+    if options.healthy:
+        tables = healthy_tables(outcomes)
+    elif options.gap or options.no_zooms:
+        tables = gap_table(outcomes, options.gap, has_zooms=not options.no_zooms)
+    else:
+        tables = live_tables(outcomes)
     print("\n" + "\n\n".join("\n".join(lines) for lines in tables.values()))
     if options.page is not None:
         options.page.write_text(filled(options.page.read_text(), tables))

@@ -324,10 +324,16 @@ class TestLive:
         zooms = re.findall(r"^\| text(?:-nan)?-71 \|(?: [^|]+ \|){3} ([^|]+) \|", printed, re.MULTILINE)
         assert zooms == ["-", "-"]
 
-    def test_can_sample_at_fixed_gaps(self):
-        printed = run("live.py", "--every", "5", "--seeds", "1", "--steps", "60", "--only", "text-nan")
+    def test_can_sample_at_other_gaps(self):
+        printed = run("live.py", "--gap", "5", "--no-zooms", "--seeds", "1", "--steps", "60", "--only", "text-nan")
         found = re.findall(r"^\| text(?:-nan)?-71 \| \w+ \| (\d+) \| (\d+) \| ([^|]+) \|", printed, re.MULTILINE)
         assert found == [("60", "12", "-"), ("50", "10", "-")]  # 20 steps after the first NaN the training ends
+        assert "* a gap of 5 steps, without zooms: 1 of 1 harmed runs found, delay 0 steps (median)" in printed
+
+    def test_zooms_in_between_samples_that_are_far_apart(self):
+        printed = run("live.py", "--gap", "50", "--seeds", "1", "--steps", "200", "--only", "text-shuffled")
+        found = re.findall(r"^\| text(?:-shuffled)?-71 \| \w+ \| 200 \| (\d+) \| ([^|]+) \|", printed, re.MULTILINE)
+        assert [(num, zooms[:2]) for num, zooms in found] == [("4", "-"), ("9", "1,")]
 
     def test_has_a_row_for_each_long_healthy_training(self):
         names = "text-fine-tuned", "digits-cleaner", "gpt2-evaluated"

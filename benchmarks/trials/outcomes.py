@@ -101,6 +101,21 @@ def healthy_tables(outcomes: Sequence[Outcome]) -> dict[str, list[str]]:
     return {"long conditions": [conditions(len(outcomes)).strip()], "long summary": _healthy_summary(outcomes)}
 
 
+def gap_table(outcomes: Sequence[Outcome], gap: int | None, *, has_zooms: bool) -> dict[str, list[str]]:
+    """A line on one number of samples. gap: steps between two samples outside of zooms; None for the default."""
+    harmed = [o for o in outcomes if o.verdict.is_harmed]
+    found = [o for o in harmed if o.verdict.first is not None]
+    place = f"live gap {gap or 'default'}{'' if has_zooms else ' without zooms'}"
+    cadence = f"a gap of {gap} steps" if gap else "the default cadence"
+    line = (
+        f"* {cadence}, {'with' if has_zooms else 'without'} zooms: {len(found)} of {len(harmed)} harmed runs found, "
+        f"delay {_median(o.delay for o in found):.0f} steps (median); verdict of the right family: "
+        f"{sum(o.verdict.is_named for o in harmed)}; false alerts: {sum(len(o.verdict.false) for o in outcomes)} in "
+        f"{len(outcomes)} runs"
+    )
+    return {place: [line]}
+
+
 def _defects(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """A row for each defect, all seeds together."""
     yield "| training | defect | family | found | delay | first alerts | verdict right | verdicts |"
