@@ -77,7 +77,7 @@ class TestTailInAPipe:
     def test_prints_a_line_for_each_sample_incident_and_alert_and_ends_with_the_run(self, service, going_on):
         name, run_id = going_on
         with piped(service, "tail", name) as process:
-            assert process.stdout.readline().startswith("step=0 loss=3 token_similarity.0=0 token_similarity.1=0.1 ")
+            assert process.stdout.readline().startswith("step=0 loss=3 attention_entropy.0=0.5 attention_entropy.1=0.5 ")
             assert process.stdout.readline().startswith("step=10 loss=2.5 ")
             send(service.url, run_id, [frame(20, NAN)])
             assert process.stdout.readline().startswith("step=20 loss=nan ")
@@ -132,7 +132,7 @@ class TestTailInAPipe:
             assert capsys.readouterr().out.startswith("step=20 loss=2 token_similarity.0-4=")
 
     def test_prints_json_lines(self, run):
-        done = run("tail", "vision/vit", "--json", "--groups", "2")
+        done = run("tail", "vision/vit", "--json", "--groups", "2", "--metric", "token_similarity")
         sample, end = map(json.loads, done.out.splitlines())
         assert sample["token_similarity"] == {"0-1": pytest.approx(0.05), "2-4": pytest.approx(0.3)}
         assert end == {"run": "finished", "step": 0}
@@ -175,7 +175,7 @@ class TestTailInAPipe:
 class TestTailOnATerminal:
     def test_shows_the_run_as_it_goes_on_and_leaves_quietly_at_ctrl_c(self, service, going_on):
         name, run_id = going_on
-        terminal = Terminal(service, "tail", name)
+        terminal = Terminal(service, "tail", name, "--metric", "token_similarity")
         shown = terminal.read_until("no incidents")
         assert all(text in shown for text in (f"demo/{name}", "running", "step 10", "layers 2-3"))
         send(service.url, run_id, [frame(20, 2.25)])
@@ -255,7 +255,7 @@ class TestTailOnATerminal:
         monkeypatch.setenv("LINES", str(lines))
         code, shown, _ = run("tail", "demo/gpt", "--once", columns=columns)
         assert code == 0
-        assert "token_similarity" in shown
+        assert "attention_entropy" in shown
         assert max(map(len, shown.splitlines())) <= columns
         assert len(shown.splitlines()) <= lines
 

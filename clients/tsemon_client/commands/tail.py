@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-USUAL = ("token_diversity", "token_similarity", "attention_entropy", "grad_norm")
+USUAL = ("token_diversity", "effective_rank", "attention_entropy", "grad_norm", "token_similarity")
 """The first of these that a run has is shown where no metric is asked for."""
 LABEL_WIDTH = 26
 VALUE_WIDTH = 11

@@ -5,7 +5,7 @@ import { get, getCatalogue, getOrProblem, metricOf, noneIfGone, own, runPath } f
 import { h, keyed, put } from "../base/dom.js";
 import { count, duration, number, statePill } from "../base/format.js";
 import { healthyRange, healthyWords } from "../base/healthy.js";
-import { along as byX, difference, isPlotted, lookOf, valueAt } from "../base/series.js";
+import { along as byX, difference, firstOf, isPlotted, lookOf, valueAt } from "../base/series.js";
 import { layerLabel } from "../base/stacks.js";
 import { loadCharts, nearestIndex } from "../charts/chart.js";
 import { downloads } from "../charts/download.js";
@@ -22,8 +22,6 @@ const POINTS = 600;
 const COLUMNS = 400;
 const ZOOM_SETTLES_MS = 250;
 const LAST = -1;
-/** The first of these that a run has is shown first. */
-const FIRST_LAYERED = ["token_diversity", "token_similarity"];
 /** A run is looked at a little beyond its ends: nobody clicks on the very last step. */
 const MARGIN = 0.01;
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 2 });
@@ -147,7 +145,7 @@ export class CompareView {
     const layered = new Set(runs.flatMap((run) => Object.keys(run.metrics.layers)));
     this.scalars = [...scalars].filter(isPlotted).sort();
     this.layered = [...layered].sort();
-    const firstLayered = FIRST_LAYERED.find((name) => layered.has(name)) ?? this.layered[0] ?? null;
+    const firstLayered = firstOf(this.layered);
     if (this.metric === null) {
       this.metric = scalars.has("loss") ? "loss" : (firstLayered ?? this.scalars[0] ?? null);
       this.layer = this.metric !== null && !scalars.has(this.metric) ? LAST : null;

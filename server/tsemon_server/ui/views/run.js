@@ -6,7 +6,7 @@ import { gradientOf, scaleOf } from "../base/colour.js";
 import { h, keyed } from "../base/dom.js";
 import { count, number, refreshAges } from "../base/format.js";
 import { healthyRange, healthyWords } from "../base/healthy.js";
-import { isPlotted } from "../base/series.js";
+import { firstOf, isPlotted } from "../base/series.js";
 import { WEIGHTS, isOfAttention, smoothingWords } from "../base/smoothing.js";
 import { blockOf, layerLabel, layerOfBlock, layerTitle } from "../base/stacks.js";
 import { loadCharts, nearestIndex } from "../charts/chart.js";
@@ -20,8 +20,6 @@ import { RunHeader, takenBackFrom } from "../parts/run_header.js";
 
 const BUSY_MS = 2000;
 const IDLE_MS = 10_000;
-/** The metric shown first without an incident, if the run has it: of a training, else of one without diversity, else of checkpoints. */
-const FIRST_CHOICES = ["token_diversity", "token_similarity", "param_norm"];
 const ZOOM_SETTLES_MS = 250;
 const COLUMNS = 256;
 const POINTS = 1000;
@@ -141,7 +139,7 @@ export class RunView {
     if (this.#isMetricChosen && this.metric !== null) return;
     const incident = this.#currentOf(incidents, run)[0];
     const deciding = incident && metricIn(causes.get(incident.cause_id)?.evidence, run.metrics.layers);
-    this.metric = deciding ?? FIRST_CHOICES.find((name) => layered.includes(name)) ?? layered[0] ?? null;
+    this.metric = deciding ?? firstOf(layered);
   }
 
   /** The incidents at the top: the open ones, the worst first, else the latest of the attempt that is shown. */
