@@ -77,7 +77,9 @@ class TestTailInAPipe:
     def test_prints_a_line_for_each_sample_incident_and_alert_and_ends_with_the_run(self, service, going_on):
         name, run_id = going_on
         with piped(service, "tail", name) as process:
-            assert process.stdout.readline().startswith("step=0 loss=3 attention_entropy.0=0.5 attention_entropy.1=0.5 ")
+            assert process.stdout.readline().startswith(
+                "step=0 loss=3 attention_entropy.0=0.5 attention_entropy.1=0.5 "
+            )
             assert process.stdout.readline().startswith("step=10 loss=2.5 ")
             send(service.url, run_id, [frame(20, NAN)])
             assert process.stdout.readline().startswith("step=20 loss=nan ")

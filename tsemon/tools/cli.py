@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -189,7 +190,7 @@ def reproduce(
             ],
         )
         return
-    with progress_bar() as (tell, progress):
+    with _raising_at_termination(), progress_bar() as (tell, progress):
         names = available() if name == "all" else [name]
         index = run(names, out, quick=quick, jobs=jobs, tell=tell, progress=progress)
     say(f"all in one table: {index}")
@@ -519,6 +520,19 @@ def _leaving_at_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _raising_at_termination() -> Iterator[None]:
+    """For commands with processes of their own, which would otherwise outlive them."""
+    before = {
+        one: signal.signal(one, lambda number, _: sys.exit(128 + number)) for one in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def _require(*packages: str, extra: str) -> None:

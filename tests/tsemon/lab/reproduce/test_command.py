@@ -6,6 +6,7 @@ import sys
 import time
 from typing import get_args
 
+import psutil
 import pytest
 
 from tests import commands, processes
@@ -86,6 +87,14 @@ class TestNames:
         assert available() == list(EXPERIMENTS)
 
 
+def is_in_group(process, group):
+    """Whether it runs in this process group."""
+    try:
+        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return False
+
+
 @pytest.mark.thorough
 class TestAnInterruptedCommand:
     def start(self, folder):
@@ -114,13 +123,27 @@ class TestAnInterruptedCommand:
         finally:
             process.kill()
 
-    def test_ends_at_once_and_continues_with_the_remaining_trials(self, tmp_path):
-        process = self.start(tmp_path)
+    def wait_for_a_trial(self, process, folder):
         deadline = time.monotonic() + 240
-        while not [*tmp_path.glob("pages/.trials/*/*.json")]:
+        while not [*folder.glob("pages/.trials/*/*.json")]:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.1)
+
+    def test_leaves_no_process_behind_when_it_alone_is_terminated(self, tmp_path):
+        process = self.start(tmp_path)
+        self.wait_for_a_trial(process, tmp_path)
+        process.terminate()
+        process.communicate(timeout=60)
+        assert process.returncode == 128 + signal.SIGTERM
+        deadline = time.monotonic() + 30
+        while alive := [one for one in psutil.process_iter() if is_in_group(one, process.pid)]:
+            assert time.monotonic() < deadline, alive
+            time.sleep(0.1)
+
+    def test_ends_at_once_and_continues_with_the_remaining_trials(self, tmp_path):
+        process = self.start(tmp_path)
+        self.wait_for_a_trial(process, tmp_path)
         self.interrupt(process)
         known = len([*tmp_path.glob("pages/.trials/*/*.json")])
         assert known <= 2, "of 12; what waited was not run"
