@@ -14,9 +14,9 @@ from tsemon_server.store.ledger.leases import SETTLING, done_at
 from tsemon_server.store.ledger.progress import RuleProgress
 from tsemon_server.store.ledger.runs import OF_NEWEST_FRAME
 from tsemon_server.store.series import Series
-from tsemon_server.store.series.frames import Measured
+from tsemon_server.store.series.frames import Measured, measured
 from tsemon_server.store.series.packing import Values
-from tsemon_server.store.streams import Address, Stream
+from tsemon_server.store.streams import Address, Span, Stream
 
 COUNTED_AT_MOST = 200_000
 """What is more than that is not counted on: nobody waits for the count of a table that has grown without end."""
@@ -79,7 +79,7 @@ class Live:
         # By age, which does not change: or those that are left out would be others at each look.
         youth = (run.created_at.desc(), run.run_id)
         seen = (run.last_step, run.process_step, run.updated_at, run.stepped_at)
-        newest = (run.last_attempt, run.last_writer, run.last_seq, run.quantities, tables.attempt.c.stacks)
+        newest = (run.last_attempt, run.last_writer, run.last_seq, run.quantities, tables.attempt.c.stacks, run.state)
         rows = self._connection.execute(
             select(run.run_id, run.project, run.run, *seen, *newest, func.count().over().label("num_live"))
             .select_from(tables.run.outerjoin(tables.attempt, OF_NEWEST_FRAME))
@@ -93,6 +93,13 @@ class Live:
             if row.last_seq is not None
         ]
         found = self._series.live(self._unit, addresses)
+        ended = {row.run_id for row in rows if row.state != "running"}
+        found = {
+            one.stream.run_id: self._with_layers(
+                one, found.get(one.stream.run_id, ()), is_over=one.stream.run_id in ended
+            )
+            for one in addresses
+        }
         skipped = RuleProgress(self._connection).num_skipped([row.run_id for row in rows])
         runs = [
             LiveRun(
@@ -105,6 +112,16 @@ class Live:
             for row in sorted(rows, key=lambda row: row.run_id)
         ]
         return LiveRuns(runs, (rows[0].num_live if rows else 0) - len(rows))
+
+    def _with_layers(self, newest: Address, frames: Sequence[Measured], *, is_over: bool) -> Sequence[Measured]:
+        """Of a run that has ended, the last frame may have its losses alone, and those before it have settled."""
+        if not is_over or any(frame.values["layers"] for frame in frames):
+            return frames
+        run_id, attempt, _ = newest.stream
+        earlier = self._series.nearest(self._unit, run_id, [Span(attempt, 0, newest.step - 1)], newest.step)
+        if earlier is None:
+            return frames
+        return [*frames, *map(measured, self._series.at(self._unit, {run_id: earlier}).get(run_id, ()))]
 
     def backlog(self) -> Backlog:
         """What waits to be done, counted up to `COUNTED_AT_MOST`."""
